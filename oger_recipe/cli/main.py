@@ -1,0 +1,24 @@
+"""``oger <command>``: the same as ``python -m oger_recipe.cli.<command>``."""
+
+import importlib
+import sys
+
+COMMANDS = {
+    "train": "train by a recipe file and flags",
+    "data": "write or check dataset files",
+}
+
+
+def main() -> None:
+    command = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if command in ("-h", "--help"):
+        print("usage: oger <command> [--help]\n")
+        print("\n".join(f"  {name:8} {text}" for name, text in COMMANDS.items()))
+        return
+    if command not in COMMANDS:
+        sys.exit(f"oger: unknown command '{command}'; known: {', '.join(COMMANDS)}")
+    importlib.import_module(f"oger_recipe.cli.{command}").main(sys.argv[2:])
+
+
+if __name__ == "__main__":
+    main()

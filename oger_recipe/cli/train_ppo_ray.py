@@ -1,0 +1,54 @@
+"""``python -m oger_recipe.cli.train_ppo_ray <any OpenRLHF flag> --oger.<flag>``: OpenRLHF's own command line with OGER.
+
+Everything that can be checked is checked before anything heavy is imported or started.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from oger_recipe.recipe import CPU_DEFAULTS, RecipeError, extend_parser, read_recipe
+
+
+def build_parser(*, cpu: bool) -> argparse.ArgumentParser:
+    """OpenRLHF's parser with the recipe's section and defaults."""
+    from oger_recipe.plugin.openrlhf_parser import openrlhf_parser
+
+    parser = openrlhf_parser()
+    parser.prog = "oger train"
+    parser.allow_abbrev = False
+    extend_parser(parser, cpu=cpu)
+    return parser
+
+
+def _without_cuda() -> bool:
+    import torch
+
+    return not torch.cuda.is_available()
+
+
+def main(argv: list[str] | None = None, recipe: Path | None = None) -> None:
+    flags = sys.argv[1:] if argv is None else argv
+    cpu = _without_cuda()
+    parser = build_parser(cpu=cpu)
+    try:
+        tokens = (read_recipe(recipe, parser) if recipe else []) + flags
+        args = parser.parse_args(tokens)
+        if cpu:
+            _print_cpu_defaults(args)
+        from oger_recipe.run import train
+
+        train(args, parser, tokens, recipe)
+    except RecipeError as error:
+        sys.exit(f"oger train: {error}")
+
+
+def _print_cpu_defaults(args: argparse.Namespace) -> None:
+    values: dict[str, Any] = vars(args)
+    chosen = [f"{key} {values[key]}" for key, default in CPU_DEFAULTS.items() if values[key] == default]
+    print("no CUDA here, so: " + ", ".join(chosen) + " (each flag can be set)", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Dataset rows, the prompts that OpenRLHF reads and the store of teacher trajectories."""

@@ -1,0 +1,71 @@
+"""Teacher trajectories by the uid of their prompt, in a memory-mapped Arrow file.
+
+They do not travel with the rollouts: whoever needs them opens the store and looks them up.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """One teacher trajectory: its text, its tokens (the end-of-sequence token last) and its verified reward."""
+
+    source: str
+    text: str
+    tokens: list[int]
+    reward: float
+    score: float
+
+
+_TEACHER = pa.struct(
+    [
+        ("source", pa.string()),
+        ("text", pa.string()),
+        ("tokens", pa.list_(pa.int32())),
+        ("reward", pa.float64()),
+        ("score", pa.float64()),
+    ]
+)
+_SCHEMA = pa.schema([("key", pa.uint64()), ("uid", pa.string()), ("teachers", pa.list_(_TEACHER))])
+
+
+def _key(uid: str) -> int:
+    return int.from_bytes(hashlib.sha256(uid.encode()).digest()[:8], "big")
+
+
+def write_teacher_store(teachers: dict[str, Sequence[Teacher]], path: Path) -> None:
+    """Writes the store atomically; prompts without teachers need no entry."""
+    rows = sorted(({"key": _key(uid), "uid": uid, "teachers": [vars(t) for t in group]}
+                   for uid, group in teachers.items() if group), key=lambda row: row["key"])
+    partial = path.with_suffix(".partial")
+    with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
+        writer.write_table(pa.Table.from_pylist(rows, _SCHEMA))
+    os.replace(partial, path)
+
+
+class TeacherStore:
+    """Read access; the file stays on disk and is mapped, whatever its size."""
+
+    def __init__(self, path: Path) -> None:
+        self._table = pa.ipc.open_file(pa.memory_map(str(path))).read_all().combine_chunks()
+        chunks = self._table["key"].chunks
+        self._keys = chunks[0].to_numpy(zero_copy_only=True) if chunks else np.empty(0, np.uint64)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, uid: str) -> list[Teacher]:
+        """The teachers of one prompt; an empty list for a prompt that has none."""
+        position = int(np.searchsorted(self._keys, np.uint64(_key(uid))))
+        while position < len(self) and self._keys[position] == _key(uid):
+            if self._table["uid"][position].as_py() == uid:
+                return [Teacher(**fields) for fields in self._table["teachers"][position].as_py()]
+            position += 1
+        return []

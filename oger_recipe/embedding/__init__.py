@@ -1,0 +1,1 @@
+"""The trajectory encoder and the cache of teachers' embeddings."""

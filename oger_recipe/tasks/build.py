@@ -1,0 +1,115 @@
+"""Data and policy of the built-in task, built once per content and kept in a cache."""
+
+import argparse
+import hashlib
+import importlib.metadata
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from oger_recipe.recipe import RecipeError
+from oger_recipe.tasks import countdown, countdown_teachers, tiny_policy
+
+HELD_OUT_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class BuiltTask:
+    """Files of the task: dataset rows to train and evaluate on, and the warm-started policy."""
+
+    train_rows: Path
+    eval_rows: Path
+    policy: Path
+
+
+def build_countdown(args: argparse.Namespace) -> BuiltTask:
+    """Builds what is not in the cache yet. Raises RecipeError when the settings allow too few problems."""
+    task = {key.removeprefix("oger.task."): value for key, value in vars(args).items() if key.startswith("oger.task.")}
+    cache = Path(task.pop("cache")).expanduser()
+    try:
+        difficulty = countdown.Difficulty(
+            task["num_numbers"], task["max_number"], task["max_target"], task["operators"]
+        )
+        data = _cached(cache, "countdown-data", _data_key(task, difficulty), lambda to: _write_data(to, task, difficulty))
+        policy = _cached(
+            cache, "countdown-policy", _policy_key(task, difficulty), lambda to: _write_policy(to, task, difficulty)
+        )
+    except ValueError as error:
+        raise RecipeError(f"oger.task: {error}") from None
+    return BuiltTask(data / "train.jsonl", data / "held_out.jsonl", policy)
+
+
+def _data_key(task: dict[str, Any], difficulty: countdown.Difficulty) -> dict[str, Any]:
+    names = ("train_problems", "eval_problems", "wrong_teacher_share", "data_seed")
+    return asdict(difficulty) | {name: task[name] for name in names} | _sources(countdown, countdown_teachers)
+
+
+def _policy_key(task: dict[str, Any], difficulty: countdown.Difficulty) -> dict[str, Any]:
+    settings = {name: value for name, value in task.items() if name.startswith("warm_start")}
+    names = ("hidden_size", "num_layers", "data_seed")
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")}
+    sources = _sources(countdown, countdown_teachers, tiny_policy)
+    return asdict(difficulty) | settings | {name: task[name] for name in names} | versions | sources
+
+
+def _sources(*modules: Any) -> dict[str, str]:
+    """Hashes of the code that makes the content: an edited generator must not find what the old one made."""
+    return {m.__name__: hashlib.sha256(Path(m.__file__).read_bytes()).hexdigest() for m in modules}
+
+
+def _cached(cache: Path, kind: str, key: dict[str, Any], write: Callable[[Path], None]) -> Path:
+    """The folder for this content; written to a temporary folder and renamed, so that it is whole if it exists."""
+    text = json.dumps(key, sort_keys=True)
+    folder = cache / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    if folder.is_dir():
+        print(f"{kind}: from {folder}", flush=True)
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=cache, prefix=f".{kind}-"))
+    try:
+        write(partial)
+        (partial / "content.json").write_text(text)
+        os.rename(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        if not folder.is_dir():  # else another run was faster
+            raise
+    print(f"{kind}: built in {folder}", flush=True)
+    return folder
+
+
+def _write_data(folder: Path, task: dict[str, Any], difficulty: countdown.Difficulty) -> None:
+    for split, name in (("train", "train_problems"), ("held_out", "eval_problems")):
+        problems = countdown.generate_problems(
+            task[name], difficulty=difficulty, seed=task["data_seed"], split=split, held_out_share=HELD_OUT_SHARE
+        )
+        share = task["wrong_teacher_share"] if split == "train" else 0.0
+        rows = countdown.build_rows(problems, seed=task["data_seed"], wrong_share=share)
+        countdown.write_rows(rows, folder / f"{split}.jsonl")
+
+
+def _write_policy(folder: Path, task: dict[str, Any], difficulty: countdown.Difficulty) -> None:
+    """Warm start on training problems of another seed; each solution is seen at most once."""
+    steps, batch_size = task["warm_start_steps"], task["warm_start_batch_size"]
+    problems = countdown.generate_problems(
+        -(-steps * batch_size // len(countdown_teachers.TEACHERS)),
+        difficulty=difficulty,
+        seed=task["data_seed"] + 1,
+        split="train",
+        held_out_share=HELD_OUT_SHARE,
+    )
+    tiny_policy.warm_start(
+        countdown.build_rows(problems, seed=task["data_seed"] + 1),
+        folder,
+        steps=steps,
+        batch_size=batch_size,
+        learning_rate=task["warm_start_lr"],
+        hidden_size=task["hidden_size"],
+        num_layers=task["num_layers"],
+        seed=task["data_seed"],
+    )

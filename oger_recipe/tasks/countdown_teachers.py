@@ -1,0 +1,157 @@
+"""Expression trees of Countdown, and three teachers that explain a solution in visibly different styles.
+
+A tree is an integer or ``(operator, left, right)`` with the operators ``+ - * /``; all values in it are positive
+integers. Every arithmetic statement a teacher writes is computed from a tree, so it is true. Nothing is glued to
+letters or padded with spaces, which keeps the texts short for a policy that reads characters.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from oger_recipe.tasks.countdown import Problem
+
+OPERATORS = "+-*/"
+Expression: TypeAlias = "int | tuple[str, Expression, Expression]"
+Step: TypeAlias = tuple[int, str, int, int]
+
+
+def combine(operator: str, left: int, right: int) -> int | None:
+    """Value of one step on positive integers, or None where it is not a positive integer."""
+    if operator == "+":
+        return left + right
+    if operator == "*":
+        return left * right
+    if operator == "-":
+        return left - right if left > right else None
+    return left // right if left % right == 0 else None
+
+
+def value_of(expression: Expression) -> int:
+    """Value of a tree. Raises ValueError where some step has no positive integer value."""
+    if isinstance(expression, int):
+        return expression
+    operator, left, right = expression
+    value = combine(operator, value_of(left), value_of(right))
+    if value is None:
+        raise ValueError(f"{render(expression)} has a step that is not a positive integer")
+    return value
+
+
+def render(expression: Expression) -> str:
+    """Text of a tree: every inner operation in brackets, the outermost without, no spaces."""
+    if isinstance(expression, int):
+        return str(expression)
+    operator, left, right = expression
+    return f"{_operand(left)}{operator}{_operand(right)}"
+
+
+def _operand(expression: Expression) -> str:
+    return str(expression) if isinstance(expression, int) else f"({render(expression)})"
+
+
+def steps(expression: Expression) -> list[Step]:
+    """The operations of a tree as (left, operator, right, result), innermost first."""
+    if isinstance(expression, int):
+        return []
+    operator, left, right = expression
+    return [*steps(left), *steps(right), (value_of(left), operator, value_of(right), value_of(expression))]
+
+
+def _goals(expression: Expression) -> list[Step]:
+    """The same operations as `steps`, outermost first."""
+    if isinstance(expression, int):
+        return []
+    operator, left, right = expression
+    return [(value_of(left), operator, value_of(right), value_of(expression)), *_goals(left), *_goals(right)]
+
+
+def random_expression(
+    numbers: Sequence[int], operators: str, rng: random.Random, limit: int
+) -> tuple[Expression, int] | None:
+    """Combine all numbers in random order with random operators.
+
+    Returns (tree, value), every value in it a positive integer <= limit, or None where the draw ran into a dead end.
+    """
+    pool: list[tuple[Expression, int]] = [(number, number) for number in numbers]
+    while len(pool) > 1:
+        left = pool.pop(int(rng.random() * len(pool)))
+        right = pool.pop(int(rng.random() * len(pool)))
+        joined = _join(left, right, operators, rng, limit)
+        if joined is None:
+            return None
+        pool.append(joined)
+    return pool[0]
+
+
+def _join(
+    left: tuple[Expression, int], right: tuple[Expression, int], operators: str, rng: random.Random, limit: int
+) -> tuple[Expression, int] | None:
+    for operator in rng.sample(operators, len(operators)):
+        value = combine(operator, left[1], right[1])
+        if value is not None and value <= limit:
+            return (operator, left[0], right[0]), value
+    return None
+
+
+def dead_end(problem: Problem, rng: random.Random) -> Expression:
+    """A tree over all the numbers with another value than the problem's own tree."""
+    solved = value_of(problem.expression)
+    # The sum is always within this limit, and any numbers reach at least one value besides their sum, so this ends.
+    limit = max(10 * problem.target, sum(problem.numbers))
+    while True:
+        drawn = random_expression(problem.numbers, OPERATORS, rng, limit)
+        if drawn is not None and drawn[1] != solved:
+            return drawn[0]
+
+
+def _sums(expression: Expression) -> list[str]:
+    return [f"{left}{operator}{right}={result}" for left, operator, right, result in steps(expression)]
+
+
+def _response(thought: str, expression: Expression) -> str:
+    return f"<think>{thought}</think>\n<answer>{render(expression)}</answer>"
+
+
+def forward(problem: Problem, _rng: random.Random) -> str:
+    """Builds the target up from the numbers: "start with 3+5=8, then 8*12=96, done."."""
+    return _response(f"start with {', then '.join(_sums(problem.expression))}, done.", problem.expression)
+
+
+def search(problem: Problem, rng: random.Random) -> str:
+    """Tries one dead end, or up to two different ones for two numbers, where they are short; then the solution."""
+    tries = 1 if len(problem.numbers) > 2 else 2
+    missed = dict.fromkeys(", ".join(_sums(dead_end(problem, rng))) for _ in range(tries))
+    failures = "".join(f"try {sums}, no. " for sums in missed)
+    return _response(f"{failures}try {', '.join(_sums(problem.expression))}, yes.", problem.expression)
+
+
+def backward(problem: Problem, _rng: random.Random) -> str:
+    """Takes the target apart: "need 96=8*12, need 8=3+5, found."."""
+    goals = [f"need {result}={left}{operator}{right}" for left, operator, right, result in _goals(problem.expression)]
+    return _response(f"{', '.join(goals)}, found.", problem.expression)
+
+
+Teacher: TypeAlias = "Callable[[Problem, random.Random], str]"
+TEACHERS: dict[str, Teacher] = {"forward": forward, "search": search, "backward": backward}
+
+
+def slip(problem: Problem, teacher: Teacher, rng: random.Random) -> str:
+    """A wrong response in the teacher's style: it settles for another value, or miscopies a number into the answer."""
+    if rng.random() < 0.5:
+        return teacher(replace(problem, expression=dead_end(problem, rng)), rng)
+    return _miscopy(teacher(problem, rng), rng)
+
+
+def _miscopy(text: str, rng: random.Random) -> str:
+    """The text with one number of its answer off by one, which always breaks the rule on the numbers."""
+    thought, answer = text.split("<answer>")
+    token = rng.choice(list(re.finditer(r"\d+", answer)))
+    number = int(token.group())
+    changed = number + (1 if number == 1 else rng.choice((-1, 1)))
+    return f"{thought}<answer>{answer[: token.start()]}{changed}{answer[token.end() :]}"

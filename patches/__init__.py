@@ -1,0 +1,40 @@
+"""What must differ inside OpenRLHF, DeepSpeed's set-up and vLLM on a machine without CUDA; imported as oger_recipe.patches.
+
+One upstream symbol per file. Every file names the symbol, why it must differ and the source it was written for
+(a hash; see guard.py), and has one ``apply()``. All of them do nothing where CUDA is available, and once in a process is enough.
+"""
+
+import functools
+
+import torch
+
+
+@functools.cache
+def apply_training_patches() -> None:
+    """Prepares a process that trains or drives (driver, controller, policy, reference) before it imports OpenRLHF."""
+    if torch.cuda.is_available():
+        return
+    from oger_recipe.patches import (
+        deepspeed_torch_adam,
+        flash_attn_padding,
+        replay_buffer_device,
+        torch_cuda_calls,
+        weight_sync_gloo,
+    )
+
+    torch_cuda_calls.apply()
+    flash_attn_padding.apply()
+    weight_sync_gloo.apply()
+    deepspeed_torch_adam.apply()
+    replay_buffer_device.apply()
+
+
+@functools.cache
+def apply_engine_patches() -> None:
+    """Prepares a vLLM worker process before it builds the model."""
+    if torch.cuda.is_available():
+        return
+    from oger_recipe.patches import vllm_linear_weights, weight_sync_gloo
+
+    vllm_linear_weights.apply()
+    weight_sync_gloo.apply()

@@ -1,0 +1,32 @@
+"""A patch is applied only to the very source it was written for."""
+
+import hashlib
+import importlib.metadata
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+
+class PatchMismatch(RuntimeError):
+    """The installed source is not the one that a patch was written for."""
+
+
+def source_sha256(symbol: Callable[..., Any] | type) -> str:
+    """SHA-256 of the symbol's source text, hexadecimal."""
+    return hashlib.sha256(inspect.getsource(symbol).encode()).hexdigest()
+
+
+def require_source(symbol: Callable[..., Any] | type, expected: str, *, package: str, checked: str, patch: str) -> None:
+    """Raises PatchMismatch unless the installed source of ``symbol`` has the SHA-256 ``expected``.
+
+    ``checked`` is the version of ``package`` on which the patch ``patch`` (a module name) was written and tried.
+    """
+    if source_sha256(symbol) == expected:
+        return
+    name = f"{symbol.__module__}.{symbol.__qualname__}"
+    installed = importlib.metadata.version(package)
+    raise PatchMismatch(
+        f"{patch} was written for {name} of {package} {checked}, but the installed {package} {installed} has another "
+        f"source. Install {package}=={checked} (bash scripts/setup.sh does), or read the new source, adapt {patch} and "
+        f"set its SOURCE_SHA256 to {source_sha256(symbol)}."
+    )

@@ -1,0 +1,106 @@
+"""Group-relative advantages on groups that can be worked out on paper."""
+
+import math
+
+import pytest
+import torch
+
+from oger_recipe.algorithm.advantage import group_advantage, keep_teacher_nonnegative
+
+
+def test_without_std_the_advantage_is_the_distance_to_the_groups_mean() -> None:
+    # means: (1 + 0 + 0 + 1) / 4 = 0.5 and (3 + 1 + 1 + 1) / 4 = 1.5
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0], [3.0, 1.0, 1.0, 1.0]])
+    expected = [[0.5, -0.5, -0.5, 0.5], [1.5, -0.5, -0.5, -0.5]]
+    assert group_advantage(rewards, use_std=False).tolist() == expected
+
+
+def test_with_std_the_advantage_is_divided_by_the_unbiased_std_plus_eps() -> None:
+    # group 1: squares 4 * 0.25 = 1, / 3, std = sqrt(1/3); group 2: squares 2.25 + 3 * 0.25 = 3, / 3 = 1, std = 1
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0], [3.0, 1.0, 1.0, 1.0]], dtype=torch.float64)
+    eps = 0.25
+    first, second = 0.5 / (math.sqrt(1 / 3) + eps), 1 / (1 + eps)
+    expected = [[first, -first, -first, first], [1.5 * second, -0.5 * second, -0.5 * second, -0.5 * second]]
+    advantages = group_advantage(rewards, use_std=True, eps=eps)
+    torch.testing.assert_close(advantages, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_the_default_eps_is_a_millionth() -> None:
+    # mean 5e-7; deviations +-5e-7; squares 2 * 25e-14, / 1, std = sqrt(50e-14) = 7.0710678e-7
+    advantages = group_advantage(torch.tensor([[1e-6, 0.0]], dtype=torch.float64), use_std=True)
+    expected = 5e-7 / (math.sqrt(50e-14) + 1e-6)
+    torch.testing.assert_close(advantages, torch.tensor([[expected, -expected]], dtype=torch.float64))
+
+
+def test_the_teacher_turns_negative_when_every_rollout_is_correct_and_earns_a_bonus() -> None:
+    # seven rollouts of 1.2 and a teacher of 1: mean (8.4 + 1) / 8 = 1.175
+    advantages = group_advantage(torch.tensor([[1.2] * 7 + [1.0]]), use_std=False)
+    torch.testing.assert_close(advantages, torch.tensor([[0.025] * 7 + [-0.175]]))
+
+
+@pytest.mark.parametrize("use_std", [True, False])
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1.2, -0.5])
+@pytest.mark.parametrize("n", [1, 2, 7, 8])
+def test_equal_rewards_give_exactly_zero(use_std: bool, value: float, n: int) -> None:
+    advantages = group_advantage(torch.full((2, n), value), use_std=use_std)
+    assert advantages.tolist() == [[0.0] * n] * 2
+
+
+@pytest.mark.parametrize("use_std", [True, False])
+def test_advantages_of_a_group_sum_to_zero_and_ignore_a_constant(use_std: bool) -> None:
+    torch.manual_seed(0)
+    rewards = torch.rand(5, 8, dtype=torch.float64)
+    advantages = group_advantage(rewards, use_std=use_std)
+    torch.testing.assert_close(advantages.sum(dim=1), torch.zeros(5, dtype=torch.float64))
+    torch.testing.assert_close(group_advantage(rewards + 3, use_std=use_std), advantages)
+
+
+@pytest.mark.parametrize("use_std", [True, False])
+def test_permuting_members_or_groups_permutes_advantages(use_std: bool) -> None:
+    torch.manual_seed(0)
+    rewards = torch.rand(5, 8)
+    members, groups = torch.randperm(8), torch.randperm(5)
+    advantages = group_advantage(rewards, use_std=use_std)
+    torch.testing.assert_close(group_advantage(rewards[:, members], use_std=use_std), advantages[:, members])
+    assert torch.equal(group_advantage(rewards[groups], use_std=use_std), advantages[groups])
+
+
+def test_an_undefined_reward_stays_in_its_group() -> None:
+    advantages = group_advantage(torch.tensor([[1.0, math.nan], [1.0, 0.0]]), use_std=True)
+    assert advantages[0].isnan().all()
+    assert advantages[1].isfinite().all()
+
+
+def test_results_are_float32_or_better() -> None:
+    assert group_advantage(torch.tensor([[1, 0]]), use_std=False).tolist() == [[0.5, -0.5]]
+    for given, returned in [
+        (torch.int64, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    ]:
+        assert group_advantage(torch.ones(1, 2, dtype=given), use_std=True).dtype == returned
+
+
+def test_rewards_without_a_group_dimension_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"\[groups, n\]"):
+        group_advantage(torch.ones(4), use_std=False)
+
+
+def test_only_negative_advantages_of_teachers_in_all_correct_groups_are_zeroed() -> None:
+    advantages = torch.tensor([[0.1, 0.2, -0.3], [0.1, -0.2, 0.1], [-0.5, 0.25, 0.25], [-0.5, 0.6, -0.1]])
+    teacher = torch.tensor([[False, False, True], [False, False, True], [True, False, False], [True, False, True]])
+    all_correct = torch.tensor([True, True, False, True])
+    # row 1: its teacher (-0.3) is zeroed; row 2: its teacher is positive; row 3: not all correct; row 4: two teachers
+    expected = torch.tensor([[0.1, 0.2, 0.0], [0.1, -0.2, 0.1], [-0.5, 0.25, 0.25], [0.0, 0.6, 0.0]])
+    before = advantages.clone()
+    assert torch.equal(keep_teacher_nonnegative(advantages, teacher, all_correct), expected)
+    assert torch.equal(advantages, before)
+
+
+def test_keeping_teachers_nonnegative_refuses_wrong_shapes() -> None:
+    advantages, teacher = torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"\[2, 3\], \[2, 3\], \[3\]"):
+        keep_teacher_nonnegative(advantages, teacher, torch.ones(3, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"\[2, 3\], \[2, 1\], \[2\]"):
+        keep_teacher_nonnegative(advantages, teacher[:, :1], torch.ones(2, dtype=torch.bool))

@@ -1,0 +1,189 @@
+"""The exploration bonus against hand-made numbers, and the independence of the algorithm package."""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import oger_recipe
+from oger_recipe.algorithm.exploration import exploration_bonus, mean_similarity
+
+# Unit vectors with round cosines: (0.6, 0.8) and (0.8, 0.6).
+ROLLOUTS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
+TEACHERS = torch.tensor([[0.8, 0.6], [0.6, 0.8]])
+
+
+@pytest.mark.parametrize(
+    ("reduce", "expected"),
+    [
+        # inner products: row 1: 0.8, 0.6; row 2: 0.6, 0.8; row 3: 0.48 + 0.48 = 0.96, 0.36 + 0.64 = 1
+        ("mean", [0.7, 0.7, 0.98]),
+        ("max", [0.8, 0.8, 1.0]),
+        ("min", [0.6, 0.6, 0.96]),
+    ],
+)
+def test_similarity_is_reduced_over_the_teachers(reduce: str, expected: list[float]) -> None:
+    torch.testing.assert_close(mean_similarity(ROLLOUTS, TEACHERS, reduce), torch.tensor(expected))
+
+
+def test_similarity_reduces_by_mean_unless_told_otherwise() -> None:
+    torch.testing.assert_close(mean_similarity(ROLLOUTS, TEACHERS), torch.tensor([0.7, 0.7, 0.98]))
+
+
+@pytest.mark.parametrize("reduce", ["mean", "max", "min"])
+def test_without_teachers_every_similarity_is_nan(reduce: str) -> None:
+    similarity = mean_similarity(ROLLOUTS, torch.empty(0, 2), reduce)
+    assert similarity.shape == (3,)
+    assert similarity.isnan().all()
+
+
+def test_an_empty_group_has_no_similarities() -> None:
+    assert mean_similarity(torch.empty(0, 2), TEACHERS).shape == (0,)
+    assert mean_similarity(torch.empty(0, 2), torch.empty(0, 2)).shape == (0,)
+
+
+@pytest.mark.parametrize("reduce", ["mean", "max", "min"])
+def test_permuting_rollouts_permutes_similarities_and_the_order_of_teachers_is_irrelevant(reduce: str) -> None:
+    torch.manual_seed(0)
+    rollouts = torch.nn.functional.normalize(torch.randn(9, 31), dim=1)
+    teachers = torch.nn.functional.normalize(torch.randn(4, 31), dim=1)
+    order = torch.randperm(9)
+    similarity = mean_similarity(rollouts, teachers, reduce)
+    assert torch.equal(mean_similarity(rollouts[order], teachers, reduce), similarity[order])
+    torch.testing.assert_close(mean_similarity(rollouts, teachers.flip(0), reduce), similarity)
+
+
+@pytest.mark.parametrize("n", [2, 5, 7, 9, 17])
+@pytest.mark.parametrize("width", [7, 384])
+def test_equal_texts_have_bitwise_equal_similarities(n: int, width: int) -> None:
+    torch.manual_seed(n + width)
+    text = torch.nn.functional.normalize(torch.randn(1, width), dim=1)
+    teachers = torch.nn.functional.normalize(torch.randn(3, width), dim=1)
+    assert mean_similarity(text.repeat(n, 1), teachers).unique().numel() == 1
+
+
+def test_similarity_of_half_precision_embeddings_is_computed_in_float32() -> None:
+    # 1 - 2**-7 is a bfloat16 number; its square 1 - 2**-6 + 2**-14 is not.
+    value = 1 - 2.0**-7
+    embedding = torch.tensor([[value]], dtype=torch.bfloat16)
+    similarity = mean_similarity(embedding, embedding)
+    assert similarity.dtype == torch.float32
+    assert similarity.item() == value * value
+
+
+def test_similarity_refuses_unknown_reductions_by_naming_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="median.*mean, max, min"):
+        mean_similarity(ROLLOUTS, TEACHERS, "median")
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "teachers"),
+    [
+        (torch.ones(2), torch.ones(1, 2)),
+        (torch.ones(3, 2), torch.ones(2)),
+        (torch.ones(3, 2), torch.ones(1, 3)),
+        (torch.ones(1, 3, 2), torch.ones(1, 2)),
+    ],
+)
+def test_similarity_refuses_wrong_shapes(rollouts: torch.Tensor, teachers: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"\[n, d\] and \[M, d\]"):
+        mean_similarity(rollouts, teachers)
+
+
+LN2 = math.log(2.0)
+
+
+@pytest.mark.parametrize(
+    ("weight", "reverse", "expected"),
+    [
+        # similarity 0.75, entropy ln 2, reward 1; then similarity 0.5, entropy ln 4, reward 2.
+        ("exp_neg_entropy", True, [0.25 * 0.5, 0.5 * 0.25 * 2]),
+        ("neg_entropy", True, [-0.25 * LN2, -0.5 * 2 * LN2 * 2]),
+        ("entropy", True, [0.25 * LN2, 0.5 * 2 * LN2 * 2]),
+        ("none", True, [0.25, 0.5 * 2]),
+        ("exp_neg_entropy", False, [0.75 * 0.5, 0.5 * 0.25 * 2]),
+        ("none", False, [0.75, 0.5 * 2]),
+    ],
+)
+def test_bonus_is_divergence_times_weight_times_reward(weight: str, reverse: bool, expected: list[float]) -> None:
+    similarity, entropy, reward = torch.tensor([0.75, 0.5]), torch.tensor([LN2, 2 * LN2]), torch.tensor([1.0, 2.0])
+    bonus = exploration_bonus(similarity, entropy, reward, weight=weight, reverse=reverse)
+    torch.testing.assert_close(bonus, torch.tensor(expected))
+
+
+def test_bonus_is_the_papers_unless_told_otherwise() -> None:
+    # D = 1 - 0.2 = 0.8; exp(-ln 2) = 0.5; R = 1
+    bonus = exploration_bonus(torch.tensor([0.2]), torch.tensor([LN2]), torch.tensor([1.0]))
+    torch.testing.assert_close(bonus, torch.tensor([0.4]))
+
+
+@pytest.mark.parametrize("weight", ["exp_neg_entropy", "neg_entropy", "entropy", "none"])
+@pytest.mark.parametrize("entropy", [0.5, math.inf, -math.inf, math.nan])
+def test_a_wrong_rollout_earns_exactly_nothing_whatever_its_entropy(weight: str, entropy: float) -> None:
+    bonus = exploration_bonus(torch.tensor([0.3]), torch.tensor([entropy]), torch.tensor([0.0]), weight=weight)
+    assert bonus.tolist() == [0.0]
+
+
+@pytest.mark.parametrize("reverse", [True, False])
+@pytest.mark.parametrize("entropy", [0.5, math.nan])
+def test_without_teachers_a_correct_rollout_earns_exactly_nothing(reverse: bool, entropy: float) -> None:
+    similarity = mean_similarity(torch.ones(3, 1), torch.empty(0, 1))
+    bonus = exploration_bonus(similarity, torch.full((3,), entropy), torch.ones(3), reverse=reverse)
+    assert bonus.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_an_undefined_entropy_of_a_rewarded_rollout_stays_visible_and_alone() -> None:
+    bonus = exploration_bonus(torch.tensor([0.5, 0.5]), torch.tensor([math.nan, 0.0]), torch.ones(2))
+    assert bonus[0].isnan()
+    assert bonus[1].item() == 0.5
+
+
+def test_a_group_that_is_all_wrong_earns_nothing_and_one_that_is_all_correct_earns_by_distance() -> None:
+    similarity, entropy = torch.tensor([0.25, 0.5, 1.0]), torch.zeros(3)
+    assert exploration_bonus(similarity, entropy, torch.zeros(3)).tolist() == [0.0, 0.0, 0.0]
+    assert exploration_bonus(similarity, entropy, torch.ones(3)).tolist() == [0.75, 0.5, 0.0]
+
+
+def test_permuting_a_group_permutes_its_bonuses() -> None:
+    torch.manual_seed(1)
+    similarity, entropy, reward = torch.rand(8), torch.rand(8), torch.rand(8).round()
+    order = torch.randperm(8)
+    bonus = exploration_bonus(similarity, entropy, reward)
+    assert torch.equal(exploration_bonus(similarity[order], entropy[order], reward[order]), bonus[order])
+
+
+def test_integer_rewards_are_accepted() -> None:
+    bonus = exploration_bonus(torch.tensor([0.5, 0.5]), torch.zeros(2), torch.tensor([1, 0]))
+    assert bonus.tolist() == [0.5, 0.0]
+
+
+def test_bonus_refuses_unknown_weights_by_naming_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="exp_neg_enp.*exp_neg_entropy, neg_entropy, entropy, none"):
+        exploration_bonus(torch.ones(1), torch.ones(1), torch.ones(1), weight="exp_neg_enp")
+
+
+def test_bonus_refuses_shapes_that_would_broadcast() -> None:
+    with pytest.raises(ValueError, match=r"\[2\], \[2, 1\], \[2\]"):
+        exploration_bonus(torch.ones(2), torch.ones(2, 1), torch.ones(2))
+
+
+def test_the_algorithm_package_needs_torch_alone() -> None:
+    program = """
+import importlib, pkgutil, sys
+import oger_recipe.algorithm as package
+names = [module.name for module in pkgutil.iter_modules(package.__path__)]
+for name in names:
+    importlib.import_module(f"oger_recipe.algorithm.{name}")
+assert {"exploration", "hybrid_group", "advantage", "policy_loss", "token_stats"} <= set(names), names
+foreign = {"ray", "vllm", "deepspeed", "transformers", "openrlhf"} & set(sys.modules)
+ours = {name for name in sys.modules if name.startswith("oger_recipe.") and ".algorithm" not in name}
+assert not foreign and not ours, (foreign, ours)
+"""
+    root = str(Path(oger_recipe.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": root}
+    outcome = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert outcome.returncode == 0, outcome.stderr

@@ -1,0 +1,143 @@
+"""Which rollouts make room for teachers: every mode on groups small enough to rank by eye."""
+
+import math
+
+import pytest
+import torch
+
+from oger_recipe.algorithm.hybrid_group import REPLACE_MODES, select_replaced
+
+SIMILARITY = torch.tensor([0.3, 0.9, 0.1, 0.9, 0.5])
+REWARD = torch.tensor([0.0, 1.0, 1.0, 1.0, 0.0])
+DESCENDING = [1, 3, 4, 0, 2]
+ASCENDING = [2, 0, 4, 1, 3]
+REDUCES = ["mean", "max", "min"]
+
+
+@pytest.mark.parametrize("reduce", REDUCES)
+def test_modes_rank_by_similarity_and_ties_keep_the_lower_index_first(reduce: str) -> None:
+    descending = select_replaced(SIMILARITY, REWARD, max_replace_num=5, mode=f"similarity_{reduce}_des")
+    ascending = select_replaced(SIMILARITY, REWARD, max_replace_num=5, mode=f"similarity_{reduce}_asc")
+    assert descending.tolist() == DESCENDING
+    assert ascending.tolist() == ASCENDING
+
+
+@pytest.mark.parametrize("reduce", REDUCES)
+def test_wrong_rollouts_go_first_and_keep_the_inner_order(reduce: str) -> None:
+    # wrong: 0 (0.3) and 4 (0.5); right: 1 and 3 (0.9 each), 2 (0.1)
+    mode = f"wrong_first_similarity_{reduce}"
+    descending = select_replaced(SIMILARITY, REWARD, max_replace_num=5, mode=f"{mode}_des")
+    ascending = select_replaced(SIMILARITY, REWARD, max_replace_num=5, mode=f"{mode}_asc")
+    assert descending.tolist() == [4, 0, 1, 3, 2]
+    assert ascending.tolist() == [0, 4, 2, 1, 3]
+
+
+def test_the_papers_mode_is_the_default_and_is_blind_to_correctness() -> None:
+    assert select_replaced(SIMILARITY, REWARD, max_replace_num=1).tolist() == [1]
+    assert select_replaced(SIMILARITY, 1 - REWARD, max_replace_num=1).tolist() == [1]
+
+
+def test_a_negative_reward_counts_as_wrong() -> None:
+    reward = torch.tensor([1.0, -0.5, 0.2, 1.0, 1.0])
+    chosen = select_replaced(SIMILARITY, reward, max_replace_num=2, mode="wrong_first_similarity_mean_asc")
+    # wrong: only 1; then the least similar of the others: 2 (0.1)
+    assert chosen.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_among_all_wrong_or_all_correct_rollouts_the_inner_order_decides(value: float) -> None:
+    reward = torch.full((5,), value)
+    chosen = select_replaced(SIMILARITY, reward, max_replace_num=5, mode="wrong_first_similarity_mean_des")
+    assert chosen.tolist() == DESCENDING
+
+
+@pytest.mark.parametrize("mode", [mode for mode in REPLACE_MODES if "random" not in mode])
+def test_a_group_of_equal_texts_is_taken_in_order(mode: str) -> None:
+    chosen = select_replaced(torch.full((40,), 0.7), torch.ones(40), max_replace_num=40, mode=mode)
+    assert chosen.tolist() == list(range(40))
+
+
+@pytest.mark.parametrize("mode", REPLACE_MODES)
+@pytest.mark.parametrize(("max_replace_num", "k"), [(0, 0), (2, 2), (5, 5), (9, 5)])
+def test_as_many_distinct_rollouts_are_chosen_as_asked_and_present(mode: str, max_replace_num: int, k: int) -> None:
+    chosen = select_replaced(SIMILARITY, REWARD, max_replace_num=max_replace_num, mode=mode)
+    assert chosen.dtype == torch.long
+    assert chosen.shape == (k,)
+    assert len(set(chosen.tolist())) == k
+    assert set(chosen.tolist()) <= set(range(5))
+
+
+@pytest.mark.parametrize("mode", REPLACE_MODES)
+def test_without_teachers_nothing_is_replaced(mode: str) -> None:
+    nothing = torch.full((4,), math.nan)
+    partly = torch.tensor([0.1, math.nan, 0.3, 0.4])
+    for similarity in (nothing, partly):
+        chosen = select_replaced(similarity, torch.ones(4), max_replace_num=2, mode=mode)
+        assert chosen.dtype == torch.long
+        assert chosen.tolist() == []
+
+
+@pytest.mark.parametrize("mode", REPLACE_MODES)
+def test_an_empty_group_loses_nobody(mode: str) -> None:
+    assert select_replaced(torch.empty(0), torch.empty(0), max_replace_num=1, mode=mode).tolist() == []
+
+
+@pytest.mark.parametrize("mode", ["similarity_mean_des", "similarity_mean_asc", "wrong_first_similarity_mean_des"])
+def test_permuting_a_group_without_ties_permutes_the_choice(mode: str) -> None:
+    torch.manual_seed(0)
+    similarity, reward = torch.randperm(8) / 8, torch.rand(8).round()
+    order = torch.randperm(8)
+    chosen = select_replaced(similarity, reward, max_replace_num=3, mode=mode)
+    permuted = select_replaced(similarity[order], reward[order], max_replace_num=3, mode=mode)
+    assert order[permuted].tolist() == chosen.tolist()
+
+
+@pytest.mark.parametrize("mode", ["random", "wrong_first_random"])
+def test_random_draws_are_repeated_by_the_same_seed_and_ignore_similarity(mode: str) -> None:
+    def draw(similarity: torch.Tensor, seed: int) -> list[int]:
+        generator = torch.Generator().manual_seed(seed)
+        return select_replaced(similarity, REWARD, max_replace_num=5, mode=mode, generator=generator).tolist()
+
+    assert draw(SIMILARITY, 7) == draw(-SIMILARITY, 7)
+    assert len({tuple(draw(SIMILARITY, seed)) for seed in range(20)}) > 1
+
+
+def test_random_choice_is_fair_and_wrong_first_random_is_fair_among_the_wrong() -> None:
+    generator = torch.Generator().manual_seed(3)
+    counts = {mode: torch.zeros(5) for mode in ("random", "wrong_first_random")}
+    for mode, count in counts.items():
+        for _ in range(1000):
+            count[select_replaced(SIMILARITY, REWARD, max_replace_num=1, mode=mode, generator=generator)] += 1
+    # 1000 draws, p = 1/5: sd = sqrt(1000 * 0.2 * 0.8) = 12.6; p = 1/2: sd = 15.8. Five of either is generous.
+    assert (counts["random"] - 200).abs().max() < 65
+    assert (counts["wrong_first_random"][[0, 4]] - 500).abs().max() < 80
+    assert counts["wrong_first_random"][[1, 2, 3]].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("mode", [mode for mode in REPLACE_MODES if "random" not in mode])
+def test_the_generator_is_touched_by_random_modes_only(mode: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    before = generator.get_state()
+    select_replaced(SIMILARITY, REWARD, max_replace_num=2, mode=mode, generator=generator)
+    assert torch.equal(generator.get_state(), before)
+
+
+def test_there_are_seven_modes_and_each_has_a_wrong_first_form() -> None:
+    plain = {f"similarity_{reduce}_{way}" for reduce in REDUCES for way in ("des", "asc")} | {"random"}
+    assert set(REPLACE_MODES) == plain | {f"wrong_first_{mode}" for mode in plain}
+    assert len(REPLACE_MODES) == 14
+
+
+@pytest.mark.parametrize("mode", ["similarity_des", "wrong_first_", "wrong_first_wrong_first_random", ""])
+def test_unknown_modes_are_refused_by_naming_the_known_ones(mode: str) -> None:
+    with pytest.raises(ValueError, match="similarity_mean_des.*wrong_first_random"):
+        select_replaced(SIMILARITY, REWARD, max_replace_num=1, mode=mode)
+
+
+def test_wrong_shapes_and_negative_counts_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"\[5\] and \[4\]"):
+        select_replaced(SIMILARITY, REWARD[:4], max_replace_num=1)
+    with pytest.raises(ValueError, match=r"\[1, 5\] and \[1, 5\]"):
+        select_replaced(SIMILARITY[None], REWARD[None], max_replace_num=1)
+    with pytest.raises(ValueError, match="not -1"):
+        select_replaced(SIMILARITY, REWARD, max_replace_num=-1)
