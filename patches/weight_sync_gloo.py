@@ -6,6 +6,7 @@ Why: upstream builds a PyNccl communicator, which needs CUDA on both sides.
 Checked: openrlhf 0.11.2, torch 2.13.0. Needed for as long as upstream has no transport for tensors on the CPU.
 """
 
+import functools
 from datetime import timedelta
 from typing import Any
 
@@ -29,7 +30,16 @@ class GlooWeightGroup:
         self.group = torch.distributed.ProcessGroupGloo(prefixed, rank, world_size, JOIN_TIMEOUT)
 
     def broadcast(self, tensor: torch.Tensor, src: int, stream: object = None) -> None:
-        """Overwrites ``tensor`` (contiguous, any dtype and shape) with rank ``src``'s; ``stream`` has no meaning here."""
+        """Overwrites ``tensor`` (any dtype and shape) with rank ``src``'s; ``stream`` has no meaning here.
+
+        Raises:
+            ValueError: this rank receives, and ``tensor`` is not contiguous.
+        """
+        if self.rank != src and not tensor.is_contiguous():
+            raise ValueError(
+                f"rank {self.rank} cannot receive into a tensor of shape {list(tensor.shape)} that is not contiguous: "
+                "a copy of it would be filled; receive into a contiguous tensor and copy_() from that"
+            )
         options = torch.distributed.BroadcastOptions()
         options.rootRank = src
         # As bytes: gloo does not know bfloat16.
@@ -42,6 +52,7 @@ def _init_gloo_weight_group(
     return GlooWeightGroup(master_address, master_port, rank, world_size)
 
 
+@functools.cache
 def apply() -> None:
     """Replaces the constructor of the weight-sync group; must run before ppo_actor is imported."""
     from openrlhf.utils import distributed_util

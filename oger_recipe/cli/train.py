@@ -1,4 +1,4 @@
-"""``oger train --recipe FILE [flags]``: OpenRLHF's command line with a YAML file underneath; flags win over the file."""
+"""``oger train --recipe FILE [flags]``: OpenRLHF's command line with a YAML file underneath; flags win over it."""
 
 import argparse
 import sys

@@ -1,12 +1,13 @@
-"""``python -m oger_recipe.cli.train_ppo_ray <any OpenRLHF flag> --oger.<flag>``: OpenRLHF's own command line with OGER.
+"""``python -m oger_recipe.cli.train_ppo_ray <any OpenRLHF flag> --oger.<flag>``: OpenRLHF's command line with OGER.
 
 Everything that can be checked is checked before anything heavy is imported or started.
 """
 
 import argparse
+import difflib
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from oger_recipe.recipe import CPU_DEFAULTS, RecipeError, extend_parser, read_recipe
 
@@ -18,8 +19,22 @@ def build_parser(*, cpu: bool) -> argparse.ArgumentParser:
     parser = openrlhf_parser()
     parser.prog = "oger train"
     parser.allow_abbrev = False
+    parser.error = _refuse  # type: ignore[method-assign]
     extend_parser(parser, cpu=cpu)
     return parser
+
+
+def _refuse(message: str) -> NoReturn:
+    """In place of argparse's error, which prints the usage of two hundred flags before the sentence that matters."""
+    raise RecipeError(message)
+
+
+def _parse(parser: argparse.ArgumentParser, tokens: list[str]) -> argparse.Namespace:
+    args, unknown = parser.parse_known_args(tokens)
+    if unknown:
+        near = difflib.get_close_matches(unknown[0].partition("=")[0], parser._option_string_actions, n=1, cutoff=0.5)
+        raise RecipeError(f"unknown flag '{unknown[0]}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+    return args
 
 
 def _without_cuda() -> bool:
@@ -34,7 +49,7 @@ def main(argv: list[str] | None = None, recipe: Path | None = None) -> None:
     parser = build_parser(cpu=cpu)
     try:
         tokens = (read_recipe(recipe, parser) if recipe else []) + flags
-        args = parser.parse_args(tokens)
+        args = _parse(parser, tokens)
         if cpu:
             _print_cpu_defaults(args)
         from oger_recipe.run import train

@@ -70,12 +70,16 @@ def prepare(
     ``teachers_too_long``. Over-long prompts are left out: OpenRLHF would cut their beginning off.
 
     Raises:
-        RecipeError: no prompt fits the budget.
+        RecipeError: no prompt fits the budget, two rows (of two files) have the same uid, or an answer is unreadable.
     """
     counts: Counter[str] = Counter()
+    uids: set[str] = set()
     teachers: dict[str, list[Teacher]] = {}
     with prompts_path.open("w", encoding="utf-8") as prompts:
         for row in rows:
+            if row["uid"] in uids:  # else one problem would be given the teachers of another
+                raise RecipeError(f"uid {row['uid']!r} is used by two rows; uids have to differ between dataset files")
+            uids.add(row["uid"])
             length = len(_tokens(prompt_format.text(row["prompt"], tokenizer), tokenizer))
             if length > budget.longest_prompt():
                 counts["prompts_too_long"] += 1
@@ -106,16 +110,22 @@ def _usable_teachers(
 ) -> list[Teacher]:
     usable = []
     for teacher in row.get("teachers") or []:
-        # End of sequence exactly once, whether or not the text already carries it.
-        tokens = _tokens(teacher["text"].removesuffix(tokenizer.eos_token), tokenizer) + [tokenizer.eos_token_id]
-        verdict = verify(row["task"], teacher["text"], row["answer"])
+        # End of sequence exactly once, whether or not the text already carries it; chat templates put a newline after.
+        text = teacher["text"]
+        if text.rstrip().endswith(tokenizer.eos_token):
+            text = text.rstrip().removesuffix(tokenizer.eos_token)
+        tokens = _tokens(text, tokenizer) + [tokenizer.eos_token_id]
+        try:
+            verdict = verify(row["task"], text, row["answer"])
+        except ValueError as error:
+            raise RecipeError(f"row {row['uid']!r}: {error}") from None
         if len(tokens) > longest:
             counts["teachers_too_long"] += 1
         elif not verdict.score and not keep_wrong:
             counts["teachers_wrong"] += 1
         else:
             counts["teachers"] += 1
-            usable.append(Teacher(teacher["source"], teacher["text"], tokens, verdict.reward, verdict.score))
+            usable.append(Teacher(teacher["source"], text, tokens, verdict.reward, verdict.score))
     return usable
 
 

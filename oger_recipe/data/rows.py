@@ -41,27 +41,40 @@ def _numbered_rows(path: Path) -> Iterator[tuple[int, Any]]:
     if path.suffix == ".parquet":
         import pyarrow.parquet
 
-        yield from enumerate(pyarrow.parquet.read_table(path).to_pylist(), start=1)
+        try:
+            table = pyarrow.parquet.read_table(path)
+        except pyarrow.ArrowException as error:
+            raise RecipeError(f"{path}: not a readable parquet file: {error}") from None
+        yield from enumerate(table.to_pylist(), start=1)
     elif path.suffix == ".jsonl":
-        with path.open(encoding="utf-8") as lines:
+        with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield number, _parse(line, f"{path}:{number}")
     else:
-        raise RecipeError(f"{path}: a dataset is a .jsonl or .parquet file of the recipe's rows, found '{path.suffix}'")
+        raise RecipeError(
+            f"{path}: a dataset is a .jsonl or .parquet file of the recipe's rows, found '{path.suffix}'"
+        )
 
 
-def _parse(line: str, where: str) -> Any:
+def _parse(line: bytes, where: str) -> Any:
     try:
-        return json.loads(line)
+        row = json.loads(line.decode())
+        if rb"\ud" in line or rb"\uD" in line:  # half of a surrogate pair is valid JSON, but no text
+            json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeError as error:
+        raise RecipeError(f"{where}: not valid Unicode: {error}") from None
     except ValueError as error:
         raise RecipeError(f"{where}: not valid JSON: {error}") from None
+    return row
 
 
 def _check_row(row: Any, where: str) -> None:
     if not isinstance(row, dict):
         raise RecipeError(f"{where}: a row is a JSON object, found {type(row).__name__}")
     teachers = row.get("teachers") or []
+    if not isinstance(teachers, list):
+        raise RecipeError(f"{where}: 'teachers' must be a list, found {type(teachers).__name__}")
     for key in ("prompt", "answer"):
         if not row.get(key) and teachers:
             raise RecipeError(f"{where}: {len(teachers)} teachers for no problem: '{key}' is missing")
@@ -69,13 +82,13 @@ def _check_row(row: Any, where: str) -> None:
         if not isinstance(row.get(key), str) or not row[key]:
             raise RecipeError(f"{where}: '{key}' must be a non-empty string, found {row.get(key)!r}")
     if not _is_prompt(row.get("prompt")):
-        raise RecipeError(f"{where}: 'prompt' must be a string or a list of chat messages, found {row.get('prompt')!r}")
+        raise RecipeError(
+            f"{where}: 'prompt' must be a string or a list of chat messages, found {row.get('prompt')!r}"
+        )
     if row["task"] not in VERIFIERS:
         raise RecipeError(f"{where}: unknown task {row['task']!r}; known: {', '.join(sorted(VERIFIERS))}")
-    if not isinstance(row.get("datasource", ""), str):
+    if not isinstance(row.get("datasource"), str | None):  # a parquet column is null where a row leaves it out
         raise RecipeError(f"{where}: 'datasource' must be a string, found {row['datasource']!r}")
-    if not isinstance(teachers, list):
-        raise RecipeError(f"{where}: 'teachers' must be a list, found {type(teachers).__name__}")
     for position, teacher in enumerate(teachers):
         _check_teacher(teacher, f"{where}: teacher {position}")
 

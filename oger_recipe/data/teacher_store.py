@@ -24,11 +24,12 @@ class Teacher:
     score: float
 
 
+# "large": offsets of 64 bits; the texts of a full training set pass the 2 GiB that 32 bits can address.
 _TEACHER = pa.struct(
     [
         ("source", pa.string()),
-        ("text", pa.string()),
-        ("tokens", pa.list_(pa.int32())),
+        ("text", pa.large_string()),
+        ("tokens", pa.large_list(pa.int32())),
         ("reward", pa.float64()),
         ("score", pa.float64()),
     ]
@@ -42,8 +43,14 @@ def _key(uid: str) -> int:
 
 def write_teacher_store(teachers: dict[str, Sequence[Teacher]], path: Path) -> None:
     """Writes the store atomically; prompts without teachers need no entry."""
-    rows = sorted(({"key": _key(uid), "uid": uid, "teachers": [vars(t) for t in group]}
-                   for uid, group in teachers.items() if group), key=lambda row: row["key"])
+    rows = sorted(
+        (
+            {"key": _key(uid), "uid": uid, "teachers": [vars(t) for t in group]}
+            for uid, group in teachers.items()
+            if group
+        ),
+        key=lambda row: row["key"],
+    )
     partial = path.with_suffix(".partial")
     with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
         writer.write_table(pa.Table.from_pylist(rows, _SCHEMA))

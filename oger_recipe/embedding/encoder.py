@@ -21,9 +21,25 @@ class EncoderSettings:
     truncation: str = "tail cut off"
     pooling: str = "of the model"
     normalised: bool = True
+    arithmetic: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arithmetic", str(matmul_dtype()))
 
     def fingerprint(self) -> dict[str, Any]:
-        return asdict(self)
+        """The settings, and for a model folder also its files: another model may lie under the same name later."""
+        folder = Path(self.model)
+        if self.model == PACKAGED_MODEL or not folder.is_dir():
+            return asdict(self)
+        files = sorted(path for path in folder.resolve().rglob("*") if path.is_file())
+        return asdict(self) | {"files": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]}
+
+
+def matmul_dtype() -> torch.dtype:
+    """bfloat16 where the hardware multiplies it (three times as fast, cosines above 0.9999), else float32."""
+    if torch.cuda.is_available():
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
 
 
 def model_location(model: str) -> str:
@@ -59,13 +75,19 @@ class TrajectoryEncoder:
         Raises:
             ValueError: the encoder returned a vector that is not finite (with the count and the first such text).
         """
+        if not texts:
+            return torch.empty(0, self.dimension)
         distinct = list(dict.fromkeys(texts))
-        vectors = self._model.encode(
-            distinct, batch_size=self.batch_size, normalize_embeddings=True, show_progress_bar=False
-        )
+        # Weights stay float32: rounding them would cost more than rounding the products does.
+        with torch.autocast(self._model.device.type, matmul_dtype(), enabled=matmul_dtype() != torch.float32):
+            vectors = self._model.encode(
+                distinct, batch_size=self.batch_size, normalize_embeddings=True, show_progress_bar=False
+            )
         finite = np.isfinite(vectors).all(axis=1)
         if not finite.all():
             first = distinct[int(np.argmin(finite))]
-            raise ValueError(f"{int((~finite).sum())} of {len(distinct)} texts have no finite embedding, e.g. {first!r}")
+            raise ValueError(
+                f"{int((~finite).sum())} of {len(distinct)} texts have no finite embedding, e.g. {first!r}"
+            )
         position = {text: index for index, text in enumerate(distinct)}
         return torch.from_numpy(vectors)[[position[text] for text in texts]]

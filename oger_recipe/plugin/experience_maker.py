@@ -57,7 +57,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
 
     @torch.no_grad()
     def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
-        """OpenRLHF's forward passes; keeps the entropies and compares the engine's log-probabilities with the policy's."""
+        """OpenRLHF's forward passes; keeps the entropies and compares engine and policy on the rollouts."""
         experiences = super().make_experience(samples_list)
         difference, kl, tokens = 0.0, 0.0, 0
         for experience, entropy in zip(experiences, self._policy_entropies, strict=True):
@@ -65,7 +65,11 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             rows = ~self.batch.is_teacher[experience.index]
             mask = experience.action_mask.bool() & rows.unsqueeze(1)
             delta = (experience.rollout_log_probs - experience.action_log_probs)[mask]
-            difference, kl, tokens = difference + delta.abs().sum().item(), kl + delta.sum().item(), tokens + len(delta)
+            difference, kl, tokens = (
+                difference + delta.abs().sum().item(),
+                kl + delta.sum().item(),
+                tokens + len(delta),
+            )
             experience.rollout_log_probs = None  # the hybrid loss has no correction for the engine's rounding
         self.metrics = {"vllm_logprob_difference": difference / max(tokens, 1), "vllm_kl": kl / max(tokens, 1)}
         self._stop_on_stale_engine()

@@ -87,7 +87,7 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
         return status
 
     def _add_loss_metrics(self, status) -> None:
-        """Means over one kind of token are averaged over micro-batches by their share of that kind (see merge_shares)."""
+        """A mean over one kind of token is reported as mean * share of that kind; ppo_train divides by the share."""
         metrics = self.actor_loss_fn.metrics
         off_share = metrics["off_policy_token_share"]
         shares = {name: off_share for name in OFF_POLICY_METRICS} | {name: 1 - off_share for name in ON_POLICY_METRICS}
@@ -116,7 +116,7 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
     """OpenRLHF's policy actor whose forward pass also returns the entropies that weigh the bonus."""
 
     def forward(self, sequences, action_mask, attention_mask, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities [B, A] (0 where masked) and entropy in nats [B] at ``oger.entropy_position``, on the CPU."""
+        """Log-probabilities [B, A] (0 where masked) and entropy [B] (nats) at ``oger.entropy_position``."""
         device = torch.cuda.current_device()
         action_mask = action_mask.to(device)
         self.actor.eval()
@@ -139,5 +139,3 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
             return masked_mean(entropy, action_mask, dim=-1)
         last = action_mask.shape[1] - 1 - action_mask.flip(1).long().argmax(dim=1)
         return entropy.gather(1, last.unsqueeze(1)).squeeze(1)
-
-

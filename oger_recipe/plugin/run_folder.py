@@ -15,8 +15,9 @@ from oger_recipe.plugin.hybrid_batch import HybridBatch, Rollouts
 
 def append_json(path: Path, record: dict[str, Any]) -> None:
     """One line; figures that are not finite become null, which JSON can say."""
-    clean = {key: None if isinstance(value, float) and not math.isfinite(value) else value
-             for key, value in record.items()}
+    clean = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()
+    }
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(clean, ensure_ascii=False) + "\n")
 
@@ -69,6 +70,12 @@ def write_answers(run_dir: Path, step: int, samples: list[Experience], texts: li
         label = json.loads(sample.labels[0])
         append_json(
             path,
-            {"uid": label["uid"], "answer": label["answer"], "prompt": sample.prompts[0], "text": text,
-             "score": float(sample.scores[0]), "truncated": bool(sample.truncated[0])},
+            {
+                "uid": label["uid"],
+                "answer": label["answer"],
+                "prompt": sample.prompts[0],
+                "text": text,
+                "score": float(sample.scores[0]),
+                "truncated": bool(sample.truncated[0]),
+            },
         )

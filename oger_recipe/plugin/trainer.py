@@ -100,7 +100,10 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
     def _evaluate_as(self, name: str, step: int) -> None:
         if self.eval_dataloader is None:
             return
-        settings = {"temperature": self.args.eval.temperature, "n_samples_per_prompt": self.args.eval.n_samples_per_prompt}
+        settings = {
+            "temperature": self.args.eval.temperature,
+            "n_samples_per_prompt": self.args.eval.n_samples_per_prompt,
+        }
         run_folder.event(self.run_dir, "evaluating", when=name)
         self.evaluate(step, **(self.generate_kwargs | settings))
         run_folder.event(self.run_dir, "evaluated", when=name, **self.evaluation)

@@ -66,15 +66,25 @@ def draw_curves(steps: list[dict[str, Any]], evaluations: dict[str, dict[str, fl
         for key in keys:
             axes.plot([s["step"] for s in steps], [s[key] for s in steps], label=key)
         if name == "solve_rate" and steps:
-            for when, x in (("before", 0), ("after", steps[-1]["step"])):
-                for key, value in evaluations.get(when, {}).items():
-                    if key != "n_problems":
-                        marker = "o" if key.startswith("avg") else "^"
-                        axes.scatter([x], [value], marker=marker, color="black", zorder=3)
-                        axes.annotate(f"held-out {key} {value:.2f}", (x, value), xytext=(4, 4), fontsize=8,
-                                      textcoords="offset points", ha="left" if when == "before" else "right")  # fmt: skip
+            _mark_evaluations(axes, evaluations, {"before": 0, "after": steps[-1]["step"]})
         axes.set(xlabel="step", title=title, ylim=(0, None))
         axes.legend(fontsize=8)
         axes.grid(alpha=0.3)
         figure.savefig(folder / f"{name}.png", dpi=120)
         plt.close(figure)
+
+
+def _mark_evaluations(axes: Any, evaluations: dict[str, dict[str, float]], at: dict[str, int]) -> None:
+    for when, step in at.items():
+        for key, value in evaluations.get(when, {}).items():
+            if key == "n_problems":
+                continue
+            axes.scatter([step], [value], marker="o" if key.startswith("avg") else "^", color="black", zorder=3)
+            axes.annotate(
+                f"held-out {key} {value:.2f}",
+                (step, value),
+                xytext=(4, 4),
+                textcoords="offset points",
+                ha="left" if when == "before" else "right",
+                fontsize=8,
+            )

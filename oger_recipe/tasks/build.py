@@ -35,7 +35,9 @@ def build_countdown(args: argparse.Namespace) -> BuiltTask:
         difficulty = countdown.Difficulty(
             task["num_numbers"], task["max_number"], task["max_target"], task["operators"]
         )
-        data = _cached(cache, "countdown-data", _data_key(task, difficulty), lambda to: _write_data(to, task, difficulty))
+        data = _cached(
+            cache, "countdown-data", _data_key(task, difficulty), lambda to: _write_data(to, task, difficulty)
+        )
         policy = _cached(
             cache, "countdown-policy", _policy_key(task, difficulty), lambda to: _write_policy(to, task, difficulty)
         )

@@ -112,7 +112,9 @@ def warm_start(
     from transformers import Trainer, TrainingArguments, set_seed
 
     set_seed(seed)
-    tokenizer = build_tokenizer(text for row in rows for text in [row["prompt"], *(t["text"] for t in row["teachers"])])
+    tokenizer = build_tokenizer(
+        text for row in rows for text in [row["prompt"], *(t["text"] for t in row["teachers"])]
+    )
     examples = _examples(tokenizer, rows)
     if len(examples) < steps * batch_size:
         raise ValueError(f"{steps} steps of {batch_size} need {steps * batch_size} solutions, got {len(examples)}")

@@ -1,0 +1,323 @@
+"""What a user can get wrong is refused by the real command in one message, before anything is started."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from oger_recipe.cli import train, train_ppo_ray
+
+ROW = {
+    "uid": "p-1",
+    "prompt": "Make 96 of 3, 5, 12.",
+    "answer": '{"numbers":[3,5,12],"target":96}',
+    "task": "countdown",
+}
+TEACHER = {"source": "a", "text": "<answer>(3+5)*12</answer>", "correct": True}
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine without CUDA, where Ray cannot be started even if a check lets something through."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setitem(sys.modules, "oger_recipe.plugin.launch", None)  # importing it fails
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture()
+def recipe(tmp_path: Path, policy_folder: Path) -> Path:
+    """A recipe that would run: two prompts of four rollouts a step."""
+    rows = [ROW | {"teachers": [TEACHER]}, ROW | {"uid": "p-2"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {
+        "oger": {"run_dir": str(tmp_path / "run")},
+        "actor": {"model_name_or_path": str(policy_folder)},
+        "data": {"prompt_dataset": str(tmp_path / "rows.jsonl"), "max_len": 256},
+        "rollout": {"batch_size": 2, "n_samples_per_prompt": 4, "max_new_tokens": 64, "micro_batch_size": 1},
+        "train": {"batch_size": 8, "micro_batch_size": 1},
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+@pytest.fixture()
+def refused(recipe: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """The message with which ``oger train`` ends; the interpreter prints it to stderr and exits with 1."""
+
+    def message(*flags: str, file: Path = recipe) -> str:
+        with pytest.raises(SystemExit) as stop:
+            train.main(["--recipe", str(file), *flags])
+        assert isinstance(stop.value.code, str)
+        assert capsys.readouterr().err == ""
+        name = "oger train: "
+        assert stop.value.code.startswith(name)
+        return stop.value.code.removeprefix(name)
+
+    return message
+
+
+def _problems(*sentences: str) -> str:
+    return "\n  - ".join(["this recipe cannot run:", *sentences])
+
+
+def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.launch"):
+        train.main(["--recipe", str(recipe)])
+    assert json.loads((tmp_path / "run" / "data" / "counts.json").read_text()) == {
+        "prompts": 2, "prompts_without_teacher": 1, "teachers": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (
+            ["--train.batch_size", "3"],
+            "rollout.batch_size 2 x n_samples_per_prompt 4 = 8 rollouts do not divide into optimizer steps of "
+            "train.batch_size 3; the nearest that does: 1",
+        ),
+        (["--train.micro_batch_size", "3"], "8 rows do not divide into train.micro_batch_size 3 x 1 policy ranks"),
+        (
+            ["--rollout.micro_batch_size", "4", "--actor.num_gpus_per_node", "4"],
+            "8 rows do not divide into rollout.micro_batch_size 4 x 4 policy ranks",
+        ),
+        (
+            ["--oger.logical_gpus", "1"],
+            "actor 1 + vLLM engines 1 = 2 GPUs are asked for, but 1 are declared (oger.logical_gpus); Ray would wait",
+        ),
+        (
+            ["--oger.logical_gpus", "3", "--algo.kl.init_coef", "0.1", "--vllm.num_engines", "2"],
+            "actor 1 + reference 1 + vLLM engines 2 = 4 GPUs are asked for, but 3 are declared (oger.logical_gpus); "
+            "Ray would wait",
+        ),
+        (
+            ["--rollout.n_samples_per_prompt", "1", "--train.batch_size", "2"],
+            "rollout.n_samples_per_prompt is 1: a group of one has nothing to compare with; use 2 or more",
+        ),
+        (["--oger.max_replace_num", "4"], "oger.max_replace_num 4 leaves no rollout in a group of 4"),
+        (["--oger.max_replace_num", "-1"], "oger.max_replace_num is -1: 0 lets no teacher in, 1 or more does"),
+        (["--data.max_len", "64"], "rollout.max_new_tokens 64 leaves no room for a prompt within data.max_len 64"),
+        (["--vllm.num_engines", "0"], "vllm.num_engines must be 1 or more: rollouts come from vLLM"),
+        (
+            ["--train.async_enable"],
+            "train.async_enable True is not supported: asynchronous training would sample with weights the loss knows "
+            "nothing of; leave it",
+        ),
+        (
+            ["--actor.policy_loss_type", "gspo"],
+            "actor.policy_loss_type gspo is not supported: the hybrid loss is a token loss; leave it at ppo",
+        ),
+        (
+            ["--vllm.enable_sleep"],
+            "vllm.enable_sleep True is not supported on a machine without CUDA: vLLM's CPU build cannot sleep; "
+            "leave it off",
+        ),
+        (
+            ["--ds.adam_offload"],
+            "ds.adam_offload True is not supported on a machine without CUDA: the optimizer is already in main memory; "
+            "leave it off",
+        ),
+        (
+            ["--ds.ring_attn_size", "2"],
+            "ds.ring_attn_size 2 is not supported on a machine without CUDA: ring attention needs flash attention; "
+            "use 1",
+        ),
+        (
+            ["--ds.attn_implementation", "flash_attention_2"],
+            "ds.attn_implementation flash_attention_2 needs CUDA: use sdpa or eager",
+        ),
+        (["--data.prompt_dataset", "here.jsonl"], "data.prompt_dataset: here.jsonl: no such file"),
+        (["--eval.dataset", "rows.jsonl,there.jsonl"], "eval.dataset: there.jsonl: no such file"),
+        (
+            ["--actor.model_name_or_path", "./model"],
+            "actor.model_name_or_path: ./model: no such model folder",
+        ),
+        (
+            ["--oger.task.name", "countdown", "--actor.model_name_or_path", "./model"],
+            "actor.model_name_or_path: ./model: no such model folder",
+        ),
+        (["--oger.embedding_model", "./encoder"], "oger.embedding_model: ./encoder: no such model folder"),
+        (["--rollout.batch_size", "0"], "rollout.batch_size is 0: it has to be 1 or more"),
+        (["--train.batch_size", "0"], "train.batch_size is 0: it has to be 1 or more"),
+        (["--train.micro_batch_size", "0"], "train.micro_batch_size is 0: it has to be 1 or more"),
+        (["--rollout.max_new_tokens", "-1"], "rollout.max_new_tokens is -1: it has to be 1 or more"),
+        (
+            ["--oger.task.name", "countdown", "--oger.task.hidden_size", "48"],
+            "oger.task.hidden_size is 48: it has to be a multiple of 32, the width of one attention head",
+        ),
+        (
+            ["--oger.task.name", "countdown", "--oger.task.warm_start_steps", "0"],
+            "oger.task.warm_start_steps is 0: it has to be 1 or more",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_impossible_combination_is_refused_with_its_reason(
+    refused: Callable[..., str], tmp_path: Path, flags: list[str], sentence: str
+) -> None:
+    assert refused(*flags) == _problems(sentence)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_loss_shape_is_refused_with_those_that_exist(refused: Callable[..., str], tmp_path: Path) -> None:
+    message = refused("--oger.off_policy_reshape", "p_div")
+    assert message.startswith(_problems("oger.off_policy_reshape: "))
+    assert "p_div_p" in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_folder_without_config_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    message = refused("--actor.model_name_or_path", "weights")
+    assert message == _problems("actor.model_name_or_path: weights is not a model folder: it has no config.json")
+    assert not (tmp_path / "run").exists()
+
+
+def test_all_problems_are_said_at_once(refused: Callable[..., str]) -> None:
+    message = refused("--vllm.enable_sleep", "--eval.dataset", "no.jsonl", "--oger.logical_gpus", "1")
+    assert message.count("\n  - ") == 3
+
+
+def test_neither_task_nor_model_nor_data_is_said_in_two_sentences(refused: Callable[..., str], tmp_path: Path) -> None:
+    empty = tmp_path / "empty.yaml"
+    empty.write_text("rollout: {max_new_tokens: 64}\n")
+    hint = "(or set oger.task.name to build data and policy)"
+    assert refused(file=empty) == _problems(
+        f"actor.model_name_or_path is not set {hint}", f"data.prompt_dataset is not set {hint}"
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_more_gpus_than_a_cuda_machine_has_are_refused(recipe: Path) -> None:
+    from oger_recipe.checks import check_run
+    from oger_recipe.recipe import RecipeError, read_recipe
+
+    parser = train_ppo_ray.build_parser(cpu=False)
+    args = parser.parse_args([*read_recipe(recipe, parser), "--actor.num_gpus_per_node", "8"])
+    check_run(args, cpu=False, gpus_here=9)
+    check_run(args, cpu=False, gpus_here=None)
+    with pytest.raises(
+        RecipeError, match=r"actor 8 \+ vLLM engines 1 = 9 .* 8 are declared \(found on this machine\)"
+    ):
+        check_run(args, cpu=False, gpus_here=8)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("oger: {bonus_wieght: 2}", "unknown setting 'oger.bonus_wieght'; did you mean 'oger.bonus_weight'?"),
+        ("train: {batch_size: eight}", "'train.batch_size' takes int, found 'eight'"),
+    ],
+)
+def test_a_wrong_line_of_the_recipe_is_refused(
+    refused: Callable[..., str], tmp_path: Path, line: str, message: str
+) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text(f"# a recipe\n{line}\n")
+    assert refused(file=path) == f"{path}:2: {message}"
+    assert {entry.name for entry in tmp_path.iterdir()} == {"recipe.yaml", "rows.jsonl", "wrong.yaml"}
+
+
+def test_a_missing_recipe_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
+    assert refused(file=tmp_path / "none.yaml") == f"{tmp_path / 'none.yaml'}: no such recipe file"
+
+
+def test_no_recipe_at_all_is_refused() -> None:
+    with pytest.raises(SystemExit, match="--recipe FILE is missing"):
+        train.main(["--oger.verbose"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--oger.bonus_wieght", "2"], "unknown flag '--oger.bonus_wieght'; did you mean '--oger.bonus_weight'?"),
+        (["--actor.adam.lrr=1e-6"], "unknown flag '--actor.adam.lrr=1e-6'; did you mean '--actor.adam.lr'?"),
+        (["--zzz"], "unknown flag '--zzz'"),
+        (["--actor.adam.lr", "fast"], "argument --actor.adam.lr: invalid float value: 'fast'"),
+        (["--eval.dataset"], "argument --eval.dataset: expected one argument"),
+    ],
+)
+def test_a_wrong_flag_is_refused_in_one_line(refused: Callable[..., str], flags: list[str], message: str) -> None:
+    assert refused(*flags) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", ": the dataset has no rows"),
+        ("\n\n", ": the dataset has no rows"),
+        (json.dumps(ROW) + '\n{"uid": "p-2", "prompt"\n', ":2: not valid JSON: Expecting ':' delimiter"),
+        (
+            json.dumps({"uid": "p-1", "answer": "96", "task": "countdown", "teachers": [TEACHER, TEACHER]}),
+            ":1: 2 teachers for no problem: 'prompt' is missing",
+        ),
+    ],
+)
+def test_a_wrong_dataset_is_refused_with_its_line(
+    refused: Callable[..., str], tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "wrong.jsonl"
+    path.write_text(text)
+    assert refused("--data.prompt_dataset", str(path)).startswith(f"{path}{message}")
+
+
+def test_an_evaluation_set_is_checked_like_the_training_set(refused: Callable[..., str], tmp_path: Path) -> None:
+    path = tmp_path / "wrong.jsonl"
+    path.write_text(json.dumps(ROW | {"task": "chess"}))
+    assert refused("--eval.dataset", str(path)).startswith(f"{path}:1: unknown task 'chess'; known: ")
+
+
+def test_fewer_prompts_than_one_step_needs_are_refused(refused: Callable[..., str]) -> None:
+    message = refused("--rollout.batch_size", "4", "--train.batch_size", "16")
+    assert message == "2 prompts do not fill one step of rollout.batch_size 4"
+
+
+def test_a_second_run_does_not_write_into_the_folder_of_the_first(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
+    assert "holds an earlier run; choose another folder, or continue it with --ckpt.load_enable" in refused()
+    assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "message"),
+    [
+        (
+            {"oger": {"run_dir": "run", "max_replace_mun": 1}},
+            json.dumps(ROW),
+            "oger train: recipe.yaml:7: unknown setting 'oger.max_replace_mun'; did you mean 'oger.max_replace_num'?",
+        ),
+        (
+            {"train": {"batch_size": 3, "micro_batch_size": 1}},
+            json.dumps(ROW),
+            "oger train: this recipe cannot run:\n  - rollout.batch_size 2 x n_samples_per_prompt 4 = 8 rollouts do "
+            "not divide into optimizer steps of train.batch_size 3; the nearest that does: 1",
+        ),
+        (
+            {},
+            json.dumps(ROW) + "\nnot a row\n",
+            "oger train: rows.jsonl:2: not valid JSON: Expecting value: line 1 column 1 (char 0)",
+        ),
+    ],
+    ids=["misspelt key", "batch that does not divide", "malformed row"],
+)
+def test_the_command_says_one_thing_on_stderr_and_fails(
+    recipe: Path, tmp_path: Path, changes: dict[str, Any], rows: str, message: str
+) -> None:
+    settings = yaml.safe_load(recipe.read_text()) | {"oger": {"run_dir": "run"}} | changes
+    settings["data"]["prompt_dataset"] = "rows.jsonl"
+    recipe.write_text(yaml.safe_dump(settings))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    command = [sys.executable, "-m", "oger_recipe.cli.train", "--recipe", "recipe.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.rstrip("\n") == message

@@ -1,0 +1,194 @@
+"""Dataset files become checked rows, or one sentence that says which line is wrong and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from oger_recipe.data.rows import read_rows
+from oger_recipe.recipe import RecipeError
+
+ROW: dict[str, Any] = {
+    "uid": "p-1",
+    "prompt": "Make 96 of 3, 5, 12.",
+    "answer": '{"numbers":[3,5,12],"target":96}',
+    "task": "countdown",
+    "datasource": "made up",
+    "teachers": [
+        {"source": "a", "text": "<answer>(3+5)*12</answer>", "correct": True},
+        {"source": "b", "text": "<answer>3*5+12</answer>", "correct": False},
+        {"source": "c", "text": "é漢🎉", "correct": None},
+    ],
+}
+PLAIN = {key: ROW[key] for key in ("uid", "prompt", "answer", "task")}
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Make 96."}]
+
+
+def _without(key: str) -> dict[str, Any]:
+    return {name: value for name, value in PLAIN.items() if name != key}
+
+
+@pytest.fixture()
+def read(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
+    """Rows written as JSON lines (text is taken as it is) and read back."""
+
+    def written(*lines: Any) -> list[dict[str, Any]]:
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+        return read_rows(path)
+
+    return written
+
+
+@pytest.fixture()
+def refused(read: Callable[..., Any], tmp_path: Path) -> Callable[..., str]:
+    def message(*lines: Any) -> str:
+        with pytest.raises(RecipeError) as error:
+            read(*lines)
+        return str(error.value).removeprefix(f"{tmp_path}/")
+
+    return message
+
+
+def test_json_lines_are_read_as_they_are(read: Callable[..., Any]) -> None:
+    chat = PLAIN | {"uid": "p-2", "prompt": CHAT}
+    bare = PLAIN | {"uid": "p-3", "datasource": None, "teachers": None}
+    assert read(ROW, "", chat, "   ", bare) == [ROW, chat, bare]
+
+
+def test_parquet_holds_the_same_rows(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pa.parquet.write_table(pa.Table.from_pylist([ROW, PLAIN | {"uid": "p-2"}]), path)
+    first, second = read_rows(path)
+    assert first == ROW
+    assert second == PLAIN | {"uid": "p-2", "datasource": None, "teachers": None}
+
+
+def test_parquet_holds_chat_prompts(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pa.parquet.write_table(pa.Table.from_pylist([PLAIN | {"prompt": CHAT}]), path)
+    assert read_rows(path)[0]["prompt"] == CHAT
+
+
+def test_a_defect_in_parquet_is_named_by_its_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pa.parquet.write_table(pa.Table.from_pylist([ROW, ROW]), path)
+    with pytest.raises(RecipeError, match=r"rows\.parquet:2: uid 'p-1' is already used by line 1$"):
+        read_rows(path)
+
+
+def test_a_uid_used_twice_is_refused_with_both_lines(refused: Callable[..., str]) -> None:
+    message = refused(PLAIN, "", PLAIN | {"uid": "p-2"}, PLAIN)
+    assert message == "rows.jsonl:4: uid 'p-1' is already used by line 1"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([], "a row is a JSON object, found list"),
+        ("7", "a row is a JSON object, found int"),
+        (_without("uid"), "'uid' must be a non-empty string, found None"),
+        (PLAIN | {"uid": 7}, "'uid' must be a non-empty string, found 7"),
+        (PLAIN | {"uid": ""}, "'uid' must be a non-empty string, found ''"),
+        (_without("answer"), "'answer' must be a non-empty string, found None"),
+        (PLAIN | {"answer": 96}, "'answer' must be a non-empty string, found 96"),
+        (PLAIN | {"answer": {"target": 96}}, "'answer' must be a non-empty string, found {'target': 96}"),
+        (_without("task"), "'task' must be a non-empty string, found None"),
+        (PLAIN | {"task": ["countdown"]}, "'task' must be a non-empty string, found ['countdown']"),
+        (_without("prompt"), "'prompt' must be a string or a list of chat messages, found None"),
+        (PLAIN | {"prompt": ""}, "'prompt' must be a string or a list of chat messages, found ''"),
+        (PLAIN | {"prompt": []}, "'prompt' must be a string or a list of chat messages, found []"),
+        (PLAIN | {"prompt": ["Hi"]}, "'prompt' must be a string or a list of chat messages, found ['Hi']"),
+        (
+            PLAIN | {"prompt": [{"role": "user"}]},
+            "'prompt' must be a string or a list of chat messages, found [{'role': 'user'}]",
+        ),
+        (PLAIN | {"datasource": 5}, "'datasource' must be a string, found 5"),
+        (PLAIN | {"teachers": "right"}, "'teachers' must be a list, found str"),
+        (PLAIN | {"teachers": {"source": "a"}}, "'teachers' must be a list, found dict"),
+        (_without("prompt") | {"teachers": 5}, "'teachers' must be a list, found int"),
+        (ROW | {"prompt": ""}, "3 teachers for no problem: 'prompt' is missing"),
+        (ROW | {"answer": None}, "3 teachers for no problem: 'answer' is missing"),
+        (
+            PLAIN | {"teachers": ["right"]},
+            "teacher 0 must be an object with source, text and correct, found 'right'",
+        ),
+        (
+            PLAIN | {"teachers": [ROW["teachers"][0], {"text": "x"}]},
+            "teacher 1: 'source' must be a non-empty string, found None",
+        ),
+        (
+            PLAIN | {"teachers": [{"source": "a", "text": ""}]},
+            "teacher 0: 'text' must be a non-empty string, found ''",
+        ),
+        (
+            PLAIN | {"teachers": [{"source": "a", "text": ["x"]}]},
+            "teacher 0: 'text' must be a non-empty string, found ['x']",
+        ),
+        (
+            PLAIN | {"teachers": [{"source": "a", "text": "x", "correct": "yes"}]},
+            "teacher 0: 'correct' must be true, false or null, found 'yes'",
+        ),
+    ],
+)
+def test_each_defect_of_a_row_is_named_with_its_line(refused: Callable[..., str], row: Any, message: str) -> None:
+    assert refused(PLAIN | {"uid": "first"}, row) == f"rows.jsonl:2: {message}"
+
+
+def test_a_task_without_verifier_is_refused_with_those_that_exist(refused: Callable[..., str]) -> None:
+    message = refused(PLAIN | {"task": "chess"})
+    assert message.startswith("rows.jsonl:1: unknown task 'chess'; known: ")
+    assert "countdown" in message
+
+
+@pytest.mark.parametrize("line", ['{"uid": "p-1",', "{'uid': 1}", "uid,prompt", '{"uid": "p-1"} {}'])
+def test_a_line_that_is_no_json_is_named(refused: Callable[..., str], line: str) -> None:
+    assert refused(PLAIN, line).startswith("rows.jsonl:2: not valid JSON: ")
+
+
+def test_half_a_surrogate_pair_is_refused_and_a_whole_one_is_text(
+    read: Callable[..., Any], refused: Callable[..., str]
+) -> None:
+    whole = json.dumps(PLAIN | {"prompt": "🎉"})
+    assert r"\ud83c\udf89" in whole
+    assert read(whole)[0]["prompt"] == "🎉"
+    assert refused(whole.replace(r"\udf89", "")).startswith("rows.jsonl:1: not valid Unicode: ")
+
+
+def test_bytes_that_are_no_text_are_refused_with_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(json.dumps(PLAIN).encode() + b'\n{"uid": "\xff"}\n')
+    with pytest.raises(RecipeError, match=r"rows\.jsonl:2: not valid Unicode: "):
+        read_rows(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.jsonl", None, "no such dataset file"),
+        ("empty.jsonl", b"", "the dataset has no rows"),
+        ("blank.jsonl", b"\n  \n", "the dataset has no rows"),
+        ("rows.csv", b"uid,prompt\n", "a dataset is a .jsonl or .parquet file of the recipe's rows, found '.csv'"),
+        ("rows", b"{}", "a dataset is a .jsonl or .parquet file of the recipe's rows, found ''"),
+        ("rows.parquet", b"not parquet", "not a readable parquet file: "),
+    ],
+)
+def test_a_file_that_is_no_dataset_is_refused(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(RecipeError) as error:
+        read_rows(tmp_path / name)
+    assert str(error.value).startswith(f"{tmp_path / name}: {message}")
+
+
+def test_a_parquet_file_without_rows_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pa.parquet.write_table(pa.table({"uid": pa.array([], pa.string())}), path)
+    with pytest.raises(RecipeError, match="the dataset has no rows"):
+        read_rows(path)

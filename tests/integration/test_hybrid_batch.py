@@ -1,0 +1,488 @@
+"""Hybrid groups on OpenRLHF's own batches: teachers among rollouts, their mask through every repacking, their loss."""
+
+from __future__ import annotations
+
+from oger_recipe.patches import apply_training_patches
+
+apply_training_patches()
+
+import json  # noqa: E402
+import math  # noqa: E402
+from collections.abc import Callable, Sequence  # noqa: E402
+from dataclasses import fields  # noqa: E402
+from pathlib import Path  # noqa: E402
+from types import SimpleNamespace  # noqa: E402
+from typing import Any  # noqa: E402
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
+    Experience,
+    make_experience_batch,
+    remove_padding_in_sequences,
+    split_experience_batch,
+)
+from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer  # noqa: E402
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
+from openrlhf.utils.loss_utils import iter_grad_accum_global_norm  # noqa: E402
+
+from oger_recipe.data.teacher_store import Teacher, TeacherStore, write_teacher_store  # noqa: E402
+from oger_recipe.plugin.hybrid_batch import (  # noqa: E402
+    HybridBatch,
+    Rollouts,
+    make_hybrid,
+    read_rollouts,
+    similarity_reduction,
+    teacher_experience,
+)
+from oger_recipe.plugin.policy_actor import HybridPolicyLoss, off_policy_mask  # noqa: E402
+
+PAD, END = 0, 1  # every other token is the letter of that code
+GROUP = 4
+
+# Similarities to the teachers E = (1, 0) and N = (0, 1):   to E   to N   mean   max   min
+VECTORS = {
+    "E": (1.0, 0.0),
+    "N": (0.0, 1.0),
+    "W": (-1.0, 0.0),
+    "a": (1.0, 0.0),  #                                       1.0    0.0    0.5    1.0   0.0
+    "b": (0.6, 0.8),  #                                       0.6    0.8    0.7    0.8   0.6
+    "c": (0.0, -1.0),  #                                      0.0   -1.0   -0.5    0.0  -1.0
+    "d": (-0.8, 0.6),  #                                     -0.8    0.6   -0.1    0.6  -0.8
+}
+
+
+class Letters:
+    """A tokenizer of letters, as far as rollouts need one."""
+
+    def batch_decode(self, rows: Sequence[torch.Tensor], skip_special_tokens: bool) -> list[str]:
+        assert skip_special_tokens
+        return ["".join(chr(token) for token in row.tolist() if token not in (PAD, END)) for row in rows]
+
+
+class Vectors:
+    """Stands in for the encoder and for the cache; notes what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+
+    def encode(self, texts: list[str]) -> torch.Tensor:
+        self.asked.append(texts)
+        return torch.tensor([VECTORS[text[0]] for text in texts])
+
+
+def _tokens(text: str) -> list[int]:
+    return [*map(ord, text), END]
+
+
+def _rollout(
+    text: str, *, uid: str = "taught", prompt: str = "?>", reward: float = 0.0, max_len: int = 64
+) -> Experience:
+    """What OpenRLHF makes of one answer of the engine."""
+    observation = [*map(ord, prompt), *_tokens(text)]
+    response = {
+        "prompt": prompt,
+        "label": json.dumps({"uid": uid, "answer": "42", "task": "countdown"}),
+        "images": None,
+        "mm_train_inputs": None,
+        "observation_tokens": observation,
+        "action_ranges": [(len(prompt), len(observation))],
+        "rollout_log_probs": [0.0] * len(prompt) + [-0.5] * (len(text) + 1),
+        "truncated": len(observation) > max_len,
+        "reward": reward,
+        "scores": float(reward > 0),
+        "extra_logs": {"reward_format": 1.0, "reward_error": 0.0},
+    }
+    return SamplesGenerator._process_response_into_experience(None, response, max_len=max_len)
+
+
+def _teacher(text: str, reward: float = 1.0) -> Teacher:
+    return Teacher(source=f"source of {text}", text=text, tokens=_tokens(text), reward=reward, score=float(reward > 0))
+
+
+def _rollouts(*groups: tuple[str, list[str], list[float]]) -> Rollouts:
+    """Groups of (uid, texts, rewards); every group has a prompt of another length."""
+    samples = [
+        _rollout(text, uid=uid, prompt="?" * (2 + number) + ">", reward=reward)
+        for number, (uid, texts, rewards) in enumerate(groups)
+        for text, reward in zip(texts, rewards, strict=True)
+    ]
+    return read_rollouts(samples, Letters(), GROUP)
+
+
+LETTERS, WRONG, RIGHT = ["a", "bb", "ccc", "dddd"], [0.0] * 4, [1.0] * 4
+
+
+@pytest.fixture
+def hybrid(tmp_path: Path) -> Callable[..., HybridBatch]:
+    """make_hybrid with a store of the teachers given by uid, and with the vectors above."""
+
+    def make(rollouts: Rollouts, teachers: dict[str, list[Teacher]], *, seed: int = 0, **settings: Any) -> HybridBatch:
+        write_teacher_store(teachers, tmp_path / "teachers.arrow")
+        defaults = {"replace_mode": "similarity_mean_des", "max_replace_num": 1, "all_correct_group": "keep"}
+        chosen = SimpleNamespace(**(defaults | settings))
+        store, vectors = TeacherStore(tmp_path / "teachers.arrow"), Vectors()
+        batch = make_hybrid(rollouts, store, vectors, vectors, chosen, seed)
+        batch.asked = vectors.asked
+        return batch
+
+    return make
+
+
+# ---- one teacher
+
+
+def test_rollouts_are_read_as_texts_without_prompt_and_special_tokens_with_one_uid_per_group():
+    rollouts = _rollouts(("u", LETTERS, [0.0, 1.0, 0.5, 0.0]), ("v", list("dcba"), WRONG))
+    assert rollouts.texts == [*LETTERS, *"dcba"]
+    assert rollouts.uids == ["u", "v"]
+    assert rollouts.rewards.tolist() == [0.0, 1.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert rollouts.scores.tolist() == [0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_a_teacher_follows_the_prompt_of_the_rollout_and_its_mask_covers_exactly_its_tokens():
+    rollout = _rollout("abcdef", prompt="ask>")
+    taught = teacher_experience(rollout, _teacher("NO", reward=0.75))
+    assert taught.sequences.tolist() == [[*map(ord, "ask>NO"), END]]
+    # Position t of the action mask speaks of token t + 1: N, O and the end are tokens 4, 5 and 6.
+    assert taught.action_mask.tolist() == [[0, 0, 0, 1, 1, 1]]
+    assert taught.attention_mask.tolist() == [[1] * 7]
+    assert taught.rollout_log_probs.shape == (1, 6)
+    assert (taught.response_length.tolist(), taught.total_length.tolist()) == ([3], [7.0])
+    assert (taught.rewards.tolist(), taught.scores.tolist()) == ([0.75], [1.0])
+    assert (taught.prompts, taught.labels) == (rollout.prompts, rollout.labels)
+    figures = {key: value.item() for key, value in taught.info.items()}
+    assert figures == {
+        "response_clip_ratio": False,
+        "reward": 0.75,
+        "score": 1.0,
+        "reward_format": 0.0,
+        "reward_error": 0.0,
+        "off_policy_tokens": 3.0,
+    }
+
+
+@pytest.mark.parametrize("max_len", [64, 5])
+def test_a_teacher_has_every_field_and_info_key_of_a_rollout_also_of_a_truncated_one(max_len):
+    rollout = _rollout("abcdef", max_len=max_len)
+    assert rollout.truncated.item() == (max_len == 5)
+    taught = teacher_experience(rollout, _teacher("NN"))
+    for field in fields(Experience):
+        theirs, ours = getattr(rollout, field.name), getattr(taught, field.name)
+        assert type(ours) is type(theirs), field.name
+        if isinstance(theirs, torch.Tensor):
+            assert (ours.dtype, ours.ndim, len(ours)) == (theirs.dtype, theirs.ndim, 1), field.name
+    assert taught.info.keys() == rollout.info.keys() | {"off_policy_tokens"}
+    for key, value in rollout.info.items():
+        assert (taught.info[key].dtype, taught.info[key].shape) == (value.dtype, value.shape), key
+    assert taught.truncated.tolist() == [False]
+    assert taught.sequences[0, :2].tolist() == list(map(ord, "?>"))
+
+
+def test_a_mix_of_rollouts_and_teachers_can_be_joined_and_split_again(hybrid):
+    batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), {"taught": [_teacher("NNNNNN")]})
+    assert batch.is_teacher.tolist() == [False, True, False, False]
+    joined = Experience.concat_experiences(batch.samples, PAD)
+    # Prompt "??" and ">", then the answer and its end; row 1 is the teacher's.
+    assert joined.attention_mask.sum(dim=1).tolist() == [5, 10, 7, 8]
+    assert joined.action_mask.sum(dim=1).tolist() == joined.response_length.tolist() == [2, 7, 4, 5]
+    assert joined.sequences[1].tolist() == [*map(ord, "??>NNNNNN"), END]
+    assert joined.sequences[0].tolist() == [*map(ord, "??>a"), END, *[PAD] * 5]
+    assert {key: value.shape for key, value in joined.info.items()} == {key: (4,) for key in batch.samples[0].info}
+    assert joined.info["off_policy_tokens"].tolist() == [0.0, 7.0, 0.0, 0.0]
+
+    rows = remove_padding_in_sequences(split_experience_batch(joined))
+    for row, sample in zip(rows, batch.samples, strict=True):
+        assert row.sequences.tolist() == sample.sequences[0].tolist()
+        assert row.action_mask.tolist() == sample.action_mask[0].tolist()
+        assert {k: v.item() for k, v in row.info.items()} == {k: v.item() for k, v in sample.info.items()}
+
+
+# ---- the mask
+
+
+def _expected_mask(prompt: int, teacher: int, width: int) -> list[bool]:
+    return [prompt - 1 <= position < prompt - 1 + teacher for position in range(width)]
+
+
+def _mask_of(batch: Experience) -> list[list[bool]]:
+    """As OgerActorPPOTrainer.training_step makes it."""
+    return off_policy_mask(batch.action_mask, torch.stack(list(batch.info["off_policy_tokens"]))).tolist()
+
+
+@pytest.mark.parametrize(
+    "packs", [[range(8)], [[0, 1], [2, 3], [4, 5], [6, 7]], [[1], [0, 6, 3], [7, 2, 5, 4]], [[5, 1]]]
+)
+def test_the_off_policy_mask_covers_the_teachers_tokens_in_every_packing(hybrid, packs):
+    rollouts = _rollouts(("first", LETTERS, WRONG), ("second", LETTERS[::-1], WRONG))
+    teachers = {"first": [_teacher("NN")], "second": [_teacher("NNNNNNN")]}
+    batch = hybrid(rollouts, teachers)
+    # Row 1 (bb) and row 6 (bb) are the most similar; prompts have 3 and 4 tokens, teachers 3 and 8.
+    taught = {1: (3, 3), 6: (4, 8)}
+    buffer = NaiveReplayBuffer(2)
+    for half in (batch.samples[:4], batch.samples[4:]):  # as micro-batches arrive from the controller
+        buffer.append(Experience.concat_experiences(half, PAD))
+    for pack in packs:
+        together = buffer.collate_fn([buffer.items[row] for row in pack])
+        width = together.action_mask.shape[1]
+        assert width == max(buffer.items[row].action_mask.shape[0] for row in pack)
+        expected = [_expected_mask(*taught[row], width) if row in taught else [False] * width for row in pack]
+        assert _mask_of(together) == expected
+
+
+def test_the_off_policy_mask_survives_each_of_openrlhfs_steps(hybrid):
+    batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), {"taught": [_teacher("N")]})
+    joined = Experience.concat_experiences(batch.samples, PAD)
+    assert _mask_of(joined) == [[False] * 7, _expected_mask(3, 2, 7), [False] * 7, [False] * 7]
+    rows = split_experience_batch(joined)
+    assert off_policy_mask(rows[1].action_mask, rows[1].info["off_policy_tokens"]).tolist() == _expected_mask(3, 2, 7)
+    rows = remove_padding_in_sequences(rows)
+    assert off_policy_mask(rows[1].action_mask, rows[1].info["off_policy_tokens"]).tolist() == _expected_mask(3, 2, 4)
+    again = make_experience_batch([rows[3], rows[1]])
+    assert _mask_of(again) == [[False] * 7, _expected_mask(3, 2, 7)]
+
+
+def test_the_off_policy_mask_of_a_prefix_ends_within_the_response():
+    action_mask = torch.tensor([[0, 0, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1]])
+    assert off_policy_mask(action_mask, torch.tensor([2.0, 0.0])).int().tolist() == [[0, 0, 1, 1, 0, 0], [0] * 6]
+
+
+# ---- groups
+
+
+@pytest.mark.parametrize(
+    ("mode", "replaced", "similarity"),
+    [
+        ("similarity_mean_des", 1, [0.5, 0.7, -0.5, -0.1]),
+        ("similarity_max_des", 0, [1.0, 0.8, 0.0, 0.6]),
+        ("similarity_min_des", 1, [0.0, 0.6, -1.0, -0.8]),
+        ("similarity_mean_asc", 2, [0.5, 0.7, -0.5, -0.1]),
+        ("wrong_first_similarity_mean_des", 0, [0.5, 0.7, -0.5, -0.1]),  # b, the most similar, is right
+    ],
+)
+def test_the_rollout_that_the_mode_ranks_first_makes_room(hybrid, mode, replaced, similarity):
+    rollouts = _rollouts(("taught", LETTERS, [0.0, 1.0, 0.0, 0.0]))
+    batch = hybrid(rollouts, {"taught": [_teacher("E", 0.75), _teacher("N", 0.75)]}, replace_mode=mode)
+    assert batch.similarity.tolist() == pytest.approx(similarity, abs=1e-6)
+    assert batch.is_teacher.tolist() == [row == replaced for row in range(4)]
+    assert list(batch.teachers) == [replaced]
+    expected = [0.0, 1.0, 0.0, 0.0]
+    expected[replaced] = 0.75
+    assert batch.rewards.tolist() == expected
+    assert batch.scores.tolist() == [math.ceil(reward) for reward in expected]
+    assert rollouts.rewards.tolist() == [0.0, 1.0, 0.0, 0.0]  # what was sampled is not rewritten
+    text = batch.teachers[replaced].text
+    assert batch.samples[replaced].sequences[0].tolist() == [*map(ord, "??>" + text), END]
+    assert [batch.samples[row] is rollouts.samples[row] for row in range(4)] == [row != replaced for row in range(4)]
+
+
+def test_modes_that_name_no_reduction_use_the_mean():
+    assert similarity_reduction("random") == similarity_reduction("wrong_first_random") == "mean"
+    assert similarity_reduction("wrong_first_similarity_min_asc") == "min"
+
+
+def test_prompts_without_teachers_are_untouched_counted_and_not_embedded(hybrid):
+    rollouts = _rollouts(("none", LETTERS, WRONG), ("taught", LETTERS, WRONG), ("empty", LETTERS, RIGHT))
+    batch = hybrid(rollouts, {"taught": [_teacher("N")], "empty": []}, max_replace_num=2)
+    assert batch.prompts_without_teacher == 2
+    assert batch.is_teacher.nonzero().flatten().tolist() == [5]  # bb of the second group; it has one teacher
+    assert batch.similarity.isnan().tolist() == [True] * 4 + [False] * 4 + [True] * 4
+    assert all(batch.samples[row] is rollouts.samples[row] for row in range(12) if row != 5)
+    assert batch.asked == [LETTERS, ["N"]]
+    assert len({tuple(sample.info) for sample in batch.samples}) == 1  # the same keys in the same order
+
+
+def test_a_step_without_any_teacher_embeds_nothing_and_replaces_nothing(hybrid):
+    rollouts = _rollouts(("none", LETTERS, WRONG))
+    batch = hybrid(rollouts, {})
+    assert (batch.asked, batch.teachers, batch.prompts_without_teacher) == ([], {}, 1)
+    assert [sample.info["off_policy_tokens"].tolist() for sample in batch.samples] == [[0.0]] * 4
+
+
+def test_several_places_of_a_group_go_to_distinct_teachers_each_of_which_has_its_turn(hybrid):
+    teachers = [_teacher(text) for text in ("E", "N", "W")]
+    seen = set()
+    for seed in range(40):
+        batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), {"taught": teachers}, max_replace_num=2, seed=seed)
+        texts = [teacher.text for teacher in batch.teachers.values()]
+        assert len(texts) == len(set(texts)) == 2
+        seen.add(tuple(texts))
+    assert seen == {(x, y) for x in "ENW" for y in "ENW" if x != y}
+
+
+@pytest.mark.parametrize(("wanted", "teachers", "placed"), [(3, "E", 1), (4, "EN", 2), (6, "ENWENW", 4), (0, "EN", 0)])
+def test_no_more_places_are_given_than_there_are_teachers_or_rollouts(hybrid, wanted, teachers, placed):
+    members = [_teacher(text) for text in teachers]
+    batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), {"taught": members}, max_replace_num=wanted)
+    assert (int(batch.is_teacher.sum()), len(batch.teachers)) == (placed, placed)
+
+
+def test_a_group_that_is_all_correct_stays_online_only_where_that_is_asked_for(hybrid):
+    rollouts = [("solved", LETTERS, RIGHT), ("nearly", LETTERS, [1.0, 1.0, 1.0, 0.0])]
+    teachers = {"solved": [_teacher("N")], "nearly": [_teacher("N")]}
+    online = hybrid(_rollouts(*rollouts), teachers, all_correct_group="online")
+    assert online.is_teacher.nonzero().flatten().tolist() == [5]
+    assert online.prompts_without_teacher == 0
+    assert not online.similarity.isnan().any()  # the bonus still needs it
+    for other in ("keep", "clip"):
+        batch = hybrid(_rollouts(*rollouts), teachers, all_correct_group=other)
+        assert batch.is_teacher.nonzero().flatten().tolist() == [1, 5]
+
+
+@pytest.mark.parametrize("mode", ["similarity_mean_des", "random"])
+def test_the_same_seed_draws_the_same_teachers_and_another_seed_others(hybrid, mode):
+    def drawn(seed: int) -> dict[int, str]:
+        rollouts = _rollouts(*((uid, LETTERS, WRONG) for uid in "uvwxyz"))
+        teachers = {uid: [_teacher(text) for text in ("E", "N", "W")] for uid in "uvwxyz"}
+        batch = hybrid(rollouts, teachers, seed=seed, replace_mode=mode)
+        return {row: teacher.text for row, teacher in batch.teachers.items()}
+
+    assert drawn(3) == drawn(3)
+    assert len({tuple(drawn(seed).items()) for seed in range(10)}) > 5
+
+
+# ---- the loss
+
+LONGEST = 9  # rollout.max_new_tokens
+
+
+def _loss(aggregation: str) -> HybridPolicyLoss:
+    oger = {"off_policy_reshape": "p_div_p_0.1", "off_policy_reshape_weight": 0.1, "off_policy_reshape_pow_exp": 0.5}
+    return HybridPolicyLoss(
+        SimpleNamespace(
+            rollout=SimpleNamespace(max_new_tokens=LONGEST),
+            actor=SimpleNamespace(eps_clip_low_high=[0.2, 0.2]),
+            oger=SimpleNamespace(**oger, loss_remove_clip=False, loss_aggregation=aggregation),
+        )
+    )
+
+
+@pytest.fixture
+def items(hybrid) -> list[Experience]:
+    """Eight rows of the replay buffer, two of them teachers', with log-probabilities and advantages."""
+    rollouts = _rollouts(("first", LETTERS, WRONG), ("second", LETTERS[::-1], WRONG))
+    batch = hybrid(rollouts, {"first": [_teacher("NNNNNN")], "second": [_teacher("NN")]})
+    joined = Experience.concat_experiences(batch.samples, PAD)
+    generator = torch.Generator().manual_seed(1)
+    joined.action_log_probs = -2 * torch.rand(joined.action_mask.shape, generator=generator) * joined.action_mask
+    joined.advantages = torch.randn(8, 1, generator=generator) * joined.action_mask
+    buffer = NaiveReplayBuffer(2)
+    buffer.append(joined)
+    return buffer.items
+
+
+def _policy(items: list[Experience]) -> list[torch.Tensor]:
+    """The policy's log-probabilities of each row, some far enough from the old ones to be clipped."""
+    generator = torch.Generator().manual_seed(2)
+    return [
+        (item.action_log_probs + 0.8 * (torch.rand(item.action_log_probs.shape, generator=generator) - 0.5)).clamp(
+            max=0
+        )
+        for item in items
+    ]
+
+
+def _expected_gradient(items: list[Experience], aggregation: str) -> list[list[float]]:
+    """Token by token from the formulas of the method; gamma = 0.1 and clipping at 0.2 on both sides."""
+    lengths = [int(item.action_mask.sum()) for item in items]
+    gradient = []
+    for item, policy, length in zip(items, _policy(items), lengths, strict=True):
+        row = []
+        for log_prob, old, advantage, is_action in zip(
+            policy.tolist(),
+            item.action_log_probs.tolist(),
+            item.advantages.tolist(),
+            item.action_mask.tolist(),
+            strict=True,
+        ):
+            p, ratio = math.exp(log_prob), math.exp(log_prob - old)
+            if item.info["off_policy_tokens"] > 0:
+                slope = p * 0.1 / (p + 0.1) ** 2
+            else:
+                clipped = ratio > 1.2 if advantage > 0 else ratio < 0.8
+                slope = 0.0 if clipped else ratio
+            divisor = {
+                "token_mean": sum(lengths),
+                "sequence_mean": len(items) * length,
+                "constant": len(items) * LONGEST,
+            }
+            row.append(-advantage * slope / divisor[aggregation] if is_action else 0.0)
+        gradient.append(row)
+    return gradient
+
+
+def _accumulate(
+    items: list[Experience], leaves: list[torch.Tensor], packs: list[list[int]], aggregation: str, totals: dict | None
+) -> float:
+    """Backward of every micro-batch, scaled as DeepSpeed does; the totals are OpenRLHF's unless given."""
+    loss_fn, gas, total = _loss(aggregation), len(packs), 0.0
+    batches = [(pack, make_experience_batch([items[row] for row in pack])) for pack in packs]
+    for (pack, batch), info in iter_grad_accum_global_norm(iter(batches), None, gas, lambda pair: pair[1].action_mask):
+        loss_fn.off_policy_mask = torch.tensor(_mask_of(batch))
+        log_probs = torch.nn.utils.rnn.pad_sequence([leaves[row] for row in pack], batch_first=True)
+        loss, *_ = loss_fn(
+            log_probs,
+            batch.action_log_probs,
+            batch.advantages,
+            action_mask=batch.action_mask,
+            rollout_log_probs=batch.rollout_log_probs,
+            **(totals or info),
+        )
+        (loss / gas).backward()
+        total += loss.item() / gas
+    return total
+
+
+def _gradient(leaves: list[torch.Tensor]) -> list[list[float]]:
+    return [[0.0] * len(leaf) if leaf.grad is None else leaf.grad.tolist() for leaf in leaves]
+
+
+CUTS = [
+    [[0, 1, 2, 3, 4, 5, 6, 7]],
+    [[0, 1, 2, 3], [4, 5, 6, 7]],
+    [[6, 0], [1, 5], [4, 3], [2, 7]],
+    [[row] for row in range(8)],
+    [[0, 2, 4, 5, 7], [1], [3, 6]],
+]
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
+def test_micro_batches_however_cut_give_the_gradient_of_the_formulas(items, aggregation):
+    expected = _expected_gradient(items, aggregation)
+    losses = []
+    for packs in CUTS:
+        leaves = [log_probs.requires_grad_() for log_probs in _policy(items)]
+        losses.append(_accumulate(items, leaves, packs, aggregation, None))
+        for ours, theirs in zip(_gradient(leaves), expected, strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-7)
+    assert losses == pytest.approx([losses[0]] * len(CUTS), rel=1e-5)
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
+@pytest.mark.parametrize("ranks", [[[[0, 1], [2, 3]], [[4, 5], [6, 7]]], [[[5, 1, 0], [7]], [[2], [3, 4, 6]]]])
+def test_the_average_over_two_ranks_is_the_gradient_of_the_whole(items, aggregation, ranks):
+    tokens = sum(int(item.action_mask.sum()) for item in items)
+    totals = {
+        "dp_size": 2,
+        "batch_num_tokens": torch.tensor(tokens / 2),  # both ranks' tokens over two micro-batches
+        "global_batch_size": torch.tensor(8 / 2),
+    }
+    leaves = [log_probs.requires_grad_() for log_probs in _policy(items)]
+    for packs in ranks:
+        _accumulate(items, leaves, packs, aggregation, totals)
+    for ours, theirs in zip(_gradient(leaves), _expected_gradient(items, aggregation), strict=True):
+        assert [value / 2 for value in ours] == pytest.approx(theirs, rel=1e-4, abs=1e-7)
+
+
+def test_the_rows_of_the_loss_tests_hold_clipped_unclipped_and_teacher_tokens(items):
+    gradient = _expected_gradient(items, "constant")
+    teachers = [item.info["off_policy_tokens"].item() > 0 for item in items]
+    assert teachers == [False, True, False, False, False, False, True, False]
+    tokens = [
+        (value == 0)
+        for row, item, teacher in zip(gradient, items, teachers, strict=True)
+        if not teacher
+        for value, is_action in zip(row, item.action_mask.tolist(), strict=True)
+        if is_action
+    ]
+    assert 0 < sum(tokens) < len(tokens)

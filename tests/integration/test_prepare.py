@@ -1,0 +1,194 @@
+"""Rows become prompts with labels and a store of usable teachers; what does not fit is left out and counted.
+
+Lengths are counted by hand: the tokenizer here has one token for each character and each tag.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oger_recipe.data.prepare import Budget, PromptFormat, prepare
+from oger_recipe.data.teacher_store import TeacherStore
+from oger_recipe.recipe import RecipeError
+
+PLAIN = PromptFormat(apply_chat_template=False, input_template=None)
+CHAT = PromptFormat(apply_chat_template=True, input_template=None)
+ANSWER = '{"numbers":[3,5,12],"target":96}'
+RIGHT = "<answer>(3+5)*12</answer>"  # 2 tags and 8 characters: 10 tokens, 11 with the end of sequence
+WRONG = "<answer>3*5+12</answer>"
+END = "<|im_end|>"
+
+
+def _row(*texts: str, uid: str = "p-1", prompt: Any = "Make 96.", **fields: Any) -> dict[str, Any]:
+    teachers = [{"source": f"s{number}", "text": text, "correct": None} for number, text in enumerate(texts)]
+    return {"uid": uid, "prompt": prompt, "answer": ANSWER, "task": "countdown", "teachers": teachers} | fields
+
+
+@pytest.fixture()
+def prepared(tmp_path: Path, letters: Any) -> Callable[..., tuple[Counter[str], list[dict[str, Any]], TeacherStore]]:
+    """Counts, prompts and store of the given rows."""
+
+    def run(
+        *rows: dict[str, Any],
+        budget: tuple[int, int | None] = (100, 50),
+        prompt_format: PromptFormat = PLAIN,
+        keep_wrong_teachers: bool = False,
+    ) -> tuple[Counter[str], list[dict[str, Any]], TeacherStore]:
+        prompts, store = tmp_path / "train.jsonl", tmp_path / "teachers.arrow"
+        counts = prepare(
+            rows,
+            tokenizer=letters,
+            prompt_format=prompt_format,
+            budget=Budget(*budget),
+            prompts_path=prompts,
+            teachers_path=store,
+            keep_wrong_teachers=keep_wrong_teachers,
+        )
+        return counts, [json.loads(line) for line in prompts.read_text().splitlines()], TeacherStore(store)
+
+    return run
+
+
+def test_a_row_becomes_a_prompt_with_a_label_of_uid_answer_and_task(prepared: Callable[..., Any]) -> None:
+    counts, prompts, _ = prepared(_row(RIGHT, prompt="é Make 96."), _row(RIGHT, uid="p-2", datasource="made up"))
+    label = json.loads(prompts[0].pop("label"))
+    assert label == {"uid": "p-1", "answer": ANSWER, "task": "countdown"}
+    assert prompts[0] == {"prompt": "é Make 96.", "datasource": "default"}
+    assert json.loads(prompts[1]["label"])["uid"] == "p-2"
+    assert prompts[1]["datasource"] == "made up"
+    assert counts == {"prompts": 2, "teachers": 2, "prompts_without_teacher": 0}
+
+
+def test_a_teacher_keeps_its_text_its_source_and_its_verdict(prepared: Callable[..., Any], letters: Any) -> None:
+    (teacher,) = prepared(_row(RIGHT))[2]["p-1"]
+    assert (teacher.source, teacher.text, teacher.reward, teacher.score) == ("s0", RIGHT, 1.0, 1.0)
+    assert len(teacher.tokens) == 11
+    assert letters.decode(teacher.tokens) == RIGHT + END
+
+
+@pytest.mark.parametrize("text", [RIGHT, RIGHT + END, RIGHT + END + "\n", RIGHT + END + " \n\n"])
+def test_the_end_of_sequence_comes_exactly_once(prepared: Callable[..., Any], letters: Any, text: str) -> None:
+    (teacher,) = prepared(_row(text))[2]["p-1"]
+    assert teacher.tokens.count(letters.eos_token_id) == 1
+    assert teacher.tokens[-1] == letters.eos_token_id
+    assert len(teacher.tokens) == 11
+    assert teacher.text == RIGHT, "rollouts are embedded without special tokens, so teachers are too"
+
+
+def test_white_space_before_the_end_belongs_to_the_teacher(prepared: Callable[..., Any]) -> None:
+    assert [len(teacher.tokens) for teacher in prepared(_row(RIGHT + "\n"))[2]["p-1"]] == [12]
+
+
+@pytest.mark.parametrize(
+    ("budget", "kept"),
+    [
+        ((100, 11), True),
+        ((100, 10), False),
+        ((19, None), True),  # 8 for the prompt, 11 left
+        ((18, None), False),
+        ((19, 11), True),
+    ],
+)
+def test_a_teacher_longer_than_the_response_budget_is_dropped_and_counted(
+    prepared: Callable[..., Any], budget: tuple[int, int | None], kept: bool
+) -> None:
+    counts, prompts, store = prepared(_row(RIGHT), budget=budget)
+    assert len(store["p-1"]) == kept
+    assert counts["teachers"] == kept
+    assert counts["teachers_too_long"] == counts["prompts_without_teacher"] == (not kept)
+    assert len(prompts) == counts["prompts"] == 1
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_wrong_teachers_are_dropped_unless_they_are_asked_for(prepared: Callable[..., Any], keep: bool) -> None:
+    counts, _, store = prepared(_row(WRONG, RIGHT, "no answer"), keep_wrong_teachers=keep)
+    kept = [("s0", 0.1, 0.0), ("s1", 1.0, 1.0), ("s2", 0.0, 0.0)] if keep else [("s1", 1.0, 1.0)]
+    assert [(t.source, t.reward, t.score) for t in store["p-1"]] == kept
+    assert counts["teachers"] == len(kept)
+    assert counts["teachers_wrong"] == 3 - len(kept)
+
+
+def test_the_verifier_decides_whatever_the_row_claims(prepared: Callable[..., Any]) -> None:
+    row = _row(RIGHT, WRONG)
+    row["teachers"][0]["correct"], row["teachers"][1]["correct"] = False, True
+    assert [teacher.text for teacher in prepared(row)[2]["p-1"]] == [RIGHT]
+
+
+@pytest.mark.parametrize(
+    ("prompt_format", "budget", "fits"),
+    [
+        (PLAIN, (58, 50), True),  # "Make 96." has 8 characters
+        (PLAIN, (57, 50), False),
+        (PLAIN, (9, None), True),  # at least one token of response
+        (PLAIN, (8, None), False),
+        (PromptFormat(False, "Q: {}\n"), (62, 50), True),
+        (PromptFormat(False, "Q: {}\n"), (61, 50), False),
+        # 2 turns opened and 1 closed by one token each, "user\n", "\n" and "assistant\n": 19 tokens more
+        (CHAT, (77, 50), True),
+        (CHAT, (76, 50), False),
+    ],
+)
+def test_a_prompt_that_is_too_long_is_left_out_and_counted(
+    prepared: Callable[..., Any], prompt_format: PromptFormat, budget: tuple[int, int | None], fits: bool
+) -> None:
+    short = _row(uid="short", prompt="")
+    counts, prompts, store = prepared(_row(RIGHT), short, budget=budget, prompt_format=prompt_format)
+    uids = [json.loads(prompt["label"])["uid"] for prompt in prompts]
+    assert uids == (["p-1", "short"] if fits else ["short"])
+    assert counts["prompts"] == len(uids)
+    assert counts["prompts_too_long"] == (not fits)
+    if not fits:
+        assert store["p-1"] == []
+        assert counts["teachers"] + counts["teachers_too_long"] == 0
+
+
+def test_prompts_without_teachers_are_kept_and_counted(prepared: Callable[..., Any]) -> None:
+    rows = [_row(RIGHT), _row(WRONG, uid="p-2"), _row(uid="p-3"), _row(uid="p-4", teachers=None)]
+    counts, prompts, store = prepared(*rows)
+    assert counts == {"prompts": 4, "prompts_without_teacher": 3, "teachers": 1, "teachers_wrong": 1}
+    assert len(prompts) == 4
+    assert len(store) == 1
+
+
+def test_no_prompt_that_fits_is_an_error_with_its_numbers(prepared: Callable[..., Any]) -> None:
+    with pytest.raises(RecipeError) as error:
+        prepared(_row(RIGHT), _row(uid="p-2"), budget=(57, 50))
+    assert str(error.value) == (
+        "all 2 prompts are longer than 7 tokens (data.max_len 57 - rollout.max_new_tokens 50); raise data.max_len"
+    )
+
+
+def test_chat_prompts_need_the_chat_template(prepared: Callable[..., Any]) -> None:
+    chat = [{"role": "user", "content": "Make 96."}]
+    assert prepared(_row(prompt=chat), prompt_format=CHAT)[1][0]["prompt"] == chat
+    with pytest.raises(RecipeError, match="prompts are chat messages: set data.apply_chat_template"):
+        prepared(_row(prompt=chat))
+
+
+def test_a_uid_that_two_files_share_is_refused(prepared: Callable[..., Any]) -> None:
+    with pytest.raises(RecipeError, match="uid 'p-1' is used by two rows; uids have to differ between dataset files"):
+        prepared(_row(RIGHT), _row(WRONG))
+
+
+def test_an_answer_that_no_verifier_can_read_is_refused_with_its_uid(prepared: Callable[..., Any]) -> None:
+    with pytest.raises(RecipeError, match="row 'p-1': Countdown answer is not"):
+        prepared(_row(RIGHT, answer="ninety-six"))
+
+
+def test_an_evaluation_set_has_no_store(tmp_path: Path, letters: Any) -> None:
+    counts = prepare(
+        [_row(RIGHT)],
+        tokenizer=letters,
+        prompt_format=PLAIN,
+        budget=Budget(100, 50),
+        prompts_path=tmp_path / "eval.jsonl",
+        teachers_path=None,
+    )
+    assert counts == {"prompts": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["eval.jsonl"]

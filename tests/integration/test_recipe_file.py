@@ -1,0 +1,311 @@
+"""Recipe files: nested YAML whose paths are the flags of the command line, checked as a whole."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import oger_recipe
+from oger_recipe.cli.train_ppo_ray import build_parser
+from oger_recipe.plugin.openrlhf_parser import openrlhf_parser
+from oger_recipe.recipe import KNOBS, METHOD_DEFAULTS, RecipeError, nested, read_recipe, write_resolved
+
+Read = Callable[..., dict[str, Any]]
+CONFIGS = sorted((Path(oger_recipe.__file__).parents[1] / "configs").rglob("*.yaml"))
+
+
+@pytest.fixture()
+def refused(read: Read, tmp_path: Path) -> Callable[[str], str]:
+    """The message about a recipe text, with the file's path shortened to its name."""
+
+    def message(text: str) -> str:
+        with pytest.raises(RecipeError) as error:
+            read(text)
+        return str(error.value).replace(f"{tmp_path}/", "")
+
+    return message
+
+
+def test_nested_keys_become_flags(read: Read) -> None:
+    settings = read(
+        "oger:\n  task: {name: countdown, max_target: 50}\n  bonus_weight: 0.5\n"
+        "actor:\n  adam:\n    lr: 0.001\n    betas: [0.8, 0.99]\n"
+        "ds: {packing_samples: true}\nuse_ms: false\n"
+    )
+    assert settings["oger.task.name"] == "countdown"
+    assert settings["oger.task.max_target"] == 50
+    assert settings["oger.bonus_weight"] == 0.5
+    assert settings["actor.adam.lr"] == 0.001
+    assert settings["actor.adam.betas"] == [0.8, 0.99]
+    assert settings["ds.packing_samples"] is True
+    assert settings["use_ms"] is False
+
+
+def test_dotted_keys_are_the_same_settings(read: Read) -> None:
+    assert read("actor.adam.lr: 0.25\n")["actor.adam.lr"] == 0.25
+    assert read("actor: {adam.lr: 0.25}\n")["actor.adam.lr"] == 0.25
+
+
+def test_what_the_file_leaves_out_keeps_its_default(read: Read) -> None:
+    settings = read("oger: {bonus_weight: 2}\nactor: {max_norm: null}\nckpt:\n  # save_steps: 4\n")
+    assert settings["oger.max_replace_num"] == 1
+    assert settings["actor.max_norm"] == 1.0
+    assert settings["ckpt.save_steps"] == -1
+    assert settings["algo.advantage.estimator"] == METHOD_DEFAULTS["algo.advantage.estimator"] == "dr_grpo"
+
+
+def test_an_empty_file_is_a_recipe_of_defaults(read: Read, parser: argparse.ArgumentParser) -> None:
+    assert read("# nothing yet\n") == vars(parser.parse_args([]))
+
+
+def test_flags_on_the_command_line_win_over_the_file(read: Read) -> None:
+    text = "actor: {adam: {lr: 0.25}}\noger: {similarity_reverse: true, replace_mode: random}\n"
+    settings = read(text, "--actor.adam.lr", "0.5", "--no-oger.similarity_reverse")
+    assert settings["actor.adam.lr"] == 0.5
+    assert settings["oger.similarity_reverse"] is False
+    assert settings["oger.replace_mode"] == "random"
+
+
+@pytest.mark.parametrize("number", ["1e-6", "1.0e-6", "0.000001", "1E-06"])
+def test_small_numbers_are_numbers_in_every_notation(read: Read, number: str) -> None:
+    assert read(f"actor: {{adam: {{lr: {number}}}}}\n")["actor.adam.lr"] == 1e-6
+
+
+def test_switches_are_true_or_false(read: Read) -> None:
+    settings = read("oger: {val_before_train: false, verbose: true}\nckpt: {save_hf: true, disable_ds: false}\n")
+    assert settings["oger.val_before_train"] is False
+    assert settings["oger.verbose"] is True
+    assert settings["ckpt.save_hf"] is True
+    assert settings["ckpt.disable_ds"] is False
+
+
+@pytest.mark.parametrize(
+    ("text", "nesterov"),
+    [("no_nesterov: true", False), ("no_nesterov: false", True), ("nesterov: false", False), ("nesterov: true", True)],
+)
+def test_a_flag_that_turns_something_off_means_what_it_says(read: Read, text: str, nesterov: bool) -> None:
+    assert read(f"actor: {{muon: {{{text}}}}}\n")["actor.muon.nesterov"] is nesterov
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("0123456", "0123456"),  # a hash of digits: octal to YAML
+        ("12:30", "12:30"),  # base sixty to YAML
+        ("1.10", "1.10"),
+        ("'-x'", "-x"),  # would look like a flag
+        ("''", ""),
+        ("'null'", "null"),
+    ],
+)
+def test_text_settings_are_read_as_they_are_written(read: Read, written: str, expected: str) -> None:
+    assert read(f"oger: {{embedding_revision: {written}}}\n")["oger.embedding_revision"] == expected
+
+
+def test_off_without_quotes_is_a_choice_named_off(read: Read) -> None:
+    assert read("algo: {advantage: {is_correction_level: off}}\n")["algo.advantage.is_correction_level"] == "off"
+
+
+def test_a_value_may_begin_with_a_dash(read: Read) -> None:
+    settings = read("oger: {task: {operators: -+}}\neval: {steps: -1}\nreward: {clip_range: [-5, 5]}\n")
+    assert settings["oger.task.operators"] == "-+"
+    assert settings["eval.steps"] == -1
+    assert settings["reward.clip_range"] == [-5.0, 5.0]
+
+
+def test_a_misspelt_key_is_named_with_file_line_and_the_nearest_name(refused: Callable[[str], str]) -> None:
+    message = refused("oger:\n  # the bonus\n  bonus_wieght: 2\n")
+    assert message == "recipe.yaml:3: unknown setting 'oger.bonus_wieght'; did you mean 'oger.bonus_weight'?"
+
+
+def test_a_misspelt_section_is_named_too(refused: Callable[[str], str]) -> None:
+    message = refused("actor:\n  max_norm: 1\nrolout:\n  batch_size: 4\n")
+    assert message == "recipe.yaml:4: unknown setting 'rolout.batch_size'; did you mean 'rollout.batch_size'?"
+
+
+def test_a_key_like_no_other_gets_no_suggestion(refused: Callable[[str], str]) -> None:
+    assert refused("\nqqqq: 1\n") == "recipe.yaml:2: unknown setting 'qqqq'"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train: {batch_size: many}", "'train.batch_size' takes int, found 'many'"),
+        ("train: {batch_size: 8.0}", "'train.batch_size' takes int, found 8.0"),
+        ("train: {batch_size: true}", "'train.batch_size' takes int, found True"),
+        ("actor: {adam: {lr: false}}", "'actor.adam.lr' takes float, found False"),
+        ("oger: {run_dir: true}", "'oger.run_dir' takes str, found True"),
+        ("train: {batch_size: [8, 16]}", "'train.batch_size' takes one value, found the list [8, 16]"),
+        ("oger: {task: {name: [countdown]}}", "'oger.task.name' takes one value, found the list ['countdown']"),
+        ("actor: {adam: {betas: [0.9]}}", "'actor.adam.betas' takes 2 values, found [0.9]"),
+        ("actor: {adam: {betas: 0.9}}", "'actor.adam.betas' takes 2 values, found [0.9]"),
+        ("actor: {adam: {betas: [0.9, 0.95, 1]}}", "'actor.adam.betas' takes 2 values, found [0.9, 0.95, 1]"),
+        ("actor: {adam: {betas: [0.9, high]}}", "'actor.adam.betas' takes float, found 'high'"),
+        ("actor: {adam: {betas: [0.9, true]}}", "'actor.adam.betas' takes float, found True"),
+        ("ckpt: {save_hf: 1}", "'ckpt.save_hf' is true or false, found 1"),
+        ("oger: {verbose: 'no'}", "'oger.verbose' is true or false, found 'no'"),
+        ("oger: {verbose: [true]}", "'oger.verbose' is true or false, found [True]"),
+        (
+            "oger: {all_correct_group: kepe}",
+            "'oger.all_correct_group' is one of keep, clip, online, found 'kepe'; did you mean 'keep'?",
+        ),
+        ("ds: {param_dtype: int3}", "'ds.param_dtype' is one of bf16, fp16, found 'int3'"),
+        (
+            "train: {batch_size: {rows: 8}}",
+            "unknown setting 'train.batch_size.rows'; did you mean 'train.batch_size'?",
+        ),
+        ("oger: 5", "'oger' is a section: its settings go below it, one a line"),
+        (
+            "vllm: {enforce_eager: false}",
+            "'vllm.enforce_eager' cannot be turned to False here (it is True on this machine)",
+        ),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named_with_its_line(
+    refused: Callable[[str], str], text: str, message: str
+) -> None:
+    assert refused(f"# first line\n{text}\n") == f"recipe.yaml:2: {message}"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key"),
+    [
+        ("oger:\n  verbose: true\n  bonus_weight: 1\n  verbose: false\n", 4, "oger.verbose"),
+        ("oger:\n  verbose: true\ntrain: {}\noger:\n  bonus_weight: 1\n", 4, "oger"),
+        ("oger:\n  verbose: true\noger.verbose: false\n", 3, "oger.verbose"),
+    ],
+)
+def test_a_setting_given_twice_is_refused(refused: Callable[[str], str], text: str, line: int, key: str) -> None:
+    assert refused(text) == f"recipe.yaml:{line}: '{key}' is set twice"
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        ("actor: {adam: {lr: 1}\noger: 1\n", "recipe.yaml:2: not valid YAML: "),
+        ("actor:\n\tadam: 1\n", "recipe.yaml:2: not valid YAML: "),
+        ("a: 1\n---\na: 2\n", "recipe.yaml:2: not valid YAML: expected a single document"),
+        ("a: \x00\n", "recipe.yaml: not valid YAML: "),
+        ("actor: {adam: {lr: !secret 1}}\n", "recipe.yaml:1: 'actor.adam.lr' has a value that YAML cannot read: "),
+        ("\noger: {run_dir: 2026-13-45}\n", "recipe.yaml:2: 'oger.run_dir' has a value that YAML cannot read: "),
+        ("? [actor, lr]\n: 1\n", "recipe.yaml:1: the name of a setting is plain text"),
+        ("- actor\n- oger\n", "recipe.yaml:1: expected a mapping of settings, found a list"),
+        ("actor.adam.lr 1e-6\n", "recipe.yaml:1: expected a mapping of settings, found 'actor.adam.lr 1e-6'"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused(refused: Callable[[str], str], text: str, start: str) -> None:
+    assert refused(text).startswith(start)
+
+
+def test_a_missing_file_is_named(tmp_path: Path, parser: argparse.ArgumentParser) -> None:
+    with pytest.raises(RecipeError, match=r"nowhere\.yaml: no such recipe file$"):
+        read_recipe(tmp_path / "nowhere.yaml", parser)
+
+
+def test_a_folder_or_binary_file_is_refused(tmp_path: Path, parser: argparse.ArgumentParser) -> None:
+    binary = tmp_path / "model.yaml"
+    binary.write_bytes(b"\xff\xfe\x80\x81")
+    for path in (tmp_path, binary):
+        with pytest.raises(RecipeError, match="cannot be read as a recipe file"):
+            read_recipe(path, parser)
+
+
+def _resolved(settings: dict[str, Any]) -> dict[str, Any]:
+    """What a run writes down: everything that has a value and can be written."""
+    return {key: value for key, value in settings.items() if value is not None and value != float("inf")}
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--actor.adam.lr", "3e-7", "--actor.adam.betas", "0.8", "0.9", "--oger.run_dir", "runs/off"],
+        ["--no-oger.similarity_reverse", "--oger.verbose", "--ckpt.save_hf", "--actor.muon.no_nesterov"],
+        ["--oger.task.operators=-+", "--oger.embedding_revision", "0123", "--data.input_template", "Q: {}\nA: 'yes'"],
+        ["--ds.lora.target_modules", "q_proj", "v_proj", "--algo.advantage.is_correction_threshold", "2"],
+        ["--oger.task.name", "countdown", "--reward.clip_range", "-1", "1", "--eval.dataset", ""],
+    ],
+)
+def test_the_resolved_recipe_reads_back_to_the_same_run(
+    tmp_path: Path, parser: argparse.ArgumentParser, flags: list[str]
+) -> None:
+    settings = vars(parser.parse_args(flags))
+    path = tmp_path / "resolved.yaml"
+    write_resolved(_resolved(settings), path)
+    assert vars(parser.parse_args(read_recipe(path, parser))) == settings
+
+
+def test_a_resolved_recipe_is_nested_yaml_that_says_what_was_chosen(tmp_path: Path) -> None:
+    path = tmp_path / "resolved.yaml"
+    write_resolved({"oger.task.name": "countdown", "oger.verbose": False, "actor.adam.betas": (0.9, 0.95)}, path)
+    assert yaml.safe_load(path.read_text()) == {
+        "oger": {"task": {"name": "countdown"}, "verbose": False},
+        "actor": {"adam": {"betas": [0.9, 0.95]}},
+    }
+
+
+def test_dotted_names_share_their_sections() -> None:
+    assert nested({"a.b.c": 1, "a.b.d": 2, "a.e": 3, "f": 4}) == {"a": {"b": {"c": 1, "d": 2}, "e": 3}, "f": 4}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_recipe_file_of_the_repository_is_accepted(path: Path) -> None:
+    for cpu in {False, "cpu" in path.stem}:
+        parser = build_parser(cpu=cpu)
+        parser.parse_args(read_recipe(path, parser))
+    assert path.read_text().startswith("#"), "a recipe opens with what it reproduces"
+
+
+def test_every_knob_is_explained_and_its_default_fits() -> None:
+    for knob in KNOBS:
+        assert knob.help, knob.name
+        assert knob.default is None or isinstance(knob.default, knob.type), knob.name
+        assert knob.choices is None or knob.default in (None, *knob.choices), knob.name
+    assert len({knob.name for knob in KNOBS}) == len(KNOBS)
+
+
+def test_the_help_page_lists_the_section_of_the_recipe(parser: argparse.ArgumentParser) -> None:
+    page = parser.format_help()
+    assert "OGER recipe" in page
+    for knob in KNOBS:
+        assert f"--oger.{knob.name}" in page
+
+
+def test_the_parser_has_what_openrlhf_declares() -> None:
+    flags = {action.dest: action for action in openrlhf_parser()._actions}
+    assert len(flags) > 140
+    assert flags["actor.model_name_or_path"].default is None
+    assert flags["rollout.n_samples_per_prompt"].type is int
+    assert flags["actor.adam.lr"].default == 1e-6
+    assert flags["vllm.sync_backend"].default == "nccl"
+    assert "dr_grpo" in (flags["algo.advantage.estimator"].choices or ())
+    assert isinstance(flags["ds.packing_samples"], argparse._StoreTrueAction)
+    assert not any(name.startswith("oger") for name in flags)
+
+
+def test_every_flag_of_openrlhfs_source_is_on_the_parser() -> None:
+    spec = importlib.util.find_spec("openrlhf")
+    assert spec and spec.submodule_search_locations
+    source = (Path(spec.submodule_search_locations[0]) / "cli" / "train_ppo_ray.py").read_text()
+    written = set(re.findall(r"""add_argument\(\s*["'](--[\w.]+)""", source))
+    known = {flag for action in openrlhf_parser()._actions for flag in action.option_strings}
+    assert len(written) > 100  # some are written in loops over the roles
+    assert written <= known
+
+
+def test_reading_openrlhfs_flags_imports_none_of_the_heavy_libraries() -> None:
+    code = (
+        "import sys; from oger_recipe.plugin.openrlhf_parser import openrlhf_parser; openrlhf_parser();"
+        "print(sorted({'torch', 'ray', 'vllm', 'deepspeed', 'transformers', 'openrlhf'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr

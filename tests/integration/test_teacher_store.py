@@ -1,0 +1,95 @@
+"""The store of teacher trajectories: written once, mapped by every reader, looked up by uid."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from oger_recipe.data import teacher_store
+from oger_recipe.data.teacher_store import Teacher, TeacherStore, write_teacher_store
+
+ANNA = Teacher("anna", "<think>é漢🎉\n</think>", [5, 0, 2_000_000_000], 1.0, 1.0)
+BERT = Teacher("bert", "3*5+12", [7], 0.1, 0.0)
+
+
+def _store(path: Path, teachers: dict[str, list[Teacher]]) -> TeacherStore:
+    write_teacher_store(teachers, path)
+    return TeacherStore(path)
+
+
+def test_teachers_come_back_as_they_were_in_their_order(tmp_path: Path) -> None:
+    store = _store(tmp_path / "t.arrow", {"one": [ANNA], "two": [BERT, ANNA, BERT]})
+    assert store["one"] == [ANNA]
+    assert store["two"] == [BERT, ANNA, BERT]
+    assert len(store) == 2
+
+
+def test_a_prompt_without_teachers_or_an_unknown_one_has_none(tmp_path: Path) -> None:
+    store = _store(tmp_path / "t.arrow", {"one": [ANNA], "none": []})
+    assert store["none"] == store["unknown"] == store[""] == []
+    assert len(store) == 1
+
+
+def test_an_empty_store_opens_and_has_nothing(tmp_path: Path) -> None:
+    for number, teachers in enumerate(({}, {"none": []})):
+        store = _store(tmp_path / f"{number}.arrow", teachers)
+        assert len(store) == 0
+        assert store["one"] == []
+
+
+def test_rows_lie_in_the_order_of_the_hashes_of_their_uids(tmp_path: Path) -> None:
+    uids = [f"p-{number}" for number in range(50)]
+    write_teacher_store({uid: [ANNA] for uid in uids}, tmp_path / "t.arrow")
+    table = pa.ipc.open_file(tmp_path / "t.arrow").read_all()
+    assert table["uid"].to_pylist() == sorted(uids, key=lambda uid: sha256(uid.encode()).digest()[:8])
+    assert table["key"].to_pylist() == sorted(table["key"].to_pylist())
+
+
+def test_each_of_many_prompts_finds_its_own_teachers(tmp_path: Path) -> None:
+    teachers = {f"p-{n}": [Teacher("a", f"text {n}", [n, n + 1], n / 2, 1.0)] * (1 + n % 3) for n in range(5000)}
+    store = _store(tmp_path / "t.arrow", teachers)
+    assert len(store) == 5000
+    for uid in list(teachers)[::7]:
+        assert store[uid] == teachers[uid]
+    assert store["p-5000"] == []
+
+
+def test_uids_with_the_same_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teacher_store, "_key", lambda uid: {"low": 3, "high": 2**64 - 1}.get(uid, 2**63))
+    store = _store(tmp_path / "t.arrow", {"high": [ANNA], "x": [ANNA], "low": [BERT], "y": [BERT], "z": [ANNA, BERT]})
+    assert store["x"] == [ANNA]
+    assert store["y"] == [BERT]
+    assert store["z"] == [ANNA, BERT]
+    assert store["low"] == [BERT]
+    assert store["high"] == [ANNA]
+    assert store["another"] == []
+
+
+def test_opening_a_store_does_not_copy_it_into_memory(tmp_path: Path) -> None:
+    path = tmp_path / "t.arrow"
+    write_teacher_store({f"p-{n}": [Teacher("a", "x" * 10_000, [1] * 1000, 1.0, 1.0)] for n in range(400)}, path)
+    assert path.stat().st_size > 5_000_000
+    before = pa.total_allocated_bytes()
+    store = TeacherStore(path)
+    assert store["p-7"][0].text == "x" * 10_000
+    assert pa.total_allocated_bytes() - before < 100_000
+
+
+def test_texts_and_tokens_have_offsets_of_64_bits(tmp_path: Path) -> None:
+    """The solutions of a full training set pass 2 GiB; writing as much here would take too long."""
+    write_teacher_store({"one": [ANNA]}, tmp_path / "t.arrow")
+    teacher = pa.ipc.open_file(tmp_path / "t.arrow").schema.field("teachers").type.value_type
+    assert teacher.field("text").type == pa.large_string()
+    assert pa.types.is_large_list(teacher.field("tokens").type)
+
+
+def test_writing_again_replaces_the_store_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "t.arrow"
+    first = _store(path, {"one": [ANNA]})
+    second = _store(path, {"one": [BERT]})
+    assert first["one"] == [ANNA], "a reader keeps what it opened"
+    assert second["one"] == [BERT]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["t.arrow"]
