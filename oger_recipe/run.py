@@ -1,12 +1,15 @@
 """One training run from parsed flags: check, build or read the data, write the run folder, train, summarise."""
 
 import argparse
+import contextlib
 import json
 import platform
 import shlex
 import subprocess
 import sys
 import time
+import traceback
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,8 @@ from oger_recipe.checks import check_run, dataset_files, gpus_by_role
 from oger_recipe.data.prepare import Budget, PromptFormat, prepare
 from oger_recipe.data.rows import Row, read_rows
 from oger_recipe.recipe import RecipeError, write_resolved
+
+COMMAND = "command.sh"  # the last file that is written before anything starts: its folder holds a run
 
 
 def train(args: argparse.Namespace, parser: argparse.ArgumentParser, tokens: list[str], recipe: Path | None) -> None:
@@ -40,10 +45,22 @@ def train(args: argparse.Namespace, parser: argparse.ArgumentParser, tokens: lis
     from oger_recipe.report.progress import Progress
     from oger_recipe.report.summary import write_summary
 
-    with Progress(run_dir / "events.jsonl"):
+    with Progress(run_dir / "events.jsonl"), _explained(run_dir):
         gpus = args.__dict__["oger.logical_gpus"] or sum(gpus_by_role(args).values())
         launch(tokens, run_dir, cpu=cpu, logical_gpus=gpus, verbose=args.__dict__["oger.verbose"])
     write_summary(run_dir, {"task": built - started, "data": prepared - built}, started)
+
+
+@contextlib.contextmanager
+def _explained(run_dir: Path) -> Iterator[None]:
+    """A failure in some worker as one message; the tracebacks of all processes go to the log."""
+    try:
+        yield
+    except Exception as error:
+        log = run_dir / "logs" / "error.log"
+        log.write_text(traceback.format_exc())
+        cause = getattr(error, "cause", None) or error  # what the worker raised, under Ray's wrapping
+        raise RecipeError(f"training stopped: {type(cause).__name__}: {cause}\n  traceback: {log}") from None
 
 
 def _with_task(args: argparse.Namespace, parser: argparse.ArgumentParser, tokens: list[str]) -> argparse.Namespace:
@@ -66,12 +83,12 @@ def _with_task(args: argparse.Namespace, parser: argparse.ArgumentParser, tokens
 
 
 def _run_dir(args: argparse.Namespace, recipe: Path | None) -> Path:
-    """The run's folder, created; an earlier run's is never written into unless it is resumed."""
+    """The run's folder; an earlier run's is never written into unless it is resumed."""
     value = vars(args)
     wanted = Path(value["oger.run_dir"] or Path("runs") / (recipe.stem if recipe else "train_ppo_ray")).absolute()
     folder, number = wanted, 1
     if not value["ckpt.load_enable"]:
-        while folder.exists() and any(folder.iterdir()):
+        while (folder / COMMAND).exists():
             if value["oger.run_dir"]:
                 raise RecipeError(
                     f"oger.run_dir {wanted} holds an earlier run; choose another folder, or continue it with "
@@ -79,8 +96,6 @@ def _run_dir(args: argparse.Namespace, recipe: Path | None) -> Path:
                 )
             number += 1
             folder = wanted.with_name(f"{wanted.name}-{number}")
-    for name in ("data", "samples", "eval", "logs"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
     return folder
 
 
@@ -88,13 +103,9 @@ def _write_data(args: argparse.Namespace, run_dir: Path) -> list[str]:
     """Writes prompts and teacher store into the run folder; returns the flags that point OpenRLHF at them."""
     value = vars(args)
     rows = {key: _rows(value[key]) for key in ("data.prompt_dataset", "eval.dataset")}
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(value["actor.model_name_or_path"])
-    if value["data.apply_chat_template"] and not tokenizer.chat_template:
-        raise RecipeError(
-            f"data.apply_chat_template is set, but {value['actor.model_name_or_path']} has no chat template"
-        )
+    tokenizer = _tokenizer(value["actor.model_name_or_path"], needs_template=value["data.apply_chat_template"])
+    for name in ("data", "samples", "eval", "logs"):
+        (run_dir / name).mkdir(parents=True, exist_ok=True)
     shared: dict[str, Any] = {
         "tokenizer": tokenizer,
         "prompt_format": PromptFormat(value["data.apply_chat_template"], value["data.input_template"]),
@@ -115,6 +126,18 @@ def _write_data(args: argparse.Namespace, run_dir: Path) -> list[str]:
         prepare(rows["eval.dataset"], prompts_path=folder / "eval.jsonl", teachers_path=None, **shared)
         flags += ["--eval.dataset", str(folder / "eval.jsonl")]
     return flags
+
+
+def _tokenizer(model: str, *, needs_template: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"actor.model_name_or_path: no tokenizer could be loaded from {model}: {error}") from None
+    if needs_template and not tokenizer.chat_template:
+        raise RecipeError(f"data.apply_chat_template is set, but {model} has no chat template")
+    return tokenizer
 
 
 def _rows(setting: str | None) -> list[Row]:
@@ -140,7 +163,7 @@ def _write_identity(args: argparse.Namespace, run_dir: Path, tokens: list[str]) 
     settings = {key: value for key, value in vars(args).items() if value is not None and value != float("inf")}
     write_resolved(settings, run_dir / "recipe.yaml")
     command = ["python", "-m", "oger_recipe.cli.train_ppo_ray", *tokens]
-    (run_dir / "command.sh").write_text(shlex.join(command) + "\n")
+    (run_dir / COMMAND).write_text(shlex.join(command) + "\n")
     versions = sorted({f"{dist.name}=={dist.version}" for dist in metadata.distributions()}, key=str.lower)
     (run_dir / "environment.json").write_text(
         json.dumps(

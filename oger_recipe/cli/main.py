@@ -5,7 +5,6 @@ import sys
 
 COMMANDS = {
     "train": "train by a recipe file and flags",
-    "data": "write or check dataset files",
 }
 
 

@@ -18,6 +18,7 @@ CPU_ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # an empty CUDA_VISIBLE_DEVICES confuses vLLM
     "OMP_NUM_THREADS": str(os.cpu_count() or 1),  # else Ray gives every actor one thread
 }
 
@@ -45,7 +46,7 @@ def launch(tokens: list[str], run_dir: Path, *, cpu: bool, logical_gpus: int, ve
 
 
 def _start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool):
-    shared = {"runtime_env": {"env_vars": environment}, "log_to_driver": verbose}
+    shared = {"runtime_env": {"env_vars": environment}, "log_to_driver": verbose, "logging_level": "warning"}
     if not cpu:
         return ray.init(**shared)
     # Logical resources: Ray only counts them, and OpenRLHF asks for GPUs by number.

@@ -4,7 +4,6 @@ from oger_recipe.patches import apply_training_patches
 
 apply_training_patches()
 
-import time  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import torch  # noqa: E402
@@ -49,7 +48,6 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self.run_dir = Path(self.args.oger.run_dir)
-        self.started = time.time()
 
     def get_max_steps(self) -> int:
         """Optimizer steps of the run, for the learning-rate schedule."""
@@ -72,6 +70,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         if self.args.oger.val_before_train and not resumed_at:
             self._evaluate_as("before", 0)
         self.last_step = resumed_at
+        torch.manual_seed(self.args.train.seed)  # the order of the prompts is drawn from here, in this process
         run_folder.event(self.run_dir, "training")
         super().fit(global_step)
         run_folder.event(self.run_dir, "trained", steps=self.last_step)

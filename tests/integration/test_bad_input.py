@@ -83,7 +83,7 @@ def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path:
         (
             ["--train.batch_size", "3"],
             "rollout.batch_size 2 x n_samples_per_prompt 4 = 8 rollouts do not divide into optimizer steps of "
-            "train.batch_size 3; the nearest that does: 1",
+            "train.batch_size 3; e.g. 1 does",
         ),
         (["--train.micro_batch_size", "3"], "8 rows do not divide into train.micro_batch_size 3 x 1 policy ranks"),
         (
@@ -92,12 +92,13 @@ def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path:
         ),
         (
             ["--oger.logical_gpus", "1"],
-            "actor 1 + vLLM engines 1 = 2 GPUs are asked for, but 1 are declared (oger.logical_gpus); Ray would wait",
+            "actor 1 + vLLM engines 1 = 2 GPUs are asked for, but 1 are declared (oger.logical_gpus); "
+            "Ray would wait for ever",
         ),
         (
             ["--oger.logical_gpus", "3", "--algo.kl.init_coef", "0.1", "--vllm.num_engines", "2"],
             "actor 1 + reference 1 + vLLM engines 2 = 4 GPUs are asked for, but 3 are declared (oger.logical_gpus); "
-            "Ray would wait",
+            "Ray would wait for ever",
         ),
         (
             ["--rollout.n_samples_per_prompt", "1", "--train.batch_size", "2"],
@@ -123,8 +124,8 @@ def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path:
         ),
         (
             ["--ds.adam_offload"],
-            "ds.adam_offload True is not supported on a machine without CUDA: the optimizer is already in main memory; "
-            "leave it off",
+            "ds.adam_offload True is not supported on a machine without CUDA: the optimizer is already in main "
+            "memory; leave it off",
         ),
         (
             ["--ds.ring_attn_size", "2"],
@@ -300,7 +301,7 @@ def test_a_second_run_does_not_write_into_the_folder_of_the_first(refused: Calla
             {"train": {"batch_size": 3, "micro_batch_size": 1}},
             json.dumps(ROW),
             "oger train: this recipe cannot run:\n  - rollout.batch_size 2 x n_samples_per_prompt 4 = 8 rollouts do "
-            "not divide into optimizer steps of train.batch_size 3; the nearest that does: 1",
+            "not divide into optimizer steps of train.batch_size 3; e.g. 1 does",
         ),
         (
             {},

@@ -301,7 +301,7 @@ def _start(story: Callable[..., Any], *arguments: str) -> subprocess.Popen[str]:
 
 def _facts(process: subprocess.Popen[str]) -> dict[str, Any]:
     try:
-        output, errors = process.communicate(timeout=240)
+        output, errors = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 0, errors[-4000:]
@@ -426,7 +426,11 @@ def test_nothing_is_replaced_or_imported_where_there_is_cuda():
 def test_the_gloo_group_carries_tensors_bit_by_bit_and_refuses_to_receive_into_a_copy():
     port = str(_free_port())
     processes = [_start(weight_group_process, rank, port) for rank in ("0", "1")]
-    sender, receiver = [_facts(process) for process in processes]
+    try:
+        sender, receiver = [_facts(process) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     for name, tensor in _weights().items():
         assert receiver[name] == _digest(tensor), name
     assert receiver["refusal"].startswith("ValueError: rank 1 cannot receive into a tensor of shape [5, 3]")

@@ -76,6 +76,7 @@ def test_opening_a_store_does_not_copy_it_into_memory(tmp_path: Path) -> None:
     store = TeacherStore(path)
     assert store["p-7"][0].text == "x" * 10_000
     assert pa.total_allocated_bytes() - before < 100_000
+    assert str(path) in Path("/proc/self/maps").read_text()
 
 
 def test_texts_and_tokens_have_offsets_of_64_bits(tmp_path: Path) -> None:

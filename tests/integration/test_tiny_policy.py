@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oger_recipe.tasks import countdown, tiny_policy
@@ -65,11 +66,14 @@ def test_the_tokenizer_read_back_from_its_folder_cuts_the_same(tokenizer: Any, t
     )
 
 
-def test_auto_classes_choose_the_saved_tokenizer_beside_a_model(tokenizer: Any, warm_started: Path) -> None:
-    read = AutoTokenizer.from_pretrained(warm_started)
-    text = "need 96=8*12, need 8=3+5"
-    assert read.decode(read(text)["input_ids"]) == text
-    assert "96" in [read.decode([token]) for token in read(text)["input_ids"]]
+def test_auto_classes_cut_as_the_file_beside_the_model_says(warm_started: Path) -> None:
+    """For some architectures transformers puts its own cuts in place of the saved ones."""
+    read, saved = (
+        AutoTokenizer.from_pretrained(warm_started),
+        Tokenizer.from_file(str(warm_started / "tokenizer.json")),
+    )
+    for text in TEXTS:
+        assert read(text)["input_ids"] == saved.encode(text).ids
 
 
 def test_numbers_of_the_task_are_single_tokens() -> None:
@@ -143,7 +147,7 @@ def test_the_supervised_steps_change_the_model(warm_started: Path, countdown_row
     set_seed(0)
     untrained = tiny_policy.build_model(AutoTokenizer.from_pretrained(warm_started), hidden_size=32, num_layers=1)
     moved = [
-        float((now - then).abs().max())
+        (now - then).abs().max().item()
         for now, then in zip(trained.parameters(), untrained.parameters(), strict=True)
         if now.ndim == 2
     ]

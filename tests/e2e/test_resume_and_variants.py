@@ -1,0 +1,56 @@
+"""Checkpoint and resume, and the shapes of run that have to give the same training."""
+
+import json
+
+import pytest
+from conftest import lines, samples, train
+
+
+def test_two_steps_and_two_more_are_the_four_steps(smoke_run, cache, tmp_path):
+    run_dir = tmp_path / "resumed"
+    first = train(run_dir, cache, "--oger.total_training_steps", "2", "--no-oger.val_after_train")
+    assert first.returncode == 0, first.stderr[-3000:]
+    before = json.loads((run_dir / "summary.json").read_text())["before"]
+    second = train(run_dir, cache, "--oger.total_training_steps", "4", "--ckpt.load_enable")
+    assert second.returncode == 0, second.stderr[-3000:]
+    assert "resuming after step 2" in second.stdout
+
+    assert [record["step"] for record in lines(run_dir / "metrics.jsonl")] == [1, 2, 3, 4]
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["steps"] == 4 and summary["before"] == before and "avg_at_8" in summary["after"]
+    for step in range(1, 5):  # the same prompts at the same steps as in the run that was not interrupted
+        assert {row["uid"] for row in samples(run_dir, step)} == {row["uid"] for row in samples(smoke_run, step)}
+    # The optimizer went on from its state: a fresh one would learn the teachers' tokens less far.
+    uninterrupted = lines(smoke_run / "metrics.jsonl")
+    for ours, theirs in zip(lines(run_dir / "metrics.jsonl"), uninterrupted, strict=True):
+        assert ours["off_policy_prob"] == pytest.approx(theirs["off_policy_prob"], rel=0.15)
+        assert ours["vllm_logprob_difference"] < 0.02
+
+
+VARIANTS = {
+    "two ranks over gloo": ["--actor.num_gpus_per_node", "2", "--train.micro_batch_size", "32"],
+    "ZeRO 3, packed, dynamic batches": [
+        "--ds.zero_stage", "3", "--ds.packing_samples", "--train.dynamic_batch_enable",
+        "--train.max_tokens_per_gpu", "4096",
+    ],
+    "ZeRO 0, with a reference": [
+        "--ds.zero_stage", "0", "--algo.kl.init_coef", "0.001", "--algo.kl.use_loss", "--algo.kl.estimator", "k3",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", VARIANTS.values(), ids=VARIANTS)
+def test_variant_trains_like_the_plain_run(smoke_run, cache, tmp_path, flags):
+    """Two steps from the smoke run's final model, which vLLM and the policy load again."""
+    run_dir = tmp_path / "variant"
+    shape = ["--actor.model_name_or_path", str(smoke_run / "model"), "--oger.total_training_steps", "2"]
+    quick = ["--no-oger.val_before_train", "--no-oger.val_after_train", "--ckpt.save_steps", "-1"]
+    done = train(run_dir, cache, *shape, *quick, *flags)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    first, second = lines(run_dir / "metrics.jsonl")
+    for record in (first, second):
+        assert record["vllm_logprob_difference"] < 0.02
+        assert record["oger/replaced"] == 16
+        assert record["off_policy_token_share"] > 0
+    assert first["on_policy_ratio"] == pytest.approx(1, abs=0.02)
+    assert second["off_policy_prob"] > 0.9 * first["off_policy_prob"]

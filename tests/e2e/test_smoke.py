@@ -1,0 +1,139 @@
+"""The smoke recipe through every real part, judged by its run folder."""
+
+import json
+import math
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import lines, samples
+
+STEPS, PROMPTS, GROUP = 4, 16, 8
+
+
+def groups(run_dir: Path, step: int) -> dict[str, list[dict]]:
+    """The rows that were trained on, by prompt."""
+    by_uid = defaultdict(list)
+    for sample in samples(run_dir, step):
+        if not sample.get("replaced"):
+            by_uid[sample["uid"]].append(sample)
+    return by_uid
+
+
+def test_summary_says_what_was_reached_and_what_took_how_long(smoke_run):
+    summary = json.loads((smoke_run / "summary.json").read_text())
+    for when in ("before", "after"):
+        assert summary[when]["n_problems"] == 16
+        assert 0 <= summary[when]["avg_at_8"] <= summary[when]["pass_at_8"] <= 1
+    assert summary["steps"] == STEPS
+    assert summary["data"] == {"prompts": 64, "prompts_without_teacher": 0, "teachers": 192}
+    parts = ("task", "data", "until_ready", "evaluate_before", "training", "evaluate_after")
+    assert all(summary["seconds"][part] > 0 for part in parts)
+    assert summary["seconds"]["total"] >= sum(summary["seconds"][part] for part in parts[2:])
+
+
+def test_evaluation_counts_scores_of_held_out_answers(smoke_run):
+    summary = json.loads((smoke_run / "summary.json").read_text())
+    trained_on = {sample["uid"].rsplit("-", 1)[0] for step in range(1, 5) for sample in samples(smoke_run, step)}
+    for when, step in (("before", 0), ("after", STEPS)):
+        answers = lines(smoke_run / "eval" / f"step_{step:05d}.jsonl")
+        assert len(answers) == 16 * GROUP
+        assert {answer["score"] for answer in answers} <= {0.0, 1.0}
+        assert summary[when]["avg_at_8"] == pytest.approx(sum(answer["score"] for answer in answers) / len(answers))
+        assert not trained_on & {answer["uid"].rsplit("-", 1)[0] for answer in answers}
+
+
+def test_every_step_is_recorded_once_with_the_same_keys(smoke_run):
+    steps = lines(smoke_run / "metrics.jsonl")
+    assert [record["step"] for record in steps] == [1, 2, 3, 4]
+    assert all(record.keys() == steps[0].keys() for record in steps)
+    assert all(math.isfinite(value) for record in steps for value in record.values())
+    assert {"rollout/solve_rate", "oger/divergence", "oger/bonus", "tokens_per_second", "off_policy_prob"} <= steps[
+        0
+    ].keys()
+
+
+def test_every_group_has_one_teacher_in_the_place_of_its_most_similar_rollout(smoke_run):
+    for step in range(1, STEPS + 1):
+        rows = samples(smoke_run, step)
+        assert len(rows) == PROMPTS * (GROUP + 1)
+        for uid, group in groups(smoke_run, step).items():
+            assert [row["off_policy"] for row in group].count(True) == 1 and len(group) == GROUP
+            rollouts = [row for row in rows if row["uid"] == uid and not row["off_policy"]]
+            replaced = [row for row in rollouts if row.get("replaced")]
+            assert len(replaced) == 1
+            assert replaced[0]["similarity"] == max(row["similarity"] for row in rollouts)
+
+
+def test_bonus_and_advantage_follow_their_equations(smoke_run):
+    for group in groups(smoke_run, 1).values():
+        totals = []
+        for row in group:
+            if row["off_policy"]:
+                assert (row["reward"], row["score"]) == (1.0, 1.0)
+                totals.append(1.0)
+                continue
+            bonus = (1 - row["similarity"]) * math.exp(-row["entropy"]) * row["reward"] * row["score"]
+            assert row["bonus"] == pytest.approx(bonus, abs=1e-5)
+            totals.append(row["reward"] + bonus)
+        mean = sum(totals) / GROUP
+        assert [row["advantage"] for row in group] == pytest.approx([total - mean for total in totals], abs=1e-5)
+
+
+def test_solve_rate_is_of_the_rollouts_before_bonus_and_replacement(smoke_run):
+    steps = lines(smoke_run / "metrics.jsonl")
+    for record in steps:
+        rollouts = [row for row in samples(smoke_run, record["step"]) if not row["off_policy"]]
+        assert len(rollouts) == PROMPTS * GROUP
+        assert record["rollout/solve_rate"] == pytest.approx(sum(row["score"] for row in rollouts) / len(rollouts))
+
+
+def test_the_engine_follows_the_policy(smoke_run):
+    for record in lines(smoke_run / "metrics.jsonl"):
+        assert record["vllm_logprob_difference"] < 0.02
+        assert abs(record["vllm_kl"]) < 0.01
+
+
+def test_the_policy_learns_from_teachers(smoke_run):
+    first, *_, last = lines(smoke_run / "metrics.jsonl")
+    assert last["off_policy_prob"] > first["off_policy_prob"]
+
+
+def test_run_can_be_repeated_from_what_it_wrote(smoke_run):
+    from oger_recipe.cli.train_ppo_ray import build_parser
+    from oger_recipe.recipe import read_recipe
+
+    parser = build_parser(cpu=True)
+    args = vars(parser.parse_args(read_recipe(smoke_run / "recipe.yaml", parser)))
+    assert args["oger.run_dir"] == str(smoke_run) and args["rollout.batch_size"] == PROMPTS
+    assert "oger_recipe.cli.train_ppo_ray" in (smoke_run / "command.sh").read_text()
+    environment = json.loads((smoke_run / "environment.json").read_text())
+    assert "openrlhf==0.11.2" in environment["packages"]
+
+
+def test_curves_trackers_and_logs_are_there(smoke_run):
+    for name in ("solve_rate", "rewards", "exploration"):
+        assert (smoke_run / "curves" / f"{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert list((smoke_run / "tensorboard").rglob("events.out.tfevents.*"))
+    assert (smoke_run / "logs" / "driver.log").stat().st_size
+    assert not list(smoke_run.rglob("*.pkl"))
+
+
+def test_model_and_checkpoint_are_in_hugging_face_format(smoke_run):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    trained = {}
+    for folder in (smoke_run / "model", smoke_run / "checkpoints" / "global_step4_hf"):
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        assert AutoTokenizer.from_pretrained(folder).chat_template
+        trained[folder] = torch.cat([parameter.flatten() for parameter in model.parameters()])
+    final, checkpoint = trained.values()
+    assert torch.equal(final, checkpoint)
+
+
+def test_a_newcomer_sees_progress(smoke_run):
+    shown = (smoke_run / "stdout.txt").read_text()
+    assert "before training: avg_at_8" in shown and "after training: avg_at_8" in shown
+    assert sum(line.startswith("step ") for line in shown.splitlines()) == STEPS
+    assert "Traceback" not in shown
