@@ -112,9 +112,10 @@ def warm_start(
     from transformers import Trainer, TrainingArguments, set_seed
 
     set_seed(seed)
-    tokenizer = build_tokenizer(
-        text for row in rows for text in [row["prompt"], *(t["text"] for t in row["teachers"])]
-    )
+    # The turns' names belong to the text that is cut: "assistant" should be one piece.
+    turns = ["<|im_start|>user\n", "<|im_start|>assistant\n"]
+    texts = (text for row in rows for text in [*turns, row["prompt"], *(t["text"] for t in row["teachers"])])
+    tokenizer = build_tokenizer(texts)
     examples = _examples(tokenizer, rows)
     if len(examples) < steps * batch_size:
         raise ValueError(f"{steps} steps of {batch_size} need {steps * batch_size} solutions, got {len(examples)}")
@@ -125,9 +126,10 @@ def warm_start(
         max_steps=steps,
         per_device_train_batch_size=batch_size,
         learning_rate=learning_rate,
-        lr_scheduler_type="cosine",
+        lr_scheduler_type="constant_with_warmup",
         warmup_steps=min(50, steps // 10),
         logging_steps=max(steps // 5, 1),
+        optim="adamw_torch_fused",
         save_strategy="no",
         report_to=[],
         seed=seed,
