@@ -13,7 +13,9 @@ from typing import Any
 
 import yaml
 
+from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS
 from oger_recipe.algorithm.hybrid_group import REPLACE_MODES
+from oger_recipe.algorithm.policy_loss import AGGREGATIONS
 
 
 class RecipeError(ValueError):
@@ -30,9 +32,6 @@ class Knob:
     type: type = str
     choices: tuple[str, ...] | None = None
 
-
-ENTROPY_WEIGHTS = ("exp_neg_entropy", "neg_entropy", "entropy", "none")
-AGGREGATIONS = ("constant", "sequence_mean", "token_mean")
 
 KNOBS: tuple[Knob, ...] = (
     # Run
@@ -57,7 +56,7 @@ KNOBS: tuple[Knob, ...] = (
     # Exploration bonus
     Knob("bonus_weight", 1.0, "beta: the weight of the exploration bonus; 0 turns it off", float),
     Knob("similarity_reverse", True, "reward divergence (1 - similarity); false rewards similarity", bool),
-    Knob("last_token_enp_reward", "exp_neg_entropy", "entropy weight of the bonus", str, ENTROPY_WEIGHTS),
+    Knob("last_token_enp_reward", "exp_neg_entropy", "entropy weight of the bonus", str, tuple(ENTROPY_WEIGHTS)),
     Knob(
         "entropy_position",
         "last",

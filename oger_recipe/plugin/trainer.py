@@ -45,8 +45,9 @@ HYBRID_KEYS = (
 class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
     """Evaluates on scores before and after, records every step, and can stop after a number of steps."""
 
-    def __init__(self, *args, **kwargs) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, pretrain, strategy, *args, **kwargs) -> None:
+        torch.manual_seed(strategy.args.train.seed)  # the sampler of the prompts draws its order's seed from here
+        super().__init__(pretrain, strategy, *args, **kwargs)
         self.run_dir = Path(self.args.oger.run_dir)
 
     def get_max_steps(self) -> int:
@@ -70,7 +71,6 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         if self.args.oger.val_before_train and not resumed_at:
             self._evaluate_as("before", 0)
         self.last_step = resumed_at
-        torch.manual_seed(self.args.train.seed)  # the order of the prompts is drawn from here, in this process
         run_folder.event(self.run_dir, "training")
         super().fit(global_step)
         run_folder.event(self.run_dir, "trained", steps=self.last_step)

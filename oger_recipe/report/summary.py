@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 CURVES = {
-    "solve_rate": ("solve rate of the rollouts", ["rollout/solve_rate", "rollout/solve_none", "rollout/solve_all"]),
+    "solve_rate": (
+        "solve rate: rollouts in training (lines), held-out problems (marks)",
+        ["rollout/solve_rate", "rollout/solve_none", "rollout/solve_all"],
+    ),
     "rewards": ("reward of the rollouts", ["rollout/reward", "oger/bonus", "oger/bonus_of_correct"]),
     "exploration": ("exploration", ["oger/divergence", "oger/entropy", "oger/entropy_weight"]),
 }

@@ -1,29 +1,9 @@
-"""Runs of the real command, shared between the tests that look at their folders."""
+"""Runs that several tests look at."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-SMOKE = ROOT / "configs" / "countdown_cpu_smoke.yaml"
-
-
-def train(run_dir: Path, cache: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """``oger train`` on the smoke recipe; the caches lie in ``cache`` so that nothing of the user's is touched."""
-    command = [sys.executable, "-m", "oger_recipe.cli.train", "--recipe", str(SMOKE), "--oger.run_dir", str(run_dir)]
-    caches = ["--oger.task.cache", str(cache / "tasks"), "--oger.embedding_cache", str(cache / "embeddings")]
-    return subprocess.run([*command, *caches, *flags], capture_output=True, text=True, timeout=600)
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def samples(run_dir: Path, step: int) -> list[dict]:
-    return lines(run_dir / "samples" / f"step_{step:05d}.jsonl")
+from runs import train
 
 
 @pytest.fixture(scope="session")

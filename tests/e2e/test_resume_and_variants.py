@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import lines, samples, train
+from runs import lines, samples, train
 
 
 def test_two_steps_and_two_more_are_the_four_steps(smoke_run, cache, tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import lines, samples
+from runs import lines, samples
 
 STEPS, PROMPTS, GROUP = 4, 16, 8
 
