@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from runs import lines, samples
 
 STEPS, PROMPTS, GROUP = 4, 16, 8
@@ -95,9 +96,19 @@ def test_the_engine_follows_the_policy(smoke_run):
         assert abs(record["vllm_kl"]) < 0.01
 
 
-def test_the_policy_learns_from_teachers(smoke_run):
-    first, *_, last = lines(smoke_run / "metrics.jsonl")
-    assert last["off_policy_prob"] > first["off_policy_prob"]
+def weights(folder: str | Path) -> torch.Tensor:
+    """All parameters of a saved policy, flat, float32."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def test_the_optimizer_moved_the_policy_by_its_learning_rate(smoke_run):
+    """Adam moves a weight by at most about the learning rate a step: 1e-4 in each of four."""
+    start = yaml.safe_load((smoke_run / "recipe.yaml").read_text())["actor"]["model_name_or_path"]
+    moved = (weights(smoke_run / "model") - weights(start)).abs().mean().item()
+    assert 0.2e-4 < moved < STEPS * 1.5e-4
 
 
 def test_run_can_be_repeated_from_what_it_wrote(smoke_run):
