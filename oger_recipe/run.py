@@ -5,6 +5,7 @@ import contextlib
 import json
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -179,7 +180,8 @@ def _write_identity(args: argparse.Namespace, run_dir: Path, tokens: list[str]) 
 
 
 def _git_commit() -> str | None:
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True
-    )
-    return found.stdout.strip() or None
+    git = shutil.which("git")
+    if git is None:
+        return None
+    command = [git, "describe", "--always", "--dirty"]
+    return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip() or None

@@ -4,6 +4,7 @@ from oger_recipe.patches import apply_training_patches
 
 apply_training_patches()
 
+import json  # noqa: E402
 import os  # noqa: E402
 from pathlib import Path  # noqa: E402
 
@@ -37,6 +38,8 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         settings = EncoderSettings(oger.embedding_model, oger.embedding_revision, oger.embedding_max_tokens)
         self.encoder = TrajectoryEncoder(settings, oger.embedding_batch_size)
         self.cache = EmbeddingCache(self.encoder, Path(oger.embedding_cache))
+        counts = json.loads((self.run_dir / "data" / "counts.json").read_text())
+        self.dropped = {f"data/{name}": counts.get(name, 0) for name in ("teachers_too_long", "teachers_wrong")}
         self.step = 0  # set by the trainer before every batch
         self.metrics: dict[str, float] = {}
 
@@ -49,7 +52,9 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.entropy = torch.zeros(len(rollout_samples))
         experiences = super().make_experience_batch(self.batch.samples)
         advantages = self._first_token_advantages(experiences)
-        self.metrics |= step_metrics(rollouts, self.batch, self.bonus, self.entropy, advantages, self.args.oger)
+        self.metrics |= self.dropped | step_metrics(
+            rollouts, self.batch, self.bonus, self.entropy, advantages, self.args.oger
+        )
         run_folder.write_samples(
             self.run_dir, self.step, rollouts, self.batch, self.bonus, self.entropy, advantages, self.args.oger
         )

@@ -75,9 +75,11 @@ class Progress:
 
 def step_line(figures: dict[str, Any], steps: int) -> str:
     """One line for one step's figures."""
+    failed = figures["rollout/reward_error"]
     return (
         f"step {figures['step']:>4}/{steps} | solved {figures['rollout/solve_rate']:.3f} | "
         f"reward {figures['rollout/reward']:.3f} + bonus {figures['oger/bonus']:.3f} | "
         f"entropy {figures['oger/entropy']:.3f} | divergence {figures['oger/divergence']:.3f} | "
         f"replaced {figures['oger/replaced']:.0f} | {figures['tokens_per_second']:.0f} tokens/s"
+        + (f" | {failed:.0f} NOT GRADED" if failed else "")
     )

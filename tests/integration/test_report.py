@@ -18,6 +18,7 @@ FIGURES: dict[str, Any] = {
     "rollout/solve_none": 0.5,
     "rollout/solve_all": 0.125,
     "rollout/reward": 0.3251,
+    "rollout/reward_error": 0.0,
     "oger/bonus": 0.0421,
     "oger/bonus_of_correct": 0.2,
     "oger/entropy": 0.75,
@@ -83,6 +84,10 @@ def test_the_line_of_a_step_has_its_figures() -> None:
         "step    7/128 | solved 0.250 | reward 0.325 + bonus 0.042 | entropy 0.750 | divergence 0.613 | "
         "replaced 16 | 1234 tokens/s"
     ).replace("0.613", f"{0.6125:.3f}")
+
+
+def test_rollouts_that_could_not_be_graded_are_on_the_line() -> None:
+    assert step_line({"step": 7, **FIGURES, "rollout/reward_error": 3.0}, 128).endswith(" | 3 NOT GRADED")
 
 
 def test_the_summary_has_results_steps_times_and_data(
