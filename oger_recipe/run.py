@@ -20,7 +20,8 @@ from oger_recipe.data.prepare import Budget, PromptFormat, prepare
 from oger_recipe.data.rows import Row, read_rows
 from oger_recipe.recipe import RecipeError, write_resolved
 
-COMMAND = "command.sh"  # the last file that is written before anything starts: its folder holds a run
+COMMAND = "command.sh"  # the last file that is written before anything starts
+TRACES = (COMMAND, "events.jsonl", "metrics.jsonl")  # a folder with one of these holds a run
 
 
 def train(args: argparse.Namespace, parser: argparse.ArgumentParser, tokens: list[str], recipe: Path | None) -> None:
@@ -89,7 +90,7 @@ def _run_dir(args: argparse.Namespace, recipe: Path | None) -> Path:
     wanted = Path(value["oger.run_dir"] or Path("runs") / (recipe.stem if recipe else "train_ppo_ray")).absolute()
     folder, number = wanted, 1
     if not value["ckpt.load_enable"]:
-        while (folder / COMMAND).exists():
+        while any((folder / name).exists() for name in TRACES):
             if value["oger.run_dir"]:
                 raise RecipeError(
                     f"oger.run_dir {wanted} holds an earlier run; choose another folder, or continue it with "
