@@ -16,6 +16,7 @@ def apply_training_patches() -> None:
     if torch.cuda.is_available():
         return
     from oger_recipe.patches import (
+        deepspeed_shm_comm,
         deepspeed_torch_adam,
         flash_attn_padding,
         replay_buffer_device,
@@ -27,6 +28,7 @@ def apply_training_patches() -> None:
     flash_attn_padding.apply()
     weight_sync_gloo.apply()
     deepspeed_torch_adam.apply()
+    deepspeed_shm_comm.apply()
     replay_buffer_device.apply()
 
 

