@@ -1,7 +1,7 @@
 """DeepSpeed's ranks on one machine reduce over gloo alone, without its own shared-memory extension.
 
 Upstream: deepspeed.comm.torch.build_shm_op.
-Why: on the CPU accelerator it compiles a C++ extension at start (ninja and a compiler are needed, and tens of seconds),
+Why: on the CPU accelerator it compiles a C++ extension at start (ninja and a compiler are needed),
 which only speeds up what gloo does as well.
 Checked: deepspeed 0.19.6. Needed for as long as starting the communication compiles something on a CPU.
 """
