@@ -50,6 +50,10 @@ def _start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbos
     shared = {"runtime_env": {"env_vars": environment}, "log_to_driver": verbose, "logging_level": "warning"}
     if not cpu:
         return ray.init(**shared)
+    # Ray's switch for machines outside any cluster: what it starts then listens on loopback only. The constant was
+    # read from the variable when ray was imported; the processes that Ray starts read the variable.
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
     # Logical resources: Ray only counts them, and OpenRLHF asks for GPUs by number.
     return ray.init(
         num_cpus=logical_gpus + 2,

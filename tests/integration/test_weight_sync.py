@@ -179,3 +179,7 @@ def test_after_every_update_the_engines_log_probabilities_are_the_policys(sender
         print(f"tied={tied} update {update + 1}: new weights {new:.4f}, old weights {old:.4f} per token")
         assert new < 0.02
         assert old > 0.2
+
+
+def test_ray_listens_on_loopback(senders: dict[bool, Sender]) -> None:
+    assert ray.nodes()[0]["NodeManagerAddress"] == "127.0.0.1"
