@@ -6,6 +6,7 @@ which only speeds up what gloo does as well.
 Checked: deepspeed 0.19.6. Needed for as long as starting the communication compiles something on a CPU.
 """
 
+import functools
 import importlib
 
 from oger_recipe.patches.guard import require_source
@@ -17,10 +18,9 @@ def _no_shm_op() -> None:
     return None
 
 
+@functools.cache
 def apply() -> None:
     """Makes DeepSpeed start its communication without the extension in this process."""
     backend = importlib.import_module("deepspeed.comm.torch")  # as an attribute, that name is torch itself
-    if backend.build_shm_op is _no_shm_op:
-        return
     require_source(backend.build_shm_op, SOURCE_SHA256, package="deepspeed", checked="0.19.6", patch=__name__)
     backend.build_shm_op = _no_shm_op
