@@ -1,4 +1,7 @@
-"""Rule verifiers by task name. A new one is a function ``(response, answer) -> Verdict`` and one line in VERIFIERS."""
+"""Rule verifiers by task name. A new one is a function ``(response, answer) -> Verdict`` and one line in VERIFIERS.
+
+A task that is not registered here can be an import path, ``package.module:function``.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import difflib
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -13,39 +17,61 @@ class Verdict:
     """What a verifier says about one response.
 
     reward: what the policy is trained on; score: 1 for right, else 0, whatever the reward's shaping; reason: one line
-    for people; components: named parts of the verdict, the same names for every response of a task.
+    for people; components: named parts of the verdict, the same names for every response of a task; extracted: the
+    answer that was found in the response, in a form in which equal answers are equal texts (for majority votes).
     """
 
     reward: float
     score: float
     reason: str
     components: dict[str, float]
+    extracted: str | None = None
 
 
-Verifier = Callable[[str, str], Verdict]
+Verifier = Callable[..., Verdict]
 
 
 def _imported_when_called(module: str, function: str) -> Verifier:
     """Verifiers import `Verdict` from here and some need heavy libraries, so a task loads only what it uses."""
 
-    def verifier(response: str, answer: str) -> Verdict:
-        verdict: Verdict = getattr(importlib.import_module(module), function)(response, answer)
+    def verifier(response: str, answer: str, **options: Any) -> Verdict:
+        verdict: Verdict = getattr(importlib.import_module(module), function)(response, answer, **options)
         return verdict
 
     return verifier
 
 
 VERIFIERS: dict[str, Verifier] = {
+    "math": _imported_when_called("oger_recipe.rewards.math_answer", "verify_math"),
+    "gsm8k": _imported_when_called("oger_recipe.rewards.gsm8k", "verify_gsm8k"),
     "countdown": _imported_when_called("oger_recipe.rewards.countdown", "verify_countdown"),
+    "choice": _imported_when_called("oger_recipe.rewards.choice", "verify_choice"),
+    "json": _imported_when_called("oger_recipe.rewards.json_answer", "verify_json"),
 }
 
+# Verifiers whose time and memory are bounded by the length of the text: they need no worker process around them.
+BOUNDED = frozenset({"gsm8k", "countdown", "choice", "json"})
 
-def verify(task: str, response: str, answer: str) -> Verdict:
+
+def verify(task: str, response: str, answer: str, **options: Any) -> Verdict:
     """Grade the response text of one rollout or teacher against the reference answer of its row.
 
+    task: a name in VERIFIERS or an import path; options: keyword arguments of that verifier.
     Raises ValueError for a task without verifier, and whatever the verifier raises for an answer it cannot read.
     """
-    if task not in VERIFIERS:
+    return resolve(task)(response, answer, **options)
+
+
+def resolve(task: str) -> Verifier:
+    """The verifier of a task. Raises ValueError when there is none, or its import path leads nowhere."""
+    if task in VERIFIERS:
+        return VERIFIERS[task]
+    module, separator, function = task.partition(":")
+    if not separator:
         nearest = difflib.get_close_matches(task, VERIFIERS, n=1, cutoff=0.0)[0]
         raise ValueError(f"no verifier for task {task!r}; known: {', '.join(VERIFIERS)}; nearest: {nearest!r}")
-    return VERIFIERS[task](response, answer)
+    try:
+        verifier: Verifier = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"task {task!r} is no verifier: {error}") from error
+    return verifier
