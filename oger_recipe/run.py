@@ -15,10 +15,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.checks import check_run, dataset_files, gpus_by_role
-from oger_recipe.data.prepare import Budget, PromptFormat, prepare
-from oger_recipe.data.rows import Row, read_rows
-from oger_recipe.recipe import RecipeError, write_resolved
+from oger_recipe.checks import check_run, gpus_by_role, notes
+from oger_recipe.data.prepare import Budget, PromptFormat, Verifiers, prepare
+from oger_recipe.data.rows import Row
+from oger_recipe.data.sources import Columns, read_dataset
+from oger_recipe.data.templates import TEMPLATES
+from oger_recipe.recipe import RecipeError, own_verifiers, verifier_options, write_resolved
+from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
+from oger_recipe.rewards.verifiers import BOUNDED
 
 COMMAND = "command.sh"  # the last file that is written before anything starts
 TRACES = (COMMAND, "events.jsonl", "metrics.jsonl")  # a folder with one of these holds a run
@@ -35,12 +39,16 @@ def train(args: argparse.Namespace, parser: argparse.ArgumentParser, tokens: lis
     started = time.time()
     cpu = not torch.cuda.is_available()
     check_run(args, cpu=cpu, gpus_here=None if cpu else torch.cuda.device_count() * args.__dict__["actor.num_nodes"])
+    for note in notes(args):
+        print(f"note: {note}", flush=True)
     run_dir = _run_dir(args, recipe)
     args = _with_task(args, parser, tokens)
     built = time.time()
-    tokens = [*args.tokens, *_write_data(args, run_dir), *_run_dir_flags(args, run_dir)]
+    flags, grading = _write_data(args, run_dir)
+    tokens = [*args.tokens, *_template_flags(args), *_run_dir_flags(args, run_dir)]
     args = parser.parse_args(tokens)
     _write_identity(args, run_dir, tokens)
+    tokens = [*tokens, *flags]  # the prepared data, in place of its sources
     prepared = time.time()
 
     from oger_recipe.plugin.launch import launch
@@ -49,7 +57,9 @@ def train(args: argparse.Namespace, parser: argparse.ArgumentParser, tokens: lis
 
     with Progress(run_dir / "events.jsonl"), _explained(run_dir):
         gpus = args.__dict__["oger.logical_gpus"] or sum(gpus_by_role(args).values())
-        launch(tokens, run_dir, cpu=cpu, logical_gpus=gpus, verbose=args.__dict__["oger.verbose"])
+        environment = {"OGER_GRADING": grading.to_json()}
+        verbose = args.__dict__["oger.verbose"]
+        launch(tokens, run_dir, cpu=cpu, logical_gpus=gpus, verbose=verbose, environment=environment)
     write_summary(run_dir, {"task": built - started, "data": prepared - built}, started)
 
 
@@ -76,7 +86,7 @@ def _with_task(args: argparse.Namespace, parser: argparse.ArgumentParser, tokens
             "--data.prompt_dataset", str(built.train_rows),
             "--eval.dataset", str(built.eval_rows),
             "--actor.model_name_or_path", str(built.policy),
-            "--data.apply_chat_template",
+            *([] if args.__dict__["oger.prompt_template"] else ["--data.apply_chat_template"]),
             *tokens,
         ]  # fmt: skip
         args = parser.parse_args(tokens)
@@ -101,33 +111,68 @@ def _run_dir(args: argparse.Namespace, recipe: Path | None) -> Path:
     return folder
 
 
-def _write_data(args: argparse.Namespace, run_dir: Path) -> list[str]:
-    """Writes prompts and teacher store into the run folder; returns the flags that point OpenRLHF at them."""
+def _write_data(args: argparse.Namespace, run_dir: Path) -> tuple[list[str], GradingSettings]:
+    """Writes prompts and teacher store into the run folder.
+
+    Returns the flags that point OpenRLHF at them, and how rollouts are graded.
+    """
     value = vars(args)
-    rows = {key: _rows(value[key]) for key in ("data.prompt_dataset", "eval.dataset")}
-    tokenizer = _tokenizer(value["actor.model_name_or_path"], needs_template=value["data.apply_chat_template"])
+    rows = {"train": _rows(args, "data"), "eval": _rows(args, "eval")}
+    grading = _grading_settings(args, [*rows["train"], *rows["eval"]])
     for name in ("data", "samples", "eval", "logs"):
         (run_dir / name).mkdir(parents=True, exist_ok=True)
-    shared: dict[str, Any] = {
-        "tokenizer": tokenizer,
-        "prompt_format": PromptFormat(value["data.apply_chat_template"], value["data.input_template"]),
-        "budget": Budget(value["data.max_len"], value["rollout.max_new_tokens"]),
+    folder = run_dir / "data"
+    flags = ["--data.prompt_dataset", str(folder / "train.jsonl")]
+    flags += ["--data.input_key", "prompt", "--data.label_key", "label", "--data.prompt_split", "train"]
+    with GradingPool(grading) as pool:
+        shared = _preparation(args) | {"pool": pool}
+        train = rows["train"][: value["data.max_samples"]]
+        counts = prepare(train, prompts_path=folder / "train.jsonl", teachers_path=folder / "teachers.arrow", **shared)
+        if counts["prompts"] < value["rollout.batch_size"]:
+            raise RecipeError(
+                f"{counts['prompts']} prompts do not fill one step of rollout.batch_size {value['rollout.batch_size']}"
+            )
+        (folder / "counts.json").write_text(json.dumps(counts, indent=2, sort_keys=True))
+        print("data: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()), flush=True)
+        if rows["eval"]:
+            prepare(rows["eval"], prompts_path=folder / "eval.jsonl", teachers_path=None, **shared)
+            flags += ["--eval.dataset", str(folder / "eval.jsonl"), "--eval.split", "train"]
+    return flags, grading
+
+
+def _preparation(args: argparse.Namespace) -> dict[str, Any]:
+    """What prompts, teachers and evaluation problems have in common."""
+    value = vars(args)
+    template = value["oger.prompt_template"]
+    chat = value["data.apply_chat_template"] or template == "chat"
+    text_template = TEMPLATES[template] if template not in (None, "chat") else None
+    return {
+        "tokenizer": _tokenizer(value["actor.model_name_or_path"], needs_template=chat),
+        "prompt_format": PromptFormat(chat, value["data.input_template"], text_template),
+        "budget": Budget(value["data.max_len"], value["rollout.max_new_tokens"], value["oger.max_prompt_length"]),
+        "verifiers": Verifiers(verifier_options(value), own_verifiers(value)),
         "keep_wrong_teachers": value["oger.keep_wrong_teachers"],
     }
-    folder = run_dir / "data"
-    train = rows["data.prompt_dataset"][: value["data.max_samples"]]
-    counts = prepare(train, prompts_path=folder / "train.jsonl", teachers_path=folder / "teachers.arrow", **shared)
-    if counts["prompts"] < value["rollout.batch_size"]:
-        raise RecipeError(
-            f"{counts['prompts']} prompts do not fill one step of rollout.batch_size {value['rollout.batch_size']}"
-        )
-    (folder / "counts.json").write_text(json.dumps(counts, indent=2, sort_keys=True))
-    print("data: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()), flush=True)
-    flags = ["--data.prompt_dataset", str(folder / "train.jsonl")]
-    if rows["eval.dataset"]:
-        prepare(rows["eval.dataset"], prompts_path=folder / "eval.jsonl", teachers_path=None, **shared)
-        flags += ["--eval.dataset", str(folder / "eval.jsonl")]
-    return flags
+
+
+def _grading_settings(args: argparse.Namespace, rows: list[Row]) -> GradingSettings:
+    value = vars(args)
+    own = own_verifiers(value)
+    return GradingSettings(
+        workers=value["oger.grading_workers"],
+        time_limit_s=value["oger.grading_time_limit"],
+        memory_limit_mb=value["oger.grading_memory_limit"],
+        preload=tuple(sorted({own.get(row["task"], row["task"]) for row in rows} - BOUNDED)),
+    )
+
+
+def _template_flags(args: argparse.Namespace) -> list[str]:
+    """What a named template means downstream: the chat template, or stop rules where the user has none."""
+    value = vars(args)
+    name = value["oger.prompt_template"]
+    flags = ["--data.apply_chat_template"] if name == "chat" else []
+    stop = TEMPLATES[name].stop if name else ()
+    return flags + ([f"--oger.stop={json.dumps(stop)}"] if stop and not value["oger.stop"] else [])
 
 
 def _tokenizer(model: str, *, needs_template: bool) -> Any:
@@ -142,8 +187,20 @@ def _tokenizer(model: str, *, needs_template: bool) -> Any:
     return tokenizer
 
 
-def _rows(setting: str | None) -> list[Row]:
-    return [row for path in dataset_files(setting) for row in read_rows(path)]
+def _rows(args: argparse.Namespace, which: str) -> list[Row]:
+    """The rows to train on (``data``) or to evaluate on (``eval``)."""
+    value = vars(args)
+    setting = value["data.prompt_dataset" if which == "data" else "eval.dataset"]
+    if not setting:
+        return []
+    keys = {"prompt": value["data.input_key"], "answer": value["data.label_key"]}
+    split, limit = value["data.prompt_split"], None
+    if which == "eval":
+        keys["prompt"] = value["oger.eval.input_key"] or keys["prompt"]
+        keys["answer"] = value["oger.eval.label_key"] or keys["answer"]
+        split, limit = value["eval.split"], value["oger.eval.max_samples"]
+    columns = Columns(**keys, task=value["oger.task_name"], own_tasks=tuple(own_verifiers(value)))
+    return read_dataset(setting, columns, split=split, limit=limit)
 
 
 def _run_dir_flags(args: argparse.Namespace, run_dir: Path) -> list[str]:

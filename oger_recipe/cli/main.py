@@ -5,6 +5,8 @@ import sys
 
 COMMANDS = {
     "train": "train by a recipe file and flags",
+    "eval": "answer benchmarks with a model and grade the answers",
+    "serve-reward": "grade answers over HTTP, as OpenRLHF's remote reward",
 }
 
 
@@ -12,11 +14,11 @@ def main() -> None:
     command = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if command in ("-h", "--help"):
         print("usage: oger <command> [--help]\n")
-        print("\n".join(f"  {name:8} {text}" for name, text in COMMANDS.items()))
+        print("\n".join(f"  {name:13} {text}" for name, text in COMMANDS.items()))
         return
     if command not in COMMANDS:
         sys.exit(f"oger: unknown command '{command}'; known: {', '.join(COMMANDS)}")
-    importlib.import_module(f"oger_recipe.cli.{command}").main(sys.argv[2:])
+    importlib.import_module(f"oger_recipe.cli.{command.replace('-', '_')}").main(sys.argv[2:])
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 from oger_recipe.data.rows import Row
 from oger_recipe.data.teacher_store import Teacher, write_teacher_store
+from oger_recipe.data.templates import PromptTemplate
 from oger_recipe.recipe import RecipeError
-from oger_recipe.rewards.verifiers import verify
+from oger_recipe.rewards.grading_pool import GradingPool
 
 
 class Tokenizer(Protocol):
@@ -25,13 +26,15 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Budget:
-    """Lengths in tokens: of a whole sequence, and of a response (None: what the prompt leaves)."""
+    """Lengths in tokens: of a whole sequence, of a response (None: what the prompt leaves), and of a prompt."""
 
     max_len: int
     max_new_tokens: int | None
+    max_prompt_length: int | None = None
 
     def longest_prompt(self) -> int:
-        return self.max_len - (self.max_new_tokens or 1)
+        longest = self.max_len - (self.max_new_tokens or 1)
+        return longest if self.max_prompt_length is None else min(longest, self.max_prompt_length)
 
     def longest_response(self, prompt_tokens: int) -> int:
         left = self.max_len - prompt_tokens
@@ -40,18 +43,60 @@ class Budget:
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """How OpenRLHF will turn a row's prompt into text: its flags data.apply_chat_template and data.input_template."""
+    """How a row's prompt becomes text: by a named template here, or by OpenRLHF's own two flags later."""
 
     apply_chat_template: bool
     input_template: str | None
+    template: PromptTemplate | None = None
+
+    def written(self, prompt: Any) -> Any:
+        """What the prompt file holds: the final text under a named template, else the prompt as it is."""
+        return self.template.apply(_question(prompt)) if self.template else prompt
 
     def text(self, prompt: Any, tokenizer: Tokenizer) -> str:
+        if self.template:
+            return self.template.apply(_question(prompt))
         if self.apply_chat_template:
             chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             return tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         if not isinstance(prompt, str):
             raise RecipeError("prompts are chat messages: set data.apply_chat_template (needs a chat template)")
         return self.input_template.format(prompt) if self.input_template else prompt
+
+
+def _question(prompt: Any) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    if [turn["role"] for turn in prompt] != ["user"]:
+        raise RecipeError(
+            "oger.prompt_template takes a question; these prompts are chats with "
+            f"{', '.join(turn['role'] for turn in prompt)} turns: use the chat template"
+        )
+    content: str = prompt[0]["content"]
+    return content
+
+
+@dataclass(frozen=True)
+class Verifiers:
+    """Keyword arguments for the verifiers by task, and the import paths of the user's own tasks."""
+
+    options: dict[str, dict[str, Any]]
+    own: dict[str, str]
+
+    def call(self, task: str) -> tuple[str, dict[str, Any]]:
+        """The task as the reward function resolves it, and its options."""
+        return self.own.get(task, task), self.options.get(task, {})
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A teacher trajectory that has still to be verified."""
+
+    row: Row
+    source: str
+    text: str
+    tokens: list[int]
+    longest: int
 
 
 def prepare(
@@ -62,19 +107,22 @@ def prepare(
     budget: Budget,
     prompts_path: Path,
     teachers_path: Path | None,
+    verifiers: Verifiers,
+    pool: GradingPool,
     keep_wrong_teachers: bool = False,
 ) -> Counter[str]:
     """Writes the prompts (JSONL: prompt, label, datasource) and, unless ``teachers_path`` is None, the teacher store.
 
     Counts ``prompts``, ``prompts_too_long``, ``prompts_without_teacher``, ``teachers``, ``teachers_wrong``,
-    ``teachers_too_long``. Over-long prompts are left out: OpenRLHF would cut their beginning off.
+    ``teachers_too_long``, ``teachers_ungraded``. Over-long prompts are left out: OpenRLHF would cut their beginning.
 
     Raises:
         RecipeError: no prompt fits the budget, two rows (of two files) have the same uid, or an answer is unreadable.
     """
     counts: Counter[str] = Counter()
     uids: set[str] = set()
-    teachers: dict[str, list[Teacher]] = {}
+    candidates: list[_Candidate] = []
+    kept: list[Row] = []
     with prompts_path.open("w", encoding="utf-8") as prompts:
         for row in rows:
             if row["uid"] in uids:  # else one problem would be given the teachers of another
@@ -85,48 +133,68 @@ def prepare(
                 counts["prompts_too_long"] += 1
                 continue
             counts["prompts"] += 1
-            prompts.write(json.dumps(_prompt(row), ensure_ascii=False) + "\n")
+            kept.append(row)
+            prompts.write(json.dumps(_prompt(row, prompt_format, verifiers), ensure_ascii=False) + "\n")
             if teachers_path is not None:
-                longest = budget.longest_response(length)
-                teachers[row["uid"]] = _usable_teachers(row, tokenizer, longest, keep_wrong_teachers, counts)
-                counts["prompts_without_teacher"] += not teachers[row["uid"]]
+                candidates += _candidates(row, tokenizer, budget.longest_response(length))
     if not counts["prompts"]:
+        limit = f"data.max_len {budget.max_len} - rollout.max_new_tokens {budget.max_new_tokens}); raise data.max_len"
+        if budget.longest_prompt() == budget.max_prompt_length:
+            limit = "oger.max_prompt_length); raise it"
         raise RecipeError(
-            f"all {counts['prompts_too_long']} prompts are longer than {budget.longest_prompt()} tokens "
-            f"(data.max_len {budget.max_len} - rollout.max_new_tokens {budget.max_new_tokens}); raise data.max_len"
+            f"all {counts['prompts_too_long']} prompts are longer than {budget.longest_prompt()} tokens ({limit}"
         )
     if teachers_path is not None:
+        teachers = _verified(candidates, verifiers, pool, keep_wrong_teachers, counts)
+        counts["prompts_without_teacher"] += sum(row["uid"] not in teachers for row in kept)
         write_teacher_store(teachers, teachers_path)
     return counts
 
 
-def _prompt(row: Row) -> dict[str, Any]:
-    label = json.dumps({"uid": row["uid"], "answer": row["answer"], "task": row["task"]}, ensure_ascii=False)
-    return {"prompt": row["prompt"], "label": label, "datasource": row.get("datasource") or "default"}
+def _prompt(row: Row, prompt_format: PromptFormat, verifiers: Verifiers) -> dict[str, Any]:
+    task, options = verifiers.call(row["task"])
+    label = {"uid": row["uid"], "answer": row["answer"], "task": task} | ({"options": options} if options else {})
+    return {
+        "prompt": prompt_format.written(row["prompt"]),
+        "label": json.dumps(label, ensure_ascii=False),
+        "datasource": row.get("datasource") or "default",
+    }
 
 
-def _usable_teachers(
-    row: Row, tokenizer: Tokenizer, longest: int, keep_wrong: bool, counts: Counter[str]
-) -> list[Teacher]:
-    usable = []
+def _candidates(row: Row, tokenizer: Tokenizer, longest: int) -> list[_Candidate]:
+    candidates = []
     for teacher in row.get("teachers") or []:
         # End of sequence exactly once, whether or not the text already carries it; chat templates put a newline after.
         text = teacher["text"]
         if text.rstrip().endswith(tokenizer.eos_token):
             text = text.rstrip().removesuffix(tokenizer.eos_token)
         tokens = _tokens(text, tokenizer) + [tokenizer.eos_token_id]
-        try:
-            verdict = verify(row["task"], text, row["answer"])
-        except ValueError as error:
-            raise RecipeError(f"row {row['uid']!r}: {error}") from None
-        if len(tokens) > longest:
+        candidates.append(_Candidate(row, teacher["source"], text, tokens, longest))
+    return candidates
+
+
+def _verified(
+    candidates: list[_Candidate], verifiers: Verifiers, pool: GradingPool, keep_wrong: bool, counts: Counter[str]
+) -> dict[str, list[Teacher]]:
+    """The usable teachers by uid; the others are counted."""
+    calls = [(c, *verifiers.call(c.row["task"])) for c in candidates]
+    answers = [(task, c.text, c.row["answer"], options) for c, task, options in calls]
+    teachers: dict[str, list[Teacher]] = {}
+    for candidate, graded in zip(candidates, pool.grade_many(answers, progress=len(answers) > 2000), strict=True):
+        verdict, uid = graded.verdict, candidate.row["uid"]
+        if graded.error is not None and graded.error.startswith("ValueError: "):  # which is for the reference alone
+            raise RecipeError(f"row {uid!r}: {graded.error.removeprefix('ValueError: ')}")
+        if graded.error is not None:
+            counts["teachers_ungraded"] += 1
+        elif len(candidate.tokens) > candidate.longest:
             counts["teachers_too_long"] += 1
         elif not verdict.score and not keep_wrong:
             counts["teachers_wrong"] += 1
         else:
             counts["teachers"] += 1
-            usable.append(Teacher(teacher["source"], text, tokens, verdict.reward, verdict.score))
-    return usable
+            teacher = Teacher(candidate.source, candidate.text, candidate.tokens, verdict.reward, verdict.score)
+            teachers.setdefault(uid, []).append(teacher)
+    return teachers
 
 
 def _tokens(text: str, tokenizer: Tokenizer) -> list[int]:

@@ -1,12 +1,11 @@
-"""Dataset rows: reading and checking them.
+"""Dataset rows and what is required of them.
 
 A row: ``uid`` str, ``prompt`` str or chat messages, ``answer`` str, ``task`` str, ``datasource`` str (optional),
-``teachers`` list of {``source`` str, ``text`` str, ``correct`` bool or null} (optional). Files: .jsonl or .parquet.
+``teachers`` list of {``source`` str, ``text`` str, ``correct`` bool or null} (optional).
 """
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Collection
 from typing import Any
 
 from oger_recipe.recipe import RecipeError
@@ -15,49 +14,8 @@ from oger_recipe.rewards.verifiers import VERIFIERS
 Row = dict[str, Any]
 
 
-def read_rows(path: Path) -> list[Row]:
-    """All rows of one file, checked.
-
-    Raises:
-        RecipeError: the file is missing, empty or of an unknown kind, or a row is malformed (with its line number).
-    """
-    rows: list[Row] = []
-    uids: dict[str, int] = {}
-    for number, row in _numbered_rows(path):
-        where = f"{path}:{number}"
-        _check_row(row, where)
-        if row["uid"] in uids:
-            raise RecipeError(f"{where}: uid {row['uid']!r} is already used by line {uids[row['uid']]}")
-        uids[row["uid"]] = number
-        rows.append(row)
-    if not rows:
-        raise RecipeError(f"{path}: the dataset has no rows")
-    return rows
-
-
-def _numbered_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    if not path.is_file():
-        raise RecipeError(f"{path}: no such dataset file")
-    if path.suffix == ".parquet":
-        import pyarrow.parquet
-
-        try:
-            table = pyarrow.parquet.read_table(path)
-        except pyarrow.ArrowException as error:
-            raise RecipeError(f"{path}: not a readable parquet file: {error}") from None
-        yield from enumerate(table.to_pylist(), start=1)
-    elif path.suffix == ".jsonl":
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield number, _parse(line, f"{path}:{number}")
-    else:
-        raise RecipeError(
-            f"{path}: a dataset is a .jsonl or .parquet file of the recipe's rows, found '{path.suffix}'"
-        )
-
-
-def _parse(line: bytes, where: str) -> Any:
+def decode_line(line: bytes, where: str) -> Any:
+    """The JSON document of a line (or a file). Raises RecipeError where it is none, or is no text."""
     try:
         row = json.loads(line.decode())
         if rb"\ud" in line or rb"\uD" in line:  # half of a surrogate pair is valid JSON, but no text
@@ -69,7 +27,8 @@ def _parse(line: bytes, where: str) -> Any:
     return row
 
 
-def _check_row(row: Any, where: str) -> None:
+def check_row(row: Any, where: str, own_tasks: Collection[str] = ()) -> None:
+    """Raises RecipeError for a malformed row; ``where`` is its file and line, ``own_tasks`` the user's verifiers."""
     if not isinstance(row, dict):
         raise RecipeError(f"{where}: a row is a JSON object, found {type(row).__name__}")
     teachers = row.get("teachers") or []
@@ -85,8 +44,9 @@ def _check_row(row: Any, where: str) -> None:
         raise RecipeError(
             f"{where}: 'prompt' must be a string or a list of chat messages, found {row.get('prompt')!r}"
         )
-    if row["task"] not in VERIFIERS:
-        raise RecipeError(f"{where}: unknown task {row['task']!r}; known: {', '.join(sorted(VERIFIERS))}")
+    if row["task"] not in VERIFIERS and row["task"] not in own_tasks and ":" not in row["task"]:
+        known = ", ".join(sorted({*VERIFIERS, *own_tasks}))
+        raise RecipeError(f"{where}: unknown task {row['task']!r}; known: {known}; your own: oger.verifiers")
     if not isinstance(row.get("datasource"), str | None):  # a parquet column is null where a row leaves it out
         raise RecipeError(f"{where}: 'datasource' must be a string, found {row['datasource']!r}")
     for position, teacher in enumerate(teachers):

@@ -5,11 +5,12 @@ from oger_recipe.patches import apply_training_patches
 apply_training_patches()
 
 import json  # noqa: E402
+import math  # noqa: E402
 import os  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import torch  # noqa: E402
-from openrlhf.models.utils import compute_reward  # noqa: E402
+from openrlhf.models.utils import compute_approx_kl, compute_reward  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties  # noqa: E402
@@ -21,6 +22,7 @@ from oger_recipe.embedding.cache import EmbeddingCache  # noqa: E402
 from oger_recipe.embedding.encoder import EncoderSettings, TrajectoryEncoder  # noqa: E402
 from oger_recipe.plugin import run_folder  # noqa: E402
 from oger_recipe.plugin.hybrid_batch import HybridBatch, Rollouts, make_hybrid, read_rollouts  # noqa: E402
+from oger_recipe.rewards.reward_func import worst_examples  # noqa: E402
 
 GROUP_ESTIMATORS = {"dr_grpo": False, "group_norm": True}  # estimator -> divides by the group's std
 
@@ -35,9 +37,11 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.store = TeacherStore(self.run_dir / "data" / "teachers.arrow")
         # Ray gives an actor without CPUs of its own a single thread; this process only works while others wait.
         torch.set_num_threads(os.cpu_count() or 1)
-        settings = EncoderSettings(oger.embedding_model, oger.embedding_revision, oger.embedding_max_tokens)
-        self.encoder = TrajectoryEncoder(settings, oger.embedding_batch_size)
-        self.cache = EmbeddingCache(self.encoder, Path(oger.embedding_cache))
+        self.encoder, self.cache = None, None
+        if len(self.store) and uses_teachers(oger):
+            settings = EncoderSettings(oger.embedding_model, oger.embedding_revision, oger.embedding_max_tokens)
+            self.encoder = TrajectoryEncoder(settings, oger.embedding_batch_size)
+            self.cache = EmbeddingCache(self.encoder, Path(oger.embedding_cache))
         counts = json.loads((self.run_dir / "data" / "counts.json").read_text())
         self.dropped = {f"data/{name}": counts.get(name, 0) for name in ("teachers_too_long", "teachers_wrong")}
         self.step = 0  # set by the trainer before every batch
@@ -70,15 +74,21 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             rows = ~self.batch.is_teacher[experience.index]
             mask = experience.action_mask.bool() & rows.unsqueeze(1)
             delta = (experience.rollout_log_probs - experience.action_log_probs)[mask]
-            difference, kl, tokens = (
-                difference + delta.abs().sum().item(),
-                kl + delta.sum().item(),
-                tokens + len(delta),
-            )
+            difference += unexplained_difference(delta, self.args.rollout.top_p, self.args.oger.top_k).sum().item()
+            kl, tokens = kl + delta.sum().item(), tokens + len(delta)
             experience.rollout_log_probs = None  # the hybrid loss has no correction for the engine's rounding
         self.metrics = {"vllm_logprob_difference": difference / max(tokens, 1), "vllm_kl": kl / max(tokens, 1)}
         self._stop_on_stale_engine()
+        if self.args.oger.kl_penalty_coef:
+            self._add_reward_kl(experiences)
         return experiences
+
+    def _add_reward_kl(self, experiences: list[Experience]) -> None:
+        """The in-reward KL (k1) beside a loss-side one. compute_reward multiplies by the loss's coefficient."""
+        scale = self.args.oger.kl_penalty_coef / self.kl_ctl.value
+        for experience in experiences:
+            log_probs, base = experience.action_log_probs, experience.base_action_log_probs
+            experience.kl = scale * compute_approx_kl(log_probs, base, kl_estimator="k1") * experience.action_mask
 
     def _flatten_results(self, refs, duplicate_factor):
         """The policy answers with pairs (log-probabilities, entropy); OpenRLHF expects the first of each."""
@@ -95,14 +105,19 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.bonus = oger.bonus_weight * exploration_bonus(
             batch.similarity, self.entropy, reward, weight=oger.last_token_enp_reward, reverse=oger.similarity_reverse
         )
+        rewards = penalise_truncated(batch.rewards, batch.truncated, oger.non_stop_penalty, oger.non_stop_fixed_reward)
         for experience in experiences:
-            experience.rewards = (batch.rewards + self.bonus)[experience.index]
-        if self.args.algo.advantage.estimator not in GROUP_ESTIMATORS:
-            return super().compute_advantages_and_returns(experiences)
-        apply_length_penalties(experiences, self.args)
-        advantages = self._group_advantages(experiences)
-        for experience in experiences:
-            self._spread_over_tokens(experience, advantages[experience.index])
+            experience.rewards = (rewards + self.bonus)[experience.index]
+        if self.args.algo.advantage.estimator in GROUP_ESTIMATORS:
+            apply_length_penalties(experiences, self.args)
+            advantages = self._group_advantages(experiences)
+            for experience in experiences:
+                self._spread_over_tokens(experience, advantages[experience.index])
+        else:
+            experiences = super().compute_advantages_and_returns(experiences)
+        if oger.disable_truncation_advantage:
+            for experience in experiences:
+                experience.advantages[batch.truncated[experience.index]] = 0
         return experiences
 
     def _group_advantages(self, experiences: list[Experience]) -> torch.Tensor:
@@ -137,13 +152,15 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         return advantages
 
     def _stop_on_reward_errors(self, samples: list[Experience]) -> None:
-        missing = sum(sample.rewards is None or "reward_error" not in sample.info for sample in samples)
-        failed = missing + sum(int(s.info["reward_error"].item()) for s in samples if "reward_error" in s.info)
+        missing = sum(sample.rewards is None for sample in samples)
+        failed = missing + sum(int(info_value(sample, "reward_error")) for sample in samples)
         limit = self.args.oger.max_reward_error_rate
         if missing or failed > limit * len(samples):
+            worst = "".join(f"\n  - {example}" for example in worst_examples(self.run_dir))
             raise RuntimeError(
                 f"{failed} of {len(samples)} rollouts of step {self.step} could not be graded (limit: {limit:.0%}, "
-                f"oger.max_reward_error_rate); their texts and errors are in {self.run_dir / 'reward_errors.jsonl'}"
+                f"oger.max_reward_error_rate); their texts and errors are in {self.run_dir / 'reward_errors.jsonl'}; "
+                f"the worst:{worst}"
             )
 
     def _stop_on_stale_engine(self) -> None:
@@ -154,6 +171,35 @@ class OgerExperienceMaker(RemoteExperienceMaker):
                 f"token on average (limit: {limit}, oger.max_logprob_difference): the weights that vLLM samples from "
                 "are not those that are trained, or the two compute too differently"
             )
+
+
+def info_value(sample: Experience, key: str) -> float:
+    """A number that the reward function reported of a single rollout; 0 from a function that does not know it."""
+    return float(sample.info[key].item()) if key in sample.info else 0.0
+
+
+def uses_teachers(oger) -> bool:
+    """Whether anything of the run depends on teacher trajectories."""
+    return oger.max_replace_num > 0 or oger.bonus_weight != 0
+
+
+def penalise_truncated(
+    rewards: torch.Tensor, truncated: torch.Tensor, penalty: float, fixed: float | None
+) -> torch.Tensor:
+    """Rewards [N] where the truncated rows [N] (bool) get ``fixed`` instead, or ``penalty`` on top (OAT's rules)."""
+    if fixed is not None:
+        return torch.where(truncated, torch.full_like(rewards, fixed), rewards)
+    return rewards + penalty * truncated
+
+
+def unexplained_difference(delta: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
+    """How far log p(engine) - log p(policy) of sampled tokens lies outside what the sampling itself explains.
+
+    The engine's log-probabilities are of the tokens it could choose from: with a nucleus of mass Z >= top_p they are
+    higher than the policy's by -log Z, at most -log top_p; with top_k there is no bound from above.
+    """
+    highest = math.inf if top_k > 0 else -math.log(top_p)
+    return (-delta).clamp(min=0) + (delta - highest).clamp(min=0)
 
 
 def step_metrics(
@@ -178,7 +224,8 @@ def step_metrics(
         "rollout/solve_all": (solved.mean(dim=1) == 1).float().mean().item(),
         "rollout/solve_none": (solved.mean(dim=1) == 0).float().mean().item(),
         "rollout/reward": rollouts.rewards.mean().item(),
-        "rollout/reward_error": sum(sample.info["reward_error"].item() for sample in rollouts.samples),
+        "rollout/reward_error": sum(info_value(sample, "reward_error") for sample in rollouts.samples),
+        "rollout/reward_timeout": sum(info_value(sample, "reward_timeout") for sample in rollouts.samples),
         "rollout/response_length": lengths.mean().item(),
         "rollout/response_tokens": lengths.sum().item(),
         "rollout/truncated": torch.cat([sample.truncated for sample in rollouts.samples]).float().mean().item(),

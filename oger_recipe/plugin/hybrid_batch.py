@@ -33,6 +33,7 @@ class HybridBatch:
     is_teacher: torch.Tensor  # bool
     rewards: torch.Tensor  # verified reward of the row
     scores: torch.Tensor  # 0 or 1
+    truncated: torch.Tensor  # bool; a teacher's trajectory is always whole
     teachers: dict[int, Teacher]  # row -> the teacher that took its place
     prompts_without_teacher: int
 
@@ -73,11 +74,22 @@ def group_similarities(
 
 
 def make_hybrid(
-    rollouts: Rollouts, store: TeacherStore, encoder: TrajectoryEncoder, cache: EmbeddingCache, settings, seed: int
+    rollouts: Rollouts,
+    store: TeacherStore,
+    encoder: TrajectoryEncoder | None,
+    cache: EmbeddingCache | None,
+    settings,
+    seed: int,
 ) -> HybridBatch:
-    """Lets teachers take their places; ``settings`` is ``args.oger``. The same seed draws the same teachers."""
+    """Lets teachers take their places; ``settings`` is ``args.oger``. The same seed draws the same teachers.
+
+    Without an encoder the run uses no teachers: the rollouts stay as they are, and no similarity is defined.
+    """
     teachers = [store[uid] for uid in rollouts.uids]
     size = len(rollouts.samples) // len(teachers)
+    if encoder is None or cache is None:
+        similarity = torch.full((len(teachers) * size,), float("nan"))
+        return _with_teachers(rollouts, similarity, {}, sum(not members for members in teachers))
     similarity = group_similarities(rollouts, teachers, encoder, cache, similarity_reduction(settings.replace_mode))
     scores = rollouts.scores.view(-1, size)
     generator = torch.Generator().manual_seed(seed)
@@ -107,7 +119,8 @@ def _with_teachers(
         rewards[row], scores[row], is_teacher[row] = teacher.reward, teacher.score, True
     for sample in samples:
         sample.info.setdefault("off_policy_tokens", torch.zeros(1))
-    return HybridBatch(samples, similarity, is_teacher, rewards, scores, placed, without_teacher)
+    truncated = torch.cat([sample.truncated for sample in samples]).bool()
+    return HybridBatch(samples, similarity, is_teacher, rewards, scores, truncated, placed, without_teacher)
 
 
 def teacher_experience(rollout: Experience, teacher: Teacher) -> Experience:

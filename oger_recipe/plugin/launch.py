@@ -11,22 +11,17 @@ from pathlib import Path
 
 import ray
 
-CPU_ENVIRONMENT = {
-    "DS_ACCELERATOR": "cpu",
-    "TORCH_COMPILE_DISABLE": "1",  # OpenRLHF compiles its entropy: that needs a C++ compiler
-    "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "0",  # on a CPU .to(device) does not copy: edits would reach shared memory
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process less: the worker lives in the engine's
-    "VLLM_HOST_IP": "127.0.0.1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # an empty CUDA_VISIBLE_DEVICES confuses vLLM
-    "OMP_NUM_THREADS": str(os.cpu_count() or 1),  # else Ray gives every actor one thread
-}
+from oger_recipe.cpu import CPU_ENVIRONMENT
 
 
-def launch(tokens: list[str], run_dir: Path, *, cpu: bool, logical_gpus: int, verbose: bool) -> None:
-    """Trains; returns when the model is saved. Worker logs end up in ``run_dir/logs``."""
-    environment = {
+def launch(
+    tokens: list[str], run_dir: Path, *, cpu: bool, logical_gpus: int, verbose: bool, environment: dict[str, str]
+) -> None:
+    """Trains; returns when the model is saved. Worker logs end up in ``run_dir/logs``.
+
+    ``environment`` is set in every process of the run.
+    """
+    environment = environment | {
         "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "false"),
         "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN"),
         "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": os.environ.get("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1"),

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from openrlhf.trainer.ppo_utils.experience import Experience
 
 from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS
+from oger_recipe.evaluation.tables import markdown_table
+from oger_recipe.plugin.answers import Evaluation
 from oger_recipe.plugin.hybrid_batch import HybridBatch, Rollouts
 
 
@@ -62,20 +63,11 @@ def write_samples(
         )
 
 
-def write_answers(run_dir: Path, step: int, samples: list[Experience], texts: list[str]) -> None:
-    """eval/step_<step>.jsonl: every answer of an evaluation with its verdict."""
+def write_evaluation(run_dir: Path, step: int, evaluation: Evaluation) -> None:
+    """eval/step_<step>.jsonl (every answer with its verdict), .json (all figures) and .md (their table)."""
     path = run_dir / "eval" / f"step_{step:05d}.jsonl"
     path.unlink(missing_ok=True)
-    for sample, text in zip(samples, texts, strict=True):
-        label = json.loads(sample.labels[0])
-        append_json(
-            path,
-            {
-                "uid": label["uid"],
-                "answer": label["answer"],
-                "prompt": sample.prompts[0],
-                "text": text,
-                "score": float(sample.scores[0]),
-                "truncated": bool(sample.truncated[0]),
-            },
-        )
+    for record in evaluation.records:
+        append_json(path, record)
+    path.with_suffix(".json").write_text(json.dumps(evaluation.result, indent=2))
+    path.with_suffix(".md").write_text(markdown_table(evaluation.result))

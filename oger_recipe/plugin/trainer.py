@@ -4,32 +4,20 @@ from oger_recipe.patches import apply_training_patches
 
 apply_training_patches()
 
+import contextlib  # noqa: E402
+import math  # noqa: E402
+from collections.abc import Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
 
 import torch  # noqa: E402
 from openrlhf.trainer import ppo_trainer  # noqa: E402
-from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 
 from oger_recipe.plugin import run_folder  # noqa: E402
+from oger_recipe.plugin.answers import evaluate_samples  # noqa: E402
 from oger_recipe.plugin.experience_maker import OgerExperienceMaker  # noqa: E402
 from oger_recipe.plugin.ray_actor import undecorated  # noqa: E402
-
-
-class OgerSamplesGenerator(SamplesGenerator):
-    """Ends the data where the run ends, and leaves out a last batch that does not fill an optimizer step."""
-
-    steps_left: int | None = None
-
-    def generate_samples(self, **generate_kwargs):
-        if self.steps_left == 0:
-            return [], None, 0, True
-        samples, pass_rate, consumed, exhausted = super().generate_samples(**generate_kwargs)
-        if len(samples) % self.args.train.batch_size:
-            samples = []
-        if self.steps_left is not None and samples:
-            self.steps_left -= 1
-        return samples, pass_rate, consumed, exhausted
-
+from oger_recipe.plugin.samples_generator import OgerSamplesGenerator  # noqa: E402
 
 # PPOTrainer and BasePPOTrainer build these by name, which is looked up in this process.
 ppo_trainer.SamplesGenerator = OgerSamplesGenerator
@@ -70,13 +58,35 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         run_folder.event(self.run_dir, "ready", steps=self.planned_steps(), resumed_at=resumed_at)
         if self.args.oger.val_before_train and not resumed_at:
             self._evaluate_as("before", 0)
-        self.last_step = resumed_at
+        self.last_step, self.client_states = resumed_at, None
         run_folder.event(self.run_dir, "training")
-        super().fit(global_step)
-        run_folder.event(self.run_dir, "trained", steps=self.last_step)
-        if self.args.oger.val_after_train:
-            self._evaluate_as("after", self.last_step)
+        with self._trackers_kept_open():
+            super().fit(global_step)
+            run_folder.event(self.run_dir, "trained", steps=self.last_step)
+            if self.args.oger.val_after_train:
+                self._evaluate_after()
         run_folder.event(self.run_dir, "finished")
+
+    @contextlib.contextmanager
+    def _trackers_kept_open(self) -> Iterator[None]:
+        """OpenRLHF closes its trackers with the last step; the final evaluation is logged after that."""
+        trackers = [tracker for tracker in (self.wandb_logger, self.tensorboard_logger) if tracker]
+        closing = [tracker.close for tracker in trackers]
+        for tracker in trackers:
+            tracker.close = lambda: None
+        try:
+            yield
+        finally:
+            for close in closing:
+                close()
+
+    def _evaluate_after(self) -> None:
+        if self.last_step and self.last_step % self.args.eval.steps == 0:  # the last step was evaluated already
+            run_folder.event(self.run_dir, "evaluated", when="after", step=self.last_step, **self.evaluation)
+        else:
+            logs = self._evaluate_as("after", self.last_step)
+            if math.isfinite(self.args.eval.steps):  # best checkpoints are kept: this may be one
+                self.save_best_checkpoint(logs, self.last_step, self.client_states)
 
     def train_step(self, rollout_samples, global_step: int):
         self.experience_maker.step = global_step + 1
@@ -89,47 +99,54 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         return {}
 
     def save_logs_and_checkpoints(self, global_step: int, logs_dict=None, client_states=None) -> None:
-        self.last_step = global_step
+        self.last_step, self.client_states = global_step, client_states
         figures = {key: value for key, value in (logs_dict or {}).items() if key != "generated_samples"}
         figures["tokens_per_second"] = figures["rollout/response_tokens"] / figures["timing/step_total"]
         run_folder.append_json(self.run_dir / "metrics.jsonl", {"step": global_step} | figures)
         run_folder.event(self.run_dir, "step", step=global_step, **figures)
         super().save_logs_and_checkpoints(global_step, (logs_dict or {}) | figures, client_states)
 
-    def _evaluate_as(self, name: str, step: int) -> None:
+    def _evaluate_as(self, when: str, step: int) -> dict[str, float]:
         if self.eval_dataloader is None:
-            return
-        settings = {
-            "temperature": self.args.eval.temperature,
-            "n_samples_per_prompt": self.args.eval.n_samples_per_prompt,
-        }
-        run_folder.event(self.run_dir, "evaluating", when=name)
-        self.evaluate(step, **(self.generate_kwargs | settings))
-        run_folder.event(self.run_dir, "evaluated", when=name, **self.evaluation)
+            return {}
+        return self.evaluate(step, when=when, **self.generate_kwargs)
 
     @torch.no_grad()
-    def evaluate(self, global_step: int, **generate_kwargs) -> dict[str, float]:
-        """OpenRLHF's evaluation on 0/1 scores instead of rewards, with every answer on disk."""
-        samples = self.samples_generator.generate_eval_samples(**generate_kwargs)
-        n = generate_kwargs["n_samples_per_prompt"]
-        for sample in samples:
-            sample.rewards = sample.scores.float()
-        logs = ppo_trainer.compute_eval_metrics(self.eval_dataloader, samples, n)
-        responses = [sample.sequences[0, 1:][sample.action_mask[0].bool()] for sample in samples]
-        run_folder.write_answers(self.run_dir, global_step, samples, self.tokenizer.batch_decode(responses))
-        self.evaluation = evaluation_of(torch.cat([sample.scores for sample in samples]).view(-1, n))
+    def evaluate(self, global_step: int, *, when: str = "during", **generate_kwargs) -> dict[str, float]:
+        """In place of OpenRLHF's evaluation: on 0/1 scores, with sampling settings of its own, every answer on disk.
+
+        The seed of every sample follows from train.seed, its problem and its number: evaluations of one run, and of
+        runs with one seed, differ by the policy alone.
+        """
+        run_folder.event(self.run_dir, "evaluating", when=when, step=global_step)
+        samples = self.samples_generator.generate_eval_samples(**(generate_kwargs | self._eval_sampling()))
+        result = evaluate_samples(samples, self.eval_dataloader, self.tokenizer, self.args.eval.n_samples_per_prompt)
+        run_folder.write_evaluation(self.run_dir, global_step, result)
+        self.evaluation = result.figures
+        run_folder.event(self.run_dir, "evaluated", when=when, step=global_step, **self.evaluation)
         for tracker in (self.wandb_logger, self.tensorboard_logger):
             if tracker:
-                tracker.log_eval(global_step, logs | self.evaluation)
-        return logs
+                tracker.log_eval(global_step, result.logs)
+        return result.logs
 
+    def _eval_sampling(self) -> dict[str, Any]:
+        evaluation, ours, rollout = self.args.eval, self.args.oger.eval, self.args.rollout
+        return {
+            "temperature": evaluation.temperature,
+            "n_samples_per_prompt": evaluation.n_samples_per_prompt,
+            "top_p": rollout.top_p if ours.top_p is None else ours.top_p,
+            "top_k": ours.top_k,
+            "max_new_tokens": ours.max_new_tokens or rollout.max_new_tokens,
+            "seed": self.args.train.seed,
+        }
 
-def evaluation_of(scores: torch.Tensor) -> dict[str, float]:
-    """avg@n and pass@n of 0/1 scores [problems, n]."""
-    problems, n = scores.shape
-    solved = scores.float()
-    return {
-        f"avg_at_{n}": solved.mean().item(),
-        f"pass_at_{n}": (solved.amax(dim=1) > 0).float().mean().item(),
-        "n_problems": problems,
-    }
+    def _detect_eval_metric_key(self, eval_metrics):
+        """The metric of the best checkpoint: ckpt.best_metric_key, else the average of avg@n over the benchmarks."""
+        if not self.best_eval_metric_key:
+            self.best_eval_metric_key = f"eval_average_avg_at_{self.args.eval.n_samples_per_prompt}"
+        if self.best_eval_metric_key not in ("none", *eval_metrics):
+            raise ValueError(
+                f"ckpt.best_metric_key {self.best_eval_metric_key}: no such metric; known: "
+                + ", ".join(sorted(eval_metrics))
+            )
+        return super()._detect_eval_metric_key(eval_metrics)

@@ -63,14 +63,18 @@ class Progress:
             self._bar.close()
             self._bar = None
         elif name == "evaluating":
-            self._say(f"evaluating {event['when']} training ...")
+            self._say(f"evaluating {_moment(event)} ...")
         elif name == "evaluated":
             figures = (f"{key} {value:.3f}" for key, value in event.items() if "_at_" in key)
-            self._say(f"{event['when']} training: {', '.join(figures)} on {event['n_problems']} problems")
+            self._say(f"{_moment(event)}: {', '.join(figures)} on {event['n_problems']} problems")
 
     def _say(self, text: str) -> None:
         tqdm.write(text, file=self._console)
         self._console.flush()
+
+
+def _moment(event: dict[str, Any]) -> str:
+    return f"after step {event['step']}" if event["when"] == "during" else f"{event['when']} training"
 
 
 def step_line(figures: dict[str, Any], steps: int) -> str:

@@ -23,19 +23,23 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def write_summary(run_dir: Path, seconds: dict[str, float], started: float) -> None:
     """Writes summary.json and curves/*.png from what the run recorded, and prints the result."""
     events, steps = read_lines(run_dir / "events.jsonl"), last_attempts(read_lines(run_dir / "metrics.jsonl"))
-    evaluations = {
-        e["when"]: {key: value for key, value in e.items() if "_at_" in key or key == "n_problems"}
-        for e in events
-        if e["event"] == "evaluated"
-    }
-    summary = evaluations | {
+    evaluated = [e for e in events if e["event"] == "evaluated"]
+    by_step = {e["step"]: {"step": e["step"]} | _figures(e) for e in evaluated}
+    evaluations = [by_step[step] for step in sorted(by_step)]
+    summary = {e["when"]: _figures(e) for e in evaluated if e["when"] != "during"} | {
+        "evaluations": evaluations,
         "steps": steps[-1]["step"] if steps else 0,
         "seconds": seconds | phase_seconds([e for e in events if e["time"] >= started], started),
         "data": json.loads((run_dir / "data" / "counts.json").read_text()),
     }
     (run_dir / "summary.json").write_text(json.dumps(summary, indent=2))
     draw_curves(steps, evaluations, run_dir / "curves")
-    print(f"run folder: {run_dir}\n{json.dumps({k: summary[k] for k in summary if k != 'data'})}", flush=True)
+    shown = {key: value for key, value in summary.items() if key not in ("data", "evaluations")}
+    print(f"run folder: {run_dir}\n{json.dumps(shown)}", flush=True)
+
+
+def _figures(event: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in event.items() if "_at_" in key or key == "n_problems"}
 
 
 def last_attempts(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -56,7 +60,7 @@ def phase_seconds(events: list[dict[str, Any]], started: float) -> dict[str, flo
     return seconds | {"until_ready": at["ready"] - started, "total": time.time() - started}
 
 
-def draw_curves(steps: list[dict[str, Any]], evaluations: dict[str, dict[str, float]], folder: Path) -> None:
+def draw_curves(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]], folder: Path) -> None:
     """One PNG per entry of CURVES; the evaluations are marked on the first."""
     import matplotlib
 
@@ -68,8 +72,8 @@ def draw_curves(steps: list[dict[str, Any]], evaluations: dict[str, dict[str, fl
         figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
         for key in keys:
             axes.plot([s["step"] for s in steps], [s[key] for s in steps], label=key)
-        if name == "solve_rate" and steps:
-            _mark_evaluations(axes, evaluations, {"before": 0, "after": steps[-1]["step"]})
+        if name == "solve_rate" and evaluations:
+            _mark_evaluations(axes, evaluations)
         axes.set(xlabel="step", title=title, ylim=(0, None))
         axes.legend(fontsize=8)
         axes.grid(alpha=0.3)
@@ -77,17 +81,19 @@ def draw_curves(steps: list[dict[str, Any]], evaluations: dict[str, dict[str, fl
         plt.close(figure)
 
 
-def _mark_evaluations(axes: Any, evaluations: dict[str, dict[str, float]], at: dict[str, int]) -> None:
-    for when, step in at.items():
-        for key, value in evaluations.get(when, {}).items():
-            if key == "n_problems":
-                continue
-            axes.scatter([step], [value], marker="o" if key.startswith("avg") else "^", color="black", zorder=3)
+def _mark_evaluations(axes: Any, evaluations: list[dict[str, Any]]) -> None:
+    """A line of marks for each metric on held-out problems; the first and the last carry their value."""
+    at = [evaluation["step"] for evaluation in evaluations]
+    for key in (key for key in evaluations[0] if "_at_" in key):
+        values = [evaluation[key] for evaluation in evaluations]
+        marker = {"avg": "o", "pass": "^"}.get(key.partition("_")[0], "s")
+        axes.plot(at, values, marker=marker, color="black", linestyle=":", linewidth=0.8, zorder=3)
+        for position, align in ((0, "left"), (-1, "right")):
             axes.annotate(
-                f"held-out {key} {value:.2f}",
-                (step, value),
+                f"held-out {key} {values[position]:.2f}",
+                (at[position], values[position]),
                 xytext=(4, 4),
                 textcoords="offset points",
-                ha="left" if when == "before" else "right",
+                ha=align,
                 fontsize=8,
             )

@@ -11,14 +11,18 @@ import json
 import operator
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
+from oger_recipe.rewards.boxed import last_answer_tag
 from oger_recipe.rewards.verifiers import Verdict
 
 WRONG_REWARD = 0.1
 MAX_CHARS = 200
 
 _ALLOWED_CHARS = frozenset("0123456789+-*/() \t")
+_OAT_CHARS = re.compile(r"^[\d+\-*/().\s]+$")
 _SPECIAL_TOKEN = re.compile(r"<\|[^<>|]{1,40}\|>|</s>")
 _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
@@ -28,16 +32,33 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] 
 }
 
 
-def verify_countdown(response: str, answer: str) -> Verdict:
+_PYTHON_OPERATIONS: dict[type[ast.operator], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Pow: operator.pow,
+}
+
+
+def verify_countdown(response: str, answer: str, *, strict_oat: bool = False) -> Verdict:
     """Grade the last <answer>...</answer> on the response's last line.
 
     answer: JSON ``{"numbers": [ints], "target": int}``; anything else is a defect of the data and raises ValueError.
+    strict_oat: OAT's scoring to the letter: a line break after the answer makes it none, ``**``, ``//`` and decimals
+    (which count as two numbers) are allowed, and a value within 1e-5 of the target is right.
     The components format, numbers_ok and correct are 0 or 1.
     """
     numbers, target = _read_answer(answer)
-    text = _last_answer(response)
+    text = last_answer_tag(response.rpartition("\n")[2]) if strict_oat else _last_answer(response)
     if text is None:
         return _verdict("no <answer>...</answer> on the last line", format_ok=False)
+    verdict = (_grade_as_oat if strict_oat else _grade)(text, numbers, target)
+    return replace(verdict, extracted="".join(text.split())[:MAX_CHARS])
+
+
+def _grade(text: str, numbers: list[int], target: int) -> Verdict:
     tree = _parse(text)
     used = None if tree is None else _numbers_in(tree)
     if tree is None or used is None:
@@ -45,6 +66,17 @@ def verify_countdown(response: str, answer: str) -> Verdict:
     if sorted(used) != sorted(numbers):
         return _verdict(f"uses the numbers {sorted(used)}, not {sorted(numbers)}")
     return _grade_value(tree, target)
+
+
+def _grade_as_oat(text: str, numbers: list[int], target: int) -> Verdict:
+    used = sorted(int(digits) for digits in re.findall(r"\d+", text[: MAX_CHARS + 1]))
+    if len(text) > MAX_CHARS or used != sorted(numbers):
+        return _verdict("does not use each number once")
+    value = oat_value(text) if _OAT_CHARS.match(text) else None
+    if value is None:
+        return _verdict("is no expression with a value", numbers_ok=True)
+    correct = abs(value - target) < 1e-5
+    return _verdict("right" if correct else f"equals {value:g}, not {target}", numbers_ok=True, correct=correct)
 
 
 def _grade_value(tree: ast.expr, target: int) -> Verdict:
@@ -78,13 +110,7 @@ def _read_answer(answer: str) -> tuple[list[int], int]:
 def _last_answer(response: str) -> str | None:
     """Text of the last answer on the last line that holds more than special tokens."""
     lines = reversed(response.split("\n"))
-    last_line = next((line for line in lines if _SPECIAL_TOKEN.sub("", line).strip()), "")
-    # Same matches as the regex <answer>(.*?)</answer>, which takes quadratic time on a long run of opening tags.
-    for segment in reversed(last_line.split("</answer>")[:-1]):
-        _, tag, text = segment.partition("<answer>")
-        if tag:
-            return text.strip()
-    return None
+    return last_answer_tag(next((line for line in lines if _SPECIAL_TOKEN.sub("", line).strip()), ""))
 
 
 def _parse(text: str) -> ast.expr | None:
@@ -117,3 +143,28 @@ def _evaluate(tree: ast.expr) -> Fraction:
         return _OPERATIONS[type(tree.op)](_evaluate(tree.left), _evaluate(tree.right))
     assert isinstance(tree, ast.Constant) and isinstance(tree.value, int)
     return Fraction(tree.value)
+
+
+def oat_value(text: str) -> float | None:
+    """What Python's own evaluation would give for an expression of numbers, or None where it would fail or explode."""
+    try:
+        return float(_python_value(ast.parse(text.strip(), mode="eval").body))
+    except (ArithmeticError, SyntaxError, TypeError, ValueError, MemoryError, RecursionError):
+        return None
+
+
+def _python_value(node: ast.expr) -> float:
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return node.value  # type: ignore[return-value]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
+        value = _python_value(node.operand)
+        return value if isinstance(node.op, ast.UAdd) else -value
+    if not isinstance(node, ast.BinOp) or type(node.op) not in _PYTHON_OPERATIONS:
+        raise ValueError("not an arithmetic expression")
+    left, right = _python_value(node.left), _python_value(node.right)
+    if isinstance(node.op, ast.Pow) and abs(right) > 64:
+        raise OverflowError("a power that no target has")
+    value = _PYTHON_OPERATIONS[type(node.op)](left, right)
+    if isinstance(value, complex) or abs(value) > 1e300:
+        raise OverflowError("a value that no target has")
+    return value

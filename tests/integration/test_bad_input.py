@@ -102,7 +102,8 @@ def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path:
         ),
         (
             ["--rollout.n_samples_per_prompt", "1", "--train.batch_size", "2"],
-            "rollout.n_samples_per_prompt is 1: a group of one has nothing to compare with; use 2 or more",
+            "rollout.n_samples_per_prompt is 1: dr_grpo compares the rollouts of a group, and a group of one has "
+            "nothing to compare with; use 2 or more",
         ),
         (["--oger.max_replace_num", "4"], "oger.max_replace_num 4 leaves no rollout in a group of 4"),
         (["--oger.max_replace_num", "-1"], "oger.max_replace_num is -1: 0 lets no teacher in, 1 or more does"),

@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 
-from oger_recipe.data.prepare import Budget, PromptFormat, prepare
+from oger_recipe.data.prepare import Budget, PromptFormat, Verifiers, prepare
 from oger_recipe.data.teacher_store import TeacherStore
+from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.recipe import RecipeError
+from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
 
+PLAIN_VERIFIERS = Verifiers({}, {})
 PLAIN = PromptFormat(apply_chat_template=False, input_template=None)
 CHAT = PromptFormat(apply_chat_template=True, input_template=None)
 ANSWER = '{"numbers":[3,5,12],"target":96}'
@@ -36,9 +39,10 @@ def prepared(tmp_path: Path, letters: Any) -> Callable[..., tuple[Counter[str], 
 
     def run(
         *rows: dict[str, Any],
-        budget: tuple[int, int | None] = (100, 50),
+        budget: tuple[int | None, ...] = (100, 50),
         prompt_format: PromptFormat = PLAIN,
         keep_wrong_teachers: bool = False,
+        verifiers: Verifiers = PLAIN_VERIFIERS,
     ) -> tuple[Counter[str], list[dict[str, Any]], TeacherStore]:
         prompts, store = tmp_path / "train.jsonl", tmp_path / "teachers.arrow"
         counts = prepare(
@@ -48,6 +52,8 @@ def prepared(tmp_path: Path, letters: Any) -> Callable[..., tuple[Counter[str], 
             budget=Budget(*budget),
             prompts_path=prompts,
             teachers_path=store,
+            verifiers=verifiers,
+            pool=GradingPool(GradingSettings()),
             keep_wrong_teachers=keep_wrong_teachers,
         )
         return counts, [json.loads(line) for line in prompts.read_text().splitlines()], TeacherStore(store)
@@ -189,6 +195,40 @@ def test_an_evaluation_set_has_no_store(tmp_path: Path, letters: Any) -> None:
         budget=Budget(100, 50),
         prompts_path=tmp_path / "eval.jsonl",
         teachers_path=None,
+        verifiers=PLAIN_VERIFIERS,
+        pool=GradingPool(GradingSettings()),
     )
     assert counts == {"prompts": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["eval.jsonl"]
+
+
+def test_prompts_longer_than_asked_are_left_out_even_where_there_is_room(prepared: Callable[..., Any]) -> None:
+    rows = _row(prompt="a" * 20), _row(prompt="a" * 21, uid="p-2")
+    assert prepared(*rows, budget=(100, 50, 20))[0] == {
+        "prompts": 1, "prompts_too_long": 1, "prompts_without_teacher": 1,
+    }  # fmt: skip
+
+
+def test_a_named_template_makes_the_final_text_and_braces_are_just_text(prepared: Callable[..., Any]) -> None:
+    question = "Make {x} of {question} and \\boxed{}."
+    template = PromptFormat(False, None, TEMPLATES["r1"])
+    (prompt,) = prepared(_row(prompt=question), budget=(2000, 50), prompt_format=template)[1]
+    assert prompt["prompt"].endswith(f"User: {question}\nAssistant: <think>")
+    chat = [{"role": "user", "content": question}]
+    assert prepared(_row(prompt=chat), budget=(2000, 50), prompt_format=template)[1] == [prompt]
+    with pytest.raises(RecipeError, match="system, user"):
+        prepared(_row(prompt=[{"role": "system", "content": "x"}, *chat]), budget=(2000, 50), prompt_format=template)
+
+
+def test_options_and_the_users_verifier_travel_in_the_label(prepared: Callable[..., Any]) -> None:
+    verifiers = Verifiers({"countdown": {"strict_oat": True}}, {"mine": "own.module:verify"})
+    _, prompts, store = prepared(_row(RIGHT, RIGHT + "\n"), _row(uid="p-2", task="mine"), verifiers=verifiers)
+    first, second = (json.loads(prompt["label"]) for prompt in prompts)
+    assert first["options"] == {"strict_oat": True} and first["task"] == "countdown"
+    assert second["task"] == "own.module:verify" and "options" not in second
+    assert len(store["p-1"]) == 1  # OAT finds no answer before a line break
+
+
+def test_a_teacher_that_cannot_be_graded_is_dropped_and_counted(prepared: Callable[..., Any]) -> None:
+    counts, _, store = prepared(_row(RIGHT, task="mine"), verifiers=Verifiers({}, {"mine": "operator:add"}))
+    assert counts["teachers_ungraded"] == 1 and counts["teachers"] == 0 and store["p-1"] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 import oger_recipe
+from oger_recipe.checks import check_run
 from oger_recipe.cli.train_ppo_ray import build_parser
 from oger_recipe.plugin.openrlhf_parser import openrlhf_parser
 from oger_recipe.recipe import KNOBS, METHOD_DEFAULTS, RecipeError, nested, read_recipe, write_resolved
@@ -268,8 +270,9 @@ def test_every_recipe_file_of_the_repository_is_accepted(path: Path) -> None:
 def test_every_knob_is_explained_and_its_default_fits() -> None:
     for knob in KNOBS:
         assert knob.help, knob.name
-        assert knob.default is None or isinstance(knob.default, knob.type), knob.name
-        assert knob.choices is None or knob.default in (None, *knob.choices), knob.name
+        items = knob.default if knob.nargs else [] if knob.default is None else [knob.default]
+        assert all(isinstance(item, knob.type) for item in items), knob.name
+        assert knob.choices is None or set(items) <= set(knob.choices), knob.name
     assert len({knob.name for knob in KNOBS}) == len(KNOBS)
 
 
@@ -309,3 +312,63 @@ def test_reading_openrlhfs_flags_imports_none_of_the_heavy_libraries() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+
+
+# ---- lists, and files that build on others
+
+
+@pytest.mark.parametrize("items", [[], ["</answer>"], ["-x", "--y", "\nUser:", "[z", "a b", "0123", "off"], ["é漢"]])
+def test_a_list_of_any_texts_survives(read: Callable[..., dict[str, Any]], items: list[str]) -> None:
+    assert read("oger: {stop: " + json.dumps(items) + "}")["oger.stop"] == tuple(items)
+
+
+def test_lists_on_the_command_line_are_words_or_json(parser: argparse.ArgumentParser) -> None:
+    parsed = vars(parser.parse_args(["--oger.stop", "a", "b", "--oger.stop_token_ids", "5", "6"]))
+    assert (parsed["oger.stop"], parsed["oger.stop_token_ids"]) == (("a", "b"), (5, 6))
+    assert vars(parser.parse_args(['--oger.stop=["-a"]']))["oger.stop"] == ("-a",)
+
+
+@pytest.mark.parametrize("text", ["{stop_token_ids: [x]}", "{math_extract: [boxed, box]}", "{stop: [{a: 1}]}"])
+def test_items_of_the_wrong_kind_are_refused_with_their_line(read: Callable[..., Any], text: str) -> None:
+    with pytest.raises(RecipeError, match=r"recipe\.yaml:1: 'oger\.(stop|stop_token_ids|math_extract)' "):
+        read(f"oger: {text}")
+
+
+def test_a_file_lies_over_the_one_it_extends(read: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "grand.yaml").write_text("rollout: {batch_size: 4, top_p: 0.9}\ntrain: {colocate_all: true}\n")
+    (tmp_path / "base.yaml").write_text(
+        "extends: grand.yaml\nactor: {adam: {lr: 1.0e-4}}\noger: {stop: [a, b]}\ndata.prompt_dataset: x.jsonl\n"
+    )
+    child = "extends: base.yaml\nrollout.batch_size: 8\noger: {stop: [c]}\ntrain: {colocate_all: false}\n"
+    settings = read(child + "data: {prompt_dataset: null}\n")
+    assert settings["rollout.batch_size"] == 8 and settings["rollout.top_p"] == 0.9
+    assert settings["actor.adam.lr"] == 1e-4 and settings["oger.stop"] == ("c",)
+    assert settings["train.colocate_all"] is False and settings["data.prompt_dataset"] is None
+
+
+def test_an_error_in_an_extended_file_names_that_file(read: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("\nrollout: {batch_sise: 4}\n")
+    with pytest.raises(RecipeError, match=r"base\.yaml:2: unknown setting 'rollout.batch_sise'"):
+        read("extends: base.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("extends: none.yaml", r"recipe\.yaml:1: 'extends' names another recipe file; there is no .*none\.yaml"),
+        ("extends: recipe.yaml", r"recipe\.yaml:1: 'extends: recipe\.yaml' leads back to this file"),
+        ("extends: [a, b]", r"recipe\.yaml:1: 'extends' names another recipe file"),
+    ],
+)
+def test_a_file_that_extends_nothing_or_itself_is_refused(read: Callable[..., Any], text: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        read(text)
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "configs").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_recipe_file_reads_and_would_start_on_its_machine(path: Path) -> None:
+    cpu = path.stem.partition("_cpu")[1] == "_cpu"
+    parser = build_parser(cpu=cpu)
+    args = parser.parse_args(read_recipe(path, parser))
+    check_run(args, cpu=cpu, gpus_here=None if cpu else 8)
+    assert path.read_text().startswith("#"), "a recipe file opens with what it reproduces"

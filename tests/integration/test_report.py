@@ -12,6 +12,7 @@ import pytest
 
 from oger_recipe.report.progress import Progress, step_line
 from oger_recipe.report.summary import CURVES, last_attempts, read_lines, write_summary
+from oger_recipe.report.sweep import draw
 
 FIGURES: dict[str, Any] = {
     "rollout/solve_rate": 0.25,
@@ -55,14 +56,14 @@ def first_run(run_dir: Path) -> tuple[Path, float]:
     _append(
         run_dir / "events.jsonl",
         _event(started + 40, "ready", steps=2, resumed_at=0),
-        _event(started + 41, "evaluating", when="before"),
-        _event(started + 47.5, "evaluated", when="before", **BEFORE),
+        _event(started + 41, "evaluating", when="before", step=0),
+        _event(started + 47.5, "evaluated", when="before", step=0, **BEFORE),
         _event(started + 48, "training"),
         _event(started + 55, "step", step=1, **FIGURES),
         _event(started + 62, "step", step=2, **FIGURES),
         _event(started + 63, "trained", steps=2),
-        _event(started + 64, "evaluating", when="after"),
-        _event(started + 68, "evaluated", when="after", **AFTER),
+        _event(started + 64, "evaluating", when="after", step=2),
+        _event(started + 68, "evaluated", when="after", step=2, **AFTER),
         _event(started + 69, "finished"),
     )
     _append(run_dir / "metrics.jsonl", {"step": 1, **FIGURES}, {"step": 2, **FIGURES})
@@ -95,6 +96,7 @@ def test_the_summary_has_results_steps_times_and_data(
 ) -> None:
     summary = summary_of(*first_run)
     seconds = summary.pop("seconds")
+    assert summary.pop("evaluations") == [{"step": 0} | BEFORE, {"step": 2} | AFTER]
     assert summary == {"before": BEFORE, "after": AFTER, "steps": 2, "data": {"prompts": 64, "teachers": 192}}
     assert 100 <= seconds.pop("total") < 130
     assert seconds == pytest.approx(
@@ -120,13 +122,15 @@ def test_a_resumed_run_keeps_the_earlier_evaluation_and_times_itself(
         _event(resumed + 5, "ready", steps=3, resumed_at=1),
         _event(resumed + 6, "training"),
         _event(resumed + 16, "trained", steps=3),
-        _event(resumed + 17, "evaluating", when="after"),
-        _event(resumed + 19, "evaluated", when="after", **better),
+        _event(resumed + 13, "evaluated", when="during", step=2, **AFTER),
+        _event(resumed + 17, "evaluating", when="after", step=3),
+        _event(resumed + 19, "evaluated", when="after", step=3, **better),
     )
     _append(run_dir / "metrics.jsonl", {"step": 2, **FIGURES}, {"step": 3, **FIGURES})
     summary = summary_of(run_dir, resumed)
     assert summary["before"] == BEFORE
     assert summary["after"] == better
+    assert [evaluation["step"] for evaluation in summary["evaluations"]] == [0, 2, 3]  # step 2 was evaluated twice
     assert summary["steps"] == 3
     seconds = summary["seconds"]
     assert 20 <= seconds.pop("total") < 50
@@ -146,7 +150,7 @@ def test_a_run_without_evaluation_or_steps_has_a_summary_too(
         _event(started + 5, "trained", steps=0),
     )
     summary = summary_of(run_dir, started)
-    assert summary.keys() == {"steps", "seconds", "data"}
+    assert summary.keys() == {"steps", "seconds", "data", "evaluations"}
     assert summary["steps"] == 0
     assert summary["seconds"]["training"] == 0.0
 
@@ -184,15 +188,16 @@ def test_a_file_that_does_not_exist_has_no_lines(tmp_path: Path) -> None:
 
 def test_progress_follows_the_events_of_this_run_only(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events = run_dir / "events.jsonl"
-    _append(events, _event(0, "evaluated", when="before", avg_at_8=0.111, n_problems=16))
+    _append(events, _event(0, "evaluated", when="before", step=0, avg_at_8=0.111, n_problems=16))
     with Progress(events):
         _append(
             events,
             _event(1, "ready", steps=4, resumed_at=2),
-            _event(2, "evaluating", when="before"),
-            _event(3, "evaluated", when="before", **BEFORE),
+            _event(2, "evaluating", when="before", step=0),
+            _event(3, "evaluated", when="before", step=0, **BEFORE),
             _event(4, "training"),
             _event(5, "step", step=3, **FIGURES),
+            _event(6, "evaluating", when="during", step=3),
             _event(6, "trained", steps=3),
         )
         with events.open("a") as file:
@@ -202,4 +207,24 @@ def test_progress_follows_the_events_of_this_run_only(run_dir: Path, capsys: pyt
     assert lines[2] == "evaluating before training ..."
     assert lines[3] == "before training: avg_at_8 0.375, pass_at_8 0.812 on 16 problems"
     assert step_line({"step": 3, **FIGURES}, 4) in lines
+    assert "evaluating after step 3 ..." in lines
     assert not any("0.111" in line for line in lines)
+
+
+def test_a_sweep_is_one_curve_for_each_value_in_the_order_of_the_values(tmp_path: Path) -> None:
+    for value, last in (("1.2", 0.5), ("0.6", 0.25), ("10", 0.75)):
+        (tmp_path / value).mkdir()
+        evaluations = [{"step": 4, "avg_at_8": last, "n_problems": 16}, {"step": 0, **BEFORE}]
+        (tmp_path / value / "summary.json").write_text(json.dumps({"evaluations": evaluations}))
+    (tmp_path / "interrupted").mkdir()
+    records = draw(tmp_path, "rollout.temperature")
+    assert [record["value"] for record in records] == ["0.6", "1.2", "10"]
+    assert records[1] == {"value": "1.2", "metric": "avg_at_8", "points": [(0, 0.375), (4, 0.5)]}
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_sweep_of_runs_without_evaluation_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "summary.json").write_text(json.dumps({"evaluations": []}))
+    with pytest.raises(ValueError, match="eval.dataset"):
+        draw(tmp_path, "rollout.temperature")

@@ -20,7 +20,11 @@ PROMPT = "<|im_start|>user\nUsing the numbers [3, 5, 12], ...<|im_end|>\n<|im_st
 RIGHT = "<think>need 96=8*12, need 8=3+5, found.</think>\n<answer>(3+5)*12</answer><|im_end|>"
 WRONG = "<answer>3+5+12</answer><|im_end|>"
 LABEL = json.dumps({"uid": "c-1", "answer": '{"numbers":[3,5,12],"target":96}', "task": "countdown"})
-FAILED = {"rewards": 0.0, "scores": 0.0, "extra_logs": {"reward_format": 0.0, "reward_error": 1.0}}
+FAILED = {
+    "rewards": 0.0,
+    "scores": 0.0,
+    "extra_logs": {"reward_format": 0.0, "reward_error": 1.0, "reward_timeout": 0.0},
+}
 
 BAD_LABELS: list[Any] = [
     None,
@@ -67,9 +71,13 @@ def _error_lines(folder: Path) -> list[dict[str, Any]]:
 
 def test_one_query_gives_plain_floats(grade: Callable[..., dict[str, Any]]) -> None:
     result = grade(PROMPT + RIGHT)
-    assert result == {"rewards": 1.0, "scores": 1.0, "extra_logs": {"reward_format": 1.0, "reward_error": 0.0}}
+    assert result == {
+        "rewards": 1.0,
+        "scores": 1.0,
+        "extra_logs": {"reward_format": 1.0, "reward_error": 0.0, "reward_timeout": 0.0},
+    }
     values = [result["rewards"], result["scores"], *result["extra_logs"].values()]
-    assert [type(value) for value in values] == [float] * 4
+    assert [type(value) for value in values] == [float] * 5
 
 
 def test_wrong_and_missing_answers_have_oats_rewards(grade: Callable[..., dict[str, Any]]) -> None:
@@ -83,7 +91,7 @@ def test_several_queries_give_lists_in_the_same_order(module: ModuleType) -> Non
     assert result == {
         "rewards": [1.0, 0.1, 0.0],
         "scores": [1.0, 0.0, 0.0],
-        "extra_logs": {"reward_format": [1.0, 1.0, 0.0], "reward_error": [0.0, 0.0, 1.0]},
+        "extra_logs": {"reward_format": [1.0, 1.0, 0.0], "reward_error": [0.0, 0.0, 1.0], "reward_timeout": [0.0] * 3},
     }
     assert module.reward_func([], [], [])["rewards"] == []
 
@@ -116,9 +124,8 @@ def test_bad_labels_never_raise_and_are_counted_logged_and_written(
     with caplog.at_level(logging.ERROR):
         assert grade(PROMPT + RIGHT, PROMPT, label) == FAILED
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
-    assert caplog.records[0].exc_info
     (entry,) = _error_lines(tmp_path)
-    assert set(entry) == {"error", "uid", "query", "label"}
+    assert set(entry) == {"error", "uid", "seconds", "query", "label"}
     assert entry["error"] and entry["query"] == PROMPT + RIGHT
     assert entry["uid"] == ("c-1" if isinstance(label, str) and "uid" in label else None)
     assert entry["label"] == (label if label is None or isinstance(label, str | dict) else repr(label))
@@ -132,7 +139,7 @@ def test_the_keys_are_the_same_for_every_sample(grade: Callable[..., dict[str, A
         *(grade("", "", bad) for bad in BAD_LABELS),
     ]
     assert {tuple(result) for result in results} == {("rewards", "scores", "extra_logs")}
-    assert {tuple(result["extra_logs"]) for result in results} == {("reward_format", "reward_error")}
+    assert {tuple(result["extra_logs"]) for result in results} == {("reward_format", "reward_error", "reward_timeout")}
 
 
 @pytest.mark.parametrize(("query", "prompt"), [(None, PROMPT), (7, PROMPT), (PROMPT + RIGHT, None), (b"x", "x")])
@@ -163,7 +170,7 @@ def test_a_verifier_without_a_format_component_logs_zero(
     verdict = verifiers.Verdict(reward=1, score=1, reason="", components={})
     monkeypatch.setitem(verifiers.VERIFIERS, "countdown", lambda response, answer: verdict)
     result = grade(PROMPT + RIGHT)
-    assert result["extra_logs"] == {"reward_format": 0.0, "reward_error": 0.0}
+    assert result["extra_logs"] == {"reward_format": 0.0, "reward_error": 0.0, "reward_timeout": 0.0}
     assert type(result["rewards"]) is float and type(result["scores"]) is float
 
 
@@ -213,3 +220,21 @@ def test_worker_threads_grade_apart_and_write_whole_lines(
     assert [result["rewards"] for result in results] == [reward for _, _, reward in samples]
     lines = _error_lines(tmp_path)
     assert len(lines) == 60 and all(len(line["query"]) == len(PROMPT) + 20_000 for line in lines)
+
+
+def test_options_of_the_label_reach_the_verifier(grade: Callable[..., dict[str, Any]]) -> None:
+    label = json.loads(LABEL) | {"options": {"no_such_option": True}}
+    assert grade(PROMPT + RIGHT, PROMPT, json.dumps(label)) == FAILED
+    assert grade(PROMPT + RIGHT, PROMPT, json.dumps(label | {"options": {}}))["rewards"] == 1.0
+
+
+def test_the_worst_examples_are_of_different_kinds_and_the_slowest(module: ModuleType, tmp_path: Path) -> None:
+    assert module.worst_examples(tmp_path) == []
+    entries = [("a", "slow", 5.0), ("b", "slow", 6.0), ("c", "crash", 0.5), ("d", "slow", 5.5)]
+    lines = [
+        json.dumps({"uid": uid, "error": error, "seconds": seconds, "query": "x" * 500, "label": ""})
+        for uid, error, seconds in entries
+    ]
+    (tmp_path / "reward_errors.jsonl").write_text("".join(line + "\n" for line in lines))
+    assert [example[0] for example in module.worst_examples(tmp_path)] == ["b", "c", "d"]
+    assert all(len(example) < 300 for example in module.worst_examples(tmp_path, n=10))

@@ -1,0 +1,15 @@
+"""What every process needs in its environment on a machine without CUDA."""
+
+import os
+
+CPU_ENVIRONMENT = {
+    "DS_ACCELERATOR": "cpu",
+    "TORCH_COMPILE_DISABLE": "1",  # OpenRLHF compiles its entropy: that needs a C++ compiler
+    "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "0",  # on a CPU .to(device) does not copy: edits would reach shared memory
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process less: the worker lives in the engine's
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # an empty CUDA_VISIBLE_DEVICES confuses vLLM
+    "OMP_NUM_THREADS": str(os.cpu_count() or 1),  # else Ray gives every actor one thread
+}

@@ -1,0 +1,57 @@
+"""Named prompt formats: how a problem is put to a model, and what ends its response.
+
+The special strings are those the models were trained with; sentences around them are ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PLACEHOLDER = "{question}"
+BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
+
+
+@dataclass(frozen=True)
+class PromptTemplate:
+    """text: the prompt with ``{question}`` in it, None for the tokenizer's own chat template; stop: texts that end a
+    response besides the end-of-sequence token."""
+
+    text: str | None
+    stop: tuple[str, ...] = ()
+
+    def apply(self, question: str) -> str:
+        """The prompt for a question; braces in either are just text. Raises ValueError for the chat template."""
+        if self.text is None:
+            raise ValueError("the chat template is the tokenizer's: use its apply_chat_template")
+        return self.text.replace(PLACEHOLDER, question)
+
+
+TEMPLATES: dict[str, PromptTemplate] = {
+    "none": PromptTemplate(PLACEHOLDER),
+    "chat": PromptTemplate(None),
+    # DeepSeek-R1-Zero's conversation for base models, with the thought already opened.
+    "r1": PromptTemplate(
+        "A conversation between User and Assistant. The User asks a question and the Assistant solves it. The "
+        "Assistant first thinks about the reasoning process and then gives the User the answer. The reasoning is "
+        "enclosed in <think> </think> and the answer in <answer> </answer>, i.e., <think> reasoning here </think> "
+        "<answer> answer here </answer>.\nUser: {question}\nAssistant: <think>",
+        stop=("</answer>",),
+    ),
+    "qwen_math": PromptTemplate(
+        f"<|im_start|>system\n{BOXED}<|im_end|>\n<|im_start|>user\n{PLACEHOLDER}<|im_end|>\n<|im_start|>assistant\n",
+    ),
+    "qwen3": PromptTemplate(
+        f"<|im_start|>user\n{PLACEHOLDER}\n{BOXED}<|im_end|>\n<|im_start|>assistant\n",
+    ),
+    "r1_distill": PromptTemplate(
+        f"<｜begin▁of▁sentence｜><｜User｜>{PLACEHOLDER}\n{BOXED}<｜Assistant｜><think>\n",
+    ),
+    # TinyZero's Countdown format for base models, which do not stop by themselves.
+    "tinyzero": PromptTemplate(
+        "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The "
+        "assistant first thinks about the reasoning process in the mind and then provides the user with the answer.\n"
+        "User: {question} Show your work in <think> </think> tags. And return the final answer in <answer> </answer> "
+        "tags, for example <answer> (1 + 2) / 3 </answer>.\nAssistant: Let me solve this step by step.\n<think>",
+        stop=("</s>", "<|im_end|>", "<|endoftext|>", "\nUser:"),
+    ),
+}

@@ -1,0 +1,198 @@
+"""Benchmarks by name: where their problems are, and what their columns mean.
+
+They are read from the Hub, or from a file with the same columns; a file of the recipe's own rows does as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oger_recipe.data.sources import Columns, read_dataset, read_records
+from oger_recipe.data.templates import BOXED
+from oger_recipe.recipe import RecipeError
+from oger_recipe.seeds import stable_seed
+
+LETTERS = "ABCDEFGHIJ"
+FILE_SUFFIXES = (".jsonl", ".parquet")
+_LETTER = "Please reason step by step, and put the letter of the correct option within \\boxed{}."
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """question: text or chat messages; answer: what the task's verifier reads; instruction: is put after the question
+    unless a prompt template takes its place."""
+
+    uid: str
+    question: str | list[dict[str, Any]]
+    answer: str
+    task: str
+    instruction: str = ""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A dataset of the Hub (path, config, split) and how one of its records becomes a problem."""
+
+    path: str
+    split: str
+    problem: Callable[[Record], Problem]
+    config: str = ""
+    gated: bool = False
+
+    @property
+    def source(self) -> str:
+        return f"{self.config}@{self.path}" if self.config else self.path
+
+
+def _math(record: Record, *, answer: str = "answer", uid: str = "id") -> Problem:
+    question = _first(record, "problem", "question")
+    reference = _text(record[answer])
+    return Problem(_uid(record, uid, question, reference), question, reference, "math", "\n\n" + BOXED)
+
+
+def _gsm8k(record: Record) -> Problem:
+    question, answer = record["question"], record["answer"].rpartition("####")[2].strip()
+    return Problem(_uid(record, "id", question, answer), question, answer, "gsm8k", "\n\n" + BOXED)
+
+
+def _arc(record: Record) -> Problem:
+    choices = record["choices"]
+    right = list(choices["label"]).index(record["answerKey"])  # some problems number their options 1 to 4
+    return _choice(record, "id", record["question"], list(choices["text"]), right)
+
+
+def _gpqa(record: Record) -> Problem:
+    """The right answer has a column of its own: the options' order is drawn, by a seed from the problem."""
+    question = record["Question"].strip()
+    options = [record["Correct Answer"], *(record[f"Incorrect Answer {number}"] for number in (1, 2, 3))]
+    options = [option.strip() for option in options]
+    order = list(range(4))
+    random.Random(stable_seed("gpqa", _uid(record, "Record ID", question, options[0]))).shuffle(order)
+    return _choice(record, "Record ID", question, [options[index] for index in order], order.index(0))
+
+
+def _mmlu_pro(record: Record) -> Problem:
+    return _choice(record, "question_id", record["question"], record["options"], LETTERS.index(record["answer"]))
+
+
+def _choice(record: Record, uid: str, question: str, options: Sequence[str], right: int) -> Problem:
+    listed = [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)]
+    if not 0 <= right < len(options) <= len(LETTERS):
+        raise ValueError(f"option {right + 1} is right of {len(options)} options; {len(LETTERS)} are possible")
+    text = "\n".join([question, "", *listed, "", _LETTER])
+    return Problem(_uid(record, uid, question, options[right]), text, LETTERS[right], "choice")
+
+
+def _first(record: Record, *columns: str) -> str:
+    text = next((record[column] for column in columns if record.get(column)), None)
+    if not isinstance(text, str):
+        raise KeyError(" or ".join(columns))
+    return text
+
+
+def _text(answer: Any) -> str:
+    """OlympiadBench has a list of answers, AMC 27.0 for 27."""
+    if isinstance(answer, list):
+        return ", ".join(map(_text, answer))
+    if isinstance(answer, float) and answer.is_integer():
+        return str(int(answer))
+    return str(answer).strip()
+
+
+def _uid(record: Record, column: str, question: str, answer: str) -> str:
+    """The problem's own id, else one that its content gives: never its place in the file."""
+    if record.get(column) is not None:
+        return str(record[column])
+    return hashlib.sha256(json.dumps([question, answer]).encode()).hexdigest()[:16]
+
+
+BENCHMARKS = {
+    "math500": Benchmark("HuggingFaceH4/MATH-500", "test", lambda record: _math(record, uid="unique_id")),
+    "aime24": Benchmark("HuggingFaceH4/aime_2024", "train", _math),
+    "aime25": Benchmark("math-ai/aime25", "test", _math),
+    "amc23": Benchmark("math-ai/amc23", "test", _math),
+    "minerva": Benchmark("math-ai/minervamath", "test", _math),
+    "olympiadbench": Benchmark("math-ai/olympiadbench", "test", lambda record: _math(record, answer="final_answer")),
+    "gsm8k": Benchmark("openai/gsm8k", "test", _gsm8k, config="main"),
+    "arc_c": Benchmark("allenai/ai2_arc", "test", _arc, config="ARC-Challenge"),
+    "gpqa": Benchmark("Idavidrein/gpqa", "train", _gpqa, config="gpqa_diamond", gated=True),
+    "mmlu_pro": Benchmark("TIGER-Lab/MMLU-Pro", "test", _mmlu_pro),
+}
+
+
+def load_benchmark(name: str, file: Path | None = None, *, max_problems: int | None = None) -> list[Problem]:
+    """The problems of a benchmark, in the order of their uids.
+
+    file: a .jsonl or .parquet file with the columns of the benchmark's dataset, or of the recipe's rows, which any name
+    can have. Of more than ``max_problems``, those are taken whose hash is least: the same ones in whatever order they
+    come, and not all of one subject.
+    Raises RecipeError for an unknown name without a file, a file or dataset that cannot be read, and malformed records.
+    """
+    benchmark = BENCHMARKS.get(name)
+    if file is None:
+        if benchmark is None:
+            raise RecipeError(
+                f"unknown benchmark {name!r}; known: {', '.join(BENCHMARKS)}; any other name needs a file of rows: "
+                f"--benchmark {name}=rows.jsonl"
+            )
+        problems = _from_hub(name, benchmark)
+    elif benchmark is None or _has_rows(file):
+        rows = read_dataset(str(file), Columns(), split="test")
+        problems = [Problem(row["uid"], row["prompt"], row["answer"], row["task"]) for row in rows]
+    else:
+        problems = _problems(read_records(str(file), benchmark.split), benchmark, str(file))
+    kept = sorted(problems, key=lambda problem: stable_seed(name, problem.uid))[:max_problems]
+    return sorted(kept, key=lambda problem: problem.uid)
+
+
+def find_file(name: str, folder: Path) -> Path:
+    """<folder>/<name>.jsonl or .parquet. Raises RecipeError when there is neither."""
+    for suffix in FILE_SUFFIXES:
+        if (folder / f"{name}{suffix}").is_file():
+            return folder / f"{name}{suffix}"
+    found = sorted(path.stem for path in folder.glob("*") if path.suffix in FILE_SUFFIXES)
+    raise RecipeError(f"{folder} has no {name}.jsonl or {name}.parquet; it has {', '.join(found) or 'no benchmark'}")
+
+
+def _from_hub(name: str, benchmark: Benchmark) -> list[Problem]:
+    try:
+        records = list(read_records(benchmark.source, benchmark.split))
+    except RecipeError as error:
+        gated = " It is gated: accept its terms on its page and log in with `hf auth login`." if benchmark.gated else ""
+        raise RecipeError(
+            f"benchmark {name}: {benchmark.path} could not be read from the Hub.{gated} Without the Hub give a file "
+            f"with its columns: --benchmark {name}=FILE.jsonl, or --benchmark_dir DIR with {name}.jsonl or "
+            f"{name}.parquet in it. ({error})"
+        ) from None
+    return _problems(records, benchmark, benchmark.path)
+
+
+def _has_rows(file: Path) -> bool:
+    """Whether a file holds the recipe's rows rather than a benchmark's own records."""
+    first = next(iter(read_records(str(file), "test")), (0, None))[1]
+    return isinstance(first, dict) and {"prompt", "answer", "task"} <= first.keys()
+
+
+def _problems(records: Any, benchmark: Benchmark, source: str) -> list[Problem]:
+    problems: dict[str, Problem] = {}
+    for number, record in records:
+        where = f"{source}:{number}"
+        try:
+            problem = benchmark.problem(record)
+        except (KeyError, TypeError, AttributeError) as error:
+            columns = ", ".join(map(str, record)) if isinstance(record, dict) else f"no columns but {record!r}"
+            raise RecipeError(f"{where}: not a problem of {benchmark.path}: {error}; there are {columns}") from None
+        except ValueError as error:
+            raise RecipeError(f"{where}: not a problem of {benchmark.path}: {error}") from None
+        if problems.setdefault(problem.uid, problem) != problem:
+            raise RecipeError(f"{where}: id {problem.uid!r} is used by two problems")
+    if not problems:
+        raise RecipeError(f"{source}: no problems")
+    return list(problems.values())

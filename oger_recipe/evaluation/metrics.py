@@ -1,0 +1,175 @@
+"""avg@n, pass@k and maj@k on 0/1 scores, with bootstrap intervals over problems.
+
+Numbers of two evaluations compare only under the same sampling settings, prompt and grader. Papers of this field
+report avg@n at temperature 0.6: avg@32 on AIME and AMC, whose few problems leave wide intervals, and often avg@1 on
+larger sets; all of them estimate the same expectation. The average gives every benchmark the same weight.
+
+Scores are [problems, n]: one row a problem, one column a sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oger_recipe.seeds import stable_seed
+
+Floats = NDArray[np.float64]
+Record = dict[str, Any]
+
+RESAMPLES = 10_000
+_CHUNK = 4_000_000  # problems drawn at once by the bootstrap: bounds its memory to some tens of MB
+
+
+def powers_up_to(n: int) -> list[int]:
+    """The k of the curves: 1, 2, 4, ... below n, and n."""
+    return [2**power for power in range(n.bit_length()) if 2**power < n] + [n]
+
+
+def avg_at_n(scores: Floats) -> Floats:
+    """Share of right samples for each problem, [problems]."""
+    return scores.mean(axis=1)
+
+
+def pass_at_k(scores: Floats, k: int) -> Floats:
+    """Unbiased estimate, for each problem, that one of k samples is right: 1 - C(n-c, k) / C(n, k), [problems].
+
+    c of the n samples are right (Chen et al., arXiv 2107.03374, equation 1). Raises ValueError unless 1 <= k <= n.
+    """
+    n = scores.shape[1]
+    if not 1 <= k <= n:
+        raise ValueError(f"pass@{k} needs at least {k} samples a problem and k of 1 or more, found n = {n}")
+    by_right = np.array([1 - math.comb(n - right, k) / math.comb(n, k) for right in range(n + 1)])
+    return by_right[np.rint(scores.sum(axis=1)).astype(int)]
+
+
+def maj_at_k(extracted: Sequence[Sequence[str | None]], scores: Floats, k: int) -> Floats:
+    """Score of the most frequent answer of k samples, mean over the n // k consecutive blocks of k, [problems].
+
+    Samples without an answer do not vote; several most frequent answers count in equal parts, so that the order within
+    a block is of no matter. Raises ValueError unless 1 <= k <= n.
+    """
+    n = scores.shape[1]
+    if not 1 <= k <= n:
+        raise ValueError(f"maj@{k} needs at least {k} samples a problem and k of 1 or more, found n = {n}")
+    starts = range(0, n - k + 1, k)
+    rows = zip(extracted, scores, strict=True)
+    return np.array(
+        [np.mean([_majority(row[at : at + k], score[at : at + k]) for at in starts]) for row, score in rows]
+    )
+
+
+def _majority(answers: Sequence[str | None], scores: Floats) -> float:
+    votes = Counter(answer for answer in answers if answer is not None)
+    most = max(votes.values(), default=0)
+    winners = [answer for answer, count in votes.items() if count == most]
+    by_answer: dict[str | None, list[float]] = defaultdict(list)
+    for answer, score in zip(answers, scores, strict=True):
+        by_answer[answer].append(float(score))
+    return float(np.mean([np.mean(by_answer[answer]) for answer in winners])) if winners else 0.0
+
+
+def bootstrap_means(values: Floats, seed: int, resamples: int = RESAMPLES) -> Floats:
+    """Means of problems drawn with replacement: values [problems, m] -> [resamples, m]."""
+    problems = len(values)
+    generator = np.random.default_rng(seed)
+    rows = max(1, min(resamples, _CHUNK // problems))
+    means = []
+    for start in range(0, resamples, rows):
+        count = min(rows, resamples - start)
+        drawn = generator.integers(0, problems, size=(count, problems), dtype=np.int32)
+        drawn += np.arange(count, dtype=np.int32)[:, None] * problems
+        times = np.bincount(drawn.ravel(), minlength=count * problems).reshape(count, problems)
+        means.append(times.astype(np.float64) @ values / problems)
+    return np.concatenate(means)
+
+
+def interval(means: Floats) -> list[list[float]]:
+    """95 % percentile intervals of bootstrapped means [resamples, m], as m pairs."""
+    return np.percentile(means, [2.5, 97.5], axis=0).T.tolist()
+
+
+def evaluate_answers(records: Sequence[Record]) -> dict[str, Any]:
+    """All figures of an evaluation: ``{"benchmarks": {name: figures}, "average": figures}``.
+
+    records: one for each sampled answer, in any order, with the keys uid, benchmark, sample (0 to n-1), score,
+    extracted, format, response_length (tokens), truncated and graded. Figures: problems, n, avg_at_<n>, pass_at_<k>,
+    maj_at_<k>, each with its ``_interval`` [low, high]; the means response_length, truncated and format; the counts
+    ungraded (answers that count as wrong because their grader failed) and no_room (problems whose prompt left no room
+    for an answer: they have empty, truncated answers). maj@k is left out where right answers come without an extracted
+    form, as no votes can be counted then. The average is the unweighted mean over benchmarks of what all of them have.
+
+    Raises ValueError for no records, and for problems of one benchmark with different numbers of samples.
+    """
+    if not records:
+        raise ValueError("no answers to evaluate")
+    by_benchmark: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        by_benchmark[record["benchmark"]].append(record)
+    figures: dict[str, dict[str, Any]] = {}
+    means: dict[str, dict[str, Floats]] = {}
+    for name, answers in by_benchmark.items():
+        figures[name], means[name] = _benchmark(name, _problems(name, answers))
+    return {"benchmarks": figures, "average": _average(list(figures.values()), list(means.values()))}
+
+
+def _problems(name: str, records: list[Record]) -> list[list[Record]]:
+    """The answers by problem, in the order of uid and sample: no figure depends on the order of the records."""
+    by_uid: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        by_uid[record["uid"]].append(record)
+    problems = [sorted(by_uid[uid], key=lambda record: record["sample"]) for uid in sorted(by_uid)]
+    for problem in problems:
+        numbers = [record["sample"] for record in problem]
+        if numbers != list(range(len(problems[0]))):
+            raise ValueError(
+                f"{name}: problem {problem[0]['uid']!r} has the samples {numbers}, others have {len(problems[0])}"
+            )
+    return problems
+
+
+def _benchmark(name: str, problems: list[list[Record]]) -> tuple[dict[str, Any], dict[str, Floats]]:
+    """Figures, and the bootstrapped means of those that have an interval."""
+    answers = [record for problem in problems for record in problem]
+    scores = np.array([[float(record["score"]) for record in problem] for problem in problems])
+    curves = _curves(problems, scores)
+    values = np.stack(list(curves.values()), axis=1)
+    means = bootstrap_means(values, stable_seed("bootstrap", name))
+    figures: dict[str, Any] = {"problems": len(problems), "n": scores.shape[1]}
+    for key, value, pair in zip(curves, values.mean(axis=0), interval(means), strict=True):
+        figures |= {key: float(value), f"{key}_interval": pair}
+    for key in ("response_length", "truncated", "format"):
+        figures[key] = float(np.mean([float(record[key]) for record in answers]))
+    figures["ungraded"] = sum(not record["graded"] for record in answers)
+    figures["no_room"] = sum(record["truncated"] and not record["response_length"] for record, *_ in problems)
+    return figures, dict(zip(curves, means.T, strict=True))
+
+
+def _curves(problems: list[list[Record]], scores: Floats) -> dict[str, Floats]:
+    """Every metric's value for each problem, [problems]."""
+    n = scores.shape[1]
+    curves = {f"avg_at_{n}": avg_at_n(scores)}
+    curves |= {f"pass_at_{k}": pass_at_k(scores, k) for k in powers_up_to(n)}
+    if all(record["extracted"] is not None for problem in problems for record in problem if record["score"]):
+        extracted = [[record["extracted"] for record in problem] for problem in problems]
+        curves |= {f"maj_at_{k}": maj_at_k(extracted, scores, k) for k in powers_up_to(n) if k > 1}
+    return curves
+
+
+def _average(figures: list[dict[str, Any]], means: list[dict[str, Floats]]) -> dict[str, Any]:
+    """Problems are resampled within each benchmark."""
+    average: dict[str, Any] = {"problems": sum(each["problems"] for each in figures)}
+    if len({each["n"] for each in figures}) == 1:
+        average["n"] = figures[0]["n"]
+    for key in means[0]:
+        if all(key in each for each in means):
+            average[key] = float(np.mean([each[key] for each in figures]))
+            [average[f"{key}_interval"]] = interval(np.mean([each[key] for each in means], axis=0)[:, None])
+    for key in ("response_length", "truncated", "format"):
+        average[key] = float(np.mean([each[key] for each in figures]))
+    return average | {key: sum(each[key] for each in figures) for key in ("ungraded", "no_room")}

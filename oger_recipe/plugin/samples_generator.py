@@ -1,0 +1,80 @@
+"""Prompts to vLLM with the recipe's sampling: stop rules, top-k, and seeds that no order of requests can change."""
+
+from oger_recipe.patches import apply_training_patches
+
+apply_training_patches()
+
+import heapq  # noqa: E402
+from typing import Any  # noqa: E402
+
+import ray  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
+from vllm import SamplingParams  # noqa: E402
+
+
+class OgerSamplesGenerator(SamplesGenerator):
+    """Ends the data where the run ends, and leaves out a last batch that does not fill an optimizer step."""
+
+    steps_left: int | None = None
+
+    def generate_samples(self, **generate_kwargs):
+        if self.steps_left == 0:
+            return [], None, 0, True
+        samples, pass_rate, consumed, exhausted = super().generate_samples(**generate_kwargs)
+        if len(samples) % self.args.train.batch_size:
+            samples = []
+        if self.steps_left is not None and samples:
+            self.steps_left -= 1
+        return samples, pass_rate, consumed, exhausted
+
+    def generate_eval_samples(self, **generate_kwargs) -> list[Experience]:
+        """One rollout after the other in the order of the evaluation data, n for each problem."""
+        samples = super().generate_eval_samples(**generate_kwargs)
+        order = {label: position for position, label in enumerate(self._eval_labels())}
+        return sorted(samples, key=lambda sample: order[sample.labels[0]])  # stable: a group stays together
+
+    def _eval_labels(self) -> list[str]:
+        return [label for _, _, labels, _ in self.eval_dataloader for label in labels]
+
+    def _dispatch_prompts_to_vllm(
+        self, prompts: list[str], labels: list[str], *, images: list | None = None, **generate_kwargs: Any
+    ) -> list[ray.ObjectRef]:
+        """OpenRLHF's dispatch (each prompt to the engine with the least to do) with the recipe's sampling settings."""
+        params = self._sampling_params(generate_kwargs)
+        samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
+        loads = ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines])
+        heap = [(load, index) for index, load in enumerate(loads)]
+        heapq.heapify(heap)
+        refs = []
+        for prompt, label, image in zip(prompts, labels, images or [None] * len(prompts), strict=True):
+            load, index = heapq.heappop(heap)
+            heapq.heappush(heap, (load + samples, index))
+            refs.append(
+                self.vllm_engines[index].generate_responses.remote(
+                    prompt=prompt,
+                    label=label,
+                    sampling_params=params,
+                    max_length=generate_kwargs.get("max_len", 2048),
+                    hf_tokenizer=self.tokenizer,
+                    num_samples=samples,
+                    images=image,
+                )
+            )
+        return refs
+
+    def _sampling_params(self, generate_kwargs: dict[str, Any]) -> SamplingParams:
+        oger = self.args.oger
+        return SamplingParams(
+            temperature=generate_kwargs.get("temperature", 1.0),
+            top_p=generate_kwargs.get("top_p", 1.0),
+            top_k=generate_kwargs.get("top_k", oger.top_k),
+            max_tokens=generate_kwargs.get("max_new_tokens"),  # None: what the prompt leaves
+            min_tokens=generate_kwargs.get("min_new_tokens", 1),
+            skip_special_tokens=generate_kwargs.get("skip_special_tokens", False),
+            stop=list(oger.stop) or None,
+            stop_token_ids=list(oger.stop_token_ids) or None,
+            include_stop_str_in_output=True,
+            logprobs=1,
+            seed=generate_kwargs.get("seed"),
+        )

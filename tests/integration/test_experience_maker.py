@@ -1,0 +1,127 @@
+"""Rewards, KL and advantages between rollout and loss, on OpenRLHF's own experience objects."""
+
+from __future__ import annotations
+
+from oger_recipe.patches import apply_training_patches
+
+apply_training_patches()
+
+import math  # noqa: E402
+from types import SimpleNamespace  # noqa: E402
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
+from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController  # noqa: E402
+
+from oger_recipe.plugin.experience_maker import (  # noqa: E402
+    OgerExperienceMaker,
+    penalise_truncated,
+    unexplained_difference,
+)
+
+REWARDS = torch.tensor([1.0, 0.0, 1.0, 0.0])
+TRUNCATED = torch.tensor([False, False, True, True])
+
+
+def test_a_truncated_rollout_is_fined_or_gets_a_fixed_reward_and_the_others_keep_theirs():
+    assert penalise_truncated(REWARDS, TRUNCATED, -0.25, None).tolist() == [1.0, 0.0, 0.75, -0.25]
+    assert penalise_truncated(REWARDS, TRUNCATED, 0.0, 0.5).tolist() == [1.0, 0.0, 0.5, 0.5]
+    assert penalise_truncated(REWARDS, TRUNCATED, 0.0, 0.0).tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert penalise_truncated(REWARDS, TRUNCATED, 0.0, None).tolist() == REWARDS.tolist()
+
+
+def test_a_nucleus_explains_log_probabilities_that_are_higher_by_its_missing_mass_and_no_more():
+    delta = torch.tensor([0.0, 0.1, -math.log(0.9), 0.2, -0.1])
+    assert unexplained_difference(delta, 1.0, -1).tolist() == pytest.approx(delta.abs().tolist())
+    assert unexplained_difference(delta, 0.9, -1).tolist() == pytest.approx(
+        [0.0, 0.0, 0.0, 0.2 + math.log(0.9), 0.1], abs=1e-6
+    )
+    assert unexplained_difference(delta, 1.0, 20).tolist() == pytest.approx([0.0, 0.0, 0.0, 0.0, 0.1])
+
+
+def _maker(estimator: str = "dr_grpo", **oger) -> OgerExperienceMaker:
+    """A maker as far as rewards and advantages need one: no processes, no encoder."""
+    settings = {
+        "bonus_weight": 0.0, "last_token_enp_reward": "none", "similarity_reverse": True, "all_correct_group": "keep",
+        "non_stop_penalty": 0.0, "non_stop_fixed_reward": None, "disable_truncation_advantage": False,
+        "kl_penalty_coef": 0.0,
+    }  # fmt: skip
+    advantage = SimpleNamespace(estimator=estimator, gamma=1.0, lambd=1.0, no_std_norm=True)
+    maker = object.__new__(OgerExperienceMaker)
+    maker.args = SimpleNamespace(
+        oger=SimpleNamespace(**(settings | oger)),
+        algo=SimpleNamespace(advantage=advantage),
+        reward=SimpleNamespace(clip_range=(-10, 10), overlong_buffer_len=None, stop_properly_penalty_coef=None),
+        rollout=SimpleNamespace(n_samples_per_prompt=4),
+    )
+    maker.strategy = SimpleNamespace(args=maker.args)
+    maker.advantage_estimator = estimator
+    maker.kl_ctl = FixedKLController(0.5)
+    maker.entropy = torch.zeros(4)
+    maker.batch = SimpleNamespace(
+        rewards=REWARDS,
+        scores=REWARDS,
+        truncated=TRUNCATED,
+        is_teacher=torch.zeros(4, dtype=torch.bool),
+        similarity=torch.full((4,), float("nan")),
+    )
+    return maker
+
+
+def _experiences(*indices: list[int]) -> list[Experience]:
+    """Micro-batches of a group of four with three action tokens each; values of a critic are a half everywhere."""
+    return [
+        Experience(
+            index=index,
+            action_mask=torch.ones(len(index), 3, dtype=torch.long),
+            rewards=REWARDS[index],
+            kl=torch.zeros(len(index), 3),
+            values=torch.full((len(index), 3), 0.5),
+            info={"reward": REWARDS[index]},
+        )
+        for index in indices
+    ]
+
+
+def _advantages(experiences: list[Experience]) -> torch.Tensor:
+    result = torch.empty(4, 3)
+    for experience in experiences:
+        result[experience.index] = experience.advantages
+    return result
+
+
+@pytest.mark.parametrize("cut", [([0, 1, 2, 3],), ([3, 0], [2, 1])], ids=["whole", "shuffled halves"])
+def test_the_fine_enters_the_group_mean(cut):
+    maker = _maker(non_stop_penalty=-1.0)  # rewards 1, 0, 0, -1: their mean is 0
+    advantages = _advantages(maker.compute_advantages_and_returns(_experiences(*cut)))
+    assert advantages[:, 0].tolist() == pytest.approx([1.0, 0.0, 0.0, -1.0])
+
+
+@pytest.mark.parametrize("estimator", ["dr_grpo", "rloo", "gae"])
+def test_truncated_rollouts_can_be_left_out_of_the_policy_loss(estimator):
+    kept = _advantages(_maker(estimator).compute_advantages_and_returns(_experiences([0, 1, 2, 3])))
+    masked = _advantages(
+        _maker(estimator, disable_truncation_advantage=True).compute_advantages_and_returns(
+            _experiences([2, 0], [1, 3])
+        )
+    )
+    assert (masked[TRUNCATED] == 0).all() and (kept[TRUNCATED] != 0).any()
+    assert torch.allclose(masked[~TRUNCATED], kept[~TRUNCATED])
+
+
+def test_gae_with_a_critic_is_the_reward_at_the_end_less_the_value():
+    """gamma = lambda = 1: every token's advantage is R - V; their mean over the batch is 0, so nothing is shifted."""
+    advantages = _advantages(_maker("gae").compute_advantages_and_returns(_experiences([0, 1, 2, 3])))
+    assert torch.allclose(advantages, (REWARDS - 0.5).unsqueeze(1).expand(4, 3))
+
+
+def test_the_in_reward_kl_has_its_own_coefficient_beside_the_loss_sides():
+    """compute_reward subtracts kl_ctl.value * kl; with a coefficient of 2 that has to be 2 * (log p - log base)."""
+    maker = _maker(kl_penalty_coef=2.0)
+    (experience,) = _experiences([0, 1, 2, 3])
+    experience.action_log_probs = torch.full((4, 3), -1.0)
+    experience.base_action_log_probs = torch.full((4, 3), -1.5)
+    experience.action_mask[:, 2] = 0
+    maker._add_reward_kl([experience])
+    assert torch.allclose(maker.kl_ctl.value * experience.kl, torch.tensor([1.0, 1.0, 0.0]).expand(4, 3))
