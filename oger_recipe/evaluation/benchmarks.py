@@ -93,16 +93,18 @@ def _choice(record: Record, uid: str, question: str, options: Sequence[str], rig
 def _first(record: Record, *columns: str) -> str:
     text = next((record[column] for column in columns if record.get(column)), None)
     if not isinstance(text, str):
-        raise KeyError(" or ".join(columns))
+        raise ValueError(f"no text in {' or '.join(columns)}")
     return text
 
 
 def _text(answer: Any) -> str:
     """OlympiadBench has a list of answers, AMC 27.0 for 27."""
-    if isinstance(answer, list):
+    if isinstance(answer, list) and answer:
         return ", ".join(map(_text, answer))
     if isinstance(answer, float) and answer.is_integer():
-        return str(int(answer))
+        answer = int(answer)
+    if not isinstance(answer, str | int | float) or not str(answer).strip():
+        raise ValueError(f"the answer is {answer!r}")
     return str(answer).strip()
 
 
@@ -130,12 +132,14 @@ BENCHMARKS = {
 def load_benchmark(name: str, file: Path | None = None, *, max_problems: int | None = None) -> list[Problem]:
     """The problems of a benchmark, in the order of their uids.
 
-    file: a .jsonl or .parquet file with the columns of the benchmark's dataset, or of the recipe's rows, which any name
-    can have. Of more than ``max_problems``, those are taken whose hash is least: the same ones in whatever order they
-    come, and not all of one subject.
-    Raises RecipeError for an unknown name without a file, a file or dataset that cannot be read, and malformed records.
+    file: a .jsonl or .parquet file with the columns of the benchmark's dataset, or of the recipe's rows, which any
+    name can have. Of more than ``max_problems``, those are taken whose hash is least: the same ones in whatever order
+    they come, and not all of one subject.
+    Raises RecipeError for an unknown name without a file, what cannot be read, and malformed records.
     """
     benchmark = BENCHMARKS.get(name)
+    if file is not None and not file.exists():
+        raise RecipeError(f"benchmark {name}: {file}: no such file")
     if file is None:
         if benchmark is None:
             raise RecipeError(
@@ -165,7 +169,9 @@ def _from_hub(name: str, benchmark: Benchmark) -> list[Problem]:
     try:
         records = list(read_records(benchmark.source, benchmark.split))
     except RecipeError as error:
-        gated = " It is gated: accept its terms on its page and log in with `hf auth login`." if benchmark.gated else ""
+        gated = (
+            " It is gated: accept its terms on its page and log in with `hf auth login`." if benchmark.gated else ""
+        )
         raise RecipeError(
             f"benchmark {name}: {benchmark.path} could not be read from the Hub.{gated} Without the Hub give a file "
             f"with its columns: --benchmark {name}=FILE.jsonl, or --benchmark_dir DIR with {name}.jsonl or "
@@ -186,11 +192,12 @@ def _problems(records: Any, benchmark: Benchmark, source: str) -> list[Problem]:
         where = f"{source}:{number}"
         try:
             problem = benchmark.problem(record)
-        except (KeyError, TypeError, AttributeError) as error:
-            columns = ", ".join(map(str, record)) if isinstance(record, dict) else f"no columns but {record!r}"
-            raise RecipeError(f"{where}: not a problem of {benchmark.path}: {error}; there are {columns}") from None
-        except ValueError as error:
-            raise RecipeError(f"{where}: not a problem of {benchmark.path}: {error}") from None
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            reason = f"no column {error}" if isinstance(error, KeyError) else str(error)
+            columns = ", ".join(map(str, record)) if isinstance(record, dict) else type(record).__name__
+            raise RecipeError(
+                f"{where}: not a problem of {benchmark.path}: {reason} (its columns: {columns})"
+            ) from None
         if problems.setdefault(problem.uid, problem) != problem:
             raise RecipeError(f"{where}: id {problem.uid!r} is used by two problems")
     if not problems:

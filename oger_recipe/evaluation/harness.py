@@ -1,204 +1,265 @@
-"""``oger eval``: a model's answers to benchmarks through vLLM, graded, on disk, and as a table.
+"""One evaluation: problems to prompts, answers from vLLM, verdicts from the grading pool, and the table.
 
-Every sample has a seed of its own, made of the run's seed, its problem and its number: neither the order of the
-problems nor the size of a batch decides what is sampled. Papers report avg@32 for AIME and AMC and avg@1 for the large
-sets, at temperature 0.6; two tables can be compared when these settings, the prompts and the lengths are the same.
+The folder of an evaluation holds settings.json (everything that its numbers depend on), answers/<benchmark>.jsonl (see
+records.py), results.json and results.md. A benchmark whose answers are there is not generated again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
-from oger_recipe.data.rows import Row
-from oger_recipe.data.templates import TEMPLATES
+from oger_recipe.evaluation.benchmarks import Problem
 from oger_recipe.evaluation.metrics import evaluate_answers
+from oger_recipe.evaluation.prompts import Prompting, prompt_texts, prompt_tokens
+from oger_recipe.evaluation.records import Record, read_answers, verdict_fields, write_answers
+from oger_recipe.evaluation.sampler import Model, Request, Response, Sampler, Sampling
 from oger_recipe.evaluation.tables import markdown_table
 from oger_recipe.recipe import RecipeError
 from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
 from oger_recipe.rewards.verifiers import BOUNDED
 from oger_recipe.seeds import stable_seed
 
-
-@dataclass(frozen=True)
-class EvalSettings:
-    """What decides the numbers of an evaluation, besides its problems."""
-
-    model: str
-    revision: str | None = None
-    n: int = 4
-    temperature: float = 0.6
-    top_p: float = 1.0
-    top_k: int = -1
-    max_new_tokens: int = 2048
-    seed: int = 0
-    dtype: str = "auto"
-    prompt_template: str | None = None
-    system_prompt: str | None = None
+SETTINGS = "settings.json"
 
 
 @dataclass(frozen=True)
-class EngineSettings:
-    """What only decides how fast they come."""
+class Prompt:
+    """A problem as it is sent."""
 
-    batch_size: int = 256
-    tensor_parallel_size: int = 1
-    gpu_memory_utilization: float = 0.9
+    problem: Problem
+    text: str
+    tokens: list[int]
 
 
-def evaluate_model(
-    settings: EvalSettings, engine: EngineSettings, benchmarks: dict[str, list[Row]], out: Path
-) -> dict[str, Any]:
-    """Answers what `out` does not have yet, grades, and writes results.json and results.md.
+def evaluate(
+    model: Model,
+    benchmarks: dict[str, list[Problem]],
+    prompting: Prompting,
+    sampling: Sampling,
+    out: Path | None = None,
+) -> tuple[dict[str, Any], Path]:
+    """Evaluates a model, or continues an evaluation that was interrupted.
 
-    Raises RecipeError when `out` holds an evaluation with other settings.
+    out: the evaluation's folder; None: one below ``evals/`` that is named after the model and all settings.
+    Returns the result (see `evaluate_answers`, and ``settings``) and the folder.
+    Raises RecipeError for a folder of another evaluation, and for problems and models that cannot be used.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    _claim(out, asdict(settings) | {"problems": {name: len(rows) for name, rows in benchmarks.items()}})
-    missing = {name: rows for name, rows in benchmarks.items() if not (out / f"{name}.jsonl").exists()}
+    sampler = Sampler(model)
+    tokenizer = _tokenizer(model)
+    prompts = {name: _prompts(problems, tokenizer, prompting) for name, problems in benchmarks.items()}
+    settings = _settings(model, sampler.dtype, tokenizer, prompting, sampling, prompts)
+    folder = _folder(out, model, settings)
+    answers = {name: read_answers(_answers_path(folder, name)) for name in benchmarks}
+    missing = [name for name in benchmarks if not answers[name]]
+    for name in benchmarks.keys() - set(missing):
+        print(f"{name}: {len(answers[name])} answers are there already", flush=True)
     if missing:
-        _answer_all(settings, engine, missing, out)
-    records = [json.loads(line) for name in benchmarks for line in (out / f"{name}.jsonl").open(encoding="utf-8")]
-    result = evaluate_answers(records)
-    (out / "results.json").write_text(json.dumps(result, indent=2))
-    table = markdown_table(result)
-    too_long = sum(record["prompt_too_long"] for record in records) // settings.n
-    if too_long:
-        table += f"\n{too_long} problems do not fit the model's context and count as unsolved.\n"
-    (out / "results.md").write_text(table)
-    return result
+        with GradingPool(_grading(benchmarks)) as pool:
+            for name in missing:
+                _check_references(name, benchmarks[name], pool)
+            answers |= _generate_all(
+                {name: prompts[name] for name in missing}, sampler, prompting, sampling, pool, folder
+            )
+    records = [record for name in benchmarks for record in answers[name]]
+    result = {"settings": settings} | evaluate_answers(records)
+    (folder / "results.json").write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    (folder / "results.md").write_text(report(result))
+    return result, folder
 
 
-def _claim(out: Path, facts: dict[str, Any]) -> None:
-    path = out / "settings.json"
-    if path.exists() and json.loads(path.read_text()) != facts:
-        raise RecipeError(f"{out} holds an evaluation with other settings; choose another --out or remove it")
-    path.write_text(json.dumps(facts, indent=2))
-
-
-def _answer_all(settings: EvalSettings, engine: EngineSettings, benchmarks: dict[str, list[Row]], out: Path) -> None:
-    import torch
-
-    cpu = not torch.cuda.is_available()
-    if cpu:
-        from oger_recipe.cpu import CPU_ENVIRONMENT
-
-        os.environ.update(CPU_ENVIRONMENT)
-    from vllm import LLM
-
-    try:
-        llm = LLM(
-            settings.model,
-            revision=settings.revision,
-            # On CPUs in float32: bfloat16 sums depend on who shares the batch far more often.
-            dtype="float32" if cpu and settings.dtype == "auto" else settings.dtype,
-            trust_remote_code=False,
-            tensor_parallel_size=engine.tensor_parallel_size,
-            seed=settings.seed,
-            # Without CUDA a seeded request cannot be split over batches.
-            **({"enforce_eager": True, "enable_chunked_prefill": False} if cpu else {}),
-            **({} if cpu else {"gpu_memory_utilization": engine.gpu_memory_utilization}),
-        )
-    except (OSError, ValueError) as error:
-        raise RecipeError(f"{settings.model} cannot be loaded: {error}") from None
-    tasks = {row["task"] for rows in benchmarks.values() for row in rows} - BOUNDED
-    with GradingPool(GradingSettings(preload=tuple(sorted(tasks)))) as pool:
-        for name, rows in benchmarks.items():
-            records = list(_answers(llm, settings, engine.batch_size, name, rows))
-            _grade(records, pool)
-            partial = out / f".{name}.jsonl"
-            partial.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-            os.replace(partial, out / f"{name}.jsonl")  # whole, or not there: an interrupted one is done again
-
-
-def prompt_text(row: Row, settings: EvalSettings, tokenizer: Any) -> str:
-    """The prompt as the model gets it: by a named template, else the tokenizer's chat template, else as it is."""
-    prompt = row["prompt"]
-    template = TEMPLATES.get(settings.prompt_template or "chat")
-    if template is not None and template.text is not None:
-        if not isinstance(prompt, str):
-            raise RecipeError(f"{row['uid']}: the prompt is a chat: use the chat template")
-        return template.apply(prompt)
-    if not tokenizer.chat_template:
-        if settings.prompt_template == "chat" or not isinstance(prompt, str):
-            raise RecipeError(f"{settings.model} has no chat template: choose a --prompt_template")
-        return str(prompt)
-    chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    if settings.system_prompt:
-        chat = [{"role": "system", "content": settings.system_prompt}, *chat]
-    return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
-
-
-def _answers(
-    llm: Any, settings: EvalSettings, batch_size: int, name: str, rows: list[Row]
-) -> Iterator[dict[str, Any]]:
-    """A record for every sample; problems whose prompt leaves no room for an answer get empty ones."""
-    from vllm import TokensPrompt
-
-    tokenizer = llm.get_tokenizer()
-    context = llm.llm_engine.model_config.max_model_len
-    requests: list[tuple[dict[str, Any], Any, Any]] = []
-    for row in rows:
-        prompt = prompt_text(row, settings, tokenizer)
-        tokens = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        room = context - len(tokens)
-        for sample in range(settings.n):
-            record = {"uid": row["uid"], "benchmark": name, "sample": sample, "prompt": prompt}
-            record |= {"answer": row["answer"], "task": row["task"], "prompt_too_long": room < 1}
-            if room < 1:
-                yield record | {"text": "", "response_length": 0, "truncated": True}
-                continue
-            seed = stable_seed(settings.seed, name, row["uid"], sample)
-            requests.append((record, TokensPrompt(prompt_token_ids=tokens), _sampling(settings, room, seed)))
-    with tqdm(total=len(requests), desc=name, unit="answer") as bar:
-        for start in range(0, len(requests), batch_size):
-            batch = requests[start : start + batch_size]
-            prompts, params = [prompt for _, prompt, _ in batch], [sampling for _, _, sampling in batch]
-            outputs = llm.generate(prompts, params, use_tqdm=False)
-            for (record, _, _), output in zip(batch, outputs, strict=True):
-                tokens = output.outputs[0].token_ids
-                text = tokenizer.decode(tokens, skip_special_tokens=True)
-                truncated = output.outputs[0].finish_reason == "length"
-                yield record | {"text": text, "response_length": len(tokens), "truncated": truncated}
-            bar.update(len(batch))
-
-
-def _sampling(settings: EvalSettings, room: int, seed: int) -> Any:
-    from vllm import SamplingParams
-
-    template = TEMPLATES.get(settings.prompt_template or "chat")
-    return SamplingParams(
-        temperature=settings.temperature,
-        top_p=settings.top_p,
-        top_k=settings.top_k,
-        max_tokens=min(settings.max_new_tokens, room),
-        seed=seed,
-        stop=list(template.stop) if template else None,
-        include_stop_str_in_output=True,
+def report(result: dict[str, Any]) -> str:
+    """The table under a line that says how the answers were drawn, in Markdown."""
+    settings = result["settings"]
+    sampling, prompting = settings["sampling"], settings["prompting"]
+    drawn = "greedy" if not sampling["temperature"] else f"temperature {sampling['temperature']}"
+    limits = [f"top-p {sampling['top_p']}"] if sampling["top_p"] < 1 else []
+    limits += [f"top-k {sampling['top_k']}"] if sampling["top_k"] > 0 else []
+    written = f"template {prompting['template']}" if prompting["template"] else "the benchmarks' instructions"
+    line = ", ".join(
+        [f"n = {sampling['n']}", drawn, *limits, f"at most {sampling['max_new_tokens']} tokens", written]
+        + [f"seed {sampling['seed']}", settings["model"]["dtype"]]
     )
+    return f"# {settings['model']['name']}\n\n{line}\n\n{markdown_table(result)}"
 
 
-def _grade(records: list[dict[str, Any]], pool: GradingPool) -> None:
-    """Adds the verdict to every record."""
-    answers = [(record["task"], record["text"], record["answer"], None) for record in records]
-    for record, graded in zip(records, pool.grade_many(answers, progress=True), strict=True):
-        record |= verdict_fields(graded)
+def _tokenizer(model: Model) -> Any:
+    from transformers import AutoTokenizer
+
+    folder = Path(model.name)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise RecipeError(f"{folder} is not a model folder: it has no config.json")
+    if not folder.is_dir() and (model.name.startswith((".", "/", "~")) or model.name.count("/") > 1):
+        raise RecipeError(f"{folder}: no such model folder")
+    try:
+        return AutoTokenizer.from_pretrained(model.name, revision=model.revision)
+    except (OSError, ValueError) as error:
+        raise RecipeError(
+            f"no tokenizer could be loaded from {model.name}: it is neither a folder here nor a model of the Hub that "
+            f"can be reached ({str(error).strip().splitlines()[0]})"
+        ) from None
 
 
-def verdict_fields(graded: Any) -> dict[str, Any]:
-    """The part of an answer record that a `Graded` decides."""
-    verdict = graded.verdict
+def _prompts(problems: list[Problem], tokenizer: Any, prompting: Prompting) -> list[Prompt]:
+    texts = prompt_texts(problems, tokenizer, prompting)
+    return [Prompt(*parts) for parts in zip(problems, texts, prompt_tokens(texts, tokenizer), strict=True)]
+
+
+def _settings(
+    model: Model,
+    dtype: str,
+    tokenizer: Any,
+    prompting: Prompting,
+    sampling: Sampling,
+    prompts: dict[str, list[Prompt]],
+) -> dict[str, Any]:
+    """Everything that the numbers depend on, and nothing else: neither batch size nor where files lie."""
     return {
-        "score": verdict.score,
-        "reward": verdict.reward,
-        "format": verdict.components.get("format", 0.0),
-        "extracted": verdict.extracted,
-        "reason": verdict.reason,
-        "graded": graded.error is None,
+        "model": {"name": model.name, "revision": model.revision, "dtype": dtype, "weights": _weights(model)},
+        "prompting": asdict(prompting),
+        "sampling": asdict(sampling),
+        "benchmarks": {
+            name: {
+                "problems": len(each),
+                "content": _digest([[p.text, p.problem.answer, p.problem.task] for p in each]),
+            }
+            for name, each in prompts.items()
+        },
     }
+
+
+def _weights(model: Model) -> str | None:
+    """Tells a folder's weights from those that a later training run puts in their place, by sizes and times."""
+    folder = Path(model.name)
+    if not folder.is_dir():
+        return None
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".json"))
+    return _digest([[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files])
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _folder(out: Path | None, model: Model, settings: dict[str, Any]) -> Path:
+    """The evaluation's folder with its settings.json; never that of another evaluation."""
+    name = "-".join(Path(model.name).parts[-2:]).strip("/-.")
+    folder = out or Path("evals") / f"{name}-{_digest(settings)[:8]}"
+    file = folder / SETTINGS
+    if file.is_file():
+        earlier = json.loads(file.read_text())
+        if earlier != settings:
+            differences = [key for key in settings if earlier.get(key) != settings[key]]
+            raise RecipeError(
+                f"{folder} holds another evaluation (its {', '.join(differences)} differ, see {file}); choose another "
+                "folder with --out"
+            )
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RecipeError(f"{folder} exists and is no evaluation; choose another folder with --out")
+    (folder / "answers").mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+    return folder
+
+
+def _answers_path(folder: Path, benchmark: str) -> Path:
+    return folder / "answers" / f"{benchmark}.jsonl"
+
+
+def _grading(benchmarks: dict[str, list[Problem]]) -> GradingSettings:
+    tasks = {problem.task for problems in benchmarks.values() for problem in problems}
+    return GradingSettings(preload=tuple(sorted(tasks - BOUNDED)))
+
+
+def _check_references(name: str, problems: Sequence[Problem], pool: GradingPool) -> None:
+    """Raises RecipeError for a reference answer that its verifier cannot read, before anything is generated."""
+    graded = pool.grade_many([(problem.task, "", problem.answer, None) for problem in problems])
+    bad = [(problem.uid, each.error) for problem, each in zip(problems, graded, strict=True) if each.error]
+    if bad:
+        uid, error = bad[0]
+        raise RecipeError(
+            f"benchmark {name}: {len(bad)} answers cannot be read, the first of problem {uid!r}: {error}"
+        )
+
+
+def _generate_all(
+    prompts: dict[str, list[Prompt]],
+    sampler: Sampler,
+    prompting: Prompting,
+    sampling: Sampling,
+    pool: GradingPool,
+    folder: Path,
+) -> dict[str, list[Record]]:
+    """Generates, grades and writes the answers of one benchmark after the other."""
+    context = sampler.context()
+    lengths = [len(prompt.tokens) for each in prompts.values() for prompt in each]
+    fitting = [length for length in lengths if length < context]
+    if fitting:
+        print(f"loading {sampler.model.name} ...", flush=True)
+        sampler.load(min(context, max(fitting) + sampling.max_new_tokens))
+    answers = {}
+    for name, each in prompts.items():
+        started = time.monotonic()
+        print(f"{name}: {len(each)} problems, {sampling.n} samples each", flush=True)
+        responses = _responses(name, each, sampler, prompting, sampling, context)
+        seconds = time.monotonic() - started
+        tokens = sum(response.tokens for group in responses for response in group)
+        print(f"{name}: {tokens} tokens in {seconds:.0f} s ({tokens / seconds:.0f} tokens/s); grading", flush=True)
+        answers[name] = _records(name, each, responses, pool, context)
+        write_answers(_answers_path(folder, name), answers[name])
+    return answers
+
+
+def _responses(
+    name: str, prompts: list[Prompt], sampler: Sampler, prompting: Prompting, sampling: Sampling, context: int
+) -> list[list[Response]]:
+    """n responses a prompt. A prompt that does not fit is not cut: its responses are empty and truncated."""
+    requests = [
+        Request(
+            prompt.tokens,
+            min(sampling.max_new_tokens, context - len(prompt.tokens)),
+            stable_seed(sampling.seed, name, prompt.problem.uid, sample),
+        )
+        for prompt in prompts
+        for sample in range(sampling.n)
+        if len(prompt.tokens) < context
+    ]
+    drawn = iter(sampler.generate(requests, sampling, prompting.stop(), name) if requests else [])
+    nothing = Response("", 0, True)
+    return [
+        [next(drawn) if len(prompt.tokens) < context else nothing for _ in range(sampling.n)] for prompt in prompts
+    ]
+
+
+def _records(
+    name: str, prompts: list[Prompt], responses: list[list[Response]], pool: GradingPool, context: int
+) -> list[Record]:
+    answers = [
+        (prompt.problem.task, response.text, prompt.problem.answer, None)
+        for prompt, group in zip(prompts, responses, strict=True)
+        for response in group
+    ]
+    graded = iter(pool.grade_many(answers, progress=sys.stderr.isatty()))
+    records = []
+    for prompt, group in zip(prompts, responses, strict=True):
+        for number, response in enumerate(group):
+            record = {
+                "uid": prompt.problem.uid,
+                "benchmark": name,
+                "sample": number,
+                "prompt": prompt.text,
+                "text": response.text,
+                "answer": prompt.problem.answer,
+                **verdict_fields(next(graded)),
+                "response_length": response.tokens,
+                "truncated": response.truncated,
+            }
+            if not response.tokens:
+                record["reason"] = f"the prompt's {len(prompt.tokens)} tokens leave no room in a context of {context}"
+            records.append(record)
+    return records

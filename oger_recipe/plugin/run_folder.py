@@ -48,7 +48,12 @@ def write_samples(
     size = len(rollouts.texts) // len(rollouts.uids)
     for row, text in enumerate(rollouts.texts):
         teacher = batch.teachers.get(row)
-        common = {"uid": rollouts.uids[row // size], "prompt": rollouts.samples[row].prompts[0]}
+        truncated = bool(rollouts.samples[row].truncated[0])
+        common = {
+            "uid": rollouts.uids[row // size],
+            "prompt": rollouts.samples[row].prompts[0],
+            "truncated": truncated,
+        }
         similarity = {"similarity": batch.similarity[row].item(), "divergence": 1 - batch.similarity[row].item()}
         verdict = {"reward": rollouts.rewards[row].item(), "score": rollouts.scores[row].item()}
         trained = {"entropy": entropy[row].item(), "advantage": advantages[row].item()}
@@ -59,7 +64,11 @@ def write_samples(
         append_json(path, common | {"text": text, "off_policy": False, "replaced": True} | verdict | similarity)
         verdict = {"reward": teacher.reward, "score": teacher.score}
         append_json(
-            path, common | {"text": teacher.text, "source": teacher.source, "off_policy": True} | verdict | trained
+            path,
+            common
+            | {"text": teacher.text, "truncated": False, "source": teacher.source, "off_policy": True}
+            | verdict
+            | trained,
         )
 
 

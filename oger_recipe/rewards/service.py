@@ -63,13 +63,13 @@ class RewardService:
         self._grade = grade
         self._threads = ThreadPoolExecutor(GRADING_THREADS, thread_name_prefix="grading")
         self.registry = prometheus_client.CollectorRegistry()
-        self.requests = prometheus_client.Counter(
+        self._requests = prometheus_client.Counter(
             "oger_reward_requests", "HTTP requests", ("path", "status"), registry=self.registry
         )
         self._answers = prometheus_client.Counter(
             "oger_reward_answers", "answers graded", ("task", "verdict"), registry=self.registry
         )
-        self.latency = prometheus_client.Histogram(
+        self._latency = prometheus_client.Histogram(
             "oger_reward_request_seconds",
             "seconds from request to answer of graded requests",
             buckets=_LATENCY_BUCKETS_S,
@@ -96,7 +96,9 @@ class RewardService:
         given = bearer.strip() if scheme.lower() == "bearer" else request.query_params.get("token", "")
         if not hmac.compare_digest(_bytes(given), _bytes(self.limits.token)):
             raise HTTPException(
-                401, "the token is missing or wrong; send it as bearer token or as ?token=", {"WWW-Authenticate": "Bearer"}
+                401,
+                "the token is missing or wrong; send it as bearer token or as ?token=",
+                {"WWW-Authenticate": "Bearer"},
             )
 
     def close(self) -> None:
@@ -132,7 +134,9 @@ class RewardService:
         # An import path is any function of any module, called with texts of the request's choice.
         for task in tasks:
             if ":" in task and not self._known(task):
-                raise HTTPException(403, f"task {task!r} is not allowed here; start the service with --allow_task for it")
+                raise HTTPException(
+                    403, f"task {task[:80]!r} is not allowed here; start the service with --allow_task for it"
+                )
 
 
 def build_app(service: RewardService, *, verbose: bool = False) -> FastAPI:
@@ -169,7 +173,7 @@ def parse_request(body: bytes) -> tuple[list[str], list[str], list[str]]:
     except (ValueError, RecursionError) as error:
         raise HTTPException(400, f"the body is not JSON: {error}") from error
     if not isinstance(document, dict):
-        raise HTTPException(422, f"the body is a JSON {type(document).__name__}, not an object")
+        raise HTTPException(422, f"the body is of type {type(document).__name__}, not a JSON object")
     if "query" in document and "queries" in document:
         raise HTTPException(422, "the body has both 'query' and 'queries'; one of them is enough")
     names = ("queries" if "queries" in document else "query", "prompts", "labels")
@@ -201,7 +205,7 @@ def _texts(document: dict[str, Any], name: str) -> list[str]:
         raise HTTPException(422, f"'{name}' {problem}; it must be a list of texts")
     for index, value in enumerate(values):
         if not isinstance(value, str):
-            raise HTTPException(422, f"'{name}' must be a list of texts; item {index} is a {type(value).__name__}")
+            raise HTTPException(422, f"'{name}' must be a list of texts; item {index} is of type {type(value).__name__}")
     return values
 
 

@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SMOKE = ROOT / "configs" / "countdown_cpu_smoke.yaml"
+SMOKE = "countdown_cpu_smoke"
 
 
-def train(run_dir: Path, cache: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """``oger train`` on the smoke recipe; the caches lie in ``cache`` so that nothing of the user's is touched."""
-    command = [sys.executable, "-m", "oger_recipe.cli.train", "--recipe", str(SMOKE), "--oger.run_dir", str(run_dir)]
+def train(run_dir: Path, cache: Path, *flags: str, recipe: str = SMOKE) -> subprocess.CompletedProcess[str]:
+    """``oger train`` on a recipe file; the caches lie in ``cache`` so that nothing of the user's is touched."""
+    file = ROOT / "configs" / f"{recipe}.yaml"
+    command = [sys.executable, "-m", "oger_recipe.cli.train", "--recipe", str(file), "--oger.run_dir", str(run_dir)]
     caches = ["--oger.task.cache", str(cache / "tasks"), "--oger.embedding_cache", str(cache / "embeddings")]
     return subprocess.run([*command, *caches, *flags], capture_output=True, text=True, timeout=600)
 

@@ -1,0 +1,239 @@
+"""``oger serve-reward``: grade answers over HTTP, for training runs with ``--reward.remote_url http://host:port/get_reward``.
+
+SIGTERM and SIGINT end it: requests in flight are finished first, new ones are answered 503.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import logging
+import math
+import os
+import resource
+import socket
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
+
+import uvicorn
+
+from oger_recipe.recipe import RecipeError
+from oger_recipe.rewards.grading_pool import ENVIRONMENT, GradingSettings, shared_pool
+from oger_recipe.rewards.reward_func import reward_func
+from oger_recipe.rewards.service import GRADE_PATH, RewardService, ServiceLimits, access_log, build_app
+from oger_recipe.rewards.verifiers import VERIFIERS, resolve
+
+TOKEN_ENVIRONMENT = "OGER_REWARD_TOKEN"
+_WILDCARDS = ("0.0.0.0", "::")
+# After the drain only what is being sent is waited for, and clients that do not read.
+_CLOSE_TIMEOUT_S = 2
+
+
+def main(argv: list[str] | None = None) -> None:
+    try:
+        args = _parser().parse_args(argv)
+        listener = _checked(args)
+        unanswered = _serve(args, listener)
+    except RecipeError as error:
+        sys.exit(f"oger serve-reward: {error}")
+    if unanswered:
+        # Threads that still grade would keep the interpreter; the workers end when this process does.
+        print(f"oger serve-reward: ended with {unanswered} requests unanswered", file=sys.stderr, flush=True)
+        os._exit(1)
+    shared_pool().close()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("oger serve-reward", description=__doc__, allow_abbrev=False)
+    parser.error = _refuse  # type: ignore[method-assign]
+    defaults = GradingSettings()
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    parser.add_argument("--port", type=_whole(0, 65535), default=5000, help="0 takes a free one (%(default)s)")
+    parser.add_argument(
+        "--token",
+        default=os.environ.get(TOKEN_ENVIRONMENT),
+        help=f"what requests must present, as bearer token or as ?token=; better set as {TOKEN_ENVIRONMENT}, "
+        "as other users can read command lines",
+    )
+    cores = min(os.cpu_count() or 1, 8)
+    parser.add_argument("--workers", type=_whole(1), default=cores, help="grading processes (%(default)s)")
+    parser.add_argument(
+        "--time_limit", type=_seconds, default=defaults.time_limit_s, help="seconds per answer (%(default)s)"
+    )
+    parser.add_argument(
+        "--memory_limit", type=_whole(1), default=defaults.memory_limit_mb, help="MiB per answer (%(default)s)"
+    )
+    parser.add_argument("--max_request_mb", type=_whole(1), default=16, help="MiB of one request (%(default)s)")
+    parser.add_argument(
+        "--max_concurrency", type=_whole(1), default=1024, help="requests held at a time; more get 503 (%(default)s)"
+    )
+    parser.add_argument(
+        "--drain_timeout", type=_seconds, default=30.0, help="seconds to finish requests at the end (%(default)s)"
+    )
+    parser.add_argument(
+        "--allow_task",
+        action="append",
+        default=[],
+        metavar="MODULE:FUNCTION",
+        help=f"a verifier of your own that labels may name, beside {', '.join(VERIFIERS)}; may be repeated",
+    )
+    parser.add_argument("--verbose", action="store_true", help="one line of JSON per request on stderr")
+    return parser
+
+
+def _refuse(message: str) -> NoReturn:
+    raise RecipeError(message)
+
+
+def _whole(least: int, most: float = math.inf) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        value = int(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{value} is not in [{least}, {most}]")
+        return value
+
+    return number
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no positive number of seconds")
+    return value
+
+
+def _checked(args: argparse.Namespace) -> socket.socket:
+    """The listening socket. Raises RecipeError for everything that cannot work."""
+    for task in args.allow_task:
+        try:
+            resolve(task)
+        except ValueError as error:
+            raise RecipeError(f"--allow_task: {error}") from error
+    if not args.token and not _is_loopback(args.host):
+        raise RecipeError(
+            f"--host {args.host} can be reached by other machines, so a token is needed: set {TOKEN_ENVIRONMENT}"
+        )
+    return _listen(args.host, args.port, args.max_concurrency)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listen(host: str, port: int, backlog: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(backlog)
+    except OSError as error:
+        raise RecipeError(
+            f"cannot listen on {host} port {port}: {error.strerror}; --port 0 takes a free one"
+        ) from error
+    return listener
+
+
+def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
+    """Serve until a signal; the number of requests that were left unanswered."""
+    _set_up_logging(verbose=args.verbose)
+    _raise_file_limit(args.max_concurrency)
+    settings = GradingSettings(
+        workers=args.workers,
+        time_limit_s=args.time_limit,
+        memory_limit_mb=args.memory_limit,
+        preload=("math", *args.allow_task),
+    )
+    os.environ[ENVIRONMENT] = settings.to_json()
+    limits = ServiceLimits(
+        token=args.token or None,
+        max_request_bytes=args.max_request_mb * 2**20,
+        max_concurrency=args.max_concurrency,
+        tasks=frozenset(args.allow_task),
+    )
+    service = RewardService(reward_func, limits)
+    config = uvicorn.Config(
+        build_app(service, verbose=args.verbose),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=args.max_concurrency,
+        timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+    )
+    server = _Server(config, service, args.drain_timeout)
+    _warm_up()
+    print(_start_line(args, settings, listener), flush=True)
+    server.run(sockets=[listener])
+    service.close()
+    return service.in_flight
+
+
+def _set_up_logging(*, verbose: bool) -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    if verbose:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        access_log.addHandler(handler)
+        access_log.setLevel(logging.INFO)
+        access_log.propagate = False
+
+
+def _raise_file_limit(max_concurrency: int) -> None:
+    """Connections are files: as many as are held at a time, those to be answered 503, and the pool's."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * max_concurrency + 256
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+
+
+def _warm_up() -> None:
+    """Start the pool before the first request waits for it, and say at once what every answer would run into."""
+    graded = shared_pool().grade("math", "\\boxed{1}", "1")
+    if graded.error is not None:
+        print(f"oger serve-reward: answers of task 'math' cannot be graded here: {graded.error}", file=sys.stderr)
+
+
+def _start_line(args: argparse.Namespace, settings: GradingSettings, listener: socket.socket) -> str:
+    port = listener.getsockname()[1]
+    host = socket.gethostname() if args.host in _WILDCARDS else args.host
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}{GRADE_PATH}"
+    token = f"?token=${TOKEN_ENVIRONMENT}" if args.token else ""
+    return (
+        f"grading on {args.host} port {port}: --reward.remote_url {url}{token} | {settings.workers} workers; per answer "
+        f"{settings.time_limit_s:g} s, {settings.memory_limit_mb} MiB; per request {args.max_request_mb} MiB; at most "
+        f"{args.max_concurrency} requests at a time"
+    )
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn that goes on answering while it drains, so that new requests are told to come again elsewhere."""
+
+    def __init__(self, config: uvicorn.Config, service: RewardService, drain_timeout_s: float) -> None:
+        super().__init__(config)
+        self._service, self._drain_timeout_s = service, drain_timeout_s
+        self._deadline = math.inf
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Without the base class's record of signals, which it raises again at the end: this end is no failure."""
+        if self._service.draining:
+            self.should_exit = self.force_exit = True
+            return
+        self._deadline = time.monotonic() + self._drain_timeout_s
+        self._service.draining = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called by the base class ten times a second; True ends it."""
+        if self._service.draining and (self._service.in_flight == 0 or time.monotonic() > self._deadline):
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Answers from vLLM, in this process: the only file of the evaluation that imports it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tqdm import tqdm
+
+from oger_recipe.cpu import CPU_ENVIRONMENT
+from oger_recipe.recipe import RecipeError
+
+
+@dataclass(frozen=True)
+class Model:
+    """What to load: folder or hub name, a hub revision; and how: batch_size is the number of requests in flight."""
+
+    name: str
+    revision: str | None = None
+    dtype: str = "auto"
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.9
+    batch_size: int = 256
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """n samples a problem. max_new_tokens is bounded by what the prompt leaves of the model's context."""
+
+    n: int = 4
+    temperature: float = 0.6
+    top_p: float = 1.0
+    top_k: int = -1
+    max_new_tokens: int = 2048
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sample to draw: the prompt's tokens, the longest response in tokens, and the sample's own seed."""
+
+    tokens: list[int]
+    max_new_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Response:
+    """text: without special tokens; tokens: their number, the end-of-sequence token included; truncated: by length."""
+
+    text: str
+    tokens: int
+    truncated: bool
+
+
+class Sampler:
+    """A model in vLLM, loaded with the first request.
+
+    Every request has a seed of its own, so that what is drawn depends on no other request: neither on their order nor
+    on the batch size, up to floating-point sums that differ by batch (float32 makes them rare).
+    """
+
+    def __init__(self, model: Model) -> None:
+        import torch
+
+        self.model = model
+        self._cpu = not torch.cuda.is_available()
+        if self._cpu and model.tensor_parallel_size > 1:
+            raise RecipeError("tensor_parallel_size is for machines with CUDA; use 1")
+        for name, value in (CPU_ENVIRONMENT if self._cpu else {}).items():
+            os.environ.setdefault(name, value)
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR" if self._cpu else "WARNING")  # it warns of all the above
+        self._engine: Any = None
+
+    @property
+    def dtype(self) -> str:
+        """``auto`` is the model's own dtype, but float32 on CPUs."""
+        return "float32" if self._cpu and self.model.dtype == "auto" else self.model.dtype
+
+    def context(self) -> int:
+        """The longest sequence of the model, in tokens. Raises RecipeError for a model that vLLM does not know."""
+        from vllm.engine.arg_utils import EngineArgs
+
+        try:
+            length: int = EngineArgs(**self._arguments()).create_model_config().max_model_len
+        except (OSError, ValueError, RuntimeError) as error:
+            raise RecipeError(f"{self.model.name} is not a model that vLLM can load: {_first_line(error)}") from None
+        return length
+
+    def load(self, max_model_len: int) -> None:
+        """Loads the model for sequences of at most ``max_model_len`` tokens; short ones leave room for more requests.
+
+        Raises RecipeError when vLLM cannot.
+        """
+        from vllm import LLM
+
+        try:
+            self._engine = LLM(
+                **self._arguments(),
+                max_model_len=max_model_len,
+                max_num_seqs=self.model.batch_size,
+                tensor_parallel_size=self.model.tensor_parallel_size,
+                gpu_memory_utilization=self.model.gpu_memory_utilization,
+                enforce_eager=self._cpu,
+                disable_log_stats=True,
+                use_tqdm_on_load=sys.stderr.isatty(),
+            )
+        except Exception as error:  # out of memory, missing kernels, broken weights: each its own class
+            raise RecipeError(f"vLLM could not load {self.model.name}: {_first_line(error)}") from error
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, stop: Sequence[str], name: str
+    ) -> list[Response]:
+        """One response for each request, in their order; a bar on the terminal."""
+        from vllm import SamplingParams
+
+        params = [
+            SamplingParams(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                max_tokens=request.max_new_tokens,
+                seed=request.seed,
+                stop=list(stop) or None,
+                include_stop_str_in_output=True,
+            )
+            for request in requests
+        ]
+
+        def bar(*args: Any, desc: str, **kwargs: Any) -> tqdm:
+            return tqdm(*args, desc=f"{name}: {desc.lower()}", leave=False, **kwargs)
+
+        prompts = [{"prompt_token_ids": request.tokens} for request in requests]
+        outputs = self._engine.generate(prompts, params, use_tqdm=bar if sys.stderr.isatty() else False)
+        answers = [output.outputs[0] for output in outputs]
+        return [Response(each.text, len(each.token_ids), each.finish_reason == "length") for each in answers]
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "model": self.model.name,
+            "revision": self.model.revision,
+            "tokenizer_revision": self.model.revision,
+            "dtype": self.dtype,
+            "trust_remote_code": False,
+        }
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"

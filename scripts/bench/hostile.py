@@ -1,0 +1,63 @@
+"""What each hostile answer costs, and that its neighbours' grades are right: ``python scripts/bench/hostile.py``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+from hostile_answers import HOSTILE
+
+from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
+
+TRACE = Path("/tmp/oger_was_here")  # what the injected commands would leave
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--time_limit", type=float, default=2.0, help="seconds an answer may take")
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--out", type=Path, help="JSON file")
+    args = parser.parse_args()
+    TRACE.unlink(missing_ok=True)
+    settings = GradingSettings(workers=args.workers, time_limit_s=args.time_limit, preload=("math",))
+    with GradingPool(settings) as pool:
+        pool.grade("math", r"\boxed{1}", "1")
+        rows = []
+        for name, text in HOSTILE:
+            started = time.monotonic()
+            graded = pool.grade("math", text, "7")
+            seconds = time.monotonic() - started
+            rows.append(
+                {"answer": name, "seconds": round(seconds, 3), "what": graded.error or graded.verdict.reason[:60]}
+            )
+            rows[-1]["score"] = graded.verdict.score
+        neighbours = [("math", rf"so \boxed{{{number}}}", str(number + number % 2), None) for number in range(1000)]
+        mixed = [item for pair in zip(neighbours, [("math", t, "7", None) for _, t in HOSTILE] * 30) for item in pair]
+        mixed = mixed[: 2 * len(HOSTILE)]
+        graded_mixed = pool.grade_many(mixed)
+        right = sum(
+            g.verdict.score == (item[1][9:-1] == item[2]) for item, g in zip(mixed, graded_mixed) if item in neighbours
+        )
+        asked = sum(item in neighbours for item in mixed)
+    print(f"{'hostile answer':26} {'seconds':>8}  what")
+    for row in rows:
+        print(f"{row['answer']:26} {row['seconds']:8.3f}  {row['what']!r}")
+    worst = max(row["seconds"] for row in rows)
+    wrong = [row["answer"] for row in rows if row["score"]]
+    print(
+        f"\n{len(rows)} hostile answers, limit {args.time_limit} s: the slowest took {worst:.2f} s; graded right: {wrong or 'none'}"
+    )
+    print(
+        f"neighbours in between: {right} of {asked} graded as they should be; injected commands run: {TRACE.exists()}"
+    )
+    if args.out:
+        args.out.write_text(
+            json.dumps({"limit_s": args.time_limit, "answers": rows, "neighbours": [right, asked]}, indent=2)
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Every flag of OAT's two commands has its line in docs/oat_flags.md, and every setting named there exists."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import pytest
+
+from oger_recipe.recipe import read_recipe
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "oat_flags.md").read_text()
+PPO = """gpus collocate gradient-checkpointing flash-attn bf16 rnd-seed learning_rate critic_learning_rate lr_scheduler
+    kl_penalty_coef num_ppo_epochs beta non_stop_penalty oracle_type oracle pretrain apply-chat-template zero-stage
+    prompt_data max-train num_prompt_epoch prompt_max_length sync_params_every num_samples max_step_adjustment
+    critic_max_step_adjustment temperature top_p generate_max_length save_steps input_key output_key train_split
+    train_batch_size train_batch_size_per_device mini_train_batch_size_per_device rollout_batch_size
+    rollout_batch_size_per_device pi_buffer_maxlen_per_device max_eval eval_batch_size eval_generate_max_length
+    eval_steps eval_temperature eval_top_p eval_n eval_input_key eval_output_key use-wb wb-run-name"""
+GRPO = "critic_type vllm_gpu_ratio lr_warmup_ratio ref_offload eval_split"
+
+
+@pytest.mark.parametrize("flag", sorted({*PPO.split(), *GRPO.split()}))
+def test_a_flag_of_oats_commands_has_a_line(flag: str) -> None:
+    first_cells = " ".join(
+        line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `") or "| stop" in line
+    )
+    assert re.search(rf"--{re.escape(flag)}(?![\w-])", first_cells), f"--{flag} is not in docs/oat_flags.md"
+
+
+def test_the_commands_in_the_users_document_have_no_other_flags() -> None:
+    document = ROOT.parent / "shared" / "seeds" / "001_118f06a180816084.txt"
+    if not document.exists():
+        pytest.skip("the user's document is not here")
+    assert set(re.findall(r"^ +--([\w-]+)", document.read_text(), re.M)) == {*PPO.split(), *GRPO.split()}
+
+
+def test_every_setting_of_the_page_exists(parser: argparse.ArgumentParser) -> None:
+    known = {name[2:] for action in parser._actions for name in action.option_strings if name.startswith("--")}
+    names = set(
+        re.findall(r"`((?:actor|critic|ref|algo|train|rollout|eval|data|vllm|ds|ckpt|logger|oger)\.[\w.]+)", PAGE)
+    )
+    assert len(names) > 40 and names <= known, names - known
+
+
+# What the page says of the two commands, in the values of the recipe files.
+PPO_VALUES = {
+    "actor.adam.lr": 1e-6,
+    "critic.adam.lr": 1e-6,
+    "actor.lr_scheduler": "polynomial",
+    "critic.lr_scheduler": "polynomial",
+    "oger.kl_penalty_coef": 0.0,
+    "algo.kl.init_coef": 1e-4,
+    "algo.kl.estimator": "k3",
+    "algo.kl.use_loss": True,
+    "train.max_epochs": 2,
+    "oger.non_stop_penalty": 0.0,
+    "oger.task_name": "gsm8k",
+    "train.num_episodes": 6,
+    "oger.max_prompt_length": 1000,
+    "rollout.n_samples_per_prompt": 8,
+    "rollout.temperature": 1.2,
+    "rollout.top_p": 0.9,
+    "rollout.max_new_tokens": 1024,
+    "train.batch_size": 64,
+    "train.micro_batch_size": 8,
+    "rollout.batch_size": 64,
+    "oger.eval.max_samples": 1500,
+    "eval.steps": 50,
+    "eval.temperature": 0.35,
+    "oger.eval.top_p": 0.9,
+    "eval.n_samples_per_prompt": 16,
+    "eval.split": "test",
+    "data.input_key": "question",
+    "data.label_key": "final_answer",
+    "algo.advantage.estimator": "gae",
+    "oger.loss_aggregation": "sequence_mean",
+    "oger.max_replace_num": 0,
+    "ds.zero_stage": 2,
+    "train.colocate_all": True,
+    "ckpt.save_steps": -1,
+}
+GRPO_VALUES = {
+    "actor.adam.lr": 1e-6,
+    "actor.lr_warmup_ratio": 1e-7,
+    "algo.kl.init_coef": 1e-3,
+    "algo.kl.use_loss": True,
+    "train.max_epochs": 1,
+    "oger.task_name": "countdown",
+    "oger.max_prompt_length": 256,
+    "rollout.temperature": 1.0,
+    "rollout.top_p": 0.9,
+    "rollout.max_new_tokens": 1024,
+    "train.batch_size": 128,
+    "train.micro_batch_size": 2,
+    "rollout.batch_size": 128,
+    "eval.steps": 8,
+    "eval.temperature": 0.0,
+    "eval.split": "test",
+    "train.num_episodes": 1,
+    "data.input_key": "input",
+    "data.label_key": "gt_answer",
+    "algo.advantage.estimator": "group_norm",
+    "oger.loss_aggregation": "sequence_mean",
+    "vllm.gpu_memory_utilization": 0.7,
+    "ref.offload": True,
+}
+
+
+@pytest.mark.parametrize(("name", "values"), [("oat_gsm8k_ppo", PPO_VALUES), ("oat_countdown_grpo", GRPO_VALUES)])
+def test_the_recipe_files_have_the_commands_values(name: str, values: dict, parser: argparse.ArgumentParser) -> None:
+    settings = vars(parser.parse_args(read_recipe(ROOT / "configs" / f"{name}.yaml", parser)))
+    assert {key: settings[key] for key in values} == values
+
+
+def test_the_twins_differ_in_model_data_sizes_and_machine_alone(parser: argparse.ArgumentParser) -> None:
+    method = (
+        "algo.",
+        "actor.lr_s",
+        "critic.lr_s",
+        "actor.eps",
+        "critic.value",
+        "rollout.temperature",
+        "rollout.top_p",
+        "rollout.n_samples",
+        "train.max_epochs",
+        "oger.loss",
+        "oger.kl",
+        "oger.non_stop",
+        "oger.bonus",
+        "oger.max_replace",
+    )
+    for name in ("oat_gsm8k_ppo", "oat_countdown_grpo"):
+        files = (ROOT / "configs" / f"{name}{suffix}.yaml" for suffix in ("", "_cpu"))
+        full, twin = (vars(parser.parse_args(read_recipe(file, parser))) for file in files)
+        assert twin["oger.task.name"] == "countdown"
+        assert not [key for key in full if key.startswith(method) and full[key] != twin[key]]
