@@ -6,8 +6,8 @@ from typing import Any
 
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from oger_recipe.evaluation.harness import verdict_fields
 from oger_recipe.evaluation.metrics import evaluate_answers
+from oger_recipe.evaluation.records import verdict_fields
 from oger_recipe.rewards.grading_pool import shared_pool
 
 

@@ -26,7 +26,7 @@ ppo_trainer.RemoteExperienceMaker = OgerExperienceMaker
 # Means over all trained rows, teachers included; kept apart from figures of the policy's own rollouts.
 HYBRID_KEYS = (
     "reward", "score", "return", "response_length", "total_length", "truncated", "response_clip_ratio", "kl",
-    "logprobs_diff", "reward_format", "reward_error", "off_policy_tokens", "group_reward_std",
+    "logprobs_diff", "reward_format", "reward_error", "reward_timeout", "off_policy_tokens", "group_reward_std",
 )  # fmt: skip
 
 

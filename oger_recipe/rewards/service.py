@@ -101,6 +101,11 @@ class RewardService:
                 {"WWW-Authenticate": "Bearer"},
             )
 
+    def count(self, path: str, status: int, seconds: float) -> None:
+        self._requests.labels(path, str(status)).inc()
+        if path == GRADE_PATH and status == 200:
+            self._latency.observe(seconds)
+
     def close(self) -> None:
         """Drop what is queued; threads that grade are not waited for."""
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -205,7 +210,8 @@ def _texts(document: dict[str, Any], name: str) -> list[str]:
         raise HTTPException(422, f"'{name}' {problem}; it must be a list of texts")
     for index, value in enumerate(values):
         if not isinstance(value, str):
-            raise HTTPException(422, f"'{name}' must be a list of texts; item {index} is of type {type(value).__name__}")
+            kind = type(value).__name__
+            raise HTTPException(422, f"'{name}' must be a list of texts; item {index} is of type {kind}")
     return values
 
 
@@ -283,9 +289,7 @@ class _Observed:
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         path = scope["path"] if scope["path"] in _PATHS else "other"
-        self._service.requests.labels(path, str(status)).inc()
-        if path == GRADE_PATH and status == 200:
-            self._service.latency.observe(seconds)
+        self._service.count(path, status, seconds)
         if self._verbose:
             line = {"method": scope["method"], "path": path, "status": status, "seconds": round(seconds, 4)}
             access_log.info(json.dumps({"time": round(time.time(), 3), **line}))

@@ -30,33 +30,25 @@ def main() -> None:
             started = time.monotonic()
             graded = pool.grade("math", text, "7")
             seconds = time.monotonic() - started
-            rows.append(
-                {"answer": name, "seconds": round(seconds, 3), "what": graded.error or graded.verdict.reason[:60]}
-            )
-            rows[-1]["score"] = graded.verdict.score
-        neighbours = [("math", rf"so \boxed{{{number}}}", str(number + number % 2), None) for number in range(1000)]
-        mixed = [item for pair in zip(neighbours, [("math", t, "7", None) for _, t in HOSTILE] * 30) for item in pair]
-        mixed = mixed[: 2 * len(HOSTILE)]
-        graded_mixed = pool.grade_many(mixed)
-        right = sum(
-            g.verdict.score == (item[1][9:-1] == item[2]) for item, g in zip(mixed, graded_mixed) if item in neighbours
-        )
-        asked = sum(item in neighbours for item in mixed)
+            row = {"answer": name, "seconds": round(seconds, 3), "score": graded.verdict.score}
+            rows.append(row | {"what": graded.error or graded.verdict.reason[:60]})
+        mixed, expected = [], []
+        for number, (_, text) in enumerate(HOSTILE):  # a neighbour, right or wrong in turn, before each of them
+            mixed += [("math", rf"so \boxed{{{number}}}", str(number + number % 2), None), ("math", text, "8", None)]
+            expected.append(float(number % 2 == 0))
+        found = [graded.verdict.score for graded in pool.grade_many(mixed)[::2]]
+    right = sum(score == wanted for score, wanted in zip(found, expected, strict=True))
     print(f"{'hostile answer':26} {'seconds':>8}  what")
     for row in rows:
         print(f"{row['answer']:26} {row['seconds']:8.3f}  {row['what']!r}")
     worst = max(row["seconds"] for row in rows)
     wrong = [row["answer"] for row in rows if row["score"]]
-    print(
-        f"\n{len(rows)} hostile answers, limit {args.time_limit} s: the slowest took {worst:.2f} s; graded right: {wrong or 'none'}"
-    )
-    print(
-        f"neighbours in between: {right} of {asked} graded as they should be; injected commands run: {TRACE.exists()}"
-    )
+    print(f"\n{len(rows)} hostile answers, limit {args.time_limit} s: the slowest took {worst:.2f} s")
+    print(f"graded as right: {', '.join(wrong) or 'none'}; injected commands that ran: {int(TRACE.exists())}")
+    print(f"neighbours in between: {right} of {len(expected)} graded as they should be")
     if args.out:
-        args.out.write_text(
-            json.dumps({"limit_s": args.time_limit, "answers": rows, "neighbours": [right, asked]}, indent=2)
-        )
+        facts = {"limit_s": args.time_limit, "answers": rows, "neighbours": [right, len(expected)]}
+        args.out.write_text(json.dumps(facts, indent=2))
 
 
 if __name__ == "__main__":

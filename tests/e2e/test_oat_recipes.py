@@ -20,7 +20,7 @@ def ppo_run(smoke_run, cache, tmp_path_factory) -> Path:
     """PPO with a critic, two epochs, both KLs, fined truncation, an evaluation in between."""
     run_dir = tmp_path_factory.mktemp("runs") / "ppo"
     flags = ["--eval.steps", "2", "--oger.kl_penalty_coef", "0.001", "--oger.non_stop_penalty", "-0.5"]
-    done = train(run_dir, cache, *SMALL, *flags, "--rollout.max_new_tokens", "24", recipe="oat_gsm8k_ppo_cpu")
+    done = train(run_dir, cache, *SMALL, *flags, "--rollout.max_new_tokens", "40", recipe="oat_gsm8k_ppo_cpu")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     (run_dir / "stdout.txt").write_text(done.stdout)
     return run_dir

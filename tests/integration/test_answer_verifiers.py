@@ -1,0 +1,317 @@
+"""The verifiers of mathematics, GSM8K, multiple choice and JSON: what is right, what is not, and what never hurts."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from oger_recipe.rewards.verifiers import BOUNDED, verify
+
+DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
+BENCH = Path(__file__).parents[2] / "scripts" / "bench"
+EVELYN = r"\text{Evelyn}"
+
+
+# ---- mathematics
+
+EQUAL = [
+    (r"\boxed{\frac12}", "0.5"),
+    (r"\boxed{0.5}", r"\frac{1}{2}"),
+    (r"so $x=3$, \boxed{x=3}", "3"),
+    ("Therefore the answer is 27.", "27.0"),
+    (r"\boxed{073}", "73"),
+    (r"\boxed{73}", "073"),
+    (r"\boxed{\text{Evelyn}}", EVELYN),
+    (r"\boxed{Evelyn}", EVELYN),
+    (r"\boxed{50\%}", "0.5"),
+    (r"\boxed{1{,}000}", "1000"),
+    (r"\boxed{(1,\,2)}", "(1, 2)"),
+    (r"\boxed{2\sqrt{3}}", r"\sqrt{12}"),
+    (r"\boxed{\{2, 1\}}", r"\{1,2\}"),
+    (r"\boxed{\left( 3, \frac{\pi}{2} \right)}", r"(3,\dfrac{\pi}{2})"),
+    (r"\boxed{90^\circ}", "90"),
+    (r"first \boxed{1}, no: \boxed{2}", "2"),
+    (r"\boxed{2} and then \boxed{unfinished", "2"),
+    (r"\boxed{ 7 }", r"$\boxed{7}$"),
+]
+DIFFERENT = [
+    (r"\boxed{\frac13}", "0.5"),
+    (r"\boxed{[2,3]}", "(2,3)"),
+    (r"\boxed{1} although 2", "2"),
+    (r"\boxed{58} or 57", "57"),
+    (r"\boxed{-3}", "3"),
+    (r"\boxed{x+1}", "x-1"),
+    ("I do not know.", "2"),
+    ("", "2"),
+]
+
+
+@pytest.mark.parametrize(("response", "answer"), EQUAL)
+def test_equal_answers_are_right_whatever_their_form(response: str, answer: str) -> None:
+    for text in (response, response + "<|im_end|>", "think\n" + response + "\n\n"):
+        verdict = verify("math", text, answer)
+        assert (verdict.reward, verdict.score) == (1.0, 1.0), verdict
+        assert verdict.components == {"format": 1.0, "correct": 1.0}
+
+
+@pytest.mark.parametrize(("response", "answer"), DIFFERENT)
+def test_other_answers_are_wrong(response: str, answer: str) -> None:
+    assert verify("math", response, answer).score == 0.0
+
+
+THOUGHT, BOX, BARE = "I think.</think>", r"\boxed{5}", "The answer is 5."
+RULES = {  # rule -> reward of: right in a box after the thought, right in a box, right without box, wrong, nothing
+    "deepscaler": (1.0, 0.0, 0.0, 0.0, 0.0),
+    "deepscaler_format": (1.0, -1.0, -1.0, -0.5, -1.0),
+    "deepscaler_no_think": (1.0, 1.0, 0.0, 0.0, 0.0),
+    "math_verify_think": (1.0, 0.0, 1.0, 0.0, 0.0),
+    "math_verify": (1.0, 1.0, 1.0, 0.0, 0.0),
+}
+
+
+@pytest.mark.parametrize(("rule", "rewards"), RULES.items(), ids=RULES)
+def test_the_rules_of_the_reward_versions(rule: str, rewards: tuple[float, ...]) -> None:
+    responses = (THOUGHT + BOX, BOX, THOUGHT + BARE, THOUGHT + r"\boxed{6}", THOUGHT)
+    verdicts = [verify("math", response, "5", rule=rule) for response in responses]
+    assert tuple(verdict.reward for verdict in verdicts) == rewards
+    assert all(verdict.score == (verdict.reward == 1.0) for verdict in verdicts)
+
+
+def test_the_text_after_the_last_thought_is_graded() -> None:
+    response = r"\boxed{4}</think>\boxed{6}</think>\boxed{5}"
+    assert verify("math", response, "5", rule="math_verify_think").score == 1.0
+    assert verify("math", r"\boxed{5}</think>none", "5", rule="math_verify_think").score == 0.0
+
+
+def test_the_first_place_that_has_an_answer_decides() -> None:
+    response = r"<answer>4</answer> \boxed{5}, as 6"
+    for extract, answer in (("boxed", "5"), ("answer_tag", "4"), ("last_number", "6")):
+        assert verify("math", response, answer, extract=[extract]).score == 1.0
+    assert verify("math", response, "4", extract=["boxed", "answer_tag"]).score == 0.0
+    assert verify("math", "so 6", "6", extract=["boxed", "last_number"]).score == 1.0
+    assert verify("math", "1,234.", "1234", extract=["last_number"]).score == 1.0
+
+
+def test_numbers_that_are_equal_vote_together_and_others_do_not() -> None:
+    votes = [
+        verify("math", rf"\boxed{{{text}}}", "3").extracted for text in (r"\frac12", "0.5", "1/2", r"\dfrac{1}{2}")
+    ]
+    assert set(votes) == {"1/2"}
+    assert verify("math", r"\boxed{\text{ Evelyn }}", "3").extracted == "Evelyn"
+    assert verify("math", "nothing", "3").extracted is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "options"),
+    [("", {}), ("$$", {}), ("3", {"rule": "x"}), ("3", {"extract": ["box"]}), ("3", {"extract": []})],
+)
+def test_a_defect_of_data_or_settings_is_raised(answer: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        verify("math", r"\boxed{3}", answer, **options)
+
+
+# ---- GSM8K
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "by_value", "strict"),
+    [
+        ("He pays 3 + 15 = $18.", "18", 1.0, 1.0),
+        ("A: 18", "She has 9*2=18.\n#### 18", 1.0, 1.0),
+        ("It costs $18.00", "18", 1.0, 0.0),
+        ("That is 1,234,567 dollars.", "1234567", 1.0, 1.0),
+        ("1234", "#### 1,234", 1.0, 1.0),
+        ("-5", "5", 0.0, 0.0),
+        ("+5", "5", 1.0, 0.0),
+        (".50", "0.5", 1.0, 0.0),
+        ("18 of 20", "18", 0.0, 0.0),
+        ("none", "18", 0.0, 0.0),
+        ("1e3", "1000", 1.0, 0.0),
+        ("99999999999999999999.1", "99999999999999999999.2", 0.0, 0.0),
+    ],
+)
+def test_gsm8k_takes_the_last_number(response: str, answer: str, by_value: float, strict: float) -> None:
+    assert verify("gsm8k", response, answer).score == by_value
+    assert verify("gsm8k", response, answer, strict_oat=True).score == strict
+
+
+def test_gsm8k_after_the_hashes() -> None:
+    assert verify("gsm8k", "so\n#### 18\nor 19", "18", answer_format="hashes").score == 0.0
+    assert verify("gsm8k", "19 no\n#### 18", "18", answer_format="hashes").score == 1.0
+    nothing = verify("gsm8k", "18", "18", answer_format="hashes")
+    assert nothing.score == 0.0 and nothing.components["format"] == 0.0
+
+
+def test_gsm8k_answers_of_one_value_vote_together() -> None:
+    assert {verify("gsm8k", text, "1").extracted for text in ("18", "18.0", "$18.00", "+18", "018")} == {"18"}
+    assert verify("gsm8k", "100", "1").extracted == "100" and verify("gsm8k", "0.0", "1").extracted == "0"
+
+
+@pytest.mark.parametrize("answer", ["", "eighteen", "#### "])
+def test_a_gsm8k_answer_without_a_number_is_a_defect(answer: str) -> None:
+    with pytest.raises(ValueError, match="without a number"):
+        verify("gsm8k", "18", answer)
+
+
+# ---- multiple choice
+
+
+@pytest.mark.parametrize(
+    ("response", "letter"),
+    [
+        (r"so \boxed{C}", "C"),
+        (r"\boxed{\text{(C)}}", "C"),
+        (r"\boxed{C. Paris}", "C"),
+        ("<answer> (D) </answer>", "D"),
+        ("The answer is (B).", "B"),
+        ("the correct answer is **B**", "B"),
+        ("Answer: B", "B"),
+        ("The right choice is J, since it fits.", "J"),
+        ("Answer: A. No: the answer is B.", "B"),
+        ("first</think>The answer is C", "C"),
+        ("C", "C"),
+        (" (C) ", "C"),
+        ("**C**<|im_end|>", "C"),
+        ("C) Paris", "C"),
+        ("C. Paris", "C"),
+        ("A dog is an animal.", None),
+        ("I would say that it depends.", None),
+        ("The answer is Beijing.", None),
+        ("The answer is K.", None),
+        (r"\boxed{42}", None),
+        ("", None),
+    ],
+)
+def test_the_chosen_letter_is_found(response: str, letter: str | None) -> None:
+    verdict = verify("choice", response, letter or "A")
+    assert verdict.extracted == letter
+    assert verdict.score == float(letter is not None) == verdict.components["format"]
+    assert verify("choice", response, "E").score == 0.0
+
+
+@pytest.mark.parametrize("answer", ["", "K", "AB", "1"])
+def test_a_choice_that_is_no_letter_is_a_defect(answer: str) -> None:
+    with pytest.raises(ValueError, match="one letter"):
+        verify("choice", "A", answer)
+
+
+# ---- JSON
+
+FIELDS = json.dumps({"fields": {"name": "str", "age": "int", "tags": "list"}, "values": {"age": 7}})
+
+
+@pytest.mark.parametrize(
+    ("response", "components"),
+    [
+        ('{"name": "a", "age": 7, "tags": []}', (1, 1, 1, 1)),
+        ('Sure:\n```json\n{"name": "a", "age": 7, "tags": [1], "more": {"x": null}}\n```\nDone.', (1, 1, 1, 1)),
+        ('{"name": 1}</think>{"name": "a", "age": 7, "tags": []}', (1, 1, 1, 1)),
+        ('{"age": 1} and {"name": "a", "age": 7, "tags": []}', (1, 1, 1, 1)),
+        ('{"name": "a", "age": 8, "tags": []}', (1, 1, 0, 0)),
+        ('{"name": "a", "age": 7.0, "tags": []}', (1, 0, 0, 0)),
+        ('{"name": "a", "age": true, "tags": []}', (1, 0, 0, 0)),
+        ('{"name": "a", "tags": []}', (1, 0, 0, 0)),
+        ("[1, 2]", (0, 0, 0, 0)),
+        ('{"name": "a"', (0, 0, 0, 0)),
+        ("", (0, 0, 0, 0)),
+    ],
+)
+def test_an_object_has_to_have_fields_types_and_values(response: str, components: tuple[int, ...]) -> None:
+    verdict = verify("json", response, FIELDS)
+    names = ("format", "fields_ok", "values_ok", "correct")
+    assert verdict.components == dict(zip(names, map(float, components), strict=True))
+    assert verdict.score == verdict.reward == components[-1]
+
+
+def test_true_is_not_one_in_values_either() -> None:
+    answer = json.dumps({"fields": {}, "values": {"a": 1}})
+    assert [verify("json", text, answer).score for text in ('{"a": 1}', '{"a": true}')] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("answer", ["", "[]", "{}", '{"fields": {"a": "number"}}', '{"fields": {}, "values": 3}'])
+def test_a_json_answer_that_says_nothing_is_a_defect(answer: str) -> None:
+    with pytest.raises(ValueError):
+        verify("json", "{}", answer)
+
+
+# ---- all of them
+
+ANSWERS = {
+    "gsm8k": "3",
+    "choice": "A",
+    "countdown": '{"numbers": [1, 2], "target": 3}',
+    "json": '{"fields": {"a": "int"}}',
+}
+
+
+def _bench(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("task", sorted(BOUNDED))
+def test_verifiers_that_run_without_a_worker_survive_any_text_quickly(task: str) -> None:
+    repeated = [
+        "{",
+        "9",
+        "<answer>",
+        r"\boxed{",
+        "answer is ",
+        '{"a":',
+        "(",
+        "\x00\ud800",
+        "1.",
+        "e9",
+        "</think>",
+        "#### ",
+    ]
+    for text in [text for _, text in _bench("hostile_answers").HOSTILE] + [part * 200_000 for part in repeated]:
+        started = time.monotonic()
+        assert verify(task, text, ANSWERS[task]).score == 0.0
+        assert time.monotonic() - started < 10  # a hang guard
+
+
+@pytest.mark.parametrize("text", ["9**9**9", "2//1", "1.2", "(-1)**0.5", "9" * 1000, "1/0", "()", "1 2"])
+def test_oats_countdown_scoring_has_its_loopholes_and_no_others(text: str) -> None:
+    answer = json.dumps({"numbers": [1, 2], "target": 2 if "//" in text else 1.2 if False else 3})
+    verdict = verify("countdown", f"<answer>{text}</answer>", answer, strict_oat=True)
+    assert verdict.reward == (1.0 if "//" in text else 0.1)
+    assert verify("countdown", f"<answer>{text}</answer>", answer).reward == 0.1
+
+
+def test_oat_counts_the_halves_of_a_decimal_and_reads_the_last_line_to_the_letter() -> None:
+    answer = json.dumps({"numbers": [3, 5, 1], "target": 4})
+    assert verify("countdown", "<answer>3.5+1</answer>", answer, strict_oat=True).reward == 0.1  # 4.5
+    half = json.dumps({"numbers": [2, 0, 2], "target": 4})
+    assert verify("countdown", "<answer>2.0+2</answer>", half, strict_oat=True).reward == 1.0
+    assert verify("countdown", "<answer>2.0+2</answer>", half).reward == 0.1
+    right = "<answer>3+5+1</answer>"
+    nine = json.dumps({"numbers": [3, 5, 1], "target": 9})
+    assert verify("countdown", right + "\n", nine).reward == 1.0
+    assert verify("countdown", right + "\n", nine, strict_oat=True).reward == 0.0
+
+
+def test_the_verifiers_agree_with_data_whose_truth_is_known() -> None:
+    """The first of each kind; scripts/bench/agreement.py takes all."""
+    if not DATA.exists():
+        pytest.skip("shared/data is not here")
+    gsm8k = [json.loads(line) for line in (DATA / "gsm8k" / "test.jsonl").read_text().splitlines()[:300]]
+    math = [json.loads(line) for line in (DATA / "bench" / "math500.jsonl").read_text().splitlines()[:100]]
+    own = [verify("gsm8k", row["answer"], row["answer"]).score for row in gsm8k]
+    own += [verify("math", row["solution"], row["answer"]).score for row in math]
+    assert sum(own) >= 0.995 * len(own)
+    models = _bench("agreement").model_solutions(DATA / "gsm8k" / "example_model_solutions.jsonl")
+    agree = [
+        verify("gsm8k", s["solution"], s["answer"]).score == s["is_correct"]
+        for s, _ in zip(models, range(1200), strict=False)
+    ]
+    assert sum(agree) >= 0.99 * len(agree)
