@@ -89,8 +89,8 @@ def main() -> None:
             print(f"{name:22} {side:16} {middle:11.1f} {min(values):9.1f} {max(values):9.1f} {middle / base:8.2f}")
     result["hostile"] = facts = hostile_share(short * 2, 0.01, 1.0)
     print(
-        f"\n{facts['answers']} short answers in {facts['plain_s']:.1f} s; with {facts['hostile']} endless ones (limit 1 s) "
-        f"in {facts['hostile_s']:.1f} s, where limit x share allows {facts['allowed_s']:.1f} s"
+        f"\n{facts['answers']} short answers in {facts['plain_s']:.1f} s; with {facts['hostile']} endless ones "
+        f"(limit 1 s) in {facts['hostile_s']:.1f} s, where limit x share allows {facts['allowed_s']:.1f} s"
     )
     if args.out:
         args.out.write_text(json.dumps(result, indent=2))

@@ -210,7 +210,7 @@ def main() -> None:
         print(problem, file=sys.stderr)
     print("\n".join(f"{name.replace('_', ' '):24} {value:>12}" for name, value in result.items()))
     if args.out:
-        args.out.write_text(json.dumps(vars(args) | {"out": str(args.out), "flags": flags} | result, indent=2) + "\n")
+        args.out.write_text(json.dumps({"clients": args.clients, "flags": flags} | result, indent=2) + "\n")
     failures = ("lost", "mixed_up", "graded_twice_or_never", "exit_code", "processes_left")
     sys.exit(int(any(result[name] for name in failures)))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
+import sys
 import time
 from pathlib import Path
 from types import ModuleType
@@ -253,7 +255,7 @@ ANSWERS = {
 def _bench(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
     assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 
@@ -282,7 +284,7 @@ def test_verifiers_that_run_without_a_worker_survive_any_text_quickly(task: str)
 
 @pytest.mark.parametrize("text", ["9**9**9", "2//1", "1.2", "(-1)**0.5", "9" * 1000, "1/0", "()", "1 2"])
 def test_oats_countdown_scoring_has_its_loopholes_and_no_others(text: str) -> None:
-    answer = json.dumps({"numbers": [1, 2], "target": 2 if "//" in text else 1.2 if False else 3})
+    answer = json.dumps({"numbers": [1, 2], "target": 2 if "//" in text else 3})
     verdict = verify("countdown", f"<answer>{text}</answer>", answer, strict_oat=True)
     assert verdict.reward == (1.0 if "//" in text else 0.1)
     assert verify("countdown", f"<answer>{text}</answer>", answer).reward == 0.1
@@ -309,9 +311,7 @@ def test_the_verifiers_agree_with_data_whose_truth_is_known() -> None:
     own = [verify("gsm8k", row["answer"], row["answer"]).score for row in gsm8k]
     own += [verify("math", row["solution"], row["answer"]).score for row in math]
     assert sum(own) >= 0.995 * len(own)
-    models = _bench("agreement").model_solutions(DATA / "gsm8k" / "example_model_solutions.jsonl")
-    agree = [
-        verify("gsm8k", s["solution"], s["answer"]).score == s["is_correct"]
-        for s, _ in zip(models, range(1200), strict=False)
-    ]
-    assert sum(agree) >= 0.99 * len(agree)
+    path = DATA / "gsm8k" / "example_model_solutions.jsonl"
+    models = itertools.islice(_bench("agreement").model_solutions(path), 1200)
+    agree = [verify("gsm8k", s["solution"], s["answer"]).score == s["is_correct"] for s in models]
+    assert len(agree) == 1200 and sum(agree) >= 0.99 * len(agree)
