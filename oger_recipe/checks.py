@@ -48,7 +48,8 @@ _AT_LEAST_ONE = (
     "rollout.batch_size", "rollout.micro_batch_size", "rollout.n_samples_per_prompt", "rollout.max_new_tokens",
     "train.batch_size", "train.micro_batch_size", "eval.n_samples_per_prompt", "data.max_len", "actor.num_nodes",
     "actor.num_gpus_per_node", "ds.ring_attn_size", "ds.tensor_parallel_size", "oger.embedding_max_tokens",
-    "oger.embedding_batch_size",
+    "oger.embedding_batch_size", "oger.max_prompt_length", "oger.eval.max_samples", "oger.eval.max_new_tokens",
+    "oger.grading_workers", "oger.grading_memory_limit",
 )  # fmt: skip
 _TASK_AT_LEAST_ONE = (
     "oger.task.train_problems", "oger.task.eval_problems", "oger.task.warm_start_steps",
@@ -68,6 +69,8 @@ def _sizes(args: argparse.Namespace) -> Iterator[str]:
             yield f"{key} is {value[key]}: it has to be 1 or more"
     if value["oger.max_replace_num"] < 0:
         yield f"oger.max_replace_num is {value['oger.max_replace_num']}: 0 lets no teacher in, 1 or more does"
+    if value["oger.grading_time_limit"] <= 0:
+        yield f"oger.grading_time_limit is {value['oger.grading_time_limit']}: it is in seconds and above 0"
     width = value["oger.task.hidden_size"]
     if has_task and (width < 32 or width % 32):
         yield f"oger.task.hidden_size is {width}: it has to be a multiple of 32, the width of one attention head"
@@ -97,9 +100,10 @@ def _lengths_and_batches(args: argparse.Namespace) -> Iterator[str]:
                     f"{total} rows do not divide into {name}.micro_batch_size {value[f'{name}.micro_batch_size']} x "
                     f"{ranks} policy ranks"
                 )
-    new, longest = value["rollout.max_new_tokens"], value["data.max_len"]
-    if new is not None and new >= longest:
-        yield f"rollout.max_new_tokens {new} leaves no room for a prompt within data.max_len {longest}"
+    longest = value["data.max_len"]
+    for key in ("rollout.max_new_tokens", "oger.eval.max_new_tokens"):
+        if value[key] is not None and value[key] >= longest:
+            yield f"{key} {value[key]} leaves no room for a prompt within data.max_len {longest}"
     if value["oger.max_replace_num"] >= samples and (samples > 1 or estimator not in _GROUP_ESTIMATORS):
         yield f"oger.max_replace_num {value['oger.max_replace_num']} leaves no rollout in a group of {samples}"
 
@@ -127,6 +131,9 @@ def _method(args: argparse.Namespace) -> Iterator[str]:
     for key in ("oger.top_k", "oger.eval.top_k"):
         if value[key] < -1 or value[key] == 0:
             yield f"{key} is {value[key]}: it is -1 (all tokens) or 1 or more"
+    for key in ("rollout.top_p", "oger.eval.top_p"):
+        if value[key] is not None and not 0 < value[key] <= 1:
+            yield f"{key} is {value[key]}: it is above 0 and at most 1 (all tokens)"
     template = value["oger.prompt_template"]
     if template and (value["data.apply_chat_template"] or value["data.input_template"]):
         yield f"oger.prompt_template {template} beside data.apply_chat_template or data.input_template: choose one"
@@ -142,6 +149,11 @@ def _rewards(args: argparse.Namespace) -> Iterator[str]:
             "reward.stop_properly_penalty_coef and oger.non_stop_* both change the reward of truncated rollouts; "
             "choose one"
         )
+    if not value["oger.math_extract"]:
+        yield "oger.math_extract is empty: name the places where a math answer is looked for, e.g. boxed"
+    for key in ("data.input_key", "oger.eval.input_key"):
+        if value[key] == "":
+            yield f"{key} is empty: name the column of the prompts"
     for key in ("data.label_key", "oger.eval.label_key"):
         if value[key] == "":
             yield f"{key} is empty: without the reference answer every reward would be 0; name its column"
@@ -163,10 +175,9 @@ def notes(args: argparse.Namespace) -> list[str]:
     """Remarks on settings that work but are easily not meant."""
     value, remarks = vars(args), []
     if value["algo.kl.init_coef"] > 0:
-        gpus = value["ref.num_nodes"] * value["ref.num_gpus_per_node"]
-        remarks.append(
-            f"KL is on (algo.kl.init_coef {value['algo.kl.init_coef']}): a reference model takes {gpus} GPUs"
-        )
+        gpus = gpus_by_role(args).get("reference")
+        where = f"takes {gpus} GPUs" if gpus else "shares the policy's GPUs"
+        remarks.append(f"KL is on (algo.kl.init_coef {value['algo.kl.init_coef']}): a reference model {where}")
     if value["rollout.top_p"] < 1 or value["oger.top_k"] > 0:
         remarks.append(
             "rollouts are sampled from a part of the vocabulary (rollout.top_p, oger.top_k), while the policy's "
@@ -253,8 +264,9 @@ def _paths(args: argparse.Namespace) -> Iterator[str]:
         yield from _model_folder(value["actor.model_name_or_path"], "actor.model_name_or_path")
     for key in ("data.prompt_dataset", "eval.dataset"):
         for source in (value[key] or "").split(","):
-            if source.strip() and not Path(source.strip()).expanduser().exists() and not is_hub_name(source.strip()):
-                yield f"{key}: {source.strip()}: no such file"
+            file = source.strip().rpartition("=")[2]  # NAME=FILE: a benchmark's own file
+            if file and not Path(file).expanduser().exists() and not is_hub_name(file):
+                yield f"{key}: {file}: no such file"
     same_data = value["eval.dataset"] == value["data.prompt_dataset"] and value["eval.dataset"]
     if same_data and is_hub_name(value["eval.dataset"]) and value["eval.split"] == value["data.prompt_split"]:
         yield f"eval.dataset and data.prompt_dataset are the same split {value['eval.split']!r}: set eval.split"

@@ -7,7 +7,7 @@ A recipe file is nested YAML whose paths are the flags of the command line: ``ac
 import argparse
 import difflib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -210,10 +210,12 @@ def read_recipe(path: Path, parser: argparse.ArgumentParser) -> list[str]:
         RecipeError: the file is missing or not YAML, a key is unknown, or a value has the wrong type.
     """
     actions = {name[2:]: action for action in parser._actions for name in action.option_strings if name[:2] == "--"}
-    tokens: list[str] = []
+    tokens: dict[str, list[str]] = {}  # a flag and its opposite are one setting: the last of them decides
     for key, (node, file) in _settings(path, ()).items():
-        tokens += _tokens(key, node, actions, file)
-    return tokens
+        found = _tokens(key, node, actions, file)
+        if key in actions:  # else a section without settings
+            tokens[actions[key].dest] = found
+    return [token for found in tokens.values() for token in found]
 
 
 def _settings(path: Path, children: tuple[Path, ...]) -> dict[str, tuple[yaml.Node, Path]]:
@@ -304,7 +306,13 @@ def _tokens(key: str, node: yaml.Node, actions: dict[str, argparse.Action], path
     if isinstance(action, _ListAction):
         return [f"--{key}={json.dumps(values)}"]
     # Given as a flag, a default like the text "all-linear" would come back as a list.
-    return [] if value == default else [f"--{key}", *(str(item) for item in values)]
+    return [] if value == default else [f"--{key}", *(_word(item, action) for item in values)]
+
+
+def _word(item: object, action: argparse.Action) -> str:
+    """One of several values as a token. argparse takes -1e-05 for a flag, but nothing with a space in it."""
+    text = str(item)
+    return f" {text}" if text.startswith("-") and action.type in (int, float) else text
 
 
 def _value(key: str, node: yaml.Node, action: argparse.Action, path: Path) -> object:
@@ -313,10 +321,19 @@ def _value(key: str, node: yaml.Node, action: argparse.Action, path: Path) -> ob
         value = yaml.safe_load(yaml.serialize(node))
     except (yaml.YAMLError, ValueError) as error:
         raise RecipeError(f"{_at(path, node)}: '{key}' has a value that YAML cannot read: {error}") from None
-    takes_text = action.type in (None, str) and action.nargs is None and isinstance(node, yaml.ScalarNode)
-    if not takes_text or value is None or (isinstance(value, bool) and node.value not in (action.choices or ())):
+    kind = action.item_type if isinstance(action, _ListAction) else action.type
+    if kind not in (None, str) or action.nargs == 0:  # 0: a switch
         return value
-    return node.value
+    if isinstance(node, yaml.SequenceNode) and action.nargs is not None:
+        return [_as_written(item) for item in node.value]
+    return _as_written(node, tuple(action.choices or ()))
+
+
+def _as_written(node: yaml.Node, choices: Sequence[str] = ()) -> object:
+    """A text setting's text; as YAML reads it where that is no text: null, true and false, a list, a mapping."""
+    value = yaml.safe_load(yaml.serialize(node))
+    is_bool = isinstance(value, bool) and node.value not in choices
+    return value if not isinstance(node, yaml.ScalarNode) or value is None or is_bool else node.value
 
 
 def _switch(key: str, value: object, actions: dict[str, argparse.Action], where: str) -> list[str]:
@@ -339,7 +356,7 @@ def _check_value(key: str, item: object, action: argparse.Action, where: str) ->
     is_list = isinstance(action, _ListAction)
     kind = action.item_type if is_list else action.type or str  # type: ignore[attr-defined]
     choices = action.item_choices if is_list else action.choices  # type: ignore[attr-defined]
-    if isinstance(item, bool | dict):
+    if item is None or isinstance(item, bool | dict | list):
         raise RecipeError(f"{where}: '{key}' takes {kind.__name__}, found {item!r}")  # type: ignore[union-attr]
     try:
         converted = kind(str(item))  # type: ignore[operator]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +21,7 @@ from oger_recipe.data.prepare import Budget, PromptFormat, Verifiers, prepare
 from oger_recipe.data.rows import Row
 from oger_recipe.data.sources import Columns, read_dataset
 from oger_recipe.data.templates import TEMPLATES
+from oger_recipe.evaluation.benchmarks import BENCHMARKS, load_benchmark
 from oger_recipe.recipe import RecipeError, own_verifiers, verifier_options, write_resolved
 from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
 from oger_recipe.rewards.verifiers import BOUNDED
@@ -117,7 +119,8 @@ def _write_data(args: argparse.Namespace, run_dir: Path) -> tuple[list[str], Gra
     Returns the flags that point OpenRLHF at them, and how rollouts are graded.
     """
     value = vars(args)
-    rows = {"train": _rows(args, "data"), "eval": _rows(args, "eval")}
+    counts: dict[str, Counter[str]] = {"train": Counter(), "eval": Counter()}
+    rows = {"train": _rows(args, "data", counts["train"]), "eval": _rows(args, "eval", counts["eval"])}
     grading = _grading_settings(args, [*rows["train"], *rows["eval"]])
     for name in ("data", "samples", "eval", "logs"):
         (run_dir / name).mkdir(parents=True, exist_ok=True)
@@ -127,17 +130,32 @@ def _write_data(args: argparse.Namespace, run_dir: Path) -> tuple[list[str], Gra
     with GradingPool(grading) as pool:
         shared = _preparation(args) | {"pool": pool}
         train = rows["train"][: value["data.max_samples"]]
-        counts = prepare(train, prompts_path=folder / "train.jsonl", teachers_path=folder / "teachers.arrow", **shared)
-        if counts["prompts"] < value["rollout.batch_size"]:
+        shared["budget"] = _budget(args, value["rollout.max_new_tokens"])
+        store = folder / "teachers.arrow"
+        counts["train"].update(prepare(train, prompts_path=folder / "train.jsonl", teachers_path=store, **shared))
+        prompts = counts["train"]["prompts"]
+        if prompts < value["rollout.batch_size"]:
             raise RecipeError(
-                f"{counts['prompts']} prompts do not fill one step of rollout.batch_size {value['rollout.batch_size']}"
+                f"{prompts} prompts do not fill one step of rollout.batch_size {value['rollout.batch_size']}"
             )
-        (folder / "counts.json").write_text(json.dumps(counts, indent=2, sort_keys=True))
-        print("data: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()), flush=True)
+        (folder / "counts.json").write_text(json.dumps(counts["train"], indent=2, sort_keys=True))
+        _print_counts("data", counts["train"])
         if rows["eval"]:
-            prepare(rows["eval"], prompts_path=folder / "eval.jsonl", teachers_path=None, **shared)
+            # OpenRLHF would cut the beginning off prompts that leave less room than an evaluated response may take.
+            shared["budget"] = _budget(args, value["oger.eval.max_new_tokens"] or value["rollout.max_new_tokens"])
+            prepared = prepare(rows["eval"], prompts_path=folder / "eval.jsonl", teachers_path=None, **shared)
+            counts["eval"].update(prepared)
+            _print_counts("evaluation data", counts["eval"])
             flags += ["--eval.dataset", str(folder / "eval.jsonl"), "--eval.split", "train"]
     return flags, grading
+
+
+def _budget(args: argparse.Namespace, max_new_tokens: int | None) -> Budget:
+    return Budget(vars(args)["data.max_len"], max_new_tokens, vars(args)["oger.max_prompt_length"])
+
+
+def _print_counts(name: str, counts: Counter[str]) -> None:
+    print(f"{name}: " + ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items()), flush=True)
 
 
 def _preparation(args: argparse.Namespace) -> dict[str, Any]:
@@ -149,7 +167,6 @@ def _preparation(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "tokenizer": _tokenizer(value["actor.model_name_or_path"], needs_template=chat),
         "prompt_format": PromptFormat(chat, value["data.input_template"], text_template),
-        "budget": Budget(value["data.max_len"], value["rollout.max_new_tokens"], value["oger.max_prompt_length"]),
         "verifiers": Verifiers(verifier_options(value), own_verifiers(value)),
         "keep_wrong_teachers": value["oger.keep_wrong_teachers"],
     }
@@ -187,8 +204,8 @@ def _tokenizer(model: str, *, needs_template: bool) -> Any:
     return tokenizer
 
 
-def _rows(args: argparse.Namespace, which: str) -> list[Row]:
-    """The rows to train on (``data``) or to evaluate on (``eval``)."""
+def _rows(args: argparse.Namespace, which: str, counts: Counter[str]) -> list[Row]:
+    """The rows to train on (``data``) or to evaluate on (``eval``); what is left out is counted."""
     value = vars(args)
     setting = value["data.prompt_dataset" if which == "data" else "eval.dataset"]
     if not setting:
@@ -199,8 +216,35 @@ def _rows(args: argparse.Namespace, which: str) -> list[Row]:
         keys["prompt"] = value["oger.eval.input_key"] or keys["prompt"]
         keys["answer"] = value["oger.eval.label_key"] or keys["answer"]
         split, limit = value["eval.split"], value["oger.eval.max_samples"]
-    columns = Columns(**keys, task=value["oger.task_name"], own_tasks=tuple(own_verifiers(value)))
-    return read_dataset(setting, columns, split=split, limit=limit)
+    input_flag, label_flag = (
+        f"oger.eval.{key}" if which == "eval" and value[f"oger.eval.{key}"] else f"data.{key}"
+        for key in ("input_key", "label_key")
+    )
+    own_tasks = tuple(own_verifiers(value))
+    columns = Columns(**keys, task=value["oger.task_name"], own_tasks=own_tasks, flags=(input_flag, label_flag))
+    if which == "data":
+        return read_dataset(setting, columns, split=split, counts=counts)
+    rows: list[Row] = []
+    for source in map(str.strip, setting.split(",")):
+        named = source.partition("=")[0] in BENCHMARKS
+        if named:
+            rows += _benchmark_rows(source, limit)
+        else:
+            rows += read_dataset(source, columns, split=split, limit=limit, counts=counts)
+    return rows
+
+
+def _benchmark_rows(setting: str, limit: int | None) -> list[Row]:
+    """The rows of ``NAME`` or ``NAME=FILE``, as `oger eval` asks them."""
+    name, _, file = setting.partition("=")
+    problems = load_benchmark(name, Path(file) if file else None, max_problems=limit)
+    rows: list[Row] = []
+    for problem in problems:
+        question = problem.question
+        prompt = question + problem.instruction if isinstance(question, str) else question
+        row = {"uid": f"{name}-{problem.uid}", "prompt": prompt, "answer": problem.answer, "task": problem.task}
+        rows.append(row | {"datasource": name})
+    return rows
 
 
 def _run_dir_flags(args: argparse.Namespace, run_dir: Path) -> list[str]:

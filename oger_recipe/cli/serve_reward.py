@@ -36,12 +36,12 @@ def main(argv: list[str] | None = None) -> None:
     try:
         args = _parser().parse_args(argv)
         listener = _checked(args)
-        unanswered = _serve(args, listener)
+        ungraded = _serve(args, listener)
     except RecipeError as error:
         sys.exit(f"oger serve-reward: {error}")
-    if unanswered:
+    if ungraded:
         # Threads that still grade would keep the interpreter; the workers end when this process does.
-        print(f"oger serve-reward: ended with {unanswered} requests unanswered", file=sys.stderr, flush=True)
+        print(f"oger serve-reward: ended with {ungraded} requests ungraded", file=sys.stderr, flush=True)
         os._exit(1)
     shared_pool().close()
 
@@ -141,7 +141,7 @@ def _listen(host: str, port: int, backlog: int) -> socket.socket:
 
 
 def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
-    """Serve until a signal; the number of requests that were left unanswered."""
+    """Serve until a signal; the number of requests that were left ungraded."""
     _set_up_logging(verbose=args.verbose)
     _raise_file_limit(args.max_concurrency)
     settings = GradingSettings(
@@ -171,7 +171,7 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
     print(_start_line(args, settings, listener), flush=True)
     server.run(sockets=[listener])
     service.close()
-    return service.in_flight
+    return service.ungraded
 
 
 def _set_up_logging(*, verbose: bool) -> None:

@@ -128,7 +128,8 @@ def prepare(
             if row["uid"] in uids:  # else one problem would be given the teachers of another
                 raise RecipeError(f"uid {row['uid']!r} is used by two rows; uids have to differ between dataset files")
             uids.add(row["uid"])
-            length = len(_tokens(prompt_format.text(row["prompt"], tokenizer), tokenizer))
+            text = prompt_format.text(row["prompt"], tokenizer)
+            length = len(_tokens(text, tokenizer))
             if length > budget.longest_prompt():
                 counts["prompts_too_long"] += 1
                 continue
@@ -136,7 +137,7 @@ def prepare(
             kept.append(row)
             prompts.write(json.dumps(_prompt(row, prompt_format, verifiers), ensure_ascii=False) + "\n")
             if teachers_path is not None:
-                candidates += _candidates(row, tokenizer, budget.longest_response(length))
+                candidates += _candidates(row, text, tokenizer, budget.longest_response(length))
     if not counts["prompts"]:
         limit = f"data.max_len {budget.max_len} - rollout.max_new_tokens {budget.max_new_tokens}); raise data.max_len"
         if budget.longest_prompt() == budget.max_prompt_length:
@@ -161,16 +162,23 @@ def _prompt(row: Row, prompt_format: PromptFormat, verifiers: Verifiers) -> dict
     }
 
 
-def _candidates(row: Row, tokenizer: Tokenizer, longest: int) -> list[_Candidate]:
+def _candidates(row: Row, prompt: str, tokenizer: Tokenizer, longest: int) -> list[_Candidate]:
     candidates = []
     for teacher in row.get("teachers") or []:
         # End of sequence exactly once, whether or not the text already carries it; chat templates put a newline after.
-        text = teacher["text"]
+        text = _continuation(teacher["text"], prompt)
         if text.rstrip().endswith(tokenizer.eos_token):
             text = text.rstrip().removesuffix(tokenizer.eos_token)
         tokens = _tokens(text, tokenizer) + [tokenizer.eos_token_id]
         candidates.append(_Candidate(row, teacher["source"], text, tokens, longest))
     return candidates
+
+
+def _continuation(text: str, prompt: str) -> str:
+    """A teacher as it goes on from the prompt: a thought that the prompt has opened is not opened once more."""
+    before, tag, after = prompt.rpartition("<think>")
+    opened = tag and not after.strip() and text.startswith("<think>")
+    return text.removeprefix("<think>").removeprefix(after) if opened else text
 
 
 def _verified(

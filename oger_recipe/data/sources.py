@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,25 +19,37 @@ SUFFIXES = (".jsonl", ".json", ".parquet")
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of the problem and its reference answer; the task of rows that name none; the user's own tasks."""
+    """Columns of the problem and its reference answer; the task of rows that name none; the user's own tasks; the
+    flags that name the two columns, for messages."""
 
     prompt: str = "prompt"
     answer: str = "answer"
     task: str | None = None
     own_tasks: tuple[str, ...] = ()
+    flags: tuple[str, str] = ("data.input_key", "data.label_key")
 
 
-def read_dataset(setting: str, columns: Columns, *, split: str, limit: int | None = None) -> list[Row]:
+def read_dataset(
+    setting: str,
+    columns: Columns,
+    *,
+    split: str,
+    limit: int | None = None,
+    counts: Counter[str] | None = None,
+) -> list[Row]:
     """Checked rows of a comma-separated dataset setting: .jsonl, .json and .parquet files, folders that `datasets`
     saved, and Hub datasets, ``owner/name`` or ``config@owner/name``.
 
-    Rows without a ``uid`` get one from prompt and answer; among them, repetitions are left out.
+    Rows without a ``uid`` get one from prompt and answer; among them, repetitions are left out, and counted as
+    ``duplicates`` in ``counts``.
     Raises:
         RecipeError: a source cannot be read or a row is malformed; with its file and line.
     """
     rows: list[Row] = []
+    derived: set[str] = set()  # uids, over all sources
+    counts = Counter() if counts is None else counts
     for source in setting.split(","):
-        rows += _read_source(source.strip(), columns, split)
+        rows += _read_source(source.strip(), columns, split, derived, counts)
     return rows[:limit]
 
 
@@ -44,20 +58,24 @@ def is_hub_name(source: str) -> bool:
     return not Path(source).exists() and not source.endswith(SUFFIXES) and not source.startswith((".", "/", "~"))
 
 
-def _read_source(source: str, columns: Columns, split: str) -> list[Row]:
+def _read_source(source: str, columns: Columns, split: str, derived: set[str], counts: Counter[str]) -> list[Row]:
     rows: list[Row] = []
     uids: dict[str, int] = {}
+    number = 0
     for number, record in read_records(source, split):
         where = f"{source}:{number}"
-        row, derived = _row(record, columns, where)
+        row, is_derived = _row(record, columns, where)
         check_row(row, where, columns.own_tasks)
+        if is_derived and row["uid"] in derived:
+            counts["duplicates"] += 1
+            continue
         if row["uid"] in uids:
-            if derived:
-                continue
             raise RecipeError(f"{where}: uid {row['uid']!r} is already used by line {uids[row['uid']]}")
+        if is_derived:
+            derived.add(row["uid"])
         uids[row["uid"]] = number
         rows.append(row)
-    if not rows:
+    if not number:
         raise RecipeError(f"{source}: the dataset has no rows")
     return rows
 
@@ -66,8 +84,11 @@ def _row(record: Any, columns: Columns, where: str) -> tuple[Any, bool]:
     """The record as a row of the recipe, and whether its uid was derived."""
     if not isinstance(record, dict):
         return record, False
-    for key, flag in ((columns.prompt, "data.input_key"), (columns.answer, "data.label_key")):
-        if key not in record and key not in ("prompt", "answer"):
+    needed = dict(zip((columns.prompt, columns.answer), columns.flags, strict=True))
+    if columns.task is None:
+        needed["task"] = "or set oger.task_name"
+    for key, flag in needed.items():
+        if key not in record and not record.get("teachers"):  # whose prompt or answer is missing for another reason
             raise RecipeError(
                 f"{where}: there is no column {key!r} ({flag}); there are {', '.join(map(repr, record))}"
             )
@@ -82,10 +103,12 @@ def _row(record: Any, columns: Columns, where: str) -> tuple[Any, bool]:
 
 
 def _text(answer: Any) -> Any:
-    """Answers are texts; datasets also keep them as numbers or JSON documents."""
+    """Answers are texts; datasets also keep them as JSON documents or numbers, whole ones often as 27.0."""
     if isinstance(answer, dict | list):
         return json.dumps(answer)
-    return str(answer) if isinstance(answer, int | float) and not isinstance(answer, bool) else answer
+    if isinstance(answer, float):
+        return None if math.isnan(answer) else str(int(answer)) if answer.is_integer() else repr(answer)
+    return str(answer) if isinstance(answer, int) and not isinstance(answer, bool) else answer
 
 
 def read_records(source: str, split: str) -> Iterable[tuple[int, Any]]:
@@ -160,9 +183,13 @@ def _hub(source: str, split: str) -> Iterable[Any]:
     try:
         rows: Iterable[Any] = datasets.load_dataset(name, config or None, split=split)
     except Exception as error:  # network, authentication, names, splits: each its own class in three libraries
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+        hint = "Without the Hub, give a .jsonl or .parquet file"
+        if "config" in reason.lower():
+            hint = f"A configuration goes in front: CONFIG@{name}"
+        elif "unknown split" in reason.lower():
+            hint = "The flags are data.prompt_split and eval.split"
         raise RecipeError(
-            f"{source}: neither a file here nor a Hub dataset that can be loaded (split {split!r}): {reason}. Without "
-            "the Hub, give a .jsonl or .parquet file"
+            f"{source}: neither a file here nor a Hub dataset that can be loaded (split {split!r}): {reason}. {hint}"
         ) from None
     return rows

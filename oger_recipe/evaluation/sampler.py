@@ -105,6 +105,7 @@ class Sampler:
                 tensor_parallel_size=self.model.tensor_parallel_size,
                 gpu_memory_utilization=self.model.gpu_memory_utilization,
                 enforce_eager=self._cpu,
+                # A seeded request whose prompt is cut in two needs a generator that can be set back; the CPU's cannot.
                 enable_chunked_prefill=False if self._cpu else None,
                 disable_log_stats=True,
                 use_tqdm_on_load=sys.stderr.isatty(),

@@ -54,12 +54,13 @@ class ServiceLimits:
 
 
 class RewardService:
-    """Counts, refuses and grades requests. Its state is touched by the event loop's thread alone."""
+    """Counts, refuses and grades requests. Public attributes belong to the event loop's thread."""
 
     def __init__(self, grade: Grade, limits: ServiceLimits) -> None:
         self.limits = limits
         self.draining = False
         self.in_flight = 0
+        self.ungraded = 0  # requests given up at the end: they got 503
         self._grade = grade
         self._threads = ThreadPoolExecutor(GRADING_THREADS, thread_name_prefix="grading")
         self.registry = prometheus_client.CollectorRegistry()
@@ -119,6 +120,9 @@ class RewardService:
         self.in_flight += 1
         try:
             yield
+        except asyncio.CancelledError:  # by the server, which ends
+            self.ungraded += 1
+            raise _busy("the service ended before this request was graded") from None
         finally:
             self.in_flight -= 1
 
@@ -149,7 +153,6 @@ def build_app(service: RewardService, *, verbose: bool = False) -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_middleware(_Observed, service=service, verbose=verbose)
     app.add_exception_handler(HTTPException, _refusal)
-    app.add_exception_handler(Exception, _defect)
 
     @app.post(GRADE_PATH)
     async def get_reward(request: Request) -> Response:
@@ -249,7 +252,7 @@ def _bytes(text: str) -> bytes:
     return text.encode(errors="surrogatepass")
 
 
-def _refusal(request: Request, error: Exception) -> Response:
+async def _refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     reason = error.detail
     if error.status_code == 404:
@@ -257,10 +260,6 @@ def _refusal(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         reason = f"this path takes {(error.headers or {}).get('Allow')} only"
     return JSONResponse({"error": reason}, error.status_code, error.headers)
-
-
-def _defect(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": f"the service failed with {type(error).__name__}; its log has the reason"}, 500)
 
 
 class _Observed:

@@ -153,6 +153,77 @@ def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path:
         (["--train.micro_batch_size", "0"], "train.micro_batch_size is 0: it has to be 1 or more"),
         (["--rollout.max_new_tokens", "-1"], "rollout.max_new_tokens is -1: it has to be 1 or more"),
         (
+            ["--oger.eval.max_new_tokens", "256"],
+            "oger.eval.max_new_tokens 256 leaves no room for a prompt within data.max_len 256",
+        ),
+        (["--oger.eval.max_samples", "0"], "oger.eval.max_samples is 0: it has to be 1 or more"),
+        (["--oger.max_prompt_length", "0"], "oger.max_prompt_length is 0: it has to be 1 or more"),
+        (["--oger.grading_workers", "0"], "oger.grading_workers is 0: it has to be 1 or more"),
+        (["--oger.grading_time_limit", "0"], "oger.grading_time_limit is 0.0: it is in seconds and above 0"),
+        (["--oger.top_k", "0"], "oger.top_k is 0: it is -1 (all tokens) or 1 or more"),
+        (["--oger.eval.top_k", "-2"], "oger.eval.top_k is -2: it is -1 (all tokens) or 1 or more"),
+        (["--rollout.top_p", "0"], "rollout.top_p is 0.0: it is above 0 and at most 1 (all tokens)"),
+        (["--oger.eval.top_p", "90"], "oger.eval.top_p is 90.0: it is above 0 and at most 1 (all tokens)"),
+        (["--data.input_key", ""], "data.input_key is empty: name the column of the prompts"),
+        (
+            ["--data.label_key", ""],
+            "data.label_key is empty: without the reference answer every reward would be 0; name its column",
+        ),
+        (
+            ["--oger.math_extract"],
+            "oger.math_extract is empty: name the places where a math answer is looked for, e.g. boxed",
+        ),
+        (
+            ["--oger.prompt_template", "r1", "--data.apply_chat_template"],
+            "oger.prompt_template r1 beside data.apply_chat_template or data.input_template: choose one",
+        ),
+        (
+            ["--oger.prompt_template", "none", "--data.input_template", "Q: {}"],
+            "oger.prompt_template none beside data.apply_chat_template or data.input_template: choose one",
+        ),
+        (
+            ["--actor.lr_scheduler", "polynomial", "--actor.adam.lr", "1e-7"],
+            "actor.adam.lr 1e-07 is not above 1e-07, where the polynomial schedule ends",
+        ),
+        (
+            ["--critic.lr_scheduler", "polynomial", "--critic.adam.lr", "5e-8"],
+            "critic.adam.lr 5e-08 is not above 1e-07, where the polynomial schedule ends",
+        ),
+        (
+            ["--oger.kl_penalty_coef=-0.1"],
+            "oger.kl_penalty_coef is -0.1: a negative one would reward leaving the reference",
+        ),
+        (
+            ["--oger.non_stop_fixed_reward", "0", "--oger.non_stop_penalty=-1"],
+            "oger.non_stop_fixed_reward and oger.non_stop_penalty both change truncated rollouts; choose one",
+        ),
+        (
+            ["--oger.non_stop_penalty=-1", "--reward.stop_properly_penalty_coef", "0"],
+            "reward.stop_properly_penalty_coef and oger.non_stop_* both change the reward of truncated rollouts; "
+            "choose one",
+        ),
+        (
+            ["--oger.non_stop_fixed_reward", "0", "--reward.stop_properly_penalty_coef", "0"],
+            "reward.stop_properly_penalty_coef and oger.non_stop_* both change the reward of truncated rollouts; "
+            "choose one",
+        ),
+        (["--oger.verifiers", "mine"], "oger.verifiers: 'mine' is not task=package.module:function"),
+        (
+            [
+                "--rollout.n_samples_per_prompt",
+                "1",
+                "--train.batch_size",
+                "2",
+                "--algo.advantage.estimator",
+                "reinforce",
+            ],
+            "oger.max_replace_num 1 leaves no rollout in a group of 1",
+        ),
+        (
+            ["--data.prompt_dataset", "main@openai/gsm8k", "--eval.dataset", "main@openai/gsm8k"],
+            "eval.dataset and data.prompt_dataset are the same split 'train': set eval.split",
+        ),
+        (
             ["--oger.task.name", "countdown", "--oger.task.hidden_size", "48"],
             "oger.task.hidden_size is 48: it has to be a multiple of 32, the width of one attention head",
         ),
@@ -175,6 +246,66 @@ def test_an_unknown_loss_shape_is_refused_with_those_that_exist(refused: Callabl
     assert message.startswith(_problems("oger.off_policy_reshape: "))
     assert "p_div_p" in message
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("flags", [[], ["--algo.kl.use_loss"], ["--algo.kl.init_coef", "0.1"]])
+def test_an_in_reward_kl_needs_a_loss_side_one_beside_it(refused: Callable[..., str], flags: list[str]) -> None:
+    message = refused("--oger.kl_penalty_coef", "0.1", *flags)
+    assert "oger.kl_penalty_coef is the in-reward KL beside a loss-side one: set algo.kl.use_loss and" in message
+    assert "\n  - " in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--oger.task_name", "gsm8"], "oger.task_name: no verifier for task 'gsm8'; known: "),
+        (
+            ["--oger.task_name", "nowhere:grade"],
+            "oger.task_name: task 'nowhere:grade' is no verifier: No module named",
+        ),
+        (["--oger.verifiers", "mine=json:grade"], "oger.verifiers: task 'json:grade' is no verifier: module 'json'"),
+    ],
+)
+def test_a_verifier_that_does_not_exist_is_refused(refused: Callable[..., str], flags: list[str], reason: str) -> None:
+    assert refused(*flags).startswith(_problems(reason))
+
+
+def test_the_engine_correction_is_refused_and_top_p_is_named(refused: Callable[..., str]) -> None:
+    message = refused("--algo.advantage.is_correction_level", "token")
+    assert "no engine correction" in message and "rollout.top_p below 1" in message and "nucleus" in message
+
+
+@pytest.mark.parametrize("estimator", ["gae", "reinforce", "flash_reinforce"])
+def test_groups_of_one_train_where_nothing_is_compared_within_them(recipe: Path, estimator: str) -> None:
+    one = ["--rollout.n_samples_per_prompt", "1", "--train.batch_size", "2", "--oger.max_replace_num", "0"]
+    with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.launch"):
+        train.main(["--recipe", str(recipe), *one, "--algo.advantage.estimator", estimator])
+
+
+@pytest.mark.parametrize(
+    ("flags", "notes"),
+    [
+        ([], []),
+        (
+            ["--algo.kl.init_coef", "0.1", "--ref.num_gpus_per_node", "2"],
+            ["KL is on (algo.kl.init_coef 0.1): a reference model takes 2 GPUs"],
+        ),
+        (
+            ["--algo.kl.init_coef", "0.1", "--train.colocate_actor_ref"],
+            ["KL is on (algo.kl.init_coef 0.1): a reference model shares the policy's GPUs"],
+        ),
+        (["--rollout.top_p", "0.9"], ["rollouts are sampled from a part of the vocabulary"]),
+        (["--oger.top_k", "20"], ["rollouts are sampled from a part of the vocabulary"]),
+    ],
+)
+def test_what_is_easily_not_meant_is_noted_before_the_start(
+    recipe: Path, capsys: pytest.CaptureFixture[str], flags: list[str], notes: list[str]
+) -> None:
+    with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.launch"):
+        train.main(["--recipe", str(recipe), *flags])
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert len(printed) == len(notes)
+    assert all(line.startswith(f"note: {note}") for line, note in zip(printed, notes, strict=True))
 
 
 def test_a_model_folder_without_config_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:

@@ -94,11 +94,15 @@ def test_a_uid_used_twice_is_refused_with_both_lines(refused: Callable[..., str]
         ([], "a row is a JSON object, found list"),
         ("7", "a row is a JSON object, found int"),
         (PLAIN | {"uid": 7}, "'uid' must be a non-empty string, found 7"),
-        (_without("answer"), "'answer' must be a non-empty string, found None"),
+        (_without("answer"), "there is no column 'answer' (data.label_key); there are 'uid', 'prompt', 'task'"),
+        (PLAIN | {"answer": None}, "'answer' must be a non-empty string, found None"),
+        (PLAIN | {"answer": float("nan")}, "'answer' must be a non-empty string, found None"),
         (PLAIN | {"answer": True}, "'answer' must be a non-empty string, found True"),
-        (_without("task"), "'task' must be a non-empty string, found None"),
+        (_without("task"), "there is no column 'task' (or set oger.task_name); there are 'uid', 'prompt', 'answer'"),
+        (PLAIN | {"task": None}, "'task' must be a non-empty string, found None"),
         (PLAIN | {"task": ["countdown"]}, "'task' must be a non-empty string, found ['countdown']"),
-        (_without("prompt"), "'prompt' must be a string or a list of chat messages, found None"),
+        (_without("prompt"), "there is no column 'prompt' (data.input_key); there are 'uid', 'answer', 'task'"),
+        (PLAIN | {"prompt": None}, "'prompt' must be a string or a list of chat messages, found None"),
         (PLAIN | {"prompt": ""}, "'prompt' must be a string or a list of chat messages, found ''"),
         (PLAIN | {"prompt": []}, "'prompt' must be a string or a list of chat messages, found []"),
         (PLAIN | {"prompt": ["Hi"]}, "'prompt' must be a string or a list of chat messages, found ['Hi']"),
@@ -265,4 +269,4 @@ def test_a_hub_dataset_that_cannot_be_had_is_one_sentence(monkeypatch: pytest.Mo
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     with pytest.raises(RecipeError) as error:
         read_dataset("main@openai/gsm8k", GSM8K, split="test")
-    assert "no route to the Hub. Without the Hub, give a .jsonl or .parquet file" in str(error.value)
+    assert "no route to the Hub at all. Without the Hub, give a .jsonl or .parquet file" in str(error.value)

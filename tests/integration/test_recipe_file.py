@@ -235,6 +235,15 @@ def _resolved(settings: dict[str, Any]) -> dict[str, Any]:
         ["--oger.task.operators=-+", "--oger.embedding_revision", "0123", "--data.input_template", "Q: {}\nA: 'yes'"],
         ["--ds.lora.target_modules", "q_proj", "v_proj", "--algo.advantage.is_correction_threshold", "2"],
         ["--oger.task.name", "countdown", "--reward.clip_range", "-1", "1", "--eval.dataset", ""],
+        [
+            '--oger.stop=["-x", "\\nUser:", "0123", "off"]',
+            "--oger.stop_token_ids",
+            "5",
+            "6",
+            "--oger.math_extract",
+            "boxed",
+        ],
+        ["--oger.stop=[]", "--oger.math_extract", "--reward.clip_range", " -1e-05", "1", "--oger.eval.top_p", "0.9"],
     ],
 )
 def test_the_resolved_recipe_reads_back_to_the_same_run(
@@ -322,6 +331,27 @@ def test_a_list_of_any_texts_survives(read: Callable[..., dict[str, Any]], items
     assert read("oger: {stop: " + json.dumps(items) + "}")["oger.stop"] == tuple(items)
 
 
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("[0123, 12:30, 1.10, 2026-11-21]", ("0123", "12:30", "1.10", "2026-11-21")),  # numbers and a date to YAML
+        ("12:30", ("12:30",)),  # one item needs no brackets
+        ("['null', 'true', '[a]']", ("null", "true", "[a]")),
+    ],
+)
+def test_items_are_read_as_they_are_written(read: Read, written: str, expected: tuple[str, ...]) -> None:
+    assert read(f"oger: {{stop: {written}}}")["oger.stop"] == expected
+
+
+@pytest.mark.parametrize("item", ["null", "true", "[a]", "{a: 1}"])
+def test_an_item_that_is_no_text_is_refused(refused: Callable[[str], str], item: str) -> None:
+    assert refused(f"oger:\n  stop: [a, {item}]\n").startswith("recipe.yaml:2: 'oger.stop' takes str, found ")
+
+
+def test_small_negative_numbers_are_items_not_flags(read: Read) -> None:
+    assert read("reward: {clip_range: [-1e-5, -1.0e-06]}")["reward.clip_range"] == [-1e-5, -1e-6]
+
+
 def test_lists_on_the_command_line_are_words_or_json(parser: argparse.ArgumentParser) -> None:
     parsed = vars(parser.parse_args(["--oger.stop", "a", "b", "--oger.stop_token_ids", "5", "6"]))
     assert (parsed["oger.stop"], parsed["oger.stop_token_ids"]) == (("a", "b"), (5, 6))
@@ -344,6 +374,42 @@ def test_a_file_lies_over_the_one_it_extends(read: Callable[..., dict[str, Any]]
     assert settings["rollout.batch_size"] == 8 and settings["rollout.top_p"] == 0.9
     assert settings["actor.adam.lr"] == 1e-4 and settings["oger.stop"] == ("c",)
     assert settings["train.colocate_all"] is False and settings["data.prompt_dataset"] is None
+
+
+@pytest.mark.parametrize(
+    ("parent", "child", "nesterov"),
+    [
+        ("nesterov: false", "nesterov: true", True),
+        ("nesterov: false", "no_nesterov: false", True),
+        ("no_nesterov: true", "nesterov: true", True),
+        ("no_nesterov: true", "no_nesterov: null", True),
+        ("nesterov: true", "no_nesterov: true", False),
+    ],
+)
+def test_a_setting_with_two_names_is_what_the_child_says(
+    read: Read, tmp_path: Path, parent: str, child: str, nesterov: bool
+) -> None:
+    (tmp_path / "base.yaml").write_text(f"actor: {{muon: {{{parent}}}}}\n")
+    assert read(f"actor: {{muon: {{{child}}}}}\nextends: base.yaml\n")["actor.muon.nesterov"] is nesterov
+
+
+def test_null_brings_the_default_back_and_an_empty_section_changes_nothing(read: Read, tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("oger: {stop: [a], math_extract: []}\nckpt: {save_steps: 4}\n")
+    settings = read("extends: base.yaml\noger: {stop: [], math_extract: null}\nckpt:\n")
+    assert settings["oger.stop"] == () and settings["oger.math_extract"] == ("boxed", "anywhere")
+    assert settings["ckpt.save_steps"] == 4
+
+
+def test_files_that_extend_each_other_are_refused(refused: Callable[[str], str], tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("# the other one\nextends: recipe.yaml\n")
+    assert refused("extends: base.yaml").startswith("base.yaml:2: 'extends: recipe.yaml' leads back to this file")
+
+
+def test_a_path_is_relative_to_the_file_that_extends(read: Read, tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "base.yaml").write_text("extends: grand.yaml\n")
+    (tmp_path / "shared" / "grand.yaml").write_text("rollout: {batch_size: 4}\n")
+    assert read("extends: shared/base.yaml")["rollout.batch_size"] == 4
 
 
 def test_an_error_in_an_extended_file_names_that_file(read: Callable[..., Any], tmp_path: Path) -> None:

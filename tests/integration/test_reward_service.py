@@ -260,6 +260,9 @@ def test_the_size_limit_holds_while_a_request_arrives(service: Service) -> None:
         for _ in range(17):  # and no last chunk
             connection.sendall(b"10000\r\n" + b" " * 0x10000 + b"\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
+    with socket.create_connection((host, int(port)), timeout=HANG_GUARD_S) as connection:
+        connection.sendall(b"POST /get_reward HTTP/1.1\r\nHost: x\r\nContent-Length: 1048577\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
 
 
 def test_metrics_count_answers_by_task_and_verdict(service: Service, tmp_path: Path) -> None:
@@ -337,6 +340,7 @@ def test_a_signal_ends_the_service_after_its_requests(start: Start, tmp_path: Pa
     # As from a terminal: to every process of the group.
     os.killpg(service.process.pid, getattr(signal, name))
     wait_for(lambda: service.ask("/health")[0] == 503)
+    time.sleep(1)  # time to end too early in
     status, answer, headers = service.grade(RIGHT)
     assert status == 503 and "Retry-After" in headers and "shutting down" in answer["error"]
     assert service.process.poll() is None
@@ -351,11 +355,14 @@ def test_a_signal_ends_the_service_after_its_requests(start: Start, tmp_path: Pa
 def test_the_drain_ends_in_time(start: Start, tmp_path: Path) -> None:
     flags = ("--drain_timeout", "0.5", "--time_limit", "100", "--allow_task", "own_service:gated")
     service = start(*flags)
-    Background(service, tmp_path)
+    slow = Background(service, tmp_path)
     processes = service.processes()
     service.process.terminate()
     assert service.process.wait(HANG_GUARD_S) == 1
-    assert "1 requests unanswered" in service.log.read_text()
+    slow.join(HANG_GUARD_S)
+    assert slow.reply[0] == 503
+    assert "ended with 1 requests ungraded" in service.log.read_text()
+    assert "Traceback" not in service.log.read_text()
     assert not psutil.wait_procs(processes, timeout=20)[1]
 
 
