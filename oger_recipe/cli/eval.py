@@ -25,7 +25,6 @@ def build_parser() -> argparse.ArgumentParser:
         "oger eval",
         description="Samples answers to benchmarks with vLLM, grades them, and writes the answers and a table of "
         "avg@n, pass@k and maj@k. A second call with the same settings continues where the first one stopped.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -36,29 +35,58 @@ def build_parser() -> argparse.ArgumentParser:
         action="extend",
         required=True,
         metavar="NAME[=FILE]",
-        help=f"{', '.join(BENCHMARKS)}, each from the Hub or from a .jsonl or .parquet file with its columns; or any "
-        "other name with a file of the recipe's rows",
+        help=f"{', '.join(BENCHMARKS)}, each from the Hub (gpqa needs a login there) or from a .jsonl or .parquet "
+        "file with its columns; or any other name with a file of the recipe's rows",
     )
     add("--benchmark_dir", type=Path, help="folder of <name>.jsonl or <name>.parquet files, instead of the Hub")
-    add("--n", type=int, default=Sampling.n, help="samples a problem; papers use 32 on AIME and AMC")
-    add("--temperature", type=float, default=Sampling.temperature, help="0 is greedy, with one sample a problem")
-    add("--top_p", type=float, default=Sampling.top_p, help="nucleus of the sampled distribution")
-    add("--top_k", type=int, default=Sampling.top_k, help="likeliest tokens to sample from; -1: all")
-    add("--max_new_tokens", type=int, default=Sampling.max_new_tokens, help="longest answer, within the context")
+    add("--n", type=int, default=Sampling.n, help="samples a problem; papers use 32 on AIME and AMC (%(default)s)")
+    add(
+        "--temperature",
+        type=float,
+        default=Sampling.temperature,
+        help="0 is greedy, with one sample a problem (%(default)s)",
+    )
+    add("--top_p", type=float, default=Sampling.top_p, help="nucleus of the sampled distribution (%(default)s)")
+    add("--top_k", type=int, default=Sampling.top_k, help="likeliest tokens to sample from (all)")
+    add(
+        "--max_new_tokens",
+        type=int,
+        default=Sampling.max_new_tokens,
+        help="longest answer, within the context (%(default)s)",
+    )
     add("--max_problems", type=int, help="evaluate on so many problems of each benchmark, chosen by hash")
-    add("--seed", type=int, default=Sampling.seed, help="every sample's seed follows from it, problem and number")
-    add("--prompt_template", choices=list(TEMPLATES), help="instead of instruction and chat template")
+    add(
+        "--seed",
+        type=int,
+        default=Sampling.seed,
+        help="every sample's seed follows from it, problem and number (%(default)s)",
+    )
+    add(
+        "--prompt_template",
+        choices=list(TEMPLATES),
+        help="instead of instruction and chat template; none: the bare question",
+    )
     add("--system_prompt", help="system turn, where the chat template is used")
     add(
         "--chat_template",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="use it where the tokenizer has one",
+        help="use it where the tokenizer has one (on)",
     )
-    add("--batch_size", type=int, default=Model.batch_size, help="requests in flight; the numbers do not depend on it")
+    add("--batch_size", type=int, default=Model.batch_size, help="requests in flight (%(default)s)")
     add("--dtype", choices=("auto", "bfloat16", "float16", "float32"), default="auto", help="auto is float32 on CPUs")
-    add("--tensor_parallel_size", type=int, default=Model.tensor_parallel_size, help="GPUs that share the model")
-    add("--gpu_memory_utilization", type=float, default=Model.gpu_memory_utilization, help="share of GPU memory")
+    add(
+        "--tensor_parallel_size",
+        type=int,
+        default=Model.tensor_parallel_size,
+        help="GPUs that share the model (%(default)s)",
+    )
+    add(
+        "--gpu_memory_utilization",
+        type=float,
+        default=Model.gpu_memory_utilization,
+        help="share of GPU memory (%(default)s)",
+    )
     add("--revision", help="of a hub model")
     add("--out", type=Path, help="folder to write (default: evals/<model>-<hash of the settings>)")
     return parser

@@ -155,6 +155,7 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
         token=args.token or None,
         max_request_bytes=args.max_request_mb * 2**20,
         max_concurrency=args.max_concurrency,
+        workers=args.workers,
         tasks=frozenset(args.allow_task),
     )
     service = RewardService(reward_func, limits)
@@ -206,9 +207,9 @@ def _start_line(args: argparse.Namespace, settings: GradingSettings, listener: s
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{GRADE_PATH}"
     token = f"?token=${TOKEN_ENVIRONMENT}" if args.token else ""
     return (
-        f"grading on {args.host} port {port}: --reward.remote_url {url}{token} | {settings.workers} workers; per answer "
-        f"{settings.time_limit_s:g} s, {settings.memory_limit_mb} MiB; per request {args.max_request_mb} MiB; at most "
-        f"{args.max_concurrency} requests at a time"
+        f"grading on {args.host} port {port}: --reward.remote_url {url}{token} | {settings.workers} workers; "
+        f"{settings.time_limit_s:g} s and {settings.memory_limit_mb} MiB per answer; {args.max_request_mb} MiB per "
+        f"request; at most {args.max_concurrency} requests at a time"
     )
 
 

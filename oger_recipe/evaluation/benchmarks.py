@@ -10,6 +10,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,11 @@ class Benchmark:
         return f"{self.config}@{self.path}" if self.config else self.path
 
 
-def _math(record: Record, *, answer: str = "answer", uid: str = "id") -> Problem:
-    question = _first(record, "problem", "question")
-    reference = _text(record[answer])
-    return Problem(_uid(record, uid, question, reference), question, reference, "math", "\n\n" + BOXED)
+def _math(
+    record: Record, *, question: tuple[str, ...] = ("question", "problem"), answer: str = "answer", uid: str = "id"
+) -> Problem:
+    text, reference = _first(record, *question), _text(record[answer])
+    return Problem(_uid(record, uid, text, reference), text, reference, "math", "\n\n" + BOXED)
 
 
 def _gsm8k(record: Record) -> Problem:
@@ -91,6 +93,7 @@ def _choice(record: Record, uid: str, question: str, options: Sequence[str], rig
 
 
 def _first(record: Record, *columns: str) -> str:
+    """The text in the first of these columns that holds any."""
     text = next((record[column] for column in columns if record.get(column)), None)
     if not isinstance(text, str):
         raise ValueError(f"no text in {' or '.join(columns)}")
@@ -116,12 +119,12 @@ def _uid(record: Record, column: str, question: str, answer: str) -> str:
 
 
 BENCHMARKS = {
-    "math500": Benchmark("HuggingFaceH4/MATH-500", "test", lambda record: _math(record, uid="unique_id")),
-    "aime24": Benchmark("HuggingFaceH4/aime_2024", "train", _math),
-    "aime25": Benchmark("math-ai/aime25", "test", _math),
+    "math500": Benchmark("HuggingFaceH4/MATH-500", "test", partial(_math, question=("problem",), uid="unique_id")),
+    "aime24": Benchmark("HuggingFaceH4/aime_2024", "train", partial(_math, question=("problem",))),
+    "aime25": Benchmark("math-ai/aime25", "test", partial(_math, question=("problem",))),
     "amc23": Benchmark("math-ai/amc23", "test", _math),
     "minerva": Benchmark("math-ai/minervamath", "test", _math),
-    "olympiadbench": Benchmark("math-ai/olympiadbench", "test", lambda record: _math(record, answer="final_answer")),
+    "olympiadbench": Benchmark("math-ai/olympiadbench", "test", partial(_math, answer="final_answer")),
     "gsm8k": Benchmark("openai/gsm8k", "test", _gsm8k, config="main"),
     "arc_c": Benchmark("allenai/ai2_arc", "test", _arc, config="ARC-Challenge"),
     "gpqa": Benchmark("Idavidrein/gpqa", "train", _gpqa, config="gpqa_diamond", gated=True),
@@ -148,8 +151,7 @@ def load_benchmark(name: str, file: Path | None = None, *, max_problems: int | N
             )
         problems = _from_hub(name, benchmark)
     elif benchmark is None or _has_rows(file):
-        rows = read_dataset(str(file), Columns(), split="test")
-        problems = [Problem(row["uid"], row["prompt"], row["answer"], row["task"]) for row in rows]
+        problems = _own_rows(name, file)
     else:
         problems = _problems(read_records(str(file), benchmark.split), benchmark, str(file))
     kept = sorted(problems, key=lambda problem: stable_seed(name, problem.uid))[:max_problems]
@@ -169,15 +171,22 @@ def _from_hub(name: str, benchmark: Benchmark) -> list[Problem]:
     try:
         records = list(read_records(benchmark.source, benchmark.split))
     except RecipeError as error:
-        gated = (
-            " It is gated: accept its terms on its page and log in with `hf auth login`." if benchmark.gated else ""
-        )
+        gated = f" ({benchmark.path} is gated: accept its terms on the Hub and log in.)" if benchmark.gated else ""
         raise RecipeError(
-            f"benchmark {name}: {benchmark.path} could not be read from the Hub.{gated} Without the Hub give a file "
-            f"with its columns: --benchmark {name}=FILE.jsonl, or --benchmark_dir DIR with {name}.jsonl or "
-            f"{name}.parquet in it. ({error})"
+            f"benchmark {name}: {error}, with the dataset's columns: --benchmark {name}=FILE, or --benchmark_dir DIR "
+            f"that has {name}.jsonl or {name}.parquet{gated}"
         ) from None
     return _problems(records, benchmark, benchmark.path)
+
+
+def _own_rows(name: str, file: Path) -> list[Problem]:
+    if not _has_rows(file):
+        raise RecipeError(
+            f"benchmark {name}: {file} does not hold the recipe's rows (uid, prompt, answer, task); files with a "
+            f"benchmark's columns go by its name: {', '.join(BENCHMARKS)}"
+        )
+    rows = read_dataset(str(file), Columns(), split="test")
+    return [Problem(row["uid"], row["prompt"], row["answer"], row["task"]) for row in rows]
 
 
 def _has_rows(file: Path) -> bool:

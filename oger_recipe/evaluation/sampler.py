@@ -57,7 +57,7 @@ class Response:
 
 
 class Sampler:
-    """A model in vLLM, loaded with the first request.
+    """A model in vLLM: ask its `context`, `load` it, `generate`.
 
     Every request has a seed of its own, so that what is drawn depends on no other request: neither on their order nor
     on the batch size, up to floating-point sums that differ by batch (float32 makes them rare).
@@ -70,9 +70,6 @@ class Sampler:
         self._cpu = not torch.cuda.is_available()
         if self._cpu and model.tensor_parallel_size > 1:
             raise RecipeError("tensor_parallel_size is for machines with CUDA; use 1")
-        for name, value in (CPU_ENVIRONMENT if self._cpu else {}).items():
-            os.environ.setdefault(name, value)
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR" if self._cpu else "WARNING")  # it warns of all the above
         self._engine: Any = None
 
     @property
@@ -82,36 +79,34 @@ class Sampler:
 
     def context(self) -> int:
         """The longest sequence of the model, in tokens. Raises RecipeError for a model that vLLM does not know."""
+        for name, value in (CPU_ENVIRONMENT if self._cpu else {}).items():
+            os.environ.setdefault(name, value)  # vLLM reads them when it is imported
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR" if self._cpu else "WARNING")  # it warns of all the above
         from vllm.engine.arg_utils import EngineArgs
 
         try:
             length: int = EngineArgs(**self._arguments()).create_model_config().max_model_len
         except (OSError, ValueError, RuntimeError) as error:
-            raise RecipeError(f"{self.model.name} is not a model that vLLM can load: {_first_line(error)}") from None
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise RecipeError(f"{self.model.name} is not a model that vLLM can load: {reason}") from None
         return length
 
     def load(self, max_model_len: int) -> None:
-        """Loads the model for sequences of at most ``max_model_len`` tokens; short ones leave room for more requests.
-
-        Raises RecipeError when vLLM cannot.
-        """
+        """Loads the model for sequences of at most ``max_model_len`` tokens; the shorter, the more fit at a time."""
         from vllm import LLM
 
-        try:
-            self._engine = LLM(
-                **self._arguments(),
-                max_model_len=max_model_len,
-                max_num_seqs=self.model.batch_size,
-                tensor_parallel_size=self.model.tensor_parallel_size,
-                gpu_memory_utilization=self.model.gpu_memory_utilization,
-                enforce_eager=self._cpu,
-                # A seeded request whose prompt is cut in two needs a generator that can be set back; the CPU's cannot.
-                enable_chunked_prefill=False if self._cpu else None,
-                disable_log_stats=True,
-                use_tqdm_on_load=sys.stderr.isatty(),
-            )
-        except Exception as error:  # out of memory, missing kernels, broken weights: each its own class
-            raise RecipeError(f"vLLM could not load {self.model.name}: {_first_line(error)}") from error
+        self._engine = LLM(
+            **self._arguments(),
+            max_model_len=max_model_len,
+            max_num_seqs=self.model.batch_size,
+            tensor_parallel_size=self.model.tensor_parallel_size,
+            gpu_memory_utilization=self.model.gpu_memory_utilization,
+            enforce_eager=self._cpu,
+            # A seeded request whose prompt is cut in two needs a generator that can be set back; the CPU's cannot.
+            enable_chunked_prefill=False if self._cpu else None,
+            disable_log_stats=True,
+            use_tqdm_on_load=sys.stderr.isatty(),
+        )
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, stop: Sequence[str], name: str
@@ -148,8 +143,3 @@ class Sampler:
             "dtype": self.dtype,
             "trust_remote_code": False,
         }
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"

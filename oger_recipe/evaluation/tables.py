@@ -18,8 +18,10 @@ def markdown_table(result: dict[str, Any]) -> str:
     ks = sorted({k for _, figures in rows for k in _shown_ks(figures.get("n"))})
     header = ["benchmark", "problems", "n", "avg@n", *(f"pass@{k}" for k in ks)]
     header += ["maj@n", "length", "truncated", "format"]
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *(_row(name, figures, ks) for name, figures in rows)]
-    table = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    cells = [_row(name, figures, ks) for name, figures in rows]
+    used = [column for column in range(len(header)) if any(row[column] for row in cells)]
+    lines = [header, ["---", *["---:"] * len(header)], *cells]
+    table = "\n".join("| " + " | ".join(line[column] for column in used) + " |" for line in lines)
     return "\n".join([table, "", *_notes(result), ""])
 
 

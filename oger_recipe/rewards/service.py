@@ -25,31 +25,33 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from oger_recipe.rewards.verifiers import VERIFIERS
+from oger_recipe.rewards.verifiers import BOUNDED, VERIFIERS
 
 GRADE_PATH = "/get_reward"
 BODY_TIMEOUT_S = 60.0
 RETRY_AFTER_S = 1
-# Threads wait for the workers of the pool. Enough of them that slow answers do not stop the verifiers without worker.
-GRADING_THREADS = 64
+_QUICK_THREADS = 4
 
 _PATHS = frozenset({GRADE_PATH, "/health", "/metrics"})
 _LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0)
 
 access_log = logging.getLogger("oger_recipe.rewards.service.access")
 
-# (queries, prompts, labels) -> {"rewards", "scores", "extra_logs"}, as `reward_func`.
+Samples = tuple[list[str], list[str], list[str]]  # queries, prompts, labels
+# As `reward_func`: queries, prompts, labels -> {"rewards", "scores", "extra_logs"}.
 Grade = Callable[[list[str], list[str], list[str]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class ServiceLimits:
     """token: what a request must present, None for no token; max_request_bytes: of one body; max_concurrency: requests
-    that are read, queued or graded at a time; tasks: the import paths that labels may name beside VERIFIERS."""
+    that are read, queued or graded at a time; workers: of the grading pool; tasks: the import paths that labels may
+    name beside VERIFIERS."""
 
     token: str | None
     max_request_bytes: int
     max_concurrency: int
+    workers: int
     tasks: frozenset[str] = frozenset()
 
 
@@ -62,7 +64,10 @@ class RewardService:
         self.in_flight = 0
         self.ungraded = 0  # requests given up at the end: they got 503
         self._grade = grade
-        self._threads = ThreadPoolExecutor(GRADING_THREADS, thread_name_prefix="grading")
+        # As many threads for the pool as it has workers: requests then wait in the executor's queue, in their order,
+        # where threads that wait for a worker overtake each other. What needs no worker does not wait for one.
+        self._pooled = ThreadPoolExecutor(limits.workers, thread_name_prefix="pooled")
+        self._quick = ThreadPoolExecutor(_QUICK_THREADS, thread_name_prefix="quick")
         self.registry = prometheus_client.CollectorRegistry()
         self._requests = prometheus_client.Counter(
             "oger_reward_requests", "HTTP requests", ("path", "status"), registry=self.registry
@@ -86,7 +91,9 @@ class RewardService:
         with self._slot():
             body = await _read_body(request, self.limits.max_request_bytes)
             loop = asyncio.get_running_loop()
-            content = await loop.run_in_executor(self._threads, self._graded, body)
+            samples, tasks = await loop.run_in_executor(self._quick, self._parsed, body)
+            threads = self._quick if BOUNDED.issuperset(tasks) else self._pooled
+            content = await loop.run_in_executor(threads, self._graded, samples, tasks)
         return Response(content, media_type="application/json")
 
     def authorize(self, request: Request) -> None:
@@ -109,7 +116,8 @@ class RewardService:
 
     def close(self) -> None:
         """Drop what is queued; threads that grade are not waited for."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._quick, self._pooled):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     @contextlib.contextmanager
     def _slot(self) -> Iterator[None]:
@@ -126,12 +134,14 @@ class RewardService:
         finally:
             self.in_flight -= 1
 
-    def _graded(self, body: bytes) -> bytes:
-        # In a thread as a whole: a body of many megabytes takes a while to parse.
-        queries, prompts, labels = parse_request(body)
-        tasks = [_task_of(label) for label in labels]
+    def _parsed(self, body: bytes) -> tuple[Samples, list[str]]:
+        samples = parse_request(body)
+        tasks = [_task_of(label) for label in samples[2]]
         self._check_tasks(tasks)
-        result = self._grade(queries, prompts, labels)
+        return samples, tasks
+
+    def _graded(self, samples: Samples, tasks: list[str]) -> bytes:
+        result = self._grade(*samples)
         for task, verdict in zip(tasks, verdicts(result), strict=True):
             self._answers.labels(task if self._known(task) else "other", verdict).inc()
         return json.dumps(result).encode()
@@ -174,7 +184,7 @@ def build_app(service: RewardService, *, verbose: bool = False) -> FastAPI:
     return app
 
 
-def parse_request(body: bytes) -> tuple[list[str], list[str], list[str]]:
+def parse_request(body: bytes) -> Samples:
     """Queries, prompts and labels of a request's body. Raises HTTPException 400 (no JSON) or 422 (not these lists)."""
     try:
         document = json.loads(body)

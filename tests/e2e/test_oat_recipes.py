@@ -52,7 +52,7 @@ def test_ppo_fines_truncated_rollouts_and_leaves_their_verdict_alone(ppo_run):
     rows = [row for step in (1, 2, 3) for row in samples(ppo_run, step)]
     truncated = [row for row in rows if row["truncated"]]
     assert truncated and len(truncated) < len(rows)
-    assert all(row["reward"] in (0.0, 0.1, 1.0) for row in rows)
+    assert {round(row["reward"], 6) for row in rows} <= {0.0, 0.1, 1.0}
     steps = lines(ppo_run / "metrics.jsonl")
     for record in steps:
         group = samples(ppo_run, record["step"])

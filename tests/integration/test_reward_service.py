@@ -331,6 +331,14 @@ def test_overload_is_answered_503(start: Start, tmp_path: Path) -> None:
     assert service.grade(RIGHT)[0] == 200
 
 
+def test_what_needs_no_worker_does_not_wait_for_one(start: Start, tmp_path: Path) -> None:
+    service = start("--workers", "1", "--time_limit", "100", "--allow_task", "own_service:gated")
+    slow = Background(service, tmp_path)
+    assert service.grade(RIGHT, WRONG)[1]["scores"] == [1.0, 0.0]
+    assert slow.is_alive()
+    assert slow.finish()[0] == 200
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_signal_ends_the_service_after_its_requests(start: Start, tmp_path: Path, name: str) -> None:
     service = start("--time_limit", "100", "--allow_task", "own_service:gated")

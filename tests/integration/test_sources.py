@@ -161,6 +161,10 @@ def test_gsm8k_as_published_has_an_answer_that_its_verifier_reads(tmp_path: Path
 # ---- what a run hands to OpenRLHF
 
 
+class _Started(BaseException):
+    """In place of Ray; no Exception, which a run reports as its failure."""
+
+
 @pytest.fixture()
 def run(tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Runs ``oger train`` up to the start of Ray; returns the parsed flags that OpenRLHF would get, the environment,
@@ -170,7 +174,7 @@ def run(tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     def launch(tokens: list[str], run_dir: Path, **settings: Any) -> None:
         launched.update(tokens=tokens, **settings)
-        raise KeyboardInterrupt
+        raise _Started
 
     stub.launch = launch  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "oger_recipe.plugin.launch", stub)
@@ -189,7 +193,7 @@ def run(tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     _write(tmp_path / "test.jsonl", {"question": "4+1?", "answer": 5}, {"question": "x" * 900, "answer": 5})
 
     def started(*flags: str) -> tuple[dict[str, Any], dict[str, str], list[dict[str, Any]], list[dict[str, Any]]]:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(_Started):
             train.main(["--recipe", "recipe.yaml", *flags])
         settings = vars(build_parser(cpu=True).parse_args(launched["tokens"]))
         files = (Path(settings[key]) for key in ("data.prompt_dataset", "eval.dataset"))
@@ -242,6 +246,12 @@ def test_the_template_chat_is_openrlhfs_own(run: Callable[..., Any]) -> None:
     settings, _, prompts, _ = run("--oger.prompt_template", "chat")
     assert settings["data.apply_chat_template"] is True
     assert prompts[0]["prompt"] == "1+1?"
+    # "1+1?" has 4 tokens, with its turns more than 20: lengths are of the templated prompt.
+    with pytest.raises(SystemExit, match="all 2 prompts are longer than 20 tokens"):
+        train.main(
+            ["--recipe", "recipe.yaml", "--oger.prompt_template", "chat", "--oger.max_prompt_length", "20"]
+            + ["--oger.run_dir", "other"]
+        )
 
 
 def test_the_resolved_recipe_names_the_sources_and_can_be_run_again(run: Callable[..., Any], tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_conversations_for_base_models_open_the_thought_and_say_where_they_stop(
 def test_a_teacher_does_not_open_the_thought_that_the_prompt_has_opened(
     tmp_path: Path, letters: Any, name: str, teacher: str, kept: str
 ) -> None:
-    row = {"uid": "p", "prompt": "2+2?", "answer": "4", "task": "gsm8k"}
+    row = {"uid": "p", "prompt": "Think in <think> tags: 2+2?", "answer": "4", "task": "gsm8k"}
     row["teachers"] = [{"source": "r1", "text": teacher, "correct": None}]
     prepare(
         [row],
