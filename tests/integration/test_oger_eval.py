@@ -1,0 +1,158 @@
+"""``oger eval`` as its users run it: the command, vLLM, an untrained tiny policy, and the files it leaves.
+
+The policy writes noise; what it writes has to be the same noise whatever the order and size of the batches.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+N = 3
+SETTINGS = ["--n", str(N), "--max_new_tokens", "24", "--temperature", "1.0", "--seed", "5"]
+KEYS = {
+    "uid", "benchmark", "sample", "prompt", "text", "answer", "score", "reward", "format", "extracted", "reason",
+    "response_length", "truncated", "graded",
+}  # fmt: skip
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, countdown_rows: list[dict[str, Any]]) -> Path:
+    """Two benchmarks, each in two orders: own rows of two tasks, of which one is too long, and GSM8K's columns."""
+    folder = tmp_path_factory.mktemp("eval")
+    # Prompts of some hundred tokens each: more than vLLM takes up at once.
+    tales = [" ".join(random.Random(number).choices("abcdefghij", k=400)) for number in range(12)]
+    rows = [
+        *({key: row[key] for key in ("uid", "prompt", "answer", "task")} for row in countdown_rows),
+        *({"uid": f"t{i}", "prompt": tale, "answer": "1", "task": "gsm8k"} for i, tale in enumerate(tales)),
+        {"uid": "long", "prompt": "1 2 " * 800, "answer": "3", "task": "gsm8k"},
+    ]
+    gsm8k = [{"question": f"What is {number} + 1?", "answer": f"#### {number + 1}"} for number in range(6)]
+    for name, records in (("mine", rows), ("gsm8k", gsm8k)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        shuffled = random.Random(1).sample(records, len(records))
+        (folder / "other").mkdir(exist_ok=True)
+        (folder / "other" / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in shuffled))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path, policy_folder: Path) -> Run:
+    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-m", "oger_recipe.cli.eval", str(policy_folder), *SETTINGS, *arguments]
+        return subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=600)
+
+    return command
+
+
+@pytest.fixture(scope="module")
+def first(run: Run) -> subprocess.CompletedProcess[str]:
+    return run("--benchmark", "mine", "gsm8k=gsm8k.jsonl", "--benchmark_dir", ".", "--out", "first")
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_command_evaluates_and_says_where_everything_is(
+    first: subprocess.CompletedProcess[str], folder: Path
+) -> None:
+    assert first.returncode == 0, first.stderr
+    table = (folder / "first" / "results.md").read_text()
+    assert table in first.stdout
+    for name in ("results.md", "results.json", "answers"):
+        assert f"first/{name}" in first.stdout and (folder / "first" / name).exists()
+    rows = [line.split(" | ")[0].strip("| ") for line in table.splitlines() if line.startswith("| ")]
+    assert rows == ["benchmark", "---", "mine", "gsm8k", "average"]
+
+
+def test_every_answer_is_on_disk_with_its_verdict(first: subprocess.CompletedProcess[str], folder: Path) -> None:
+    for name, problems in (("mine", 25), ("gsm8k", 6)):
+        records = _records(folder / "first" / "answers" / f"{name}.jsonl")
+        assert len(records) == problems * N
+        assert all(record.keys() == KEYS and record["benchmark"] == name for record in records)
+        assert len({(record["uid"], record["sample"]) for record in records}) == len(records)
+        written = [record for record in records if record["uid"] != "long"]
+        assert all(0 < record["response_length"] <= 24 and "<|im_end|>" not in record["text"] for record in written)
+        assert any(record["truncated"] for record in written)
+        assert all(record["truncated"] == (record["response_length"] == 24) for record in written)
+        texts = [record["text"] for record in written]
+        assert len(set(texts)) == len(texts)  # noise: a seed that is used twice would show
+
+
+def test_the_figures_are_those_of_the_answers(first: subprocess.CompletedProcess[str], folder: Path) -> None:
+    result = json.loads((folder / "first" / "results.json").read_text())
+    averages = []
+    for name, figures in result["benchmarks"].items():
+        records = _records(folder / "first" / "answers" / f"{name}.jsonl")
+        averages.append(sum(record["score"] for record in records) / len(records))
+        assert figures[f"avg_at_{N}"] == pytest.approx(averages[-1])
+        lengths = [record["response_length"] for record in records]
+        assert figures["response_length"] == pytest.approx(sum(lengths) / len(lengths))
+    assert result["average"][f"avg_at_{N}"] == pytest.approx(sum(averages) / 2)
+    assert result["settings"]["sampling"]["seed"] == 5
+
+
+def test_a_prompt_that_does_not_fit_is_unsolved_and_said_so(
+    first: subprocess.CompletedProcess[str], folder: Path
+) -> None:
+    answers = [r for r in _records(folder / "first" / "answers" / "mine.jsonl") if r["uid"] == "long"]
+    assert [(record["text"], record["score"], record["truncated"]) for record in answers] == [("", 0.0, True)] * N
+    assert all(record["reason"].endswith("tokens leave no room in a context of 1024") for record in answers)
+    assert "mine: 1 of 25 problems do not fit into the model's context and count as unsolved." in first.stdout
+
+
+def test_order_and_batch_size_change_nothing(first: subprocess.CompletedProcess[str], run: Run, folder: Path) -> None:
+    files = ["mine=other/mine.jsonl", "gsm8k=other/gsm8k.jsonl"]
+    second = run("--benchmark", *files, "--batch_size", "5", "--out", "second")
+    assert second.returncode == 0, second.stderr
+    for path in ("answers/mine.jsonl", "answers/gsm8k.jsonl", "results.json", "results.md"):
+        assert (folder / "second" / path).read_text() == (folder / "first" / path).read_text()
+
+
+def test_an_interrupted_evaluation_goes_on_with_what_is_missing(
+    first: subprocess.CompletedProcess[str], run: Run, folder: Path
+) -> None:
+    answers = folder / "first" / "answers"
+    complete, lost = answers / "mine.jsonl", answers / "gsm8k.jsonl"
+    expected, before = lost.read_text(), complete.stat().st_mtime_ns
+    results = (folder / "first" / "results.json").read_text()
+    lost.unlink()
+    (folder / "first" / "results.json").unlink()
+    again = run("--benchmark", "mine", "gsm8k", "--benchmark_dir", ".", "--out", "first")
+    assert again.returncode == 0, again.stderr
+    assert lost.read_text() == expected and complete.stat().st_mtime_ns == before
+    assert (folder / "first" / "results.json").read_text() == results
+    assert f"mine: {25 * N} answers are there already" in again.stdout
+    whole = run("--benchmark", "mine", "gsm8k", "--benchmark_dir", ".", "--out", "first")
+    assert "loading" not in whole.stdout and (folder / "first" / "results.json").read_text() == results
+
+
+def test_greedy_decoding_has_one_sample_and_a_template_ends_it_where_it_says(
+    folder: Path, policy_folder: Path
+) -> None:
+    """The stop texts of a template stay in the answer, like </answer> of r1; here they are letters, which noise has."""
+    script = (
+        "import sys; from oger_recipe.cli import eval; from oger_recipe.data.templates import PromptTemplate, TEMPLATES\n"
+        "TEMPLATES['r1'] = PromptTemplate('User: {question}', stop=tuple('aeinorst1'))\neval.main(sys.argv[1:])"
+    )
+    line = [sys.executable, "-c", script, str(policy_folder), "--benchmark", "gsm8k=gsm8k.jsonl", *SETTINGS]
+    line += ["--temperature", "0", "--max_new_tokens", "200", "--prompt_template", "r1"]
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "note: greedy decoding gives the same answer every time, so n is 1" in done.stdout
+    [out] = (folder / "evals").iterdir()
+    records = _records(out / "answers" / "gsm8k.jsonl")
+    assert len(records) == 6
+    assert all(record["prompt"].startswith("User: What is ") for record in records)
+    stopped = [record["text"] for record in records if not record["truncated"]]
+    assert stopped and all(text[-1] in "aeinorst1" and not set(text[:-1]) & set("aeinorst1") for text in stopped)
