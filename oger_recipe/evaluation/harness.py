@@ -255,7 +255,7 @@ def _responses(
         for sample in range(sampling.n)
         if len(prompt.tokens) < context
     ]
-    drawn = iter(sampler.generate(requests, sampling, (), name) if requests else [])
+    drawn = iter(sampler.generate(requests, sampling, prompting.stop(), name) if requests else [])
     nothing = Response("", 0, True)
     return [
         [next(drawn) if len(prompt.tokens) < context else nothing for _ in range(sampling.n)] for prompt in prompts

@@ -120,7 +120,7 @@ class Sampler:
                 top_p=sampling.top_p,
                 top_k=sampling.top_k,
                 max_tokens=request.max_new_tokens,
-                seed=request.seed,
+                seed=None,
                 stop=list(stop) or None,
                 include_stop_str_in_output=True,
             )

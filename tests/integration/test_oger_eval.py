@@ -142,7 +142,8 @@ def test_greedy_decoding_has_one_sample_and_a_template_ends_it_where_it_says(
 ) -> None:
     """The stop texts of a template stay in the answer, like </answer> of r1; here they are letters, which noise has."""
     script = (
-        "import sys; from oger_recipe.cli import eval; from oger_recipe.data.templates import PromptTemplate, TEMPLATES\n"
+        "import sys; from oger_recipe.cli import eval\n"
+        "from oger_recipe.data.templates import PromptTemplate, TEMPLATES\n"
         "TEMPLATES['r1'] = PromptTemplate('User: {question}', stop=tuple('aeinorst1'))\neval.main(sys.argv[1:])"
     )
     line = [sys.executable, "-c", script, str(policy_folder), "--benchmark", "gsm8k=gsm8k.jsonl", *SETTINGS]
