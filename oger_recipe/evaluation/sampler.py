@@ -120,7 +120,7 @@ class Sampler:
                 top_p=sampling.top_p,
                 top_k=sampling.top_k,
                 max_tokens=request.max_new_tokens,
-                seed=None,
+                seed=request.seed,
                 stop=list(stop) or None,
                 include_stop_str_in_output=True,
             )

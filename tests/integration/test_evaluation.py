@@ -380,5 +380,14 @@ def test_another_evaluation_is_not_overwritten(refused: Callable[..., str], tmp_
     assert (tmp_path / "one" / "settings.json").read_text() == settings
 
 
+def test_greedy_decoding_has_one_sample(
+    refused: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused(*FILE, "--temperature", "0", "--n", "8", "--out", "greedy")
+    assert "note: greedy decoding gives the same answer every time, so n is 1" in capsys.readouterr().out
+    settings = json.loads((tmp_path / "greedy" / "settings.json").read_text())
+    assert (settings["sampling"]["n"], settings["sampling"]["temperature"]) == (1, 0.0)
+
+
 def test_every_benchmark_of_the_registry_is_tested_here() -> None:
     assert {*RECORDS, "gpqa"} == BENCHMARKS.keys()

@@ -137,23 +137,21 @@ def test_an_interrupted_evaluation_goes_on_with_what_is_missing(
     assert "loading" not in whole.stdout and (folder / "first" / "results.json").read_text() == results
 
 
-def test_greedy_decoding_has_one_sample_and_a_template_ends_it_where_it_says(
-    folder: Path, policy_folder: Path
-) -> None:
-    """The stop texts of a template stay in the answer, like </answer> of r1; here they are letters, which noise has."""
+def test_a_template_ends_answers_at_its_stop_texts_which_stay(folder: Path, policy_folder: Path) -> None:
+    """r1 has </answer>, which noise never holds; here they are letters. Without --out the folder is under evals/."""
     script = (
         "import sys; from oger_recipe.cli import eval\n"
         "from oger_recipe.data.templates import PromptTemplate, TEMPLATES\n"
         "TEMPLATES['r1'] = PromptTemplate('User: {question}', stop=tuple('aeinorst1'))\neval.main(sys.argv[1:])"
     )
     line = [sys.executable, "-c", script, str(policy_folder), "--benchmark", "gsm8k=gsm8k.jsonl", *SETTINGS]
-    line += ["--temperature", "0", "--max_new_tokens", "200", "--prompt_template", "r1"]
+    line += ["--max_new_tokens", "200", "--prompt_template", "r1"]
     done = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    assert "note: greedy decoding gives the same answer every time, so n is 1" in done.stdout
     [out] = (folder / "evals").iterdir()
     records = _records(out / "answers" / "gsm8k.jsonl")
-    assert len(records) == 6
     assert all(record["prompt"].startswith("User: What is ") for record in records)
     stopped = [record["text"] for record in records if not record["truncated"]]
-    assert stopped and all(text[-1] in "aeinorst1" and not set(text[:-1]) & set("aeinorst1") for text in stopped)
+    assert len(stopped) > len(records) / 2
+    assert sum(text[-1:] in set("aeinorst1") for text in stopped) > len(stopped) / 2  # others end by themselves
+    assert all(not set(text[:-1]) & set("aeinorst1") for text in stopped)
