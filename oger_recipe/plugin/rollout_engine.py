@@ -23,6 +23,7 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
 
     async def generate_responses(self, prompt, label, sampling_params, *args, num_samples=1, **kwargs):
         """``num_samples`` responses. A seed in ``sampling_params`` is the run's: each sample gets one of its own."""
+        sampling_params.logprobs = 1
         if sampling_params.seed is None:
             return await super().generate_responses(
                 prompt, label, sampling_params, *args, num_samples=num_samples, **kwargs

@@ -75,6 +75,5 @@ class OgerSamplesGenerator(SamplesGenerator):
             stop=list(oger.stop) or None,
             stop_token_ids=list(oger.stop_token_ids) or None,
             include_stop_str_in_output=True,
-            logprobs=1,
             seed=generate_kwargs.get("seed"),
         )

@@ -31,7 +31,7 @@ def test_stop_rules_and_top_k_reach_the_engine_in_training_and_evaluation():
     for kwargs in ({"temperature": 1.2, "top_p": 0.9, "max_new_tokens": 64}, {"temperature": 0.0, "top_k": -1}):
         params = generator._sampling_params(kwargs)
         assert params.stop == ["</answer>", "\nUser:"] and params.stop_token_ids == [5, 6]
-        assert params.temperature == kwargs["temperature"] and params.logprobs == 1
+        assert params.temperature == kwargs["temperature"]
     assert generator._sampling_params({"top_p": 0.9}).top_k == 40
     assert generator._sampling_params({"top_k": 3}).top_k == 3  # the evaluation's own
     assert _generator()._sampling_params({}).stop in (None, [])
@@ -63,11 +63,11 @@ def test_every_sample_of_a_seeded_request_has_a_seed_of_its_own_that_other_promp
     assert seeds[0] == seeds[1]
     assert len({*seeds[0], *seeds[2], *seeds[3]}) == 9
     assert seeds[0][:2] == [params.seed for params in ask("a", 1, num_samples=2)]
-    assert all(params.temperature == 0.7 for params in first)
+    assert all(params.temperature == 0.7 and params.logprobs == 1 for params in first)
 
 
 def test_without_a_seed_the_engine_draws_as_before(ask):
-    assert [params.seed for params in ask("a", None)] == [None, None, None]
+    assert [(params.seed, params.logprobs) for params in ask("a", None)] == [(None, 1)] * 3
 
 
 def test_seeds_are_stable_and_tell_their_parts_apart():
