@@ -98,8 +98,9 @@ def main() -> None:
     memory_limit, preload = json.loads(sys.argv[2])
     for task in preload:
         try:
-            # A verifier may import more when it is called; the outcome does not matter here.
-            resolve(task)("\\boxed{1}", "1")
+            # A verifier may import more when it is called; the outcome does not matter here. The two texts differ, so
+            # that mathematics is needed to compare them.
+            resolve(task)("\\boxed{\\frac{x}{2}+x}", "\\frac{3x}{2}")
         except Exception:
             continue
     _fork_workers(control, memory_limit)
