@@ -91,7 +91,7 @@ class GradingPool:
         waiting = [position for position, result in enumerate(results) if result is None]
         batches = [waiting[start : start + _BATCH] for start in range(0, len(waiting), _BATCH)]
         with tqdm(
-            total=len(answers), initial=len(answers) - len(waiting), desc="grading", disable=not progress
+            total=len(answers), initial=len(answers) - len(waiting), desc="grading", disable=not (progress and waiting)
         ) as bar:
 
             def run(batch: list[int]) -> None:
