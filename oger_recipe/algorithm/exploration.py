@@ -9,10 +9,15 @@ OGER (arXiv 2604.18530), for rollouts i = 1..n and teachers j = 1..M of one prom
 H_i is the policy's entropy in nats at the end of rollout i and R_i its verifiable reward.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+SHAPINGS = ("none", "group_minmax", "group_rank", "ratio")
+SCHEDULES = ("constant", "linear", "cosine")
+_RATIO_GAMMA = 0.1
 
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda similarities: similarities.mean(dim=1),
@@ -48,23 +53,84 @@ def mean_similarity(rollouts: Tensor, teachers: Tensor, reduce: str = "mean") ->
     return REDUCTIONS[reduce](similarities)
 
 
+def shape_measure(measure: Tensor, earns: Tensor, *, shaping: str) -> Tensor:
+    """The rewarded measure [..., n] (the last dimension is a group) of the rows in the bool mask `earns`, reshaped.
+
+    none:         as it is
+    ratio:        x / (|x| + 0.1); of a negative x, a cosine maybe, without a pole
+    group_minmax: (x - min) / (max - min) among the group's earning rows; as it is if they are equal or only one
+    group_rank:   share of the group's other earning rows that have less, equals counting half; 1 if it is the only one
+
+    Rows that do not earn and nan stay as they are and touch no other row.
+    Raises ValueError for a shaping outside SHAPINGS and for differing shapes.
+    """
+    if shaping not in SHAPINGS:
+        raise ValueError(f"shaping={shaping!r} is unknown; valid values: {', '.join(SHAPINGS)}")
+    if earns.shape != measure.shape:
+        raise ValueError(f"measure and earns must have one shape, not {list(measure.shape)} and {list(earns.shape)}")
+    counted = earns & ~measure.isnan()
+    if shaping == "none":
+        return measure
+    if shaping == "ratio":
+        return torch.where(counted, measure / (measure.abs() + _RATIO_GAMMA), measure)
+    if shaping == "group_minmax":
+        low = torch.where(counted, measure, torch.inf).amin(dim=-1, keepdim=True)
+        high = torch.where(counted, measure, -torch.inf).amax(dim=-1, keepdim=True)
+        differs = high > low
+        return torch.where(counted & differs, (measure - low) / torch.where(differs, high - low, 1.0), measure)
+    mine, other = measure.unsqueeze(-1), measure.unsqueeze(-2)
+    beaten = ((mine > other).double() + 0.5 * (mine == other).double()) * counted.unsqueeze(-2)
+    others = counted.sum(dim=-1, keepdim=True) - 1
+    # A row equals itself; that half is not of another row.
+    rank = torch.where(others > 0, (beaten.sum(dim=-1) - 0.5) / others.clamp(min=1), 1.0)
+    return torch.where(counted, rank.to(measure.dtype), measure)
+
+
+def scheduled_weight(step: int, *, start: float, end: float, steps: int, schedule: str) -> float:
+    """The bonus weight at `step` (from 1): `start` at the first and `end` from step `steps` on; constant: `start`.
+
+    linear and cosine (half a wave) move in between; a schedule of one step has `start` at it and `end` afterwards.
+    Raises ValueError for a schedule outside SCHEDULES.
+    """
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule={schedule!r} is unknown; valid values: {', '.join(SCHEDULES)}")
+    if schedule == "constant":
+        return start
+    progress = min(max((step - 1) / max(steps - 1, 1), 0.0), 1.0)
+    if schedule == "cosine":
+        progress = (1 - math.cos(math.pi * progress)) / 2
+    return start * (1 - progress) + end * progress
+
+
 def exploration_bonus(
-    similarity: Tensor, entropy: Tensor, reward: Tensor, *, weight: str = "exp_neg_entropy", reverse: bool = True
+    similarity: Tensor,
+    entropy: Tensor,
+    reward: Tensor,
+    *,
+    weight: str = "exp_neg_entropy",
+    reverse: bool = True,
+    shaping: str = "none",
+    fails: Tensor | None = None,
 ) -> Tensor:
     """The exploration bonus B = D * w * R of every rollout (OGER, arXiv 2604.18530).
 
     similarity, entropy (nats) and reward have one shape, usually [n]; so has the result. D is 1 - similarity, or the
-    similarity itself unless `reverse`; w is the ENTROPY_WEIGHTS entry named by `weight`.
+    similarity itself unless `reverse`, mapped by shape_measure (whose groups are the last dimension); w is the
+    ENTROPY_WEIGHTS entry named by `weight`. Rows in the bool mask `fails` are wrong rollouts that earn all the same:
+    the opposite measure (closeness to the teachers under `reverse`), unshaped, times w, with R taken as 1.
     A rollout without reward, or without teachers (similarity nan), earns exactly 0 whatever its other inputs are.
     A nan entropy of a rewarded rollout is not hidden: its bonus is nan.
     Raises ValueError for differing shapes or an unknown weight.
     """
     if weight not in ENTROPY_WEIGHTS:
         raise ValueError(f"weight={weight!r} is unknown; valid values: {', '.join(ENTROPY_WEIGHTS)}")
-    if not similarity.shape == entropy.shape == reward.shape:
-        shapes = ", ".join(str(list(tensor.shape)) for tensor in (similarity, entropy, reward))
-        raise ValueError(f"similarity, entropy and reward must have one shape, not {shapes}")
-    divergence = 1 - similarity if reverse else similarity
-    bonus = divergence * ENTROPY_WEIGHTS[weight](entropy) * reward
-    earns_nothing = similarity.isnan() | (reward == 0)
-    return torch.where(earns_nothing, torch.zeros_like(bonus), bonus)
+    if fails is None:
+        fails = torch.zeros_like(reward, dtype=torch.bool)
+    if not similarity.shape == entropy.shape == reward.shape == fails.shape:
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in (similarity, entropy, reward, fails))
+        raise ValueError(f"similarity, entropy, reward and fails must have one shape, not {shapes}")
+    measure, opposite = (1 - similarity, similarity) if reverse else (similarity, 1 - similarity)
+    earns = (reward != 0) & ~fails
+    earned = torch.where(fails, opposite, shape_measure(measure, earns, shaping=shaping))
+    bonus = earned * ENTROPY_WEIGHTS[weight](entropy) * torch.where(fails, torch.ones_like(reward), reward)
+    return torch.where((earns | fails) & ~similarity.isnan(), bonus, torch.zeros_like(bonus))

@@ -1,4 +1,7 @@
-"""Which rollouts of a group make room for teacher trajectories (OGER, arXiv 2604.18530)."""
+"""Which rollouts of a group make room for teacher trajectories, and for which (OGER, arXiv 2604.18530)."""
+
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -8,6 +11,7 @@ _PLAIN_MODES = (
     *(f"similarity_{reduce}_{direction}" for reduce in ("mean", "max", "min") for direction in ("des", "asc")),
     "random",
 )
+DRAWS = ("uniform", "source_weights", "shortest", "round_robin")
 REPLACE_MODES = (*_PLAIN_MODES, *(_WRONG_FIRST + mode for mode in _PLAIN_MODES))
 
 
@@ -49,3 +53,43 @@ def _ranking(similarity: Tensor, plain_mode: str, generator: torch.Generator | N
         device = generator.device if generator is not None else None
         return torch.randperm(len(similarity), generator=generator, device=device).to(similarity.device)
     return torch.argsort(similarity, descending=plain_mode.endswith("_des"), stable=True)
+
+
+def draw_teachers(
+    sources: Sequence[str],
+    lengths: Sequence[int],
+    *,
+    count: int,
+    mode: str,
+    generator: torch.Generator,
+    weights: Mapping[str, float] | None = None,
+    turn: int = 0,
+) -> list[int]:
+    """Indices of at most `count` distinct teachers of one prompt, in the order of the draw.
+
+    `sources` names each teacher's source, `lengths` is in tokens. uniform: every teacher alike; source_weights: with
+    probability proportional to the weight of its source (1 where `weights` has none; 0 excludes it); shortest: by
+    length, equals in their order; round_robin: in the order of the sorted sources, from number `turn` on, cyclically.
+    Raises ValueError for a mode outside DRAWS, a negative count, a weight that is negative or not finite, or unequal
+    numbers of sources and lengths.
+    """
+    if mode not in DRAWS:
+        raise ValueError(f"mode={mode!r} is unknown; valid values: {', '.join(DRAWS)}")
+    if count < 0 or len(sources) != len(lengths):
+        raise ValueError(f"count {count} of {len(sources)} sources and {len(lengths)} lengths")
+    indices = range(len(sources))
+    if mode == "shortest":
+        return sorted(indices, key=lambda index: lengths[index])[:count]
+    if mode == "round_robin":
+        order = sorted(indices, key=lambda index: sources[index])
+        return [order[(turn + number) % len(order)] for number in range(min(count, len(order)))]
+    chances = [float((weights or {}).get(source, 1.0)) if mode == "source_weights" else 1.0 for source in sources]
+    if not all(0 <= chance < math.inf for chance in chances):
+        raise ValueError(f"weights must be finite and 0 or more, not {dict(weights or {})}")
+    drawn = min(count, sum(chance > 0 for chance in chances))
+    if not drawn:
+        return []
+    chosen: list[int] = torch.multinomial(
+        torch.tensor(chances, dtype=torch.float64), drawn, generator=generator
+    ).tolist()
+    return chosen

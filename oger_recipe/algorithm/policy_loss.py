@@ -7,40 +7,29 @@ With p = pi_theta(token), r = pi_theta(token) / pi_old(token) and the advantage 
 
 f reshapes the probability that the policy gives to a teacher's token; the teacher's own probability is taken as 1, so
 p stands where the importance ratio would. The gradient flows through p: df/dtheta = f'(p) p dlog(p)/dtheta.
+Two other losses for teacher tokens: PPO's own, as if they were rollouts, and the supervised one beside PPO's.
 """
 
-import math
-from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from oger_recipe.algorithm.reshape import RESHAPES, reshape_probability, reshape_ratio
+
+__all__ = [
+    "AGGREGATIONS",
+    "RESHAPES",
+    "TEACHER_LOSSES",
+    "aggregate_token_loss",
+    "hybrid_policy_loss",
+    "reshape_probability",
+]
+
 AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
-_MAX_LOG_RATIO = 20.0
-
-# Each takes (log p, weight, power) and stays in log space where it can: p ** power has no finite gradient at p = 0.
-_RESHAPES: dict[str, Callable[[Tensor, float, float], Tensor]] = {
-    "no_reshape": lambda log_probs, weight, power: log_probs.exp(),
-    "logp": lambda log_probs, weight, power: weight * log_probs,
-    "p_logp": lambda log_probs, weight, power: log_probs.exp() + weight * log_probs,
-    "square_root": lambda log_probs, weight, power: (0.5 * log_probs).exp(),
-    "pow": lambda log_probs, weight, power: (power * log_probs).exp(),
-}
-_GAMMA_RESHAPE = "p_div_p_"
-RESHAPES = (*_RESHAPES, f"{_GAMMA_RESHAPE}<gamma>")
-
-
-def reshape_probability(log_probs: Tensor, reshape: str, weight: float, power: float) -> Tensor:
-    """f(p) for p = exp(log_probs), elementwise, by name (LUFFY, arXiv 2504.14945).
-
-    no_reshape: p | logp: weight * log p | p_logp: p + weight * log p | square_root: sqrt(p) | pow: p ** power |
-    p_div_p_<gamma>: p / (p + gamma) for any positive number gamma.
-    Raises ValueError for any other name.
-    """
-    if reshape in _RESHAPES:
-        return _RESHAPES[reshape](log_probs, weight, power)
-    # p / (p + gamma) is the logistic function of log p - log gamma, which neither under- nor overflows.
-    return torch.sigmoid(log_probs - math.log(_gamma(reshape)))
+TEACHER_LOSSES = ("reshape", "ppo", "sft")
+_TEACHER_PROB_EPS = 1e-6
 
 
 def hybrid_policy_loss(
@@ -53,41 +42,104 @@ def hybrid_policy_loss(
     reshape: str = "p_div_p_0.1",
     reshape_weight: float = 0.1,
     reshape_power: float = 0.5,
+    off_policy_max_clip: float | None = None,
+    off_policy_min_clip: float | None = None,
+    teacher_probs: Tensor | None = None,
+    teacher_loss: str = "reshape",
+    sft_loss_coef: float = 1.0,
+    on_policy_reshape: str = "no_reshape",
+    on_policy_reshape_weight: float = 0.1,
+    on_policy_reshape_power: float = 0.5,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     use_clip: bool = True,
+    all_max_clip: float | None = None,
     aggregation: str = "constant",
     max_response_length: int | None = None,
     num_rows: float | Tensor | None = None,
     num_tokens: float | Tensor | None = None,
+    num_teacher_tokens: float | Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss (0-d) of a batch, and detached 0-d metrics whose keys never change; a mean over no token is 0.
 
     All tensors are [B, T], log-probabilities in nats. Tokens outside action_mask are ignored whatever they hold; those
     inside are the teacher's where off_policy_mask is set. Only log_probs receives a gradient. reshape_probability
-    explains `reshape`, aggregate_token_loss explains `aggregation`, `max_response_length` and the totals.
+    explains `reshape`, reshape_ratio `on_policy_reshape`, aggregate_token_loss `aggregation`, `max_response_length`
+    and the totals.
+
+    The loss of teacher tokens by `teacher_loss`:
+
+        reshape: -A f(p), f(p) clamped to off_policy_min_clip and off_policy_max_clip where given. Where teacher_probs
+                 [B, T], the teacher's own probabilities, is given and above 0, f(p) is p / (teacher_prob + 1e-6)
+        ppo:     that of rollout tokens
+        sft:     sft_loss_coef * sum(-log p) / num_teacher_tokens, added to the aggregated loss of the rollout tokens.
+                 num_teacher_tokens (default: this batch's) is of the whole optimizer step. num_tokens, and the
+                 num_rows of sequence_mean, are then of rollout tokens alone; constant still divides by all rows
+
+    all_max_clip: tokens of either kind with p above it are as if outside action_mask, except for totals that are given
+    and for the metrics all_clip_fraction and off_policy_token_share, which are shares of all tokens in action_mask.
+    on_policy_*, ppo_kl and clip_fraction are of rollout tokens, the other off_policy_* of the teacher's, whatever
+    teacher_loss is: off_policy_ratio is PPO's under ppo, the unused f(p) under sft; neither is clamped.
     Raises ValueError for differing shapes and for unknown names.
     """
-    _require_one_shape(log_probs, old_log_probs, advantages, action_mask, off_policy_mask)
+    given = () if teacher_probs is None else (teacher_probs,)
+    _require_one_shape(log_probs, old_log_probs, advantages, action_mask, off_policy_mask, *given)
+    if teacher_loss not in TEACHER_LOSSES:
+        raise ValueError(f"teacher_loss={teacher_loss!r} is unknown; valid values: {', '.join(TEACHER_LOSSES)}")
     dtype = torch.promote_types(log_probs.dtype, torch.float32)
     log_probs, old_log_probs = log_probs.to(dtype), old_log_probs.detach().to(dtype)
     advantages = advantages.detach().to(dtype)
     is_action = action_mask.bool()
-    is_teacher = is_action & off_policy_mask.bool()
-    is_rollout = is_action & ~is_teacher
-    clip = (clip_low, clip_high) if use_clip else None
-    on_loss, on_metrics = _rollout_terms(log_probs, old_log_probs, advantages, is_rollout, clip)
-    off_loss, off_metrics = _teacher_terms(log_probs, advantages, is_teacher, (reshape, reshape_weight, reshape_power))
-    loss = aggregate_token_loss(
-        torch.where(is_teacher, off_loss, on_loss),
-        is_action,
-        aggregation,
-        max_response_length=max_response_length,
-        num_rows=num_rows,
-        num_tokens=num_tokens,
+    kept = is_action if all_max_clip is None else is_action & ~(log_probs.detach().exp() > all_max_clip)
+    is_teacher = kept & off_policy_mask.bool()
+    as_rollout = kept if teacher_loss == "ppo" else kept & ~is_teacher
+    on_settings = _RolloutSettings(
+        on_policy_reshape,
+        on_policy_reshape_weight,
+        on_policy_reshape_power,
+        (clip_low, clip_high) if use_clip else None,
     )
-    share = {"off_policy_token_share": _mean(is_teacher.to(dtype), is_action)}
-    return loss, {**on_metrics, **off_metrics, **share}
+    on_loss, ratio, clipped = _rollout_terms(log_probs, old_log_probs, advantages, as_rollout, on_settings)
+    unbounded = _teacher_ratio(
+        log_probs,
+        is_teacher,
+        teacher_probs,
+        (reshape, reshape_weight, reshape_power),
+    )
+    bounds = (off_policy_min_clip, off_policy_max_clip) if teacher_loss == "reshape" else (None, None)
+    off_ratio = unbounded if bounds == (None, None) else unbounded.clamp(*bounds)
+    if teacher_loss == "ppo":
+        off_loss, off_ratio = on_loss, ratio
+    elif teacher_loss == "sft":
+        off_loss = torch.where(is_teacher, -log_probs, 0.0)
+    else:
+        off_loss = torch.where(is_teacher, -advantages, 0.0) * off_ratio
+    totals: dict[str, Any] = {
+        "max_response_length": max_response_length,
+        "num_rows": num_rows,
+        "num_tokens": num_tokens,
+    }
+    if teacher_loss == "sft":
+        supervised = _divide(off_loss.sum(), is_teacher.sum() if num_teacher_tokens is None else num_teacher_tokens)
+        loss = aggregate_token_loss(on_loss, as_rollout, aggregation, **totals) + sft_loss_coef * supervised
+    else:
+        loss = aggregate_token_loss(torch.where(is_teacher, off_loss, on_loss), kept, aggregation, **totals)
+    is_rollout = kept & ~is_teacher
+    difference = torch.where(is_rollout, old_log_probs, 0.0) - torch.where(is_rollout, log_probs, 0.0)
+    return loss, {
+        "on_policy_loss": _mean(on_loss, is_rollout),
+        "on_policy_ratio": _mean(ratio, is_rollout),
+        "on_policy_prob": _mean(torch.where(is_rollout, old_log_probs, 0.0).exp(), is_rollout),
+        "ppo_kl": _mean(difference, is_rollout),
+        "clip_fraction": _mean(clipped, is_rollout),
+        "off_policy_loss": _mean(off_loss, is_teacher),
+        "off_policy_ratio": _mean(off_ratio, is_teacher),
+        "off_policy_prob": _mean(torch.where(is_teacher, log_probs, 0.0).exp(), is_teacher),
+        "off_policy_ratio_max_clip_fraction": _mean(_exceeds(unbounded, bounds[1]), is_teacher),
+        "off_policy_ratio_min_clip_fraction": _mean(_exceeds(-unbounded, _negated(bounds[0])), is_teacher),
+        "off_policy_token_share": _mean((is_action & off_policy_mask.bool()).to(dtype), is_action),
+        "all_clip_fraction": _mean((is_action & ~kept).to(dtype), is_action),
+    }
 
 
 def aggregate_token_loss(
@@ -122,50 +174,52 @@ def aggregate_token_loss(
     return _divide(token_loss.sum(), (token_loss.shape[0] if num_rows is None else num_rows) * length)
 
 
+@dataclass(frozen=True)
+class _RolloutSettings:
+    reshape: str
+    weight: float
+    power: float
+    clip: tuple[float, float] | None
+
+
 def _rollout_terms(
-    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, clip: tuple[float, float] | None
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The PPO loss [B, T] of the masked tokens, 0 elsewhere, and its metrics."""
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, settings: _RolloutSettings
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The PPO loss [B, T] of the masked tokens, 0 elsewhere; the ratio, and whether (1 or 0) clipping decided."""
     # Foreign values leave before exp and before any product: a mask applied afterwards turns inf into nan (inf * 0).
     advantages, old_log_probs = torch.where(mask, advantages, 0.0), torch.where(mask, old_log_probs, 0.0)
-    log_ratio = torch.where(mask, log_probs, 0.0) - old_log_probs
-    ratio = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
-    unclipped = -advantages * ratio
-    loss = unclipped
-    if clip is not None:
-        loss = torch.maximum(unclipped, -advantages * ratio.clamp(1 - clip[0], 1 + clip[1]))
-    return loss, {
-        "on_policy_loss": _mean(loss, mask),
-        "on_policy_ratio": _mean(ratio, mask),
-        "on_policy_prob": _mean(old_log_probs.exp(), mask),
-        "ppo_kl": _mean(-log_ratio, mask),
-        "clip_fraction": _mean((loss > unclipped).to(loss.dtype), mask),
-    }
-
-
-def _teacher_terms(
-    log_probs: Tensor, advantages: Tensor, mask: Tensor, reshaping: tuple[str, float, float]
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The imitation loss [B, T] of the masked tokens, anything elsewhere, and its metrics."""
     log_probs = torch.where(mask, log_probs, 0.0)
-    reshaped = reshape_probability(log_probs, *reshaping)
-    loss = -advantages * reshaped
-    return loss, {
-        "off_policy_loss": _mean(loss, mask),
-        "off_policy_ratio": _mean(reshaped, mask),
-        "off_policy_prob": _mean(log_probs.exp(), mask),
-    }
+    ratio = reshape_ratio(log_probs, old_log_probs, settings.reshape, settings.weight, settings.power)
+    unclipped = -advantages * ratio
+    if settings.clip is None:
+        return unclipped, ratio, torch.zeros_like(ratio)
+    low, high = settings.clip
+    loss = torch.maximum(unclipped, -advantages * ratio.clamp(1 - low, 1 + high))
+    return loss, ratio, (loss > unclipped).to(loss.dtype)
 
 
-def _gamma(reshape: str) -> float:
-    """The gamma of a p_div_p_<gamma> name. Raises ValueError for any other name."""
-    try:
-        gamma = float(reshape.removeprefix(_GAMMA_RESHAPE)) if reshape.startswith(_GAMMA_RESHAPE) else 0.0
-    except ValueError:
-        gamma = 0.0
-    if not 0 < gamma < math.inf:
-        raise ValueError(f"reshape={reshape!r} is unknown; valid values: {', '.join(RESHAPES)} with gamma > 0")
-    return gamma
+def _teacher_ratio(
+    log_probs: Tensor,
+    mask: Tensor,
+    teacher_probs: Tensor | None,
+    reshaping: tuple[str, float, float],
+) -> Tensor:
+    """What stands for the importance ratio of the masked tokens [B, T], anything finite elsewhere."""
+    log_probs = torch.where(mask, log_probs, 0.0)
+    ratio = reshape_probability(log_probs, *reshaping)
+    if teacher_probs is not None:
+        known = mask & (teacher_probs > 0)
+        behaviour = torch.where(known, teacher_probs.detach().to(ratio.dtype), 1.0) + _TEACHER_PROB_EPS
+        ratio = torch.where(known, log_probs.exp() / behaviour, ratio)
+    return ratio
+
+
+def _exceeds(values: Tensor, bound: float | None) -> Tensor:
+    return torch.zeros_like(values) if bound is None else (values > bound).to(values.dtype)
+
+
+def _negated(bound: float | None) -> float | None:
+    return None if bound is None else -bound
 
 
 def _mean(values: Tensor, mask: Tensor) -> Tensor:

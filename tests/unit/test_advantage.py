@@ -5,7 +5,13 @@ import math
 import pytest
 import torch
 
-from oger_recipe.algorithm.advantage import group_advantage, keep_teacher_nonnegative
+from oger_recipe.algorithm.advantage import (
+    BASELINES,
+    group_advantage,
+    keep_teacher_nonnegative,
+    teacher_fixed_advantage,
+    weigh_token_advantages,
+)
 
 
 def test_without_std_the_advantage_is_the_distance_to_the_groups_mean() -> None:
@@ -104,3 +110,71 @@ def test_keeping_teachers_nonnegative_refuses_wrong_shapes() -> None:
         keep_teacher_nonnegative(advantages, teacher, torch.ones(3, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"\[2, 3\], \[2, 1\], \[2\]"):
         keep_teacher_nonnegative(advantages, teacher[:, :1], torch.ones(2, dtype=torch.bool))
+
+
+def test_a_baseline_of_some_rows_is_applied_to_all() -> None:
+    # rollouts 1, 0, 0, 1: mean 0.5, squares 1, / 3, std = sqrt(1/3); the teacher has 2
+    rewards = torch.tensor([[2.0, 1.0, 0.0, 0.0, 1.0]], dtype=torch.float64)
+    rollouts = torch.tensor([[False, True, True, True, True]])
+    expected = torch.tensor([[1.5, 0.5, -0.5, -0.5, 0.5]], dtype=torch.float64)
+    torch.testing.assert_close(group_advantage(rewards, use_std=False, baseline_mask=rollouts), expected)
+    divided = group_advantage(rewards, use_std=True, eps=0.25, baseline_mask=rollouts)
+    torch.testing.assert_close(divided, expected / (math.sqrt(1 / 3) + 0.25))
+
+
+@pytest.mark.parametrize("use_std", [True, False])
+def test_baselines_without_a_spread_divide_by_one(use_std: bool) -> None:
+    # equal rollouts: mean 0.1, std 0 -> 1; a single one: mean 0, std 1; none: nothing to compare with
+    rewards = torch.tensor([[1.0, 0.1, 0.1, 0.1], [1.0, 0.5, 0.25, 0.0], [1.0, 0.5, 0.25, 0.0]])
+    baseline = torch.tensor([[False, True, True, True], [False, True, False, False], [False] * 4])
+    advantages = group_advantage(rewards, use_std=use_std, baseline_mask=baseline)
+    expected = torch.tensor([[0.9, 0.0, 0.0, 0.0], [1.0, 0.5, 0.25, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    torch.testing.assert_close(advantages, expected)
+    # in float64 the mean of three times 0.1 is not 0.1
+    exact = torch.tensor([[1.0, 0.1, 0.1, 0.1]], dtype=torch.float64)
+    advantages_of_exact = group_advantage(exact, use_std=use_std, baseline_mask=baseline[:1])
+    torch.testing.assert_close(advantages_of_exact, torch.tensor([[0.9, 0.0, 0.0, 0.0]], dtype=torch.float64))
+    assert advantages[0, 1:].tolist() == [0.0] * 3
+    assert advantages[2].tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("use_std", [True, False])
+def test_a_baseline_of_all_rows_is_the_groups_own(use_std: bool) -> None:
+    torch.manual_seed(0)
+    rewards = torch.rand(5, 8)
+    everyone = torch.ones(5, 8, dtype=torch.bool)
+    split = group_advantage(rewards, use_std=use_std, baseline_mask=everyone)
+    torch.testing.assert_close(split, group_advantage(rewards, use_std=use_std))
+
+
+def test_an_undefined_reward_outside_the_baseline_stays_with_its_row() -> None:
+    rewards, baseline = torch.tensor([[math.nan, 1.0, 0.0]]), torch.tensor([[False, True, True]])
+    advantages = group_advantage(rewards, use_std=False, baseline_mask=baseline)
+    assert advantages[0, 0].isnan()
+    assert advantages[0, 1:].tolist() == [0.5, -0.5]
+
+
+def test_a_baseline_of_another_shape_is_refused_and_its_names_are_fixed() -> None:
+    with pytest.raises(ValueError, match=r"\[1, 2\], not \[2\]"):
+        group_advantage(torch.ones(1, 2), use_std=False, baseline_mask=torch.ones(2, dtype=torch.bool))
+    assert BASELINES == ("group", "rollouts")
+
+
+def test_tokens_of_teachers_are_weighed_by_alpha_and_the_others_by_beta() -> None:
+    advantages = torch.tensor([[1.0, 1.0, -2.0], [3.0, 3.0, 0.0]], dtype=torch.float64)
+    teacher = torch.tensor([[True, False, True], [False, False, False]])
+    expected = torch.tensor([[0.1, 0.7, -0.2], [2.1, 2.1, 0.0]], dtype=torch.float64)
+    weighed = weigh_token_advantages(advantages, teacher, alpha=0.1, beta=0.7)
+    torch.testing.assert_close(weighed, expected, rtol=1e-12, atol=0)
+    assert torch.equal(weigh_token_advantages(advantages, teacher, alpha=1.0, beta=1.0), advantages)
+    assert weigh_token_advantages(advantages.bfloat16(), teacher, alpha=0.1, beta=0.7).dtype == torch.bfloat16
+
+
+def test_tokens_of_teachers_get_the_fixed_advantage_whatever_they_had() -> None:
+    advantages = torch.tensor([[1.0, math.nan, -2.0], [3.0, 3.0, 0.0]], dtype=torch.float64)
+    teacher = torch.tensor([[True, True, False], [False, False, True]])
+    before = advantages.clone()
+    fixed = teacher_fixed_advantage(advantages, teacher, value=0.125)
+    assert fixed.tolist() == [[0.125, 0.125, -2.0], [3.0, 3.0, 0.125]]
+    assert fixed.dtype == torch.float64
+    assert torch.equal(advantages.nan_to_num(), before.nan_to_num())

@@ -10,7 +10,13 @@ import pytest
 import torch
 
 import oger_recipe
-from oger_recipe.algorithm.exploration import exploration_bonus, mean_similarity
+from oger_recipe.algorithm.exploration import (
+    SHAPINGS,
+    exploration_bonus,
+    mean_similarity,
+    scheduled_weight,
+    shape_measure,
+)
 
 # Unit vectors with round cosines: (0.6, 0.8) and (0.8, 0.6).
 ROLLOUTS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
@@ -187,3 +193,161 @@ assert not foreign and not ours, (foreign, ours)
     environment = {**os.environ, "PYTHONPATH": root}
     outcome = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert outcome.returncode == 0, outcome.stderr
+
+
+NAN = math.nan
+MEASURES = torch.tensor([0.2, 0.1, 0.3, 0.2, 0.7, NAN], dtype=torch.float64)
+EARNS = torch.tensor([True, False, True, True, True, True])
+
+
+@pytest.mark.parametrize(
+    ("shaping", "expected"),
+    [
+        # earning: 0.2, 0.3, 0.2, 0.7
+        ("none", [0.2, 0.1, 0.3, 0.2, 0.7, NAN]),
+        ("ratio", [2 / 3, 0.1, 3 / 4, 2 / 3, 7 / 8, NAN]),
+        ("group_minmax", [0.0, 0.1, 0.2, 0.0, 1.0, NAN]),
+        # of three others: 0 less and 1 equal; 2 less; 0 less and 1 equal; 3 less
+        ("group_rank", [1 / 6, 0.1, 2 / 3, 1 / 6, 1.0, NAN]),
+    ],
+)
+def test_shaping_maps_the_measures_of_earning_rows_only(shaping: str, expected: list[float]) -> None:
+    shaped = shape_measure(MEASURES, EARNS, shaping=shaping)
+    torch.testing.assert_close(shaped, torch.tensor(expected, dtype=torch.float64), equal_nan=True)
+    assert shaped.isnan().tolist() == [False] * 5 + [True]
+
+
+@pytest.mark.parametrize(
+    ("shaping", "alone", "equal", "nobody"),
+    [
+        ("none", [0.3, 0.4], [0.3, 0.3], [0.3, 0.4]),
+        ("ratio", [0.75, 0.4], [0.75, 0.75], [0.3, 0.4]),
+        ("group_minmax", [0.3, 0.4], [0.3, 0.3], [0.3, 0.4]),
+        ("group_rank", [1.0, 0.4], [0.5, 0.5], [0.3, 0.4]),
+    ],
+)
+def test_shaping_of_rows_that_cannot_be_compared(
+    shaping: str, alone: list[float], equal: list[float], nobody: list[float]
+) -> None:
+    # three groups at once: one row earns; both earn alike; none earns
+    measure = torch.tensor([[0.3, 0.4], [0.3, 0.3], [0.3, 0.4]])
+    earns = torch.tensor([[True, False], [True, True], [False, False]])
+    torch.testing.assert_close(shape_measure(measure, earns, shaping=shaping), torch.tensor([alone, equal, nobody]))
+
+
+def test_the_ratio_of_a_negative_measure_has_no_pole() -> None:
+    shaped = shape_measure(torch.tensor([-0.1, -0.3, 0.0]), torch.ones(3, dtype=torch.bool), shaping="ratio")
+    torch.testing.assert_close(shaped, torch.tensor([-0.5, -0.75, 0.0]))
+
+
+@pytest.mark.parametrize("shaping", SHAPINGS)
+def test_shaping_keeps_the_order_and_follows_permutations_and_groups(shaping: str) -> None:
+    torch.manual_seed(0)
+    measure, earns = torch.rand(4, 8), torch.rand(4, 8) < 0.7
+    measure[:, 0] = NAN
+    order = torch.randperm(8)
+    shaped = shape_measure(measure, earns, shaping=shaping)
+    permuted = shape_measure(measure[:, order], earns[:, order], shaping=shaping)
+    torch.testing.assert_close(permuted, shaped[:, order], equal_nan=True)
+    for row in range(4):
+        torch.testing.assert_close(
+            shape_measure(measure[row], earns[row], shaping=shaping), shaped[row], equal_nan=True
+        )
+        counted = earns[row] & ~measure[row].isnan()
+        assert torch.equal(shaped[row][counted].argsort(), measure[row][counted].argsort())
+        torch.testing.assert_close(shaped[row][~counted], measure[row][~counted], equal_nan=True)
+
+
+def test_shaping_refuses_unknown_names_and_shapes_that_would_broadcast() -> None:
+    with pytest.raises(ValueError, match="minmax.*none, group_minmax, group_rank, ratio"):
+        shape_measure(MEASURES, EARNS, shaping="minmax")
+    with pytest.raises(ValueError, match=r"\[6\] and \[1\]"):
+        shape_measure(MEASURES, EARNS[:1], shaping="ratio")
+    with pytest.raises(ValueError, match="minmax.*none, group_minmax, group_rank, ratio"):
+        exploration_bonus(torch.ones(1), torch.ones(1), torch.ones(1), shaping="minmax")
+
+
+@pytest.mark.parametrize(
+    ("reverse", "expected"),
+    [
+        # divergences 0.2, 0.6, 0.4, 0.9 of which the first two earn: 0 and 1; similarities 0.8, 0.4: 1 and 0
+        (True, [0.0, 2.0, 0.0, 0.0]),
+        (False, [1.0, 0.0, 0.0, 0.0]),
+    ],
+)
+def test_a_bonus_is_shaped_among_the_rewarded(reverse: bool, expected: list[float]) -> None:
+    similarity, reward = torch.tensor([0.8, 0.4, 0.6, 0.1]), torch.tensor([1.0, 2.0, 0.0, 0.0])
+    bonus = exploration_bonus(similarity, torch.zeros(4), reward, shaping="group_minmax", reverse=reverse)
+    torch.testing.assert_close(bonus, torch.tensor(expected))
+
+
+@pytest.mark.parametrize("reward", [0.0, -0.5, 3.0])
+@pytest.mark.parametrize(("reverse", "failing", "earning"), [(True, 0.7, 0.2), (False, 0.3, 0.8)])
+def test_failing_rollouts_earn_the_opposite_measure_with_a_reward_of_one(
+    reward: float, reverse: bool, failing: float, earning: float
+) -> None:
+    # similarities 0.7 (fails), 0.8 (reward 2), 0.9 (neither); entropies ln 2, ln 2 and 0
+    bonus = exploration_bonus(
+        torch.tensor([0.7, 0.8, 0.9]),
+        torch.tensor([LN2, LN2, 0.0]),
+        torch.tensor([reward, 2.0, 0.0]),
+        reverse=reverse,
+        fails=torch.tensor([True, False, False]),
+    )
+    torch.testing.assert_close(bonus, torch.tensor([failing * 0.5, earning * 0.5 * 2, 0.0]))
+
+
+def test_failing_rollouts_neither_are_shaped_nor_shape_others() -> None:
+    # divergences 0.9 (fails), 0.2, 0.6: the last two are the group that is shaped
+    bonus = exploration_bonus(
+        torch.tensor([0.1, 0.8, 0.4]),
+        torch.zeros(3),
+        torch.ones(3),
+        shaping="group_minmax",
+        fails=torch.tensor([True, False, False]),
+    )
+    torch.testing.assert_close(bonus, torch.tensor([0.1, 0.0, 1.0]))
+
+
+def test_failing_rollouts_without_teachers_earn_nothing_and_masks_may_not_broadcast() -> None:
+    nothing = torch.full((2,), NAN)
+    fails = torch.tensor([True, False])
+    assert exploration_bonus(nothing, torch.zeros(2), torch.ones(2), fails=fails).tolist() == [0.0, 0.0]
+    with pytest.raises(ValueError, match=r"\[2\], \[2\], \[2\], \[1\]"):
+        exploration_bonus(nothing, torch.zeros(2), torch.ones(2), fails=fails[:1])
+
+
+def test_groups_of_a_batch_are_shaped_apart() -> None:
+    similarity = torch.tensor([[0.8, 0.4, 0.6], [NAN, NAN, NAN]])
+    bonus = exploration_bonus(similarity, torch.zeros(2, 3), torch.ones(2, 3), shaping="group_rank")
+    assert bonus.tolist() == [[0.0, 1.0, 0.5], [0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        # progress 0, 1/4, 1/2, 3/4, 1, 1 over five steps
+        ("constant", [0.1] * 6),
+        ("linear", [0.1, 0.15, 0.2, 0.25, 0.3, 0.3]),
+        ("cosine", [0.1, 0.1 + 0.1 * (1 - math.sqrt(0.5)), 0.2, 0.1 + 0.1 * (1 + math.sqrt(0.5)), 0.3, 0.3]),
+    ],
+)
+def test_schedules_lead_from_start_to_end(schedule: str, expected: list[float]) -> None:
+    weights = [scheduled_weight(step, start=0.1, end=0.3, steps=5, schedule=schedule) for step in (1, 2, 3, 4, 5, 500)]
+    assert weights == pytest.approx(expected)
+    assert weights[0] == 0.1
+    assert weights[-1] == weights[-2] == expected[-1]
+    # 0.3 + (0.1 - 0.3) is not 0.1 in floating point
+    reversed_end = scheduled_weight(5, start=0.3, end=0.1, steps=5, schedule=schedule)
+    assert reversed_end == (0.3 if schedule == "constant" else 0.1)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_schedule_of_one_step_starts_and_then_ends(schedule: str) -> None:
+    assert scheduled_weight(1, start=1.0, end=0.0, steps=1, schedule=schedule) == 1.0
+    assert scheduled_weight(2, start=1.0, end=0.0, steps=1, schedule=schedule) == 0.0
+
+
+def test_unknown_schedules_are_refused_by_naming_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="exp.*constant, linear, cosine"):
+        scheduled_weight(1, start=1.0, end=0.0, steps=2, schedule="exp")

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from oger_recipe.algorithm.hybrid_group import REPLACE_MODES, select_replaced
+from oger_recipe.algorithm.hybrid_group import DRAWS, REPLACE_MODES, draw_teachers, select_replaced
 
 SIMILARITY = torch.tensor([0.3, 0.9, 0.1, 0.9, 0.5])
 REWARD = torch.tensor([0.0, 1.0, 1.0, 1.0, 0.0])
@@ -141,3 +141,94 @@ def test_wrong_shapes_and_negative_counts_are_refused() -> None:
         select_replaced(SIMILARITY[None], REWARD[None], max_replace_num=1)
     with pytest.raises(ValueError, match="not -1"):
         select_replaced(SIMILARITY, REWARD, max_replace_num=-1)
+
+
+SOURCES = ["r1", "gpt", "r1", "base", "gpt"]
+LENGTHS = [30, 10, 20, 10, 50]
+
+
+def draw(mode: str, count: int, seed: int = 0, **options) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return draw_teachers(SOURCES, LENGTHS, count=count, mode=mode, generator=generator, **options)
+
+
+@pytest.mark.parametrize("mode", DRAWS)
+@pytest.mark.parametrize(("count", "k"), [(0, 0), (1, 1), (3, 3), (5, 5), (9, 5)])
+def test_teachers_are_distinct_and_as_many_as_asked_and_present(mode: str, count: int, k: int) -> None:
+    for seed in range(5):
+        drawn = draw(mode, count, seed)
+        assert len(drawn) == len(set(drawn)) == k
+        assert set(drawn) <= set(range(5))
+        assert draw(mode, count, seed) == drawn
+
+
+@pytest.mark.parametrize("mode", DRAWS)
+def test_a_prompt_without_teachers_gets_none(mode: str) -> None:
+    assert draw_teachers([], [], count=2, mode=mode, generator=torch.Generator(), turn=3) == []
+
+
+def test_the_shortest_teachers_come_first_and_ties_keep_their_order() -> None:
+    assert draw("shortest", 5) == [1, 3, 2, 0, 4]
+    assert draw("shortest", 2) == [1, 3]
+
+
+def test_round_robin_goes_through_the_sorted_sources_from_its_turn_on() -> None:
+    # base: 3; gpt: 1, 4; r1: 0, 2
+    assert draw("round_robin", 5) == [3, 1, 4, 0, 2]
+    assert [draw("round_robin", 1, turn=turn)[0] for turn in range(7)] == [3, 1, 4, 0, 2, 3, 1]
+    assert draw("round_robin", 3, turn=4) == [2, 3, 1]
+    assert draw("round_robin", 9, turn=1) == [1, 4, 0, 2, 3]
+
+
+def test_uniform_draws_ignore_sources_and_weights_and_are_fair_in_every_place() -> None:
+    generator = torch.Generator().manual_seed(0)
+    counts = torch.zeros(2, 5)
+    for _ in range(1000):
+        first, second = draw_teachers(
+            SOURCES, LENGTHS, count=2, mode="uniform", generator=generator, weights={"r1": 0.0}
+        )
+        counts[0, first] += 1
+        counts[1, second] += 1
+    # 1000 draws, p = 1/5: sd = 12.6
+    assert (counts - 200).abs().max() < 65
+
+
+def test_weighted_draws_are_proportional_and_without_replacement() -> None:
+    generator = torch.Generator().manual_seed(0)
+    counts = torch.zeros(2, 5)
+    for _ in range(1000):
+        first, second = draw_teachers(
+            SOURCES, LENGTHS, count=2, mode="source_weights", generator=generator, weights={"r1": 0.0, "base": 8.0}
+        )
+        counts[0, first] += 1
+        counts[1, second] += 1
+    # weights 0, 1, 0, 8, 1 (gpt has no entry): 1/10, 8/10, 1/10, sd 12.6 at most; second: base 2/10 * 8/9
+    assert counts[:, [0, 2]].sum() == 0
+    assert (counts[0, [1, 3, 4]] - torch.tensor([100.0, 800.0, 100.0])).abs().max() < 65
+    assert counts[1, 3].item() == pytest.approx(1000 * 0.2 * 8 / 9, abs=60)
+
+
+def test_a_weight_of_zero_excludes_even_when_too_few_are_left() -> None:
+    assert sorted(draw("source_weights", 5, weights={"r1": 0.0})) == [1, 3, 4]
+    assert draw("source_weights", 5, weights={"r1": 0.0, "gpt": 0, "base": 0}) == []
+    assert sorted(draw("source_weights", 5)) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("mode", ["shortest", "round_robin"])
+def test_draws_without_chance_leave_the_generator_alone(mode: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    before = generator.get_state()
+    draw_teachers(SOURCES, LENGTHS, count=2, mode=mode, generator=generator)
+    assert torch.equal(generator.get_state(), before)
+
+
+def test_wrong_draws_are_refused() -> None:
+    with pytest.raises(ValueError, match="longest.*uniform, source_weights, shortest, round_robin"):
+        draw("longest", 1)
+    with pytest.raises(ValueError, match="-1"):
+        draw("uniform", -1)
+    with pytest.raises(ValueError, match="5 sources and 4 lengths"):
+        draw_teachers(SOURCES, LENGTHS[:4], count=1, mode="uniform", generator=torch.Generator())
+    for weight in (-1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="finite and 0 or more"):
+            draw("source_weights", 1, weights={"gpt": weight})

@@ -17,6 +17,9 @@ METRICS = {
     "on_policy_prob",
     "off_policy_ratio",
     "off_policy_token_share",
+    "off_policy_ratio_max_clip_fraction",
+    "off_policy_ratio_min_clip_fraction",
+    "all_clip_fraction",
     "on_policy_ratio",
 }
 C, K = 0.3, 0.7
@@ -369,6 +372,9 @@ def test_metrics_are_means_over_the_tokens_of_their_kind() -> None:
         "off_policy_ratio": (0.5 + 0.8) / 2,
         "off_policy_token_share": 0.5,
         "on_policy_ratio": 1.25,
+        "off_policy_ratio_max_clip_fraction": 0.0,
+        "off_policy_ratio_min_clip_fraction": 0.0,
+        "all_clip_fraction": 0.0,
     }
     assert {name: value.item() for name, value in metrics.items()} == pytest.approx(expected)
 
