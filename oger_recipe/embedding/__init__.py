@@ -1,1 +1,3 @@
-"""The trajectory encoder and the cache of teachers' embeddings."""
+"""Embeddings of trajectories, computed here or by a server, their cache, and a reranker in their place."""
+
+LONG_TEXTS = ("head", "tail", "chunks")  # of a text longer than the encoder reads: what is embedded

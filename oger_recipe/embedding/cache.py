@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from oger_recipe.embedding.encoder import TrajectoryEncoder
+from oger_recipe.embedding.base import Encoder, stop_on_failures
 
 _KEY_BYTES = 32
 
@@ -25,7 +25,7 @@ def _text_key(text: str) -> bytes:
 class EmbeddingCache:
     """Looks texts up and encodes only those that are new."""
 
-    def __init__(self, encoder: TrajectoryEncoder, root: Path) -> None:
+    def __init__(self, encoder: Encoder, root: Path) -> None:
         self._encoder = encoder
         manifest = json.dumps(encoder.settings.fingerprint() | {"dimension": encoder.dimension}, sort_keys=True)
         self._folder = root.expanduser() / hashlib.sha256(manifest.encode()).hexdigest()[:16]
@@ -34,13 +34,38 @@ class EmbeddingCache:
         self._rows: dict[bytes, int] = {}
         self._refresh()
 
-    def encode(self, texts: list[str]) -> torch.Tensor:
-        """[len(texts), d] float32 unit rows; new texts are encoded together and kept."""
+    def encode(self, texts: list[str], max_error_rate: float = 0.0) -> torch.Tensor:
+        """[len(texts), d] float32 unit rows; new texts are encoded together and kept.
+
+        Texts without an embedding are not kept; their rows are nan, if they are few enough.
+
+        Raises:
+            EmbeddingError: a larger share of the texts than max_error_rate has no embedding.
+        """
+        failed: dict[str, str] = {}
         new = [text for text in dict.fromkeys(texts) if _text_key(text) not in self._rows]
         if new:
-            self._append(new, self._encoder.encode(new))
-        rows = [self._rows[_text_key(text)] for text in texts]
-        return torch.from_numpy(np.array(self._vectors[rows]))
+            vectors, failed = self._encoder.encode_each(new)
+            self.put(new, vectors)
+        stop_on_failures(texts, failed, max_error_rate)
+        rows = np.array([self._rows.get(_text_key(text), -1) for text in texts], int)
+        result = np.full((len(texts), self._encoder.dimension), np.nan, np.float32)
+        result[rows >= 0] = self._vectors[rows[rows >= 0]]
+        return torch.from_numpy(result)
+
+    def put(self, texts: list[str], vectors: torch.Tensor) -> None:
+        """Keeps the rows [len(texts), d] that this cache's encoder gave for the texts, except those of nan.
+
+        Raises:
+            ValueError: vectors has another shape.
+        """
+        shape = (len(texts), self._encoder.dimension)
+        if tuple(vectors.shape) != shape:
+            raise ValueError(f"{len(texts)} texts need vectors of the shape {list(shape)}, not {list(vectors.shape)}")
+        finite = vectors.isfinite().all(dim=1).tolist()
+        known = {_text_key(text): row for row, text in enumerate(texts) if finite[row]}
+        if any(key not in self._rows for key in known):
+            self._append(known, vectors.float().numpy())
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -70,14 +95,16 @@ class EmbeddingCache:
             self._folder / "vectors.bin", np.float32, mode="r", shape=(count, self._encoder.dimension)
         )
 
-    def _append(self, texts: list[str], vectors: torch.Tensor) -> None:
+    def _append(self, known: dict[bytes, int], vectors: np.ndarray) -> None:
+        """Writes what is still new of ``known``, whose values are rows of ``vectors``."""
         with (self._folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two runs may share the cache
             self._refresh()
             count = len(self._vectors)
+            new = {key: row for key, row in known.items() if key not in self._rows}
             for name, width, data in (
-                ("vectors.bin", 4 * self._encoder.dimension, vectors.numpy().tobytes()),
-                ("keys.bin", _KEY_BYTES, b"".join(map(_text_key, texts))),
+                ("vectors.bin", 4 * self._encoder.dimension, vectors[list(new.values())].tobytes()),
+                ("keys.bin", _KEY_BYTES, b"".join(new)),
             ):
                 with (self._folder / name).open("ab") as file:
                     file.truncate(count * width)

