@@ -5,7 +5,9 @@ import sys
 
 COMMANDS = {
     "train": "train by a recipe file and flags",
+    "convert": "turn a training command of OGER or LUFFY into a recipe file",
     "eval": "answer benchmarks with a model and grade the answers",
+    "data": "build a file of rows from datasets, or check one",
     "serve-reward": "grade answers over HTTP, as OpenRLHF's remote reward",
 }
 

@@ -2,10 +2,10 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from oger_recipe.data.rows import Row
 from oger_recipe.data.teacher_store import Teacher, write_teacher_store
@@ -21,6 +21,7 @@ class Tokenizer(Protocol):
     eos_token_id: int
 
     def __call__(self, text: str, *, add_special_tokens: bool) -> Any: ...
+    def decode(self, tokens: list[int]) -> str: ...
     def apply_chat_template(self, chat: Any, *, tokenize: bool, add_generation_prompt: bool) -> str: ...
 
 
@@ -90,13 +91,13 @@ class Verifiers:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A teacher trajectory that has still to be verified."""
+    """A teacher trajectory that has still to be verified; probs: as many as tokens."""
 
     row: Row
     source: str
     text: str
     tokens: list[int]
-    longest: int
+    probs: list[float] | None = None
 
 
 def prepare(
@@ -110,14 +111,24 @@ def prepare(
     verifiers: Verifiers,
     pool: GradingPool,
     keep_wrong_teachers: bool = False,
+    max_prefix_len: int | None = None,
+    long_teachers: Literal["drop", "truncate"] = "drop",
+    teacher_sources: Collection[str] = (),
 ) -> Counter[str]:
     """Writes the prompts (JSONL: prompt, label, datasource) and, unless ``teachers_path`` is None, the teacher store.
 
-    Counts ``prompts``, ``prompts_too_long``, ``prompts_without_teacher``, ``teachers``, ``teachers_wrong``,
-    ``teachers_too_long``, ``teachers_ungraded``. Over-long prompts are left out: OpenRLHF would cut their beginning.
+    A teacher that takes more tokens than ``max_prefix_len`` or than the prompt leaves, end of sequence included, is
+    dropped, or with ``long_teachers`` "truncate" cut to the tokens that fit. A cut trajectory has no end of sequence,
+    its text is that of its tokens, and its verdict is the verdict of that text. Teachers of other sources than
+    ``teacher_sources`` are left out, unless it is empty.
+
+    Counts ``prompts``, ``prompts_too_long``, ``prompts_without_teacher``, and each teacher as one of ``teachers``,
+    ``teachers_wrong``, ``teachers_too_long``, ``teachers_ungraded`` and ``teachers_other_source``; beside these,
+    ``teachers_truncated``. Over-long prompts are left out: OpenRLHF would cut their beginning.
 
     Raises:
-        RecipeError: no prompt fits the budget, two rows (of two files) have the same uid, or an answer is unreadable.
+        RecipeError: no prompt fits the budget, two rows (of two files) have the same uid, an answer is unreadable, or
+            a teacher has not as many probabilities as tokens.
     """
     counts: Counter[str] = Counter()
     uids: set[str] = set()
@@ -137,7 +148,9 @@ def prepare(
             kept.append(row)
             prompts.write(json.dumps(_prompt(row, prompt_format, verifiers), ensure_ascii=False) + "\n")
             if teachers_path is not None:
-                candidates += _candidates(row, text, tokenizer, budget.longest_response(length))
+                longest = min(budget.longest_response(length), max_prefix_len or budget.max_len)
+                for candidate in _candidates(row, text, tokenizer, teacher_sources, counts):
+                    candidates += _fitted(candidate, longest, long_teachers, tokenizer, counts)
     if not counts["prompts"]:
         limit = f"data.max_len {budget.max_len} - rollout.max_new_tokens {budget.max_new_tokens}); raise data.max_len"
         if budget.longest_prompt() == budget.max_prompt_length:
@@ -162,16 +175,45 @@ def _prompt(row: Row, prompt_format: PromptFormat, verifiers: Verifiers) -> dict
     }
 
 
-def _candidates(row: Row, prompt: str, tokenizer: Tokenizer, longest: int) -> list[_Candidate]:
-    candidates = []
+def _candidates(
+    row: Row, prompt: str, tokenizer: Tokenizer, sources: Collection[str], counts: Counter[str]
+) -> Iterator[_Candidate]:
+    """The row's teachers of these sources, whatever their length."""
     for teacher in row.get("teachers") or []:
-        # End of sequence exactly once, whether or not the text already carries it; chat templates put a newline after.
-        text = _continuation(teacher["text"], prompt)
-        if text.rstrip().endswith(tokenizer.eos_token):
-            text = text.rstrip().removesuffix(tokenizer.eos_token)
-        tokens = _tokens(text, tokenizer) + [tokenizer.eos_token_id]
-        candidates.append(_Candidate(row, teacher["source"], text, tokens, longest))
-    return candidates
+        if sources and teacher["source"] not in sources:
+            counts["teachers_other_source"] += 1
+        else:
+            yield _candidate(row, teacher, prompt, tokenizer)
+
+
+def _candidate(row: Row, teacher: dict[str, Any], prompt: str, tokenizer: Tokenizer) -> _Candidate:
+    # End of sequence exactly once, whether or not the text already carries it; chat templates put a newline after.
+    text = _continuation(teacher["text"], prompt)
+    if text.rstrip().endswith(tokenizer.eos_token):
+        text = text.rstrip().removesuffix(tokenizer.eos_token)
+    tokens = _tokens(text, tokenizer) + [tokenizer.eos_token_id]
+    probs = teacher.get("probs")
+    if probs is not None and len(probs) != len(tokens):
+        raise RecipeError(
+            f"row {row['uid']!r}: teacher {teacher['source']!r} has {len(probs)} token probabilities and, with "
+            f"the end of sequence, {len(tokens)} tokens: they are for another tokenizer or template; leave 'probs' out"
+        )
+    return _Candidate(row, teacher["source"], text, tokens, probs)
+
+
+def _fitted(
+    candidate: _Candidate, longest: int, long_teachers: str, tokenizer: Tokenizer, counts: Counter[str]
+) -> list[_Candidate]:
+    """The teacher, cut to ``longest`` tokens where it has more, or nothing in its place."""
+    if len(candidate.tokens) <= longest:
+        return [candidate]
+    if long_teachers == "drop":
+        counts["teachers_too_long"] += 1
+        return []
+    counts["teachers_truncated"] += 1
+    tokens = candidate.tokens[:longest]
+    text = tokenizer.decode(tokens).rstrip("\ufffd")  # the cut may go through a character
+    return [replace(candidate, text=text, tokens=tokens, probs=candidate.probs and candidate.probs[:longest])]
 
 
 def _continuation(text: str, prompt: str) -> str:
@@ -194,14 +236,12 @@ def _verified(
             raise RecipeError(f"row {uid!r}: {graded.error.removeprefix('ValueError: ')}")
         if graded.error is not None:
             counts["teachers_ungraded"] += 1
-        elif len(candidate.tokens) > candidate.longest:
-            counts["teachers_too_long"] += 1
         elif not verdict.score and not keep_wrong:
             counts["teachers_wrong"] += 1
         else:
             counts["teachers"] += 1
-            teacher = Teacher(candidate.source, candidate.text, candidate.tokens, verdict.reward, verdict.score)
-            teachers.setdefault(uid, []).append(teacher)
+            kept = (candidate.source, candidate.text, candidate.tokens, verdict.reward, verdict.score, candidate.probs)
+            teachers.setdefault(uid, []).append(Teacher(*kept))
     return teachers
 
 

@@ -1,17 +1,21 @@
 """Dataset rows and what is required of them.
 
 A row: ``uid`` str, ``prompt`` str or chat messages, ``answer`` str, ``task`` str, ``datasource`` str (optional),
-``teachers`` list of {``source`` str, ``text`` str, ``correct`` bool or null} (optional).
+``teachers`` list of {``source`` str, ``text`` str, ``correct`` bool or null, ``probs`` list of float (optional)}
+(optional). ``probs`` are the teacher's own probabilities of its tokens, the end-of-sequence token last.
 """
 
 import json
 from collections.abc import Collection
 from typing import Any
 
+import numpy as np
+
 from oger_recipe.recipe import RecipeError
 from oger_recipe.rewards.verifiers import VERIFIERS
 
 Row = dict[str, Any]
+_ABOVE_ONE = 1e-4  # what rounding in half precision adds to a probability of 1
 
 
 def decode_line(line: bytes, where: str) -> Any:
@@ -37,13 +41,13 @@ def check_row(row: Any, where: str, own_tasks: Collection[str] = ()) -> None:
     for key in ("prompt", "answer"):
         if not row.get(key) and teachers:
             raise RecipeError(f"{where}: {len(teachers)} teachers for no problem: '{key}' is missing")
-    for key in ("uid", "answer", "task"):
-        if not isinstance(row.get(key), str) or not row[key]:
-            raise RecipeError(f"{where}: '{key}' must be a non-empty string, found {row.get(key)!r}")
+    for key in ("answer", "task"):
+        _check_text(row, key, where)
     if not _is_prompt(row.get("prompt")):
         raise RecipeError(
             f"{where}: 'prompt' must be a string or a list of chat messages, found {row.get('prompt')!r}"
         )
+    _check_text(row, "uid", where)  # after those that it is derived from
     if row["task"] not in VERIFIERS and row["task"] not in own_tasks and ":" not in row["task"]:
         known = ", ".join(sorted({*VERIFIERS, *own_tasks}))
         raise RecipeError(f"{where}: unknown task {row['task']!r}; known: {known}; your own: oger.verifiers")
@@ -51,6 +55,11 @@ def check_row(row: Any, where: str, own_tasks: Collection[str] = ()) -> None:
         raise RecipeError(f"{where}: 'datasource' must be a string, found {row['datasource']!r}")
     for position, teacher in enumerate(teachers):
         _check_teacher(teacher, f"{where}: teacher {position}")
+
+
+def _check_text(row: Row, key: str, where: str) -> None:
+    if not isinstance(row.get(key), str) or not row[key]:
+        raise RecipeError(f"{where}: '{key}' must be a non-empty string, found {row.get(key)!r}")
 
 
 def _is_prompt(prompt: Any) -> bool:
@@ -63,7 +72,15 @@ def _check_teacher(teacher: Any, where: str) -> None:
     if not isinstance(teacher, dict):
         raise RecipeError(f"{where} must be an object with source, text and correct, found {teacher!r}")
     for key in ("source", "text"):
-        if not isinstance(teacher.get(key), str) or not teacher[key]:
-            raise RecipeError(f"{where}: '{key}' must be a non-empty string, found {teacher.get(key)!r}")
+        _check_text(teacher, key, where)
     if teacher.get("correct") not in (True, False, None):
         raise RecipeError(f"{where}: 'correct' must be true, false or null, found {teacher['correct']!r}")
+    if teacher.get("probs") is not None and not _are_probabilities(teacher["probs"]):
+        raise RecipeError(f"{where}: 'probs' must be a list of numbers above 0 and at most 1, or null")
+
+
+def _are_probabilities(values: Any) -> bool:
+    if not isinstance(values, list) or not all(type(value) in (float, int) for value in values):
+        return False
+    numbers = np.array(values, dtype=np.float64)  # at once: a data set has hundreds of millions of them
+    return bool(((numbers > 0) & (numbers <= 1 + _ABOVE_ONE)).all())

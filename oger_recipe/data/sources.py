@@ -7,10 +7,11 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from oger_recipe.data.luffy import index_uid, is_luffy, own_record
 from oger_recipe.data.rows import Row, check_row, decode_line
 from oger_recipe.recipe import RecipeError
 
@@ -19,14 +20,23 @@ SUFFIXES = (".jsonl", ".json", ".parquet")
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of the problem and its reference answer; the task of rows that name none; the user's own tasks; the
-    flags that name the two columns, for messages."""
+    """Columns of the problem and its reference answer; the task of rows that name none; the user's own tasks; for
+    messages, the flags that name the two columns and the task."""
 
     prompt: str = "prompt"
     answer: str = "answer"
     task: str | None = None
     own_tasks: tuple[str, ...] = ()
     flags: tuple[str, str] = ("data.input_key", "data.label_key")
+    task_flag: str = "oger.task_name"
+
+
+@dataclass
+class Seen:
+    """Uids of the rows that were read so far: derived ones, and those of LUFFY's files. Later sources differ."""
+
+    derived: set[str] = field(default_factory=set)
+    indices: set[str] = field(default_factory=set)
 
 
 def read_dataset(
@@ -40,16 +50,17 @@ def read_dataset(
     """Checked rows of a comma-separated dataset setting: .jsonl, .json and .parquet files, folders that `datasets`
     saved, and Hub datasets, ``owner/name`` or ``config@owner/name``.
 
-    Rows without a ``uid`` get one from prompt and answer; among them, repetitions are left out, and counted as
-    ``duplicates`` in ``counts``.
+    The files that LUFFY and OGER released are read as they are; their uid is ``data_source/split/index`` where no
+    other row has the same. Rows without a ``uid`` get one from prompt and answer; among them, repetitions are left
+    out, and counted as ``duplicates`` in ``counts``.
     Raises:
         RecipeError: a source cannot be read or a row is malformed; with its file and line.
     """
     rows: list[Row] = []
-    derived: set[str] = set()  # uids, over all sources
+    seen = Seen()
     counts = Counter() if counts is None else counts
     for source in setting.split(","):
-        rows += _read_source(source.strip(), columns, split, derived, counts)
+        rows += _read_source(source.strip(), columns, split, seen, counts)
     return rows[:limit]
 
 
@@ -58,51 +69,94 @@ def is_hub_name(source: str) -> bool:
     return not Path(source).exists() and not source.endswith(SUFFIXES) and not source.startswith((".", "/", "~"))
 
 
-def _read_source(source: str, columns: Columns, split: str, derived: set[str], counts: Counter[str]) -> list[Row]:
+def _read_source(source: str, columns: Columns, split: str, seen: Seen, counts: Counter[str]) -> list[Row]:
     rows: list[Row] = []
-    uids: dict[str, int] = {}
-    number = 0
-    for number, record in read_records(source, split):
-        where = f"{source}:{number}"
-        row, is_derived = _row(record, columns, where)
-        check_row(row, where, columns.own_tasks)
-        if is_derived and row["uid"] in derived:
+    is_empty = True
+    for _, row in each_row(source, columns, split, seen):
+        is_empty = False
+        if isinstance(row, RecipeError):
+            raise row
+        if row is None:
             counts["duplicates"] += 1
-            continue
-        if row["uid"] in uids:
-            raise RecipeError(f"{where}: uid {row['uid']!r} is already used by line {uids[row['uid']]}")
-        if is_derived:
-            derived.add(row["uid"])
-        uids[row["uid"]] = number
-        rows.append(row)
-    if not number:
+        else:
+            rows.append(row)
+    if is_empty:
         raise RecipeError(f"{source}: the dataset has no rows")
     return rows
 
 
-def _row(record: Any, columns: Columns, where: str) -> tuple[Any, bool]:
-    """The record as a row of the recipe, and whether its uid was derived."""
+def each_row(source: str, columns: Columns, split: str, seen: Seen) -> Iterator[tuple[int, Row | RecipeError | None]]:
+    """Every record of a source with its number: as a checked row, as what is wrong with it, or as None where it
+    repeats a row and neither has a uid. Raises RecipeError when the source cannot be read."""
+    records = list(_records_or_errors(source, split))
+    indices = Counter(index_uid(record) for _, record in records if is_luffy(record))
+    unique = {uid for uid, count in indices.items() if uid is not None and count == 1} - seen.indices
+    seen.indices |= unique
+    uids: dict[str, int] = {}
+    for number, record in records:
+        where = f"{source}:{number}"
+        try:
+            if isinstance(record, RecipeError):
+                raise record
+            row = to_row(record, columns, where)
+            if isinstance(row, dict) and not row.get("uid") and is_luffy(record) and index_uid(record) in unique:
+                row["uid"] = index_uid(record)
+            derived = _derive_uid(row)
+            if derived and row["uid"] in seen.derived:
+                yield number, None
+                continue
+            first = _first_use(row, number, uids)  # before the check: malformed rows have their uid as well
+            check_row(row, where, columns.own_tasks)
+            if first != number:
+                raise RecipeError(f"{where}: uid {row['uid']!r} is already used by line {first}")
+        except RecipeError as error:
+            yield number, error
+            continue
+        if derived:
+            seen.derived.add(row["uid"])
+        yield number, row
+
+
+def _first_use(row: Any, number: int, uids: dict[str, int]) -> int:
+    """The first line whose row has this uid; this one, if it has none."""
+    uid = row.get("uid") if isinstance(row, dict) else None
+    return uids.setdefault(uid, number) if isinstance(uid, str) and uid else number
+
+
+def to_row(record: Any, columns: Columns, where: str) -> Any:
+    """A record with the columns of the recipe's rows, unchecked; its uid is the record's own, if it has one.
+
+    Raises:
+        RecipeError: a column that was asked for is missing, or LUFFY's columns are malformed.
+    """
     if not isinstance(record, dict):
-        return record, False
+        return record
+    if is_luffy(record):
+        record = own_record(record, columns.answer, columns.task, columns.task_flag, where)
     needed = dict(zip((columns.prompt, columns.answer), columns.flags, strict=True))
     if columns.task is None:
-        needed["task"] = "or set oger.task_name"
+        needed["task"] = f"or set {columns.task_flag}"
     for key, flag in needed.items():
         if key not in record and not record.get("teachers"):  # whose prompt or answer is missing for another reason
             raise RecipeError(
                 f"{where}: there is no column {key!r} ({flag}); there are {', '.join(map(repr, record))}"
             )
-    row = dict(record) | {"prompt": record.get(columns.prompt), "answer": _text(record.get(columns.answer))}
+    row = dict(record) | {"prompt": record.get(columns.prompt), "answer": as_text(record.get(columns.answer))}
     if columns.task and not row.get("task"):
         row["task"] = columns.task
-    derived = not row.get("uid")
-    if derived and row["prompt"] and row["answer"]:
-        content = json.dumps([row["prompt"], row["answer"]], sort_keys=True, default=str)
-        row["uid"] = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return row, derived
+    return row
 
 
-def _text(answer: Any) -> Any:
+def _derive_uid(row: Any) -> bool:
+    """Gives a row without a uid one from prompt and answer; whether it did."""
+    if not isinstance(row, dict) or row.get("uid") or not row["prompt"] or not row["answer"]:
+        return False
+    content = json.dumps([row["prompt"], row["answer"]], sort_keys=True, default=str)
+    row["uid"] = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return True
+
+
+def as_text(answer: Any) -> Any:
     """Answers are texts; datasets also keep them as JSON documents or numbers, whole ones often as 27.0."""
     if isinstance(answer, dict | list):
         return json.dumps(answer)
@@ -127,17 +181,36 @@ def read_records(source: str, split: str) -> Iterable[tuple[int, Any]]:
     raise RecipeError(f"{source}: a dataset is a .jsonl, .json or .parquet file, a saved folder or a Hub dataset")
 
 
+def _records_or_errors(source: str, split: str) -> Iterable[tuple[int, Any]]:
+    """The numbered records, with an error in the place of a line that cannot be decoded."""
+    path = Path(source).expanduser()
+    if path.suffix != ".jsonl" or path.is_dir():
+        return read_records(source, split)
+    return ((number, _decoded(line, f"{path}:{number}")) for number, line in _numbered(path))
+
+
+def _decoded(line: bytes, where: str) -> Any:
+    try:
+        return decode_line(line, where)
+    except RecipeError as error:
+        return error
+
+
 def _require_file(path: Path) -> None:
     if not path.is_file():
         raise RecipeError(f"{path}: no such dataset file")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:
+    for number, line in _numbered(path):
+        yield number, decode_line(line, f"{path}:{number}")
+
+
+def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that hold anything."""
     _require_file(path)
     with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield number, decode_line(line, f"{path}:{number}")
+        yield from ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
 
 
 def _json(path: Path) -> list[Any]:

@@ -15,13 +15,18 @@ import pyarrow as pa
 
 @dataclass(frozen=True)
 class Teacher:
-    """One teacher trajectory: its text, its tokens (the end-of-sequence token last) and its verified reward."""
+    """One teacher trajectory: its text, its tokens and its verified reward.
+
+    tokens: the end-of-sequence token last, unless the trajectory was cut; probs: the teacher's own probabilities of
+    these tokens, as many, where the data has them.
+    """
 
     source: str
     text: str
     tokens: list[int]
     reward: float
     score: float
+    probs: list[float] | None = None
 
 
 # "large": offsets of 64 bits; the texts of a full training set pass the 2 GiB that 32 bits can address.
@@ -32,6 +37,7 @@ _TEACHER = pa.struct(
         ("tokens", pa.large_list(pa.int32())),
         ("reward", pa.float64()),
         ("score", pa.float64()),
+        ("probs", pa.large_list(pa.float32())),
     ]
 )
 _SCHEMA = pa.schema([("key", pa.uint64()), ("uid", pa.string()), ("teachers", pa.list_(_TEACHER))])

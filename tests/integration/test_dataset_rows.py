@@ -136,10 +136,27 @@ def test_a_uid_used_twice_is_refused_with_both_lines(refused: Callable[..., str]
             PLAIN | {"teachers": [{"source": "a", "text": "x", "correct": "yes"}]},
             "teacher 0: 'correct' must be true, false or null, found 'yes'",
         ),
+        *(
+            (
+                PLAIN | {"teachers": [{"source": "a", "text": "x", "probs": probs}]},
+                "teacher 0: 'probs' must be a list of numbers above 0 and at most 1, or null",
+            )
+            for probs in (0.5, ["0.5"], [0.5, 0.0], [-1.0], [1.5], [None], [True])
+        ),
     ],
 )
 def test_each_defect_of_a_row_is_named_with_its_line(refused: Callable[..., str], row: Any, message: str) -> None:
     assert refused(PLAIN | {"uid": "first"}, row) == f"rows.jsonl:2: {message}"
+
+
+def test_a_teacher_may_bring_its_own_probabilities(read: Callable[..., Any]) -> None:
+    teachers = [{"source": "a", "text": "x", "probs": probs} for probs in ([0.5, 1.0], [], None)]
+    assert read(PLAIN | {"teachers": teachers})[0]["teachers"] == teachers
+
+
+def test_a_row_without_uid_is_refused_for_what_its_uid_would_be_made_from(refused: Callable[..., str]) -> None:
+    bare = {"prompt": "1+1?", "answer": None, "task": "math"}
+    assert refused(bare) == "rows.jsonl:1: 'answer' must be a non-empty string, found None"
 
 
 def test_a_task_without_verifier_is_refused_with_those_that_exist(refused: Callable[..., str]) -> None:

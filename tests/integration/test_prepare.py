@@ -43,6 +43,7 @@ def prepared(tmp_path: Path, letters: Any) -> Callable[..., tuple[Counter[str], 
         prompt_format: PromptFormat = PLAIN,
         keep_wrong_teachers: bool = False,
         verifiers: Verifiers = PLAIN_VERIFIERS,
+        **teachers: Any,
     ) -> tuple[Counter[str], list[dict[str, Any]], TeacherStore]:
         prompts, store = tmp_path / "train.jsonl", tmp_path / "teachers.arrow"
         counts = prepare(
@@ -55,6 +56,7 @@ def prepared(tmp_path: Path, letters: Any) -> Callable[..., tuple[Counter[str], 
             verifiers=verifiers,
             pool=GradingPool(GradingSettings()),
             keep_wrong_teachers=keep_wrong_teachers,
+            **teachers,
         )
         return counts, [json.loads(line) for line in prompts.read_text().splitlines()], TeacherStore(store)
 
@@ -232,3 +234,68 @@ def test_options_and_the_users_verifier_travel_in_the_label(prepared: Callable[.
 def test_a_teacher_that_cannot_be_graded_is_dropped_and_counted(prepared: Callable[..., Any]) -> None:
     counts, _, store = prepared(_row(RIGHT, task="mine"), verifiers=Verifiers({}, {"mine": "operator:add"}))
     assert counts["teachers_ungraded"] == 1 and counts["teachers"] == 0 and store["p-1"] == []
+
+
+# ---- which teachers, and how much of them
+
+
+@pytest.mark.parametrize(
+    ("budget", "longest", "kept"),
+    [((100, 50), 11, True), ((100, 50), 10, False), ((100, 10), 11, False), ((100, 11), 1000, True)],
+)
+def test_teachers_longer_than_asked_are_dropped_even_where_there_is_room(
+    prepared: Callable[..., Any], budget: tuple[int, int], longest: int, kept: bool
+) -> None:
+    counts, _, store = prepared(_row(RIGHT), budget=budget, max_prefix_len=longest)
+    assert len(store["p-1"]) == counts["teachers"] == kept
+    assert counts["teachers_too_long"] == (not kept)
+    assert counts["teachers_truncated"] == 0
+
+
+@pytest.mark.parametrize(
+    ("longest", "text"),
+    [(11, RIGHT + END), (10, RIGHT), (9, "<answer>(3+5)*12"), (5, "<answer>(3+5")],
+)
+def test_a_cut_teacher_ends_where_it_is_cut(
+    prepared: Callable[..., Any], letters: Any, longest: int, text: str
+) -> None:
+    """The end of sequence is there only where the whole text and itself fit; the stored text is that of the tokens."""
+    settings = {"max_prefix_len": longest, "long_teachers": "truncate", "keep_wrong_teachers": True}
+    counts, _, store = prepared(_row(RIGHT), **settings)
+    (teacher,) = store["p-1"]
+    assert letters.decode(teacher.tokens) == text and len(teacher.tokens) == longest
+    assert teacher.text == text.removesuffix(END)
+    assert counts["teachers_truncated"] == (longest < 11) and counts["teachers_too_long"] == 0
+
+
+def test_the_prompts_length_cuts_as_well(prepared: Callable[..., Any], letters: Any) -> None:
+    """19 tokens, of which the prompt takes 8 and the teacher's 10 with its end 11: of a longer one 11 are left."""
+    (teacher,) = prepared(_row(RIGHT + "!"), budget=(19, None), long_teachers="truncate")[2]["p-1"]
+    assert letters.decode(teacher.tokens) == RIGHT + "!"
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_the_verdict_is_of_what_is_left(prepared: Callable[..., Any], keep: bool) -> None:
+    """Nine tokens lack the closing tag, and the answer with it; a wrong start before the right answer is harmless."""
+    settings = {"max_prefix_len": 9, "long_teachers": "truncate", "keep_wrong_teachers": keep}
+    counts, _, store = prepared(_row(RIGHT), **settings)
+    assert [(teacher.reward, teacher.score) for teacher in store["p-1"]] == ([(0.0, 0.0)] if keep else [])
+    assert counts["teachers_truncated"] == 1
+    assert (counts["teachers"], counts["teachers_wrong"]) == ((1, 0) if keep else (0, 1))
+
+
+def test_half_a_character_at_the_cut_is_not_text(prepared: Callable[..., Any]) -> None:
+    """The tokenizer has a token for each byte: the cut goes through the three bytes of the last character."""
+    settings = {"max_prefix_len": 12, "long_teachers": "truncate"}
+    (teacher,) = prepared(_row(RIGHT + "漢"), **settings)[2]["p-1"]
+    assert teacher.text == RIGHT and len(teacher.tokens) == 12
+
+
+def test_teachers_of_other_sources_are_left_out_and_counted(prepared: Callable[..., Any]) -> None:
+    row = _row(RIGHT, RIGHT + "\n", WRONG, RIGHT + "\n\n")
+    counts, _, store = prepared(row, teacher_sources=("s1", "s2"))
+    assert [teacher.source for teacher in store["p-1"]] == ["s1"]
+    assert counts == {
+        "prompts": 1, "teachers": 1, "teachers_wrong": 1, "teachers_other_source": 2, "prompts_without_teacher": 0,
+    }  # fmt: skip
+    assert len(prepared(row, teacher_sources=())[2]["p-1"]) == 3

@@ -27,6 +27,12 @@ def test_teachers_come_back_as_they_were_in_their_order(tmp_path: Path) -> None:
     assert len(store) == 2
 
 
+def test_the_teachers_own_probabilities_come_back_and_are_optional(tmp_path: Path) -> None:
+    carl = Teacher("carl", "5", [5, 0], 1.0, 1.0, probs=[0.5, 0.25])
+    assert _store(tmp_path / "t.arrow", {"one": [carl, BERT]})["one"] == [carl, BERT]
+    assert BERT.probs is None
+
+
 def test_a_prompt_without_teachers_or_an_unknown_one_has_none(tmp_path: Path) -> None:
     store = _store(tmp_path / "t.arrow", {"one": [ANNA], "none": []})
     assert store["none"] == store["unknown"] == store[""] == []

@@ -1,0 +1,191 @@
+"""``oger data prepare MIX --out FILE`` builds a file of rows from datasets; ``oger data validate FILE`` checks one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from oger_recipe.recipe import RecipeError, own_verifiers
+
+if TYPE_CHECKING:
+    from oger_recipe.data.build import Figures, Part
+    from oger_recipe.data.validate import Report
+
+SUFFIXES = (".jsonl", ".parquet")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise RecipeError(f"{message} ({self.prog} --help shows all options)")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = _Parser("oger data", description="Datasets for training: build one, or check one.", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="prepare|validate")
+    prepare = commands.add_parser(
+        "prepare",
+        help="build a file of rows from the datasets that a mix file lists",
+        description="Builds a file of rows from the datasets that a mix file lists (docs/data.md): one row a problem, "
+        "with the teachers of all sources, verified. Prints what became of each source.",
+        allow_abbrev=False,
+    )
+    prepare.add_argument("mix", type=Path, help="YAML file: sources with their columns, limits")
+    prepare.add_argument("--out", type=Path, required=True, help=f"file to write, {' or '.join(SUFFIXES)}")
+    prepare.add_argument("--held_out", type=Path, help="file for the sources that are held_out (default: not written)")
+    prepare.add_argument("--force", action="store_true", help="replace files that exist")
+    validate = commands.add_parser(
+        "validate",
+        help="check every row of a dataset",
+        description="Reads a dataset of the recipe's rows, or of LUFFY's, as a run would, and reports every bad row. "
+        "Exits with 1 if there is any.",
+        allow_abbrev=False,
+    )
+    validate.add_argument("dataset", help="file, saved folder or Hub dataset")
+    validate.add_argument("--task_name", help="as the run's oger.task_name")
+    validate.add_argument("--verifiers", nargs="*", default=(), help="as the run's oger.verifiers: mytask=module:name")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> None:
+    try:
+        args = build_parser().parse_args(argv)
+        if args.command == "prepare":
+            _prepare(args)
+        elif _validate(args):
+            sys.exit(1)
+    except RecipeError as error:
+        sys.exit(f"oger data: {error}")
+    except KeyboardInterrupt:
+        sys.exit("oger data: interrupted")
+    except OSError as error:
+        sys.exit(f"oger data: {error}")
+
+
+def _prepare(args: argparse.Namespace) -> None:
+    from oger_recipe.data.build import build, write_rows
+    from oger_recipe.data.mix import read_mix
+    from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
+
+    mix = read_mix(args.mix)
+    inputs = {Path(source.path).expanduser().resolve() for source in mix.sources}
+    files = [path for path in (args.out, args.held_out) if path]
+    for path in files:
+        _check_output(path, inputs, args.force)
+    if args.held_out and not any(source.held_out for source in mix.sources):
+        raise RecipeError(f"--held_out: {args.mix} holds nothing out; a source is, with 'held_out: true'")
+    if args.held_out and args.held_out.resolve() == args.out.resolve():
+        raise RecipeError(f"--held_out and --out are the same file, {args.out}")
+    tokenizer = _tokenizer(mix.tokenizer) if mix.tokenizer else None
+    with GradingPool(GradingSettings()) as pool:
+        parts = build(mix, pool, tokenizer, held_out=args.held_out is not None)
+    for path, part in zip(files, parts, strict=False):
+        assert part is not None
+        write_rows(part.rows, path)
+        print(f"{path}: {_summary(part)}\n\n{table(part)}\n", flush=True)
+
+
+def _check_output(path: Path, inputs: set[Path], force: bool) -> None:
+    if path.suffix not in SUFFIXES:
+        raise RecipeError(f"{path}: a file of rows ends in {' or '.join(SUFFIXES)}")
+    if path.resolve() in inputs:
+        raise RecipeError(f"{path} is one of the sources; choose another file")
+    if path.exists() and not force:
+        raise RecipeError(f"{path} exists; choose another file, or replace it with --force")
+
+
+def _tokenizer(name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"tokenizer: none could be loaded from {name}: {error}") from None
+
+
+def _summary(part: Part) -> str:
+    """How many problems have how many teachers."""
+    from collections import Counter
+
+    by_number = Counter(len(row["teachers"]) for row in part.rows)
+    numbers = ", ".join(f"{by_number[number]} with {number}" for number in sorted(by_number))
+    return f"{len(part.rows)} problems, by their number of teachers: {numbers}"
+
+
+def table(part: Part) -> str:
+    """What became of each source; the columns that are nowhere needed are left out."""
+    from collections import Counter
+
+    from oger_recipe.data.build import Figures
+
+    total = Figures()
+    for figures in part.figures.values():
+        total.problems |= figures.problems
+        total.counts = Counter(total.counts) + figures.counts
+    lines = [_line(name, figures) for name, figures in part.figures.items()]
+    lines += [_line("all", total)] if len(lines) > 1 else []
+    always = ("source", "rows", "problems", "kept", "wrong", "duplicates", "too long")
+    used = [name for name in lines[0] if name in always or any(line[name] not in ("", "0") for line in lines)]
+    widths = {name: max(len(name), *(len(line[name]) for line in lines)) for name in used}
+    header = {name: name for name in used}
+    rule = {name: "-" * (widths[name] - (name != "source")) + ":" * (name != "source") for name in used}
+    rows = ([_cell(line, name, widths) for name in used] for line in (header, rule, *lines))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cell(line: dict[str, str], name: str, widths: dict[str, int]) -> str:
+    return line[name].ljust(widths[name]) if name == "source" else line[name].rjust(widths[name])
+
+
+def _line(name: str, figures: Figures) -> dict[str, str]:
+    tokens = figures["tokens"] / figures["teachers"] if figures["teachers"] else 0
+    return {
+        "source": name,
+        "rows": str(figures["rows"]),
+        "held out": str(figures["rows_held_out"]),
+        "problem too long": str(figures["rows_too_long"]),
+        "other answer": str(figures["rows_other_answer"]),
+        "problems": str(len(figures.problems)),
+        "kept": str(figures["teachers"]),
+        "wrong": str(figures["wrong"]),
+        "duplicates": str(figures["duplicates"]),
+        "too long": str(figures["too_long"]),
+        "not graded": str(figures["ungraded"]),
+        "tokens": f"{tokens:.0f}" if tokens else "",
+        "accuracy": "" if figures.accuracy is None else f"{100 * figures.accuracy:.1f} %",
+        "said otherwise": str(figures["disagreed"]),
+    }
+
+
+def _validate(args: argparse.Namespace) -> bool:
+    """Prints the report; whether anything is bad."""
+    from oger_recipe.data.prepare import Verifiers
+    from oger_recipe.data.sources import Columns
+    from oger_recipe.data.validate import validate
+    from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
+
+    own = own_verifiers({"oger.verifiers": args.verifiers})
+    columns = Columns(task=args.task_name, own_tasks=tuple(own))
+    with GradingPool(GradingSettings()) as pool:
+        report = validate(args.dataset, columns, Verifiers({}, own), pool)
+    for reason in report.bad.values():
+        print(reason)
+    print(_verdict(args.dataset, report))
+    return bool(report.bad)
+
+
+def _verdict(dataset: str, report: Report) -> str:
+    by_source = ", ".join(f"{source} {count}" for source, count in sorted(report.teachers.items()))
+    by_task = ", ".join(f"{task} {count}" for task, count in sorted(report.tasks.items()))
+    lines = [
+        f"{dataset}: {report.rows} rows, {len(report.bad)} bad",
+        f"usable: {sum(report.tasks.values())} ({by_task or 'none'}), {report.problems} different problems, "
+        f"{report.without_teachers} without teachers, {report.repeated} repetitions that a run leaves out",
+        f"teachers: {sum(report.teachers.values())} ({by_source or 'none'}), not verified here",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Records in the shape of the files that LUFFY and OGER released, as rows of the recipe.
+
+``prompt`` chat messages, ``target`` [{role, content}] or null, ``target_lst`` list of texts, ``reward_model``
+{style, ground_truth}, ``data_source`` str, ``ability`` str, ``extra_info`` {split, index}, and
+``target_ds_qwen_7b_probs``, the probabilities of the target's tokens and of its end of sequence.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oger_recipe.recipe import RecipeError
+
+PROBS = "target_ds_qwen_7b_probs"
+_COLUMNS = ("target", "target_lst", "reward_model", "data_source", "ability", "extra_info", PROBS)
+_TASKS = {"openai/gsm8k": "gsm8k"}  # by data_source; else by ability
+_ABILITIES = {"math": "math"}
+
+
+def is_luffy(record: Any) -> bool:
+    """Whether a record keeps its reference answer where these files have it, and is no row of the recipe's own."""
+    return isinstance(record, dict) and "teachers" not in record and "ground_truth" in _mapping(record, "reward_model")
+
+
+def index_uid(record: dict[str, Any]) -> str | None:
+    """``data_source/split/index``; None for a record without an index."""
+    extra = _mapping(record, "extra_info")
+    if extra.get("index") is None:
+        return None
+    parts = (record.get("data_source"), extra.get("split"), extra["index"])
+    return "/".join(str(part) for part in parts if part not in ("", None))
+
+
+def own_record(record: dict[str, Any], answer: str, task: str | None, flag: str, where: str) -> dict[str, Any]:
+    """The record with the recipe's columns in place of LUFFY's. A column ``answer`` of the record's own goes before
+    the ground truth, and ``task``, which is the user's by ``flag``, before what data_source and ability say.
+
+    Raises:
+        RecipeError: no verifier is known for the record, or its targets are malformed.
+    """
+    source, ability = record.get("data_source"), record.get("ability")
+    task = record.get("task") or task or _TASKS.get(str(source)) or _ABILITIES.get(str(ability))
+    if task is None:
+        raise RecipeError(
+            f"{where}: no verifier is known for data_source {source!r} and ability {ability!r}: set {flag}"
+        )
+    own = {answer: record["reward_model"]["ground_truth"]}
+    own |= {key: value for key, value in record.items() if key not in _COLUMNS}
+    return own | {"task": task, "datasource": source or None, "teachers": _teachers(record, where)}
+
+
+def _teachers(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    """The target and the list of targets, each text once."""
+    teachers: dict[str, dict[str, Any]] = {}
+    target = _target(record.get("target"), where)
+    if target:
+        probs = record.get(PROBS)
+        teachers[target] = {"source": "target", "text": target, "correct": None} | ({"probs": probs} if probs else {})
+    texts = record.get("target_lst") or []
+    if not isinstance(texts, list) or not all(isinstance(text, str | None) for text in texts):
+        raise RecipeError(f"{where}: 'target_lst' must be a list of texts, found {texts!r:.200}")
+    for position, text in enumerate(texts):
+        if text:
+            teachers.setdefault(text, {"source": f"target_lst_{position}", "text": text, "correct": None})
+    return list(teachers.values())
+
+
+def _target(target: Any, where: str) -> str | None:
+    """The text of the first message, which is the only one that LUFFY trains on."""
+    if not target:
+        return None
+    content = target[0].get("content") if isinstance(target, list) and isinstance(target[0], dict) else target
+    if not isinstance(content, str | None):
+        raise RecipeError(f"{where}: 'target' must be a list of {{role, content}} or null, found {target!r:.200}")
+    return content
+
+
+def _mapping(record: dict[str, Any], key: str) -> dict[str, Any]:
+    value = record.get(key)
+    return value if isinstance(value, dict) else {}

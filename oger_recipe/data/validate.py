@@ -1,0 +1,73 @@
+"""Everything that is wrong with a file of rows, at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from oger_recipe.data.build import problem_key
+from oger_recipe.data.prepare import Verifiers
+from oger_recipe.data.rows import Row
+from oger_recipe.data.sources import Columns, Seen, each_row
+from oger_recipe.recipe import RecipeError
+from oger_recipe.rewards.grading_pool import GradingPool
+
+
+@dataclass
+class Report:
+    """rows: read, empty lines not counted; bad: by number what is wrong with a row, its file and number in front;
+    repeated: rows that a run leaves out, because they have no uid and an earlier row has the same prompt and answer;
+    problems: different questions; teachers: of usable rows, by source; tasks: of usable rows."""
+
+    rows: int = 0
+    bad: dict[int, str] = field(default_factory=dict)
+    repeated: int = 0
+    problems: int = 0
+    without_teachers: int = 0
+    teachers: Counter[str] = field(default_factory=Counter)
+    tasks: Counter[str] = field(default_factory=Counter)
+
+
+def validate(source: str, columns: Columns, verifiers: Verifiers, pool: GradingPool, split: str = "train") -> Report:
+    """Reads all rows of one dataset as a run would, and has the verifiers read every reference answer.
+
+    Raises:
+        RecipeError: the dataset cannot be read at all, or has no rows.
+    """
+    report = Report()
+    good: dict[int, Row] = {}
+    for number, row in each_row(source, columns, split, Seen()):
+        report.rows += 1
+        if isinstance(row, RecipeError):
+            report.bad[number] = str(row)
+        elif row is None:
+            report.repeated += 1
+        else:
+            good[number] = row
+    if not report.rows:
+        raise RecipeError(f"{source}: the dataset has no rows")
+    for number, reason in _unreadable_answers(good, verifiers, pool).items():
+        report.bad[number] = f"{source}:{number}: {reason}"
+        del good[number]
+    report.bad = dict(sorted(report.bad.items()))
+    report.problems = len({problem_key(row["prompt"]) for row in good.values()})
+    for row in good.values():
+        teachers = row.get("teachers") or []
+        report.without_teachers += not teachers
+        report.teachers.update(teacher["source"] for teacher in teachers)
+        report.tasks[row["task"]] += 1
+    return report
+
+
+def _unreadable_answers(rows: dict[int, Row], verifiers: Verifiers, pool: GradingPool) -> dict[int, str]:
+    """What the verifiers raise for the answers of rows; an empty response is enough for them to read the reference."""
+    answers = []
+    for row in rows.values():
+        task, options = verifiers.call(row["task"])
+        answers.append((task, "", row["answer"], options))
+    errors = [graded.error for graded in pool.grade_many(answers, progress=len(answers) > 2000)]
+    return {
+        number: error.removeprefix("ValueError: ")
+        for number, error in zip(rows, errors, strict=True)
+        if error is not None and error.startswith("ValueError: ")  # which is for the reference alone
+    }
