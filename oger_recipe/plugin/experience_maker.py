@@ -15,13 +15,21 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties  # noqa: E402
 
-from oger_recipe.algorithm.advantage import group_advantage, keep_teacher_nonnegative  # noqa: E402
-from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS, exploration_bonus  # noqa: E402
+from oger_recipe.algorithm.advantage import (  # noqa: E402
+    group_advantage,
+    keep_teacher_nonnegative,
+    teacher_fixed_advantage,
+    weigh_token_advantages,
+)
+from oger_recipe.algorithm.exploration import exploration_bonus, scheduled_weight  # noqa: E402
 from oger_recipe.data.teacher_store import TeacherStore  # noqa: E402
-from oger_recipe.embedding.cache import EmbeddingCache  # noqa: E402
-from oger_recipe.embedding.encoder import EncoderSettings, TrajectoryEncoder  # noqa: E402
 from oger_recipe.plugin import run_folder  # noqa: E402
-from oger_recipe.plugin.hybrid_batch import HybridBatch, Rollouts, make_hybrid, read_rollouts  # noqa: E402
+from oger_recipe.plugin.history import History  # noqa: E402
+from oger_recipe.plugin.hybrid_batch import UNKNOWN, Rollouts, make_hybrid, read_rollouts  # noqa: E402
+from oger_recipe.plugin.policy_actor import experience_off_policy_mask  # noqa: E402
+from oger_recipe.plugin.similarity import make_similarity, needs_similarity  # noqa: E402
+from oger_recipe.plugin.step_metrics import info_value, step_metrics  # noqa: E402
+from oger_recipe.rewards.repetition import is_repetitive  # noqa: E402
 from oger_recipe.rewards.reward_func import worst_examples  # noqa: E402
 
 GROUP_ESTIMATORS = {"dr_grpo": False, "group_norm": True}  # estimator -> divides by the group's std
@@ -37,32 +45,52 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.store = TeacherStore(self.run_dir / "data" / "teachers.arrow")
         # Ray gives an actor without CPUs of its own a single thread; this process only works while others wait.
         torch.set_num_threads(os.cpu_count() or 1)
-        self.encoder, self.cache = None, None
-        if len(self.store) and uses_teachers(oger):
-            settings = EncoderSettings(oger.embedding_model, oger.embedding_revision, oger.embedding_max_tokens)
-            self.encoder = TrajectoryEncoder(settings, oger.embedding_batch_size)
-            self.cache = EmbeddingCache(self.encoder, Path(oger.embedding_cache))
+        self.measure = make_similarity(oger) if len(self.store) and needs_similarity(oger) else None
+        self.history: History | None = None
         counts = json.loads((self.run_dir / "data" / "counts.json").read_text())
         self.dropped = {f"data/{name}": counts.get(name, 0) for name in ("teachers_too_long", "teachers_wrong")}
         self.step = 0  # set by the trainer before every batch
+        self.planned_steps = 1  # of the run; set by the trainer
         self.metrics: dict[str, float] = {}
+
+    def resume(self, step: int, planned_steps: int) -> None:
+        """Called once before the first batch: ``step`` steps have been trained already."""
+        self.planned_steps = planned_steps
+        if self.args.oger.use_history_samples:
+            self.history = History(self.run_dir / "history.jsonl", self.args.oger.history_size, step)
 
     @torch.no_grad()
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
         self._stop_on_reward_errors(rollout_samples)
         rollouts = read_rollouts(rollout_samples, self.tokenizer, self.args.rollout.n_samples_per_prompt)
         seed = self.args.train.seed * 1_000_003 + self.step
-        self.batch = make_hybrid(rollouts, self.store, self.encoder, self.cache, self.args.oger, seed)
+        self.batch = make_hybrid(rollouts, self.store, self.measure, self.history, self.args.oger, seed, self.step)
         self.entropy = torch.zeros(len(rollout_samples))
+        self.repetitive = torch.zeros(len(rollout_samples), dtype=torch.bool)
+        if self.args.oger.repeating_check:
+            self.repetitive = torch.tensor([is_repetitive(text) for text in rollouts.texts])
         experiences = super().make_experience_batch(self.batch.samples)
         advantages = self._first_token_advantages(experiences)
-        self.metrics |= self.dropped | step_metrics(
-            rollouts, self.batch, self.bonus, self.entropy, advantages, self.args.oger
+        self.metrics |= (
+            self.dropped
+            | {"oger/bonus_weight": self.bonus_weight}
+            | step_metrics(rollouts, self.batch, self.bonus, self.entropy, advantages, self.repetitive, self.args.oger)
         )
         run_folder.write_samples(
             self.run_dir, self.step, rollouts, self.batch, self.bonus, self.entropy, advantages, self.args.oger
         )
+        self._remember(rollouts)
         return experiences
+
+    def _remember(self, rollouts: Rollouts) -> None:
+        """The policy's own correct rollouts, also those that made room, become references of later steps."""
+        if self.history is None:
+            return
+        rows = [row for row in range(len(rollouts.texts)) if rollouts.scores[row] > 0 and not rollouts.guided[row]]
+        for row in rows:
+            self.history.add(self.step, rollouts.uids[row // rollouts.size], rollouts.texts[row])
+        if self.measure is not None:
+            self.measure.remember([rollouts.texts[row] for row in rows])
 
     @torch.no_grad()
     def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
@@ -76,12 +104,19 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             delta = (experience.rollout_log_probs - experience.action_log_probs)[mask]
             difference += unexplained_difference(delta, self.args.rollout.top_p, self.args.oger.top_k).sum().item()
             kl, tokens = kl + delta.sum().item(), tokens + len(delta)
-            experience.rollout_log_probs = None  # the hybrid loss has no correction for the engine's rounding
+            experience.rollout_log_probs = self._teacher_log_probs(experience)
         self.metrics = {"vllm_logprob_difference": difference / max(tokens, 1), "vllm_kl": kl / max(tokens, 1)}
         self._stop_on_stale_engine()
         if self.args.oger.kl_penalty_coef:
             self._add_reward_kl(experiences)
         return experiences
+
+    def _teacher_log_probs(self, experience: Experience) -> torch.Tensor | None:
+        """[B, A] for the loss: of the teachers alone; it has no correction for the engine's rounding on rollouts."""
+        if not self.args.oger.use_off_policy_probs:
+            return None
+        placed = torch.tensor([row in self.batch.teachers for row in experience.index]).unsqueeze(1)
+        return torch.where(placed, experience.rollout_log_probs, torch.tensor(UNKNOWN))
 
     def _add_reward_kl(self, experiences: list[Experience]) -> None:
         """The in-reward KL (k1) beside a loss-side one. compute_reward multiplies by the loss's coefficient."""
@@ -101,9 +136,27 @@ class OgerExperienceMaker(RemoteExperienceMaker):
     @torch.no_grad()
     def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
         oger, batch = self.args.oger, self.batch
-        reward = batch.rewards * (batch.scores > 0) * ~batch.is_teacher  # only the policy's own correct rollouts
-        self.bonus = oger.bonus_weight * exploration_bonus(
-            batch.similarity, self.entropy, reward, weight=oger.last_token_enp_reward, reverse=oger.similarity_reverse
+        own = ~batch.is_teacher & ~batch.left_alone & ~self.repetitive
+        groups = (-1, self.args.rollout.n_samples_per_prompt)
+        self.bonus_weight = scheduled_weight(
+            self.step,
+            start=oger.bonus_weight,
+            end=oger.bonus_weight_end,
+            steps=oger.bonus_schedule_steps or self.planned_steps,
+            schedule=oger.bonus_schedule,
+        )
+        fails = own & (batch.scores <= 0) & oger.similarity_reverse_fail
+        self.bonus = (
+            self.bonus_weight
+            * exploration_bonus(
+                batch.similarity.view(groups),
+                self.entropy.view(groups),
+                (batch.rewards * (batch.scores > 0) * own).view(groups),  # only the policy's own correct rollouts
+                weight=oger.last_token_enp_reward,
+                reverse=oger.similarity_reverse,
+                shaping=oger.similarity_shaping,
+                fails=fails.view(groups),
+            ).flatten()
         )
         rewards = penalise_truncated(batch.rewards, batch.truncated, oger.non_stop_penalty, oger.non_stop_fixed_reward)
         for experience in experiences:
@@ -115,10 +168,25 @@ class OgerExperienceMaker(RemoteExperienceMaker):
                 self._spread_over_tokens(experience, advantages[experience.index])
         else:
             experiences = super().compute_advantages_and_returns(experiences)
-        if oger.disable_truncation_advantage:
-            for experience in experiences:
+        for experience in experiences:
+            experience.advantages = self._teacher_tokens_weighed(experience)
+            if oger.disable_truncation_advantage:
                 experience.advantages[batch.truncated[experience.index]] = 0
         return experiences
+
+    def _teacher_tokens_weighed(self, experience: Experience) -> torch.Tensor:
+        """[B, A]: LUFFY's weights on the advantages of teacher tokens and of the policy's own."""
+        oger, is_teachers = self.args.oger, experience_off_policy_mask(experience)
+        advantages = weigh_token_advantages(
+            experience.advantages,
+            is_teachers,
+            alpha=oger.prefix_reward_weight_alpha,
+            beta=oger.prefix_reward_weight_beta,
+        )
+        if oger.use_sft_prefix_reward:
+            value = oger.sft_prefix_reward_weight / self.args.rollout.n_samples_per_prompt
+            advantages = teacher_fixed_advantage(advantages, is_teachers, value=value)
+        return advantages
 
     def _group_advantages(self, experiences: list[Experience]) -> torch.Tensor:
         """[N], in the order of the flat list."""
@@ -127,7 +195,8 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             rewards[experience.index] = experience.rewards
         size = self.args.rollout.n_samples_per_prompt
         use_std = GROUP_ESTIMATORS[self.args.algo.advantage.estimator]
-        advantages = group_advantage(rewards.view(-1, size), use_std=use_std)
+        baseline = None if self.args.oger.advantage_baseline == "group" else ~self.batch.is_teacher.view(-1, size)
+        advantages = group_advantage(rewards.view(-1, size), use_std=use_std, baseline_mask=baseline)
         if self.args.oger.all_correct_group == "clip":
             is_teacher = self.batch.is_teacher.view(-1, size)
             all_correct = ((self.batch.scores.view(-1, size) > 0) | is_teacher).all(dim=1)
@@ -173,16 +242,6 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             )
 
 
-def info_value(sample: Experience, key: str) -> float:
-    """A number that the reward function reported of a single rollout; 0 from a function that does not know it."""
-    return float(sample.info[key].item()) if key in sample.info else 0.0
-
-
-def uses_teachers(oger) -> bool:
-    """Whether anything of the run depends on teacher trajectories."""
-    return oger.max_replace_num > 0 or oger.bonus_weight != 0
-
-
 def penalise_truncated(
     rewards: torch.Tensor, truncated: torch.Tensor, penalty: float, fixed: float | None
 ) -> torch.Tensor:
@@ -200,56 +259,3 @@ def unexplained_difference(delta: torch.Tensor, top_p: float, top_k: int) -> tor
     """
     highest = math.inf if top_k > 0 else -math.log(top_p)
     return (-delta).clamp(min=0) + (delta - highest).clamp(min=0)
-
-
-def step_metrics(
-    rollouts: Rollouts,
-    batch: HybridBatch,
-    bonus: torch.Tensor,
-    entropy: torch.Tensor,
-    advantages: torch.Tensor,
-    oger,
-) -> dict[str, float]:
-    """Figures of one step. ``rollout/*`` are of the rollouts as sampled, before any bonus or replacement."""
-    solved = rollouts.scores.view(len(rollouts.uids), -1)
-    lengths = torch.cat([sample.response_length for sample in rollouts.samples]).float()
-    kept = ~batch.is_teacher
-    taught = kept & ~batch.similarity.isnan()
-    divergence = 1 - batch.similarity[taught]
-    earned = bonus[kept & (batch.scores > 0)]
-    weight = ENTROPY_WEIGHTS[oger.last_token_enp_reward](entropy[kept])
-    teacher_rows = torch.tensor(sorted(batch.teachers), dtype=torch.long)
-    return {
-        "rollout/solve_rate": solved.mean().item(),
-        "rollout/solve_all": (solved.mean(dim=1) == 1).float().mean().item(),
-        "rollout/solve_none": (solved.mean(dim=1) == 0).float().mean().item(),
-        "rollout/reward": rollouts.rewards.mean().item(),
-        "rollout/reward_error": sum(info_value(sample, "reward_error") for sample in rollouts.samples),
-        "rollout/reward_timeout": sum(info_value(sample, "reward_timeout") for sample in rollouts.samples),
-        "rollout/response_length": lengths.mean().item(),
-        "rollout/response_tokens": lengths.sum().item(),
-        "rollout/truncated": torch.cat([sample.truncated for sample in rollouts.samples]).float().mean().item(),
-        "oger/similarity": _mean(batch.similarity[taught]),
-        "oger/divergence": _mean(divergence),
-        "oger/divergence_std": _std(divergence),
-        "oger/entropy": _mean(entropy[kept]),
-        "oger/entropy_weight": _mean(weight),
-        "oger/entropy_weight_std": _std(weight),
-        "oger/bonus": _mean(bonus[kept]),
-        "oger/bonus_of_correct": _mean(earned),
-        "oger/bonus_of_correct_std": _std(earned),
-        "oger/replaced": float(len(batch.teachers)),
-        "oger/replaced_correct": rollouts.scores[teacher_rows].sum().item(),
-        "oger/prompts_without_teacher": float(batch.prompts_without_teacher),
-        "oger/teacher_reward": _mean(batch.rewards[teacher_rows]),
-        "oger/teacher_advantage": _mean(advantages[teacher_rows]),
-        "oger/rollout_advantage_abs": _mean(advantages[kept].abs()),
-    }
-
-
-def _mean(values: torch.Tensor) -> float:
-    return values.mean().item() if len(values) else 0.0
-
-
-def _std(values: torch.Tensor) -> float:
-    return values.std().item() if len(values) > 1 else 0.0

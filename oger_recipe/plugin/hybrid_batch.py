@@ -6,11 +6,13 @@ from dataclasses import dataclass
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from oger_recipe.algorithm.exploration import mean_similarity
 from oger_recipe.algorithm.hybrid_group import select_replaced
+from oger_recipe.data.teacher_draw import draw
 from oger_recipe.data.teacher_store import Teacher, TeacherStore
-from oger_recipe.embedding.cache import EmbeddingCache
-from oger_recipe.embedding.encoder import TrajectoryEncoder
+from oger_recipe.plugin.history import History
+from oger_recipe.plugin.similarity import EmbeddingSimilarity, RerankerSimilarity
+
+UNKNOWN = 1.0  # in place of a teacher's own log-probability, which is never above 0
 
 
 @dataclass
@@ -22,6 +24,12 @@ class Rollouts:
     uids: list[str]  # one per group
     rewards: torch.Tensor  # [N], verified
     scores: torch.Tensor  # [N], 0 or 1
+    guided: torch.Tensor  # [N], bool: begins with a teacher's tokens, or is a teacher's trajectory
+
+    @property
+    def size(self) -> int:
+        """Rollouts of a group."""
+        return len(self.texts) // len(self.uids)
 
 
 @dataclass
@@ -30,10 +38,11 @@ class HybridBatch:
 
     samples: list[Experience]
     similarity: torch.Tensor  # of the row's rollout to the group's teachers; nan without teachers
-    is_teacher: torch.Tensor  # bool
+    is_teacher: torch.Tensor  # bool: at least one of the row's tokens is a teacher's
+    left_alone: torch.Tensor  # bool: its group's rollouts are all correct, and oger.all_correct_group is skip
     rewards: torch.Tensor  # verified reward of the row
     scores: torch.Tensor  # 0 or 1
-    truncated: torch.Tensor  # bool; a teacher's trajectory is always whole
+    truncated: torch.Tensor  # bool; a teacher's trajectory never counts as truncated
     teachers: dict[int, Teacher]  # row -> the teacher that took its place
     prompts_without_teacher: int
 
@@ -47,6 +56,7 @@ def read_rollouts(samples: list[Experience], tokenizer, group_size: int) -> Roll
         [json.loads(sample.labels[0])["uid"] for sample in samples[::group_size]],
         torch.cat([sample.rewards for sample in samples]).float(),
         torch.cat([sample.scores for sample in samples]).float(),
+        torch.tensor([float(sample.info.get("off_policy_tokens", 0.0)) > 0 for sample in samples]),
     )
 
 
@@ -55,72 +65,80 @@ def similarity_reduction(replace_mode: str) -> str:
     return next((name for name in ("max", "min") if f"similarity_{name}" in replace_mode), "mean")
 
 
-def group_similarities(
-    rollouts: Rollouts, teachers: list[list[Teacher]], encoder: TrajectoryEncoder, cache: EmbeddingCache, reduce: str
-) -> torch.Tensor:
-    """[groups, n]; nan for groups without teachers. One pass over the rollouts, the teachers from the cache."""
-    size = len(rollouts.texts) // len(teachers)
-    similarity = torch.full((len(teachers), size), float("nan"))
-    taught = [group for group, members in enumerate(teachers) if members]
-    if not taught:
-        return similarity
-    texts = [text for group in taught for text in rollouts.texts[group * size : (group + 1) * size]]
-    rollout_vectors = encoder.encode(texts).split(size)
-    teacher_vectors = cache.encode([teacher.text for group in taught for teacher in teachers[group]])
-    by_group = teacher_vectors.split([len(teachers[group]) for group in taught])
-    for group, ours, theirs in zip(taught, rollout_vectors, by_group, strict=True):
-        similarity[group] = mean_similarity(ours, theirs, reduce)
-    return similarity
-
-
 def make_hybrid(
     rollouts: Rollouts,
     store: TeacherStore,
-    encoder: TrajectoryEncoder | None,
-    cache: EmbeddingCache | None,
+    measure: EmbeddingSimilarity | RerankerSimilarity | None,
+    history: History | None,
     settings,
     seed: int,
+    step: int,
 ) -> HybridBatch:
     """Lets teachers take their places; ``settings`` is ``args.oger``. The same seed draws the same teachers.
 
-    Without an encoder the run uses no teachers: the rollouts stay as they are, and no similarity is defined.
+    Without a measure no similarity is defined (nan).
     """
     teachers = [store[uid] for uid in rollouts.uids]
-    size = len(rollouts.samples) // len(teachers)
-    if encoder is None or cache is None:
-        similarity = torch.full((len(teachers) * size,), float("nan"))
-        return _with_teachers(rollouts, similarity, {}, sum(not members for members in teachers))
-    similarity = group_similarities(rollouts, teachers, encoder, cache, similarity_reduction(settings.replace_mode))
-    scores = rollouts.scores.view(-1, size)
+    similarity = _similarity(rollouts, teachers, measure, history, settings.replace_mode)
+    scores = rollouts.scores.view(-1, rollouts.size)
+    all_correct = (scores > 0).all(dim=1)
+    untouched = all_correct & (settings.all_correct_group in ("online", "skip"))
     generator = torch.Generator().manual_seed(seed)
     placed: dict[int, Teacher] = {}
     for group, members in enumerate(teachers):
-        if settings.all_correct_group == "online" and bool(scores[group].all()):
+        if untouched[group] or not members or not settings.replace_after_rm:
             continue
         replaced = select_replaced(
-            similarity[group],
+            _without_nan(similarity[group]),
             scores[group],
             max_replace_num=min(settings.max_replace_num, len(members)),
             mode=settings.replace_mode,
             generator=generator,
         )
-        drawn = torch.randperm(len(members), generator=generator)
-        placed |= {group * size + int(row): members[int(choice)] for row, choice in zip(replaced, drawn, strict=False)}
-    return _with_teachers(rollouts, similarity.flatten(), placed, sum(not members for members in teachers))
+        drawn = draw(members, len(replaced), settings, generator, step)
+        placed |= {group * rollouts.size + int(row): each for row, each in zip(replaced, drawn, strict=False)}
+    left_alone = all_correct & (settings.all_correct_group == "skip")
+    batch = _with_teachers(rollouts, similarity.flatten(), left_alone.repeat_interleave(rollouts.size), placed)
+    batch.prompts_without_teacher = sum(not members for members in teachers)
+    return batch
+
+
+def _similarity(
+    rollouts: Rollouts,
+    teachers: list[list[Teacher]],
+    measure: EmbeddingSimilarity | RerankerSimilarity | None,
+    history: History | None,
+    replace_mode: str,
+) -> torch.Tensor:
+    """[groups, n]"""
+    if measure is None:
+        return torch.full((len(teachers), rollouts.size), torch.nan)
+    references = [
+        list(dict.fromkeys([*(teacher.text for teacher in members), *(history[uid] if history else [])]))
+        for uid, members in zip(rollouts.uids, teachers, strict=True)
+    ]
+    groups = [rollouts.texts[start : start + rollouts.size] for start in range(0, len(rollouts.texts), rollouts.size)]
+    return measure.of_groups(groups, references, similarity_reduction(replace_mode))
+
+
+def _without_nan(similarity: torch.Tensor) -> torch.Tensor:
+    """For ranking: a rollout that could not be embedded ranks as the average one."""
+    known = similarity[similarity.isfinite()]
+    return torch.nan_to_num(similarity, nan=known.mean().item() if len(known) else 0.0)
 
 
 def _with_teachers(
-    rollouts: Rollouts, similarity: torch.Tensor, placed: dict[int, Teacher], without_teacher: int
+    rollouts: Rollouts, similarity: torch.Tensor, left_alone: torch.Tensor, placed: dict[int, Teacher]
 ) -> HybridBatch:
     samples, rewards, scores = list(rollouts.samples), rollouts.rewards.clone(), rollouts.scores.clone()
-    is_teacher = torch.zeros(len(samples), dtype=torch.bool)
+    is_teacher = rollouts.guided.clone()
     for row, teacher in placed.items():
         samples[row] = teacher_experience(samples[row], teacher)
         rewards[row], scores[row], is_teacher[row] = teacher.reward, teacher.score, True
     for sample in samples:
         sample.info.setdefault("off_policy_tokens", torch.zeros(1))
     truncated = torch.cat([sample.truncated for sample in samples]).bool()
-    return HybridBatch(samples, similarity, is_teacher, rewards, scores, truncated, placed, without_teacher)
+    return HybridBatch(samples, similarity, is_teacher, left_alone, rewards, scores, truncated, placed, 0)
 
 
 def teacher_experience(rollout: Experience, teacher: Teacher) -> Experience:
@@ -137,7 +155,7 @@ def teacher_experience(rollout: Experience, teacher: Teacher) -> Experience:
         sequences=sequences,
         attention_mask=torch.ones_like(sequences),
         action_mask=action_mask,
-        rollout_log_probs=torch.zeros(1, sequences.shape[1] - 1),
+        rollout_log_probs=_teacher_log_probs(teacher, prompt_length),
         prompts=rollout.prompts,
         labels=rollout.labels,
         images=rollout.images,
@@ -149,3 +167,11 @@ def teacher_experience(rollout: Experience, teacher: Teacher) -> Experience:
         total_length=torch.tensor([float(sequences.shape[1])]),
         info=info,
     )
+
+
+def _teacher_log_probs(teacher: Teacher, prompt_length: int) -> torch.Tensor:
+    """[1, T-1]: the teacher's own log-probabilities on its tokens, UNKNOWN where the data has none."""
+    log_probs = torch.full((prompt_length - 1 + len(teacher.tokens),), UNKNOWN)
+    if teacher.probs is not None:
+        log_probs[prompt_length - 1 :] = torch.tensor(teacher.probs).log()
+    return log_probs.unsqueeze(0)

@@ -1,4 +1,4 @@
-"""Starts Ray, runs openrlhf.cli.train_ppo_ray with the recipe's classes in place, and takes everything down again."""
+"""Starts Ray, or joins the cluster at RAY_ADDRESS, and runs openrlhf.cli.train_ppo_ray with the recipe's classes."""
 
 import argparse
 import contextlib
@@ -12,6 +12,7 @@ from pathlib import Path
 import ray
 
 from oger_recipe.cpu import CPU_ENVIRONMENT
+from oger_recipe.recipe import RecipeError
 
 
 def launch(
@@ -36,13 +37,17 @@ def launch(
         try:
             _run_openrlhf(tokens)
         finally:
-            session = context.address_info["session_dir"]
+            session, job = context.address_info["session_dir"], ray.get_runtime_context().get_job_id()
             ray.shutdown()
-            _keep_logs(Path(session) / "logs", run_dir / "logs")
+            _keep_logs(Path(session) / "logs", job, run_dir / "logs")
 
 
 def _start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool):
     shared = {"runtime_env": {"env_vars": environment}, "log_to_driver": verbose, "logging_level": "warning"}
+    if "RAY_ADDRESS" in os.environ:
+        context = ray.init(**shared)
+        _check_cluster(logical_gpus)
+        return context
     if not cpu:
         return ray.init(**shared)
     # Ray's switch for machines outside any cluster: what it starts then listens on loopback only. The constant was
@@ -58,6 +63,17 @@ def _start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbos
         _node_ip_address="127.0.0.1",
         **shared,
     )
+
+
+def _check_cluster(gpus: int) -> None:
+    """Without enough GPUs the run would wait for ever."""
+    there = int(ray.cluster_resources().get("GPU", 0))
+    if there < gpus:
+        ray.shutdown()
+        raise RecipeError(
+            f"the Ray cluster at RAY_ADDRESS={os.environ['RAY_ADDRESS']} has {there} GPUs and the run needs {gpus}; "
+            "`oger train --dry-run` shows what for"
+        )
 
 
 def _run_openrlhf(tokens: list[str]) -> None:
@@ -104,7 +120,8 @@ def _driver_output(path: Path, verbose: bool) -> Iterator[None]:
         yield
 
 
-def _keep_logs(source: Path, target: Path) -> None:
-    for path in source.glob("worker-*"):
+def _keep_logs(source: Path, job: str, target: Path) -> None:
+    """Of this run's workers on this node; a cluster that the run joined has other jobs' logs as well."""
+    for path in source.glob(f"worker-*-{job}-*"):
         if path.stat().st_size:
             shutil.copy(path, target / path.name)

@@ -4,6 +4,9 @@ from oger_recipe.patches import apply_training_patches
 
 apply_training_patches()
 
+import itertools  # noqa: E402
+from collections.abc import Iterable, Iterator  # noqa: E402
+
 import torch  # noqa: E402
 from openrlhf.models.utils import masked_mean  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
@@ -17,6 +20,11 @@ def off_policy_mask(action_mask: torch.Tensor, off_policy_tokens: torch.Tensor) 
     """The first ``off_policy_tokens`` [B] response tokens of each row, as a boolean mask [B, A]."""
     position = action_mask.long().cumsum(dim=-1)
     return action_mask.bool() & (position <= off_policy_tokens.unsqueeze(-1))
+
+
+def experience_off_policy_mask(experience: Experience) -> torch.Tensor:
+    tokens = torch.stack(list(experience.info["off_policy_tokens"])).to(experience.action_mask.device)
+    return off_policy_mask(experience.action_mask, tokens)
 
 
 class HybridPolicyLoss(torch.nn.Module):
@@ -33,8 +41,17 @@ class HybridPolicyLoss(torch.nn.Module):
             clip_high=args.actor.eps_clip_low_high[1],
             use_clip=not args.oger.loss_remove_clip,
             aggregation=args.oger.loss_aggregation,
+            teacher_loss=args.oger.off_policy_loss,
+            sft_loss_coef=args.oger.sft_loss_coef,
+            off_policy_max_clip=args.oger.off_policy_max_clip,
+            off_policy_min_clip=args.oger.off_policy_min_clip,
+            all_max_clip=args.oger.all_max_clip,
+            on_policy_reshape=args.oger.on_policy_reshape,
+            on_policy_reshape_weight=args.oger.on_policy_reshape_weight,
+            on_policy_reshape_power=args.oger.on_policy_reshape_pow_exp,
         )
         self.off_policy_mask: torch.Tensor | None = None
+        self.num_teacher_tokens: float | None = None  # of the optimizer step, as num_tokens is
         self.metrics: dict[str, torch.Tensor] = {}
 
     def forward(
@@ -52,7 +69,14 @@ class HybridPolicyLoss(torch.nn.Module):
 
         ``batch_num_tokens`` and ``global_batch_size`` are the totals of the optimizer step divided by the number of
         micro-batches (DeepSpeed scales every loss by that); ``dp_size`` undoes the averaging over ranks.
+        ``rollout_log_probs`` is None, or the teachers' own log-probabilities (see ``teacher_log_probs``).
         """
+        teacher_probs = None
+        if rollout_log_probs is not None:
+            teacher_probs = torch.where(rollout_log_probs <= 0, rollout_log_probs.exp(), torch.nan)
+        num_tokens = batch_num_tokens
+        if self.settings["teacher_loss"] == "sft" and num_tokens is not None:
+            num_tokens = num_tokens - self.num_teacher_tokens  # these have a mean of their own
         loss, self.metrics = hybrid_policy_loss(
             log_probs,
             old_log_probs,
@@ -60,15 +84,22 @@ class HybridPolicyLoss(torch.nn.Module):
             action_mask,
             self.off_policy_mask,
             num_rows=global_batch_size,
-            num_tokens=batch_num_tokens,
+            num_tokens=num_tokens,
             max_response_length=self.max_response_length,
+            teacher_probs=teacher_probs,
+            num_teacher_tokens=self.num_teacher_tokens,
             **self.settings,
         )
         return loss * dp_size, self.metrics["clip_fraction"], self.metrics["ppo_kl"], None, None
 
 
+_ITERATE = ppo_actor.iter_grad_accum_global_norm
+
 # The rest of the loss's metrics: means over the teacher's tokens or over the rollouts' tokens.
-OFF_POLICY_METRICS = ("off_policy_loss", "off_policy_prob", "off_policy_ratio")
+OFF_POLICY_METRICS = (
+    "off_policy_loss", "off_policy_prob", "off_policy_ratio", "off_policy_ratio_max_clip_fraction",
+    "off_policy_ratio_min_clip_fraction",
+)  # fmt: skip
 ON_POLICY_METRICS = ("on_policy_loss", "on_policy_prob", "on_policy_ratio", "clip_fraction", "ppo_kl")
 
 
@@ -79,10 +110,11 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
         super().__init__(*args, **kwargs)
         self.actor_loss_fn = HybridPolicyLoss(self.args)
 
-    def training_step(self, experience: Experience, *args, **kwargs):
-        tokens = torch.stack(list(experience.info["off_policy_tokens"])).to(experience.action_mask.device)
-        self.actor_loss_fn.off_policy_mask = off_policy_mask(experience.action_mask, tokens)
-        status = super().training_step(experience, *args, **kwargs)
+    def training_step(self, experience: Experience, kl_ctl: float, step: int, loss_batch_info=None):
+        if loss_batch_info is None:  # dynamic batches
+            self.actor_loss_fn.num_teacher_tokens = self._teacher_tokens_of_step(step)
+        self.actor_loss_fn.off_policy_mask = experience_off_policy_mask(experience)
+        status = super().training_step(experience, kl_ctl, step, loss_batch_info)
         self._add_loss_metrics(status)
         return status
 
@@ -91,15 +123,37 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
         metrics = self.actor_loss_fn.metrics
         off_share = metrics["off_policy_token_share"]
         shares = {name: off_share for name in OFF_POLICY_METRICS} | {name: 1 - off_share for name in ON_POLICY_METRICS}
-        status["metrics"]["off_policy_token_share"] = off_share
-        status["weights"]["off_policy_token_share"] = "token"
+        for name in ("off_policy_token_share", "all_clip_fraction"):
+            status["metrics"][name], status["weights"][name] = metrics[name], "token"
         for name, share in shares.items():
             status["metrics"][name] = metrics[name] * share
             status["weights"][name] = "token"
         # Upstream's name for clip_fraction; its ppo_kl is overwritten above.
         del status["metrics"]["ppo_clip_ratio"], status["weights"]["ppo_clip_ratio"]
 
+    def _teacher_tokens_of_step(self, step: int) -> float:
+        """Teacher tokens of the optimizer step that micro-batch ``step`` belongs to, scaled as upstream's totals."""
+        buffer, first, last = self.replay_buffer, step, step
+        while first > 0 and not buffer.dynamic_optimizer_step[first - 1]:
+            first -= 1
+        while not buffer.dynamic_optimizer_step[last]:
+            last += 1
+        rows = itertools.chain.from_iterable(buffer.dynamic_indices[first : last + 1])
+        mine = torch.tensor(sum(float(buffer.items[row].info["off_policy_tokens"]) for row in rows))
+        return float(self.strategy.all_reduce(mine.item(), op="sum")) / (last - first + 1)
+
+    def _with_teacher_tokens(self, micro_batches: Iterable, strategy, steps: int, mask_of) -> Iterator:
+        """OpenRLHF's micro-batches of an optimizer step with its totals; the loss learns the teachers' total."""
+        first, second = itertools.tee(micro_batches)
+        with_totals = _ITERATE(first, strategy, steps, mask_of)
+        of_teachers = _ITERATE(second, strategy, steps, experience_off_policy_mask)
+        for (experience, totals), (_, teachers) in zip(with_totals, of_teachers, strict=True):
+            self.actor_loss_fn.num_teacher_tokens = teachers["batch_num_tokens"]
+            yield experience, totals
+
     def ppo_train(self, kl_ctl: float):
+        # ppo_train finds this iterator by its name in the module.
+        ppo_actor.iter_grad_accum_global_norm = self._with_teacher_tokens
         status = super().ppo_train(kl_ctl)
         off_share = status.get("off_policy_token_share", 0.0)
         for names, share in ((OFF_POLICY_METRICS, off_share), (ON_POLICY_METRICS, 1 - off_share)):
@@ -110,6 +164,17 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
 
 # PolicyModelActor builds its trainer by this name, which is looked up in this process.
 ppo_actor.ActorPPOTrainer = OgerActorPPOTrainer
+
+
+def top_mean(values: torch.Tensor, mask: torch.Tensor, share: float) -> torch.Tensor:
+    """[B]: mean of the highest ``share`` of each row's masked values [B, A], at least one; 0 for an empty row."""
+    counts = mask.sum(dim=1)
+    taken = (share * counts).ceil().long().clamp(min=1).unsqueeze(1)
+    ranked = values.masked_fill(~mask.bool(), -torch.inf).sort(dim=1, descending=True).values
+    chosen = torch.arange(values.shape[1], device=values.device).unsqueeze(0) < torch.minimum(
+        taken, counts.unsqueeze(1)
+    )
+    return torch.where(chosen, ranked, 0.0).sum(dim=1) / taken.squeeze(1)
 
 
 class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ignore[misc]
@@ -135,7 +200,10 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
 
     def _entropy(self, entropy: torch.Tensor, action_mask: torch.Tensor) -> torch.Tensor:
         """[B] of token entropies [B, A]; position t describes the distribution that produced response token t."""
-        if self.strategy.args.oger.entropy_position == "mean":
+        position = self.strategy.args.oger.entropy_position
+        if position == "mean":
             return masked_mean(entropy, action_mask, dim=-1)
+        if position == "top":
+            return top_mean(entropy, action_mask, self.strategy.args.oger.entropy_top_share)
         last = action_mask.shape[1] - 1 - action_mask.flip(1).long().argmax(dim=1)
         return entropy.gather(1, last.unsqueeze(1)).squeeze(1)

@@ -1,6 +1,8 @@
 """The rollout actor: vLLM's log-probabilities come back with every rollout, and the engine also runs on a CPU."""
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
@@ -21,16 +23,54 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
         kwargs.update(logprobs_mode="processed_logprobs", max_logprobs=1, trust_remote_code=False)
         await super().__init__(*args, **kwargs)
 
-    async def generate_responses(self, prompt, label, sampling_params, *args, num_samples=1, **kwargs):
-        """``num_samples`` responses. A seed in ``sampling_params`` is the run's: each sample gets one of its own."""
+    async def generate_responses(self, prompt, label, sampling_params, *args, num_samples=1, prefixes=None, **kwargs):
+        """``num_samples`` responses. A seed in ``sampling_params`` is the run's: each sample gets one of its own.
+
+        ``prefixes``: tokens that each response begins with, one list a sample; they are a teacher's.
+        """
         sampling_params.logprobs = 1
-        if sampling_params.seed is None:
-            return await super().generate_responses(
-                prompt, label, sampling_params, *args, num_samples=num_samples, **kwargs
+        generate = super().generate_responses
+        if prefixes is not None:
+            eos = kwargs["hf_tokenizer"].eos_token_id
+            return await asyncio.gather(
+                *(self._after_prefix(prefix, eos, prompt, label, sampling_params, kwargs) for prefix in prefixes)
             )
+        if sampling_params.seed is None:
+            return await generate(prompt, label, sampling_params, *args, num_samples=num_samples, **kwargs)
         one_by_one = []
         for number in range(num_samples):
             params = sampling_params.clone()
             params.seed = stable_seed(sampling_params.seed, label, number)
-            one_by_one.append(super().generate_responses(prompt, label, params, *args, num_samples=1, **kwargs))
+            one_by_one.append(generate(prompt, label, params, *args, num_samples=1, **kwargs))
         return [response for (response,) in await asyncio.gather(*one_by_one)]
+
+    async def _after_prefix(self, prefix, eos, prompt, label, sampling_params, kwargs) -> dict[str, Any]:
+        """A response that begins with the prefix, graded as a whole; a whole trajectory is graded only."""
+        engine = _PrefixedEngine(self, prefix, eos) if prefix else self
+        response = await self.executor.execute(
+            prompt=prompt, label=label, sampling_params=sampling_params, llm_engine=engine, **kwargs
+        )
+        response["extra_logs"] = dict(response["extra_logs"]) | {"off_policy_tokens": float(len(prefix))}
+        return response
+
+
+class _PrefixedEngine:
+    """What OpenRLHF's executor asks of an engine; its outputs begin with tokens that were given, not sampled."""
+
+    def __init__(self, engine: OgerRolloutActor, prefix: list[int], eos: int) -> None:
+        self._engine, self._prefix, self._eos = engine, prefix, eos
+
+    async def generate(self, prompt_tokens: list[int], params, **kwargs) -> Any:
+        prefix = list(self._prefix)
+        if prefix[-1] == self._eos:
+            return _output(prefix, [{}] * len(prefix), "stop")
+        params.max_tokens = max(params.max_tokens - len(prefix), 1)
+        sampled = (await self._engine.generate(prompt_tokens + prefix, params, **kwargs)).outputs[0]
+        log_probs = [{}] * len(prefix) + list(sampled.logprobs)
+        return _output(prefix + list(sampled.token_ids), log_probs, sampled.finish_reason)
+
+
+def _output(tokens: list[int], log_probs: list[dict], finish_reason: str) -> Any:
+    return SimpleNamespace(
+        outputs=[SimpleNamespace(token_ids=tokens, logprobs=log_probs, finish_reason=finish_reason)]
+    )

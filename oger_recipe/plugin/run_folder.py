@@ -1,17 +1,21 @@
 """What the controller writes into the run folder while it runs."""
 
+from __future__ import annotations
+
 import json
 import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS
 from oger_recipe.evaluation.tables import markdown_table
 from oger_recipe.plugin.answers import Evaluation
-from oger_recipe.plugin.hybrid_batch import HybridBatch, Rollouts
+
+if TYPE_CHECKING:
+    from oger_recipe.plugin.hybrid_batch import HybridBatch, Rollouts
 
 
 def append_json(path: Path, record: dict[str, Any]) -> None:
@@ -45,21 +49,30 @@ def write_samples(
     path = run_dir / "samples" / f"step_{step:05d}.jsonl"
     path.unlink(missing_ok=True)  # of a run that was resumed before this step
     weight = ENTROPY_WEIGHTS[oger.last_token_enp_reward](entropy)
-    size = len(rollouts.texts) // len(rollouts.uids)
     for row, text in enumerate(rollouts.texts):
         teacher = batch.teachers.get(row)
         truncated = bool(rollouts.samples[row].truncated[0])
         common = {
-            "uid": rollouts.uids[row // size],
+            "uid": rollouts.uids[row // rollouts.size],
             "prompt": rollouts.samples[row].prompts[0],
             "truncated": truncated,
         }
+        if rollouts.guided[row]:
+            common["off_policy_tokens"] = int(batch.samples[row].info["off_policy_tokens"])
         similarity = {"similarity": batch.similarity[row].item(), "divergence": 1 - batch.similarity[row].item()}
         verdict = {"reward": rollouts.rewards[row].item(), "score": rollouts.scores[row].item()}
         trained = {"entropy": entropy[row].item(), "advantage": advantages[row].item()}
         if teacher is None:
             parts = {"bonus": bonus[row].item(), "entropy_weight": weight[row].item()}
-            append_json(path, common | {"text": text, "off_policy": False} | verdict | similarity | parts | trained)
+            append_json(
+                path,
+                common
+                | {"text": text, "off_policy": bool(rollouts.guided[row])}
+                | verdict
+                | similarity
+                | parts
+                | trained,
+            )
             continue
         append_json(path, common | {"text": text, "off_policy": False, "replaced": True} | verdict | similarity)
         verdict = {"reward": teacher.reward, "score": teacher.score}

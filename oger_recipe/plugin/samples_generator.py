@@ -5,22 +5,37 @@ from oger_recipe.patches import apply_training_patches
 apply_training_patches()
 
 import heapq  # noqa: E402
+import json  # noqa: E402
+from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 import ray  # noqa: E402
+import torch  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
+
+from oger_recipe.algorithm.prefix import prefix_ratios  # noqa: E402
+from oger_recipe.data.teacher_draw import draw  # noqa: E402
+from oger_recipe.data.teacher_store import TeacherStore  # noqa: E402
+from oger_recipe.seeds import stable_seed  # noqa: E402
 
 
 class OgerSamplesGenerator(SamplesGenerator):
     """Ends the data where the run ends, and leaves out a last batch that does not fill an optimizer step."""
 
     steps_left: int | None = None
+    step = 0  # batches sampled so far; set when a run is resumed
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self._store: TeacherStore | None = None
 
     def generate_samples(self, **generate_kwargs):
         if self.steps_left == 0:
             return [], None, 0, True
+        self.step += 1
+        generate_kwargs["guided"] = teachers_enter_in_rollout(self.args.oger)
         samples, pass_rate, consumed, exhausted = super().generate_samples(**generate_kwargs)
         if len(samples) % self.args.train.batch_size:
             samples = []
@@ -47,7 +62,9 @@ class OgerSamplesGenerator(SamplesGenerator):
         heap = [(load, index) for index, load in enumerate(loads)]
         heapq.heapify(heap)
         refs = []
+        guided = generate_kwargs.get("guided", False)
         for prompt, label, image in zip(prompts, labels, images or [None] * len(prompts), strict=True):
+            more = {"prefixes": self._prefixes(json.loads(label)["uid"])} if guided else {}
             load, index = heapq.heappop(heap)
             heapq.heappush(heap, (load + samples, index))
             refs.append(
@@ -59,9 +76,40 @@ class OgerSamplesGenerator(SamplesGenerator):
                     hf_tokenizer=self.tokenizer,
                     num_samples=samples,
                     images=image,
+                    **more,
                 )
             )
         return refs
+
+    def _prefixes(self, uid: str) -> list[list[int]]:
+        """For each rollout of a group the teacher's tokens that it begins with; none for a prompt without teachers."""
+        oger, n = self.args.oger, self.args.rollout.n_samples_per_prompt
+        if self._store is None:
+            self._store = TeacherStore(Path(oger.run_dir) / "data" / "teachers.arrow")
+        teachers = self._store[uid]
+        if not teachers:
+            return [[] for _ in range(n)]
+        generator = torch.Generator().manual_seed(stable_seed(self.args.train.seed, uid, self.step))
+        if not oger.replace_after_rm:
+            chosen = draw(teachers, oger.max_replace_num, oger, generator, self.step)
+            return [teacher.tokens for teacher in chosen] + [[] for _ in range(n - len(chosen))]
+        ratios = prefix_ratios(
+            n,
+            n_prefix=oger.n_prefix,
+            strategy=oger.prefix_strategy,
+            min_ratio=oger.min_prefix_ratio,
+            max_ratio=oger.max_prefix_ratio,
+            steps=oger.prefix_steps,
+            linear_max_ratio=oger.prefix_linear_max_ratio,
+            share=oger.prefix_share_across_samples,
+            step=self.step,
+            generator=generator,
+        )
+        chosen = draw(teachers, n, oger, generator, self.step)
+        return [
+            chosen[row % len(chosen)].tokens[: int(len(chosen[row % len(chosen)].tokens) * ratio)]
+            for row, ratio in enumerate(ratios)
+        ]
 
     def _sampling_params(self, generate_kwargs: dict[str, Any]) -> SamplingParams:
         oger = self.args.oger
@@ -77,3 +125,8 @@ class OgerSamplesGenerator(SamplesGenerator):
             include_stop_str_in_output=True,
             seed=generate_kwargs.get("seed"),
         )
+
+
+def teachers_enter_in_rollout(oger) -> bool:
+    """Whether rollouts begin with a teacher's tokens, or are a teacher's whole trajectory, before they are graded."""
+    return oger.n_prefix != 0 or (oger.max_replace_num > 0 and not oger.replace_after_rm)

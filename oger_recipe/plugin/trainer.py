@@ -55,6 +55,8 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         resumed_at = self.init_checkpoint_states()["global_step"]
         if self.args.oger.total_training_steps is not None:
             self.samples_generator.steps_left = max(self.args.oger.total_training_steps - resumed_at, 0)
+        self.samples_generator.step = resumed_at
+        self.experience_maker.resume(resumed_at, self.planned_steps())
         run_folder.event(self.run_dir, "ready", steps=self.planned_steps(), resumed_at=resumed_at)
         if self.args.oger.val_before_train and not resumed_at:
             self._evaluate_as("before", 0)

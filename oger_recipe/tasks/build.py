@@ -4,14 +4,16 @@ import argparse
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from oger_recipe.data.teacher_draw import weights
 from oger_recipe.recipe import RecipeError
 from oger_recipe.tasks import countdown, countdown_teachers, tiny_policy
 
@@ -47,7 +49,7 @@ def build_countdown(args: argparse.Namespace) -> BuiltTask:
 
 
 def _data_key(task: dict[str, Any], difficulty: countdown.Difficulty) -> dict[str, Any]:
-    names = ("train_problems", "eval_problems", "wrong_teacher_share", "data_seed")
+    names = ("train_problems", "eval_problems", "eval_numbers", "wrong_teacher_share", "data_seed")
     return asdict(difficulty) | {name: task[name] for name in names} | _sources(countdown, countdown_teachers)
 
 
@@ -86,31 +88,42 @@ def _cached(cache: Path, kind: str, key: dict[str, Any], write: Callable[[Path],
 
 
 def _write_data(folder: Path, task: dict[str, Any], difficulty: countdown.Difficulty) -> None:
-    for split, name in (("train", "train_problems"), ("held_out", "eval_problems")):
-        problems = countdown.generate_problems(
-            task[name], difficulty=difficulty, seed=task["data_seed"], split=split, held_out_share=HELD_OUT_SHARE
-        )
-        share = task["wrong_teacher_share"] if split == "train" else 0.0
-        rows = countdown.build_rows(problems, seed=task["data_seed"], wrong_share=share)
-        countdown.write_rows(rows, folder / f"{split}.jsonl")
+    seed = task["data_seed"]
+    train = _problems(task["train_problems"], difficulty, seed, "train")
+    rows = countdown.build_rows(train, seed=seed, wrong_share=task["wrong_teacher_share"])
+    countdown.write_rows(rows, folder / "train.jsonl")
+    held_out = []
+    for number in task["eval_numbers"] or (difficulty.num_numbers,):
+        problems = _problems(task["eval_problems"], replace(difficulty, num_numbers=number), seed, "held_out")
+        name = {"datasource": f"countdown_{number}"} if task["eval_numbers"] else {}
+        held_out += [row | name for row in countdown.build_rows(problems, seed=seed)]
+    countdown.write_rows(held_out, folder / "held_out.jsonl")
+
+
+def _problems(
+    count: int, difficulty: countdown.Difficulty, seed: int, split: countdown.Split
+) -> list[countdown.Problem]:
+    return countdown.generate_problems(
+        count, difficulty=difficulty, seed=seed, split=split, held_out_share=HELD_OUT_SHARE
+    )
 
 
 def _write_policy(folder: Path, task: dict[str, Any], difficulty: countdown.Difficulty) -> None:
-    """Warm start on training problems of another seed; each solution is seen at most once."""
+    """Warm start on training problems of another seed."""
     steps, batch_size = task["warm_start_steps"], task["warm_start_batch_size"]
-    problems = countdown.generate_problems(
-        -(-steps * batch_size // len(countdown_teachers.TEACHERS)),
-        difficulty=difficulty,
-        seed=task["data_seed"] + 1,
-        split="train",
-        held_out_share=HELD_OUT_SHARE,
-    )
+    shares = weights(task["warm_start_numbers"]) or {str(difficulty.num_numbers): 1.0}
+    wanted = task["warm_start_problems"] or -(-steps * batch_size // len(countdown_teachers.TEACHERS))
+    problems: list[countdown.Problem] = []
+    for number, share in shares.items():
+        count = math.ceil(wanted * share / sum(shares.values()))
+        problems += _problems(count, replace(difficulty, num_numbers=int(number)), task["data_seed"] + 1, "train")
     tiny_policy.warm_start(
         countdown.build_rows(problems, seed=task["data_seed"] + 1),
         folder,
         steps=steps,
         batch_size=batch_size,
         learning_rate=task["warm_start_lr"],
+        decay=task["warm_start_decay"],
         hidden_size=task["hidden_size"],
         num_layers=task["num_layers"],
         seed=task["data_seed"],

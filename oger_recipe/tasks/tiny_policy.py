@@ -100,14 +100,14 @@ def warm_start(
     steps: int,
     batch_size: int,
     learning_rate: float,
+    decay: float = 0.0,
     hidden_size: int,
     num_layers: int,
     seed: int,
 ) -> None:
-    """Makes the policy, trains it on each trajectory of ``rows`` at most once, and saves it with its tokenizer.
+    """Makes the policy, trains it on the trajectories of ``rows``, pass after pass, and saves it with its tokenizer.
 
-    Raises:
-        ValueError: the rows do not hold ``steps * batch_size`` trajectories.
+    The learning rate is constant but for the last ``decay`` of the steps, over which it falls to a twentieth.
     """
     from transformers import Trainer, TrainingArguments, set_seed
 
@@ -117,8 +117,6 @@ def warm_start(
     texts = (text for row in rows for text in [*turns, row["prompt"], *(t["text"] for t in row["teachers"])])
     tokenizer = build_tokenizer(texts)
     examples = _examples(tokenizer, rows)
-    if len(examples) < steps * batch_size:
-        raise ValueError(f"{steps} steps of {batch_size} need {steps * batch_size} solutions, got {len(examples)}")
     model = build_model(tokenizer, hidden_size, num_layers)
     settings = TrainingArguments(
         output_dir=str(folder / "trainer"),
@@ -126,7 +124,8 @@ def warm_start(
         max_steps=steps,
         per_device_train_batch_size=batch_size,
         learning_rate=learning_rate,
-        lr_scheduler_type="constant_with_warmup",
+        lr_scheduler_type="warmup_stable_decay",
+        lr_scheduler_kwargs={"num_decay_steps": round(decay * steps), "decay_type": "linear", "min_lr_ratio": 0.05},
         warmup_steps=min(50, steps // 10),
         logging_steps=max(steps // 5, 1),
         optim="adamw_torch_fused",

@@ -45,7 +45,10 @@ def _maker(estimator: str = "dr_grpo", **oger) -> OgerExperienceMaker:
     settings = {
         "bonus_weight": 0.0, "last_token_enp_reward": "none", "similarity_reverse": True, "all_correct_group": "keep",
         "non_stop_penalty": 0.0, "non_stop_fixed_reward": None, "disable_truncation_advantage": False,
-        "kl_penalty_coef": 0.0,
+        "kl_penalty_coef": 0.0, "bonus_schedule": "constant", "bonus_weight_end": 0.0, "bonus_schedule_steps": None,
+        "similarity_reverse_fail": False, "similarity_shaping": "none", "advantage_baseline": "group",
+        "prefix_reward_weight_alpha": 1.0, "prefix_reward_weight_beta": 1.0, "use_sft_prefix_reward": False,
+        "sft_prefix_reward_weight": 1.0,
     }  # fmt: skip
     advantage = SimpleNamespace(estimator=estimator, gamma=1.0, lambd=1.0, no_std_norm=True)
     maker = object.__new__(OgerExperienceMaker)
@@ -59,7 +62,9 @@ def _maker(estimator: str = "dr_grpo", **oger) -> OgerExperienceMaker:
     maker.advantage_estimator = estimator
     maker.kl_ctl = FixedKLController(0.5)
     maker.entropy = torch.zeros(4)
+    maker.step, maker.planned_steps, maker.repetitive = 1, 1, torch.zeros(4, dtype=torch.bool)
     maker.batch = SimpleNamespace(
+        left_alone=torch.zeros(4, dtype=torch.bool),
         rewards=REWARDS,
         scores=REWARDS,
         truncated=TRUNCATED,
@@ -78,7 +83,7 @@ def _experiences(*indices: list[int]) -> list[Experience]:
             rewards=REWARDS[index],
             kl=torch.zeros(len(index), 3),
             values=torch.full((len(index), 3), 0.5),
-            info={"reward": REWARDS[index]},
+            info={"reward": REWARDS[index], "off_policy_tokens": torch.zeros(len(index))},
         )
         for index in indices
     ]
@@ -125,3 +130,73 @@ def test_the_in_reward_kl_has_its_own_coefficient_beside_the_loss_sides():
     experience.action_mask[:, 2] = 0
     maker._add_reward_kl([experience])
     assert torch.allclose(maker.kl_ctl.value * experience.kl, torch.tensor([1.0, 1.0, 0.0]).expand(4, 3))
+
+
+# ---- the hybrid group's advantages and bonus; rewards are 1, 0, 1, 0 and row 1 is a teacher's
+
+
+def _hybrid_maker(**oger) -> OgerExperienceMaker:
+    maker = _maker(**oger)
+    maker.batch.is_teacher = torch.tensor([False, True, False, False])
+    return maker
+
+
+def _hybrid_advantages(**oger) -> torch.Tensor:
+    (experience,) = _experiences([0, 1, 2, 3])
+    experience.info["off_policy_tokens"] = torch.tensor([0.0, 3.0, 0.0, 2.0])  # a teacher, and one begun by a teacher
+    return _advantages(_hybrid_maker(**oger).compute_advantages_and_returns([experience]))
+
+
+def test_the_baseline_may_leave_teachers_out():
+    assert _hybrid_advantages()[:, 0].tolist() == pytest.approx([0.5, -0.5, 0.5, -0.5])
+    # Of the rollouts 1, 1, 0 the mean is 2/3; the teacher is measured by it too.
+    expected = [1 / 3, -2 / 3, 1 / 3, -2 / 3]
+    assert _hybrid_advantages(advantage_baseline="rollouts")[:, 0].tolist() == pytest.approx(expected)
+
+
+def test_teacher_tokens_have_their_own_weight():
+    advantages = _hybrid_advantages(prefix_reward_weight_alpha=2.0, prefix_reward_weight_beta=0.5)
+    assert advantages.tolist() == [[0.25] * 3, [-1.0] * 3, [0.25] * 3, [-1.0, -1.0, -0.25]]
+
+
+def test_teacher_tokens_may_have_a_fixed_advantage():
+    advantages = _hybrid_advantages(use_sft_prefix_reward=True, sft_prefix_reward_weight=2.0)
+    assert advantages.tolist() == [[0.5] * 3, [0.5] * 3, [0.5] * 3, [0.5, 0.5, -0.5]]  # 2 / 4 rows
+
+
+def _bonus(repetitive: int | None = None, left_alone: bool = False, step: int = 1, **oger) -> list[float]:
+    """The bonus of similarities 0.2, 0.4, 0.6, 0.8."""
+    maker = _hybrid_maker(bonus_weight=1.0, **oger)
+    maker.step, maker.planned_steps = step, 11
+    maker.batch.similarity = torch.tensor([0.2, 0.4, 0.6, 0.8])
+    maker.batch.left_alone = torch.full((4,), left_alone)
+    if repetitive is not None:
+        maker.repetitive[repetitive] = True
+    maker.compute_advantages_and_returns(_experiences([0, 1, 2, 3]))
+    return maker.bonus.tolist()
+
+
+def test_correct_rollouts_earn_their_divergence_and_teachers_nothing():
+    assert _bonus() == pytest.approx([0.8, 0.0, 0.4, 0.0])
+    assert _bonus(similarity_reverse=False) == pytest.approx([0.2, 0.0, 0.6, 0.0])
+
+
+def test_wrong_rollouts_may_earn_their_closeness():
+    assert _bonus(similarity_reverse_fail=True) == pytest.approx([0.8, 0.0, 0.4, 0.8])
+
+
+def test_degenerate_repetition_and_groups_that_are_left_alone_earn_nothing():
+    assert _bonus(repetitive=0) == pytest.approx([0.0, 0.0, 0.4, 0.0])
+    assert _bonus(left_alone=True) == [0.0] * 4
+
+
+def test_the_divergence_may_be_shaped_within_the_group():
+    assert _bonus(similarity_shaping="group_minmax") == pytest.approx([1.0, 0.0, 0.0, 0.0])
+
+
+def test_the_bonus_weight_follows_its_schedule():
+    assert _bonus(step=6, bonus_schedule="linear") == pytest.approx([0.4, 0.0, 0.2, 0.0])  # half way to 0 in 11 steps
+    assert _bonus(step=3, bonus_schedule="linear", bonus_schedule_steps=5, bonus_weight_end=0.5) == pytest.approx(
+        [0.6, 0.0, 0.3, 0.0]
+    )
+    assert _bonus(step=11, bonus_schedule="cosine") == pytest.approx([0.0] * 4)

@@ -27,7 +27,9 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noq
 from openrlhf.utils.loss_utils import iter_grad_accum_global_norm  # noqa: E402
 
 from oger_recipe.data.teacher_store import Teacher, TeacherStore, write_teacher_store  # noqa: E402
+from oger_recipe.plugin.history import History  # noqa: E402
 from oger_recipe.plugin.hybrid_batch import (  # noqa: E402
+    UNKNOWN,
     HybridBatch,
     Rollouts,
     make_hybrid,
@@ -35,7 +37,8 @@ from oger_recipe.plugin.hybrid_batch import (  # noqa: E402
     similarity_reduction,
     teacher_experience,
 )
-from oger_recipe.plugin.policy_actor import HybridPolicyLoss, off_policy_mask  # noqa: E402
+from oger_recipe.plugin.policy_actor import HybridPolicyLoss, OgerActorPPOTrainer, off_policy_mask  # noqa: E402
+from oger_recipe.plugin.similarity import EmbeddingSimilarity  # noqa: E402
 
 PAD, END = 0, 1  # every other token is the letter of that code
 GROUP = 4
@@ -66,7 +69,7 @@ class Vectors:
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
 
-    def encode(self, texts: list[str]) -> torch.Tensor:
+    def encode(self, texts: list[str], max_error_rate: float) -> torch.Tensor:
         self.asked.append(texts)
         return torch.tensor([VECTORS[text[0]] for text in texts])
 
@@ -117,12 +120,24 @@ LETTERS, WRONG, RIGHT = ["a", "bb", "ccc", "dddd"], [0.0] * 4, [1.0] * 4
 def hybrid(tmp_path: Path) -> Callable[..., HybridBatch]:
     """make_hybrid with a store of the teachers given by uid, and with the vectors above."""
 
-    def make(rollouts: Rollouts, teachers: dict[str, list[Teacher]], *, seed: int = 0, **settings: Any) -> HybridBatch:
+    def make(
+        rollouts: Rollouts,
+        teachers: dict[str, list[Teacher]],
+        *,
+        seed: int = 0,
+        step: int = 1,
+        history: History | None = None,
+        **settings: Any,
+    ) -> HybridBatch:
         write_teacher_store(teachers, tmp_path / "teachers.arrow")
-        defaults = {"replace_mode": "similarity_mean_des", "max_replace_num": 1, "all_correct_group": "keep"}
+        defaults = {
+            "replace_mode": "similarity_mean_des", "max_replace_num": 1, "all_correct_group": "keep",
+            "replace_after_rm": True, "teacher_draw": "uniform", "teacher_source_weights": (),
+        }  # fmt: skip
         chosen = SimpleNamespace(**(defaults | settings))
         store, vectors = TeacherStore(tmp_path / "teachers.arrow"), Vectors()
-        batch = make_hybrid(rollouts, store, vectors, vectors, chosen, seed)
+        measure = EmbeddingSimilarity(vectors, vectors)
+        batch = make_hybrid(rollouts, store, measure, history, chosen, seed, step)
         batch.asked = vectors.asked
         return batch
 
@@ -317,6 +332,76 @@ def test_no_more_places_are_given_than_there_are_teachers_or_rollouts(hybrid, wa
     assert (int(batch.is_teacher.sum()), len(batch.teachers)) == (placed, placed)
 
 
+def test_skip_leaves_a_group_that_is_all_correct_alone(hybrid):
+    rollouts = _rollouts(("solved", LETTERS, RIGHT), ("nearly", LETTERS, [1.0, 1.0, 1.0, 0.0]))
+    teachers = {"solved": [_teacher("N")], "nearly": [_teacher("N")]}
+    batch = hybrid(rollouts, teachers, all_correct_group="skip")
+    assert batch.is_teacher.nonzero().flatten().tolist() == [5]
+    assert batch.left_alone.tolist() == [True] * 4 + [False] * 4  # and earns no bonus
+    assert not hybrid(rollouts, teachers, all_correct_group="online").left_alone.any()
+
+
+def test_the_shortest_teacher_enters_where_that_is_asked_for(hybrid):
+    teachers = {"taught": [_teacher("NNNN"), _teacher("EE"), _teacher("WWW")]}
+    for seed in range(5):
+        batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), teachers, teacher_draw="shortest", seed=seed)
+        assert [teacher.text for teacher in batch.teachers.values()] == ["EE"]
+
+
+def test_round_robin_moves_on_with_the_step(hybrid):
+    teachers = {"taught": [_teacher("W"), _teacher("N"), _teacher("E")]}  # sources sort as E, N, W
+    drawn = []
+    for step in (1, 2, 3, 4):
+        batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), teachers, teacher_draw="round_robin", step=step)
+        drawn += [teacher.text for teacher in batch.teachers.values()]
+    assert drawn == ["N", "W", "E", "N"]
+
+
+def test_a_source_of_weight_zero_never_enters(hybrid):
+    teachers = {"taught": [_teacher("N"), _teacher("E")]}
+    settings = {"teacher_draw": "source_weights", "teacher_source_weights": ("source of N=0",)}
+    for seed in range(10):
+        batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), teachers, seed=seed, max_replace_num=2, **settings)
+        assert [teacher.text for teacher in batch.teachers.values()] == ["E"]
+
+
+def test_the_policys_own_earlier_solutions_are_references_too(hybrid, tmp_path):
+    history = History(tmp_path / "history.jsonl", 4, 0)
+    history.add(1, "taught", "E")
+    history.add(1, "alone", "E")
+    rollouts = _rollouts(("taught", LETTERS, WRONG), ("alone", LETTERS, WRONG))
+    batch = hybrid(rollouts, {"taught": [_teacher("N")]}, history=history)
+    # The means over N and E, as with two teachers; then the similarity to E alone.
+    assert batch.similarity.tolist() == pytest.approx([0.5, 0.7, -0.5, -0.1, 1.0, 0.6, 0.0, -0.8], abs=1e-6)
+    assert batch.is_teacher.nonzero().flatten().tolist() == [1]  # references of one's own take no place
+    assert batch.prompts_without_teacher == 1
+
+
+def test_rollouts_that_a_teacher_began_are_teachers_rows_and_make_no_room(hybrid):
+    rollouts = _rollouts(("taught", LETTERS, WRONG))
+    for sample, tokens in zip(rollouts.samples, (2.0, 0.0, 3.0, 0.0), strict=True):
+        sample.info["off_policy_tokens"] = torch.tensor([tokens])
+    rollouts = read_rollouts(rollouts.samples, Letters(), GROUP)
+    batch = hybrid(rollouts, {"taught": [_teacher("N")]}, replace_after_rm=False)
+    assert batch.is_teacher.tolist() == rollouts.guided.tolist() == [True, False, True, False]
+    assert (batch.teachers, batch.samples) == ({}, rollouts.samples)
+
+
+def test_a_rollout_without_an_embedding_ranks_as_the_average_one(hybrid, monkeypatch):
+    monkeypatch.setitem(VECTORS, "b", (math.nan, math.nan))  # bb, the most similar, could not be embedded
+    batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), {"taught": [_teacher("E"), _teacher("N")]})
+    assert batch.similarity.isnan().tolist() == [False, True, False, False]
+    assert list(batch.teachers) == [0]
+
+
+def test_a_teachers_own_probabilities_travel_as_log_probabilities(hybrid):
+    known = Teacher("known", "N", [ord("N"), END], 1.0, 1.0, [0.5, 0.25])
+    batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), {"taught": [known]})
+    (row,) = batch.teachers
+    # "??>" has three tokens, so the response begins at position 2 of the shifted row; 1 stands for unknown.
+    assert batch.samples[row].rollout_log_probs.exp().tolist()[0] == pytest.approx([math.e, math.e, 0.5, 0.25])
+
+
 def test_a_group_that_is_all_correct_stays_online_only_where_that_is_asked_for(hybrid):
     rollouts = [("solved", LETTERS, RIGHT), ("nearly", LETTERS, [1.0, 1.0, 1.0, 0.0])]
     teachers = {"solved": [_teacher("N")], "nearly": [_teacher("N")]}
@@ -346,13 +431,18 @@ def test_the_same_seed_draws_the_same_teachers_and_another_seed_others(hybrid, m
 LONGEST = 9  # rollout.max_new_tokens
 
 
-def _loss(aggregation: str) -> HybridPolicyLoss:
-    oger = {"off_policy_reshape": "p_div_p_0.1", "off_policy_reshape_weight": 0.1, "off_policy_reshape_pow_exp": 0.5}
+def _loss(aggregation: str, **settings: Any) -> HybridPolicyLoss:
+    oger = {
+        "off_policy_reshape": "p_div_p_0.1", "off_policy_reshape_weight": 0.1, "off_policy_reshape_pow_exp": 0.5,
+        "off_policy_loss": "reshape", "sft_loss_coef": 1.0, "off_policy_max_clip": None, "off_policy_min_clip": None,
+        "all_max_clip": None, "on_policy_reshape": "no_reshape", "on_policy_reshape_weight": 0.1,
+        "on_policy_reshape_pow_exp": 0.5,
+    }  # fmt: skip
     return HybridPolicyLoss(
         SimpleNamespace(
             rollout=SimpleNamespace(max_new_tokens=LONGEST),
             actor=SimpleNamespace(eps_clip_low_high=[0.2, 0.2]),
-            oger=SimpleNamespace(**oger, loss_remove_clip=False, loss_aggregation=aggregation),
+            oger=SimpleNamespace(**(oger | settings), loss_remove_clip=False, loss_aggregation=aggregation),
         )
     )
 
@@ -486,3 +576,44 @@ def test_the_rows_of_the_loss_tests_hold_clipped_unclipped_and_teacher_tokens(it
         if is_action
     ]
     assert 0 < sum(tokens) < len(tokens)
+
+
+@pytest.mark.parametrize("packs", CUTS, ids=str)
+def test_the_supervised_loss_is_one_mean_over_the_steps_teacher_tokens_however_cut(items, packs):
+    """-log p averaged over 7 + 3 teacher tokens, times 2; rollouts have PPO's token mean over theirs."""
+    trainer = object.__new__(OgerActorPPOTrainer)
+    trainer.actor_loss_fn = loss_fn = _loss("token_mean", off_policy_loss="sft", sft_loss_coef=2.0)
+    leaves = [log_probs.requires_grad_() for log_probs in _policy(items)]
+    batches = iter([make_experience_batch([items[row] for row in pack]) for pack in packs])
+    steps = trainer._with_teacher_tokens(batches, None, len(packs), lambda experience: experience.action_mask)
+    for pack, (batch, totals) in zip(packs, steps, strict=True):
+        loss_fn.off_policy_mask = torch.tensor(_mask_of(batch))
+        log_probs = torch.nn.utils.rnn.pad_sequence([leaves[row] for row in pack], batch_first=True)
+        arguments = {"action_mask": batch.action_mask, "rollout_log_probs": None} | totals
+        loss, *_ = loss_fn(log_probs, batch.action_log_probs, batch.advantages, **arguments)
+        (loss / len(packs)).backward()
+    tokens = sum(int(item.action_mask.sum()) for item in items)
+    scale = tokens / (tokens - 10)  # the expected gradient is of a mean over all tokens
+    for row, item, expected in zip(_gradient(leaves), items, _expected_gradient(items, "token_mean"), strict=True):
+        if item.info["off_policy_tokens"] > 0:
+            expected = [-2 / 10 * float(is_action) for is_action in item.action_mask]
+        else:
+            expected = [scale * value for value in expected]
+        assert row == pytest.approx(expected, rel=1e-4, abs=1e-7)
+
+
+def test_a_known_teacher_probability_stands_where_one_is_assumed(items):
+    loss_fn = _loss("token_mean", off_policy_reshape="no_reshape")
+    row = next(item for item in items if item.info["off_policy_tokens"] == 3)
+    batch = make_experience_batch([row])
+    loss_fn.off_policy_mask = torch.tensor(_mask_of(batch))
+    log_probs = batch.action_log_probs.clone().requires_grad_()
+    known = torch.where(loss_fn.off_policy_mask, math.log(0.5), UNKNOWN)
+    known[0, -1] = UNKNOWN
+    arguments = {"action_mask": batch.action_mask, "rollout_log_probs": known, "dp_size": 1}
+    loss, *_ = loss_fn(
+        log_probs, batch.action_log_probs, batch.advantages, batch_num_tokens=3.0, global_batch_size=1.0, **arguments
+    )
+    p = batch.action_log_probs[0].exp()[-3:]
+    ratios = torch.stack([p[0] / (0.5 + 1e-6), p[1] / (0.5 + 1e-6), p[2]])  # the last one's is not known: p / 1
+    assert loss.item() == pytest.approx(-(batch.advantages[0, -1] * ratios).mean().item(), rel=1e-5)

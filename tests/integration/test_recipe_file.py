@@ -158,7 +158,7 @@ def test_a_key_like_no_other_gets_no_suggestion(refused: Callable[[str], str]) -
         ("oger: {verbose: [true]}", "'oger.verbose' is true or false, found [True]"),
         (
             "oger: {all_correct_group: kepe}",
-            "'oger.all_correct_group' is one of keep, clip, online, found 'kepe'; did you mean 'keep'?",
+            "'oger.all_correct_group' is one of keep, clip, online, skip, found 'kepe'; did you mean 'keep'?",
         ),
         ("ds: {param_dtype: int3}", "'ds.param_dtype' is one of bf16, fp16, found 'int3'"),
         (

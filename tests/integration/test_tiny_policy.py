@@ -153,12 +153,3 @@ def test_the_supervised_steps_change_the_model(warm_started: Path, countdown_row
     ]
     assert min(moved) > 1e-4, "every matrix learns"
     assert max(moved) < 0.1, "from the seeded start"
-
-
-def test_fewer_solutions_than_the_steps_take_are_refused(tmp_path: Path, countdown_rows: list[dict[str, Any]]) -> None:
-    with pytest.raises(ValueError, match=r"^2 steps of 4 need 8 solutions, got 6$"):
-        tiny_policy.warm_start(
-            countdown_rows[:2], tmp_path / "policy", steps=2, batch_size=4, learning_rate=1e-3,
-            hidden_size=32, num_layers=1, seed=0,
-        )  # fmt: skip
-    assert not (tmp_path / "policy").exists()

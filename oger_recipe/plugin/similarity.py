@@ -1,0 +1,87 @@
+"""How close the rollouts of each prompt are to its references: teachers, and the policy's own earlier solutions."""
+
+from pathlib import Path
+
+import torch
+
+from oger_recipe.algorithm.exploration import REDUCTIONS, mean_similarity
+from oger_recipe.embedding.cache import EmbeddingCache
+from oger_recipe.embedding.encoder import make_encoder
+from oger_recipe.embedding.reranker import Reranker
+from oger_recipe.embedding.settings import EncoderSettings
+
+
+class EmbeddingSimilarity:
+    """Cosine similarity of embeddings; references come from the cache, rollouts are encoded together."""
+
+    def __init__(self, encoder, cache: EmbeddingCache, max_error_rate: float = 0.0) -> None:
+        self._encoder, self._cache, self._max_error_rate = encoder, cache, max_error_rate
+        self._latest: dict[str, torch.Tensor] = {}
+
+    def of_groups(self, rollouts: list[list[str]], references: list[list[str]], reduce: str) -> torch.Tensor:
+        """[groups, n] for groups of equal size n; nan where a group has no references or a text no embedding."""
+        taught = [group for group, texts in enumerate(references) if texts]
+        similarity = torch.full((len(rollouts), len(rollouts[0])), torch.nan)
+        if not taught:
+            return similarity
+        texts = [text for group in taught for text in rollouts[group]]
+        vectors = self._encoder.encode(texts, self._max_error_rate)
+        self._latest = dict(zip(texts, vectors, strict=True))
+        theirs = self._cache.encode([text for group in taught for text in references[group]], self._max_error_rate)
+        ours_by_group = vectors.split([len(rollouts[group]) for group in taught])
+        theirs_by_group = theirs.split([len(references[group]) for group in taught])
+        for group, ours, known in zip(taught, ours_by_group, theirs_by_group, strict=True):
+            similarity[group] = mean_similarity(ours, known[known.isfinite().all(dim=1)], reduce)
+        return similarity
+
+    def remember(self, texts: list[str]) -> None:
+        """Rollouts of the last call that will be references later need not be encoded once more."""
+        known = [text for text in texts if text in self._latest and self._latest[text].isfinite().all()]
+        if known:
+            self._cache.put(known, torch.stack([self._latest[text] for text in known]))
+
+
+class RerankerSimilarity:
+    """Scores in [0, 1] of a cross-encoder that reads rollout and reference together."""
+
+    def __init__(self, reranker: Reranker) -> None:
+        self._reranker = reranker
+
+    def of_groups(self, rollouts: list[list[str]], references: list[list[str]], reduce: str) -> torch.Tensor:
+        pairs = [(o, t) for ours, theirs in zip(rollouts, references, strict=True) for o in ours for t in theirs]
+        scores = self._reranker.similarity(pairs).split(
+            [len(ours) * len(theirs) for ours, theirs in zip(rollouts, references, strict=True)]
+        )
+        similarity = torch.full((len(rollouts), len(rollouts[0])), torch.nan)
+        for group, (ours, theirs) in enumerate(zip(rollouts, references, strict=True)):
+            if theirs:
+                similarity[group] = REDUCTIONS[reduce](scores[group].view(len(ours), len(theirs)))
+        return similarity
+
+    def remember(self, texts: list[str]) -> None:
+        """Nothing can be kept: a score belongs to a pair."""
+
+
+def make_similarity(oger) -> EmbeddingSimilarity | RerankerSimilarity:
+    """The measure that ``args.oger`` asks for, with its model loaded."""
+    if oger.similarity_reranker:
+        trust, batch_size = oger.embedding_trust_remote_code, oger.embedding_batch_size
+        return RerankerSimilarity(Reranker(oger.similarity_reranker, oger.embedding_max_tokens, batch_size, trust))
+    settings = EncoderSettings(
+        oger.embedding_model,
+        oger.embedding_revision,
+        oger.embedding_max_tokens,
+        long_texts=oger.embedding_long_texts,
+        trust_remote_code=oger.embedding_trust_remote_code,
+        url=oger.embedding_url,
+    )
+    encoder = make_encoder(settings, oger.embedding_batch_size)
+    return EmbeddingSimilarity(
+        encoder, EmbeddingCache(encoder, Path(oger.embedding_cache)), oger.max_embedding_error_rate
+    )
+
+
+def needs_similarity(oger) -> bool:
+    """Whether anything of the run depends on how close rollouts are to teachers."""
+    has_bonus = oger.bonus_weight != 0 or (oger.bonus_schedule != "constant" and oger.bonus_weight_end != 0)
+    return has_bonus or (oger.max_replace_num > 0 and oger.replace_after_rm and "similarity" in oger.replace_mode)

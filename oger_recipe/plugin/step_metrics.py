@@ -1,0 +1,119 @@
+"""The figures of one step that the controller knows: of rollouts, teachers, bonus and advantages."""
+
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS
+from oger_recipe.plugin.hybrid_batch import HybridBatch, Rollouts
+
+
+def info_value(sample: Experience, key: str) -> float:
+    """A number that the reward function reported of a single rollout; 0 from a function that does not know it."""
+    return float(sample.info[key].item()) if key in sample.info else 0.0
+
+
+def step_metrics(
+    rollouts: Rollouts,
+    batch: HybridBatch,
+    bonus: torch.Tensor,
+    entropy: torch.Tensor,
+    advantages: torch.Tensor,
+    repetitive: torch.Tensor,
+    oger,
+) -> dict[str, float]:
+    """``rollout/*`` are of the policy's own rollouts as sampled, before any bonus or replacement; ``oger/*`` of the
+    rows that are trained. All tensors are [N]; the keys never change."""
+    own = ~rollouts.guided
+    groups = (-1, rollouts.size)
+    solved = (rollouts.scores * own).view(groups).sum(dim=1) / own.view(groups).sum(dim=1).clamp(min=1)
+    lengths = _lengths(rollouts.samples)[own]
+    truncated = torch.cat([sample.truncated for sample in rollouts.samples]).float()[own]
+    prompts = _lengths(rollouts.samples, "prompt")
+    return {
+        "rollout/solve_rate": _mean(rollouts.scores[own]),
+        "rollout/solve_all": (solved == 1).float().mean().item(),
+        "rollout/solve_none": (solved == 0).float().mean().item(),
+        "rollout/reward": _mean(rollouts.rewards[own]),
+        "rollout/reward_error": sum(info_value(sample, "reward_error") for sample in rollouts.samples),
+        "rollout/reward_timeout": sum(info_value(sample, "reward_timeout") for sample in rollouts.samples),
+        **_spread("rollout/response_length", lengths),
+        "rollout/response_tokens": lengths.sum().item(),
+        **_spread("rollout/prompt_length", prompts),
+        "rollout/truncated": _mean(truncated),
+        "rollout/repetitive": _mean(repetitive[own].float()),
+        **_teacher_metrics(rollouts, batch, advantages),
+        **_bonus_metrics(batch, bonus, entropy, oger),
+    }
+
+
+def _teacher_metrics(rollouts: Rollouts, batch: HybridBatch, advantages: torch.Tensor) -> dict[str, float]:
+    off, on = batch.is_teacher, ~batch.is_teacher
+    lengths = _lengths(batch.samples)
+    teacher_tokens = torch.tensor([info_value(sample, "off_policy_tokens") for sample in batch.samples])
+    replaced = torch.tensor(sorted(batch.teachers), dtype=torch.long)
+    correct = rollouts.scores[replaced].sum().item()
+    return {
+        "oger/replaced": float(len(batch.teachers)),
+        "oger/replaced_correct": correct,
+        "oger/replaced_wrong": len(batch.teachers) - correct,
+        "oger/prompts_without_teacher": float(batch.prompts_without_teacher),
+        "oger/prefix_ratio": _mean(teacher_tokens / lengths.clamp(min=1)),
+        "oger/off_on_ratio": off.sum().item() / max(on.sum().item(), 1),
+        "oger/on_response_length": _mean(lengths[on]),
+        "oger/off_response_length": _mean(lengths[off]),
+        "oger/on_score": _mean(batch.scores[on]),
+        "oger/off_score": _mean(batch.scores[off]),
+        "oger/teacher_reward": _mean(batch.rewards[off]),
+        "oger/teacher_advantage": _mean(advantages[off]),
+        "oger/rollout_advantage_abs": _mean(advantages[on].abs()),
+        "oger/advantage_max": advantages.max().item(),
+        "oger/advantage_min": advantages.min().item(),
+    }
+
+
+def _bonus_metrics(batch: HybridBatch, bonus: torch.Tensor, entropy: torch.Tensor, oger) -> dict[str, float]:
+    on = ~batch.is_teacher
+    similarity = batch.similarity[on & ~batch.similarity.isnan()]
+    weight = ENTROPY_WEIGHTS[oger.last_token_enp_reward](entropy[on])
+    earned = bonus[on & (batch.scores > 0)]
+    return {
+        "oger/similarity": _mean(similarity),
+        "oger/similarity_std": _std(similarity),
+        "oger/divergence": _mean(1 - similarity),
+        "oger/divergence_std": _std(1 - similarity),
+        "oger/entropy": _mean(entropy[on]),
+        "oger/entropy_p90": _quantile(entropy[on], 0.9),
+        "oger/entropy_weight": _mean(weight),
+        "oger/entropy_weight_std": _std(weight),
+        "oger/bonus": _mean(bonus[on]),
+        "oger/bonus_of_correct": _mean(earned),
+        "oger/bonus_of_correct_std": _std(earned),
+    }
+
+
+def _lengths(samples: list[Experience], of: str = "response") -> torch.Tensor:
+    """[N] tokens of the responses, or of the prompts."""
+    responses = torch.cat([sample.response_length for sample in samples]).float()
+    if of == "response":
+        return responses
+    return torch.tensor([float(sample.attention_mask.sum()) for sample in samples]) - responses
+
+
+def _spread(name: str, values: torch.Tensor) -> dict[str, float]:
+    return {
+        name: _mean(values),
+        f"{name}_max": values.max().item() if len(values) else 0.0,
+        f"{name}_min": values.min().item() if len(values) else 0.0,
+    }
+
+
+def _mean(values: torch.Tensor) -> float:
+    return values.mean().item() if len(values) else 0.0
+
+
+def _std(values: torch.Tensor) -> float:
+    return values.std().item() if len(values) > 1 else 0.0
+
+
+def _quantile(values: torch.Tensor, share: float) -> float:
+    return values.quantile(share).item() if len(values) else 0.0

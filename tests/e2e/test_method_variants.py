@@ -1,0 +1,55 @@
+"""LUFFY's way of letting teachers in, and real text from several sources, through the whole pipeline."""
+
+from pathlib import Path
+
+import pytest
+from runs import lines, samples, train
+
+
+def test_the_policy_continues_after_prefixes_and_remembers_what_it_solved(tmp_path: Path, cache: Path):
+    """Three of eight rollouts begin with 0.4, 0.7 and all of a teacher's tokens, which are learnt supervised.
+
+    Before that the policy is trained on the same teachers, so that it solves some of the problems by itself.
+    """
+    run_dir = tmp_path / "run"
+    guided = ["--oger.max_replace_num", "0", "--oger.n_prefix", "3", "--oger.prefix_strategy", "fixed"]
+    guided += ["--oger.min_prefix_ratio", "0.4", "--oger.off_policy_loss", "sft", "--oger.prompts_per_update", "8"]
+    first = ["--oger.sft.epochs", "15", "--oger.sft.lr", "0.002"]
+    first += ["--oger.sft.batch_size", "32", "--oger.sft.micro_batch_size", "32"]
+    bonus = ["--oger.use_history_samples", "--oger.similarity_reverse_fail", "--oger.entropy_position", "top"]
+    bonus += ["--oger.bonus_schedule", "linear", "--oger.repeating_check", "--actor.entropy_coef", "0.001"]
+    shorter = ["--oger.total_training_steps", "2", "--no-oger.val_before_train", "--no-oger.val_after_train"]
+    done = train(run_dir, cache, *first, *guided, *bonus, *shorter)
+    assert done.returncode == 0, done.stderr
+
+    teachers = {row["uid"]: row["teachers"] for row in _rows(run_dir)}
+    rows = samples(run_dir, 1)
+    assert len(rows) == 16 * 8 and not any(row.get("replaced") for row in rows)
+    begun = [row for row in rows if row["off_policy"]]
+    assert len(begun) == 16 * 3
+    whole = [row for row in begun if row["text"] in {teacher["text"] for teacher in teachers[row["uid"]]}]
+    assert len(whole) >= 16  # the third of each group at least
+    for row in begun:  # every one begins as one of its teachers does
+        assert any(row["text"][:8] == teacher["text"][:8] for teacher in teachers[row["uid"]])
+        assert row["bonus"] == 0 and row["off_policy_tokens"] > 0
+    earned = [row for row in rows if not row["off_policy"] and row["score"] == 0]
+    assert any(row["bonus"] > 0 for row in earned)  # wrong ones earn their closeness
+
+    steps = lines(run_dir / "metrics.jsonl")
+    assert steps[0]["oger/bonus_weight"] == 1.0 and steps[1]["oger/bonus_weight"] == 0.0
+    assert steps[0]["oger/off_on_ratio"] == pytest.approx(3 / 5)
+    assert 0.2 < steps[0]["oger/prefix_ratio"] < 3 / 8
+    own = [row["score"] for row in rows if not row["off_policy"]]
+    assert steps[0]["rollout/solve_rate"] == pytest.approx(sum(own) / len(own))
+    assert steps[0]["off_policy_loss"] > 0  # -log p of teacher tokens
+    assert steps[0].keys() == steps[1].keys()
+    remembered = {(record["uid"], record["text"]) for record in lines(run_dir / "history.jsonl")}
+    solved = {(row["uid"], row["text"]) for step in (1, 2) for row in samples(run_dir, step)
+              if row["score"] > 0 and not row["off_policy"]}  # fmt: skip
+    assert solved and remembered == solved
+
+
+def _rows(run_dir: Path) -> list[dict]:
+    """The dataset rows that the run read."""
+    flags = (run_dir / "command.sh").read_text().split()
+    return lines(Path(flags[flags.index("--data.prompt_dataset") + 1]))

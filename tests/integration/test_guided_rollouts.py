@@ -1,0 +1,124 @@
+"""Teachers that enter while rollouts are sampled: prefixes for the engine, and what becomes of them in the group."""
+
+from __future__ import annotations
+
+from oger_recipe.patches import apply_training_patches
+
+apply_training_patches()
+
+import asyncio  # noqa: E402
+from pathlib import Path  # noqa: E402
+from types import SimpleNamespace  # noqa: E402
+from typing import Any  # noqa: E402
+
+import pytest  # noqa: E402
+
+from oger_recipe.data.teacher_store import Teacher, write_teacher_store  # noqa: E402
+from oger_recipe.plugin.history import History  # noqa: E402
+from oger_recipe.plugin.rollout_engine import _PrefixedEngine  # noqa: E402
+from oger_recipe.plugin.samples_generator import OgerSamplesGenerator, teachers_enter_in_rollout  # noqa: E402
+
+END = 1
+SHORT = Teacher("short", "abc", [10, 11, 12, END], 1.0, 1.0)
+LONG = Teacher("long", "abcdefghi", [20, 21, 22, 23, 24, 25, 26, 27, 28, END], 1.0, 1.0)
+
+
+class Engine:
+    """Samples the tokens 7 and END with log-probability -0.5 each; notes what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[int], int]] = []
+
+    async def generate(self, tokens: list[int], params: Any, **_: Any) -> Any:
+        self.asked.append((tokens, params.max_tokens))
+        logprobs = [{token: SimpleNamespace(logprob=-0.5)} for token in (7, END)]
+        return SimpleNamespace(outputs=[SimpleNamespace(token_ids=[7, END], logprobs=logprobs, finish_reason="stop")])
+
+
+def _generated(prefix: list[int], max_tokens: int = 16) -> tuple[Any, Engine]:
+    engine = Engine()
+    params = SimpleNamespace(max_tokens=max_tokens)
+    result = asyncio.run(_PrefixedEngine(engine, prefix, END).generate([3, 4], params, multi_modal_data=None))
+    return result.outputs[0], engine
+
+
+def test_the_policy_goes_on_after_the_prefix_within_the_same_budget():
+    output, engine = _generated([20, 21, 22])
+    assert engine.asked == [([3, 4, 20, 21, 22], 13)]
+    assert output.token_ids == [20, 21, 22, 7, END]
+    assert output.logprobs[:3] == [{}, {}, {}] and output.logprobs[3][7].logprob == -0.5
+    assert output.finish_reason == "stop"
+
+
+def test_a_whole_trajectory_is_not_sampled_at_all():
+    output, engine = _generated(SHORT.tokens)
+    assert engine.asked == []
+    assert (output.token_ids, output.finish_reason) == (SHORT.tokens, "stop")
+
+
+def _generator(tmp_path: Path, **oger: Any) -> OgerSamplesGenerator:
+    write_teacher_store({"taught": [SHORT, LONG], "lone": [LONG]}, tmp_path / "teachers.arrow")
+    (tmp_path / "data").mkdir(exist_ok=True)
+    (tmp_path / "teachers.arrow").rename(tmp_path / "data" / "teachers.arrow")
+    settings = {
+        "run_dir": str(tmp_path), "replace_after_rm": True, "max_replace_num": 0, "n_prefix": 0,
+        "prefix_strategy": "fixed", "min_prefix_ratio": 0.0, "max_prefix_ratio": 1.0, "prefix_steps": 1000,
+        "prefix_linear_max_ratio": 0.8, "prefix_share_across_samples": False, "teacher_draw": "uniform",
+        "teacher_source_weights": (),
+    }  # fmt: skip
+    generator = object.__new__(OgerSamplesGenerator)
+    generator.args = SimpleNamespace(
+        oger=SimpleNamespace(**(settings | oger)),
+        rollout=SimpleNamespace(n_samples_per_prompt=4),
+        train=SimpleNamespace(seed=5),
+    )
+    generator._store, generator.step = None, 1
+    return generator
+
+
+def test_without_replacement_after_rewards_the_first_rollouts_are_whole_teachers(tmp_path):
+    generator = _generator(tmp_path, replace_after_rm=False, max_replace_num=2)
+    assert teachers_enter_in_rollout(generator.args.oger)
+    prefixes = generator._prefixes("taught")
+    assert sorted(prefixes[:2]) == sorted([SHORT.tokens, LONG.tokens]) and prefixes[2:] == [[], []]
+    assert generator._prefixes("lone") == [LONG.tokens, [], [], []]
+    assert generator._prefixes("nobody") == [[]] * 4
+
+
+def test_prefixes_have_their_share_of_the_teachers_tokens(tmp_path):
+    generator = _generator(tmp_path, n_prefix=3, min_prefix_ratio=0.2, max_prefix_ratio=1.0)
+    # Shares 0.2, 0.6 and 1 of ten tokens; the fourth rollout is the policy's alone.
+    assert generator._prefixes("lone") == [LONG.tokens[:2], LONG.tokens[:6], LONG.tokens, []]
+
+
+def test_the_draw_is_the_steps_own(tmp_path):
+    generator = _generator(tmp_path, n_prefix=-1, prefix_strategy="random")
+    first = generator._prefixes("taught")
+    assert first == generator._prefixes("taught")
+    generator.step = 2
+    assert first != generator._prefixes("taught")
+
+
+def test_nothing_is_guided_by_default():
+    oger = SimpleNamespace(n_prefix=0, max_replace_num=1, replace_after_rm=True)
+    assert not teachers_enter_in_rollout(oger)
+
+
+# ---- history
+
+
+def test_history_keeps_the_newest_texts_of_a_prompt_once(tmp_path):
+    history = History(tmp_path / "history.jsonl", 2, 0)
+    for step, text in enumerate(["one", "two", "two", "three"], start=1):
+        history.add(step, "u", text)
+    history.add(4, "v", "other")
+    assert (history["u"], history["v"], history["nobody"]) == (["two", "three"], ["other"], [])
+
+
+@pytest.mark.parametrize(("step", "texts"), [(0, []), (1, ["one"]), (3, ["one", "two"]), (4, ["two", "three"])])
+def test_a_resumed_run_has_the_history_of_its_step_and_forgets_what_came_after(tmp_path, step, texts):
+    history = History(tmp_path / "history.jsonl", 2, 0)
+    for at, text in ((1, "one"), (2, "two"), (4, "three")):
+        history.add(at, "u", text)
+    assert History(tmp_path / "history.jsonl", 2, step)["u"] == texts
+    assert History(tmp_path / "history.jsonl", 2, 100)["u"] == texts
