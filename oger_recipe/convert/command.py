@@ -1,0 +1,184 @@
+"""The training command in a shell script, or in a page of text that quotes one."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+ENTRY = "main_mix_ppo"  # python3 -m verl.mix_src.main_mix_ppo
+_SECTIONS = ("actor_rollout_ref", "algorithm", "critic", "data", "reward_model", "trainer")
+_OVERRIDE = re.compile(r"(\+{0,2})([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
+_STRAY = re.compile(rf"\s*['\"]?\+{{0,2}}(?:{'|'.join(_SECTIONS)})\.[\w.]+=")
+_ASSIGNMENT = re.compile(r"\s*(export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_VARIABLE = re.compile(
+    r"'[^']*'"  # nothing is a variable between single quotes
+    r"|\$(?P<plain>[A-Za-z_]\w*)"
+    r"|\$\{(?P<braced>[A-Za-z_]\w*)(?::?-(?P<default>[^}]*))?\}"
+)
+_PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*](?::\d+)?\})")
+_OPERATOR = re.compile(r"(?:[0-9&]?>{1,2}(?:&[0-9-])?|<|\|{1,2}|&{1,2}|;).*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Override:
+    """One ``name=value`` of the command: the value as text, and the line of the file that it is on."""
+
+    name: str
+    text: str
+    line: int
+
+
+@dataclass
+class Command:
+    """What was found. ``problems`` are sentences about what cannot be read; ``remarks`` about what was passed over."""
+
+    overrides: list[Override] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)  # exported, with their values
+    used: set[str] = field(default_factory=set)  # variables that the command or another variable needs
+    problems: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Line:
+    """Lines that backslashes join, and the number of the first and of the last of them."""
+
+    text: str
+    first: int
+    last: int
+
+
+def read_command(text: str, variables: Mapping[str, str]) -> Command:
+    """The one training command in ``text``; ``variables`` win over those that the text sets."""
+    command = Command()
+    known = dict(variables)
+    lines = list(_joined(text))
+    entries = [line for line in lines if _is_entry(line.text)]
+    if len(entries) != 1:
+        numbers = ", ".join(str(line.first) for line in entries)
+        found = f"there are {len(entries)} (lines {numbers}): leave one" if entries else "there is none"
+        command.problems.append(f"a command that runs verl.mix_src.{ENTRY} was looked for, and {found}")
+        return command
+    entry = entries[0]
+    for line in lines:
+        if line.first < entry.first:
+            _read_assignments(line.text, command, known, fixed=variables)
+        elif line.first > entry.first and _STRAY.match(line.text):
+            command.problems.append(
+                f"line {line.first}: {line.text.split('=')[0].strip()} comes after the end of the command in line "
+                f"{entry.last}: a backslash is missing there, or a comment cuts the command"
+            )
+    _read_overrides(entry, text.splitlines(), command, known)
+    return command
+
+
+def _is_entry(text: str) -> bool:
+    return bool(re.search(rf"(?:-m\s+|/)[\w./]*{ENTRY}\b", text))
+
+
+def _joined(text: str) -> Iterator[_Line]:
+    """Logical lines. A comment ends the line that it is on, and with it the joining, as in a shell."""
+    parts: list[str] = []
+    first = 1
+    for number, line in enumerate(text.splitlines(), start=1):
+        first = first if parts else number
+        body, is_cut = _without_comment(line)
+        more = not is_cut and re.search(r"\\\s*$", body)  # text copied from a page often has spaces at its end
+        parts.append(re.sub(r"\\\s*$", " ", body) if more else body)
+        if not more:
+            yield _Line("".join(parts), first, number)
+            parts = []
+    if parts:
+        yield _Line("".join(parts), first, first + len(parts) - 1)
+
+
+def _without_comment(line: str) -> tuple[str, bool]:
+    quote = ""
+    for position, character in enumerate(line):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character == "#" and (position == 0 or line[position - 1].isspace()):
+            return line[:position], True
+    return line, False
+
+
+def _expand(text: str, known: Mapping[str, str], used: set[str]) -> str:
+    """``text`` with the known variables in place; unknown ones stay as they are written."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match["plain"] or match["braced"]
+        if name is None:
+            return match[0]
+        used.add(name)
+        if known.get(name) or (name in known and match["default"] is None):
+            return known[name]
+        return match[0] if match["default"] is None else match["default"]
+
+    return _VARIABLE.sub(value, text)
+
+
+def _read_assignments(text: str, command: Command, known: dict[str, str], fixed: Mapping[str, str]) -> None:
+    """``NAME=value`` and ``export NAME=value ...`` before the command."""
+    match = _ASSIGNMENT.fullmatch(text)
+    if match is None:
+        return
+    try:
+        words = shlex.split(_expand(text, known, command.used))
+    except ValueError:
+        return  # a sentence with an apostrophe
+    for word in words:
+        name, separator, value = word.partition("=")
+        if separator and name.isidentifier():
+            known[name] = fixed.get(name, value)
+            if match[1]:
+                command.environment[name] = known[name]
+
+
+def _read_overrides(entry: _Line, lines: list[str], command: Command, known: Mapping[str, str]) -> None:
+    try:
+        words = shlex.split(_expand(entry.text, known, command.used))
+    except ValueError as error:
+        command.problems.append(f"line {entry.first}: the command has a quotation mark without its partner ({error})")
+        return
+    start = next(index for index, word in enumerate(words) if ENTRY in word)
+    for word in words[:start]:
+        name, separator, value = word.partition("=")
+        if separator and name.isidentifier():
+            command.environment[name] = value
+    for word in words[start + 1 :]:
+        if _OPERATOR.fullmatch(word):
+            break
+        _read_override(word.removesuffix(";"), entry, lines, command)
+        if word.endswith(";"):
+            break
+
+
+def _read_override(word: str, entry: _Line, lines: list[str], command: Command) -> None:
+    if _PASSED_ON.fullmatch(word):
+        command.remarks.append(
+            f"{word}: what the script was called with went on to the command; further flags of `oger train` go behind "
+            "its recipe"
+        )
+        return
+    match = _OVERRIDE.fullmatch(word)
+    if match:
+        command.overrides.append(Override(match[2], match[3], _line_of(match[2], entry, lines)))
+    elif word.startswith("-"):
+        command.problems.append(
+            f"line {_line_of(word, entry, lines)}: {word}: settings from another file or Hydra's own flags are not "
+            "read; give the settings as name=value"
+        )
+    elif word.startswith("~"):
+        command.problems.append(f"line {_line_of(word, entry, lines)}: {word}: removing a setting is not supported")
+    else:
+        command.problems.append(f"line {_line_of(word, entry, lines)}: {word!r} is not name=value")
+
+
+def _line_of(name: str, entry: _Line, lines: list[str]) -> int:
+    numbers = range(entry.first, entry.last + 1)
+    is_there = re.compile(rf"(?<![\w.]){re.escape(name)}")
+    return next((number for number in numbers if is_there.search(lines[number - 1])), entry.first)

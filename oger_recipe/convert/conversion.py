@@ -1,0 +1,209 @@
+"""A command's flags, one by one through the table: settings, reasons, errors."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from oger_recipe.checks import check_run
+from oger_recipe.convert.command import Command, Override, read_command
+from oger_recipe.convert.flags import ENVIRONMENT, FLAGS
+from oger_recipe.convert.recipe_text import recipe_text
+from oger_recipe.convert.values import UNSET, Flag, Get, NoEffect, Unsupported, checked, is_placeholder, parse
+from oger_recipe.recipe import RecipeError, read_recipe
+
+# Settings whose files may lie on another machine.
+_FILES = (
+    "actor.model_name_or_path", "data.prompt_dataset", "eval.dataset", "oger.embedding_model",
+    "oger.similarity_reranker",
+)  # fmt: skip
+_HYDRA_REFERENCE = re.compile(r"\$\{([\w.]+\.[\w.]+)\}")
+
+
+@dataclass
+class Conversion:
+    """settings: our flag -> (value, the flags that it comes from, whether one of them is in the command)."""
+
+    settings: dict[str, tuple[Any, list[str], bool]] = field(default_factory=dict)
+    without_effect: dict[str, str] = field(default_factory=dict)  # name=value -> reason
+    differing: dict[str, str] = field(default_factory=dict)  # name -> what is not exactly as there
+    remarks: list[str] = field(default_factory=list)
+    to_do: list[str] = field(default_factory=list)  # before the recipe can run
+    problems: list[str] = field(default_factory=list)
+    text: str = ""  # the recipe file; "" with problems
+
+
+def convert(text: str, source: str, parser: argparse.ArgumentParser, variables: Mapping[str, str]) -> Conversion:
+    """The recipe of the one training command in ``text``, which comes from the file ``source``.
+
+    ``parser`` is that of `oger train` on a GPU machine: what equals its defaults is not written unless the command
+    says it. Problems are collected; nothing raises.
+    """
+    command = read_command(text, variables)
+    result = Conversion(remarks=list(command.remarks), problems=list(command.problems))
+    given = _given(command, result)
+    values = {name: value for name, (value, _) in given.items()}
+    for name, (value, line) in given.items():
+        _apply(_find(name), name, value, line, _getter(values), result)
+    for flag in FLAGS.values():
+        if flag.name not in given and flag.default is not UNSET and not result.problems:
+            _apply_default(flag, _getter(values), result, parser)
+    _environment(command, result)
+    result.problems = list(dict.fromkeys(result.problems))
+    if not result.problems:
+        _finish(result, source, parser)
+    return result
+
+
+def _given(command: Command, result: Conversion) -> dict[str, tuple[Any, int]]:
+    """The command's flags with their values and lines; the last of several counts."""
+    given: dict[str, tuple[Any, int]] = {}
+    texts = {override.name: override.text for override in command.overrides}
+    for override in command.overrides:
+        flag = _find(override.name)
+        if flag is None:
+            result.problems.append(_unknown(override))
+            continue
+        if override.name in given:
+            result.remarks.append(f"{override.name} is given more than once: the last counts ({override.text})")
+        text = _HYDRA_REFERENCE.sub(lambda match: texts.get(match[1], match[0]), override.text)
+        try:
+            given[override.name] = (checked(parse(text, flag.value_type()), flag), override.line)
+        except Unsupported as problem:
+            result.problems.append(f"line {override.line}: {override.name}={override.text}: {problem}")
+    return given
+
+
+def _find(name: str) -> Flag | None:
+    if name in FLAGS:
+        return FLAGS[name]
+    families = (flag for key, flag in FLAGS.items() if key.endswith("*") and name.startswith(key[:-1]))
+    return next(families, None)
+
+
+def _unknown(override: Override) -> str:
+    leaves = {name.rpartition(".")[2]: name for name in FLAGS}
+    near = difflib.get_close_matches(override.name, FLAGS, n=1, cutoff=0.8)
+    near = near or [leaves[leaf] for leaf in difflib.get_close_matches(override.name.rpartition(".")[2], leaves, n=1)]
+    near = near or difflib.get_close_matches(override.name, FLAGS, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"line {override.line}: unknown flag {override.name}{hint}"
+
+
+def _getter(values: dict[str, Any]) -> Get:
+    def get(name: str) -> Any:
+        if name in values:
+            return values[name]
+        default = FLAGS[name].default
+        return None if default is UNSET else default
+
+    return get
+
+
+def _apply(flag: Flag | None, name: str, value: Any, line: int, get: Get, result: Conversion) -> None:
+    assert flag is not None
+    try:
+        settings = flag.rule(value, get)
+    except NoEffect as reason:
+        result.without_effect[f"{name}={_word(value)}"] = str(reason)
+        return
+    except Unsupported as problem:
+        result.problems.append(f"line {line}: {name}={_word(value)}: {problem}")
+        return
+    if flag.differs:
+        result.differing[name] = flag.remark
+    for key, setting in settings.items():
+        _add(result, key, setting, name, given=True)
+
+
+def _apply_default(flag: Flag, get: Get, result: Conversion, parser: argparse.ArgumentParser) -> None:
+    try:
+        settings = flag.rule(flag.default, get)
+    except NoEffect:
+        return
+    except Unsupported as problem:
+        result.problems.append(f"{flag.name} is not given, and its default is {_word(flag.default)}: {problem}")
+        return
+    for key, value in settings.items():
+        default = parser.get_default(key)
+        same = value == (list(default) if isinstance(default, tuple) else default)
+        if key in result.settings or not same:
+            _add(result, key, value, flag.name, given=False)
+
+
+def _add(result: Conversion, key: str, value: Any, name: str, *, given: bool) -> None:
+    _, sources, was_given = result.settings.get(key, (value, [], False))
+    if given or not was_given:
+        result.settings[key] = (value, [*sources, name], given or was_given)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{','.join(map(_word, value))}]"
+    return "null" if value is None else str(value)
+
+
+def _environment(command: Command, result: Conversion) -> None:
+    """Exported variables: settings, or something that whoever trains has to export as well."""
+    known = {flag.name: flag for flag in ENVIRONMENT}
+    for name, value in command.environment.items():
+        if name in known:
+            _apply(known[name], name, value, 0, _getter({}), result)
+        elif name not in command.used:
+            result.remarks.append(f"{name} is exported there: export it where `oger train` starts, if it is needed")
+
+
+def _finish(result: Conversion, source: str, parser: argparse.ArgumentParser) -> None:
+    """Writes the recipe and reads it back as `oger train` will."""
+    order = {name[2:]: place for place, action in enumerate(parser._actions) for name in action.option_strings}
+    result.settings = dict(sorted(result.settings.items(), key=lambda item: order[item[0]]))
+    unset = {key: value for key, (value, _, _) in result.settings.items() if is_placeholder(value)}
+    result.to_do = [f"set {key}, which is {value}" for key, value in unset.items()]
+    for sentence in _refusals(recipe_text(result.settings, ()), parser):
+        key = re.split("[: ]", sentence)[0]
+        if key in _FILES and key not in unset:
+            result.to_do.append(sentence)
+        elif key not in unset:
+            result.problems.append(f"the recipe would be refused: {sentence}")
+    result.text = "" if result.problems else recipe_text(result.settings, _header(result, source))
+
+
+def _refusals(text: str, parser: argparse.ArgumentParser) -> list[str]:
+    """What `oger train` would say of the recipe."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "recipe.yaml"
+        path.write_text(text, encoding="utf-8")
+        try:
+            args = parser.parse_args(read_recipe(path, parser))
+            if vars(args)["oger.prompts_per_update"]:  # as the run does
+                rows = vars(args)["oger.prompts_per_update"] * vars(args)["rollout.n_samples_per_prompt"]
+                vars(args)["train.batch_size"] = rows
+            check_run(args, cpu=False, gpus_here=None)
+        except RecipeError as error:
+            first, *sentences = str(error).replace(f"{path}:", "line ").split("\n  - ")
+            return sentences or [first]
+    return []
+
+
+def _header(result: Conversion, source: str) -> Iterable[str]:
+    yield (
+        f"Written by `oger convert` from the training command in {source}. Names behind # are the command's flags, "
+        "without actor_rollout_ref; (default) marks what the command leaves at the default of verl.mix_src. All flags "
+        "are explained in docs/oger_flags.md."
+    )
+    for title, lines in (
+        ("Set this before training:", result.to_do),
+        ("Without effect here:", [f"{flag}: {reason}" for flag, reason in result.without_effect.items()]),
+        ("Not exactly as there:", [f"{name}: {remark}" for name, remark in result.differing.items()]),
+        ("Besides:", result.remarks),
+    ):
+        if lines:
+            yield ""
+            yield title
+            yield from (f"  {line}" for line in lines)

@@ -1,0 +1,49 @@
+"""A recipe file with a comment behind every setting."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import yaml
+
+_ORDER = ("oger", "actor", "critic", "ref", "algo", "data", "rollout", "train", "eval", "ckpt", "vllm", "ds", "logger")
+_WIDTH = 118
+
+
+def recipe_text(settings: dict[str, tuple[Any, list[str], bool]], header: Iterable[str]) -> str:
+    """``settings``: our flag -> (value, the flags that it comes from, whether one of them was given)."""
+    root: dict[str, Any] = {}
+    for key in sorted(settings, key=lambda key: _ORDER.index(key.split(".")[0])):  # stable: else as they came
+        *parents, leaf = key.split(".")
+        node = root
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = settings[key]
+    return "".join(f"{line}\n" for line in [*_comment(header), *_lines(root, "")])
+
+
+def _comment(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        text = line.lstrip()
+        indent = "# " + " " * (len(line) - len(text))
+        wrapped = textwrap.wrap(text, _WIDTH - len(indent), subsequent_indent="  " * (indent != "# "))
+        yield from ((indent + part).rstrip() for part in wrapped or [""])
+
+
+def _lines(node: dict[str, Any], indent: str) -> Iterator[str]:
+    settings = {key: child for key, child in node.items() if not isinstance(child, dict)}
+    for key, (value, names, given) in settings.items():
+        sources = ", ".join(dict.fromkeys(name.removeprefix("actor_rollout_ref.") for name in names))
+        yield f"{indent}{key}: {_scalar(value)} # {sources}{'' if given else ' (default)'}"
+    for key, child in node.items():
+        if key not in settings:
+            yield f"{indent}{key}:"
+            yield from _lines(child, indent + "  ")
+
+
+def _scalar(value: Any) -> str:
+    """The value as YAML on one line."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...").strip()

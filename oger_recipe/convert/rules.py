@@ -1,0 +1,339 @@
+"""Flags of which several together make one setting, or which count in other units than ours."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from oger_recipe.algorithm.hybrid_group import REPLACE_MODES
+from oger_recipe.convert.values import Get, NoEffect, Settings, Unsupported, one_of
+
+ACTOR = "actor_rollout_ref.actor."
+ROLLOUT = "actor_rollout_ref.rollout."
+REF = "actor_rollout_ref.ref."
+TENSOR_PARALLEL = "tensor_model_parallel_size"
+KEEP_ALL = 1_000_000  # checkpoints; OpenRLHF has no value for all
+_ALWAYS_WRITTEN = ("console", "tensorboard")
+
+
+# Data
+
+
+def paths(target: str):
+    """One file, or a list of them."""
+
+    def rule(value: Any, get: Get) -> Settings:
+        files = value if isinstance(value, list) else [value]
+        return {target: ",".join(re.sub("/{2,}", "/", str(file)) for file in files)}
+
+    return rule
+
+
+def length(target: str):
+    """Of the prompt or the response; ours is of both together as well."""
+
+    def rule(value: Any, get: Get) -> Settings:
+        return {target: value, "data.max_len": get("data.max_prompt_length") + get("data.max_response_length")}
+
+    return rule
+
+
+def response_length(value: Any, get: Get) -> Settings:
+    if value != get("data.max_response_length"):
+        raise Unsupported("responses have one length: use data.max_response_length")
+    raise NoEffect("the same as data.max_response_length")
+
+
+def reward(value: Any, get: Get) -> Settings:
+    names = ("deepscaler", "deepscaler_format", "deepscaler_no_think", "math_verify_think", "math_verify")
+    settings: Settings = {"oger.task_name": "math", "oger.math_rule": one_of(value, dict(enumerate(names)))}
+    return settings | ({"oger.math_extract": ["anywhere"]} if value >= 3 else {})
+
+
+# Machines and batches
+
+
+def machine(setting: str):
+    """``num_nodes`` or ``num_gpus_per_node`` of every role: verl's trainer and vLLM take turns on all GPUs."""
+
+    def rule(value: Any, get: Get) -> Settings:
+        roles = ["actor", *(["ref"] if _kl_coefficient(get) else []), *(["critic"] if _has_critic(get) else [])]
+        return {f"{role}.{setting}": value for role in roles} | engines(value, get)
+
+    return rule
+
+
+def engines(value: Any, get: Get) -> Settings:
+    gpus, width = get("trainer.nnodes") * get("trainer.n_gpus_per_node"), get(ROLLOUT + TENSOR_PARALLEL)
+    if gpus % width:
+        raise Unsupported(f"{gpus} GPUs do not divide into engines of {width}")
+    return {"vllm.tensor_parallel_size": width, "vllm.num_engines": gpus // width}
+
+
+def _ranks(get: Get) -> int:
+    ranks: int = get("trainer.nnodes") * get("trainer.n_gpus_per_node")
+    return max(ranks // get(ACTOR + "ulysses_sequence_parallel_size"), 1)
+
+
+def micro_batch(value: Any, get: Get) -> Settings:
+    """verl counts prompts over all ranks, we count rollouts on one."""
+    if get(ACTOR + "use_dynamic_bsz"):
+        raise NoEffect("use_dynamic_bsz is True: micro-batches are cut by their tokens")
+    return {"train.micro_batch_size": max(value * get(ROLLOUT + "n") // _ranks(get), 1)}
+
+
+def forward_micro_batch(value: Any, get: Get) -> Settings:
+    if get(ACTOR + "use_dynamic_bsz"):
+        raise NoEffect("use_dynamic_bsz is True: micro-batches are cut by their tokens")
+    return {"rollout.micro_batch_size": max(value // _ranks(get), 1) * get(ROLLOUT + "n")}
+
+
+def tokens_per_gpu(value: Any, get: Get) -> Settings:
+    if not get(ACTOR + "use_dynamic_bsz"):
+        raise NoEffect("use_dynamic_bsz is False: micro-batches are cut by their rows")
+    training = get(ACTOR + "ppo_max_token_len_per_gpu")
+    forward = get(ROLLOUT + "log_prob_max_token_len_per_gpu") or training
+    return {"train.max_tokens_per_gpu": training, "rollout.max_tokens_per_gpu": forward}
+
+
+def schedule(value: Any, get: Get) -> Settings:
+    optim = ACTOR + "optim."
+    share, style = get(optim + "lr_warmup_steps_ratio"), get(optim + "warmup_style")
+    name = one_of(style, {"constant": "constant_with_warmup" if share else "constant", "cosine": "cosine_with_min_lr"})
+    settings: Settings = {"actor.lr_scheduler": name, "actor.lr_warmup_ratio": share}
+    return settings | ({"actor.min_lr_ratio": get(optim + "min_lr_ratio") or 0.0} if style == "cosine" else {})
+
+
+def minimum_rate(value: Any, get: Get) -> Settings:
+    if get(ACTOR + "optim.warmup_style") != "cosine":
+        raise NoEffect("the learning rate is constant")
+    return schedule(value, get)
+
+
+def critic_warmup(value: Any, get: Get) -> Settings:
+    if _has_critic(get):
+        return {"critic.freezing_steps": value}
+    if value:
+        raise Unsupported("there is no critic to warm up: set it to 0")
+    raise NoEffect("there is no critic")
+
+
+def top_p(value: Any, get: Get) -> Settings:
+    return {"rollout.top_p": value} | ({"oger.eval.top_p": 1.0} if value != 1 else {})
+
+
+# Advantage and KL
+
+
+def _has_critic(get: Get) -> bool:
+    return bool(get("algorithm.adv_estimator") == "gae")
+
+
+def estimator(value: Any, get: Get) -> Settings:
+    name = get("algorithm.adv_estimator")
+    if name == "reinforce":
+        raise Unsupported("rewards as advantages, without any baseline, are not available: use grpo")
+    group = "group_norm" if get("algorithm.grpo_use_std") else "dr_grpo"
+    known = {"grpo": group, "grpo_split": group, "gae": "gae", "reinforce_plus_plus": "reinforce"}
+    baseline = {"oger.advantage_baseline": "rollouts"} if name == "grpo_split" else {}
+    return {"algo.advantage.estimator": one_of(name, known)} | baseline
+
+
+def use_std(value: Any, get: Get) -> Settings:
+    if get("algorithm.adv_estimator") not in ("grpo", "grpo_split"):
+        raise NoEffect("it is for the grpo estimators")
+    return estimator(value, get)
+
+
+def only_gae(get: Get) -> str:
+    return "" if _has_critic(get) else "advantages of groups have no critic and no discount"
+
+
+def _kl_coefficient(get: Get) -> float:
+    if get(ACTOR + "use_kl_loss"):
+        return float(get(ACTOR + "kl_loss_coef"))
+    return float(get("algorithm.kl_ctrl.kl_coef")) if get(REF + "use_ref") else 0.0
+
+
+def kl(value: Any, get: Get) -> Settings:
+    """In the loss or in the reward, never both; a coefficient of 0 loads no reference."""
+    in_loss, coefficient = get(ACTOR + "use_kl_loss"), _kl_coefficient(get)
+    if not coefficient:
+        return {"algo.kl.init_coef": 0.0}
+    if not get(REF + "use_ref"):
+        raise Unsupported("a KL loss needs the reference: set ref.use_ref=True, or use_kl_loss=False")
+    kind = get(ACTOR + "kl_loss_type" if in_loss else "algorithm.kl_penalty")
+    formula = one_of(kind, {"kl": "k1", "mse": "k2", "low_var_kl": "k3"})
+    return {"algo.kl.init_coef": coefficient, "algo.kl.use_loss": in_loss, "algo.kl.estimator": formula}
+
+
+def only_loss_kl(get: Get) -> str:
+    return "" if get(ACTOR + "use_kl_loss") else "use_kl_loss is False"
+
+
+def only_reward_kl(get: Get) -> str:
+    return "use_kl_loss is True: the KL is in the loss alone" if get(ACTOR + "use_kl_loss") else ""
+
+
+def kl_kind(value: Any, get: Get) -> Settings:
+    settings = kl(value, get)
+    if not settings["algo.kl.init_coef"]:
+        raise NoEffect("the KL's coefficient is 0")
+    return settings
+
+
+# The loss of teacher tokens
+
+
+def teacher_loss(value: Any, get: Get) -> Settings:
+    supervised, shaped = get(ACTOR + "use_sft_multitask_loss"), get(ACTOR + "use_off_policy_loss")
+    if supervised and shaped:
+        raise Unsupported("use_sft_multitask_loss and use_off_policy_loss exclude each other: set one to False")
+    return {"oger.off_policy_loss": "sft" if supervised else "reshape" if shaped else "ppo"}
+
+
+def reshape(target: str):
+    """One of the named functions; p_div_p_<gamma> takes any number."""
+
+    def rule(value: Any, get: Get) -> Settings:
+        names = ["no_reshape", "logp", "p_logp", "square_root", "pow", "p_div_p_0.1", "p_div_p_0.3", "p_div_p_0.5"]
+        if not re.fullmatch(r"p_div_p_(\d+\.?\d*|\.\d+)", value):
+            one_of(value, dict.fromkeys(names))
+        return {target: value}
+
+    return rule
+
+
+def only_shaped(get: Get) -> str:
+    return "" if get(ACTOR + "use_off_policy_loss") else "use_off_policy_loss is False"
+
+
+def only_supervised(get: Get) -> str:
+    return "" if get(ACTOR + "use_sft_multitask_loss") else "use_sft_multitask_loss is False"
+
+
+def clip(value: Any, get: Get) -> Settings:
+    """The ratio's upper bound is the larger of clip_upper_bound and 1 + clip_ratio."""
+    if get(ACTOR + "loss_remove_clip"):
+        raise NoEffect("loss_remove_clip is True")
+    low, upper = get(ACTOR + "clip_ratio"), get(ACTOR + "clip_upper_bound")
+    if get(ACTOR + "use_off_policy_loss") and upper > 1 + low:
+        return {"actor.eps_clip": low, "actor.eps_clip_low_high": [low, round(upper - 1, 12)]}
+    return {"actor.eps_clip": low}
+
+
+# Teachers
+
+
+def guidance(value: Any, get: Get) -> Settings:
+    """How many rollouts begin with a teacher's tokens."""
+    reason = prefix_is_inert(get)
+    if reason:
+        raise NoEffect(reason)
+    count, shared = get(ROLLOUT + "n_prefix"), get(ROLLOUT + "prefix_share_across_samples")
+    return {"oger.n_prefix": -1 if shared and count <= 0 else count}
+
+
+def prefix_is_inert(get: Get) -> str:
+    windowed = get(ROLLOUT + "prefix_strategy") in ("linear_max", "reverse_linear")
+    key = "prefix_linear_max_ratio" if windowed else "max_prefix_ratio"
+    if get(ROLLOUT + key) == 0:
+        return f"{key} is 0: no rollout begins with a teacher's tokens"
+    if get(ROLLOUT + "n_prefix") == 0 and not get(ROLLOUT + "prefix_share_across_samples"):
+        return "n_prefix is 0: no rollout begins with a teacher's tokens"
+    return ""
+
+
+def strategy(value: Any, get: Get) -> Settings:
+    shared = get(ROLLOUT + "prefix_share_across_samples")
+    known = ("random", "linear", "linear_max", "reverse_linear", "fixed")
+    name = one_of(value, dict(zip(known, known, strict=True)))
+    if name == "linear" and not shared:
+        raise Unsupported("linear needs prefix_share_across_samples=True, there as well")
+    return {"oger.prefix_strategy": name if name == "linear" or not shared else "random"}
+
+
+def only_windowed(get: Get) -> str:
+    used = get(ROLLOUT + "prefix_strategy") in ("linear", "linear_max", "reverse_linear")
+    return prefix_is_inert(get) or ("" if used else "the prefix strategy does not change over the steps")
+
+
+def replacement(value: Any, get: Get) -> Settings:
+    if value:
+        return {"oger.replace_after_rm": True}
+    return {"oger.max_replace_num": 0}
+
+
+def only_replacement(get: Get) -> str:
+    return "" if get(ROLLOUT + "replace_after_rm") else "replace_after_rm is not True: nothing is replaced"
+
+
+def replace_mode(value: Any, get: Get) -> Settings:
+    return {"oger.replace_mode": one_of(value, dict(zip(REPLACE_MODES, REPLACE_MODES, strict=True)))}
+
+
+def _measures(get: Get) -> bool:
+    """Whether the command compares rollouts with teachers at all."""
+    replaces = not only_replacement(get) and get("trainer.max_replace_num") != 0
+    return bool(get("trainer.use_similarity_score") or replaces and get("trainer.replace_mode") != "random")
+
+
+def embedding(value: Any, get: Get) -> Settings:
+    model = get("trainer.similarity_embedding_model")
+    if get("trainer.similarity_reranker"):
+        raise NoEffect("similarity_reranker is True: it measures instead")
+    if not get("trainer.similarity_embedding"):
+        if not _measures(get):
+            raise NoEffect("nothing is compared")
+        raise Unsupported("embeddings or a reranker measure similarity: set it, or similarity_reranker, to True")
+    if model is None:
+        raise NoEffect("no model is named: oger.embedding_model is the default")
+    return {"oger.embedding_model": model}
+
+
+def similarity_model(value: Any, get: Get) -> Settings:
+    return reranker(value, get) if get("trainer.similarity_reranker") else embedding(value, get)
+
+
+def reranker(value: Any, get: Get) -> Settings:
+    if not get("trainer.similarity_reranker"):
+        return {"oger.similarity_reranker": None}
+    model = get("trainer.similarity_embedding_model")
+    if model is None:
+        raise Unsupported("name the cross-encoder by trainer.similarity_embedding_model")
+    return {"oger.similarity_reranker": model}
+
+
+def only_bonus(get: Get) -> str:
+    return "" if get("trainer.use_similarity_score") else "use_similarity_score is not True: there is no bonus"
+
+
+def entropy_weight(value: Any, get: Get) -> Settings:
+    known = {"exp_neg_enp": "exp_neg_entropy", "neg_enp": "neg_entropy", "enp": "entropy"}
+    return {"oger.last_token_enp_reward": one_of(value, known) if value else "none"}
+
+
+def mu_schedule(value: Any, get: Get) -> Settings:
+    if not value:
+        return {"oger.bonus_schedule": "constant"}
+    return {"oger.bonus_schedule": "linear", "oger.bonus_weight_end": 0.0}
+
+
+# The run
+
+
+def logger(value: Any, get: Get) -> Settings:
+    names = value if isinstance(value, list) else [value]
+    others = [name for name in names if name not in (*_ALWAYS_WRITTEN, "wandb")]
+    if others:
+        raise Unsupported(f"{', '.join(map(str, others))}: there are console, tensorboard and wandb")
+    hint = "; for wandb give --logger.wandb.key" if "wandb" in names else ""
+    raise NoEffect("the console and TensorBoard are always written to" + hint)
+
+
+def checkpoints(value: Any, get: Get) -> Settings:
+    return {"ckpt.max_num": KEEP_ALL if value < 0 else value}
+
+
+def resume(value: Any, get: Get) -> Settings:
+    return {"ckpt.load_enable": one_of(value, {"auto": True, "disable": False})}

@@ -1,0 +1,155 @@
+"""The study's runs as one table and one figure: ``python -m oger_recipe.report.study {has,add,table} FOLDER ...``.
+
+Every run is a line of results.jsonl, so that its folder need not be kept.
+"""
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oger_recipe.report.summary import last_attempts, read_lines
+
+ARMS = {
+    "start": "before training",
+    "sft": "SFT only",
+    "grpo": "GRPO",
+    "luffy": "LUFFY (teacher in the group, no bonus)",
+    "oger": "OGER",
+    "no_entropy": "OGER without the entropy weight",
+    "one_teacher": "OGER with one teacher",
+    "random": "OGER, random replacement",
+    "wrong_first": "OGER, wrong rollouts replaced first",
+    "clip": "OGER, teacher's negative advantage zeroed",
+}
+REGIMES = {"beyond_reach": "countdown_4", "within_reach": "countdown_3"}  # regime -> its own held-out problems
+CURVES = ("rollout/solve_rate", "rollout/solve_none", "entropy_loss", "oger/divergence")
+Record = dict[str, Any]
+
+
+def record(folder: Path, regime: str, arm: str, seed: int) -> Record:
+    """The line of one finished run."""
+    last = max((folder / "eval").glob("step_*.json"))
+    summary = json.loads((folder / "summary.json").read_text())
+    steps = last_attempts(read_lines(folder / "metrics.jsonl"))
+    return {
+        "regime": regime,
+        "arm": arm,
+        "seed": seed,
+        "steps": summary["steps"],
+        "seconds": {name: round(value, 1) for name, value in summary["seconds"].items()},
+        "held_out": json.loads(last.read_text())["benchmarks"],
+        "curves": {name: [round(step[name], 5) for step in steps if step.get(name) is not None] for name in CURVES},
+    }
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """Mean and half the width of its 95 % interval (Student's t over seeds); nan for a single value."""
+    from scipy import stats
+
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return mean, float("nan")
+    return mean, float(stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)))
+
+
+def table(records: list[Record], regime: str) -> str:
+    """Markdown: one row an arm, in points; differences are from GRPO's run of the same seed."""
+    own, other = REGIMES[regime], next(name for name in REGIMES.values() if name != REGIMES[regime])
+    by_arm: dict[str, dict[int, Record]] = defaultdict(dict)
+    for each in records:
+        if each["regime"] == regime:
+            by_arm[each["arm"]][each["seed"]] = each
+    lines = [
+        f"| {regime.replace('_', ' ')} | seeds | avg@64 | against GRPO | pass@8 | pass@64 | entropy, end "
+        "| divergence, end | avg@64 of the other regime | minutes |",
+        "|" + "---|" * 10,
+    ]
+    for arm in (name for name in ARMS if name in by_arm):
+        runs = by_arm[arm]
+        shared = sorted(runs.keys() & by_arm["grpo"].keys())
+        gains = [
+            _figure(runs[seed], own, "avg_at_64") - _figure(by_arm["grpo"][seed], own, "avg_at_64") for seed in shared
+        ]
+        against = "" if arm in ("grpo", "start") or not gains else _points(gains, signed=True)
+        cells = [ARMS[arm], str(len(runs)), _of(runs, own, "avg_at_64"), against, _of(runs, own, "pass_at_8")]
+        cells += [_of(runs, own, "pass_at_64"), _end(runs, "entropy_loss"), _end(runs, "oger/divergence")]
+        cells += [
+            _of(runs, other, "avg_at_64"),
+            f"{np.mean([run['seconds']['total'] for run in runs.values()]) / 60:.1f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _figure(run: Record, benchmark: str, name: str) -> float:
+    return float(run["held_out"][benchmark][name])
+
+
+def _of(runs: dict[int, Record], benchmark: str, name: str) -> str:
+    return _points([_figure(run, benchmark, name) for run in runs.values()])
+
+
+def _points(values: list[float], *, signed: bool = False) -> str:
+    mean, half = interval([100 * value for value in values])
+    text = f"{mean:+.1f}" if signed else f"{mean:.1f}"
+    return text if np.isnan(half) else f"{text} ± {half:.1f}"
+
+
+def _end(runs: dict[int, Record], curve: str) -> str:
+    """Mean over the last ten steps and the seeds; empty where nothing was measured."""
+    ends = [np.mean(run["curves"][curve][-10:]) for run in runs.values() if run["curves"][curve]]
+    return f"{np.mean(ends):.3f}" if ends and any(ends) else ""
+
+
+def draw(records: list[Record], path: Path) -> None:
+    """Curves over the steps, means over seeds, a row of panels for each regime."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    regimes = [regime for regime in REGIMES if any(each["regime"] == regime for each in records)]
+    titles = {"rollout/solve_rate": "solve rate of the rollouts", "entropy_loss": "entropy (nats per token)"}
+    titles |= {"oger/divergence": "divergence from the teachers"}
+    figure, axes = plt.subplots(len(regimes), 3, figsize=(15, 4 * len(regimes)), layout="constrained", squeeze=False)
+    for row, regime in enumerate(regimes):
+        for column, (curve, title) in enumerate(titles.items()):
+            panel = axes[row][column]
+            for number, arm in enumerate(ARMS):
+                curves = [e["curves"][curve] for e in records if (e["regime"], e["arm"]) == (regime, arm)]
+                curves = [values for values in curves if values and any(values)]
+                if curves:
+                    shortest = min(map(len, curves))
+                    mean = np.mean([values[:shortest] for values in curves], axis=0)
+                    smooth = np.convolve(mean, np.ones(5) / 5, mode="valid")
+                    panel.plot(np.arange(len(smooth)) + 3, smooth, color=f"C{number}", label=ARMS[arm])
+            panel.set(title=f"{regime.replace('_', ' ')}: {title}", xlabel="step")
+            panel.grid(alpha=0.3)
+        axes[row][0].legend(fontsize=7)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main() -> None:
+    command, folder = sys.argv[1], Path(sys.argv[2])
+    results = folder / "results.jsonl"
+    records = read_lines(results)
+    if command == "table":
+        text = "\n\n".join(table(records, regime) for regime in REGIMES if any(e["regime"] == regime for e in records))
+        (folder / "study.md").write_text(text + "\n")
+        draw(records, folder / "study.png")
+        print(f"{text}\n\ntable: {folder / 'study.md'}\nfigure: {folder / 'study.png'}")
+        return
+    regime, arm, seed = sys.argv[3], sys.argv[4], int(sys.argv[5])
+    if command == "has":
+        sys.exit(0 if any((e["regime"], e["arm"], e["seed"]) == (regime, arm, seed) for e in records) else 1)
+    with results.open("a") as file:
+        file.write(json.dumps(record(folder / regime / arm / str(seed), regime, arm, seed)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# What each part of the method does, measured: every arm in two regimes of Countdown, with equal rollouts and updates.
+#   scripts/study.sh              all arms, seeds 0 to 4
+#   SEEDS="0 1" ARMS="grpo oger" REGIMES=beyond_reach scripts/study.sh
+# Call it again to continue: what is in $STUDY_DIR/results.jsonl is not run again. Writes study.md and study.png there.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+STUDY_DIR="${STUDY_DIR:-runs/study}"
+SEEDS="${SEEDS:-0 1 2 3 4}"
+REGIMES="${REGIMES:-beyond_reach within_reach}"
+ARMS="${ARMS:-sft grpo luffy oger no_entropy one_teacher random wrong_first clip}"
+WITHIN_ARMS="grpo luffy oger" # the regime that the method is not for
+
+bash scripts/setup.sh
+python="${OGER_VENV:-.venv}/bin/python"
+mkdir -p "$STUDY_DIR"
+
+arm_flags() {
+    local grpo="--oger.max_replace_num 0 --oger.bonus_weight 0"
+    case "$1" in
+    start) echo "$grpo --oger.total_training_steps 0" ;; # the policy that all arms start from
+    sft) echo "$grpo --oger.sft.epochs 1 --oger.total_training_steps 0" ;;
+    grpo) echo "$grpo" ;;
+    luffy) echo "--oger.bonus_weight 0 --oger.replace_mode random" ;;
+    oger) echo "" ;;
+    no_entropy) echo "--oger.last_token_enp_reward none" ;;
+    one_teacher) echo "--oger.teacher_sources forward" ;;
+    random) echo "--oger.replace_mode random" ;;
+    wrong_first) echo "--oger.replace_mode wrong_first_similarity_mean_des" ;;
+    clip) echo "--oger.all_correct_group clip" ;;
+    *)
+        echo "study: unknown arm $1" >&2
+        return 2
+        ;;
+    esac
+}
+
+run_arm() { # regime arm seed
+    local folder="$STUDY_DIR/$1/$2/$3" flags
+    flags=$(arm_flags "$2")
+    if "$python" -m oger_recipe.report.study has "$STUDY_DIR" "$1" "$2" "$3"; then
+        return
+    fi
+    rm -rf "$folder" # of a run that was interrupted
+    echo "study: $1, $2, seed $3"
+    # shellcheck disable=SC2086 # several flags
+    "$python" -m oger_recipe.cli.train --recipe "configs/study/$1.yaml" --oger.run_dir "$folder" --train.seed "$3" $flags
+    "$python" -m oger_recipe.report.study add "$STUDY_DIR" "$1" "$2" "$3"
+}
+
+for seed in $SEEDS; do
+    for regime in $REGIMES; do
+        if [[ $seed == 0 ]]; then
+            run_arm "$regime" start 0
+        fi
+        for arm in $ARMS; do
+            if [[ $regime == within_reach && " $WITHIN_ARMS " != *" $arm "* ]]; then
+                continue
+            fi
+            run_arm "$regime" "$arm" "$seed"
+        done
+    done
+done
+"$python" -m oger_recipe.report.study table "$STUDY_DIR"

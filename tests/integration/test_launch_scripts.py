@@ -1,0 +1,200 @@
+"""scripts/train_oger.sh and scripts/slurm/train_oger.sbatch, on a cluster of stand-ins that note their calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOTE = 'printf "%s\\n" "$(basename "$0") $*" >>"$NOTES/calls"\n'
+STAND_INS = {
+    "slurm/scontrol": 'printf "%s\\n" $NODES\n',
+    # The step's command starts behind srun's flags.
+    "slurm/srun": NOTE + 'while [[ "$1" == -* ]]; do shift; done\n'
+    'if [[ "$1" == hostname ]]; then echo "10.0.0.1 fe80::1"; else exec "$@"; fi\n',
+    "venv/bin/ray": NOTE + 'if [[ -n "${RAY_FAILS:-}" ]]; then exit 1; fi\n'
+    'echo $$ >>"$NOTES/ray_pids"\nexec sleep 60\n',
+    "venv/bin/python": 'cat "$NOTES/ray_pids" 2>/dev/null | wc -l\n',
+    "venv/bin/oger": NOTE + 'echo "$RAY_ADDRESS" >"$NOTES/address"\n'
+    'if [[ -n "${TRAINS_FOR:-}" ]]; then exec sleep "$TRAINS_FOR"; fi\nexit "${RESULT:-0}"\n',
+}
+
+
+@dataclass
+class Cluster:
+    """Runs the batch file on nodes that do not exist."""
+
+    folder: Path
+
+    def start(self, nodes: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        job = {"SLURM_JOB_NODELIST": "some[1-9]", "SLURM_JOB_NAME": "oger", "SLURM_JOB_ID": "77"}
+        job |= {"SLURM_SUBMIT_DIR": str(ROOT), "OGER_VENV": str(self.folder / "venv"), "POLL_SECONDS": "0.05"}
+        job |= {"NODES": nodes, "NOTES": str(self.folder), "RUN_DIR": "/runs/77", "CPUS_PER_NODE": "16"}
+        path = {"PATH": f"{self.folder / 'slurm'}:{os.environ['PATH']}"}
+        command = ["bash", str(ROOT / "scripts" / "slurm" / "train_oger.sbatch"), *arguments]
+        return subprocess.Popen(
+            command,
+            env=os.environ | job | path | variables,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def run(self, nodes: str, *arguments: str, **variables: str) -> tuple[int, str]:
+        """Exit code and messages."""
+        process = self.start(nodes, *arguments, **variables)
+        output, errors = process.communicate(timeout=30)
+        return process.returncode, output + errors
+
+    def calls(self, program: str) -> list[str]:
+        return [line for line in self._lines("calls") if line.startswith(program + " ")]
+
+    def ray_runs(self) -> list[str]:
+        """Processes of Ray that are still there."""
+        return [pid for pid in self._lines("ray_pids") if Path(f"/proc/{pid}").exists()]
+
+    def _lines(self, name: str) -> list[str]:
+        path = self.folder / name
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture()
+def cluster(tmp_path: Path) -> Cluster:
+    for name, body in STAND_INS.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/usr/bin/env bash\n{body}")
+        path.chmod(0o755)
+    return Cluster(tmp_path)
+
+
+def flag(call: str, name: str) -> str:
+    words = call.split()
+    return words[words.index(name) + 1]
+
+
+def test_one_node_is_a_ray_cluster_of_one(cluster: Cluster) -> None:
+    code, output = cluster.run("n1", "configs/oger_paper.yaml", "--train.seed", "3")
+    assert code == 0, output
+    starts = cluster.calls("ray")
+    assert len(starts) == 1 and "start --head" in starts[0] and "--num-gpus=8" in starts[0]
+    (training,) = cluster.calls("oger")
+    assert training.startswith("oger train --recipe configs/oger_paper.yaml ")
+    assert training.endswith(" --train.seed 3")
+    assert flag(training, "--oger.run_dir") == "/runs/77"
+    assert flag(training, "--actor.num_nodes") == "1" and flag(training, "--vllm.num_engines") == "4"
+    assert "--ckpt.load_enable" not in training
+    assert (cluster.folder / "address").read_text() == "10.0.0.1:20077\n"
+    assert not cluster.ray_runs()
+
+
+def test_further_nodes_join_the_first(cluster: Cluster) -> None:
+    variables = {"GPUS_PER_NODE": "4", "TENSOR_PARALLEL": "1"}
+    code, output = cluster.run("n1 n2 n3", "configs/luffy.yaml", **variables)
+    assert code == 0, output
+    steps = {
+        next(word for word in call.split() if word.startswith("--nodelist=")): call
+        for call in cluster.calls("srun")
+        if "ray start" in call
+    }
+    assert sorted(steps) == ["--nodelist=n1", "--nodelist=n2", "--nodelist=n3"]
+    assert "--head --node-ip-address=10.0.0.1 --port=20077" in steps["--nodelist=n1"]
+    for node in ("n2", "n3"):
+        assert "ray start --address=10.0.0.1:20077 --num-gpus=4 --num-cpus=16" in steps[f"--nodelist={node}"]
+    for call in cluster.calls("srun"):
+        assert "--overlap" in call and "--nodes=1 --ntasks=1 --cpus-per-task=16" in call
+    (training,) = cluster.calls("oger")
+    for role in ("actor", "ref", "critic"):
+        assert flag(training, f"--{role}.num_nodes") == "3" and flag(training, f"--{role}.num_gpus_per_node") == "4"
+    assert flag(training, "--vllm.num_engines") == "12" and flag(training, "--vllm.tensor_parallel_size") == "1"
+    assert "3 nodes joined" in output
+    assert not cluster.ray_runs()
+
+
+def test_a_job_that_starts_again_continues(cluster: Cluster) -> None:
+    cluster.run("n1", "configs/oger_paper.yaml", SLURM_RESTART_COUNT="1")
+    assert "--ckpt.load_enable" in cluster.calls("oger")[0]
+
+
+def test_the_result_of_the_training_is_the_jobs(cluster: Cluster) -> None:
+    code, _ = cluster.run("n1 n2", "configs/oger_paper.yaml", RESULT="3")
+    assert code == 3
+    assert not cluster.ray_runs()
+
+
+def test_nodes_that_do_not_join_end_the_job(cluster: Cluster) -> None:
+    (cluster.folder / "venv" / "bin" / "python").write_text("#!/usr/bin/env bash\necho 1\n")
+    code, output = cluster.run("n1 n2", "configs/oger_paper.yaml", JOIN_SECONDS="1")
+    assert code == 1 and "not all of n1 n2 joined within 1 s" in output
+    assert not cluster.calls("oger") and not cluster.ray_runs()
+
+
+def test_a_ray_that_does_not_start_ends_the_job(cluster: Cluster) -> None:
+    code, output = cluster.run("n1", "configs/oger_paper.yaml", RAY_FAILS="1")
+    assert code == 1 and "Ray did not start on every node" in output
+    assert not cluster.calls("oger")
+
+
+def test_a_cancelled_job_leaves_nothing_behind(cluster: Cluster) -> None:
+    process = cluster.start("n1 n2", "configs/oger_paper.yaml", TRAINS_FOR="60")
+    deadline = time.monotonic() + 20
+    while not cluster.calls("oger") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(cluster.ray_runs()) == 2
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=10) == 143
+    process.communicate()
+    assert not cluster.ray_runs()
+
+
+def test_the_batch_file_wants_a_recipe(cluster: Cluster) -> None:
+    code, output = cluster.run("n1", "--train.seed", "3")
+    assert code == 2 and output.startswith("usage: sbatch")
+    assert not cluster.calls("srun")
+
+
+@pytest.fixture()
+def trained(cluster: Cluster) -> Callable[..., list[str]]:
+    """The words of the command that train_oger.sh runs."""
+
+    def words(*arguments: str, **variables: str) -> list[str]:
+        script = cluster.folder / "venv" / "bin" / "oger"
+        script.write_text('#!/usr/bin/env python3\nimport json, sys\nprint("RAN " + json.dumps(sys.argv[1:]))\n')
+        result = subprocess.run(
+            ["bash", str(ROOT / "scripts" / "train_oger.sh"), *arguments],
+            env=os.environ | {"OGER_VENV": str(cluster.folder / "venv")} | variables,
+            capture_output=True,
+            text=True,
+        )
+        assert result.returncode == 0, result.stderr
+        shown, ran = result.stdout.splitlines()
+        assert shown.startswith("train_oger: ") and "oger train --recipe" in shown
+        return json.loads(ran.removeprefix("RAN "))
+
+    return words
+
+
+def test_train_oger_takes_a_recipe_and_flags(trained: Callable[..., list[str]]) -> None:
+    words = trained("configs/grpo.yaml", "--oger.stop", "a b", MODEL="", DATA="", VAL="")
+    assert words == ["train", "--recipe", "configs/grpo.yaml", "--oger.stop", "a b"]
+
+
+def test_train_oger_takes_model_and_data_from_variables(trained: Callable[..., list[str]]) -> None:
+    words = trained("configs/grpo.yaml", "--train.seed=3", MODEL="my model", DATA="d.parquet", VAL="aime24")
+    assert words[3:] == [
+        *("--actor.model_name_or_path", "my model", "--data.prompt_dataset", "d.parquet"),
+        *("--eval.dataset", "aime24", "--train.seed=3"),
+    ]
+
+
+def test_train_oger_without_a_recipe_says_how_it_is_called() -> None:
+    result = subprocess.run(["bash", str(ROOT / "scripts" / "train_oger.sh")], capture_output=True, text=True)
+    assert result.returncode == 2 and "scripts/train_oger.sh configs/oger_paper.yaml" in result.stderr

@@ -1,0 +1,68 @@
+"""The recipe files of the methods, and their twins for one CPU machine."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from oger_recipe.recipe import read_recipe
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+TWINS = sorted(
+    path.stem.removesuffix("_cpu")
+    for path in CONFIGS.glob("*_cpu.yaml")
+    if path.with_stem(path.stem.removesuffix("_cpu")).exists()
+)
+# What a small model on other data may change: model, data, sizes with the learning rates that go with them, machine.
+FREE = (
+    *("oger.task.", "oger.task_name", "oger.stop", "oger.eval.", "oger.prompts_per_update", "oger.max_prompt_length"),
+    *("oger.total_training_steps", "oger.sft.batch_size", "oger.sft.micro_batch_size", "oger.sft.lr"),
+    *("actor.model_name_or_path", "actor.adam.lr", "actor.num_", "actor.gradient_checkpointing", "critic.adam.lr"),
+    *("critic.num_", "ref.", "data.prompt_dataset", "data.input_key", "data.label_key", "data.max_len"),
+    *("rollout.batch_size", "rollout.micro_batch_size", "rollout.max_new_tokens", "rollout.max_tokens_per_gpu"),
+    *("train.batch_size", "train.micro_batch_size", "train.dynamic_batch_enable", "train.num_episodes"),
+    *("train.colocate_", "eval.dataset", "eval.steps", "eval.n_samples_per_prompt", "ckpt.", "vllm.", "ds."),
+)
+
+
+def settings(name: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
+    return vars(parser.parse_args(read_recipe(CONFIGS / f"{name}.yaml", parser)))
+
+
+def test_every_method_has_a_twin() -> None:
+    assert {"oger_paper", "luffy", "grpo", "sft_then_rl", "oat_gsm8k_ppo", "oat_countdown_grpo"} <= set(TWINS)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_a_twin_changes_model_data_sizes_and_machine_alone(name: str, parser: argparse.ArgumentParser) -> None:
+    assert yaml.safe_load((CONFIGS / f"{name}_cpu.yaml").read_text())["extends"] == f"{name}.yaml"
+    full, twin = settings(name, parser), settings(f"{name}_cpu", parser)
+    assert twin["oger.task.name"] == "countdown"
+    assert not [key for key in full if full[key] != twin[key] and not key.startswith(FREE)]
+
+
+def test_the_twins_of_the_methods_compare_at_equal_sizes(parser: argparse.ArgumentParser) -> None:
+    names = ("oger_paper", "luffy", "grpo", "sft_then_rl")
+    first, *others = (settings(f"{name}_cpu", parser) for name in names)
+    sizes = [key for key in first if key.startswith(FREE) and not key.startswith("oger.sft.")]
+    for other in others:
+        assert {key: other[key] for key in sizes} == {key: first[key] for key in sizes}
+
+
+def test_what_the_methods_differ_in(parser: argparse.ArgumentParser) -> None:
+    keys = ("oger.max_replace_num", "oger.n_prefix", "oger.bonus_weight", "oger.loss_remove_clip", "oger.sft.epochs")
+    methods = {
+        "oger_paper": (1, 0, 1.0, True, 0),
+        "luffy": (0, 1, 0.0, True, 0),
+        "grpo": (0, 0, 0.0, False, 0),
+        "sft_then_rl": (0, 0, 0.0, False, 3),
+    }
+    for name, values in methods.items():
+        found = settings(name, parser)
+        assert tuple(found[key] for key in keys) == values, name
+    luffy = settings("luffy", parser)
+    assert luffy["oger.min_prefix_ratio"] == luffy["oger.max_prefix_ratio"] == 1
