@@ -269,7 +269,22 @@ async def _refusal(request: Request, error: Exception) -> Response:
         reason = f"there is nothing here; answers are graded by POST {GRADE_PATH}"
     if error.status_code == 405:
         reason = f"this path takes {(error.headers or {}).get('Allow')} only"
-    return JSONResponse({"error": reason}, error.status_code, error.headers)
+    kind = _RefusalOfBody if error.status_code == 413 else JSONResponse
+    return kind({"error": reason}, error.status_code, error.headers)
+
+
+class _RefusalOfBody(JSONResponse):
+    """Answers at once and then reads on without keeping anything: a client that is still sending when its connection
+    is closed would see a broken pipe in place of the reason."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                while (await receive()).get("more_body", False):
+                    pass
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class _Observed:
