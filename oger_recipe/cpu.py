@@ -1,6 +1,8 @@
-"""What every process needs in its environment on a machine without CUDA."""
+"""Cores, and what every process needs in its environment on a machine without CUDA."""
 
 import os
+
+CORES = len(os.sched_getaffinity(0))  # that this process may use; a scheduler may give it fewer than there are
 
 CPU_ENVIRONMENT = {
     "DS_ACCELERATOR": "cpu",
@@ -11,5 +13,5 @@ CPU_ENVIRONMENT = {
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # an empty CUDA_VISIBLE_DEVICES confuses vLLM
-    "OMP_NUM_THREADS": str(os.cpu_count() or 1),  # else Ray gives every actor one thread
+    "OMP_NUM_THREADS": str(CORES),  # else Ray gives every actor one thread
 }

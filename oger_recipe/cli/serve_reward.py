@@ -20,6 +20,7 @@ from typing import NoReturn
 
 import uvicorn
 
+from oger_recipe.cpu import CORES
 from oger_recipe.recipe import RecipeError
 from oger_recipe.rewards.grading_pool import ENVIRONMENT, GradingSettings, shared_pool
 from oger_recipe.rewards.reward_func import reward_func
@@ -58,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"what requests must present, as bearer token or as ?token=; better set as {TOKEN_ENVIRONMENT}, "
         "as other users can read command lines",
     )
-    cores = min(os.cpu_count() or 1, 8)
+    cores = min(CORES, 8)
     parser.add_argument("--workers", type=_whole(1), default=cores, help="grading processes (%(default)s)")
     parser.add_argument(
         "--time_limit", type=_seconds, default=defaults.time_limit_s, help="seconds per answer (%(default)s)"

@@ -6,7 +6,6 @@ apply_training_patches()
 
 import json  # noqa: E402
 import math  # noqa: E402
-import os  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import torch  # noqa: E402
@@ -22,6 +21,7 @@ from oger_recipe.algorithm.advantage import (  # noqa: E402
     weigh_token_advantages,
 )
 from oger_recipe.algorithm.exploration import exploration_bonus, scheduled_weight  # noqa: E402
+from oger_recipe.cpu import CORES  # noqa: E402
 from oger_recipe.data.teacher_store import TeacherStore  # noqa: E402
 from oger_recipe.plugin import run_folder  # noqa: E402
 from oger_recipe.plugin.history import History  # noqa: E402
@@ -44,7 +44,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.run_dir = Path(oger.run_dir)
         self.store = TeacherStore(self.run_dir / "data" / "teachers.arrow")
         # Ray gives an actor without CPUs of its own a single thread; this process only works while others wait.
-        torch.set_num_threads(os.cpu_count() or 1)
+        torch.set_num_threads(CORES)
         self.measure = make_similarity(oger) if len(self.store) and needs_similarity(oger) else None
         self.history: History | None = None
         counts = json.loads((self.run_dir / "data" / "counts.json").read_text())

@@ -26,6 +26,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from oger_recipe.cpu import CORES
 from oger_recipe.rewards.grading_worker import grade, receive_message, send_message
 from oger_recipe.rewards.verifiers import BOUNDED, Verdict
 
@@ -72,7 +73,7 @@ class GradingPool:
 
     def __init__(self, settings: GradingSettings) -> None:
         self.settings = settings
-        count = settings.workers or min(os.cpu_count() or 1, 8)
+        count = settings.workers or min(CORES, 8)
         self._free: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         for _ in range(count):
             self._free.put(None)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from pathlib import Path
 
 from hostile_answers import HOSTILE
 
+from oger_recipe.cpu import CORES
 from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
 
 TRACE = Path("/tmp/oger_was_here")  # what the injected commands would leave
@@ -18,7 +18,7 @@ TRACE = Path("/tmp/oger_was_here")  # what the injected commands would leave
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--time_limit", type=float, default=2.0, help="seconds an answer may take")
-    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--workers", type=int, default=CORES)
     parser.add_argument("--out", type=Path, help="JSON file")
     args = parser.parse_args()
     TRACE.unlink(missing_ok=True)
