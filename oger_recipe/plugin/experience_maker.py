@@ -66,9 +66,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         seed = self.args.train.seed * 1_000_003 + self.step
         self.batch = make_hybrid(rollouts, self.store, self.measure, self.history, self.args.oger, seed, self.step)
         self.entropy = torch.zeros(len(rollout_samples))
-        self.repetitive = torch.zeros(len(rollout_samples), dtype=torch.bool)
-        if self.args.oger.repeating_check:
-            self.repetitive = torch.tensor([is_repetitive(text) for text in rollouts.texts])
+        self.repetitive = self._repetitive(rollouts.texts)
         experiences = super().make_experience_batch(self.batch.samples)
         advantages = self._first_token_advantages(experiences)
         self.metrics |= (
@@ -81,6 +79,10 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         )
         self._remember(rollouts)
         return experiences
+
+    def _repetitive(self, texts: list[str]) -> torch.Tensor:
+        """[N] bool: rollouts that earn no bonus because they go round in circles."""
+        return torch.tensor([self.args.oger.repeating_check and is_repetitive(text) for text in texts])
 
     def _remember(self, rollouts: Rollouts) -> None:
         """The policy's own correct rollouts, also those that made room, become references of later steps."""

@@ -1,0 +1,207 @@
+"""The flags of the seed's command by their names: from the command line to what they change, with nothing in between.
+
+What the parts do with a setting is tested beside them; here a setting that is parsed and lost on its way is found.
+"""
+
+from __future__ import annotations
+
+from oger_recipe.patches import apply_training_patches
+
+apply_training_patches()
+
+import argparse  # noqa: E402
+import re  # noqa: E402
+from pathlib import Path  # noqa: E402
+from types import SimpleNamespace  # noqa: E402
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
+from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController  # noqa: E402
+from openrlhf.utils.config import hierarchize  # noqa: E402
+
+from oger_recipe.knobs import KNOBS  # noqa: E402
+from oger_recipe.plugin.experience_maker import OgerExperienceMaker  # noqa: E402
+from oger_recipe.plugin.policy_actor import HybridPolicyLoss  # noqa: E402
+from oger_recipe.plugin.similarity import RerankerSimilarity, make_similarity, needs_similarity  # noqa: E402
+
+PACKAGE = Path(__file__).parents[2] / "oger_recipe"
+ONLY_NAMED_THERE = ("knobs.py", "checks.py", "convert")
+
+
+def test_every_knob_is_read_by_the_code_that_it_is_for() -> None:
+    files = [path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in ONLY_NAMED_THERE]
+    code = "\n".join(path.read_text() for path in files)
+    leaves = {knob.name: knob.name.rpartition(".")[2] for knob in KNOBS}
+    assert [name for name, leaf in leaves.items() if not re.search(rf"\b{leaf}\b", code)] == []
+
+
+@pytest.fixture(scope="module")
+def arguments(parser: argparse.ArgumentParser):
+    """The nested namespace that OpenRLHF's processes get, from flags."""
+
+    def nested(*flags: str) -> argparse.Namespace:
+        args = hierarchize(parser.parse_args(list(flags)))
+        args.actor.eps_clip_low_high = args.actor.eps_clip_low_high or (args.actor.eps_clip, args.actor.eps_clip)
+        return args
+
+    return nested
+
+
+# A group: correct, correct, wrong, the teacher in the place of the fourth. Similarity to the teachers, and entropy at
+# the last token; with the defaults the rewards are 1 + 0.7 * 1, 1 + 0.4 * 0.5, 0 and the teacher's own 1.
+SIMILARITY = torch.tensor([0.3, 0.6, 0.5, 0.9])
+ENTROPY = torch.tensor([0.0, 0.6931471805599453, 0.0, 0.0])
+SCORES = torch.tensor([1.0, 1.0, 0.0, 1.0])
+TEACHER = torch.tensor([False, False, False, True])
+
+
+def _advantages(args: argparse.Namespace, scores: torch.Tensor = SCORES) -> list[float]:
+    maker = object.__new__(OgerExperienceMaker)
+    args.rollout.n_samples_per_prompt = 4
+    maker.args, maker.strategy = args, SimpleNamespace(args=args)
+    maker.advantage_estimator, maker.kl_ctl = args.algo.advantage.estimator, FixedKLController(0.0)
+    maker.entropy, maker.step, maker.planned_steps = ENTROPY, 2, 3
+    maker.repetitive = maker._repetitive(["\\boxed{1}", "So 1 + 1 = 2. " * 100, "no", "1"])
+    maker.batch = SimpleNamespace(
+        left_alone=torch.zeros(4, dtype=torch.bool), rewards=scores, scores=scores, is_teacher=TEACHER,
+        truncated=torch.zeros(4, dtype=torch.bool), similarity=SIMILARITY,
+    )  # fmt: skip
+    experience = Experience(
+        index=[0, 1, 2, 3],
+        action_mask=torch.ones(4, 2, dtype=torch.long),
+        rewards=scores,
+        kl=torch.zeros(4, 2),
+        info={"reward": scores, "off_policy_tokens": 2.0 * TEACHER},
+    )
+    maker.compute_advantages_and_returns([experience])
+    return experience.advantages[:, 0].tolist()
+
+
+def _centred(*rewards: float) -> list[float]:
+    return [reward - sum(rewards) / len(rewards) for reward in rewards]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], _centred(1.7, 1.2, 0, 1)),
+        (["--oger.bonus_weight", "0"], _centred(1, 1, 0, 1)),
+        (["--oger.bonus_weight", "0.5"], _centred(1.35, 1.1, 0, 1)),
+        (["--no-oger.similarity_reverse"], _centred(1.3, 1.3, 0, 1)),
+        (["--oger.similarity_reverse_fail"], _centred(1.7, 1.2, 0.5, 1)),
+        (["--oger.similarity_shaping", "group_minmax"], _centred(2.0, 1.0, 0, 1)),
+        (["--oger.last_token_enp_reward", "none"], _centred(1.7, 1.4, 0, 1)),
+        (["--oger.last_token_enp_reward", "entropy"], _centred(1.0, 1 + 0.4 * 0.6931471805599453, 0, 1)),
+        (["--oger.bonus_schedule", "linear"], _centred(1.35, 1.1, 0, 1)),  # half way to 0
+        (["--oger.bonus_schedule", "linear", "--oger.bonus_weight_end", "2"], _centred(2.05, 1.3, 0, 1)),
+        (["--oger.repeating_check"], _centred(1.7, 1.0, 0, 1)),
+        (["--oger.advantage_baseline", "rollouts"], [reward - 2.9 / 3 for reward in (1.7, 1.2, 0, 1)]),
+        (["--oger.prefix_reward_weight_alpha", "2"], [0.725, 0.225, -0.975, 2 * 0.025]),
+        (["--oger.prefix_reward_weight_beta", "2"], [1.45, 0.45, -1.95, 0.025]),
+        (["--oger.use_sft_prefix_reward"], [0.725, 0.225, -0.975, 1 / 4]),
+        (
+            ["--oger.use_sft_prefix_reward", "--oger.sft_prefix_reward_weight", "3"],
+            [0.725, 0.225, -0.975, 3 / 4],
+        ),
+    ],
+    ids=lambda value: " ".join(value) if value and isinstance(value[0], str) else "",
+)
+def test_flags_of_bonus_and_advantage(arguments, flags: list[str], expected: list[float]) -> None:
+    assert _advantages(arguments(*flags)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_estimator_with_std(arguments) -> None:
+    plain = torch.tensor(_centred(1.7, 1.2, 0, 1))
+    std = (plain.square().sum() / 3).sqrt()
+    found = _advantages(arguments("--algo.advantage.estimator", "group_norm"))
+    assert found == pytest.approx((plain / (std + 1e-6)).tolist(), abs=1e-5)
+
+
+def test_a_solved_group_need_not_push_its_teacher_down(arguments) -> None:
+    solved = torch.ones(4)
+    kept = _advantages(arguments(), solved)
+    assert kept[3] < 0
+    assert _advantages(arguments("--oger.all_correct_group", "clip"), solved) == pytest.approx([*kept[:3], 0.0])
+
+
+LOG_PROBS = torch.tensor([[-0.1, -1.5], [-0.3, -2.5]])
+OLD_LOG_PROBS = torch.tensor([[-0.9, -1.4], [-0.4, -2.4]])
+ADVANTAGES = torch.tensor([[1.0, 1.0], [0.5, 0.5]])
+MASK = torch.tensor([[1, 1], [1, 0]])
+RATIO = (LOG_PROBS - OLD_LOG_PROBS).exp()
+P = LOG_PROBS[1, 0].exp()
+
+
+def _loss(args: argparse.Namespace) -> float:
+    """Of a rollout of two tokens and of a teacher of one; the longest response has ten."""
+    args.rollout.max_new_tokens = 10
+    loss = HybridPolicyLoss(args)
+    loss.off_policy_mask = torch.tensor([[False, False], [True, False]])
+    return loss(LOG_PROBS, OLD_LOG_PROBS, ADVANTAGES, MASK, None, 1, None, None)[0].item()
+
+
+@pytest.mark.parametrize(
+    ("flags", "terms", "denominator"),
+    [
+        ([], [1.2, RATIO[0, 1], 0.5 * P / (P + 0.1)], 20),
+        (["--actor.eps_clip", "0.3"], [1.3, RATIO[0, 1], 0.5 * P / (P + 0.1)], 20),
+        (["--oger.loss_remove_clip"], [RATIO[0, 0], RATIO[0, 1], 0.5 * P / (P + 0.1)], 20),
+        (["--oger.loss_aggregation", "token_mean"], [1.2, RATIO[0, 1], 0.5 * P / (P + 0.1)], 3),
+        (["--oger.off_policy_reshape", "p_div_p_0.5"], [1.2, RATIO[0, 1], 0.5 * P / (P + 0.5)], 20),
+        (["--oger.off_policy_reshape", "no_reshape"], [1.2, RATIO[0, 1], 0.5 * P], 20),
+        (
+            ["--oger.off_policy_reshape", "pow", "--oger.off_policy_reshape_pow_exp", "2"],
+            [1.2, RATIO[0, 1], 0.5 * P**2],
+            20,
+        ),
+        (["--oger.off_policy_max_clip", "0.5"], [1.2, RATIO[0, 1], 0.5 * 0.5], 20),
+        (["--oger.off_policy_min_clip", "0.95"], [1.2, RATIO[0, 1], 0.5 * 0.95], 20),
+        (["--oger.off_policy_loss", "ppo"], [1.2, RATIO[0, 1], 0.5 * RATIO[1, 0]], 20),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) and value and isinstance(value[0], str) else "",
+)
+def test_flags_of_the_loss(arguments, flags: list[str], terms: list, denominator: int) -> None:
+    expected = -sum(float(term) for term in terms) / denominator
+    assert _loss(arguments(*flags)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_supervised_loss_and_its_weight(arguments) -> None:
+    """Rollouts and the teacher's -log p are added; the weight is the teacher's part's alone."""
+    one = _loss(arguments("--oger.off_policy_loss", "sft", "--oger.sft_loss_coef", "1"))
+    three = _loss(arguments("--oger.off_policy_loss", "sft", "--oger.sft_loss_coef", "3"))
+    assert three - one == pytest.approx(2 * 0.3, rel=1e-5)
+
+
+def test_flags_that_choose_the_measure(arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = []
+    monkeypatch.setattr("oger_recipe.plugin.similarity.Reranker", lambda *values: made.append(values))
+    assert isinstance(make_similarity(arguments("--oger.similarity_reranker", "a/model").oger), RerankerSimilarity)
+    assert made[0][0] == "a/model"
+
+    chosen = []
+
+    def encoder(settings, batch_size):
+        chosen.append(settings)
+        return SimpleNamespace(settings=settings, dimension=3)
+
+    monkeypatch.setattr("oger_recipe.plugin.similarity.make_encoder", encoder)
+    flags = ["--oger.embedding_model", "b/model", "--oger.embedding_long_texts", "chunks"]
+    flags += ["--oger.embedding_url", "http://127.0.0.1:1/v1", "--oger.embedding_cache", str(tmp_path)]
+    make_similarity(arguments(*flags).oger)
+    assert (chosen[0].model, chosen[0].long_texts, chosen[0].url) == ("b/model", "chunks", "http://127.0.0.1:1/v1")
+
+
+@pytest.mark.parametrize(
+    ("flags", "needed"),
+    [
+        ([], True),
+        (["--oger.bonus_weight", "0"], True),
+        (["--oger.bonus_weight", "0", "--oger.replace_mode", "random"], False),
+        (["--oger.bonus_weight", "0", "--oger.max_replace_num", "0"], False),
+        (["--oger.bonus_weight", "0", "--no-oger.replace_after_rm"], False),
+        (["--oger.replace_mode", "random"], True),
+    ],
+)
+def test_nothing_is_embedded_for_a_run_that_compares_nothing(arguments, flags: list[str], needed: bool) -> None:
+    assert needs_similarity(arguments(*flags).oger) == needed
