@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 STUDY_DIR="${STUDY_DIR:-runs/study}"
 SEEDS="${SEEDS:-0 1 2 3 4}"
 REGIMES="${REGIMES:-beyond_reach within_reach}"
-ARMS="${ARMS:-sft grpo luffy oger no_entropy one_teacher random wrong_first clip}"
+ARMS="${ARMS:-sft grpo luffy paper oger no_bonus no_entropy one_teacher random wrong_first clip}"
 WITHIN_ARMS="grpo luffy oger" # the regime that the method is not for
 
 bash scripts/setup.sh
@@ -22,8 +22,10 @@ arm_flags() {
     start) echo "$grpo --oger.total_training_steps 0" ;; # the policy that all arms start from
     sft) echo "$grpo --oger.sft.epochs 1 --oger.total_training_steps 0" ;;
     grpo) echo "$grpo" ;;
-    luffy) echo "--oger.bonus_weight 0 --oger.replace_mode random" ;;
+    luffy) echo "--oger.bonus_weight 0 --oger.replace_mode random --oger.advantage_baseline group" ;;
+    paper) echo "--oger.advantage_baseline group" ;;
     oger) echo "" ;;
+    no_bonus) echo "--oger.bonus_weight 0" ;;
     no_entropy) echo "--oger.last_token_enp_reward none" ;;
     one_teacher) echo "--oger.teacher_sources forward" ;;
     random) echo "--oger.replace_mode random" ;;

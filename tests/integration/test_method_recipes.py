@@ -34,7 +34,7 @@ def settings(name: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
 
 
 def test_every_method_has_a_twin() -> None:
-    assert {"oger_paper", "luffy", "grpo", "sft_then_rl", "oat_gsm8k_ppo", "oat_countdown_grpo"} <= set(TWINS)
+    assert {"oger_paper", "oger", "luffy", "grpo", "sft_then_rl", "oat_gsm8k_ppo", "oat_countdown_grpo"} <= set(TWINS)
 
 
 @pytest.mark.parametrize("name", TWINS)
@@ -46,7 +46,7 @@ def test_a_twin_changes_model_data_sizes_and_machine_alone(name: str, parser: ar
 
 
 def test_the_twins_of_the_methods_compare_at_equal_sizes(parser: argparse.ArgumentParser) -> None:
-    names = ("oger_paper", "luffy", "grpo", "sft_then_rl")
+    names = ("oger_paper", "oger", "luffy", "grpo", "sft_then_rl")
     first, *others = (settings(f"{name}_cpu", parser) for name in names)
     sizes = [key for key in first if key.startswith(FREE) and not key.startswith("oger.sft.")]
     for other in others:
@@ -57,6 +57,7 @@ def test_what_the_methods_differ_in(parser: argparse.ArgumentParser) -> None:
     keys = ("oger.max_replace_num", "oger.n_prefix", "oger.bonus_weight", "oger.loss_remove_clip", "oger.sft.epochs")
     methods = {
         "oger_paper": (1, 0, 1.0, True, 0),
+        "oger": (1, 0, 1.0, True, 0),
         "luffy": (0, 1, 0.0, True, 0),
         "grpo": (0, 0, 0.0, False, 0),
         "sft_then_rl": (0, 0, 0.0, False, 3),
