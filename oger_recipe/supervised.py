@@ -16,6 +16,7 @@ from typing import Any
 from oger_recipe.cpu import CPU_ENVIRONMENT
 from oger_recipe.data.teacher_store import TeacherStore
 from oger_recipe.recipe import RecipeError
+from oger_recipe.report.summary import read_lines
 
 
 def supervise(args: argparse.Namespace, run_dir: Path, *, cpu: bool) -> Path:
@@ -58,8 +59,7 @@ def _write_examples(args: argparse.Namespace, folder: Path, path: Path) -> int:
     value, settings = vars(args), preparation(args)
     tokenizer, prompt_format = settings["tokenizer"], settings["prompt_format"]
     store, examples = TeacherStore(folder / "teachers.arrow"), []
-    for line in (folder / "train.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for row in read_lines(folder / "train.jsonl"):
         # A named template is in the prompt already; OpenRLHF's two are applied here, once.
         prompt = row["prompt"] if prompt_format.template else prompt_format.text(row["prompt"], tokenizer)
         for teacher in store[json.loads(row["label"])["uid"]]:

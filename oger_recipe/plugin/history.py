@@ -1,10 +1,10 @@
 """The policy's own earlier correct rollouts, kept as further references for its later ones."""
 
-import json
 from collections import defaultdict, deque
 from pathlib import Path
 
 from oger_recipe.plugin.run_folder import append_json
+from oger_recipe.report.summary import read_lines
 
 
 class History:
@@ -18,7 +18,7 @@ class History:
         self._texts: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=size))
         if not path.exists():
             return
-        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        records = read_lines(path)
         records = [record for record in records if record["step"] <= step]
         for record in records:
             self._texts[record["uid"]].append(record["text"])

@@ -16,8 +16,11 @@ CURVES = {
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSONL file; none where it does not exist."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    """The records of a JSONL file; none where it does not exist, and without a last one that was cut off by a kill."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8") as file:  # str.splitlines would cut at U+2028, which texts may have
+        return [json.loads(line) for line in file if line.endswith("\n")]
 
 
 def write_summary(run_dir: Path, seconds: dict[str, float], started: float) -> None:

@@ -33,7 +33,8 @@ class Check:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
 
 
 def own_answers(pool: GradingPool, name: str, task: str, pairs: list[tuple[str, str]], goal: float) -> Check:

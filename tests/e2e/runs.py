@@ -9,16 +9,17 @@ ROOT = Path(__file__).parents[2]
 SMOKE = "countdown_cpu_smoke"
 
 
-def train(run_dir: Path, cache: Path, *flags: str, recipe: str = SMOKE) -> subprocess.CompletedProcess[str]:
-    """``oger train`` on a recipe file; the caches lie in ``cache`` so that nothing of the user's is touched."""
-    file = ROOT / "configs" / f"{recipe}.yaml"
+def train(run_dir: Path, cache: Path, *flags: str, recipe: str | Path = SMOKE) -> subprocess.CompletedProcess[str]:
+    """``oger train`` on one of configs/ or a file; the caches lie in ``cache``: nothing of the user's is touched."""
+    file = recipe if isinstance(recipe, Path) else ROOT / "configs" / f"{recipe}.yaml"
     command = [sys.executable, "-m", "oger_recipe.cli.train", "--recipe", str(file), "--oger.run_dir", str(run_dir)]
     caches = ["--oger.task.cache", str(cache / "tasks"), "--oger.embedding_cache", str(cache / "embeddings")]
     return subprocess.run([*command, *caches, *flags], capture_output=True, text=True, timeout=600)
 
 
 def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
 
 
 def samples(run_dir: Path, step: int) -> list[dict]:

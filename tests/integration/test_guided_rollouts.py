@@ -109,16 +109,18 @@ def test_nothing_is_guided_by_default():
 
 def test_history_keeps_the_newest_texts_of_a_prompt_once(tmp_path):
     history = History(tmp_path / "history.jsonl", 2, 0)
-    for step, text in enumerate(["one", "two", "two", "three"], start=1):
+    for step, text in enumerate(["one", "two", "two", "three\u2028lines"], start=1):
         history.add(step, "u", text)
     history.add(4, "v", "other")
-    assert (history["u"], history["v"], history["nobody"]) == (["two", "three"], ["other"], [])
+    assert (history["u"], history["v"], history["nobody"]) == (["two", "three\u2028lines"], ["other"], [])
 
 
-@pytest.mark.parametrize(("step", "texts"), [(0, []), (1, ["one"]), (3, ["one", "two"]), (4, ["two", "three"])])
+@pytest.mark.parametrize(
+    ("step", "texts"), [(0, []), (1, ["one"]), (3, ["one", "two"]), (4, ["two", "three\u2028lines"])]
+)
 def test_a_resumed_run_has_the_history_of_its_step_and_forgets_what_came_after(tmp_path, step, texts):
     history = History(tmp_path / "history.jsonl", 2, 0)
-    for at, text in ((1, "one"), (2, "two"), (4, "three")):
+    for at, text in ((1, "one"), (2, "two"), (4, "three\u2028lines")):
         history.add(at, "u", text)
     assert History(tmp_path / "history.jsonl", 2, step)["u"] == texts
     assert History(tmp_path / "history.jsonl", 2, 100)["u"] == texts
