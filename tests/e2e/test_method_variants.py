@@ -11,6 +11,7 @@ from runs import ROOT, lines, samples, train
 
 from oger_recipe.tasks import tiny_policy
 
+DOCUMENT = ROOT.parent / "shared" / "seeds" / "000_e39033487543f5dd.txt"
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
 
 
@@ -61,6 +62,37 @@ def _rows(run_dir: Path) -> list[dict]:
     """The dataset rows that the run read."""
     flags = (run_dir / "command.sh").read_text().split()
     return lines(Path(flags[flags.index("--data.prompt_dataset") + 1]))
+
+
+def test_the_converted_command_runs_with_the_twins_overrides(tmp_path: Path, cache: Path):
+    """OGER's own command, through `oger convert`, on this machine: what the twin changes, and sizes."""
+    if not DOCUMENT.exists():
+        pytest.skip("shared/seeds is not here")
+    converted, twin = tmp_path / "converted.yaml", tmp_path / "twin.yaml"
+    command = [sys.executable, "-m", "oger_recipe.cli.convert", str(DOCUMENT), "--out", str(converted)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    overrides = yaml.safe_load((ROOT / "configs" / "oger_paper_cpu.yaml").read_text()) | {"extends": str(converted)}
+    overrides["oger"]["embedding_model"] = None  # placeholders of the document
+    overrides["logger"] = {"tensorboard_dir": None}
+    twin.write_text(yaml.safe_dump(overrides))
+    # The smoke recipe's sizes: its data and its warm start are in the cache.
+    flags = [
+        "--oger.task.train_problems",
+        "64",
+        "--oger.task.eval_problems",
+        "16",
+        "--oger.task.warm_start_steps",
+        "240",
+    ]
+    flags += ["--rollout.batch_size", "16", "--oger.prompts_per_update", "8", "--oger.total_training_steps", "2"]
+    flags += ["--eval.n_samples_per_prompt", "2"]
+    done = train(tmp_path / "run", cache, *flags, recipe=twin)
+    assert done.returncode == 0, done.stderr
+    steps = lines(tmp_path / "run" / "metrics.jsonl")
+    assert [step["step"] for step in steps] == [1, 2]
+    assert all(step["oger/replaced"] == 16 and step["oger/off_on_ratio"] == pytest.approx(1 / 7) for step in steps)
+    assert all(step["off_policy_loss"] < 0 and step["oger/teacher_reward"] == 1 for step in steps)
 
 
 def test_real_text_from_six_sources_of_solutions(tmp_path: Path, cache: Path):

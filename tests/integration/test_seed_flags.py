@@ -82,6 +82,12 @@ def _centred(*rewards: float) -> list[float]:
     return [reward - sum(rewards) / len(rewards) for reward in rewards]
 
 
+def _standardised(values: list[float]) -> list[float]:
+    mean = sum(values) / len(values)
+    variance = sum((value - mean) ** 2 for value in values) / len(values)
+    return [(value - mean) / variance**0.5 for value in values]
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
@@ -116,6 +122,20 @@ def test_the_estimator_with_std(arguments) -> None:
     std = (plain.square().sum() / 3).sqrt()
     found = _advantages(arguments("--algo.advantage.estimator", "group_norm"))
     assert found == pytest.approx((plain / (std + 1e-6)).tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        # Leave one out: each row's reward less the mean of the other three.
+        ("rloo", [1.7 - 2.2 / 3, 1.2 - 2.7 / 3, 0 - 3.9 / 3, 1 - 2.9 / 3]),
+        # The group's mean subtracted, and REINFORCE++: both then centred and divided by the std of all tokens.
+        ("reinforce_baseline", _standardised(_centred(1.7, 1.2, 0, 1))),
+        ("reinforce", _standardised([1.7, 1.2, 0, 1])),
+    ],
+)
+def test_openrlhfs_estimators_take_teachers_as_members_of_the_group(arguments, estimator, expected) -> None:
+    assert _advantages(arguments("--algo.advantage.estimator", estimator)) == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_solved_group_need_not_push_its_teacher_down(arguments) -> None:
