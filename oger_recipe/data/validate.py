@@ -66,8 +66,9 @@ def _unreadable_answers(rows: dict[int, Row], verifiers: Verifiers, pool: Gradin
         task, options = verifiers.call(row["task"])
         answers.append((task, "", row["answer"], options))
     errors = [graded.error for graded in pool.grade_many(answers, progress=len(answers) > 2000)]
+    unread = {number: error for number, error in zip(rows, errors, strict=True) if error is not None}
     return {
-        number: error.removeprefix("ValueError: ")
-        for number, error in zip(rows, errors, strict=True)
-        if error is not None and error.startswith("ValueError: ")  # which is for the reference alone
+        # A ValueError is the verifier's own word on the reference.
+        number: error.removeprefix("ValueError: ") if "ValueError: " in error else f"the answer was not read: {error}"
+        for number, error in unread.items()
     }
