@@ -235,6 +235,14 @@ def _at(path: Path, node: yaml.Node) -> str:
     return f"{path}:{node.start_mark.line + 1}"
 
 
+def in_prompts(args: argparse.Namespace, tokens: Sequence[str]) -> list[str]:
+    """The flags with train.batch_size, which counts rollouts, where the optimizer step is given in prompts."""
+    prompts = vars(args)["oger.prompts_per_update"]
+    if prompts is None:
+        return list(tokens)
+    return [*tokens, f"--train.batch_size={prompts * vars(args)['rollout.n_samples_per_prompt']}"]
+
+
 def own_verifiers(settings: dict[str, Any]) -> dict[str, str]:
     """The user's verifiers: task -> import path. Raises RecipeError for an entry that is not task=module:function."""
     own = {}

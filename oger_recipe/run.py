@@ -24,7 +24,7 @@ from oger_recipe.data.sources import Columns, read_dataset
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.evaluation.benchmarks import BENCHMARKS, load_benchmark
 from oger_recipe.plan import describe
-from oger_recipe.recipe import RecipeError, own_verifiers, verifier_options, write_resolved
+from oger_recipe.recipe import RecipeError, in_prompts, own_verifiers, verifier_options, write_resolved
 from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
 from oger_recipe.rewards.verifiers import BOUNDED
 from oger_recipe.supervised import supervise
@@ -49,7 +49,7 @@ def train(
     import torch
 
     started = time.time()
-    tokens = _in_prompts(args, tokens)
+    tokens = in_prompts(args, tokens)
     args = parser.parse_args(tokens)
     cpu = not torch.cuda.is_available()
     here = None if cpu else torch.cuda.device_count() * args.__dict__["actor.num_nodes"]
@@ -85,14 +85,6 @@ def train(
     write_summary(
         run_dir, {"task": built - started, "data": prepared - built, "supervised": supervised - prepared}, started
     )
-
-
-def _in_prompts(args: argparse.Namespace, tokens: list[str]) -> list[str]:
-    """The flags with train.batch_size, which counts rollouts, where the optimizer step is given in prompts."""
-    prompts = vars(args)["oger.prompts_per_update"]
-    if prompts is None:
-        return tokens
-    return [*tokens, f"--train.batch_size={prompts * vars(args)['rollout.n_samples_per_prompt']}"]
 
 
 @contextlib.contextmanager

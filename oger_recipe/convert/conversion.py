@@ -16,7 +16,7 @@ from oger_recipe.convert.command import Command, Override, read_command
 from oger_recipe.convert.flags import ENVIRONMENT, FLAGS
 from oger_recipe.convert.recipe_text import recipe_text
 from oger_recipe.convert.values import UNSET, Flag, Get, NoEffect, Unsupported, checked, is_placeholder, parse
-from oger_recipe.recipe import RecipeError, read_recipe
+from oger_recipe.recipe import RecipeError, in_prompts, read_recipe
 
 # Settings whose files may lie on another machine.
 _FILES = (
@@ -180,10 +180,8 @@ def _refusals(text: str, parser: argparse.ArgumentParser) -> list[str]:
         path = Path(folder) / "recipe.yaml"
         path.write_text(text, encoding="utf-8")
         try:
-            args = parser.parse_args(read_recipe(path, parser))
-            if vars(args)["oger.prompts_per_update"]:  # as the run does
-                rows = vars(args)["oger.prompts_per_update"] * vars(args)["rollout.n_samples_per_prompt"]
-                vars(args)["train.batch_size"] = rows
+            tokens = read_recipe(path, parser)
+            args = parser.parse_args(in_prompts(parser.parse_args(tokens), tokens))
             check_run(args, cpu=False, gpus_here=None)
         except RecipeError as error:
             first, *sentences = str(error).replace(f"{path}:", "line ").split("\n  - ")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -15,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from oger_recipe.data.mix import Mix, Source
-from oger_recipe.data.rows import Row, check_row
+from oger_recipe.data.rows import Row, check_row, whole_file, write_jsonl
 from oger_recipe.data.sources import Columns, as_text, read_records, to_row
 from oger_recipe.recipe import RecipeError
 from oger_recipe.rewards.boxed import last_boxed
@@ -350,17 +348,11 @@ def _written(row: Row, teachers: dict[str, list[dict[str, Any]]], chats: bool) -
 
 def write_rows(rows: Iterable[Row], path: Path) -> None:
     """Writes rows as .parquet or .jsonl, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    try:
+    with whole_file(path) as partial:
         if path.suffix == ".parquet":
             _write_parquet(list(rows), partial)
         else:
-            with partial.open("w", encoding="utf-8") as file:
-                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+            write_jsonl(rows, partial)
 
 
 def _write_parquet(rows: list[Row], path: Path) -> None:

@@ -3,6 +3,7 @@
 from collections import defaultdict, deque
 from pathlib import Path
 
+from oger_recipe.data.rows import whole_file, write_jsonl
 from oger_recipe.plugin.run_folder import append_json
 from oger_recipe.report.summary import read_lines
 
@@ -22,12 +23,8 @@ class History:
         records = [record for record in records if record["step"] <= step]
         for record in records:
             self._texts[record["uid"]].append(record["text"])
-        partial = path.with_suffix(".partial")  # what came after the step that is resumed from will come again
-        partial.unlink(missing_ok=True)
-        partial.touch()
-        for record in records:
-            append_json(partial, record)
-        partial.replace(path)
+        with whole_file(path) as partial:  # what came after the step that is resumed from will come again
+            write_jsonl(records, partial)
 
     def __getitem__(self, uid: str) -> list[str]:
         return list(self._texts.get(uid, ()))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from oger_recipe.data.rows import whole_file, write_jsonl
 from oger_recipe.rewards.verifiers import verify
 from oger_recipe.tasks.countdown_teachers import OPERATORS, TEACHERS, Expression, random_expression, slip, steps
 
@@ -170,12 +171,5 @@ def _trajectory(problem: Problem, source: str, answer: str, rng: random.Random, 
 
 def write_rows(rows: Iterable[dict[str, Any]], path: str | os.PathLike[str]) -> None:
     """Write rows as JSONL; the file appears whole or not at all. Missing folders are made."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(Path(path)) as partial:
+        write_jsonl(rows, partial)
