@@ -94,4 +94,5 @@ def test_grpo_normalises_by_the_groups_std_and_stops_where_it_is_told(grpo_run):
         assert [row["advantage"] for row in group] == pytest.approx(expected, abs=1e-3)
         assert all("</think>" not in row["text"].removesuffix("</think>") for row in group)
     assert any(row["text"].endswith("</think>") for row in samples(grpo_run, 1))
-    assert all(record["kl"] >= 0 for record in [{"kl": r["hybrid_batch/kl"]} for r in steps])
+    # Three steps at a learning rate of 1e-6 hardly leave the reference; float32 rounds k3's tiny terms to either sign.
+    assert [record["hybrid_batch/kl"] for record in steps] == pytest.approx([0, 0, 0], abs=1e-6)
