@@ -12,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from oger_recipe.embedding.base import Encoder, stop_on_failures
 
+SLICE = 1024  # texts; a process that is killed loses at most so many
 _KEY_BYTES = 32
 
 
@@ -35,7 +37,7 @@ class EmbeddingCache:
         self._refresh()
 
     def encode(self, texts: list[str], max_error_rate: float = 0.0) -> torch.Tensor:
-        """[len(texts), d] float32 unit rows; new texts are encoded together and kept.
+        """[len(texts), d] float32 unit rows; new texts are encoded and kept, ``SLICE`` at a time.
 
         Texts without an embedding are not kept; their rows are nan, if they are few enough.
 
@@ -44,9 +46,13 @@ class EmbeddingCache:
         """
         failed: dict[str, str] = {}
         new = [text for text in dict.fromkeys(texts) if _text_key(text) not in self._rows]
-        if new:
-            vectors, failed = self._encoder.encode_each(new)
-            self.put(new, vectors)
+        with tqdm(total=len(new), desc="embedding", unit=" texts", disable=len(new) <= SLICE) as bar:
+            for start in range(0, len(new), SLICE):
+                part = new[start : start + SLICE]
+                vectors, reasons = self._encoder.encode_each(part)
+                self.put(part, vectors)
+                failed |= reasons
+                bar.update(len(part))
         stop_on_failures(texts, failed, max_error_rate)
         rows = np.array([self._rows.get(_text_key(text), -1) for text in texts], int)
         result = np.full((len(texts), self._encoder.dimension), np.nan, np.float32)

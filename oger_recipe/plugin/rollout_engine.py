@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
+from vllm.sampling_params import RequestOutputKind
 
 from oger_recipe.plugin.ray_actor import undecorated
 from oger_recipe.seeds import stable_seed
@@ -28,7 +29,10 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
 
         ``prefixes``: tokens that each response begins with, one list a sample; they are a teacher's.
         """
-        sampling_params.logprobs = 1
+        sampling_params.logprobs = 0  # of the sampled token alone
+        sampling_params.flat_logprobs = True  # without an object a token
+        sampling_params.output_kind = RequestOutputKind.FINAL_ONLY  # nothing reads a response before its end
+        sampling_params.detokenize = bool(sampling_params.stop)
         generate = super().generate_responses
         if prefixes is not None:
             eos = kwargs["hf_tokenizer"].eos_token_id

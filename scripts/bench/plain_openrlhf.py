@@ -1,0 +1,93 @@
+"""OpenRLHF's own trainer, policy and sampling on the recipe's machine patches: what the recipe is compared to.
+
+``python scripts/bench/plain_openrlhf.py RUN_DIR TOKENS...``: the resolved flags of a run of the recipe, whose data
+folder the environment's PREPARED_DATA names.
+"""
+
+from oger_recipe.patches import apply_training_patches
+
+apply_training_patches()
+
+import json  # noqa: E402
+import os  # noqa: E402
+import sys  # noqa: E402
+import time  # noqa: E402
+from pathlib import Path  # noqa: E402
+from types import ModuleType  # noqa: E402
+
+import ray  # noqa: E402
+from openrlhf.trainer import ppo_trainer  # noqa: E402
+from openrlhf.trainer.ray import ppo_actor, vllm_engine  # noqa: E402
+
+from oger_recipe.plugin.ray_actor import undecorated  # noqa: E402
+
+
+class PlainPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
+    """Unchanged but for a line with the time after every step."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+
+    def fit(self, *args, **kwargs) -> None:
+        self._record("training")
+        super().fit(*args, **kwargs)
+
+    def save_logs_and_checkpoints(self, global_step, logs_dict=None, client_states=None) -> None:
+        self._record("step", **{key: value for key, value in logs_dict.items() if key.startswith("timing/")})
+        super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
+
+    def _record(self, event: str, **facts: float) -> None:
+        with (Path(self.args.oger.run_dir) / "events.jsonl").open("a") as file:
+            file.write(json.dumps({"time": time.time(), "event": event} | facts) + "\n")
+
+
+class PlainPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ignore[misc]
+    """Unchanged: exists so that the worker imports this module first."""
+
+
+class PlainRolloutActor(undecorated(vllm_engine.RolloutRayActor)):  # type: ignore[misc]
+    """The engine as the recipe starts it on a CPU, without what the recipe asks of it."""
+
+    async def __init__(self, *args, **kwargs) -> None:
+        kwargs["worker_extension_cls"] = "oger_recipe.plugin.engine_worker.CpuWorkerWrap"
+        kwargs.update(enable_chunked_prefill=False, max_num_batched_tokens=max(kwargs["max_model_len"], 4096))
+        await super().__init__(*args, **kwargs)
+
+
+def install() -> None:
+    ppo_trainer.PPOTrainer = ray.remote(PlainPPOTrainer)
+    ppo_actor.PolicyModelActor = ray.remote(num_gpus=1)(PlainPolicyModelActor)
+    vllm_engine.RolloutRayActor = ray.remote(PlainRolloutActor)
+
+
+def main() -> None:
+    from oger_recipe.plugin.launch import launch
+    from oger_recipe.rewards.grading_pool import GradingSettings
+
+    run_dir, tokens = Path(sys.argv[1]), sys.argv[2:]
+    (run_dir / "logs").mkdir(parents=True)
+    # launch() puts in place whatever classes this module's install() does; the recipe's are not imported at all.
+    stand_in = ModuleType("oger_recipe.plugin.install")
+    stand_in.install = install
+    sys.modules[stand_in.__name__] = stand_in
+    prepared = Path(os.environ["PREPARED_DATA"])
+    data = ["--data.prompt_dataset", str(prepared / "train.jsonl"), "--data.input_key", "prompt"]
+    data += ["--eval.dataset", str(prepared / "eval.jsonl"), "--eval.split", "train"]
+    data += ["--data.label_key", "label", "--data.prompt_split", "train"]
+    outputs = ["--oger.run_dir", str(run_dir), "--ckpt.path", str(run_dir / "checkpoints")]
+    outputs += ["--ckpt.output_dir", str(run_dir / "model"), "--logger.tensorboard_dir", str(run_dir / "tensorboard")]
+    grading = GradingSettings().to_json()
+    launch(
+        [*tokens, *data, *outputs],
+        run_dir,
+        cpu=True,
+        logical_gpus=2,
+        verbose=False,
+        environment={"OGER_GRADING": grading},
+    )
+
+
+if __name__ == "__main__":
+    import plain_openrlhf  # by its own name, so that workers can import the classes
+
+    plain_openrlhf.main()

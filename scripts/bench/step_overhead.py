@@ -1,0 +1,136 @@
+"""A training step of the recipe beside one of plain OpenRLHF GRPO: seconds, and each process's memory at its peak.
+
+Sides: plain OpenRLHF (its own trainer, maker, policy and loss on the recipe's machine patches), the recipe with
+teachers in the groups but no encoder, and the whole recipe with MiniLM. The sides take turns; the learning rate is
+nearly zero, so that all sample from the same policy. CPU only. ``--size default`` is the default job's; ``--size
+100M`` is a policy of about 100 M random parameters on 4 prompts x 4 rollouts x 128 tokens.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+HERE = Path(__file__).parent
+RECIPE = HERE.parents[1] / "configs" / "countdown_cpu.yaml"
+SIZES = {
+    "default": [],
+    "100M": [
+        "--oger.task.hidden_size", "768", "--oger.task.num_layers", "10", "--oger.task.warm_start_steps", "1",
+        "--rollout.batch_size", "4", "--rollout.n_samples_per_prompt", "4", "--rollout.max_new_tokens", "128",
+        "--rollout.micro_batch_size", "8", "--train.batch_size", "16", "--train.micro_batch_size", "8",
+        "--data.max_len", "192",
+    ],
+}  # fmt: skip
+WITHOUT_ENCODER = ["--oger.bonus_weight", "0", "--oger.replace_mode", "random"]
+SIDES = ("plain OpenRLHF", "recipe, no encoder", "recipe")
+ROLES = {"PPOTrainer": "controller", "PolicyModelActor": "policy", "RolloutActor": "engine"}  # in process titles
+
+
+def run_side(side: str, size: str, steps: int, folder: Path, earlier: Path | None) -> dict:
+    """Seconds of each step after the second, phases, and peak bytes by role."""
+    environment = os.environ | {"PYTHONPATH": f"{HERE}:{HERE.parents[1]}"}
+    if side == SIDES[0]:
+        tokens = shlex.split((earlier / "command.sh").read_text())[3:]
+        command = [str(HERE / "plain_openrlhf.py"), str(folder), *tokens]
+        environment["PREPARED_DATA"] = str(earlier / "data")
+    else:
+        prompts = 4 if size == "100M" else 32
+        command = ["-m", "oger_recipe.cli.train", "--recipe", str(RECIPE), "--oger.run_dir", str(folder), *SIZES[size]]
+        command += ["--oger.task.train_problems", str(prompts * steps), "--train.num_episodes", "1"]
+        command += ["--actor.adam.lr", "1e-12", "--ckpt.save_steps", "-1"]
+        command += ["--no-oger.val_before_train", "--no-oger.val_after_train"]
+        command += WITHOUT_ENCODER if side == SIDES[1] else []
+    with (folder.parent / f"{folder.name}.log").open("w") as log:
+        process = subprocess.Popen([sys.executable, *command], env=environment, stdout=log, stderr=log)
+        peaks = watch(process)
+    if process.returncode:
+        sys.exit(f"{side} failed:\n{Path(log.name).read_text()[-3000:]}")
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    times = [event["time"] for event in events if event["event"] in ("training", "step")]
+    phases = [
+        {key.removeprefix("timing/"): value for key, value in event.items() if key.startswith("timing/")}
+        for event in events
+        if event["event"] == "step"
+    ]
+    return {
+        "steps": [later - before for before, later in zip(times, times[1:], strict=False)][2:],
+        "phases": {key: statistics.median(phase[key] for phase in phases[2:]) for key in phases[0]},
+        "peaks": peaks,
+    }
+
+
+def watch(process: subprocess.Popen) -> dict[str, int]:
+    """Peak bytes by role, read from the kernel's own high-water marks while the run lasts."""
+    peaks: dict[str, int] = {}
+    while process.poll() is None:
+        time.sleep(0.5)
+        try:
+            children = psutil.Process(process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            break
+        for child in children:
+            try:
+                role = next((role for title, role in ROLES.items() if title in child.cmdline()[0]), None)
+                status = Path(f"/proc/{child.pid}/status").read_text()
+            except (psutil.Error, OSError, IndexError):
+                continue
+            if role and "VmHWM" in status:
+                kib = int(status.split("VmHWM:")[1].split()[0])
+                peaks[role] = max(peaks.get(role, 0), kib * 1024)
+    return peaks
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", choices=SIZES, default="default")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    results: dict[str, list[dict]] = {side: [] for side in SIDES}
+    with tempfile.TemporaryDirectory() as base:
+        earlier = None
+        for turn in range(args.rounds):
+            # The recipe's runs come first: plain OpenRLHF takes their prepared data and flags.
+            for side in reversed(SIDES):
+                folder = Path(base) / f"{turn}-{SIDES.index(side)}"
+                results[side].append(run_side(side, args.size, args.steps, folder, earlier))
+                earlier = folder if side != SIDES[0] else earlier
+    print(table(args, results))
+    if args.out:
+        args.out.write_text(json.dumps({"size": args.size, "results": results}, indent=2))
+
+
+def table(args: argparse.Namespace, results: dict[str, list[dict]]) -> str:
+    plain = results[SIDES[0]]
+    phases = ("generation", "make_experience", "ppo_train", "broadcast")
+    lines = [
+        f"size {args.size}, {args.rounds} rounds of {args.steps} steps; the first two of each are left out", "",
+        f"| side | seconds a step: median (least to most of the runs) | to plain | {' | '.join(phases)} | peak GiB |",
+        "|---" * (4 + len(phases)) + "|",
+    ]  # fmt: skip
+    for side, runs in results.items():
+        medians = [statistics.median(run["steps"]) for run in runs]
+        ratio = statistics.median(
+            mine / statistics.median(theirs["steps"]) for mine, theirs in zip(medians, plain, strict=True)
+        )
+        parts = " | ".join(f"{statistics.median(run['phases'][phase] for run in runs):.2f}" for phase in phases)
+        peaks = ", ".join(
+            f"{role} {statistics.median(run['peaks'][role] for run in runs) / 2**30:.2f}" for role in ROLES.values()
+        )
+        spread = f"{statistics.median(medians):.2f} ({min(medians):.2f} to {max(medians):.2f})"
+        lines.append(f"| {side} | {spread} | {ratio:.2f} | {parts} | {peaks} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Samples per second of training on a CPU: the recipe's pipeline beside TRL's GRPOTrainer with HF generate.
+
+Same policy (random weights, so every response has its full length), prompts, group, lengths and verifier; one
+optimizer step per batch of rollouts; the learning rate is nearly zero. Start-up is a column of its own.
+TRL is not among the packages: ``pip install --no-deps --target DIR trl==1.16.0``, then ``throughput.py --trl DIR``.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+RECIPE = HERE.parents[1] / "configs" / "countdown_cpu.yaml"
+# hidden size, layers, prompts, group, new tokens, rows per micro-batch
+SIZES = {
+    "0.6M x 32": (128, 3, 32, 8, 32, 64),
+    "5M x 128": (256, 6, 16, 8, 128, 32),
+    "25M x 256": (512, 7, 8, 8, 256, 16),
+}
+GRPO = ["--oger.max_replace_num", "0", "--oger.bonus_weight", "0"]
+SIDES = {"TRL": [], "recipe, GRPO": GRPO, "recipe, OGER": []}
+
+
+def recipe_run(folder: Path, size: str, steps: int, flags: list[str]) -> tuple[float, list[float]]:
+    """Seconds until the first step begins, and of each step."""
+    hidden, layers, prompts, group, tokens, micro_batch = SIZES[size]
+    settings = {
+        "oger.run_dir": folder, "oger.task.hidden_size": hidden, "oger.task.num_layers": layers,
+        "oger.task.warm_start_steps": 1, "oger.task.train_problems": prompts * steps, "oger.task.eval_problems": 8,
+        "train.num_episodes": 1, "rollout.batch_size": prompts, "rollout.n_samples_per_prompt": group,
+        "rollout.max_new_tokens": tokens, "rollout.micro_batch_size": micro_batch, "train.batch_size": prompts * group,
+        "train.micro_batch_size": micro_batch, "data.max_len": tokens + 64, "actor.adam.lr": 1e-12,
+        "ckpt.save_steps": -1,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "oger_recipe.cli.train", "--recipe", str(RECIPE)]
+    command += ["--no-oger.val_before_train", "--no-oger.val_after_train", *flags]
+    for name, value in settings.items():
+        command += [f"--{name}", str(value)]
+    started = time.time()
+    finish(command, folder.with_suffix(".log"), {})
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return spans(started, [event["time"] for event in events if event["event"] in ("training", "step")])
+
+
+def trl_run(folder: Path, size: str, steps: int, packages: Path, earlier: Path) -> tuple[float, list[float]]:
+    _, _, prompts, group, tokens, micro_batch = SIZES[size]
+    flags = shlex.split((earlier / "command.sh").read_text())
+    model = [value for flag, value in zip(flags, flags[1:], strict=False) if flag == "--actor.model_name_or_path"][-1]
+    out = folder.with_suffix(".json")
+    job = {
+        "model": model, "data": str(earlier / "data" / "train.jsonl"), "out": str(out), "prompts": prompts,
+        "group": group, "max_new_tokens": tokens, "micro_batch": micro_batch, "steps": steps,
+    }  # fmt: skip
+    started = time.time()
+    command = [sys.executable, str(HERE / "trl_grpo.py"), json.dumps(job)]
+    finish(command, folder.with_suffix(".log"), {"PYTHONPATH": f"{packages}:{HERE.parents[1]}"})
+    return spans(started, json.loads(out.read_text()))
+
+
+def finish(command: list[str], log: Path, environment: dict[str, str]) -> None:
+    environment = os.environ | {"PYTHONPATH": str(HERE.parents[1])} | environment
+    with log.open("w") as file:
+        if subprocess.run(command, env=environment, stdout=file, stderr=file).returncode:
+            sys.exit(f"failed: {shlex.join(command)}\n{log.read_text()[-2000:]}")
+
+
+def spans(started: float, times: list[float]) -> tuple[float, list[float]]:
+    return times[0] - started, [later - before for before, later in zip(times, times[1:], strict=False)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trl", type=Path, required=True, help="the folder that trl was installed into")
+    parser.add_argument("--size", choices=SIZES, action="append", help="default: all three")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    found = {}
+    print(
+        "| size | side | samples/s, median (least to most of the runs) | to TRL | start-up, s |\n|---|---|---|---|---|"
+    )
+    for size in args.size or SIZES:
+        found[size] = measure(size, args)
+        trl = [rate for _, rate in found[size]["TRL"]]
+        for side, runs in found[size].items():
+            rates = [rate for _, rate in runs]
+            ratio = statistics.median(mine / theirs for mine, theirs in zip(rates, trl, strict=True))
+            spread = f"{statistics.median(rates):.1f} ({min(rates):.1f} to {max(rates):.1f})"
+            startup = statistics.median(seconds for seconds, _ in runs)
+            print(f"| {size} | {side} | {spread} | {ratio:.2f} | {startup:.0f} |", flush=True)
+    if args.out:
+        args.out.write_text(json.dumps(found, indent=2))
+
+
+def measure(size: str, args: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
+    """Start-up seconds and samples per second of each side, by round; the first two steps are left out."""
+    runs: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
+    rows = SIZES[size][2] * SIZES[size][3]
+    with tempfile.TemporaryDirectory() as base:
+        earlier = None
+        for turn in range(args.rounds):
+            for number, side in reversed(list(enumerate(SIDES))):  # TRL last: it takes a run's policy and prompts
+                folder = Path(base) / f"{turn}-{number}"
+                if side == "TRL":
+                    startup, steps = trl_run(folder, size, args.steps, args.trl, earlier)
+                else:
+                    startup, steps = recipe_run(folder, size, args.steps, SIDES[side])
+                    earlier = folder
+                runs[side].append((startup, rows / statistics.median(steps[2:])))
+    return runs
+
+
+if __name__ == "__main__":
+    main()
