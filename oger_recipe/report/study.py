@@ -123,7 +123,8 @@ def draw(records: list[Record], path: Path) -> None:
             panel = axes[row][column]
             for number, arm in enumerate(ARMS):
                 curves = [e["curves"][curve] for e in records if (e["regime"], e["arm"]) == (regime, arm)]
-                curves = [values for values in curves if values and any(values)]
+                # No encoder, no divergence; but a solve rate of 0 is one.
+                curves = [values for values in curves if any(values) or (values and curve == "rollout/solve_rate")]
                 if curves:
                     shortest = min(map(len, curves))
                     mean = np.mean([values[:shortest] for values in curves], axis=0)

@@ -118,6 +118,25 @@ def test_only_what_is_new_is_encoded(opened: Callable[[], EmbeddingCache], calls
     assert len(cache) == 4
 
 
+def test_a_cache_whose_making_was_stopped_goes_on_where_it_was(
+    opened: Callable[[], EmbeddingCache], encoder: TrajectoryEncoder, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oger_recipe.embedding.cache.SLICE", 2)
+    working = encoder.encode_each
+
+    def stopped_at_third(texts: list[str]) -> tuple[torch.Tensor, dict[str, str]]:
+        if "c" in texts:
+            raise KeyboardInterrupt
+        return working(texts)
+
+    monkeypatch.setattr(encoder, "encode_each", stopped_at_third)
+    with pytest.raises(KeyboardInterrupt):
+        opened().encode(["a", "b", "c", "d", "e"])
+    monkeypatch.setattr(encoder, "encode_each", working)
+    assert _same(opened().encode(["a", "b", "c", "d", "e"]), encoder.encode(["a", "b", "c", "d", "e"]))
+    assert calls[:3] == [["a", "b"], ["c", "d"], ["e"]]
+
+
 def test_duplicates_in_one_call_are_encoded_and_kept_once(opened: Callable[[], EmbeddingCache], calls: Calls) -> None:
     cache = opened()
     vectors = cache.encode(["a", "b", "a", "b", "a"])
