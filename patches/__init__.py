@@ -21,10 +21,12 @@ def apply_training_patches() -> None:
         flash_attn_padding,
         replay_buffer_device,
         torch_cuda_calls,
+        transformers_optional_imports,
         weight_sync_gloo,
     )
 
     torch_cuda_calls.apply()
+    transformers_optional_imports.apply()
     flash_attn_padding.apply()
     weight_sync_gloo.apply()
     deepspeed_torch_adam.apply()

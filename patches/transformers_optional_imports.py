@@ -1,0 +1,17 @@
+"""transformers is imported without scikit-learn and scipy, which it takes along wherever they are installed.
+
+Upstream: transformers.utils.is_sklearn_available and is_scipy_available, asked at import by
+transformers.generation.candidate_generator, transformers.data and transformers.loss.
+Why: OpenRLHF imports these modules in every process; scikit-learn and scipy cost each of them more than a second of
+CPU, of the 30 s that a run needs to start on two cores. What they are for (an assistant's acceptance curve, GLUE's
+metrics, the matching of object detection) is not used here. sentence-transformers imports its own where it is used.
+Checked: transformers 5.15.0. Needed for as long as the imports are not made where they are used.
+"""
+
+import transformers.utils
+
+
+def apply() -> None:
+    """Makes the two look absent to what transformers imports from now on in this process."""
+    for name in ("is_sklearn_available", "is_scipy_available"):
+        setattr(transformers.utils, name, lambda: False)

@@ -1,0 +1,201 @@
+"""How the cost of what the recipe adds to a step grows: seconds by phase against prompts, group, length and teachers.
+
+One setting moves at a time, the others stay at 32 prompts x 8 rollouts x 256 tokens with 3 teachers each. Texts are
+random words; the encoder is MiniLM, which reads a text's first 256 tokens. One process, the recipe's own functions, no
+engine and no policy. Writes a figure; prints each phase's exponent between the two largest values: 1 is linear.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from oger_recipe.patches import apply_training_patches
+
+apply_training_patches()
+
+import torch  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
+
+from oger_recipe.algorithm.advantage import group_advantage  # noqa: E402
+from oger_recipe.algorithm.exploration import exploration_bonus  # noqa: E402
+from oger_recipe.algorithm.policy_loss import hybrid_policy_loss  # noqa: E402
+from oger_recipe.data.teacher_store import Teacher, TeacherStore, write_teacher_store  # noqa: E402
+from oger_recipe.embedding.cache import EmbeddingCache  # noqa: E402
+from oger_recipe.embedding.encoder import TrajectoryEncoder  # noqa: E402
+from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings  # noqa: E402
+from oger_recipe.knobs import KNOBS  # noqa: E402
+from oger_recipe.plugin.hybrid_batch import make_hybrid, read_rollouts  # noqa: E402
+from oger_recipe.plugin.run_folder import write_samples  # noqa: E402
+from oger_recipe.plugin.similarity import EmbeddingSimilarity  # noqa: E402
+from oger_recipe.plugin.step_metrics import step_metrics  # noqa: E402
+
+BASE = {"prompts": 32, "group": 8, "length": 256, "teachers": 3}
+SWEEPS = {
+    "prompts": (8, 32, 128, 512),
+    "group": (4, 8, 16, 32),
+    "length": (64, 256, 1024, 4096),
+    "teachers": (1, 2, 4, 8, 16),
+}
+PHASES = ("texts", "similarity", "groups", "bonus and advantages", "metrics and records", "loss")
+PROMPT = 32  # tokens
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+
+    @contextlib.contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[phase] += time.perf_counter() - started
+
+
+class Known:
+    """The measure's answer, made before: so that the encoder and the rest of the group's work are timed apart."""
+
+    def __init__(self, similarity: torch.Tensor) -> None:
+        self._similarity = similarity
+
+    def of_groups(self, *_: Any) -> torch.Tensor:
+        return self._similarity
+
+
+def rollouts_of(words: list[int], prompts: int, group: int, length: int) -> list[Experience]:
+    samples = []
+    for row in range(prompts * group):
+        sequences = torch.tensor(words)[torch.randint(len(words), (1, PROMPT + length))]
+        action_mask = torch.ones(1, PROMPT + length - 1, dtype=torch.long)
+        action_mask[:, : PROMPT - 1] = 0
+        score = torch.tensor([float(row % 3 == 0)])
+        samples.append(
+            Experience(
+                sequences=sequences,
+                attention_mask=torch.ones_like(sequences),
+                action_mask=action_mask,
+                rollout_log_probs=torch.zeros(1, PROMPT + length - 1),
+                prompts=["a prompt"],
+                labels=[json.dumps({"uid": f"p{row // group}"})],
+                rewards=score.clone(),
+                scores=score,
+                response_length=torch.tensor([length]),
+                truncated=torch.zeros(1),
+                total_length=torch.tensor([float(PROMPT + length)]),
+                info={"reward": score.clone(), "score": score.clone(), "reward_error": torch.zeros(1)},
+            )
+        )
+    return samples
+
+
+def measure(encoder: TrajectoryEncoder, sizes: dict[str, int], folder: Path, steps: int) -> dict[str, float]:
+    """Median seconds by phase of one step; every step has new rollouts and teachers that were seen before."""
+    tokenizer = encoder._model.tokenizer
+    words = [
+        tokenizer.convert_tokens_to_ids(word) for word in ("we", "then", "find", "that", "the", "sum", "is", "two")
+    ]
+    oger = SimpleNamespace(**{knob.name: knob.default for knob in KNOBS})
+    prompts, group, length, teachers = sizes.values()
+
+    def teacher(number: int) -> Teacher:
+        tokens = torch.tensor(words)[torch.randint(len(words), (length,))].tolist()
+        return Teacher(f"t{number}", tokenizer.decode(tokens), tokens, 1.0, 1.0)
+
+    path = folder / "teachers.arrow"
+    write_teacher_store({f"p{n}": [teacher(k) for k in range(teachers)] for n in range(prompts)}, path)
+    store = TeacherStore(path)
+    similarity = EmbeddingSimilarity(encoder, EmbeddingCache(encoder, folder / "cache"))
+    (folder / "samples").mkdir(exist_ok=True)
+    clocks = []
+    for step in range(steps + 1):
+        samples, clock = rollouts_of(words, prompts, group, length), Clock()
+        with clock("texts"):
+            rollouts = read_rollouts(samples, tokenizer, group)
+        groups = [rollouts.texts[start : start + group] for start in range(0, prompts * group, group)]
+        references = [[each.text for each in store[uid]] for uid in rollouts.uids]
+        with clock("similarity"):
+            known = similarity.of_groups(groups, references, "mean")
+        with clock("groups"):
+            batch = make_hybrid(rollouts, store, Known(known), None, oger, step, step)
+        entropy = torch.rand(prompts * group)
+        with clock("bonus and advantages"):
+            own = (batch.rewards * ~batch.is_teacher).view(prompts, group)
+            bonus = exploration_bonus(batch.similarity.view(prompts, group), entropy.view(prompts, group), own)
+            advantages = group_advantage(batch.rewards.view(prompts, group) + bonus, use_std=False).flatten()
+            bonus = bonus.flatten()
+        with clock("metrics and records"):
+            repetitive = torch.zeros(prompts * group, dtype=torch.bool)
+            step_metrics(rollouts, batch, bonus, entropy, advantages, repetitive, oger)
+            write_samples(folder, step, rollouts, batch, bonus, entropy, advantages, oger)
+        log_probs = -torch.rand(prompts * group, length)
+        old, mask = log_probs.clone(), torch.ones(prompts * group, length, dtype=torch.bool)
+        log_probs.requires_grad_()
+        with clock("loss"):
+            off_policy, spread = batch.is_teacher.unsqueeze(1) & mask, advantages.unsqueeze(1).expand_as(log_probs)
+            hybrid_policy_loss(log_probs, old, spread, mask, off_policy, max_response_length=length)[0].backward()
+        clocks.append(clock.seconds)
+    return {phase: statistics.median(seconds[phase] for seconds in clocks[1:]) for phase in PHASES}
+
+
+def draw(results: dict[str, dict[int, dict[str, float]]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(
+        1, len(results), figsize=(4.2 * len(results), 4), layout="constrained", sharey=True, squeeze=False
+    )
+    for panel, (name, points) in zip(axes[0], results.items(), strict=True):
+        values = list(points)
+        for number, phase in enumerate(PHASES):
+            panel.loglog(values, [points[v][phase] for v in values], "o-", color=f"C{number}", label=phase)
+        first = points[values[0]]["similarity"]
+        panel.loglog(values, [first * value / values[0] for value in values], "k:", label="linear")
+        panel.set(title=f"against {name}", xlabel=name, xticks=values, xticklabels=values)
+        panel.minorticks_off()
+        panel.grid(alpha=0.3)
+    axes[0][0].set_ylabel("seconds a step")
+    axes[0][0].legend(fontsize=7)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--sweep", choices=SWEEPS, action="append", help="default: all four")
+    parser.add_argument("--out", type=Path, default=Path("growth.json"), help="the figure lies beside it")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    encoder = TrajectoryEncoder(EncoderSettings(PACKAGED_MODEL, None, max_tokens=256), 64)
+    results: dict[str, dict[int, dict[str, float]]] = {}
+    print(f"seconds a step; what does not move: {BASE}\n\n| | {' | '.join(PHASES)} |\n|" + "---|" * (len(PHASES) + 1))
+    for name in args.sweep or SWEEPS:
+        results[name] = {}
+        for value in SWEEPS[name]:
+            with tempfile.TemporaryDirectory() as folder:
+                results[name][value] = measure(encoder, BASE | {name: value}, Path(folder), args.steps)
+            cells = " | ".join(f"{results[name][value][phase]:.4f}" for phase in PHASES)
+            print(f"| {name} {value} | {cells} |", flush=True)
+        before, last = SWEEPS[name][-2:]
+        exponents = [
+            math.log(results[name][last][phase] / results[name][before][phase]) / math.log(last / before)
+            for phase in PHASES
+        ]
+        print(f"| exponent | {' | '.join(f'{exponent:.2f}' for exponent in exponents)} |", flush=True)
+    args.out.write_text(json.dumps(results, indent=2))
+    draw(results, args.out.with_suffix(".png"))
+    print(f"\nfigure: {args.out.with_suffix('.png')}")
+
+
+if __name__ == "__main__":
+    main()
