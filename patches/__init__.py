@@ -11,6 +11,16 @@ import torch
 
 
 @functools.cache
+def apply_import_patches() -> None:
+    """Spares a process what nothing here needs, before it imports OpenRLHF or vLLM."""
+    if torch.cuda.is_available():
+        return
+    from oger_recipe.patches import transformers_optional_imports
+
+    transformers_optional_imports.apply()
+
+
+@functools.cache
 def apply_training_patches() -> None:
     """Prepares a process that trains or drives (driver, controller, policy, reference) before it imports OpenRLHF."""
     if torch.cuda.is_available():
@@ -21,12 +31,11 @@ def apply_training_patches() -> None:
         flash_attn_padding,
         replay_buffer_device,
         torch_cuda_calls,
-        transformers_optional_imports,
         weight_sync_gloo,
     )
 
+    apply_import_patches()
     torch_cuda_calls.apply()
-    transformers_optional_imports.apply()
     flash_attn_padding.apply()
     weight_sync_gloo.apply()
     deepspeed_torch_adam.apply()
@@ -41,5 +50,6 @@ def apply_engine_patches() -> None:
         return
     from oger_recipe.patches import vllm_linear_weights, weight_sync_gloo
 
+    apply_import_patches()
     vllm_linear_weights.apply()
     weight_sync_gloo.apply()

@@ -1,15 +1,19 @@
 """The rollout actor: vLLM's log-probabilities come back with every rollout, and the engine also runs on a CPU."""
 
-import asyncio
-from types import SimpleNamespace
-from typing import Any
+from oger_recipe.patches import apply_import_patches
 
-import torch
-from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
-from vllm.sampling_params import RequestOutputKind
+apply_import_patches()
 
-from oger_recipe.plugin.ray_actor import undecorated
-from oger_recipe.seeds import stable_seed
+import asyncio  # noqa: E402
+from types import SimpleNamespace  # noqa: E402
+from typing import Any  # noqa: E402
+
+import torch  # noqa: E402
+from openrlhf.trainer.ray.vllm_engine import RolloutRayActor  # noqa: E402
+from vllm.sampling_params import RequestOutputKind  # noqa: E402
+
+from oger_recipe.plugin.ray_actor import undecorated  # noqa: E402
+from oger_recipe.seeds import stable_seed  # noqa: E402
 
 
 class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]

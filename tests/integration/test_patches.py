@@ -37,6 +37,7 @@ SYMBOLS = {
     "flash_attn_padding": None,
     "replay_buffer_device": "openrlhf.trainer.ppo_utils.replay_buffer:NaiveReplayBuffer.__init__",
     "torch_cuda_calls": None,
+    "transformers_optional_imports": None,
     "vllm_linear_weights": "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
     "weight_sync_gloo": "openrlhf.utils.distributed_util:stateless_init_process_group",
 }
@@ -120,6 +121,15 @@ def process_with_cuda() -> dict[str, Any]:
         "replaced": [name for name, call in before.items() if getattr(torch.cuda, name) is not call],
         "imported": sorted({name.split(".")[0] for name in set(sys.modules) - modules}),
     }
+
+
+def process_that_imports(patched: str) -> dict[str, Any]:
+    """Which of the packages that nothing needs come with the policy's module, and whether their users find them."""
+    if patched == "no":
+        importlib.import_module("oger_recipe.patches.transformers_optional_imports").apply = lambda: None
+    importlib.import_module("oger_recipe.plugin.policy_actor")
+    came = [name for name in ("sklearn", "scipy") if name in sys.modules]
+    return {"came": came, "encoder": _outcome(lambda: importlib.import_module("sentence_transformers").__name__)}
 
 
 def weight_group_process(rank: str, port: str) -> dict[str, Any]:
@@ -445,6 +455,14 @@ def test_nothing_is_replaced_or_imported_where_there_is_cuda():
     assert facts["replaced"] == []
     # A symbol of a package that is not even imported cannot have been replaced.
     assert not {"flash_attn", "openrlhf", "vllm", "deepspeed"} & set(facts["imported"])
+
+
+def test_processes_start_without_what_nothing_in_them_needs():
+    processes = {patched: _start(process_that_imports, patched) for patched in ("no", "yes")}
+    facts = {patched: _facts(process) for patched, process in processes.items()}
+    assert facts["no"]["came"] == ["sklearn", "scipy"]
+    assert facts["yes"]["came"] == []
+    assert facts["yes"]["encoder"] == "sentence_transformers"
 
 
 def test_the_gloo_group_carries_tensors_bit_by_bit_and_refuses_to_receive_into_a_copy():
