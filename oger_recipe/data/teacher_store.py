@@ -76,9 +76,19 @@ class TeacherStore:
 
     def __getitem__(self, uid: str) -> list[Teacher]:
         """The teachers of one prompt; an empty list for a prompt that has none."""
-        position = int(np.searchsorted(self._keys, np.uint64(_key(uid))))
-        while position < len(self) and self._keys[position] == _key(uid):
+        position = self._position(uid)
+        if position is None:
+            return []
+        return [Teacher(**fields) for fields in self._table["teachers"][position].as_py()]
+
+    def __contains__(self, uid: str) -> bool:
+        return self._position(uid) is not None
+
+    def _position(self, uid: str) -> int | None:
+        key = np.uint64(_key(uid))
+        position = int(np.searchsorted(self._keys, key))
+        while position < len(self) and self._keys[position] == key:
             if self._table["uid"][position].as_py() == uid:
-                return [Teacher(**fields) for fields in self._table["teachers"][position].as_py()]
+                return position
             position += 1
-        return []
+        return None

@@ -25,7 +25,14 @@ from oger_recipe.cpu import CORES  # noqa: E402
 from oger_recipe.data.teacher_store import TeacherStore  # noqa: E402
 from oger_recipe.plugin import run_folder  # noqa: E402
 from oger_recipe.plugin.history import History  # noqa: E402
-from oger_recipe.plugin.hybrid_batch import UNKNOWN, Rollouts, make_hybrid, read_rollouts  # noqa: E402
+from oger_recipe.plugin.hybrid_batch import (  # noqa: E402
+    UNKNOWN,
+    Rollouts,
+    make_hybrid,
+    read_rollouts,
+    texts_of,
+    uid_of,
+)
 from oger_recipe.plugin.policy_actor import experience_off_policy_mask  # noqa: E402
 from oger_recipe.plugin.similarity import make_similarity, needs_similarity  # noqa: E402
 from oger_recipe.plugin.step_metrics import info_value, step_metrics  # noqa: E402
@@ -58,6 +65,11 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.planned_steps = planned_steps
         if self.args.oger.use_history_samples:
             self.history = History(self.run_dir / "history.jsonl", self.args.oger.history_size, step)
+
+    def rollout_arrived(self, sample: Experience) -> None:
+        """Called for every rollout of the next batch while others are still sampled."""
+        if self.measure is not None and uid_of(sample) in self.store:
+            self.measure.foresee(texts_of([sample], self.tokenizer)[0])
 
     @torch.no_grad()
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:

@@ -49,15 +49,24 @@ class HybridBatch:
 
 def read_rollouts(samples: list[Experience], tokenizer, group_size: int) -> Rollouts:
     """Texts (without special tokens), uids and verdicts of a flat list of rollouts."""
-    responses = [sample.sequences[0, 1:][sample.action_mask[0].bool()] for sample in samples]
     return Rollouts(
         samples,
-        tokenizer.batch_decode(responses, skip_special_tokens=True),
-        [json.loads(sample.labels[0])["uid"] for sample in samples[::group_size]],
+        texts_of(samples, tokenizer),
+        [uid_of(sample) for sample in samples[::group_size]],
         torch.cat([sample.rewards for sample in samples]).float(),
         torch.cat([sample.scores for sample in samples]).float(),
         torch.tensor([float(sample.info.get("off_policy_tokens", 0.0)) > 0 for sample in samples]),
     )
+
+
+def texts_of(samples: list[Experience], tokenizer) -> list[str]:
+    """The responses without special tokens."""
+    responses = [sample.sequences[0, 1:][sample.action_mask[0].bool()] for sample in samples]
+    return tokenizer.batch_decode(responses, skip_special_tokens=True)
+
+
+def uid_of(sample: Experience) -> str:
+    return json.loads(sample.labels[0])["uid"]
 
 
 def similarity_reduction(replace_mode: str) -> str:

@@ -6,6 +6,7 @@ apply_training_patches()
 
 import heapq  # noqa: E402
 import json  # noqa: E402
+from collections.abc import Callable  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -26,22 +27,32 @@ class OgerSamplesGenerator(SamplesGenerator):
 
     steps_left: int | None = None
     step = 0  # batches sampled so far; set when a run is resumed
+    arrived: Callable[[Experience], None] | None = None  # told of every rollout of a training batch as it comes
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self._store: TeacherStore | None = None
+        self._training = False
 
     def generate_samples(self, **generate_kwargs):
         if self.steps_left == 0:
             return [], None, 0, True
         self.step += 1
         generate_kwargs["guided"] = teachers_enter_in_rollout(self.args.oger)
+        self._training = True
         samples, pass_rate, consumed, exhausted = super().generate_samples(**generate_kwargs)
+        self._training = False
         if len(samples) % self.args.train.batch_size:
             samples = []
         if self.steps_left is not None and samples:
             self.steps_left -= 1
         return samples, pass_rate, consumed, exhausted
+
+    def _process_response_into_experience(self, response, **generate_kwargs) -> Experience:
+        experience = super()._process_response_into_experience(response, **generate_kwargs)
+        if self._training and self.arrived is not None:
+            self.arrived(experience)
+        return experience
 
     def generate_eval_samples(self, **generate_kwargs) -> list[Experience]:
         """One rollout after the other in the order of the evaluation data, n for each problem."""

@@ -1,10 +1,12 @@
 """How close the rollouts of each prompt are to its references: teachers, and the policy's own earlier solutions."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 from oger_recipe.algorithm.exploration import REDUCTIONS, mean_similarity
+from oger_recipe.embedding.base import stop_on_failures
 from oger_recipe.embedding.cache import EmbeddingCache
 from oger_recipe.embedding.encoder import make_encoder
 from oger_recipe.embedding.reranker import Reranker
@@ -12,11 +14,21 @@ from oger_recipe.embedding.settings import EncoderSettings
 
 
 class EmbeddingSimilarity:
-    """Cosine similarity of embeddings; references come from the cache, rollouts are encoded together."""
+    """Cosine similarity of embeddings; references come from the cache, rollouts are encoded as they arrive."""
 
     def __init__(self, encoder, cache: EmbeddingCache, max_error_rate: float = 0.0) -> None:
         self._encoder, self._cache, self._max_error_rate = encoder, cache, max_error_rate
         self._latest: dict[str, torch.Tensor] = {}
+        self._worker = ThreadPoolExecutor(max_workers=1)
+        self._arrived: list[str] = []  # not enough yet for a batch of the encoder
+        self._ahead: list[tuple[list[str], Future]] = []
+
+    def foresee(self, text: str) -> None:
+        """Encodes, beside whatever else goes on, a rollout that `of_groups` will be asked about."""
+        self._arrived.append(text)
+        if len(self._arrived) >= self._encoder.batch_size:
+            part, self._arrived = self._arrived, []
+            self._ahead.append((part, self._worker.submit(self._encoder.encode_each, part)))
 
     def of_groups(self, rollouts: list[list[str]], references: list[list[str]], reduce: str) -> torch.Tensor:
         """[groups, n] for groups of equal size n; nan where a group has no references or a text no embedding."""
@@ -25,7 +37,7 @@ class EmbeddingSimilarity:
         if not taught:
             return similarity
         texts = [text for group in taught for text in rollouts[group]]
-        vectors = self._encoder.encode(texts, self._max_error_rate)
+        vectors = self._encoded(texts)
         self._latest = dict(zip(texts, vectors, strict=True))
         theirs = self._cache.encode([text for group in taught for text in references[group]], self._max_error_rate)
         ours_by_group = vectors.split([len(rollouts[group]) for group in taught])
@@ -33,6 +45,20 @@ class EmbeddingSimilarity:
         for group, ours, known in zip(taught, ours_by_group, theirs_by_group, strict=True):
             similarity[group] = mean_similarity(ours, known[known.isfinite().all(dim=1)], reduce)
         return similarity
+
+    def _encoded(self, texts: list[str]) -> torch.Tensor:
+        """[len(texts), d]; raises EmbeddingError as `Encoder.encode` does."""
+        rows: dict[str, torch.Tensor] = {}
+        failed: dict[str, str] = {}
+        parts = [(part, future.result()) for part, future in self._ahead]
+        self._ahead, self._arrived = [], []
+        known = {text for part, _ in parts for text in part}
+        rest = [text for text in dict.fromkeys(texts) if text not in known]
+        for part, (vectors, reasons) in [*parts, (rest, self._encoder.encode_each(rest))]:
+            rows |= dict(zip(part, vectors, strict=True))
+            failed |= reasons
+        stop_on_failures(texts, failed, self._max_error_rate)
+        return torch.stack([rows[text] for text in texts])
 
     def remember(self, texts: list[str]) -> None:
         """Rollouts of the last call that will be references later need not be encoded once more."""
@@ -47,6 +73,9 @@ class RerankerSimilarity:
     def __init__(self, reranker: Reranker) -> None:
         self._reranker = reranker
 
+    def foresee(self, text: str) -> None:
+        """Nothing can be done ahead: a score belongs to a pair."""
+
     def of_groups(self, rollouts: list[list[str]], references: list[list[str]], reduce: str) -> torch.Tensor:
         pairs = [(o, t) for ours, theirs in zip(rollouts, references, strict=True) for o in ours for t in theirs]
         scores = self._reranker.similarity(pairs).split(
@@ -59,7 +88,7 @@ class RerankerSimilarity:
         return similarity
 
     def remember(self, texts: list[str]) -> None:
-        """Nothing can be kept: a score belongs to a pair."""
+        """Nothing can be kept either."""
 
 
 def make_similarity(oger) -> EmbeddingSimilarity | RerankerSimilarity:

@@ -56,6 +56,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         if self.args.oger.total_training_steps is not None:
             self.samples_generator.steps_left = max(self.args.oger.total_training_steps - resumed_at, 0)
         self.samples_generator.step = resumed_at
+        self.samples_generator.arrived = self.experience_maker.rollout_arrived
         self.experience_maker.resume(resumed_at, self.planned_steps())
         run_folder.event(self.run_dir, "ready", steps=self.planned_steps(), resumed_at=resumed_at)
         if self.args.oger.val_before_train and not resumed_at:

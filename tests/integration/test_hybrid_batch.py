@@ -27,6 +27,7 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noq
 from openrlhf.utils.loss_utils import iter_grad_accum_global_norm  # noqa: E402
 
 from oger_recipe.data.teacher_store import Teacher, TeacherStore, write_teacher_store  # noqa: E402
+from oger_recipe.embedding.base import EmbeddingError  # noqa: E402
 from oger_recipe.plugin.history import History  # noqa: E402
 from oger_recipe.plugin.hybrid_batch import (  # noqa: E402
     UNKNOWN,
@@ -69,9 +70,14 @@ class Vectors:
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
 
+    batch_size = 3
+
     def encode(self, texts: list[str], max_error_rate: float) -> torch.Tensor:
+        return self.encode_each(texts)[0]
+
+    def encode_each(self, texts: list[str]) -> tuple[torch.Tensor, dict[str, str]]:
         self.asked.append(texts)
-        return torch.tensor([VECTORS[text[0]] for text in texts])
+        return torch.tensor([VECTORS[text[0]] for text in texts]).view(len(texts), 2), {}
 
 
 def _tokens(text: str) -> list[int]:
@@ -142,6 +148,32 @@ def hybrid(tmp_path: Path) -> Callable[..., HybridBatch]:
         return batch
 
     return make
+
+
+# ---- rollouts that arrive
+
+
+def test_rollouts_that_have_arrived_are_encoded_once_and_change_nothing():
+    groups, references = [["a", "b"], ["c", "d"]], [["E", "N"], ["E"]]
+    at_once, ahead = Vectors(), Vectors()
+    expected = EmbeddingSimilarity(at_once, Vectors()).of_groups(groups, references, "mean")
+    measure = EmbeddingSimilarity(ahead, Vectors())
+    for text in ("d", "b", "d", "a"):  # a batch of the encoder is three texts
+        measure.foresee(text)
+    assert torch.equal(measure.of_groups(groups, references, "mean"), expected)
+    assert ahead.asked == [["d", "b", "d"], ["a", "c"]]
+    assert torch.equal(measure.of_groups(groups, references, "mean"), expected)
+    assert ahead.asked[2:] == [["a", "b", "c", "d"]]  # the next step's are new
+
+
+def test_what_went_wrong_while_rollouts_arrived_is_told_when_they_are_needed(monkeypatch):
+    vectors = Vectors()
+    monkeypatch.setattr(vectors, "encode_each", lambda texts: (torch.full((len(texts), 2), torch.nan), {"a": "down"}))
+    measure = EmbeddingSimilarity(vectors, Vectors())
+    for text in ("a", "b", "c"):
+        measure.foresee(text)
+    with pytest.raises(EmbeddingError, match="down"):
+        measure.of_groups([["a"]], [["E"]], "mean")
 
 
 # ---- one teacher

@@ -12,6 +12,7 @@ from types import SimpleNamespace  # noqa: E402
 import pytest  # noqa: E402
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
+from vllm.sampling_params import RequestOutputKind  # noqa: E402
 
 from oger_recipe.plugin.ray_actor import undecorated  # noqa: E402
 from oger_recipe.plugin.rollout_engine import OgerRolloutActor  # noqa: E402
@@ -37,6 +38,25 @@ def test_stop_rules_and_top_k_reach_the_engine_in_training_and_evaluation():
     assert _generator()._sampling_params({}).stop in (None, [])
 
 
+def test_who_asked_hears_of_every_rollout_of_a_training_batch_and_of_no_evaluated_one(monkeypatch):
+    upstream, heard = OgerSamplesGenerator.__base__, []
+
+    def one_batch(self, **kwargs):
+        return [self._process_response_into_experience(text) for text in ("r1", "r2")], None, 1, False
+
+    monkeypatch.setattr(upstream, "generate_samples", one_batch)
+    monkeypatch.setattr(upstream, "generate_eval_samples", lambda self, **kwargs: one_batch(self)[0][:0])
+    monkeypatch.setattr(upstream, "_process_response_into_experience", lambda self, response, **kwargs: response)
+    generator = _generator(n_prefix=0, max_replace_num=0, replace_after_rm=True)
+    generator.args.train = SimpleNamespace(batch_size=2)
+    generator._training, generator.eval_dataloader, generator.arrived = False, [], heard.append
+    generator.generate_eval_samples()
+    assert heard == []
+    assert generator.generate_samples()[0] == heard == ["r1", "r2"]
+    generator.generate_eval_samples()
+    assert heard == ["r1", "r2"]
+
+
 @pytest.fixture
 def ask(monkeypatch):
     """The parameters that the engine is called with for one prompt."""
@@ -48,8 +68,8 @@ def ask(monkeypatch):
     monkeypatch.setattr(undecorated(RolloutRayActor), "generate_responses", generate_responses)
     actor = object.__new__(OgerRolloutActor)
 
-    def responses(label: str, seed: int | None, num_samples: int = 3) -> list[SamplingParams]:
-        params = SamplingParams(temperature=0.7, seed=seed)
+    def responses(label: str, seed: int | None, num_samples: int = 3, stop: str | None = None) -> list[SamplingParams]:
+        params = SamplingParams(temperature=0.7, seed=seed, stop=stop)
         answer = asyncio.run(actor.generate_responses("p", label, params, 64, None, num_samples=num_samples))
         assert params.seed == seed  # shared by all prompts of the batch
         return [given for _, given in answer]
@@ -63,11 +83,17 @@ def test_every_sample_of_a_seeded_request_has_a_seed_of_its_own_that_other_promp
     assert seeds[0] == seeds[1]
     assert len({*seeds[0], *seeds[2], *seeds[3]}) == 9
     assert seeds[0][:2] == [params.seed for params in ask("a", 1, num_samples=2)]
-    assert all(params.temperature == 0.7 and params.logprobs == 1 for params in first)
+    assert all(params.temperature == 0.7 and params.logprobs == 0 for params in first)
 
 
 def test_without_a_seed_the_engine_draws_as_before(ask):
-    assert [(params.seed, params.logprobs) for params in ask("a", None)] == [(None, 1)] * 3
+    assert [(params.seed, params.logprobs) for params in ask("a", None)] == [(None, 0)] * 3
+
+
+def test_answers_come_once_at_their_end_and_as_text_only_where_a_stop_text_needs_it(ask):
+    for given in (ask("a", None)[0], ask("a", 1)[0]):
+        assert given.output_kind is RequestOutputKind.FINAL_ONLY and given.flat_logprobs and not given.detokenize
+    assert all(given.detokenize and given.stop == ["</s>"] for given in ask("a", 1, stop="</s>"))
 
 
 def test_seeds_are_stable_and_tell_their_parts_apart():
