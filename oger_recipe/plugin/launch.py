@@ -117,7 +117,13 @@ def _driver_output(path: Path, verbose: bool) -> Iterator[None]:
         yield
         return
     with path.open("a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
-        yield
+        console = os.dup(2)
+        os.dup2(log.fileno(), 2)  # DeepSpeed tries the linker when it is imported, and that writes there itself
+        try:
+            yield
+        finally:
+            os.dup2(console, 2)
+            os.close(console)
 
 
 def _keep_logs(source: Path, job: str, target: Path) -> None:
