@@ -1,0 +1,83 @@
+"""The study's table: means, intervals and differences of runs that are known."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from oger_recipe.report import study
+
+
+def _run(regime: str, arm: str, seed: int, avg: float, curve: tuple[float, ...] = (0.0, 0.25)) -> study.Record:
+    own, other = ("countdown_4", "countdown_3") if regime == "beyond_reach" else ("countdown_3", "countdown_4")
+    figures = {"avg_at_64": avg, "pass_at_8": 0.5, "pass_at_64": 0.75}
+    return {
+        "regime": regime,
+        "arm": arm,
+        "seed": seed,
+        "steps": len(curve),
+        "seconds": {"total": 90.0},
+        "held_out": {own: figures, other: {name: 0.0 for name in figures}},
+        "curves": {name: list(curve) for name in study.CURVES},
+    }
+
+
+def _rows(text: str) -> dict[str, list[str]]:
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    return {cells[0]: cells[1:] for cells in lines[2:]}
+
+
+def test_the_interval_is_students_over_the_seeds():
+    mean, half = study.interval([0.1, 0.2, 0.3])
+    # s = 0.1, n = 3, t(0.975, 2) = 4.302653 (any table): 4.302653 * 0.1 / sqrt(3)
+    assert mean == pytest.approx(0.2) and half == pytest.approx(0.2484138, abs=1e-6)
+    assert math.isnan(study.interval([0.4])[1])
+
+
+def test_differences_are_from_grpos_run_of_the_same_seed_in_any_order():
+    records = [_run("beyond_reach", "grpo", seed, avg) for seed, avg in ((0, 0.10), (1, 0.20), (2, 0.90))]
+    records += [_run("beyond_reach", "oger", seed, avg) for seed, avg in ((0, 0.30), (1, 0.50))]
+    records += [_run("within_reach", "oger", 0, 0.9)]
+    random.Random(0).shuffle(records)
+    rows = _rows(study.table(records, "beyond_reach"))
+    assert list(rows) == ["GRPO", "OGER (oger.yaml)"]
+    assert rows["GRPO"][:3] == ["3", "40.0 ± 108.3", ""]  # s = 43.589 points: 4.302653 * 43.589 / sqrt(3)
+    # 20 and 30 points more: mean 25, s = 7.0711, t(0.975, 1) = 12.7062: 12.7062 * 7.0711 / sqrt(2)
+    assert rows["OGER (oger.yaml)"][:3] == ["2", "40.0 ± 127.1", "+25.0 ± 63.5"]
+    assert rows["OGER (oger.yaml)"][3:] == ["50.0 ± 0.0", "75.0 ± 0.0", "0.125", "0.125", "0.0 ± 0.0", "1.5"]
+
+
+def test_a_finished_run_is_read_kept_once_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    folder = tmp_path / "beyond_reach" / "grpo" / "3"
+    (folder / "eval").mkdir(parents=True)
+    held_out = _run("beyond_reach", "grpo", 3, 0.25)["held_out"]
+    (folder / "eval" / "step_00000.json").write_text(json.dumps({"benchmarks": {}}))
+    (folder / "eval" / "step_00002.json").write_text(json.dumps({"benchmarks": held_out}))
+    (folder / "summary.json").write_text(json.dumps({"steps": 2, "seconds": {"total": 61.26}}))
+    steps = [{"step": step, **{name: 0.5 * step for name in study.CURVES}} for step in (1, 2)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+
+    def call(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["study", *arguments])
+        try:
+            study.main()
+        except SystemExit as end:
+            return int(end.code or 0)
+        return 0
+
+    run = (str(tmp_path), "beyond_reach", "grpo", "3")
+    assert call("has", *run) == 1
+    assert call("add", *run) == 0
+    assert call("has", *run) == 0
+    (record,) = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert record["held_out"] == held_out and record["seconds"] == {"total": 61.3}
+    assert record["curves"]["entropy_loss"] == [0.5, 1.0]
+    assert call("table", str(tmp_path)) == 0
+    assert "| GRPO | 1 | 25.0 |" in (tmp_path / "study.md").read_text()
+    assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")
+    assert str(tmp_path / "study.png") in capsys.readouterr().out
