@@ -15,8 +15,8 @@ from typing import Any
 
 from oger_recipe.cpu import CPU_ENVIRONMENT
 from oger_recipe.data.teacher_store import TeacherStore
+from oger_recipe.files import read_jsonl
 from oger_recipe.recipe import RecipeError
-from oger_recipe.report.summary import read_lines
 
 
 def supervise(args: argparse.Namespace, run_dir: Path, *, cpu: bool) -> Path:
@@ -59,7 +59,7 @@ def _write_examples(args: argparse.Namespace, folder: Path, path: Path) -> int:
     value, settings = vars(args), preparation(args)
     tokenizer, prompt_format = settings["tokenizer"], settings["prompt_format"]
     store, examples = TeacherStore(folder / "teachers.arrow"), []
-    for row in read_lines(folder / "train.jsonl"):
+    for row in read_jsonl(folder / "train.jsonl"):
         # A named template is in the prompt already; OpenRLHF's two are applied here, once.
         prompt = row["prompt"] if prompt_format.template else prompt_format.text(row["prompt"], tokenizer)
         for teacher in store[json.loads(row["label"])["uid"]]:

@@ -50,6 +50,5 @@ def apply_engine_patches() -> None:
         return
     from oger_recipe.patches import vllm_linear_weights, weight_sync_gloo
 
-    apply_import_patches()
     vllm_linear_weights.apply()
     weight_sync_gloo.apply()

@@ -2,8 +2,9 @@
 # What each part of the method does, measured: every arm in two regimes of Countdown, with equal rollouts and updates.
 #   scripts/study.sh              all arms, seeds 0 to 4
 #   SEEDS="0 1" ARMS="grpo oger" REGIMES=beyond_reach scripts/study.sh
-# Call it again to continue: what is in $STUDY_DIR/results.jsonl is not run again (docs/study/results.jsonl has the runs so
-# far). Writes study.md and study.png there. A run takes 2 to 9 minutes of one core; several with other SEEDS may share a STUDY_DIR.
+# Call it again to continue: what is in $STUDY_DIR/results.jsonl is not run again (docs/study/results.jsonl has the runs
+# so far). Writes study.md and study.png there. A run takes 2 to 9 minutes of one core; several processes with other
+# SEEDS may share a STUDY_DIR.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -5,11 +5,8 @@ A row: ``uid`` str, ``prompt`` str or chat messages, ``answer`` str, ``task`` st
 (optional). ``probs`` are the teacher's own probabilities of its tokens, the end-of-sequence token last.
 """
 
-import contextlib
 import json
-import os
-from collections.abc import Collection, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -19,23 +16,6 @@ from oger_recipe.rewards.verifiers import VERIFIERS
 
 Row = dict[str, Any]
 _ABOVE_ONE = 1e-4  # what rounding in half precision adds to a probability of 1
-
-
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Where to write a file that appears at ``path`` whole or not at all. Missing folders are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield partial
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def write_jsonl(rows: Iterable[Row], path: Path) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def decode_line(line: bytes, where: str) -> Any:

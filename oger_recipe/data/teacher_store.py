@@ -4,13 +4,14 @@ They do not travel with the rollouts: whoever needs them opens the store and loo
 """
 
 import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+
+from oger_recipe.files import whole_file
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,9 @@ def write_teacher_store(teachers: dict[str, Sequence[Teacher]], path: Path) -> N
         ),
         key=lambda row: row["key"],
     )
-    partial = path.with_suffix(".partial")
-    with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
-        writer.write_table(pa.Table.from_pylist(rows, _SCHEMA))
-    os.replace(partial, path)
+    with whole_file(path) as partial:
+        with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
+            writer.write_table(pa.Table.from_pylist(rows, _SCHEMA))
 
 
 class TeacherStore:

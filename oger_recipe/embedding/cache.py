@@ -7,7 +7,6 @@ One folder per encoder fingerprint: ``manifest.json``, ``keys.bin`` (SHA-256 of 
 import fcntl
 import hashlib
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from tqdm import tqdm
 
 from oger_recipe.embedding.base import Encoder, stop_on_failures
+from oger_recipe.files import whole_file
 
 SLICE = 1024  # texts; a process that is killed loses at most so many
 _KEY_BYTES = 32
@@ -79,9 +79,8 @@ class EmbeddingCache:
     def _check_manifest(self, manifest: str) -> None:
         path = self._folder / "manifest.json"
         if not path.exists():
-            partial = path.with_suffix(f".{os.getpid()}")
-            partial.write_text(manifest)
-            os.replace(partial, path)
+            with whole_file(path) as partial:
+                partial.write_text(manifest)
         elif path.read_text() != manifest:
             raise ValueError(f"{path} does not describe this encoder ({manifest}); remove the folder to rebuild it")
 

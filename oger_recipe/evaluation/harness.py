@@ -23,9 +23,10 @@ from huggingface_hub import try_to_load_from_cache
 from oger_recipe.evaluation.benchmarks import Problem
 from oger_recipe.evaluation.metrics import evaluate_answers
 from oger_recipe.evaluation.prompts import Prompting, prompt_texts, prompt_tokens
-from oger_recipe.evaluation.records import Record, read_answers, verdict_fields, write_answers
+from oger_recipe.evaluation.records import Record, verdict_fields
 from oger_recipe.evaluation.sampler import Model, Request, Response, Sampler, Sampling
 from oger_recipe.evaluation.tables import markdown_table
+from oger_recipe.files import read_jsonl, whole_file, write_jsonl
 from oger_recipe.recipe import RecipeError
 from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
 from oger_recipe.rewards.verifiers import BOUNDED
@@ -61,7 +62,7 @@ def evaluate(
     prompts = {name: _prompts(problems, tokenizer, prompting) for name, problems in benchmarks.items()}
     settings = _settings(model, sampler.dtype, prompting, sampling, prompts)
     folder = _folder(out, model, settings)
-    answers = {name: read_answers(_answers_path(folder, name)) for name in benchmarks}
+    answers = {name: read_jsonl(_answers_path(folder, name)) for name in benchmarks}
     missing = [name for name in benchmarks if not answers[name]]
     for name in benchmarks.keys() - set(missing):
         print(f"{name}: {len(answers[name])} answers are there already", flush=True)
@@ -237,7 +238,8 @@ def _generate_all(
         tokens = sum(response.tokens for group in responses for response in group)
         print(f"{name}: {tokens} tokens in {seconds:.0f} s ({tokens / seconds:.0f} tokens/s); grading", flush=True)
         answers[name] = _records(name, each, responses, pool, context)
-        write_answers(_answers_path(folder, name), answers[name])
+        with whole_file(_answers_path(folder, name)) as partial:
+            write_jsonl(answers[name], partial)
     return answers
 
 

@@ -6,10 +6,6 @@ score, reward, format, extracted, reason, response_length (tokens), truncated, g
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from oger_recipe.rewards.grading_pool import Graded
@@ -28,20 +24,3 @@ def verdict_fields(graded: Graded) -> Record:
         "reason": verdict.reason,
         "graded": graded.error is None,
     }
-
-
-def write_answers(path: Path, records: Iterable[Record]) -> None:
-    """Writes the file whole or not at all."""
-    partial = path.with_suffix(".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        for record in records:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    os.replace(partial, path)
-
-
-def read_answers(path: Path) -> list[Record]:
-    """The records of a file; none where it does not exist."""
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file]

@@ -3,9 +3,8 @@
 from collections import defaultdict, deque
 from pathlib import Path
 
-from oger_recipe.data.rows import whole_file, write_jsonl
+from oger_recipe.files import read_jsonl, whole_file, write_jsonl
 from oger_recipe.plugin.run_folder import append_json
-from oger_recipe.report.summary import read_lines
 
 
 class History:
@@ -19,7 +18,7 @@ class History:
         self._texts: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=size))
         if not path.exists():
             return
-        records = read_lines(path)
+        records = read_jsonl(path)
         records = [record for record in records if record["step"] <= step]
         for record in records:
             self._texts[record["uid"]].append(record["text"])

@@ -24,8 +24,7 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
             kwargs["worker_extension_cls"] = "oger_recipe.plugin.engine_worker.CpuWorkerWrap"
             # Seeded requests whose prompts are split over batches end the CPU engine: its generators cannot rewind.
             kwargs.update(enable_chunked_prefill=False, max_num_batched_tokens=max(kwargs["max_model_len"], 4096))
-            # Decoding tiny policies costs by the step, hardly by the row: twice the default.
-            kwargs.update(max_num_seqs=256)
+            kwargs["max_num_seqs"] = 256  # twice the default: decoding tiny policies costs by the step, not by the row
         # Of the distribution that was sampled from (temperature, top-p), as the policy computes its own.
         kwargs.update(logprobs_mode="processed_logprobs", max_logprobs=1, trust_remote_code=False)
         await super().__init__(*args, **kwargs)

@@ -32,16 +32,13 @@ class OgerSamplesGenerator(SamplesGenerator):
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self._store: TeacherStore | None = None
-        self._training = False
 
     def generate_samples(self, **generate_kwargs):
         if self.steps_left == 0:
             return [], None, 0, True
         self.step += 1
         generate_kwargs["guided"] = teachers_enter_in_rollout(self.args.oger)
-        self._training = True
         samples, pass_rate, consumed, exhausted = super().generate_samples(**generate_kwargs)
-        self._training = False
         if len(samples) % self.args.train.batch_size:
             samples = []
         if self.steps_left is not None and samples:
@@ -50,7 +47,7 @@ class OgerSamplesGenerator(SamplesGenerator):
 
     def _process_response_into_experience(self, response, **generate_kwargs) -> Experience:
         experience = super()._process_response_into_experience(response, **generate_kwargs)
-        if self._training and self.arrived is not None:
+        if "guided" in generate_kwargs and self.arrived is not None:  # evaluation does not say
             self.arrived(experience)
         return experience
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from oger_recipe.report.summary import last_attempts, read_lines
+from oger_recipe.files import read_jsonl
+from oger_recipe.report.summary import last_attempts
 
 ARMS = {
     "start": "before training",
@@ -36,7 +37,7 @@ def record(folder: Path, regime: str, arm: str, seed: int) -> Record:
     """The line of one finished run."""
     last = max((folder / "eval").glob("step_*.json"))
     summary = json.loads((folder / "summary.json").read_text())
-    steps = last_attempts(read_lines(folder / "metrics.jsonl"))
+    steps = last_attempts(read_jsonl(folder / "metrics.jsonl"))
     return {
         "regime": regime,
         "arm": arm,
@@ -140,7 +141,7 @@ def draw(records: list[Record], path: Path) -> None:
 def main() -> None:
     command, folder = sys.argv[1], Path(sys.argv[2])
     results = folder / "results.jsonl"
-    records = read_lines(results)
+    records = read_jsonl(results)
     if command == "table":
         text = "\n\n".join(table(records, regime) for regime in REGIMES if any(e["regime"] == regime for e in records))
         (folder / "study.md").write_text(text + "\n")

@@ -5,6 +5,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from oger_recipe.files import read_jsonl
+
 CURVES = {
     "solve_rate": (
         "solve rate: rollouts in training (lines), held-out problems (marks)",
@@ -15,17 +17,9 @@ CURVES = {
 }
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSONL file; none where it does not exist, and without a last one that was cut off by a kill."""
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8") as file:  # str.splitlines would cut at U+2028, which texts may have
-        return [json.loads(line) for line in file if line.endswith("\n")]
-
-
 def write_summary(run_dir: Path, seconds: dict[str, float], started: float) -> None:
     """Writes summary.json and curves/*.png from what the run recorded, and prints the result."""
-    events, steps = read_lines(run_dir / "events.jsonl"), last_attempts(read_lines(run_dir / "metrics.jsonl"))
+    events, steps = read_jsonl(run_dir / "events.jsonl"), last_attempts(read_jsonl(run_dir / "metrics.jsonl"))
     evaluated = [e for e in events if e["event"] == "evaluated"]
     by_step = {e["step"]: {"step": e["step"]} | _figures(e) for e in evaluated}
     evaluations = [by_step[step] for step in sorted(by_step)]

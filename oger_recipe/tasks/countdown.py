@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from oger_recipe.data.rows import whole_file, write_jsonl
+from oger_recipe.files import whole_file, write_jsonl
 from oger_recipe.rewards.verifiers import verify
 from oger_recipe.tasks.countdown_teachers import OPERATORS, TEACHERS, Expression, random_expression, slip, steps
 

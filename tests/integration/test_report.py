@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from oger_recipe.files import read_jsonl
 from oger_recipe.report.progress import Progress, step_line
-from oger_recipe.report.summary import CURVES, last_attempts, read_lines, write_summary
+from oger_recipe.report.summary import CURVES, last_attempts, write_summary
 from oger_recipe.report.sweep import draw
 
 FIGURES: dict[str, Any] = {
@@ -183,7 +184,7 @@ def test_of_a_repeated_step_the_last_attempt_counts() -> None:
 
 
 def test_a_file_that_does_not_exist_has_no_lines(tmp_path: Path) -> None:
-    assert read_lines(tmp_path / "metrics.jsonl") == []
+    assert read_jsonl(tmp_path / "metrics.jsonl") == []
 
 
 def test_progress_follows_the_events_of_this_run_only(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,14 +42,14 @@ def test_who_asked_hears_of_every_rollout_of_a_training_batch_and_of_no_evaluate
     upstream, heard = OgerSamplesGenerator.__base__, []
 
     def one_batch(self, **kwargs):
-        return [self._process_response_into_experience(text) for text in ("r1", "r2")], None, 1, False
+        return [self._process_response_into_experience(text, **kwargs) for text in ("r1", "r2")], None, 1, False
 
     monkeypatch.setattr(upstream, "generate_samples", one_batch)
     monkeypatch.setattr(upstream, "generate_eval_samples", lambda self, **kwargs: one_batch(self)[0][:0])
     monkeypatch.setattr(upstream, "_process_response_into_experience", lambda self, response, **kwargs: response)
     generator = _generator(n_prefix=0, max_replace_num=0, replace_after_rm=True)
     generator.args.train = SimpleNamespace(batch_size=2)
-    generator._training, generator.eval_dataloader, generator.arrived = False, [], heard.append
+    generator.eval_dataloader, generator.arrived = [], heard.append
     generator.generate_eval_samples()
     assert heard == []
     assert generator.generate_samples()[0] == heard == ["r1", "r2"]

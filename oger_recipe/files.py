@@ -1,0 +1,33 @@
+"""Files that are there whole or not at all, and JSON lines."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Where to write a file that appears at ``path`` whole or not at all. Missing folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_jsonl(records: Iterable[dict[str, Any]], path: Path) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The records of a JSONL file; none where it does not exist, and without a last one that was cut off by a kill."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8") as file:  # str.splitlines would cut at U+2028, which texts may have
+        return [json.loads(line) for line in file if line.endswith("\n")]
