@@ -8,7 +8,6 @@ whole long texts in windows. Then the cache: 10,000 texts with a kill in between
 import argparse
 import json
 import multiprocessing
-import os
 import random
 import statistics
 import tempfile
@@ -18,15 +17,16 @@ from pathlib import Path
 
 import torch
 
+from oger_recipe.cpu import CORES
 from oger_recipe.embedding.cache import EmbeddingCache
 from oger_recipe.embedding.encoder import TrajectoryEncoder, model_location
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
+from oger_recipe.files import read_jsonl
 
 BATCH_SIZE = 64  # the recipe's default; SentenceTransformer's own is 32
 
 
-def texts_of(data: Path, count: int) -> dict[str, list[str]]:
-    solutions = [json.loads(line)["answer"] for line in (data / "gsm8k" / "train.jsonl").read_text().splitlines()]
+def texts_of(solutions: list[str], count: int) -> dict[str, list[str]]:
     rng = random.Random(0)
     sentences = [sentence for solution in solutions for sentence in solution.split("\n")]
 
@@ -115,7 +115,7 @@ def main() -> None:
     args = parser.parse_args()
     from sentence_transformers import SentenceTransformer
 
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(CORES)
     model = SentenceTransformer(model_location(PACKAGED_MODEL))
     head, chunks = (
         TrajectoryEncoder(EncoderSettings(PACKAGED_MODEL, None, max_tokens=256, long_texts=how), BATCH_SIZE)
@@ -125,7 +125,8 @@ def main() -> None:
         "| texts | number | tokens/s, SentenceTransformer | tokens/s, recipe | ratio | lowest cosine |\n|" + "---|" * 6
     )
     results = []
-    samples = texts_of(args.data, args.texts)
+    solutions = [row["answer"] for row in read_jsonl(args.data / "gsm8k" / "train.jsonl")]
+    samples = texts_of(solutions, args.texts)
     for name, texts in samples.items():
         lengths = [len(tokens) for tokens in model.tokenizer(texts, verbose=False, truncation=False)["input_ids"]]
         read = sum(min(length, model.max_seq_length) for length in lengths)
@@ -134,7 +135,6 @@ def main() -> None:
         if max(lengths) > 2 * model.max_seq_length:
             sides = {"library": lambda t: plain_windows(model, t), "recipe": chunks.encode}
             results.append(compare(f"{name}, whole", texts, sides, sum(lengths), args.rounds))
-    solutions = [json.loads(line)["answer"] for line in (args.data / "gsm8k" / "train.jsonl").read_text().splitlines()]
     more = [f"{text}\nAgain: {text}" for text in solutions]
     summary = cache([*solutions, *more][: args.cached])
     if args.out:

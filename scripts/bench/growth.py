@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import json
 import math
-import os
 import statistics
 import tempfile
 import time
@@ -28,6 +27,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from oger_recipe.algorithm.advantage import group_advantage  # noqa: E402
 from oger_recipe.algorithm.exploration import exploration_bonus  # noqa: E402
 from oger_recipe.algorithm.policy_loss import hybrid_policy_loss  # noqa: E402
+from oger_recipe.cpu import CORES  # noqa: E402
 from oger_recipe.data.teacher_store import Teacher, TeacherStore, write_teacher_store  # noqa: E402
 from oger_recipe.embedding.cache import EmbeddingCache  # noqa: E402
 from oger_recipe.embedding.encoder import TrajectoryEncoder  # noqa: E402
@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("growth.json"), help="the figure lies beside it")
     args = parser.parse_args()
     torch.manual_seed(0)
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(CORES)
     encoder = TrajectoryEncoder(EncoderSettings(PACKAGED_MODEL, None, max_tokens=256), 64)
     results: dict[str, dict[int, dict[str, float]]] = {}
     print(f"seconds a step; what does not move: {BASE}\n\n| | {' | '.join(PHASES)} |\n|" + "---|" * (len(PHASES) + 1))

@@ -8,10 +8,8 @@ from oger_recipe.patches import apply_training_patches
 
 apply_training_patches()
 
-import json  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
-import time  # noqa: E402
 from pathlib import Path  # noqa: E402
 from types import ModuleType  # noqa: E402
 
@@ -19,14 +17,12 @@ import ray  # noqa: E402
 from openrlhf.trainer import ppo_trainer  # noqa: E402
 from openrlhf.trainer.ray import ppo_actor, vllm_engine  # noqa: E402
 
+from oger_recipe.plugin import run_folder  # noqa: E402
 from oger_recipe.plugin.ray_actor import undecorated  # noqa: E402
 
 
 class PlainPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
     """Unchanged but for a line with the time after every step."""
-
-    def __init__(self, *args, **kwargs) -> None:
-        super().__init__(*args, **kwargs)
 
     def fit(self, *args, **kwargs) -> None:
         self._record("training")
@@ -37,8 +33,7 @@ class PlainPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc
         super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
 
     def _record(self, event: str, **facts: float) -> None:
-        with (Path(self.args.oger.run_dir) / "events.jsonl").open("a") as file:
-            file.write(json.dumps({"time": time.time(), "event": event} | facts) + "\n")
+        run_folder.event(Path(self.args.oger.run_dir), event, **facts)
 
 
 class PlainPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ignore[misc]

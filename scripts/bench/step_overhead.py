@@ -8,19 +8,17 @@ nearly zero, so that all sample from the same policy. CPU only. ``--size default
 
 import argparse
 import json
-import os
 import shlex
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import psutil
+from recipe_runs import ROOT, run, step_events, step_seconds, train_command
 
 HERE = Path(__file__).parent
-RECIPE = HERE.parents[1] / "configs" / "countdown_cpu.yaml"
 SIZES = {
     "default": [],
     "100M": [
@@ -37,32 +35,23 @@ ROLES = {"PPOTrainer": "controller", "PolicyModelActor": "policy", "RolloutActor
 
 def run_side(side: str, size: str, steps: int, folder: Path, earlier: Path | None) -> dict:
     """Seconds of each step after the second, phases, and peak bytes by role."""
-    environment = os.environ | {"PYTHONPATH": f"{HERE}:{HERE.parents[1]}"}
+    environment = {}
     if side == SIDES[0]:
         tokens = shlex.split((earlier / "command.sh").read_text())[3:]
         command = [str(HERE / "plain_openrlhf.py"), str(folder), *tokens]
-        environment["PREPARED_DATA"] = str(earlier / "data")
+        environment = {"PREPARED_DATA": str(earlier / "data"), "PYTHONPATH": f"{HERE}:{ROOT}"}
     else:
         prompts = 4 if size == "100M" else 32
-        command = ["-m", "oger_recipe.cli.train", "--recipe", str(RECIPE), "--oger.run_dir", str(folder), *SIZES[size]]
-        command += ["--oger.task.train_problems", str(prompts * steps), "--train.num_episodes", "1"]
-        command += ["--actor.adam.lr", "1e-12", "--ckpt.save_steps", "-1"]
-        command += ["--no-oger.val_before_train", "--no-oger.val_after_train"]
-        command += WITHOUT_ENCODER if side == SIDES[1] else []
-    with (folder.parent / f"{folder.name}.log").open("w") as log:
-        process = subprocess.Popen([sys.executable, *command], env=environment, stdout=log, stderr=log)
-        peaks = watch(process)
-    if process.returncode:
-        sys.exit(f"{side} failed:\n{Path(log.name).read_text()[-3000:]}")
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    times = [event["time"] for event in events if event["event"] in ("training", "step")]
+        flags = [*SIZES[size], *(WITHOUT_ENCODER if side == SIDES[1] else [])]
+        command = train_command(folder, {"oger.task.train_problems": prompts * steps}, flags)
+    peaks = run(command, folder.with_suffix(".log"), environment, watch)
+    events = step_events(folder)
     phases = [
         {key.removeprefix("timing/"): value for key, value in event.items() if key.startswith("timing/")}
-        for event in events
-        if event["event"] == "step"
+        for event in events[1:]
     ]
     return {
-        "steps": [later - before for before, later in zip(times, times[1:], strict=False)][2:],
+        "steps": step_seconds([event["time"] for event in events]),
         "phases": {key: statistics.median(phase[key] for phase in phases[2:]) for key in phases[0]},
         "peaks": peaks,
     }

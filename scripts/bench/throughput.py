@@ -7,17 +7,15 @@ TRL is not among the packages: ``pip install --no-deps --target DIR trl==1.16.0`
 
 import argparse
 import json
-import os
 import shlex
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
+from recipe_runs import ROOT, run, step_events, step_seconds, train_command
+
 HERE = Path(__file__).parent
-RECIPE = HERE.parents[1] / "configs" / "countdown_cpu.yaml"
 # hidden size, layers, prompts, group, new tokens, rows per micro-batch
 SIZES = {
     "0.6M x 32": (128, 3, 32, 8, 32, 64),
@@ -28,28 +26,21 @@ GRPO = ["--oger.max_replace_num", "0", "--oger.bonus_weight", "0"]
 SIDES = {"TRL": [], "recipe, GRPO": GRPO, "recipe, OGER": []}
 
 
-def recipe_run(folder: Path, size: str, steps: int, flags: list[str]) -> tuple[float, list[float]]:
-    """Seconds until the first step begins, and of each step."""
+def recipe_run(folder: Path, size: str, steps: int, flags: list[str]) -> list[float]:
+    """When training began, and when each step ended."""
     hidden, layers, prompts, group, tokens, micro_batch = SIZES[size]
     settings = {
-        "oger.run_dir": folder, "oger.task.hidden_size": hidden, "oger.task.num_layers": layers,
-        "oger.task.warm_start_steps": 1, "oger.task.train_problems": prompts * steps, "oger.task.eval_problems": 8,
-        "train.num_episodes": 1, "rollout.batch_size": prompts, "rollout.n_samples_per_prompt": group,
-        "rollout.max_new_tokens": tokens, "rollout.micro_batch_size": micro_batch, "train.batch_size": prompts * group,
-        "train.micro_batch_size": micro_batch, "data.max_len": tokens + 64, "actor.adam.lr": 1e-12,
-        "ckpt.save_steps": -1,
+        "oger.task.hidden_size": hidden, "oger.task.num_layers": layers, "oger.task.warm_start_steps": 1,
+        "oger.task.train_problems": prompts * steps, "oger.task.eval_problems": 8,
+        "rollout.batch_size": prompts, "rollout.n_samples_per_prompt": group, "rollout.max_new_tokens": tokens,
+        "rollout.micro_batch_size": micro_batch, "train.batch_size": prompts * group,
+        "train.micro_batch_size": micro_batch, "data.max_len": tokens + 64,
     }  # fmt: skip
-    command = [sys.executable, "-m", "oger_recipe.cli.train", "--recipe", str(RECIPE)]
-    command += ["--no-oger.val_before_train", "--no-oger.val_after_train", *flags]
-    for name, value in settings.items():
-        command += [f"--{name}", str(value)]
-    started = time.time()
-    finish(command, folder.with_suffix(".log"), {})
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    return spans(started, [event["time"] for event in events if event["event"] in ("training", "step")])
+    run(train_command(folder, settings, flags), folder.with_suffix(".log"))
+    return [event["time"] for event in step_events(folder)]
 
 
-def trl_run(folder: Path, size: str, steps: int, packages: Path, earlier: Path) -> tuple[float, list[float]]:
+def trl_run(folder: Path, size: str, steps: int, packages: Path, earlier: Path) -> list[float]:
     _, _, prompts, group, tokens, micro_batch = SIZES[size]
     flags = shlex.split((earlier / "command.sh").read_text())
     model = [value for flag, value in zip(flags, flags[1:], strict=False) if flag == "--actor.model_name_or_path"][-1]
@@ -58,21 +49,9 @@ def trl_run(folder: Path, size: str, steps: int, packages: Path, earlier: Path) 
         "model": model, "data": str(earlier / "data" / "train.jsonl"), "out": str(out), "prompts": prompts,
         "group": group, "max_new_tokens": tokens, "micro_batch": micro_batch, "steps": steps,
     }  # fmt: skip
-    started = time.time()
-    command = [sys.executable, str(HERE / "trl_grpo.py"), json.dumps(job)]
-    finish(command, folder.with_suffix(".log"), {"PYTHONPATH": f"{packages}:{HERE.parents[1]}"})
-    return spans(started, json.loads(out.read_text()))
-
-
-def finish(command: list[str], log: Path, environment: dict[str, str]) -> None:
-    environment = os.environ | {"PYTHONPATH": str(HERE.parents[1])} | environment
-    with log.open("w") as file:
-        if subprocess.run(command, env=environment, stdout=file, stderr=file).returncode:
-            sys.exit(f"failed: {shlex.join(command)}\n{log.read_text()[-2000:]}")
-
-
-def spans(started: float, times: list[float]) -> tuple[float, list[float]]:
-    return times[0] - started, [later - before for before, later in zip(times, times[1:], strict=False)]
+    command = [str(HERE / "trl_grpo.py"), json.dumps(job)]
+    run(command, folder.with_suffix(".log"), {"PYTHONPATH": f"{packages}:{ROOT}"})
+    return json.loads(out.read_text())
 
 
 def main() -> None:
@@ -109,12 +88,13 @@ def measure(size: str, args: argparse.Namespace) -> dict[str, list[tuple[float, 
         for turn in range(args.rounds):
             for number, side in reversed(list(enumerate(SIDES))):  # TRL last: it takes a run's policy and prompts
                 folder = Path(base) / f"{turn}-{number}"
+                started = time.time()
                 if side == "TRL":
-                    startup, steps = trl_run(folder, size, args.steps, args.trl, earlier)
+                    times = trl_run(folder, size, args.steps, args.trl, earlier)
                 else:
-                    startup, steps = recipe_run(folder, size, args.steps, SIDES[side])
+                    times = recipe_run(folder, size, args.steps, SIDES[side])
                     earlier = folder
-                runs[side].append((startup, rows / statistics.median(steps[2:])))
+                runs[side].append((times[0] - started, rows / statistics.median(step_seconds(times))))
     return runs
 
 
