@@ -33,7 +33,7 @@ from oger_recipe.plugin.hybrid_batch import (  # noqa: E402
     texts_of,
     uid_of,
 )
-from oger_recipe.plugin.policy_actor import experience_off_policy_mask  # noqa: E402
+from oger_recipe.plugin.policy_actor import experience_off_policy_mask, longest_first  # noqa: E402
 from oger_recipe.plugin.similarity import make_similarity, needs_similarity  # noqa: E402
 from oger_recipe.plugin.step_metrics import info_value, step_metrics  # noqa: E402
 from oger_recipe.rewards.repetition import is_repetitive  # noqa: E402
@@ -91,6 +91,21 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         )
         self._remember(rollouts)
         return experiences
+
+    def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
+        """Micro-batches of rows of like length, longest first, so that little is padded; ``index`` says which rows.
+
+        Every rank gets long and short ones. With dynamic batches, OpenRLHF balances tokens itself.
+        """
+        if self.args.train.dynamic_batch_enable:
+            return super().split_rollout_samples(rollout_samples)
+        rows = longest_first([sample.sequences.shape[1] for sample in rollout_samples])
+        micro_batches = super().split_rollout_samples([rollout_samples[row] for row in rows])
+        for micro_batch in micro_batches:
+            micro_batch.index = [rows[position] for position in micro_batch.index]
+        actor, ds = self.args.actor, self.args.ds
+        ranks = actor.num_nodes * actor.num_gpus_per_node // ds.ring_attn_size // ds.tensor_parallel_size
+        return [micro_batch for rank in range(ranks) for micro_batch in micro_batches[rank::ranks]]
 
     def _repetitive(self, texts: list[str]) -> torch.Tensor:
         """[N] bool: rollouts that earn no bonus because they go round in circles."""

@@ -11,6 +11,7 @@ import torch  # noqa: E402
 from openrlhf.models.utils import masked_mean  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ray import ppo_actor  # noqa: E402
+from openrlhf.utils.loss_utils import get_loss_batch_info  # noqa: E402
 
 from oger_recipe.algorithm.policy_loss import hybrid_policy_loss  # noqa: E402
 from oger_recipe.plugin.chunked_actor import ChunkedActor  # noqa: E402
@@ -94,6 +95,35 @@ class HybridPolicyLoss(torch.nn.Module):
         return loss * dp_size, self.metrics["clip_fraction"], self.metrics["ppo_kl"], None, None
 
 
+def longest_first(lengths: list[int]) -> list[int]:
+    """Positions by falling length; the order of equal ones stays. What needs most memory is met at once."""
+    return sorted(range(len(lengths)), key=lambda position: -lengths[position])
+
+
+class LengthSortedBatches(torch.utils.data.Sampler[list[int]]):
+    """Micro-batches of random optimizer steps, sorted by length within each step.
+
+    An optimizer step's gradient does not depend on how its rows are cut (its loss is normalised over all of them), so
+    that only padding is saved. Rows that do not fill a micro-batch are left out, as OpenRLHF does.
+    """
+
+    def __init__(self, lengths: list[int], batch_size: int, accumulated: int) -> None:
+        self.lengths, self.batch_size, self.accumulated = lengths, batch_size, accumulated
+
+    def __len__(self) -> int:
+        return len(self.lengths) // self.batch_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        rows = torch.randperm(len(self.lengths))[: len(self) * self.batch_size].tolist()
+        of_step = self.batch_size * self.accumulated
+        for start in range(0, len(rows), of_step):
+            step = rows[start : start + of_step]
+            ranked = [step[position] for position in longest_first([self.lengths[row] for row in step])]
+            for first in range(0, len(step), self.batch_size):
+                yield ranked[first : first + self.batch_size]
+
+
+_LOADER = ppo_actor.DataLoader
 _ITERATE = ppo_actor.iter_grad_accum_global_norm
 
 # The rest of the loss's metrics: means over the teacher's tokens or over the rollouts' tokens.
@@ -114,10 +144,24 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
     def training_step(self, experience: Experience, kl_ctl: float, step: int, loss_batch_info=None):
         if loss_batch_info is None:  # dynamic batches
             self.actor_loss_fn.num_teacher_tokens = self._teacher_tokens_of_step(step)
+            loss_batch_info = get_loss_batch_info(
+                self.strategy, experience.action_mask, replay_buffer=self.replay_buffer, step=step, dynamic_batch=True
+            )
         self.actor_loss_fn.off_policy_mask = experience_off_policy_mask(experience)
         status = super().training_step(experience, kl_ctl, step, loss_batch_info)
         self._add_loss_metrics(status)
+        self._even_out(status, loss_batch_info)
         return status
+
+    @staticmethod
+    def _even_out(status, totals) -> None:
+        """Upstream's losses are shares of a step's mean and are then averaged by tokens; shares are to be summed.
+
+        So they become means over the micro-batch's own tokens.
+        """
+        share = totals["dp_size"] * status["num_action_tokens"] / totals["batch_num_tokens"]
+        for name in status["metrics"].keys() & {"policy_loss", "entropy_loss"}:
+            status["metrics"][name] = status["metrics"][name] / share if share > 0 else status["metrics"][name]
 
     def _add_loss_metrics(self, status) -> None:
         """A mean over one kind of token is reported as mean * share of that kind; ppo_train divides by the share."""
@@ -152,8 +196,17 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
             self.actor_loss_fn.num_teacher_tokens = teachers["batch_num_tokens"]
             yield experience, totals
 
+    def _loader(self, buffer, batch_size: int, shuffle: bool, drop_last: bool, **settings):
+        """OpenRLHF's loader of micro-batches; where it would shuffle rows, sorted by length within a step."""
+        if not shuffle:
+            return _LOADER(buffer, batch_size=batch_size, shuffle=False, drop_last=drop_last, **settings)
+        lengths = [len(item.sequences) for item in buffer.items]
+        batches = LengthSortedBatches(lengths, batch_size, self.strategy.accumulated_gradient)
+        return _LOADER(buffer, batch_sampler=batches, **settings)
+
     def ppo_train(self, kl_ctl: float):
-        # ppo_train finds this iterator by its name in the module.
+        # ppo_train finds these two by their names in the module.
+        ppo_actor.DataLoader = self._loader
         ppo_actor.iter_grad_accum_global_norm = self._with_teacher_tokens
         status = super().ppo_train(kl_ctl)
         off_share = status.get("off_policy_token_share", 0.0)

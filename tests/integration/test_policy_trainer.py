@@ -1,0 +1,153 @@
+"""How the policy's trainer cuts a batch into micro-batches, and what it reports of it."""
+
+from __future__ import annotations
+
+from oger_recipe.patches import apply_training_patches
+
+apply_training_patches()
+
+from types import SimpleNamespace  # noqa: E402
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
+from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer  # noqa: E402
+
+from oger_recipe.knobs import KNOBS  # noqa: E402
+from oger_recipe.plugin.experience_maker import OgerExperienceMaker  # noqa: E402
+from oger_recipe.plugin.policy_actor import (  # noqa: E402
+    HybridPolicyLoss,
+    LengthSortedBatches,
+    OgerActorPPOTrainer,
+)
+
+LENGTHS = [3, 9, 4, 4, 12, 2, 7, 5]  # of the responses; prompts have two tokens
+
+
+def _rows() -> list[Experience]:
+    """One row each, as they come from the engine; the first is a teacher's."""
+    rows = []
+    for number, length in enumerate(LENGTHS):
+        sequences = torch.arange(1, length + 3).unsqueeze(0) + 20 * number
+        action_mask = torch.ones(1, length + 1, dtype=torch.long)
+        action_mask[:, 0] = 0
+        rows.append(
+            Experience(
+                sequences=sequences,
+                attention_mask=torch.ones_like(sequences),
+                action_mask=action_mask,
+                action_log_probs=-0.001 * sequences[:, 1:] * action_mask,
+                advantages=(number - 3.5) * action_mask,
+                total_length=torch.tensor([float(length + 2)]),
+                info={"off_policy_tokens": torch.tensor([float(length) if number == 0 else 0.0])},
+            )
+        )
+    return rows
+
+
+class Policy(torch.nn.Module):
+    """A token's log-probability is -weight * token, its entropy token / 100: whatever the other rows are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(0.001))
+        self.seen: list[list[int]] = []
+
+    def forward(self, sequences, action_mask, **_):
+        self.seen.append(action_mask.sum(dim=1).tolist())
+        return -self.weight * sequences[:, 1:] * action_mask, SimpleNamespace(entropy=sequences[:, 1:] / 100)
+
+
+class Strategy:
+    """DeepSpeed's part: every loss counts 1 / gas."""
+
+    ring_attn_group = ds_device_mesh = None
+
+    def __init__(self, accumulated_gradient: int) -> None:
+        self.accumulated_gradient = accumulated_gradient
+
+    def backward(self, loss, *_) -> None:
+        (loss / self.accumulated_gradient).backward()
+
+    def optimizer_step(self, *_, **__) -> None: ...
+    def get_grad_norm(self, _) -> float:
+        return 0.0
+
+    def all_reduce(self, values, op="mean"):
+        return values
+
+    def is_rank_0(self) -> bool:
+        return False
+
+
+def _train(micro_batch_size: int) -> tuple[Policy, dict[str, float]]:
+    trainer = object.__new__(OgerActorPPOTrainer)
+    trainer.strategy = Strategy(len(LENGTHS) // micro_batch_size)
+    trainer.args = SimpleNamespace(
+        train=SimpleNamespace(dynamic_batch_enable=False),
+        ds=SimpleNamespace(tensor_parallel_size=1),
+        algo=SimpleNamespace(kl=SimpleNamespace(use_loss=False)),
+        actor=SimpleNamespace(entropy_coef=0.0, eps_clip_low_high=(0.2, 0.2)),
+        rollout=SimpleNamespace(max_new_tokens=12),
+        oger=SimpleNamespace(**{knob.name: knob.default for knob in KNOBS}),
+    )
+    trainer.max_epochs, trainer.aux_loss, trainer.ema_model, trainer.dataloader_pin_memory = 1, False, None, False
+    trainer.actor, trainer.actor_optim = Policy(), None
+    trainer.actor_scheduler = SimpleNamespace(get_last_lr=lambda: [0.0])
+    trainer.actor_loss_fn = HybridPolicyLoss(trainer.args)
+    trainer.replay_buffer = NaiveReplayBuffer(micro_batch_size)
+    trainer.replay_buffer.append(Experience.concat_experiences(_rows(), 0))
+    return trainer.actor, trainer.ppo_train(0.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_step_cut_by_length_has_the_gradient_and_the_report_of_the_step_in_one_piece(seed: int) -> None:
+    torch.manual_seed(seed)
+    whole, expected = _train(len(LENGTHS))
+    cut, found = _train(2)
+    assert cut.seen == [[12, 9], [7, 5], [4, 4], [3, 2]]
+    assert cut.weight.grad.item() == pytest.approx(whole.weight.grad.item(), rel=1e-5)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert float(found[name]) == pytest.approx(float(value), rel=1e-4, abs=1e-7), name
+    # The response tokens of row r are 20 r + 3, 20 r + 4 and so on.
+    tokens = [20 * row + 3 + position for row, length in enumerate(LENGTHS) for position in range(length)]
+    assert float(found["entropy_loss"]) == pytest.approx(sum(tokens) / len(tokens) / 100, rel=1e-5)
+
+
+def test_every_row_is_trained_once_in_a_random_step_whose_rows_are_sorted() -> None:
+    lengths = [(7 * row) % 64 for row in range(67)]
+    torch.manual_seed(0)
+    batches = LengthSortedBatches(lengths, batch_size=4, accumulated=4)
+    first, second = list(batches), list(batches)
+    assert len(batches) == len(first) == 16 and {len(batch) for batch in first} == {4}
+    assert len({row for batch in first for row in batch}) == 64  # three rows do not fill a micro-batch
+    for start in range(0, 16, 4):
+        of_step = [lengths[row] for batch in first[start : start + 4] for row in batch]
+        assert of_step == sorted(of_step, reverse=True)
+        assert max(of_step) - min(of_step) > 32  # steps are not sorted among each other
+    assert [set(sum(first[start : start + 4], [])) for start in (0, 4, 8, 12)] != [
+        set(sum(second[start : start + 4], [])) for start in (0, 4, 8, 12)
+    ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_forward_passes_get_rows_of_like_length_and_every_rank_long_and_short_ones(ranks: int) -> None:
+    maker = object.__new__(OgerExperienceMaker)
+    maker.args = SimpleNamespace(
+        train=SimpleNamespace(dynamic_batch_enable=False),
+        rollout=SimpleNamespace(micro_batch_size=2),
+        actor=SimpleNamespace(num_nodes=1, num_gpus_per_node=ranks),
+        ds=SimpleNamespace(ring_attn_size=1, tensor_parallel_size=1),
+    )
+    maker.tokenizer = SimpleNamespace(pad_token_id=0)
+    rows = _rows()
+    micro_batches = maker.split_rollout_samples(rows)
+    sorted_rows = [[4, 1], [6, 7], [2, 3], [0, 5]]
+    assert [batch.index for batch in micro_batches] == (
+        sorted_rows if ranks == 1 else [*sorted_rows[::2], *sorted_rows[1::2]]
+    )
+    for batch in micro_batches:
+        for position, row in enumerate(batch.index):
+            length = rows[row].sequences.shape[1]
+            assert torch.equal(batch.sequences[position, :length], rows[row].sequences[0])
