@@ -12,12 +12,24 @@ import torch
 
 @functools.cache
 def apply_import_patches() -> None:
-    """Spares a process what nothing here needs, before it imports OpenRLHF or vLLM."""
+    """Spares a process what nothing here needs, before it imports OpenRLHF."""
     if torch.cuda.is_available():
         return
     from oger_recipe.patches import transformers_optional_imports
 
     transformers_optional_imports.apply()
+
+
+@functools.cache
+def apply_vllm_import_patches() -> None:
+    """The same for a process that imports vLLM."""
+    if torch.cuda.is_available():
+        return
+    from oger_recipe.patches import vllm_audio, vllm_env_override
+
+    apply_import_patches()
+    vllm_env_override.apply()
+    vllm_audio.apply()
 
 
 @functools.cache

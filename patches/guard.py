@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -23,12 +24,21 @@ def require_source(
 
     ``checked`` is the version of ``package`` on which the patch ``patch`` (a module name) was written and tried.
     """
-    if source_sha256(symbol) == expected:
-        return
     name = f"{symbol.__module__}.{symbol.__qualname__}"
+    _require(name, source_sha256(symbol), expected, package, checked, patch)
+
+
+def require_module(name: str, path: Path, expected: str, *, package: str, checked: str, patch: str) -> None:
+    """As require_source, for the module ``name``, which is not imported: ``path`` is its file."""
+    _require(name, hashlib.sha256(path.read_bytes()).hexdigest(), expected, package, checked, patch)
+
+
+def _require(name: str, found: str, expected: str, package: str, checked: str, patch: str) -> None:
+    if found == expected:
+        return
     installed = importlib.metadata.version(package)
     raise PatchMismatch(
         f"{patch} was written for {name} of {package} {checked}, but the installed {package} {installed} has another "
         f"source. Install {package}=={checked} (bash scripts/setup.sh does), or read the new source, adapt {patch} "
-        f"and set its SOURCE_SHA256 to {source_sha256(symbol)}."
+        f"and set its SOURCE_SHA256 to {found}."
     )

@@ -1,8 +1,8 @@
 """OpenRLHF's extension of vLLM's worker, for the CPU. Lives in vLLM's own processes, which Ray does not start."""
 
-from oger_recipe.patches import apply_engine_patches, apply_import_patches
+from oger_recipe.patches import apply_engine_patches, apply_vllm_import_patches
 
-apply_import_patches()
+apply_vllm_import_patches()
 
 import torch  # noqa: E402
 from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap  # noqa: E402

@@ -1,8 +1,8 @@
 """The rollout actor: vLLM's log-probabilities come back with every rollout, and the engine also runs on a CPU."""
 
-from oger_recipe.patches import apply_import_patches
+from oger_recipe.patches import apply_vllm_import_patches
 
-apply_import_patches()
+apply_vllm_import_patches()
 
 import asyncio  # noqa: E402
 from types import SimpleNamespace  # noqa: E402

