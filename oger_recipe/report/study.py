@@ -29,6 +29,8 @@ ARMS = {
     "clip": "OGER, teacher's negative advantage zeroed",
 }
 REGIMES = {"beyond_reach": "countdown_4", "within_reach": "countdown_3"}  # regime -> its own held-out problems
+MAIN = ("grpo", "luffy", "oger")
+STROKES = {True: {"linewidth": 2.4}, False: {"linewidth": 0.9, "linestyle": "--"}}
 CURVES = ("rollout/solve_rate", "rollout/solve_none", "entropy_loss", "oger/divergence")
 Record = dict[str, Any]
 
@@ -60,32 +62,44 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 
 def table(records: list[Record], regime: str) -> str:
-    """Markdown: one row an arm, in points; differences are from GRPO's run of the same seed."""
+    """Markdown: one row an arm, in points; differences are from GRPO's and from OGER's run of the same seed."""
     own, other = REGIMES[regime], next(name for name in REGIMES.values() if name != REGIMES[regime])
     by_arm: dict[str, dict[int, Record]] = defaultdict(dict)
     for each in records:
         if each["regime"] == regime:
             by_arm[each["arm"]][each["seed"]] = each
     lines = [
-        f"| {regime.replace('_', ' ')} | seeds | avg@64 | against GRPO | pass@8 | pass@64 | entropy, end "
-        "| divergence, end | avg@64 of the other regime | minutes |",
-        "|" + "---|" * 10,
+        f"| {regime.replace('_', ' ')} | seeds | avg@64 | against GRPO | against OGER | pass@8 | pass@64 "
+        "| entropy, end | divergence, end | avg@64 of the other regime | minutes |",
+        "|" + "---|" * 11,
     ]
     for arm in (name for name in ARMS if name in by_arm):
         runs = by_arm[arm]
-        shared = sorted(runs.keys() & by_arm["grpo"].keys())
-        gains = [
-            _figure(runs[seed], own, "avg_at_64") - _figure(by_arm["grpo"][seed], own, "avg_at_64") for seed in shared
+        against = [
+            _gains(runs, by_arm[other], own) if arm not in ("start", other) else "" for other in ("grpo", "oger")
         ]
-        against = "" if arm in ("grpo", "start") or not gains else _points(gains, signed=True)
-        cells = [ARMS[arm], str(len(runs)), _of(runs, own, "avg_at_64"), against, _of(runs, own, "pass_at_8")]
-        cells += [_of(runs, own, "pass_at_64"), _end(runs, "entropy_loss"), _end(runs, "oger/divergence")]
+        cells = [ARMS[arm], str(len(runs)), _of(runs, own, "avg_at_64"), *against]
+        cells += [
+            _of(runs, own, "pass_at_8"),
+            _of(runs, own, "pass_at_64"),
+            _end(runs, "entropy_loss"),
+            _end(runs, "oger/divergence"),
+        ]
         cells += [
             _of(runs, other, "avg_at_64"),
             f"{np.mean([run['seconds']['total'] for run in runs.values()]) / 60:.1f}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _gains(runs: dict[int, Record], others: dict[int, Record], benchmark: str) -> str:
+    """avg@64 above that of the other arm's runs, over the seeds that both have."""
+    gains = [
+        _figure(runs[seed], benchmark, "avg_at_64") - _figure(others[seed], benchmark, "avg_at_64")
+        for seed in sorted(runs.keys() & others.keys())
+    ]
+    return _points(gains, signed=True) if gains else ""
 
 
 def _figure(run: Record, benchmark: str, name: str) -> float:
@@ -130,7 +144,9 @@ def draw(records: list[Record], path: Path) -> None:
                     shortest = min(map(len, curves))
                     mean = np.mean([values[:shortest] for values in curves], axis=0)
                     smooth = np.convolve(mean, np.ones(5) / 5, mode="valid")
-                    panel.plot(np.arange(len(smooth)) + 3, smooth, color=f"C{number}", label=ARMS[arm])
+                    panel.plot(
+                        np.arange(len(smooth)) + 3, smooth, color=f"C{number}", label=ARMS[arm], **STROKES[arm in MAIN]
+                    )
             panel.set(title=f"{regime.replace('_', ' ')}: {title}", xlabel="step")
             panel.grid(alpha=0.3)
         axes[row][0].legend(fontsize=7)

@@ -39,17 +39,20 @@ def test_the_interval_is_students_over_the_seeds():
     assert math.isnan(study.interval([0.4])[1])
 
 
-def test_differences_are_from_grpos_run_of_the_same_seed_in_any_order():
+def test_differences_are_from_runs_of_the_same_seed_in_any_order():
     records = [_run("beyond_reach", "grpo", seed, avg) for seed, avg in ((0, 0.10), (1, 0.20), (2, 0.90))]
     records += [_run("beyond_reach", "oger", seed, avg) for seed, avg in ((0, 0.30), (1, 0.50))]
+    records += [_run("beyond_reach", "clip", seed, avg) for seed, avg in ((0, 0.25), (1, 0.55), (4, 0.9))]
     records += [_run("within_reach", "oger", 0, 0.9)]
     random.Random(0).shuffle(records)
     rows = _rows(study.table(records, "beyond_reach"))
-    assert list(rows) == ["GRPO", "OGER (oger.yaml)"]
+    assert list(rows) == ["GRPO", "OGER (oger.yaml)", "OGER, teacher's negative advantage zeroed"]
     assert rows["GRPO"][:3] == ["3", "40.0 ± 108.3", ""]  # s = 43.589 points: 4.302653 * 43.589 / sqrt(3)
     # 20 and 30 points more: mean 25, s = 7.0711, t(0.975, 1) = 12.7062: 12.7062 * 7.0711 / sqrt(2)
-    assert rows["OGER (oger.yaml)"][:3] == ["2", "40.0 ± 127.1", "+25.0 ± 63.5"]
-    assert rows["OGER (oger.yaml)"][3:] == ["50.0 ± 0.0", "75.0 ± 0.0", "0.125", "0.125", "0.0 ± 0.0", "1.5"]
+    assert rows["OGER (oger.yaml)"][:4] == ["2", "40.0 ± 127.1", "+25.0 ± 63.5", ""]
+    # 15 and 35 more than GRPO; 5 less and 5 more than OGER: s = 7.0711 again
+    assert rows["OGER, teacher's negative advantage zeroed"][2:4] == ["+25.0 ± 127.1", "+0.0 ± 63.5"]
+    assert rows["OGER (oger.yaml)"][4:] == ["50.0 ± 0.0", "75.0 ± 0.0", "0.125", "0.125", "0.0 ± 0.0", "1.5"]
 
 
 def test_a_finished_run_is_read_kept_once_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
