@@ -75,20 +75,11 @@ def table(records: list[Record], regime: str) -> str:
     ]
     for arm in (name for name in ARMS if name in by_arm):
         runs = by_arm[arm]
-        against = [
-            _gains(runs, by_arm[other], own) if arm not in ("start", other) else "" for other in ("grpo", "oger")
-        ]
-        cells = [ARMS[arm], str(len(runs)), _of(runs, own, "avg_at_64"), *against]
-        cells += [
-            _of(runs, own, "pass_at_8"),
-            _of(runs, own, "pass_at_64"),
-            _end(runs, "entropy_loss"),
-            _end(runs, "oger/divergence"),
-        ]
-        cells += [
-            _of(runs, other, "avg_at_64"),
-            f"{np.mean([run['seconds']['total'] for run in runs.values()]) / 60:.1f}",
-        ]
+        gains = ["" if arm in ("start", base) else _gains(runs, by_arm[base], own) for base in ("grpo", "oger")]
+        cells = [ARMS[arm], str(len(runs)), _of(runs, own, "avg_at_64"), *gains]
+        cells += [_of(runs, own, "pass_at_8"), _of(runs, own, "pass_at_64")]
+        cells += [_end(runs, "entropy_loss"), _end(runs, "oger/divergence"), _of(runs, other, "avg_at_64")]
+        cells.append(f"{np.mean([run['seconds']['total'] for run in runs.values()]) / 60:.1f}")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -144,9 +135,8 @@ def draw(records: list[Record], path: Path) -> None:
                     shortest = min(map(len, curves))
                     mean = np.mean([values[:shortest] for values in curves], axis=0)
                     smooth = np.convolve(mean, np.ones(5) / 5, mode="valid")
-                    panel.plot(
-                        np.arange(len(smooth)) + 3, smooth, color=f"C{number}", label=ARMS[arm], **STROKES[arm in MAIN]
-                    )
+                    steps = np.arange(len(smooth)) + 3
+                    panel.plot(steps, smooth, color=f"C{number}", label=ARMS[arm], **STROKES[arm in MAIN])
             panel.set(title=f"{regime.replace('_', ' ')}: {title}", xlabel="step")
             panel.grid(alpha=0.3)
         axes[row][0].legend(fontsize=7)
