@@ -124,7 +124,15 @@ class OgerExperienceMaker(RemoteExperienceMaker):
     @torch.no_grad()
     def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
         """OpenRLHF's forward passes; keeps the entropies and compares engine and policy on the rollouts."""
+        action_masks = [samples.action_mask for samples in samples_list]
+        if not self._needs_old_log_probs_of_teachers():
+            for samples in samples_list:  # the policy leaves out rows without response tokens
+                samples.action_mask = samples.action_mask * ~self._is_placed(samples)
         experiences = super().make_experience(samples_list)
+        for experience, action_mask in zip(experiences, action_masks, strict=True):
+            experience.action_mask = action_mask
+            for name in ("kl", "logprobs_diff"):  # means over no token
+                experience.info[name] = experience.info[name].nan_to_num(0.0)
         difference, kl, tokens = 0.0, 0.0, 0
         for experience, entropy in zip(experiences, self._policy_entropies, strict=True):
             self.entropy[experience.index] = entropy.float()
@@ -140,11 +148,20 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             self._add_reward_kl(experiences)
         return experiences
 
+    def _needs_old_log_probs_of_teachers(self) -> bool:
+        """PPO's loss divides by them, a critic values their states, a KL is taken on them."""
+        models = (self.critic_model_group, self.initial_model_group)
+        return self.args.oger.off_policy_loss == "ppo" or any(model is not None for model in models)
+
+    def _is_placed(self, experience: Experience) -> torch.Tensor:
+        """[B, 1] bool: a teacher's trajectory that took a rollout's place."""
+        return torch.tensor([row in self.batch.teachers for row in experience.index]).unsqueeze(1)
+
     def _teacher_log_probs(self, experience: Experience) -> torch.Tensor | None:
         """[B, A] for the loss: of the teachers alone; it has no correction for the engine's rounding on rollouts."""
         if not self.args.oger.use_off_policy_probs:
             return None
-        placed = torch.tensor([row in self.batch.teachers for row in experience.index]).unsqueeze(1)
+        placed = self._is_placed(experience)
         return torch.where(placed, experience.rollout_log_probs, torch.tensor(UNKNOWN))
 
     def _add_reward_kl(self, experiences: list[Experience]) -> None:

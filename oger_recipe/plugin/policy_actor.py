@@ -240,22 +240,35 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
         return super().init_model_from_pretrained(strategy, *args, **kwargs)
 
     def forward(self, sequences, action_mask, attention_mask, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities [B, A] (0 where masked) and entropy [B] (nats) at ``oger.entropy_position``."""
+        """Log-probabilities [B, A] (0 where masked) and entropy [B] (nats) at ``oger.entropy_position``.
+
+        Rows without response tokens do not pass through the model; their entropy is nan.
+        """
         device = torch.cuda.current_device()
-        action_mask = action_mask.to(device)
+        asked = action_mask.any(dim=1)
+        rows = asked.clone()
+        rows[0] |= not asked.any()  # with sharded weights every rank takes part in every forward pass
+        log_probs, entropy = torch.zeros(action_mask.shape), torch.full((len(asked),), torch.nan)
+        log_probs[rows], entropy[rows] = self._forward(
+            sequences[rows].to(device), action_mask[rows].to(device), attention_mask[rows].to(device)
+        )
+        entropy[~asked] = torch.nan
+        return log_probs, entropy
+
+    def _forward(self, sequences, action_mask, attention_mask) -> tuple[torch.Tensor, torch.Tensor]:
         self.actor.eval()
         with torch.no_grad():
             log_probs, output = self.actor(
-                sequences.to(device),
+                sequences,
                 action_mask,
-                attention_mask.to(device),
+                attention_mask,
                 ring_attn_group=self.strategy.ring_attn_group,
                 return_output=True,
                 return_entropy=True,
             )
             entropy = self._entropy(output.entropy[:, -action_mask.shape[1] :], action_mask)
         self.actor.train()
-        return log_probs.to("cpu"), entropy.to("cpu")
+        return log_probs.float().cpu(), entropy.float().cpu()
 
     def _entropy(self, entropy: torch.Tensor, action_mask: torch.Tensor) -> torch.Tensor:
         """[B] of token entropies [B, A]; position t describes the distribution that produced response token t."""

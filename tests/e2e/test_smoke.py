@@ -73,6 +73,7 @@ def test_bonus_and_advantage_follow_their_equations(smoke_run):
         for row in group:
             if row["off_policy"]:
                 assert (row["reward"], row["score"]) == (1.0, 1.0)
+                assert row["entropy"] is None  # nothing needs it, so that no forward pass is made for it
                 totals.append(1.0)
                 continue
             bonus = (1 - row["similarity"]) * math.exp(-row["entropy"]) * row["reward"] * row["score"]

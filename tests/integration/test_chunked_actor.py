@@ -7,6 +7,7 @@ from oger_recipe.patches import apply_training_patches
 apply_training_patches()
 
 from pathlib import Path  # noqa: E402
+from types import SimpleNamespace  # noqa: E402
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
@@ -14,6 +15,7 @@ from openrlhf.models.actor import Actor  # noqa: E402
 
 from oger_recipe.plugin import chunked_actor  # noqa: E402
 from oger_recipe.plugin.chunked_actor import ChunkedActor  # noqa: E402
+from oger_recipe.plugin.policy_actor import OgerPolicyModelActor  # noqa: E402
 
 # Two rows, one padded on both sides; the responses have four and two tokens.
 SEQUENCES = torch.tensor([[9, 8, 7, 6, 5, 4, 3], [0, 5, 6, 7, 8, 0, 0]])
@@ -73,3 +75,25 @@ def test_a_model_that_changes_its_logits_afterwards_is_found_out(policy_folder) 
     actor.model.forward = capped
     with pytest.raises(RuntimeError, match="no-oger.chunked_token_stats"):
         actor(SEQUENCES, ACTIONS, ATTENTION)
+
+
+@pytest.mark.parametrize("position", ["last", "mean", "top"])
+@pytest.mark.parametrize("asked", [(0, 1), (1,), (0,), ()], ids=str)
+def test_only_rows_with_response_tokens_pass_through_the_model(policy_folder, monkeypatch, asked, position) -> None:
+    policy = object.__new__(OgerPolicyModelActor)
+    oger = SimpleNamespace(entropy_position=position, entropy_top_share=0.5)
+    policy.strategy = SimpleNamespace(ring_attn_group=None, args=SimpleNamespace(oger=oger))
+    policy.actor = _make(ChunkedActor, policy_folder, 1.0)
+    everything = policy.forward(SEQUENCES, ACTIONS, ATTENTION)
+    passed = []
+    policy.actor.model.register_forward_pre_hook(lambda _, inputs: passed.append(len(inputs[0])))
+    mask = ACTIONS * torch.tensor([[row in asked] for row in range(2)])
+    log_probs, entropy = policy.forward(SEQUENCES, mask, ATTENTION)
+    assert passed == [max(len(asked), 1)]  # at least one: other ranks may wait for this one's part of the weights
+    for row in range(2):
+        expected = everything[0][row] if row in asked else torch.zeros(4)
+        assert torch.allclose(log_probs[row], expected, atol=1e-6)
+        if row in asked:
+            assert entropy[row].item() == pytest.approx(everything[1][row].item(), abs=1e-6)
+        else:
+            assert entropy[row].isnan()

@@ -12,6 +12,7 @@ from types import SimpleNamespace  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController  # noqa: E402
 
 from oger_recipe.plugin.experience_maker import (  # noqa: E402
@@ -200,3 +201,40 @@ def test_the_bonus_weight_follows_its_schedule():
         [0.6, 0.0, 0.3, 0.0]
     )
     assert _bonus(step=11, bonus_schedule="cosine") == pytest.approx([0.0] * 4)
+
+
+@pytest.mark.parametrize(
+    ("critic", "reference", "loss", "skipped"),
+    [
+        (None, None, "reshape", True),
+        (None, None, "sft", True),
+        (None, None, "ppo", False),
+        ("there", None, "reshape", False),
+        (None, "there", "reshape", False),
+    ],
+)
+def test_teachers_pass_through_the_policy_only_where_their_old_log_probs_are_used(
+    monkeypatch, critic, reference, loss, skipped
+):
+    asked = []
+
+    def forward_passes(self, samples_list):
+        for samples in samples_list:
+            asked.append(samples.action_mask.tolist())
+            tokens = samples.action_mask.sum(dim=1)
+            samples.action_log_probs = samples.rollout_log_probs = torch.zeros(samples.action_mask.shape)
+            samples.info |= {"kl": 0.0 / tokens, "logprobs_diff": 0.0 / tokens}  # 0 / 0 is nan
+        self._policy_entropies = [torch.zeros(len(samples.index)) for samples in samples_list]
+        return samples_list
+
+    monkeypatch.setattr(RemoteExperienceMaker, "make_experience", forward_passes)
+    maker = _hybrid_maker(off_policy_loss=loss, use_off_policy_probs=False, top_k=-1, max_logprob_difference=1.0)
+    maker.critic_model_group, maker.initial_model_group = critic, reference
+    maker.args.rollout.top_p = 1.0
+    maker.batch.teachers = {3: "a teacher"}
+    experiences = maker.make_experience(_experiences([0, 3], [2, 1]))
+    teacher = [0, 0, 0] if skipped else [1, 1, 1]
+    assert asked == [[[1, 1, 1], teacher], [[1, 1, 1], [1, 1, 1]]]
+    for experience in experiences:
+        assert experience.action_mask.tolist() == [[1, 1, 1]] * 2
+        assert experience.info["kl"].tolist() == experience.info["logprobs_diff"].tolist() == [0.0, 0.0]
