@@ -87,11 +87,12 @@ def main() -> None:
         for side, values in speeds.items():
             middle = statistics.median(values)
             print(f"{name:22} {side:16} {middle:11.1f} {min(values):9.1f} {max(values):9.1f} {middle / base:8.2f}")
-    result["hostile"] = facts = hostile_share(short * 2, 0.01, 1.0)
-    print(
-        f"\n{facts['answers']} short answers in {facts['plain_s']:.1f} s; with {facts['hostile']} endless ones "
-        f"(limit 1 s) in {facts['hostile_s']:.1f} s, where limit x share allows {facts['allowed_s']:.1f} s"
-    )
+    for name, items in (("short", short * 2), ("8k tokens", long * 2)):
+        result[f"{name}, hostile"] = facts = hostile_share(items, 0.01, 1.0)
+        print(
+            f"\n{facts['answers']} answers ({name}) in {facts['plain_s']:.1f} s; with {facts['hostile']} endless ones "
+            f"(limit 1 s) in {facts['hostile_s']:.1f} s, where limit x share allows {facts['allowed_s']:.1f} s"
+        )
     if args.out:
         args.out.write_text(json.dumps(result, indent=2))
 

@@ -33,17 +33,20 @@ SIDES = ("plain OpenRLHF", "recipe, no encoder", "recipe")
 ROLES = {"PPOTrainer": "controller", "PolicyModelActor": "policy", "RolloutActor": "engine"}  # in process titles
 
 
-def run_side(side: str, size: str, steps: int, folder: Path, earlier: Path | None) -> dict:
-    """Seconds of each step after the second, phases, and peak bytes by role."""
-    environment = {}
+def side_command(side: str, size: str, steps: int, folder: Path, earlier: Path | None) -> tuple[list[str], dict]:
+    """What to run for a side, and its environment; plain OpenRLHF takes data and flags of an ``earlier`` run."""
     if side == SIDES[0]:
         tokens = shlex.split((earlier / "command.sh").read_text())[3:]
-        command = [str(HERE / "plain_openrlhf.py"), str(folder), *tokens]
         environment = {"PREPARED_DATA": str(earlier / "data"), "PYTHONPATH": f"{HERE}:{ROOT}"}
-    else:
-        prompts = 4 if size == "100M" else 32
-        flags = [*SIZES[size], *(WITHOUT_ENCODER if side == SIDES[1] else [])]
-        command = train_command(folder, {"oger.task.train_problems": prompts * steps}, flags)
+        return [str(HERE / "plain_openrlhf.py"), str(folder), *tokens], environment
+    prompts = 4 if size == "100M" else 32
+    flags = [*SIZES[size], *(WITHOUT_ENCODER if side == SIDES[1] else [])]
+    return train_command(folder, {"oger.task.train_problems": prompts * steps}, flags), {}
+
+
+def run_side(side: str, size: str, steps: int, folder: Path, earlier: Path | None) -> dict:
+    """Seconds of each step after the second, phases, and peak bytes by role."""
+    command, environment = side_command(side, size, steps, folder, earlier)
     peaks = run(command, folder.with_suffix(".log"), environment, watch)
     events = step_events(folder)
     phases = [
