@@ -139,7 +139,7 @@ def draw(records: list[Record], path: Path) -> None:
                     panel.plot(steps, smooth, color=f"C{number}", label=ARMS[arm], **STROKES[arm in MAIN])
             panel.set(title=f"{regime.replace('_', ' ')}: {title}", xlabel="step")
             panel.grid(alpha=0.3)
-        axes[row][0].legend(fontsize=7)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

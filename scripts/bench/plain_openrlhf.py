@@ -24,6 +24,9 @@ from oger_recipe.plugin.ray_actor import undecorated  # noqa: E402
 class PlainPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
     """Unchanged but for a line with the time after every step."""
 
+    def __init__(self, *args, **kwargs) -> None:  # without one here, the actor ends in a TypeError of super()
+        super().__init__(*args, **kwargs)
+
     def fit(self, *args, **kwargs) -> None:
         self._record("training")
         super().fit(*args, **kwargs)
