@@ -130,9 +130,10 @@ class OgerExperienceMaker(RemoteExperienceMaker):
                 samples.action_mask = samples.action_mask * ~self._is_placed(samples)
         experiences = super().make_experience(samples_list)
         for experience, action_mask in zip(experiences, action_masks, strict=True):
+            left_out = ~experience.action_mask.any(dim=1)
             experience.action_mask = action_mask
-            for name in ("kl", "logprobs_diff"):  # means over no token
-                experience.info[name] = experience.info[name].nan_to_num(0.0)
+            for name in ("kl", "logprobs_diff"):  # means over no token there; any other nan is to be seen
+                experience.info[name] = experience.info[name].masked_fill(left_out, 0.0)
         difference, kl, tokens = 0.0, 0.0, 0
         for experience, entropy in zip(experiences, self._policy_entropies, strict=True):
             self.entropy[experience.index] = entropy.float()

@@ -84,6 +84,7 @@ def test_only_rows_with_response_tokens_pass_through_the_model(policy_folder, mo
     oger = SimpleNamespace(entropy_position=position, entropy_top_share=0.5)
     policy.strategy = SimpleNamespace(ring_attn_group=None, args=SimpleNamespace(oger=oger))
     policy.actor = _make(ChunkedActor, policy_folder, 1.0)
+    policy.actor.model.double()  # in float32 a row rounds otherwise alone than in a batch
     everything = policy.forward(SEQUENCES, ACTIONS, ATTENTION)
     passed = []
     policy.actor.model.register_forward_pre_hook(lambda _, inputs: passed.append(len(inputs[0])))
