@@ -8,13 +8,12 @@ import argparse
 import json
 import statistics
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 
 import psutil
 from recipe_runs import run, step_events
-from step_overhead import SIDES, side_command
+from step_overhead import SIDES, side_command, take_turns
 
 ROLES = {
     "RolloutActor": "rollout actor", "EngineCore": "engine", "PolicyModelActor": "policy", "PPOTrainer": "controller",
@@ -69,14 +68,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    results: dict[str, list[dict]] = {side: [] for side in SIDES}
-    with tempfile.TemporaryDirectory() as base:
-        earlier = None
-        for turn in range(args.rounds):
-            for side in reversed(SIDES):  # plain OpenRLHF last: it takes an earlier run's data
-                folder = Path(base) / f"{turn}-{SIDES.index(side)}"
-                results[side].append(measure(side, folder, earlier))
-                earlier = folder if side != SIDES[0] else earlier
+    results = take_turns(args.rounds, measure)
     roles = list(dict.fromkeys([*ROLES.values(), "other"]))
     print("seconds: of the clock, then of the processor up to the first step's end\n")
     print(f"| side | first prompt sent | first rollouts (least to most) | {' | '.join(roles)} |")

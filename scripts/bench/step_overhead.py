@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -44,7 +45,20 @@ def side_command(side: str, size: str, steps: int, folder: Path, earlier: Path |
     return train_command(folder, {"oger.task.train_problems": prompts * steps}, flags), {}
 
 
-def run_side(side: str, size: str, steps: int, folder: Path, earlier: Path | None) -> dict:
+def take_turns(rounds: int, measure: Callable[[str, Path, Path | None], dict]) -> dict[str, list[dict]]:
+    """Measures every side in every round: ``measure(side, folder, folder of an earlier run of the recipe)``."""
+    results: dict[str, list[dict]] = {side: [] for side in SIDES}
+    with tempfile.TemporaryDirectory() as base:
+        earlier = None
+        for turn in range(rounds):
+            for side in reversed(SIDES):  # plain OpenRLHF last: it takes an earlier run's data and flags
+                folder = Path(base) / f"{turn}-{SIDES.index(side)}"
+                results[side].append(measure(side, folder, earlier))
+                earlier = folder if side != SIDES[0] else earlier
+    return results
+
+
+def run_side(size: str, steps: int, side: str, folder: Path, earlier: Path | None) -> dict:
     """Seconds of each step after the second, phases, and peak bytes by role."""
     command, environment = side_command(side, size, steps, folder, earlier)
     peaks = run(command, folder.with_suffix(".log"), environment, watch)
@@ -88,15 +102,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    results: dict[str, list[dict]] = {side: [] for side in SIDES}
-    with tempfile.TemporaryDirectory() as base:
-        earlier = None
-        for turn in range(args.rounds):
-            # The recipe's runs come first: plain OpenRLHF takes their prepared data and flags.
-            for side in reversed(SIDES):
-                folder = Path(base) / f"{turn}-{SIDES.index(side)}"
-                results[side].append(run_side(side, args.size, args.steps, folder, earlier))
-                earlier = folder if side != SIDES[0] else earlier
+    results = take_turns(args.rounds, lambda *run: run_side(args.size, args.steps, *run))
     print(table(args, results))
     if args.out:
         args.out.write_text(json.dumps({"size": args.size, "results": results}, indent=2))
