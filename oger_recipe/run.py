@@ -23,6 +23,8 @@ from oger_recipe.data.rows import Row
 from oger_recipe.data.sources import Columns, read_dataset
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.evaluation.benchmarks import BENCHMARKS, load_benchmark
+from oger_recipe.imports import without_garbage_collection
+from oger_recipe.patches import apply_import_patches
 from oger_recipe.plan import describe
 from oger_recipe.recipe import RecipeError, in_prompts, own_verifiers, verifier_options, write_resolved
 from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
@@ -220,10 +222,12 @@ def _template_flags(args: argparse.Namespace) -> list[str]:
 
 
 def _tokenizer(model: str, *, needs_template: bool) -> Any:
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        with without_garbage_collection():
+            apply_import_patches()
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(model)  # imports more than the line above
     except (OSError, ValueError) as error:
         raise RecipeError(f"actor.model_name_or_path: no tokenizer could be loaded from {model}: {error}") from None
     if needs_template and not tokenizer.chat_template:

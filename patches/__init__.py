@@ -15,20 +15,21 @@ def apply_import_patches() -> None:
     """Spares a process what nothing here needs, before it imports OpenRLHF."""
     if torch.cuda.is_available():
         return
-    from oger_recipe.patches import transformers_optional_imports
+    from oger_recipe.patches import torch_compile, transformers_optional_imports, vllm_env_override
 
+    torch_compile.apply()
+    vllm_env_override.apply()
     transformers_optional_imports.apply()
 
 
 @functools.cache
 def apply_vllm_import_patches() -> None:
-    """The same for a process that imports vLLM."""
+    """The same for a process that imports vLLM's classes."""
     if torch.cuda.is_available():
         return
-    from oger_recipe.patches import vllm_audio, vllm_env_override
+    from oger_recipe.patches import vllm_audio
 
     apply_import_patches()
-    vllm_env_override.apply()
     vllm_audio.apply()
 
 
@@ -38,6 +39,7 @@ def apply_training_patches() -> None:
     if torch.cuda.is_available():
         return
     from oger_recipe.patches import (
+        deepspeed_compile,
         deepspeed_shm_comm,
         deepspeed_torch_adam,
         flash_attn_padding,
@@ -49,6 +51,7 @@ def apply_training_patches() -> None:
     apply_import_patches()
     torch_cuda_calls.apply()
     flash_attn_padding.apply()
+    deepspeed_compile.apply()
     weight_sync_gloo.apply()
     deepspeed_torch_adam.apply()
     deepspeed_shm_comm.apply()

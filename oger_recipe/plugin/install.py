@@ -1,16 +1,20 @@
 """Puts the recipe's classes in the places where OpenRLHF's command line looks for its own."""
 
-from oger_recipe.patches import apply_training_patches
+from oger_recipe.imports import without_garbage_collection
 
-apply_training_patches()
+with without_garbage_collection():
+    from oger_recipe.patches import apply_training_patches, apply_vllm_import_patches
 
-import openrlhf.utils  # noqa: E402
-import ray  # noqa: E402
-import torch  # noqa: E402
-from openrlhf.trainer import ppo_trainer  # noqa: E402
-from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic, vllm_engine  # noqa: E402
+    apply_training_patches()
+    apply_vllm_import_patches()
 
-from oger_recipe.plugin import policy_actor, reference_actor, rollout_engine, trainer  # noqa: E402
+    import openrlhf.utils
+    import ray
+    import torch
+    from openrlhf.trainer import ppo_trainer
+    from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic, vllm_engine
+
+    from oger_recipe.plugin import policy_actor, reference_actor, rollout_engine, trainer
 
 
 def install() -> None:

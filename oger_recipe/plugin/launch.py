@@ -30,22 +30,22 @@ def launch(
     }
     if cpu:
         environment |= CPU_ENVIRONMENT
-        os.environ.update(CPU_ENVIRONMENT)
+    os.environ.update(environment)  # a Ray that is started here hands it to its workers, those in advance as well
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with _driver_output(run_dir / "logs" / "driver.log", verbose):
         context = _start_ray(environment, cpu, logical_gpus, verbose)
         try:
             _run_openrlhf(tokens)
         finally:
-            session, job = context.address_info["session_dir"], ray.get_runtime_context().get_job_id()
+            job = ray.get_runtime_context().get_job_id() if "RAY_ADDRESS" in os.environ else "*"
             ray.shutdown()
-            _keep_logs(Path(session) / "logs", job, run_dir / "logs")
+            _keep_logs(Path(context.address_info["session_dir"]) / "logs", job, run_dir / "logs")
 
 
 def _start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool):
-    shared = {"runtime_env": {"env_vars": environment}, "log_to_driver": verbose, "logging_level": "warning"}
+    shared = {"log_to_driver": verbose, "logging_level": "warning"}
     if "RAY_ADDRESS" in os.environ:
-        context = ray.init(**shared)
+        context = ray.init(runtime_env={"env_vars": environment}, **shared)
         _check_cluster(logical_gpus)
         return context
     if not cpu:

@@ -1,21 +1,27 @@
 """The policy's side: entropies from the forward pass that gives log-probabilities, and the hybrid loss."""
 
-from oger_recipe.patches import apply_training_patches
+import itertools
+from collections.abc import Iterable, Iterator
 
-apply_training_patches()
+from oger_recipe.imports import without_garbage_collection
+from oger_recipe.plugin.ray_actor import give_way_to_engine, undecorated
 
-import itertools  # noqa: E402
-from collections.abc import Iterable, Iterator  # noqa: E402
+give_way_to_engine()
 
-import torch  # noqa: E402
-from openrlhf.models.utils import masked_mean  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from openrlhf.trainer.ray import ppo_actor  # noqa: E402
-from openrlhf.utils.loss_utils import get_loss_batch_info  # noqa: E402
+with without_garbage_collection():
+    from oger_recipe.patches import apply_training_patches
 
-from oger_recipe.algorithm.policy_loss import hybrid_policy_loss  # noqa: E402
-from oger_recipe.plugin.chunked_actor import ChunkedActor  # noqa: E402
-from oger_recipe.plugin.ray_actor import undecorated  # noqa: E402
+    apply_training_patches()
+
+    import ray
+    import torch
+    from openrlhf.models.utils import masked_mean
+    from openrlhf.trainer.ppo_utils.experience import Experience
+    from openrlhf.trainer.ray import ppo_actor
+    from openrlhf.utils.loss_utils import get_loss_batch_info
+
+    from oger_recipe.algorithm.policy_loss import hybrid_policy_loss
+    from oger_recipe.plugin.chunked_actor import ChunkedActor
 
 
 def off_policy_mask(action_mask: torch.Tensor, off_policy_tokens: torch.Tensor) -> torch.Tensor:
@@ -140,6 +146,11 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self.actor_loss_fn = HybridPolicyLoss(self.args)
+
+    def _init_vllm_sync_group(self, backend: str) -> None:
+        """Upstream's; it would wait for an engine that could not start until the group's time limit."""
+        ray.get([engine.__ray_ready__.remote() for engine in self.vllm_engines])
+        super()._init_vllm_sync_group(backend)
 
     def training_step(self, experience: Experience, kl_ctl: float, step: int, loss_batch_info=None):
         if loss_batch_info is None:  # dynamic batches

@@ -1,12 +1,16 @@
 """OpenRLHF's reference, reward and critic actors; their modules are imported after the machine's patches."""
 
-from oger_recipe.patches import apply_training_patches
+from oger_recipe.imports import without_garbage_collection
+from oger_recipe.plugin.ray_actor import give_way_to_engine, undecorated
 
-apply_training_patches()
+give_way_to_engine()
 
-from openrlhf.trainer.ray import launcher, ppo_critic  # noqa: E402
+with without_garbage_collection():
+    from oger_recipe.patches import apply_training_patches
 
-from oger_recipe.plugin.ray_actor import undecorated  # noqa: E402
+    apply_training_patches()
+
+    from openrlhf.trainer.ray import launcher, ppo_critic
 
 
 class OgerReferenceModelActor(undecorated(launcher.ReferenceModelActor)):  # type: ignore[misc]

@@ -1,19 +1,32 @@
 """The rollout actor: vLLM's log-probabilities come back with every rollout, and the engine also runs on a CPU."""
 
-from oger_recipe.patches import apply_vllm_import_patches
+import asyncio
+import contextlib
+import importlib.util
+import math
+import os
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
-apply_vllm_import_patches()
+from oger_recipe.imports import without_garbage_collection
 
-import asyncio  # noqa: E402
-from types import SimpleNamespace  # noqa: E402
-from typing import Any  # noqa: E402
+with without_garbage_collection():
+    from oger_recipe.patches import apply_vllm_import_patches
 
-import torch  # noqa: E402
-from openrlhf.trainer.ray.vllm_engine import RolloutRayActor  # noqa: E402
-from vllm.sampling_params import RequestOutputKind  # noqa: E402
+    apply_vllm_import_patches()
 
-from oger_recipe.plugin.ray_actor import undecorated  # noqa: E402
-from oger_recipe.seeds import stable_seed  # noqa: E402
+    import torch
+    from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
+    from transformers import AutoConfig
+    from vllm.sampling_params import RequestOutputKind
+
+    from oger_recipe.plugin.ray_actor import undecorated
+    from oger_recipe.seeds import stable_seed
+
+ENGINE_PROCESS = "oger_recipe.plugin.engine_process"
+KV_BLOCK = 128  # tokens; vLLM's on CPUs
 
 
 class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
@@ -25,9 +38,11 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
             # Seeded requests whose prompts are split over batches end the CPU engine: its generators cannot rewind.
             kwargs.update(enable_chunked_prefill=False, max_num_batched_tokens=max(kwargs["max_model_len"], 4096))
             kwargs["max_num_seqs"] = 256  # twice the default: decoding tiny policies costs by the step, not by the row
+            kwargs["kv_cache_memory_bytes"] = _kv_cache_bytes(kwargs["model"], 256, kwargs["max_model_len"])
         # Of the distribution that was sampled from (temperature, top-p), as the policy computes its own.
         kwargs.update(logprobs_mode="processed_logprobs", max_logprobs=1, trust_remote_code=False)
-        await super().__init__(*args, **kwargs)
+        with contextlib.nullcontext() if torch.cuda.is_available() else _main_module(ENGINE_PROCESS):
+            await super().__init__(*args, **kwargs)
 
     async def generate_responses(self, prompt, label, sampling_params, *args, num_samples=1, prefixes=None, **kwargs):
         """``num_samples`` responses. A seed in ``sampling_params`` is the run's: each sample gets one of its own.
@@ -61,6 +76,30 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
         )
         response["extra_logs"] = dict(response["extra_logs"]) | {"off_policy_tokens": float(len(prefix))}
         return response
+
+
+def _kv_cache_bytes(model: str, rows: int, length: int) -> int:
+    """What ``rows`` sequences of ``length`` tokens take in bfloat16; at most VLLM_CPU_KVCACHE_SPACE (GiB).
+
+    vLLM writes zeros to all of it when it starts, which can take two seconds a GiB, and it stays.
+    """
+    limit = int(os.environ.pop("VLLM_CPU_KVCACHE_SPACE", 1)) * 2**30  # vLLM would take this in place of the argument
+    config = AutoConfig.from_pretrained(model)
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    of_token = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * head  # keys and values, two bytes each
+    blocks = rows * math.ceil(length / KV_BLOCK) + 1  # vLLM keeps one to itself
+    return min(blocks * KV_BLOCK * of_token, limit)
+
+
+@contextlib.contextmanager
+def _main_module(name: str) -> Iterator[None]:
+    """Processes that are spawned meanwhile import the module ``name`` first; else it is the main module's file."""
+    main = sys.modules["__main__"]
+    main.__spec__, kept = importlib.util.find_spec(name), main.__spec__
+    try:
+        yield
+    finally:
+        main.__spec__ = kept
 
 
 class _PrefixedEngine:

@@ -1,24 +1,29 @@
 """The controller: OpenRLHF's PPO trainer with the recipe's experience maker, evaluation and records."""
 
-from oger_recipe.patches import apply_training_patches, apply_vllm_import_patches
+import contextlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-apply_training_patches()
-apply_vllm_import_patches()
+from oger_recipe.imports import without_garbage_collection
+from oger_recipe.plugin.ray_actor import give_way_to_engine, undecorated
 
-import contextlib  # noqa: E402
-import math  # noqa: E402
-from collections.abc import Iterator  # noqa: E402
-from pathlib import Path  # noqa: E402
-from typing import Any  # noqa: E402
+give_way_to_engine()
 
-import torch  # noqa: E402
-from openrlhf.trainer import ppo_trainer  # noqa: E402
+with without_garbage_collection():
+    from oger_recipe.patches import apply_training_patches, apply_vllm_import_patches
 
-from oger_recipe.plugin import run_folder  # noqa: E402
-from oger_recipe.plugin.answers import evaluate_samples  # noqa: E402
-from oger_recipe.plugin.experience_maker import OgerExperienceMaker  # noqa: E402
-from oger_recipe.plugin.ray_actor import undecorated  # noqa: E402
-from oger_recipe.plugin.samples_generator import OgerSamplesGenerator  # noqa: E402
+    apply_training_patches()
+    apply_vllm_import_patches()
+
+    import torch
+    from openrlhf.trainer import ppo_trainer
+
+    from oger_recipe.plugin import run_folder
+    from oger_recipe.plugin.answers import evaluate_samples
+    from oger_recipe.plugin.experience_maker import OgerExperienceMaker
+    from oger_recipe.plugin.samples_generator import OgerSamplesGenerator
 
 # PPOTrainer and BasePPOTrainer build these by name, which is looked up in this process.
 ppo_trainer.SamplesGenerator = OgerSamplesGenerator

@@ -54,3 +54,9 @@ def test_variant_trains_like_the_plain_run(smoke_run, cache, tmp_path, flags):
         assert record["off_policy_token_share"] > 0
     assert first["on_policy_ratio"] == pytest.approx(1, abs=0.02)
     assert second["off_policy_prob"] > 0.9 * first["off_policy_prob"]
+
+
+def test_an_engine_that_cannot_start_ends_the_run_with_its_reason(cache, tmp_path):
+    done = train(tmp_path / "run", cache, "--data.max_len", "4096")  # the policy's positions end at 1024
+    assert done.returncode == 1
+    assert "training stopped" in done.stderr and "max_model_len (4096) is greater than" in done.stderr

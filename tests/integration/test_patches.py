@@ -6,6 +6,7 @@ with the name of one of the functions below, which prints what it saw as JSON.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import importlib
 import importlib.metadata
@@ -32,10 +33,12 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the patches a
 PATCHES = Path(__file__).parents[2] / "patches"
 # Patch -> the upstream symbol, or module, whose source it was written for; None where it is no single one.
 SYMBOLS = {
+    "deepspeed_compile": None,
     "deepspeed_shm_comm": "deepspeed.comm.torch:build_shm_op",
     "deepspeed_torch_adam": "openrlhf.utils.deepspeed.deepspeed_utils:get_train_ds_config",
     "flash_attn_padding": None,
     "replay_buffer_device": "openrlhf.trainer.ppo_utils.replay_buffer:NaiveReplayBuffer.__init__",
+    "torch_compile": None,
     "torch_cuda_calls": None,
     "transformers_optional_imports": None,
     "vllm_audio": None,
@@ -49,6 +52,10 @@ CUDA_CALLS: dict[str, tuple[int, ...]] = {
     "synchronize": (),
     "current_stream": (),
 }
+# These only spare imports, of these modules.
+SPARING = ("deepspeed_compile", "torch_compile", "transformers_optional_imports", "vllm_audio", "vllm_env_override")
+UNUSED = ("sklearn", "scipy", "scipy.signal", "datasets", "torch._inductor.lowering", "torch._functorch.aot_autograd")
+COMPILER = {"torch._inductor.lowering", "torch._functorch.aot_autograd"}  # the engine's worker takes them along
 SET_BY_VLLM = ("PYTORCH_NVML", "TORCHINDUCTOR", "TRITON_CACHE", "TILELANG")
 ADAMW = {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.0}}
 
@@ -129,12 +136,14 @@ def process_with_cuda() -> dict[str, Any]:
 def process_that_imports(module: str, patched: str) -> dict[str, Any]:
     """Which of the modules that nothing needs come with the plugin's, and whether their users find them."""
     if patched == "no":
-        for name in ("transformers_optional_imports", "vllm_audio", "vllm_env_override"):
+        for name in SPARING:
             _patch(name).apply = lambda: None
     importlib.import_module(f"oger_recipe.plugin.{module}")
-    unused = ("sklearn", "scipy", "scipy.signal", "torch._inductor.lowering")
     return {
-        "came": [name for name in unused if name in sys.modules],
+        "came": [name for name in UNUSED if name in sys.modules],
+        "compiled": _outcome(lambda: torch.compile(fullgraph=True)(len)([1, 2])),
+        "compiler": _outcome(lambda: importlib.import_module("torch._inductor.lowering").__name__),
+        "collected": gc.isenabled(),
         "encoder": _outcome(lambda: importlib.import_module("sentence_transformers").__name__),
         "signal": _outcome(lambda: importlib.import_module("scipy.signal").__name__),
         "environment": {name: value for name, value in os.environ.items() if name.startswith(SET_BY_VLLM)},
@@ -472,18 +481,18 @@ def test_nothing_is_replaced_or_imported_where_there_is_cuda():
 
 
 @pytest.mark.parametrize(
-    ("module", "spared"),
-    [
-        ("policy_actor", ["sklearn", "scipy"]),  # DeepSpeed brings torch's compiler
-        ("rollout_engine", ["sklearn", "scipy", "scipy.signal", "torch._inductor.lowering"]),
-    ],
+    ("module", "needed"),
+    [("policy_actor", set()), ("rollout_engine", set()), ("engine_process", COMPILER), ("trainer", {"datasets"})],
 )
-def test_processes_start_without_what_nothing_in_them_needs(module: str, spared: list[str]):
+def test_processes_start_without_what_nothing_in_them_needs(module: str, needed: set[str]):
     processes = {patched: _start(process_that_imports, module, patched) for patched in ("no", "yes")}
     facts = {patched: _facts(process) for patched, process in processes.items()}
-    assert set(facts["no"]["came"]) - set(facts["yes"]["came"]) == set(spared)
-    assert facts["yes"]["encoder"] == "sentence_transformers" and facts["yes"]["signal"] == "scipy.signal"
-    assert facts["yes"]["environment"] == facts["no"]["environment"]
+    assert set(facts["yes"]["came"]) == needed
+    assert {"sklearn", "scipy", "torch._inductor.lowering"} <= set(facts["no"]["came"])
+    found = facts["yes"]
+    assert found["encoder"] == "sentence_transformers" and found["signal"] == "scipy.signal"
+    assert found["compiled"] == "2" and found["compiler"] == "torch._inductor.lowering" and found["collected"]
+    assert found["environment"] == facts["no"]["environment"]
 
 
 def test_an_unknown_module_of_vllm_is_not_left_out():

@@ -123,6 +123,7 @@ def senders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, Sen
         for name, value in CPU_ENVIRONMENT.items():
             environment.setenv(name, value)
         environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        environment.setenv("OGER_RUN_DIR", str(folder))
         from oger_recipe.plugin.install import install
 
         _keep_names(environment)

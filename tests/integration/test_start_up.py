@@ -1,0 +1,64 @@
+"""What makes a run's processes ready sooner."""
+
+import gc
+import json
+import multiprocessing
+import sys
+from pathlib import Path
+
+import pytest
+
+from oger_recipe.imports import without_garbage_collection
+from oger_recipe.plugin.rollout_engine import _kv_cache_bytes, _main_module
+
+
+def test_the_collector_pauses_for_imports_and_goes_on_after_them():
+    with without_garbage_collection():
+        assert not gc.isenabled()
+        with without_garbage_collection():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ImportError), without_garbage_collection():
+        raise ImportError
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with without_garbage_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "limit", "expected"),
+    [
+        # 2 layers x 2 heads x 8 x 2 (keys and values) x 2 bytes = 128 bytes a token; blocks of 128 tokens, one spare
+        (3, 129, None, (3 * 2 + 1) * 128 * 128),
+        (3, 128, None, (3 + 1) * 128 * 128),
+        (2**20, 128, None, 2**30),
+        (2**20, 128, "2", 2**31),
+    ],
+)
+def test_the_kv_cache_holds_the_rows_that_run_at_a_time_within_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, length: int, limit: str | None, expected: int
+):
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | shape))
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    if limit:
+        monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", limit)
+    assert _kv_cache_bytes(str(tmp_path), rows, length) == expected
+
+
+def test_a_spawned_process_imports_the_named_module_in_place_of_the_main_one():
+    before = sys.modules["__main__"].__spec__
+    ours, theirs = multiprocessing.Pipe()
+    tell = "import sys; pipe.send(sys.modules['__mp_main__'].__file__)"
+    with _main_module("oger_recipe.seeds"):
+        process = multiprocessing.get_context("spawn").Process(target=exec, args=(tell, {"pipe": theirs}))
+        process.start()
+    process.join(30)
+    assert ours.poll() and ours.recv().endswith("oger_recipe/seeds.py")
+    assert sys.modules["__main__"].__spec__ is before
