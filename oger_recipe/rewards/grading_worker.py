@@ -7,6 +7,7 @@ had to be killed is replaced in milliseconds.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
 import resource
@@ -20,6 +21,31 @@ from typing import Any
 from oger_recipe.rewards.verifiers import resolve, verify
 
 _LENGTH = struct.Struct("!Q")
+# Graded before anything is forked: verifiers import more when they are called, and what their parsers and SymPy have
+# learnt, every worker then begins with. The texts differ, so that mathematics is needed to compare them.
+_WARM_UP = [
+    (f"so \\boxed{{{text}}}", answer)
+    for text, answer in (
+        (r"\frac{x}{2}+x", r"\frac{3x}{2}"),
+        ("12+0", "12"),
+        ("-0.50", r"-\frac{1}{2}"),
+        (r"2\sqrt{3}+1", r"1+\sqrt{12}"),
+        ("(1, 2+1)", "(1,3)"),
+        (r"[0,1)\cup(2,\infty)", r"(2,\infty)\cup[0,1)"),
+        (r"\{1,2,3\}", r"\{3,2,1\}"),
+        ("x = 5+1", "6"),
+        ("x^2+2x+1", "(x+1)^2"),
+        (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4+0\end{pmatrix}"),
+        (r"\frac{\pi}{4}", r"0.25\pi"),
+        (r"50\%", "0.5"),
+        (r"60^\circ", "60+0"),
+        (r"\text{east}", r"\text{(B)}"),
+        ("3+4i", "4i+3"),
+        (r"\sin(x)+\log_2 8", r"3+\sin x"),
+        ("2^{10}", "1024+0"),
+        ("1,000", "1000+0"),
+    )
+]
 _PR_SET_PDEATHSIG = 1
 
 
@@ -96,11 +122,9 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # killed workers leave no zombies
     control = socket.socket(fileno=int(sys.argv[1]))
     memory_limit, preload = json.loads(sys.argv[2])
-    for task in preload:
+    for task, (response, answer) in itertools.product(preload, _WARM_UP):
         try:
-            # A verifier may import more when it is called; the outcome does not matter here. The two texts differ, so
-            # that mathematics is needed to compare them.
-            resolve(task)("\\boxed{\\frac{x}{2}+x}", "\\frac{3x}{2}")
+            resolve(task)(response, answer)  # the outcome does not matter here
         except Exception:
             continue
     _fork_workers(control, memory_limit)
