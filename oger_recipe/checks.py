@@ -276,6 +276,7 @@ _UNSUPPORTED_ON_CPU = {
     "reward.offload": (False, "the reward model is already in main memory; leave it off"),
     "ds.load_in_4bit": (False, "4-bit weights need CUDA; leave it off"),
     "ds.use_liger_kernel": (False, "Liger's kernels need a GPU; leave it off"),
+    "ds.deepcompile": (False, "nothing is compiled there; leave it off"),
     "ds.ring_attn_size": (1, "ring attention needs flash attention; use 1"),
     "ds.tensor_parallel_size": (1, "use 1; several policy ranks (actor.num_gpus_per_node) work"),
     "vllm.tensor_parallel_size": (1, "use 1; several engines (vllm.num_engines) work"),

@@ -1,8 +1,8 @@
 """torch.compile hands back what it is given.
 
 Upstream: torch.compile, with which OpenRLHF (compute_entropy), DeepSpeed (Muon) and vLLM (deep_gemm) decorate.
-Why: decorating imports the whole of torch's compiler, a second of CPU in every process; nothing is
-compiled here, since that needs a C++ compiler (TORCH_COMPILE_DISABLE=1 switches it off, but only when it is loaded).
+Why: decorating imports the whole of torch's compiler, a second of CPU in every process. Nothing is compiled here:
+that needs a C++ compiler; TORCH_COMPILE_DISABLE=1 switches the compiler off, but only when it has been loaded.
 Checked: torch 2.13.0. Needed for as long as the compiler is imported where it is switched off.
 """
 

@@ -30,26 +30,28 @@ def launch(
     }
     if cpu:
         environment |= CPU_ENVIRONMENT
-    os.environ.update(environment)  # a Ray that is started here hands it to its workers, those in advance as well
+        os.environ.update(environment)  # a Ray that is started here hands it to its workers, those in advance too
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with _driver_output(run_dir / "logs" / "driver.log", verbose):
         context = _start_ray(environment, cpu, logical_gpus, verbose)
         try:
             _run_openrlhf(tokens)
         finally:
-            job = ray.get_runtime_context().get_job_id() if "RAY_ADDRESS" in os.environ else "*"
+            own = cpu and "RAY_ADDRESS" not in os.environ
+            job = "*" if own else ray.get_runtime_context().get_job_id()
             ray.shutdown()
             _keep_logs(Path(context.address_info["session_dir"]) / "logs", job, run_dir / "logs")
 
 
 def _start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool):
     shared = {"log_to_driver": verbose, "logging_level": "warning"}
+    workers = {"runtime_env": {"env_vars": environment}}
     if "RAY_ADDRESS" in os.environ:
-        context = ray.init(runtime_env={"env_vars": environment}, **shared)
+        context = ray.init(**workers, **shared)
         _check_cluster(logical_gpus)
         return context
     if not cpu:
-        return ray.init(**shared)
+        return ray.init(**workers, **shared)
     # Ray's switch for machines outside any cluster: what it starts then listens on loopback only. The constant was
     # read from the variable when ray was imported; the processes that Ray starts read the variable.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"

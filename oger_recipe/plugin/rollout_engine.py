@@ -84,9 +84,10 @@ def _kv_cache_bytes(model: str, rows: int, length: int) -> int:
     vLLM writes zeros to all of it when it starts, which can take two seconds a GiB, and it stays.
     """
     limit = int(os.environ.pop("VLLM_CPU_KVCACHE_SPACE", 1)) * 2**30  # vLLM would take this in place of the argument
-    config = AutoConfig.from_pretrained(model)
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    of_token = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * head  # keys and values, two bytes each
+    config = AutoConfig.from_pretrained(model).get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    of_token = 2 * 2 * config.num_hidden_layers * heads * width  # keys and values, two bytes each
     blocks = rows * math.ceil(length / KV_BLOCK) + 1  # vLLM keeps one to itself
     return min(blocks * KV_BLOCK * of_token, limit)
 

@@ -129,6 +129,10 @@ def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path:
             "memory; leave it off",
         ),
         (
+            ["--ds.deepcompile"],
+            "ds.deepcompile True is not supported on a machine without CUDA: nothing is compiled there; leave it off",
+        ),
+        (
             ["--ds.ring_attn_size", "2"],
             "ds.ring_attn_size 2 is not supported on a machine without CUDA: ring attention needs flash attention; "
             "use 1",

@@ -52,6 +52,12 @@ def test_the_kv_cache_holds_the_rows_that_run_at_a_time_within_its_limit(
     assert _kv_cache_bytes(str(tmp_path), rows, length) == expected
 
 
+def test_models_that_share_no_heads_have_a_kv_cache_too(tmp_path: Path):
+    shape = {"n_layer": 3, "n_head": 4, "n_embd": 32}  # 3 layers x 4 heads x 8 x 2 x 2 bytes = 384 bytes a token
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"} | shape))
+    assert _kv_cache_bytes(str(tmp_path), 1, 1) == 2 * 128 * 384
+
+
 def test_a_spawned_process_imports_the_named_module_in_place_of_the_main_one():
     before = sys.modules["__main__"].__spec__
     ours, theirs = multiprocessing.Pipe()
