@@ -2,6 +2,8 @@
 
 import contextlib
 import gc
+import importlib
+import sys
 from collections.abc import Iterator
 
 
@@ -20,3 +22,17 @@ def without_garbage_collection() -> Iterator[None]:
         if collecting:
             gc.freeze()
             gc.enable()
+
+
+def import_without(module: str, *absent: str) -> None:
+    """Imports ``module`` as if the modules ``absent`` were not installed, those aside that are loaded already.
+
+    Whoever imports them afterwards gets them.
+    """
+    hidden = [name for name in absent if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))
+    try:
+        importlib.import_module(module)
+    finally:
+        for name in hidden:
+            del sys.modules[name]

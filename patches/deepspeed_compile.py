@@ -6,20 +6,9 @@ process that trains. Where torch has no compiler, DeepSpeed goes without; so it 
 Checked: deepspeed 0.19.6. Needed for as long as the imports are not made where they are used.
 """
 
-import importlib
-import sys
-
-HIDDEN = ("functorch.compile", "torch._inductor.lowering")  # what the two ask for
+from oger_recipe.imports import import_without
 
 
 def apply() -> None:
-    """Imports deepspeed as if the compiler were absent; whoever imports the compiler afterwards gets it."""
-    if "deepspeed" in sys.modules:
-        return
-    hidden = [name for name in HIDDEN if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))
-    try:
-        importlib.import_module("deepspeed")
-    finally:
-        for name in hidden:
-            del sys.modules[name]
+    """Imports deepspeed as if what the two ask for were absent."""
+    import_without("deepspeed", "functorch.compile", "torch._inductor.lowering")

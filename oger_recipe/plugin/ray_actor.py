@@ -1,11 +1,13 @@
 """What OpenRLHF's actors have in common: the classes under ``@ray.remote``, and their turn on a CPU."""
 
+import functools
 import os
 from typing import Any
 
 import ray
 
 
+@functools.cache  # once in a process, whichever of the modules it imports
 def give_way_to_engine() -> None:
     """For the modules of all other actors, before they import: the engine is the last to be ready, so it goes first.
 

@@ -33,15 +33,18 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
     """OpenRLHF's rollout actor with rollout log-probabilities always on: they show whether the weights arrive."""
 
     async def __init__(self, *args, **kwargs) -> None:
-        if not torch.cuda.is_available():
+        cpu = not torch.cuda.is_available()
+        if cpu:
             kwargs["worker_extension_cls"] = "oger_recipe.plugin.engine_worker.CpuWorkerWrap"
             # Seeded requests whose prompts are split over batches end the CPU engine: its generators cannot rewind.
             kwargs.update(enable_chunked_prefill=False, max_num_batched_tokens=max(kwargs["max_model_len"], 4096))
             kwargs["max_num_seqs"] = 256  # twice the default: decoding tiny policies costs by the step, not by the row
-            kwargs["kv_cache_memory_bytes"] = _kv_cache_bytes(kwargs["model"], 256, kwargs["max_model_len"])
+            kwargs["kv_cache_memory_bytes"] = _kv_cache_bytes(
+                kwargs["model"], kwargs["max_num_seqs"], kwargs["max_model_len"]
+            )
         # Of the distribution that was sampled from (temperature, top-p), as the policy computes its own.
         kwargs.update(logprobs_mode="processed_logprobs", max_logprobs=1, trust_remote_code=False)
-        with contextlib.nullcontext() if torch.cuda.is_available() else _main_module(ENGINE_PROCESS):
+        with _main_module(ENGINE_PROCESS) if cpu else contextlib.nullcontext():
             await super().__init__(*args, **kwargs)
 
     async def generate_responses(self, prompt, label, sampling_params, *args, num_samples=1, prefixes=None, **kwargs):
