@@ -297,6 +297,12 @@ def _refused(args: argparse.Namespace, table: dict, where: str) -> Iterator[str]
 
 def _unsupported(args: argparse.Namespace) -> Iterator[str]:
     yield from _refused(args, _UNSUPPORTED, "")
+    value = vars(args)
+    if value["ds.grad_accum_dtype"] not in (None, value["ds.param_dtype"]) and value["ds.zero_stage"] == 0:
+        yield (
+            f"ds.grad_accum_dtype {value['ds.grad_accum_dtype']} is not supported by DeepSpeed without ZeRO "
+            "(ds.zero_stage 0): use ds.zero_stage 1, 2 or 3"
+        )
 
 
 def _unsupported_on_cpu(args: argparse.Namespace) -> Iterator[str]:

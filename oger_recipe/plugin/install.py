@@ -14,7 +14,7 @@ with without_garbage_collection():
     from openrlhf.trainer import ppo_trainer
     from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic, vllm_engine
 
-    from oger_recipe.plugin import policy_actor, reference_actor, rollout_engine, trainer
+    from oger_recipe.plugin import critic_actor, policy_actor, reference_actor, rollout_engine, trainer
 
 
 def install() -> None:
@@ -22,12 +22,12 @@ def install() -> None:
     on_gpu = ray.remote(num_gpus=1)
     ppo_trainer.PPOTrainer = ray.remote(trainer.OgerPPOTrainer)
     ppo_actor.PolicyModelActor = on_gpu(policy_actor.OgerPolicyModelActor)
+    ppo_critic.CriticModelActor = on_gpu(critic_actor.OgerCriticModelActor)
     vllm_engine.RolloutRayActor = ray.remote(rollout_engine.OgerRolloutActor)
     if torch.cuda.is_available():
         return
     launcher.ReferenceModelActor = on_gpu(reference_actor.OgerReferenceModelActor)
     launcher.RewardModelActor = on_gpu(reference_actor.OgerRewardModelActor)
-    ppo_critic.CriticModelActor = on_gpu(reference_actor.OgerCriticModelActor)
     _keep_attention_for_cpu()
 
 

@@ -2,6 +2,8 @@
 
 import itertools
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from oger_recipe.imports import without_garbage_collection
 from oger_recipe.plugin.ray_actor import give_way_to_engine, undecorated
@@ -16,11 +18,12 @@ with without_garbage_collection():
     import ray
     import torch
     from openrlhf.models.utils import masked_mean
-    from openrlhf.trainer.ppo_utils.experience import Experience
+    from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
     from openrlhf.trainer.ray import ppo_actor
     from openrlhf.utils.loss_utils import get_loss_batch_info
 
     from oger_recipe.algorithm.policy_loss import hybrid_policy_loss
+    from oger_recipe.plugin.accumulation import accumulate_until_last
     from oger_recipe.plugin.chunked_actor import ChunkedActor
 
 
@@ -35,8 +38,24 @@ def experience_off_policy_mask(experience: Experience) -> torch.Tensor:
     return off_policy_mask(experience.action_mask, tokens)
 
 
+def experience_on_policy_mask(experience: Experience) -> torch.Tensor:
+    return experience.action_mask.bool() & ~experience_off_policy_mask(experience)
+
+
+@dataclass(frozen=True)
+class _Totals:
+    """Tokens of one kind in an optimizer step, over all ranks, and the rows that have one; None: not known."""
+
+    tokens: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, upstream: dict[str, Any]) -> "_Totals":
+        return cls(upstream["batch_num_tokens"], upstream["global_batch_size"])
+
+
 class HybridPolicyLoss(torch.nn.Module):
-    """hybrid_policy_loss behind the interface of OpenRLHF's PolicyLoss; the trainer sets ``off_policy_mask`` first."""
+    """hybrid_policy_loss behind OpenRLHF's PolicyLoss; the trainer sets ``off_policy_mask`` and the totals first."""
 
     def __init__(self, args) -> None:
         super().__init__()
@@ -59,7 +78,7 @@ class HybridPolicyLoss(torch.nn.Module):
             on_policy_reshape_power=args.oger.on_policy_reshape_pow_exp,
         )
         self.off_policy_mask: torch.Tensor | None = None
-        self.num_teacher_tokens: float | None = None  # of the optimizer step, as num_tokens is
+        self.of_teachers = self.of_rollouts = _Totals()  # of the optimizer step, as upstream's totals are
         self.metrics: dict[str, torch.Tensor] = {}
 
     def forward(
@@ -75,27 +94,30 @@ class HybridPolicyLoss(torch.nn.Module):
     ):
         """OpenRLHF's five values: loss, clip ratio, policy KL, and None twice (no engine correction).
 
-        ``batch_num_tokens`` and ``global_batch_size`` are the totals of the optimizer step divided by the number of
-        micro-batches (DeepSpeed scales every loss by that); ``dp_size`` undoes the averaging over ranks.
+        ``batch_num_tokens`` and ``global_batch_size`` are the totals of the optimizer step, divided by the number of
+        micro-batches where DeepSpeed scales every loss by that (not with dynamic batches); ``dp_size`` undoes the
+        averaging over ranks.
         ``rollout_log_probs`` is None, or the teachers' own log-probabilities (see ``teacher_log_probs``).
         """
         teacher_probs = None
         if rollout_log_probs is not None:
             teacher_probs = torch.where(rollout_log_probs <= 0, rollout_log_probs.exp(), torch.nan)
-        num_tokens = batch_num_tokens
-        if self.settings["teacher_loss"] == "sft" and num_tokens is not None:
-            num_tokens = num_tokens - self.num_teacher_tokens  # these have a mean of their own
+        num_rows, num_tokens = global_batch_size, batch_num_tokens
+        if self.settings["teacher_loss"] == "sft":  # teacher tokens have a mean of their own
+            num_tokens = self.of_rollouts.tokens
+            if self.settings["aggregation"] == "sequence_mean":
+                num_rows = self.of_rollouts.rows
         loss, self.metrics = hybrid_policy_loss(
             log_probs,
             old_log_probs,
             advantages,
             action_mask,
             self.off_policy_mask,
-            num_rows=global_batch_size,
+            num_rows=num_rows,
             num_tokens=num_tokens,
             max_response_length=self.max_response_length,
             teacher_probs=teacher_probs,
-            num_teacher_tokens=self.num_teacher_tokens,
+            num_teacher_tokens=self.of_teachers.tokens,
             **self.settings,
         )
         return loss * dp_size, self.metrics["clip_fraction"], self.metrics["ppo_kl"], None, None
@@ -131,6 +153,7 @@ class LengthSortedBatches(torch.utils.data.Sampler[list[int]]):
 
 _LOADER = ppo_actor.DataLoader
 _ITERATE = ppo_actor.iter_grad_accum_global_norm
+_KINDS = (experience_off_policy_mask, experience_on_policy_mask)
 
 # The rest of the loss's metrics: means over the teacher's tokens or over the rollouts' tokens.
 OFF_POLICY_METRICS = (
@@ -154,10 +177,11 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
 
     def training_step(self, experience: Experience, kl_ctl: float, step: int, loss_batch_info=None):
         if loss_batch_info is None:  # dynamic batches
-            self.actor_loss_fn.num_teacher_tokens = self._teacher_tokens_of_step(step)
             loss_batch_info = get_loss_batch_info(
                 self.strategy, experience.action_mask, replay_buffer=self.replay_buffer, step=step, dynamic_batch=True
             )
+            self._set_totals_of_dynamic_step(step)
+            accumulate_until_last(self.actor.model, self.replay_buffer, step)
         self.actor_loss_fn.off_policy_mask = experience_off_policy_mask(experience)
         status = super().training_step(experience, kl_ctl, step, loss_batch_info)
         self._add_loss_metrics(status)
@@ -171,7 +195,9 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
         So they become means over the micro-batch's own tokens.
         """
         share = totals["dp_size"] * status["num_action_tokens"] / totals["batch_num_tokens"]
-        for name in status["metrics"].keys() & {"policy_loss", "entropy_loss"}:
+        for name in status["metrics"].keys() & {"policy_loss", "entropy_loss", "kl"}:
+            if status["weights"][name] != "token":  # a KL that is no part of the loss: a mean of every row
+                continue
             status["metrics"][name] = status["metrics"][name] / share if share > 0 else status["metrics"][name]
 
     def _add_loss_metrics(self, status) -> None:
@@ -187,24 +213,29 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
         # Upstream's name for clip_fraction; its ppo_kl is overwritten above.
         del status["metrics"]["ppo_clip_ratio"], status["weights"]["ppo_clip_ratio"]
 
-    def _teacher_tokens_of_step(self, step: int) -> float:
-        """Teacher tokens of the optimizer step that micro-batch ``step`` belongs to, scaled as upstream's totals."""
+    def _set_totals_of_dynamic_step(self, step: int) -> None:
+        """The loss learns the totals of the optimizer step that micro-batch ``step`` belongs to."""
         buffer, first, last = self.replay_buffer, step, step
         while first > 0 and not buffer.dynamic_optimizer_step[first - 1]:
             first -= 1
+        if first < step:  # known from the step's first micro-batch
+            return
         while not buffer.dynamic_optimizer_step[last]:
             last += 1
         rows = itertools.chain.from_iterable(buffer.dynamic_indices[first : last + 1])
-        mine = torch.tensor(sum(float(buffer.items[row].info["off_policy_tokens"]) for row in rows))
-        return float(self.strategy.all_reduce(mine.item(), op="sum")) / (last - first + 1)
+        whole_step = make_experience_batch([buffer.items[row] for row in rows])
+        self.actor_loss_fn.of_teachers, self.actor_loss_fn.of_rollouts = (
+            _Totals.of(get_loss_batch_info(self.strategy, mask_of(whole_step))) for mask_of in _KINDS
+        )
 
-    def _with_teacher_tokens(self, micro_batches: Iterable, strategy, steps: int, mask_of) -> Iterator:
-        """OpenRLHF's micro-batches of an optimizer step with its totals; the loss learns the teachers' total."""
-        first, second = itertools.tee(micro_batches)
-        with_totals = _ITERATE(first, strategy, steps, mask_of)
-        of_teachers = _ITERATE(second, strategy, steps, experience_off_policy_mask)
-        for (experience, totals), (_, teachers) in zip(with_totals, of_teachers, strict=True):
-            self.actor_loss_fn.num_teacher_tokens = teachers["batch_num_tokens"]
+    def _with_totals(self, micro_batches: Iterable, strategy, steps: int, mask_of) -> Iterator:
+        """OpenRLHF's micro-batches with the totals of their optimizer step; the loss learns those of each kind."""
+        masks = (mask_of, *_KINDS)
+        copies = itertools.tee(micro_batches, len(masks))
+        with_totals = (_ITERATE(copy, strategy, steps, mask) for copy, mask in zip(copies, masks, strict=True))
+        for (experience, totals), (_, of_teachers), (_, of_rollouts) in zip(*with_totals, strict=True):
+            self.actor_loss_fn.of_teachers = _Totals.of(of_teachers)
+            self.actor_loss_fn.of_rollouts = _Totals.of(of_rollouts)
             yield experience, totals
 
     def _loader(self, buffer, batch_size: int, shuffle: bool, drop_last: bool, **settings):
@@ -218,7 +249,7 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
     def ppo_train(self, kl_ctl: float):
         # ppo_train finds these two by their names in the module.
         ppo_actor.DataLoader = self._loader
-        ppo_actor.iter_grad_accum_global_norm = self._with_teacher_tokens
+        ppo_actor.iter_grad_accum_global_norm = self._with_totals
         status = super().ppo_train(kl_ctl)
         off_share = status.get("off_policy_token_share", 0.0)
         for names, share in ((OFF_POLICY_METRICS, off_share), (ON_POLICY_METRICS, 1 - off_share)):

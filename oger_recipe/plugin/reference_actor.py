@@ -1,4 +1,4 @@
-"""OpenRLHF's reference, reward and critic actors; their modules are imported after the machine's patches."""
+"""OpenRLHF's reference and reward actors; their module is imported after the machine's patches."""
 
 from oger_recipe.imports import without_garbage_collection
 from oger_recipe.plugin.ray_actor import give_way_to_engine, undecorated
@@ -10,7 +10,7 @@ with without_garbage_collection():
 
     apply_training_patches()
 
-    from openrlhf.trainer.ray import launcher, ppo_critic
+    from openrlhf.trainer.ray import launcher
 
 
 class OgerReferenceModelActor(undecorated(launcher.ReferenceModelActor)):  # type: ignore[misc]
@@ -18,8 +18,4 @@ class OgerReferenceModelActor(undecorated(launcher.ReferenceModelActor)):  # typ
 
 
 class OgerRewardModelActor(undecorated(launcher.RewardModelActor)):  # type: ignore[misc]
-    """Unchanged: exists so that the worker imports this module first."""
-
-
-class OgerCriticModelActor(undecorated(ppo_critic.CriticModelActor)):  # type: ignore[misc]
     """Unchanged: exists so that the worker imports this module first."""

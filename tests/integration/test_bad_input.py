@@ -235,6 +235,11 @@ def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path:
             ["--oger.task.name", "countdown", "--oger.task.warm_start_steps", "0"],
             "oger.task.warm_start_steps is 0: it has to be 1 or more",
         ),
+        (
+            ["--ds.grad_accum_dtype", "fp32", "--ds.zero_stage", "0"],
+            "ds.grad_accum_dtype fp32 is not supported by DeepSpeed without ZeRO (ds.zero_stage 0): use "
+            "ds.zero_stage 1, 2 or 3",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

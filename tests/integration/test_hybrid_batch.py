@@ -610,27 +610,50 @@ def test_the_rows_of_the_loss_tests_hold_clipped_unclipped_and_teacher_tokens(it
     assert 0 < sum(tokens) < len(tokens)
 
 
+def _expected_supervised_gradient(items: list[Experience], aggregation: str) -> list[list[float]]:
+    """-log p averaged over 7 + 3 teacher tokens, times 2; rollouts have PPO's loss with totals of their own.
+
+    There are six rollouts among the eight rows; `constant` alone divides by all rows.
+    """
+    tokens = sum(int(item.action_mask.sum()) for item in items)
+    rescaled = {"token_mean": tokens / (tokens - 10), "sequence_mean": 8 / 6, "constant": 1.0}[aggregation]
+    return [
+        [-2 / 10 * float(is_action) for is_action in item.action_mask]
+        if item.info["off_policy_tokens"] > 0
+        else [rescaled * value for value in row]
+        for item, row in zip(items, _expected_gradient(items, aggregation), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
 @pytest.mark.parametrize("packs", CUTS, ids=str)
-def test_the_supervised_loss_is_one_mean_over_the_steps_teacher_tokens_however_cut(items, packs):
-    """-log p averaged over 7 + 3 teacher tokens, times 2; rollouts have PPO's token mean over theirs."""
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_the_supervised_loss_is_one_mean_over_the_steps_teacher_tokens_however_cut(items, packs, aggregation, dynamic):
     trainer = object.__new__(OgerActorPPOTrainer)
-    trainer.actor_loss_fn = loss_fn = _loss("token_mean", off_policy_loss="sft", sft_loss_coef=2.0)
+    trainer.strategy = None  # one rank
+    trainer.actor_loss_fn = loss_fn = _loss(aggregation, off_policy_loss="sft", sft_loss_coef=2.0)
     leaves = [log_probs.requires_grad_() for log_probs in _policy(items)]
-    batches = iter([make_experience_batch([items[row] for row in pack]) for pack in packs])
-    steps = trainer._with_teacher_tokens(batches, None, len(packs), lambda experience: experience.action_mask)
-    for pack, (batch, totals) in zip(packs, steps, strict=True):
+    batches = [make_experience_batch([items[row] for row in pack]) for pack in packs]
+    if dynamic:
+        # Another optimizer step, of one row, goes before; OpenRLHF's totals are those of the step, undivided.
+        trainer.replay_buffer = SimpleNamespace(
+            items=items, dynamic_indices=[[1], *packs], dynamic_optimizer_step=[1] + [0] * (len(packs) - 1) + [1]
+        )
+        tokens = torch.tensor(float(sum(int(item.action_mask.sum()) for item in items)))
+        totals = {"dp_size": 1, "batch_num_tokens": tokens, "global_batch_size": torch.tensor(8.0)}
+        steps, scale = [(batch, totals) for batch in batches], 1
+    else:
+        steps = trainer._with_totals(iter(batches), None, len(packs), lambda experience: experience.action_mask)
+        scale = len(packs)  # DeepSpeed divides by it
+    for number, (pack, (batch, totals)) in enumerate(zip(packs, steps, strict=True), start=1):
+        if dynamic:
+            trainer._set_totals_of_dynamic_step(number)
         loss_fn.off_policy_mask = torch.tensor(_mask_of(batch))
         log_probs = torch.nn.utils.rnn.pad_sequence([leaves[row] for row in pack], batch_first=True)
         arguments = {"action_mask": batch.action_mask, "rollout_log_probs": None} | totals
         loss, *_ = loss_fn(log_probs, batch.action_log_probs, batch.advantages, **arguments)
-        (loss / len(packs)).backward()
-    tokens = sum(int(item.action_mask.sum()) for item in items)
-    scale = tokens / (tokens - 10)  # the expected gradient is of a mean over all tokens
-    for row, item, expected in zip(_gradient(leaves), items, _expected_gradient(items, "token_mean"), strict=True):
-        if item.info["off_policy_tokens"] > 0:
-            expected = [-2 / 10 * float(is_action) for is_action in item.action_mask]
-        else:
-            expected = [scale * value for value in expected]
+        (loss / scale).backward()
+    for row, expected in zip(_gradient(leaves), _expected_supervised_gradient(items, aggregation), strict=True):
         assert row == pytest.approx(expected, rel=1e-4, abs=1e-7)
 
 
