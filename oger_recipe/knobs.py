@@ -51,7 +51,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("stop", (), "texts that end a response (default: the prompt template's)", str, None, "*"),
     Knob("stop_token_ids", (), "tokens that end a response (default: the prompt template's)", int, None, "*"),
     Knob("non_stop_penalty", 0.0, "added to the reward of a truncated rollout", float),
-    Knob("non_stop_fixed_reward", None, "reward of a truncated rollout, whatever it says", float),
+    Knob("non_stop_fixed_reward", None, "reward of a truncated rollout, whatever it says; it earns no bonus", float),
     Knob("disable_truncation_advantage", False, "truncated rollouts are left out of the policy loss", bool),
     Knob("kl_penalty_coef", 0.0, "in-reward KL (k1) beside a loss-side one (algo.kl.use_loss)", float),
     Knob("math_rule", "math_verify", "what a right answer to a math problem has to look like", str, MATH_RULES),

@@ -53,7 +53,10 @@ def supervise(args: argparse.Namespace, run_dir: Path, *, cpu: bool) -> Path:
 
 
 def _write_examples(args: argparse.Namespace, folder: Path, path: Path) -> int:
-    """One line a teacher trajectory, {"input": prompt as the policy sees it, "output": text}, in a seeded order."""
+    """One line a teacher trajectory, {"prompt": tokens, "response": tokens}, in a seeded order.
+
+    The tokens are those of a rollout's prompt and of the store: a trajectory that was cut has no end here either.
+    """
     from oger_recipe.run import preparation
 
     value, settings = vars(args), preparation(args)
@@ -62,9 +65,9 @@ def _write_examples(args: argparse.Namespace, folder: Path, path: Path) -> int:
     for row in read_jsonl(folder / "train.jsonl"):
         # A named template is in the prompt already; OpenRLHF's two are applied here, once.
         prompt = row["prompt"] if prompt_format.template else prompt_format.text(row["prompt"], tokenizer)
+        tokens = tokenizer(prompt, add_special_tokens=False)["input_ids"]
         for teacher in store[json.loads(row["label"])["uid"]]:
-            ended = teacher.tokens[-1] == tokenizer.eos_token_id
-            examples.append({"input": prompt, "output": teacher.text + tokenizer.eos_token * ended})
+            examples.append({"prompt": tokens, "response": teacher.tokens})
     random.Random(value["train.seed"]).shuffle(examples)
     examples = examples[: value["oger.sft.max_samples"]]
     path.write_text("".join(json.dumps(example, ensure_ascii=False) + "\n" for example in examples), encoding="utf-8")
@@ -76,8 +79,6 @@ def _flags(args: argparse.Namespace, data: Path, model: Path) -> list[str]:
     flags = {
         "model.model_name_or_path": value["actor.model_name_or_path"],
         "data.dataset": data,
-        "data.output_key": "output",
-        "data.input_template": "{}",
         "data.max_len": value["data.max_len"],
         "train.max_epochs": value["oger.sft.epochs"],
         "train.batch_size": value["oger.sft.batch_size"],
@@ -104,6 +105,11 @@ def main() -> None:
     from oger_recipe.patches import apply_training_patches
 
     apply_training_patches()
+    import openrlhf.datasets
+
+    from oger_recipe.plugin.supervised_dataset import TeacherDataset
+
+    openrlhf.datasets.SFTDataset = TeacherDataset  # train_sft takes it from there by name
     sys.argv[0] = "openrlhf.cli.train_sft"
     runpy.run_module("openrlhf.cli.train_sft", run_name="__main__", alter_sys=True)
 

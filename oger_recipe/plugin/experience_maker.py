@@ -75,7 +75,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
         self._stop_on_reward_errors(rollout_samples)
         rollouts = read_rollouts(rollout_samples, self.tokenizer, self.args.rollout.n_samples_per_prompt)
-        seed = self.args.train.seed * 1_000_003 + self.step
+        seed = self.args.train.seed
         self.batch = make_hybrid(rollouts, self.store, self.measure, self.history, self.args.oger, seed, self.step)
         self.entropy = torch.zeros(len(rollout_samples))
         self.repetitive = self._repetitive(rollouts.texts)
@@ -184,6 +184,8 @@ class OgerExperienceMaker(RemoteExperienceMaker):
     def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
         oger, batch = self.args.oger, self.batch
         own = ~batch.is_teacher & ~batch.left_alone & ~self.repetitive
+        if oger.non_stop_fixed_reward is not None:
+            own &= ~batch.truncated  # their reward is fixed, without a bonus on top
         groups = (-1, self.args.rollout.n_samples_per_prompt)
         self.bonus_weight = scheduled_weight(
             self.step,

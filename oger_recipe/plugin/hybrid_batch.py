@@ -11,6 +11,7 @@ from oger_recipe.data.teacher_draw import draw
 from oger_recipe.data.teacher_store import Teacher, TeacherStore
 from oger_recipe.plugin.history import History
 from oger_recipe.plugin.similarity import EmbeddingSimilarity, RerankerSimilarity
+from oger_recipe.seeds import stable_seed
 
 UNKNOWN = 1.0  # in place of a teacher's own log-probability, which is never above 0
 
@@ -83,20 +84,20 @@ def make_hybrid(
     seed: int,
     step: int,
 ) -> HybridBatch:
-    """Lets teachers take their places; ``settings`` is ``args.oger``. The same seed draws the same teachers.
+    """Lets teachers take their places; ``settings`` is ``args.oger``. Without a measure similarities are nan.
 
-    Without a measure no similarity is defined (nan).
+    What is drawn for a prompt follows from the seed, its uid and the step: not from the order in which groups arrive.
     """
     teachers = [store[uid] for uid in rollouts.uids]
     similarity = _similarity(rollouts, teachers, measure, history, settings.replace_mode)
     scores = rollouts.scores.view(-1, rollouts.size)
     all_correct = (scores > 0).all(dim=1)
     untouched = all_correct & (settings.all_correct_group in ("online", "skip"))
-    generator = torch.Generator().manual_seed(seed)
     placed: dict[int, Teacher] = {}
     for group, members in enumerate(teachers):
         if untouched[group] or not members or not settings.replace_after_rm:
             continue
+        generator = torch.Generator().manual_seed(stable_seed(seed, rollouts.uids[group], step))
         replaced = select_replaced(
             _without_nan(similarity[group]),
             scores[group],
@@ -182,5 +183,5 @@ def _teacher_log_probs(teacher: Teacher, prompt_length: int) -> torch.Tensor:
     """[1, T-1]: the teacher's own log-probabilities on its tokens, UNKNOWN where the data has none."""
     log_probs = torch.full((prompt_length - 1 + len(teacher.tokens),), UNKNOWN)
     if teacher.probs is not None:
-        log_probs[prompt_length - 1 :] = torch.tensor(teacher.probs).log()
+        log_probs[prompt_length - 1 :] = torch.tensor(teacher.probs).clamp(max=1).log()  # data may say 1.0001
     return log_probs.unsqueeze(0)

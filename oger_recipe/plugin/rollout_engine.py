@@ -114,9 +114,9 @@ class _PrefixedEngine:
 
     async def generate(self, prompt_tokens: list[int], params, **kwargs) -> Any:
         prefix = list(self._prefix)
-        if prefix[-1] == self._eos:
+        if prefix[-1] == self._eos or len(prefix) >= params.max_tokens:  # a whole trajectory, maybe a cut one
             return _output(prefix, [{}] * len(prefix), "stop")
-        params.max_tokens = max(params.max_tokens - len(prefix), 1)
+        params.max_tokens -= len(prefix)
         sampled = (await self._engine.generate(prompt_tokens + prefix, params, **kwargs)).outputs[0]
         log_probs = [{}] * len(prefix) + list(sampled.logprobs)
         return _output(prefix + list(sampled.token_ids), log_probs, sampled.finish_reason)

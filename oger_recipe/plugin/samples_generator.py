@@ -27,7 +27,7 @@ class OgerSamplesGenerator(SamplesGenerator):
     """Ends the data where the run ends, and leaves out a last batch that does not fill an optimizer step."""
 
     steps_left: int | None = None
-    step = 0  # batches sampled so far; set when a run is resumed
+    step = 0  # the trainer's: of the batch that is sampled, or was last; set when a run is resumed
     arrived: Callable[[Experience], None] | None = None  # told of every rollout of a training batch as it comes
 
     def __init__(self, *args, **kwargs) -> None:
@@ -42,6 +42,8 @@ class OgerSamplesGenerator(SamplesGenerator):
         samples, pass_rate, consumed, exhausted = super().generate_samples(**generate_kwargs)
         if len(samples) % self.args.train.batch_size:
             samples = []
+        if not samples:  # the end of an episode is no step
+            self.step -= 1
         if self.steps_left is not None and samples:
             self.steps_left -= 1
         return samples, pass_rate, consumed, exhausted

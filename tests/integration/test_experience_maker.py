@@ -191,6 +191,13 @@ def test_degenerate_repetition_and_groups_that_are_left_alone_earn_nothing():
     assert _bonus(left_alone=True) == [0.0] * 4
 
 
+def test_a_truncated_rollout_with_a_fixed_reward_has_that_reward_and_no_bonus_on_top():
+    """Rows 2 and 3 are truncated, row 2 of them correct."""
+    assert _bonus(non_stop_fixed_reward=-1.0) == pytest.approx([0.8, 0.0, 0.0, 0.0])
+    assert _bonus(non_stop_fixed_reward=-1.0, similarity_reverse_fail=True) == pytest.approx([0.8, 0.0, 0.0, 0.0])
+    assert _bonus(non_stop_penalty=-1.0) == pytest.approx([0.8, 0.0, 0.4, 0.0])  # a fine comes on top
+
+
 def test_the_divergence_may_be_shaped_within_the_group():
     assert _bonus(similarity_shaping="group_minmax") == pytest.approx([1.0, 0.0, 0.0, 0.0])
 

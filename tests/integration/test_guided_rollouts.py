@@ -12,6 +12,7 @@ from types import SimpleNamespace  # noqa: E402
 from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 
 from oger_recipe.data.teacher_store import Teacher, write_teacher_store  # noqa: E402
 from oger_recipe.plugin.history import History  # noqa: E402
@@ -56,6 +57,15 @@ def test_a_whole_trajectory_is_not_sampled_at_all():
     assert (output.token_ids, output.finish_reason) == (SHORT.tokens, "stop")
 
 
+def test_a_cut_trajectory_that_fills_the_budget_is_not_continued_and_a_shorter_one_within_it():
+    cut = LONG.tokens[:-1]  # without its end
+    output, engine = _generated(cut, max_tokens=len(cut))
+    assert engine.asked == []
+    assert (output.token_ids, output.logprobs, output.finish_reason) == (cut, [{}] * len(cut), "stop")
+    output, engine = _generated(cut, max_tokens=len(cut) + 1)
+    assert engine.asked == [([3, 4, *cut], 1)]
+
+
 def _generator(tmp_path: Path, **oger: Any) -> OgerSamplesGenerator:
     write_teacher_store({"taught": [SHORT, LONG], "lone": [LONG]}, tmp_path / "teachers.arrow")
     (tmp_path / "data").mkdir(exist_ok=True)
@@ -97,6 +107,25 @@ def test_the_draw_is_the_steps_own(tmp_path):
     assert first == generator._prefixes("taught")
     generator.step = 2
     assert first != generator._prefixes("taught")
+
+
+def test_the_samplers_step_is_the_trainers_in_every_episode_and_after_a_resume(tmp_path, monkeypatch):
+    """Two episodes of three batches; each ends with a call that has nothing left, as OpenRLHF's data loader does."""
+
+    def sampled(generator, calls):
+        monkeypatch.setattr(SamplesGenerator, "generate_samples", lambda self, **_: next(calls))
+        trained = []
+        for _ in range(8):
+            samples, *_ = generator.generate_samples()
+            trained += [generator.step] if samples else []
+        return trained
+
+    full, empty, short = (["row"] * 4, None, 4, False), ([], None, 0, True), (["row"] * 3, None, 3, False)
+    generator = _generator(tmp_path)
+    generator.step, generator.args.train.batch_size = 0, 4
+    assert sampled(generator, iter([full, full, full, empty, full, full, full, empty])) == [1, 2, 3, 4, 5, 6]
+    generator.step = 3  # resumed after the first episode
+    assert sampled(generator, iter([full, short, full, empty, full, empty, full, empty])) == [4, 5, 6, 7]
 
 
 def test_nothing_is_guided_by_default():

@@ -434,6 +434,13 @@ def test_a_teachers_own_probabilities_travel_as_log_probabilities(hybrid):
     assert batch.samples[row].rollout_log_probs.exp().tolist()[0] == pytest.approx([math.e, math.e, 0.5, 0.25])
 
 
+def test_a_probability_that_half_precision_rounded_above_one_is_known_as_one(hybrid):
+    rounded = Teacher("rounded", "N", [ord("N"), END], 1.0, 1.0, [1.0001, 0.25])
+    batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), {"taught": [rounded]})
+    (row,) = batch.teachers
+    assert batch.samples[row].rollout_log_probs[0, 2:].tolist() == pytest.approx([0.0, math.log(0.25)])
+
+
 def test_a_group_that_is_all_correct_stays_online_only_where_that_is_asked_for(hybrid):
     rollouts = [("solved", LETTERS, RIGHT), ("nearly", LETTERS, [1.0, 1.0, 1.0, 0.0])]
     teachers = {"solved": [_teacher("N")], "nearly": [_teacher("N")]}
@@ -456,6 +463,24 @@ def test_the_same_seed_draws_the_same_teachers_and_another_seed_others(hybrid, m
 
     assert drawn(3) == drawn(3)
     assert len({tuple(drawn(seed).items()) for seed in range(10)}) > 5
+
+
+def _drawn(hybrid, uids: str, **settings: Any) -> dict[str, tuple[int, str]]:
+    """For each prompt the place in its group that a teacher took, and its text."""
+    rollouts = _rollouts(*((uid, LETTERS, WRONG) for uid in uids))
+    teachers = {uid: [_teacher(text) for text in ("E", "N", "W")] for uid in "uvwxyz"}
+    batch = hybrid(rollouts, teachers, **settings)
+    return {uids[row // GROUP]: (row % GROUP, teacher.text) for row, teacher in batch.teachers.items()}
+
+
+@pytest.mark.parametrize("mode", ["similarity_mean_des", "random"])
+def test_what_is_drawn_for_a_prompt_follows_from_seed_uid_and_step_alone(hybrid, mode):
+    drawn = _drawn(hybrid, "uvwxyz", replace_mode=mode)
+    assert _drawn(hybrid, "zyxwvu", replace_mode=mode) == drawn
+    assert _drawn(hybrid, "wz", replace_mode=mode) == {uid: drawn[uid] for uid in "wz"}
+    assert len({text for _, text in drawn.values()}) > 1  # not one draw for all prompts
+    steps = [tuple(_drawn(hybrid, "u", replace_mode=mode, step=step).values()) for step in range(1, 21)]
+    assert len({text for ((_, text),) in steps}) == 3  # every teacher has its turn over the steps
 
 
 # ---- the loss
