@@ -177,7 +177,12 @@ KNOBS: tuple[Knob, ...] = (
     Knob("sft.lr", 1e-5, "peak learning rate", float),
     # Guards
     Knob("max_reward_error_rate", 0.05, "stop when a larger share of a step's rollouts could not be graded", float),
-    Knob("max_logprob_difference", 0.05, "stop when engine and policy differ by more (mean |log p| per token)", float),
+    Knob(
+        "max_logprob_difference",
+        None,
+        "stop when engine and policy differ by more (mean |log p| per token; default: twice what step 1 shows)",
+        float,
+    ),
     # The built-in task
     Knob("task.name", None, "a task whose data and policy the recipe builds itself", str, ("countdown",)),
     Knob("task.cache", "~/.cache/oger/tasks", "folder of built data and policies, by content"),

@@ -86,6 +86,16 @@ def shape_measure(measure: Tensor, earns: Tensor, *, shaping: str) -> Tensor:
     return torch.where(counted, rank.to(measure.dtype), measure)
 
 
+def spread_within_groups(values: Tensor, counted: Tensor) -> float:
+    """Mean over groups of the standard deviation (over n - 1) of a group's counted values; 0 without such a group.
+
+    values and counted (bool) are [groups, n]; groups with fewer than two counted values have no spread and are left
+    out. Advantages compare rows of one group: what all groups differ by does not count for them.
+    """
+    spreads = [row[mask].double().std() for row, mask in zip(values, counted, strict=True) if mask.sum() > 1]
+    return torch.stack(spreads).mean().item() if spreads else 0.0
+
+
 def scheduled_weight(step: int, *, start: float, end: float, steps: int, schedule: str) -> float:
     """The bonus weight at `step` (from 1): `start` at the first and `end` from step `steps` on; constant: `start`.
 

@@ -55,6 +55,21 @@ def _ranking(similarity: Tensor, plain_mode: str, generator: torch.Generator | N
     return torch.argsort(similarity, descending=plain_mode.endswith("_des"), stable=True)
 
 
+def own_or_all(own: Tensor) -> Tensor:
+    """The rows [groups, n] (bool) by which a group is judged: the policy's own rollouts, all where it has none.
+
+    own (bool [groups, n]) has the rows that no teacher began. Where teachers began all of them (prefix guidance of the
+    whole group), what the policy made of these beginnings is all there is.
+    """
+    return own | ~own.any(dim=1, keepdim=True)
+
+
+def solve_rates(scores: Tensor, own: Tensor) -> Tensor:
+    """Share [groups] of right rows (score above 0) among those of own_or_all; scores and own are [groups, n]."""
+    counted = own_or_all(own)
+    return ((scores > 0) & counted).sum(dim=1) / counted.sum(dim=1)
+
+
 def draw_teachers(
     sources: Sequence[str],
     lengths: Sequence[int],

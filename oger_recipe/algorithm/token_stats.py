@@ -15,31 +15,64 @@ from typing import Any
 import torch
 from torch import Tensor
 
+CHUNK_LOGITS = 2**26  # logits that exist at a time: 256 MiB in float32
+ENTROPY_POSITIONS = ("last", "mean", "top")
+
 
 def token_log_probs_and_entropy(
-    hidden: Tensor, lm_head_weight: Tensor, labels: Tensor, *, temperature: float = 1.0, chunk_size: int = 1024
+    hidden: Tensor, lm_head_weight: Tensor, labels: Tensor, *, temperature: float = 1.0, chunk_size: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each label and entropy of softmax(hidden @ lm_head_weight.T / temperature), in nats.
 
     hidden is [N, h] or [B, T, h], lm_head_weight [V, h], labels int64 [N] or [B, T] within 0..V-1; both results have
     the shape of labels and are float32, float64 if the inputs are. Logits are computed in the dtype of the inputs, as
     the model's own head does, their statistics in float32. Both results carry gradients to hidden and lm_head_weight.
-    At most chunk_size rows of the [N, V] logits exist at a time, in the backward pass as well.
+    At most chunk_size rows of the [N, V] logits exist at a time, in the backward pass as well; by default as many as
+    make CHUNK_LOGITS logits.
     Raises ValueError for a temperature or chunk_size that is not positive and for shapes that do not fit.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0, not {temperature}")
-    if chunk_size < 1:
+    if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, not {chunk_size}")
     labels_fit = hidden.ndim in (2, 3) and labels.shape == hidden.shape[:-1]
     if not labels_fit or lm_head_weight.ndim != 2 or lm_head_weight.shape[1] != hidden.shape[-1]:
         shapes = ", ".join(str(list(tensor.shape)) for tensor in (hidden, lm_head_weight, labels))
         raise ValueError(f"expected hidden [..., h], lm_head_weight [V, h] and labels [...], not {shapes}")
+    if chunk_size is None:
+        chunk_size = max(CHUNK_LOGITS // len(lm_head_weight), 1)
     dtype = torch.promote_types(hidden.dtype, lm_head_weight.dtype)
     rows, weight = hidden.reshape(-1, hidden.shape[-1]).to(dtype), lm_head_weight.to(dtype)
     stats = _TokenStats.apply(rows, weight, labels.reshape(-1), temperature, chunk_size)  # type: ignore[no-untyped-call]
     log_probs, entropy = stats
     return log_probs.view_as(labels), entropy.view_as(labels)
+
+
+def response_entropy(entropy: Tensor, action_mask: Tensor, *, position: str, top_share: float = 0.2) -> Tensor:
+    """One entropy [B] for each response, of its tokens' entropies [B, T] in nats where action_mask [B, T] is set.
+
+    entropy[b, t] is of the distribution that produced response token t. By `position`:
+
+        last: that of the last response token
+        mean: the mean over the response
+        top:  the mean of its highest top_share, at least of one token
+
+    A row without response tokens has 0 under mean and top; under last its value means nothing.
+    Raises ValueError for differing shapes and for a position outside ENTROPY_POSITIONS.
+    """
+    if position not in ENTROPY_POSITIONS:
+        raise ValueError(f"position={position!r} is unknown; valid values: {', '.join(ENTROPY_POSITIONS)}")
+    if entropy.ndim != 2 or entropy.shape != action_mask.shape:
+        raise ValueError(f"both must be [B, T], not {list(entropy.shape)} and {list(action_mask.shape)}")
+    mask = action_mask.bool()
+    if position == "last":
+        last = mask.shape[1] - 1 - mask.flip(1).long().argmax(dim=1)
+        return entropy.gather(1, last.unsqueeze(1)).squeeze(1)
+    counts = mask.sum(dim=1)
+    taken = counts if position == "mean" else (top_share * counts).ceil().long().clamp(min=1).minimum(counts)
+    ranked = entropy.masked_fill(~mask, -torch.inf).sort(dim=1, descending=True).values
+    chosen = torch.arange(mask.shape[1], device=mask.device).unsqueeze(0) < taken.unsqueeze(1)
+    return torch.where(chosen, ranked, 0.0).sum(dim=1) / taken.clamp(min=1)
 
 
 class _TokenStats(torch.autograd.Function):

@@ -20,6 +20,14 @@ def draw(teachers: list[Teacher], count: int, oger, generator: torch.Generator, 
     return [teachers[index] for index in chosen]
 
 
+def may_enter(teachers: list[Teacher], oger) -> list[Teacher]:
+    """Those that a draw can choose: all but the sources of weight 0 under ``oger.teacher_draw`` source_weights."""
+    if oger.teacher_draw != "source_weights":
+        return teachers
+    chances = weights(oger.teacher_source_weights)
+    return [teacher for teacher in teachers if chances.get(teacher.source, 1.0) > 0]
+
+
 def weights(entries: tuple[str, ...] | list[str]) -> dict[str, float]:
     """``name=weight`` entries as a mapping.
 

@@ -12,8 +12,6 @@ from openrlhf.models.ring_attn_utils import gather_and_pad_tensor, unpad_and_sli
 
 from oger_recipe.algorithm.token_stats import token_log_probs_and_entropy
 
-CHUNK_LOGITS = 2**26  # logits that exist at a time: 256 MiB in float32
-
 
 class _StatsOfTokens:
     """In place of the output layer's forward: [B, T, 3] of log-probability, entropy (nats) and 1, in float32.
@@ -37,7 +35,6 @@ class _StatsOfTokens:
             weight,
             self.labels[self.wanted],
             temperature=self.temperature,
-            chunk_size=max(CHUNK_LOGITS // len(weight), 1),
         )
         ones = torch.ones_like(log_probs)
         stats = hidden.new_zeros(*hidden.shape[:2], 3, dtype=log_probs.dtype)

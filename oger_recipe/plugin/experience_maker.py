@@ -5,7 +5,6 @@ from oger_recipe.patches import apply_training_patches
 apply_training_patches()
 
 import json  # noqa: E402
-import math  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import torch  # noqa: E402
@@ -20,7 +19,9 @@ from oger_recipe.algorithm.advantage import (  # noqa: E402
     teacher_fixed_advantage,
     weigh_token_advantages,
 )
+from oger_recipe.algorithm.engine_check import HIGHEST_KL, Agreement  # noqa: E402
 from oger_recipe.algorithm.exploration import exploration_bonus, scheduled_weight  # noqa: E402
+from oger_recipe.algorithm.hybrid_group import solve_rates  # noqa: E402
 from oger_recipe.cpu import CORES  # noqa: E402
 from oger_recipe.data.teacher_store import TeacherStore  # noqa: E402
 from oger_recipe.plugin import run_folder  # noqa: E402
@@ -52,13 +53,15 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.store = TeacherStore(self.run_dir / "data" / "teachers.arrow")
         # Ray gives an actor without CPUs of its own a single thread; this process only works while others wait.
         torch.set_num_threads(CORES)
-        self.measure = make_similarity(oger) if len(self.store) and needs_similarity(oger) else None
+        has_references = len(self.store) or oger.use_history_samples
+        self.measure = make_similarity(oger) if has_references and needs_similarity(oger) else None
         self.history: History | None = None
         counts = json.loads((self.run_dir / "data" / "counts.json").read_text())
         self.dropped = {f"data/{name}": counts.get(name, 0) for name in ("teachers_too_long", "teachers_wrong")}
         self.step = 0  # set by the trainer before every batch
         self.planned_steps = 1  # of the run; set by the trainer
         self.metrics: dict[str, float] = {}
+        self.engine_limit = oger.max_logprob_difference  # None: known after the first step
 
     def resume(self, step: int, planned_steps: int) -> None:
         """Called once before the first batch: ``step`` steps have been trained already."""
@@ -134,17 +137,14 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             experience.action_mask = action_mask
             for name in ("kl", "logprobs_diff"):  # means over no token there; any other nan is to be seen
                 experience.info[name] = experience.info[name].masked_fill(left_out, 0.0)
-        difference, kl, tokens = 0.0, 0.0, 0
+        deltas = []
         for experience, entropy in zip(experiences, self._policy_entropies, strict=True):
             self.entropy[experience.index] = entropy.float()
             rows = ~self.batch.is_teacher[experience.index]
             mask = experience.action_mask.bool() & rows.unsqueeze(1)
-            delta = (experience.rollout_log_probs - experience.action_log_probs)[mask]
-            difference += unexplained_difference(delta, self.args.rollout.top_p, self.args.oger.top_k).sum().item()
-            kl, tokens = kl + delta.sum().item(), tokens + len(delta)
+            deltas.append((experience.rollout_log_probs - experience.action_log_probs)[mask])
             experience.rollout_log_probs = self._teacher_log_probs(experience)
-        self.metrics = {"vllm_logprob_difference": difference / max(tokens, 1), "vllm_kl": kl / max(tokens, 1)}
-        self._stop_on_stale_engine()
+        self._compare_with_engine(torch.cat(deltas))
         if self.args.oger.kl_penalty_coef:
             self._add_reward_kl(experiences)
         return experiences
@@ -247,9 +247,9 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         baseline = None if self.args.oger.advantage_baseline == "group" else ~self.batch.is_teacher.view(-1, size)
         advantages = group_advantage(rewards.view(-1, size), use_std=use_std, baseline_mask=baseline)
         if self.args.oger.all_correct_group == "clip":
-            is_teacher = self.batch.is_teacher.view(-1, size)
-            all_correct = ((self.batch.scores.view(-1, size) > 0) | is_teacher).all(dim=1)
-            advantages = keep_teacher_nonnegative(advantages, is_teacher, all_correct)
+            is_teacher, scores = self.batch.is_teacher.view(-1, size), self.batch.scores.view(-1, size)
+            solved = solve_rates(scores, ~is_teacher) == 1
+            advantages = keep_teacher_nonnegative(advantages, is_teacher & (scores > 0), solved)
         return advantages.flatten()
 
     def _spread_over_tokens(self, experience: Experience, advantages: torch.Tensor) -> None:
@@ -281,13 +281,24 @@ class OgerExperienceMaker(RemoteExperienceMaker):
                 f"the worst:{worst}"
             )
 
-    def _stop_on_stale_engine(self) -> None:
-        difference, limit = self.metrics["vllm_logprob_difference"], self.args.oger.max_logprob_difference
-        if difference > limit:
+    def _compare_with_engine(self, delta: torch.Tensor) -> None:
+        """Stops the run when the engine's log-probabilities of its own tokens (``delta`` [tokens]: less the policy's)
+        show that it samples with other weights; the first step of a run, with equal ones, shows what rounding does."""
+        agreement = Agreement.of(delta, top_p=self.args.rollout.top_p, top_k=self.args.oger.top_k)
+        stale = agreement.is_stale(self.engine_limit)
+        if self.engine_limit is None:
+            self.engine_limit = agreement.limit()
+        self.metrics = {
+            "vllm_logprob_difference": agreement.difference,
+            "vllm_logprob_limit": self.engine_limit,
+            "vllm_kl": delta.mean().item() if len(delta) else 0.0,
+        }
+        if stale:
             raise RuntimeError(
-                f"step {self.step}: the engine's log-probabilities differ from the policy's by {difference:.4f} per "
-                f"token on average (limit: {limit}, oger.max_logprob_difference): the weights that vLLM samples from "
-                "are not those that are trained, or the two compute too differently"
+                f"step {self.step}: the engine's log-probabilities differ from the policy's by "
+                f"{agreement.difference:.4f} per token on average (limit: {self.engine_limit:.4f}; "
+                f"oger.max_logprob_difference sets another) and are {agreement.kl:.4f} higher (limit: {HIGHEST_KL}): "
+                "the weights that vLLM samples from are not those that are trained"
             )
 
 
@@ -298,13 +309,3 @@ def penalise_truncated(
     if fixed is not None:
         return torch.where(truncated, torch.full_like(rewards, fixed), rewards)
     return rewards + penalty * truncated
-
-
-def unexplained_difference(delta: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
-    """How far log p(engine) - log p(policy) of sampled tokens lies outside what the sampling itself explains.
-
-    The engine's log-probabilities are of the tokens it could choose from: with a nucleus of mass Z >= top_p they are
-    higher than the policy's by -log Z, at most -log top_p; with top_k there is no bound from above.
-    """
-    highest = math.inf if top_k > 0 else -math.log(top_p)
-    return (-delta).clamp(min=0) + (delta - highest).clamp(min=0)

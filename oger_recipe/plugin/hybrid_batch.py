@@ -7,7 +7,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from oger_recipe.algorithm.hybrid_group import select_replaced
-from oger_recipe.data.teacher_draw import draw
+from oger_recipe.data.teacher_draw import draw, may_enter
 from oger_recipe.data.teacher_store import Teacher, TeacherStore
 from oger_recipe.plugin.history import History
 from oger_recipe.plugin.similarity import EmbeddingSimilarity, RerankerSimilarity
@@ -94,7 +94,8 @@ def make_hybrid(
     all_correct = (scores > 0).all(dim=1)
     untouched = all_correct & (settings.all_correct_group in ("online", "skip"))
     placed: dict[int, Teacher] = {}
-    for group, members in enumerate(teachers):
+    entering = [may_enter(members, settings) for members in teachers]
+    for group, members in enumerate(entering):
         if untouched[group] or not members or not settings.replace_after_rm:
             continue
         generator = torch.Generator().manual_seed(stable_seed(seed, rollouts.uids[group], step))
@@ -106,10 +107,10 @@ def make_hybrid(
             generator=generator,
         )
         drawn = draw(members, len(replaced), settings, generator, step)
-        placed |= {group * rollouts.size + int(row): each for row, each in zip(replaced, drawn, strict=False)}
+        placed |= {group * rollouts.size + int(row): each for row, each in zip(replaced, drawn, strict=True)}
     left_alone = all_correct & (settings.all_correct_group == "skip")
     batch = _with_teachers(rollouts, similarity.flatten(), left_alone.repeat_interleave(rollouts.size), placed)
-    batch.prompts_without_teacher = sum(not members for members in teachers)
+    batch.prompts_without_teacher = sum(not members for members in entering)
     return batch
 
 

@@ -17,12 +17,12 @@ with without_garbage_collection():
 
     import ray
     import torch
-    from openrlhf.models.utils import masked_mean
     from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
     from openrlhf.trainer.ray import ppo_actor
     from openrlhf.utils.loss_utils import get_loss_batch_info
 
     from oger_recipe.algorithm.policy_loss import hybrid_policy_loss
+    from oger_recipe.algorithm.token_stats import response_entropy
     from oger_recipe.plugin.accumulation import accumulate_until_last
     from oger_recipe.plugin.chunked_actor import ChunkedActor
 
@@ -262,17 +262,6 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
 ppo_actor.ActorPPOTrainer = OgerActorPPOTrainer
 
 
-def top_mean(values: torch.Tensor, mask: torch.Tensor, share: float) -> torch.Tensor:
-    """[B]: mean of the highest ``share`` of each row's masked values [B, A], at least one; 0 for an empty row."""
-    counts = mask.sum(dim=1)
-    taken = (share * counts).ceil().long().clamp(min=1).unsqueeze(1)
-    ranked = values.masked_fill(~mask.bool(), -torch.inf).sort(dim=1, descending=True).values
-    chosen = torch.arange(values.shape[1], device=values.device).unsqueeze(0) < torch.minimum(
-        taken, counts.unsqueeze(1)
-    )
-    return torch.where(chosen, ranked, 0.0).sum(dim=1) / taken.squeeze(1)
-
-
 class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ignore[misc]
     """OpenRLHF's policy actor whose forward pass also returns the entropies that weigh the bonus."""
 
@@ -308,16 +297,11 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
                 return_output=True,
                 return_entropy=True,
             )
-            entropy = self._entropy(output.entropy[:, -action_mask.shape[1] :], action_mask)
+            entropy = response_entropy(
+                output.entropy[:, -action_mask.shape[1] :],
+                action_mask,
+                position=self.strategy.args.oger.entropy_position,
+                top_share=self.strategy.args.oger.entropy_top_share,
+            )
         self.actor.train()
         return log_probs.float().cpu(), entropy.float().cpu()
-
-    def _entropy(self, entropy: torch.Tensor, action_mask: torch.Tensor) -> torch.Tensor:
-        """[B] of token entropies [B, A]; position t describes the distribution that produced response token t."""
-        position = self.strategy.args.oger.entropy_position
-        if position == "mean":
-            return masked_mean(entropy, action_mask, dim=-1)
-        if position == "top":
-            return top_mean(entropy, action_mask, self.strategy.args.oger.entropy_top_share)
-        last = action_mask.shape[1] - 1 - action_mask.flip(1).long().argmax(dim=1)
-        return entropy.gather(1, last.unsqueeze(1)).squeeze(1)

@@ -18,7 +18,7 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noq
 from vllm import SamplingParams  # noqa: E402
 
 from oger_recipe.algorithm.prefix import prefix_ratios  # noqa: E402
-from oger_recipe.data.teacher_draw import draw  # noqa: E402
+from oger_recipe.data.teacher_draw import draw, may_enter  # noqa: E402
 from oger_recipe.data.teacher_store import TeacherStore  # noqa: E402
 from oger_recipe.seeds import stable_seed  # noqa: E402
 
@@ -97,7 +97,7 @@ class OgerSamplesGenerator(SamplesGenerator):
         oger, n = self.args.oger, self.args.rollout.n_samples_per_prompt
         if self._store is None:
             self._store = TeacherStore(Path(oger.run_dir) / "data" / "teachers.arrow")
-        teachers = self._store[uid]
+        teachers = may_enter(self._store[uid], oger)
         if not teachers:
             return [[] for _ in range(n)]
         generator = torch.Generator().manual_seed(stable_seed(self.args.train.seed, uid, self.step))

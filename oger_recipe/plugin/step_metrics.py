@@ -3,7 +3,8 @@
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS
+from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS, spread_within_groups
+from oger_recipe.algorithm.hybrid_group import own_or_all, solve_rates
 from oger_recipe.plugin.hybrid_batch import HybridBatch, Rollouts
 
 
@@ -22,10 +23,11 @@ def step_metrics(
     oger,
 ) -> dict[str, float]:
     """``rollout/*`` are of the policy's own rollouts as sampled, before any bonus or replacement; ``oger/*`` of the
-    rows that are trained. All tensors are [N]; the keys never change."""
-    own = ~rollouts.guided
+    rows that are trained. Where teachers began every rollout of a group, ``rollout/*`` are of these. All tensors are
+    [N]; the keys never change."""
     groups = (-1, rollouts.size)
-    solved = (rollouts.scores * own).view(groups).sum(dim=1) / own.view(groups).sum(dim=1).clamp(min=1)
+    unguided = ~rollouts.guided.view(groups)
+    own, solved = own_or_all(unguided).flatten(), solve_rates(rollouts.scores.view(groups), unguided)
     lengths = _lengths(rollouts.samples)[own]
     truncated = torch.cat([sample.truncated for sample in rollouts.samples]).float()[own]
     prompts = _lengths(rollouts.samples, "prompt")
@@ -42,7 +44,7 @@ def step_metrics(
         "rollout/truncated": _mean(truncated),
         "rollout/repetitive": _mean(repetitive[own].float()),
         **_teacher_metrics(rollouts, batch, advantages),
-        **_bonus_metrics(batch, bonus, entropy, oger),
+        **_bonus_metrics(batch, bonus, entropy, rollouts.size, oger),
     }
 
 
@@ -71,11 +73,14 @@ def _teacher_metrics(rollouts: Rollouts, batch: HybridBatch, advantages: torch.T
     }
 
 
-def _bonus_metrics(batch: HybridBatch, bonus: torch.Tensor, entropy: torch.Tensor, oger) -> dict[str, float]:
+def _bonus_metrics(
+    batch: HybridBatch, bonus: torch.Tensor, entropy: torch.Tensor, size: int, oger
+) -> dict[str, float]:
     on = ~batch.is_teacher
+    correct = on & (batch.scores > 0)
     similarity = batch.similarity[on & ~batch.similarity.isnan()]
     weight = ENTROPY_WEIGHTS[oger.last_token_enp_reward](entropy[on])
-    earned = bonus[on & (batch.scores > 0)]
+    earned = bonus[correct]
     return {
         "oger/similarity": _mean(similarity),
         "oger/similarity_std": _std(similarity),
@@ -88,6 +93,7 @@ def _bonus_metrics(batch: HybridBatch, bonus: torch.Tensor, entropy: torch.Tenso
         "oger/bonus": _mean(bonus[on]),
         "oger/bonus_of_correct": _mean(earned),
         "oger/bonus_of_correct_std": _std(earned),
+        "oger/bonus_of_correct_std_in_group": spread_within_groups(bonus.view(-1, size), correct.view(-1, size)),
     }
 
 

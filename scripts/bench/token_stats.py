@@ -25,10 +25,8 @@ TEMPERATURE = 0.7
 
 def recipe(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> Tensors:
     from oger_recipe.algorithm.token_stats import token_log_probs_and_entropy
-    from oger_recipe.plugin.chunked_actor import CHUNK_LOGITS
 
-    chunk = max(CHUNK_LOGITS // len(weight), 1)
-    return token_log_probs_and_entropy(hidden, weight, labels, temperature=TEMPERATURE, chunk_size=chunk)
+    return token_log_probs_and_entropy(hidden, weight, labels, temperature=TEMPERATURE)
 
 
 def openrlhf(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> Tensors:

@@ -13,7 +13,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from openrlhf.models.actor import Actor  # noqa: E402
 
-from oger_recipe.plugin import chunked_actor  # noqa: E402
+from oger_recipe.algorithm import token_stats  # noqa: E402
 from oger_recipe.plugin.chunked_actor import ChunkedActor  # noqa: E402
 from oger_recipe.plugin.policy_actor import OgerPolicyModelActor  # noqa: E402
 
@@ -40,7 +40,7 @@ def _results(actor: Actor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.
 @pytest.mark.parametrize("chunk_logits", [1, 3000, 2**26], ids=["a token at a time", "some", "all"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_values_and_gradients_are_those_of_the_actor(policy_folder, monkeypatch, chunk_logits, temperature) -> None:
-    monkeypatch.setattr(chunked_actor, "CHUNK_LOGITS", chunk_logits)
+    monkeypatch.setattr(token_stats, "CHUNK_LOGITS", chunk_logits)
     expected = _results(_make(Actor, policy_folder, temperature))
     found = _results(_make(ChunkedActor, policy_folder, temperature))
     assert torch.allclose(found[0], expected[0], atol=1e-5) and torch.allclose(found[1], expected[1], atol=1e-5)
@@ -50,7 +50,7 @@ def test_values_and_gradients_are_those_of_the_actor(policy_folder, monkeypatch,
 
 
 def test_all_logits_are_never_there(policy_folder, monkeypatch) -> None:
-    monkeypatch.setattr(chunked_actor, "CHUNK_LOGITS", 1)
+    monkeypatch.setattr(token_stats, "CHUNK_LOGITS", 1)
     actor = _make(ChunkedActor, policy_folder, 1.0)
     output = actor(SEQUENCES, ACTIONS, ATTENTION, return_output=True)[1]
     assert output.logits is None and output.entropy.shape == (2, 6)
@@ -98,3 +98,35 @@ def test_only_rows_with_response_tokens_pass_through_the_model(policy_folder, mo
             assert entropy[row].item() == pytest.approx(everything[1][row].item(), abs=1e-6)
         else:
             assert entropy[row].isnan()
+
+
+@pytest.mark.parametrize("kind", [Actor, ChunkedActor])
+@pytest.mark.parametrize("packing", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("position", ["last", "mean", "top"])
+def test_the_entropy_of_a_rollout_is_that_of_its_own_tokens_however_batched(
+    policy_folder, kind, packing, position
+) -> None:
+    """Against the whole logits of each row alone: position t of them makes token t + 1."""
+    policy = object.__new__(OgerPolicyModelActor)
+    oger = SimpleNamespace(entropy_position=position, entropy_top_share=0.5)
+    policy.strategy = SimpleNamespace(ring_attn_group=None, args=SimpleNamespace(oger=oger))
+    policy.actor = kind(str(policy_folder), attn_implementation="eager", packing_samples=packing)
+    policy.actor.model.float()
+    log_probs, found = policy.forward(SEQUENCES, ACTIONS, ATTENTION)
+    for row, (tokens, first) in enumerate([(SEQUENCES[0], 3), (SEQUENCES[1, 1:5], 2)]):
+        with torch.no_grad():
+            all_log_probs = policy.actor.model(tokens.unsqueeze(0)).logits[0].log_softmax(dim=-1)
+        # The response of row 0 are tokens 3 to 6, that of row 1 its tokens 2 and 3 (without the padding).
+        predicted = all_log_probs[first - 1 : len(tokens) - 1]
+        entropies = -(predicted.exp() * predicted).sum(dim=-1)
+        expected = {
+            "last": entropies[-1],
+            "mean": entropies.mean(),
+            "top": entropies.sort(descending=True).values[: len(entropies) // 2].mean(),
+        }
+        assert found[row].item() == pytest.approx(expected[position].item(), abs=1e-5)
+        chosen = predicted.gather(1, tokens[first:].unsqueeze(1)).squeeze(1)
+        asked = ACTIONS[row].bool()
+        assert torch.allclose(log_probs[row][asked], chosen, atol=1e-5)
+        assert (log_probs[row][~asked] == 0).all()
+    assert found[0] != pytest.approx(found[1].item(), abs=1e-4)

@@ -6,7 +6,6 @@ from oger_recipe.patches import apply_training_patches
 
 apply_training_patches()
 
-import math  # noqa: E402
 from types import SimpleNamespace  # noqa: E402
 
 import pytest  # noqa: E402
@@ -15,11 +14,10 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController  # noqa: E402
 
-from oger_recipe.plugin.experience_maker import (  # noqa: E402
-    OgerExperienceMaker,
-    penalise_truncated,
-    unexplained_difference,
-)
+from oger_recipe.plugin.experience_maker import OgerExperienceMaker, penalise_truncated  # noqa: E402
+from oger_recipe.plugin.history import History  # noqa: E402
+from oger_recipe.plugin.hybrid_batch import UNKNOWN, Rollouts  # noqa: E402
+from oger_recipe.plugin.step_metrics import step_metrics  # noqa: E402
 
 REWARDS = torch.tensor([1.0, 0.0, 1.0, 0.0])
 TRUNCATED = torch.tensor([False, False, True, True])
@@ -30,15 +28,6 @@ def test_a_truncated_rollout_is_fined_or_gets_a_fixed_reward_and_the_others_keep
     assert penalise_truncated(REWARDS, TRUNCATED, 0.0, 0.5).tolist() == [1.0, 0.0, 0.5, 0.5]
     assert penalise_truncated(REWARDS, TRUNCATED, 0.0, 0.0).tolist() == [1.0, 0.0, 0.0, 0.0]
     assert penalise_truncated(REWARDS, TRUNCATED, 0.0, None).tolist() == REWARDS.tolist()
-
-
-def test_a_nucleus_explains_log_probabilities_that_are_higher_by_its_missing_mass_and_no_more():
-    delta = torch.tensor([0.0, 0.1, -math.log(0.9), 0.2, -0.1])
-    assert unexplained_difference(delta, 1.0, -1).tolist() == pytest.approx(delta.abs().tolist())
-    assert unexplained_difference(delta, 0.9, -1).tolist() == pytest.approx(
-        [0.0, 0.0, 0.0, 0.2 + math.log(0.9), 0.1], abs=1e-6
-    )
-    assert unexplained_difference(delta, 1.0, 20).tolist() == pytest.approx([0.0, 0.0, 0.0, 0.0, 0.1])
 
 
 def _maker(estimator: str = "dr_grpo", **oger) -> OgerExperienceMaker:
@@ -63,6 +52,7 @@ def _maker(estimator: str = "dr_grpo", **oger) -> OgerExperienceMaker:
     maker.advantage_estimator = estimator
     maker.kl_ctl = FixedKLController(0.5)
     maker.entropy = torch.zeros(4)
+    maker.engine_limit = None
     maker.step, maker.planned_steps, maker.repetitive = 1, 1, torch.zeros(4, dtype=torch.bool)
     maker.batch = SimpleNamespace(
         left_alone=torch.zeros(4, dtype=torch.bool),
@@ -235,7 +225,8 @@ def test_teachers_pass_through_the_policy_only_where_their_old_log_probs_are_use
         return samples_list
 
     monkeypatch.setattr(RemoteExperienceMaker, "make_experience", forward_passes)
-    maker = _hybrid_maker(off_policy_loss=loss, use_off_policy_probs=False, top_k=-1, max_logprob_difference=1.0)
+    maker = _hybrid_maker(off_policy_loss=loss, use_off_policy_probs=False, top_k=-1)
+    maker.engine_limit = 1.0
     maker.critic_model_group, maker.initial_model_group = critic, reference
     maker.args.rollout.top_p = 1.0
     maker.batch.teachers = {3: "a teacher"}
@@ -245,3 +236,148 @@ def test_teachers_pass_through_the_policy_only_where_their_old_log_probs_are_use
     for experience in experiences:
         assert experience.action_mask.tolist() == [[1, 1, 1]] * 2
         assert experience.info["kl"].tolist() == experience.info["logprobs_diff"].tolist() == [0.0, 0.0]
+
+
+# ---- what make_experience keeps of the forward passes, and what the step's figures and its history are made of
+
+
+def _forwarded(monkeypatch, maker, experiences: list[Experience], entropies: list[list[float]]) -> list[Experience]:
+    """make_experience with forward passes that return these entropies and log-probabilities of 0."""
+
+    def forward_passes(self, samples_list):
+        for samples in samples_list:
+            samples.action_log_probs = torch.zeros(samples.action_mask.shape)
+            samples.info |= {"kl": torch.zeros(len(samples.index)), "logprobs_diff": torch.zeros(len(samples.index))}
+        self._policy_entropies = [torch.tensor(values) for values in entropies]
+        return samples_list
+
+    monkeypatch.setattr(RemoteExperienceMaker, "make_experience", forward_passes)
+    maker.critic_model_group = maker.initial_model_group = None
+    maker.args.rollout.top_p = 1.0
+    return maker.make_experience(experiences)
+
+
+def _sampled(experiences: list[Experience], differences: torch.Tensor) -> list[Experience]:
+    """With log-probabilities of the engine: the row's difference on each of its three tokens."""
+    for experience in experiences:
+        experience.rollout_log_probs = differences[experience.index].unsqueeze(1).expand(-1, 3).clone()
+    return experiences
+
+
+def test_entropies_are_kept_by_row_and_the_engine_is_compared_on_the_policys_own_rollouts(monkeypatch):
+    maker = _hybrid_maker(off_policy_loss="reshape", use_off_policy_probs=False, top_k=-1)
+    maker.batch.teachers = {1: "a teacher"}
+    # Row 1, the teacher's, has log-probabilities of its own; the mean of the others is that of 0.03, -0.01 and 0.01.
+    differences = torch.tensor([0.03, 50.0, -0.01, 0.01])
+    experiences = _sampled(_experiences([2, 0], [3, 1]), differences)
+    found = _forwarded(monkeypatch, maker, experiences, [[0.2, 0.0], [0.3, 0.1]])
+    assert maker.entropy.tolist() == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    assert maker.metrics["vllm_logprob_difference"] == pytest.approx(0.05 / 3)
+    assert maker.metrics["vllm_kl"] == pytest.approx(0.01)
+    assert maker.engine_limit == maker.metrics["vllm_logprob_limit"] == pytest.approx(0.1 / 3 + 0.002)
+    assert all(experience.rollout_log_probs is None for experience in found)  # the knob is off: f(p) is reshaped
+
+
+def test_a_teachers_own_probabilities_reach_the_loss_only_where_that_is_asked_for(monkeypatch):
+    maker = _hybrid_maker(off_policy_loss="reshape", use_off_policy_probs=True, top_k=-1)
+    maker.batch.teachers = {1: "a teacher"}
+    experiences = _sampled(_experiences([2, 0], [3, 1]), torch.tensor([0.01, -0.7, 0.01, 0.01]))
+    first, second = _forwarded(monkeypatch, maker, experiences, [[0.0, 0.0], [0.0, 0.0]])
+    assert (first.rollout_log_probs == UNKNOWN).all() and (second.rollout_log_probs[0] == UNKNOWN).all()
+    assert second.rollout_log_probs[1].tolist() == pytest.approx([-0.7] * 3)
+
+
+def test_a_run_stops_where_engine_and_policy_part(monkeypatch):
+    maker = _maker(off_policy_loss="reshape", use_off_policy_probs=False, top_k=-1)
+    maker.batch.teachers = {}
+
+    def step(size: float) -> None:
+        differences = size * torch.tensor([1.0, -1.0, 1.0, -1.0])
+        _forwarded(monkeypatch, maker, _sampled(_experiences([0, 1, 2, 3]), differences), [[0.0] * 4])
+
+    step(0.001)
+    assert maker.engine_limit == pytest.approx(0.004)
+    step(0.0035)
+    assert maker.engine_limit == pytest.approx(0.004)  # the first step's
+    with pytest.raises(RuntimeError, match="the weights that vLLM samples from are not those that are trained"):
+        step(0.005)
+
+
+def test_a_consolation_prize_for_a_wrong_answer_earns_no_bonus():
+    """Countdown gives 0.1 for a well-formed wrong answer: reward 0.1, score 0."""
+    maker = _hybrid_maker(bonus_weight=1.0)
+    maker.batch.similarity = torch.tensor([0.2, 0.4, 0.6, 0.8])
+    maker.batch.rewards = torch.tensor([1.0, 1.0, 0.1, 0.1])
+    maker.batch.scores = torch.tensor([1.0, 1.0, 0.0, 0.0])
+    maker.compute_advantages_and_returns(_experiences([0, 1, 2, 3]))
+    assert maker.bonus.tolist() == pytest.approx([0.8, 0.0, 0.0, 0.0])
+
+
+def _rollouts(scores: list[float], guided: list[int] = ()) -> Rollouts:
+    """Groups of two; every text is its row's number."""
+    rows = [str(row) for row in range(len(scores))]
+    samples = [
+        SimpleNamespace(
+            response_length=torch.tensor([3]), truncated=torch.tensor([False]), attention_mask=torch.ones(5), info={}
+        )
+        for _ in rows
+    ]
+    uids = [f"u{group}" for group in range(len(rows) // 2)]
+    is_guided = torch.tensor([row in guided for row in range(len(rows))])
+    return Rollouts(samples, rows, uids, torch.tensor(scores), torch.tensor(scores), is_guided)
+
+
+def test_the_policys_own_right_rollouts_and_no_others_are_remembered(tmp_path):
+    maker = _maker()
+    maker.history, maker.measure = History(tmp_path / "history.jsonl", 4, 0), None
+    maker._remember(_rollouts([1.0, 0.0, 1.0, 1.0], guided=[2]))
+    assert (maker.history["u0"], maker.history["u1"]) == (["0"], ["3"])
+
+
+def _figures(rollouts: Rollouts, bonus: list[float], similarity: float = 0.5) -> dict[str, float]:
+    count = len(rollouts.texts)
+    batch = SimpleNamespace(
+        samples=rollouts.samples, is_teacher=rollouts.guided, scores=rollouts.scores, rewards=rollouts.rewards,
+        similarity=torch.full((count,), similarity), teachers={}, prompts_without_teacher=0,
+    )  # fmt: skip
+    no = torch.zeros(count)
+    oger = SimpleNamespace(last_token_enp_reward="none")
+    return step_metrics(rollouts, batch, torch.tensor(bonus), no, no, no.bool(), oger)
+
+
+def test_groups_are_counted_as_solved_by_all_and_by_none():
+    found = _figures(_rollouts([1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]), [0.3, 0.1, 0, 0, 0.9, 0, 0, 0])
+    assert (found["rollout/solve_all"], found["rollout/solve_none"]) == (0.25, 0.5)
+    assert found["rollout/solve_rate"] == pytest.approx(3 / 8)
+    # 0.3, 0.1 and 0.9 of the right ones; only the first group has two to compare.
+    assert found["oger/bonus_of_correct_std"] == pytest.approx(torch.tensor([0.3, 0.1, 0.9]).std().item())
+    assert found["oger/bonus_of_correct_std_in_group"] == pytest.approx(0.2 / 2**0.5)
+
+
+def test_groups_that_teachers_began_altogether_are_counted_by_what_the_policy_made_of_it():
+    found = _figures(_rollouts([1.0, 1.0, 0.0, 1.0], guided=[0, 1, 2, 3]), [0.0] * 4)
+    assert (found["rollout/solve_all"], found["rollout/solve_none"]) == (0.5, 0.0)
+    assert found["rollout/solve_rate"] == pytest.approx(0.75)
+    found = _figures(_rollouts([1.0, 0.0, 0.0, 1.0], guided=[0, 2]), [0.0] * 4)  # else by its own rollouts
+    assert (found["rollout/solve_all"], found["rollout/solve_none"]) == (0.5, 0.5)
+
+
+def test_clipping_spares_right_rows_of_solved_groups_alone():
+    """A teacher's right row is spared; a wrong row that a teacher began is pushed down all the same."""
+
+    def advantages(is_teacher: list[int], scores: list[float], bonus: list[float]) -> list[float]:
+        maker = _maker(all_correct_group="clip", bonus_weight=1.0)
+        maker.batch.is_teacher = torch.tensor(is_teacher).bool()
+        maker.batch.scores = maker.batch.rewards = torch.tensor(scores).float()
+        maker.batch.similarity = 1 - torch.tensor(bonus)
+        return _advantages(maker.compute_advantages_and_returns(_experiences([0, 1, 2, 3])))[:, 0].tolist()
+
+    # A solved group, 1.2, 1.4, 1.4 and the teacher's 1: its -0.25 goes.
+    assert advantages([0, 0, 0, 1], [1, 1, 1, 1], [0.2, 0.4, 0.4, 0]) == pytest.approx([-0.05, 0.15, 0.15, 0.0])
+    # Two guided rows, one of them wrong; the policy's own two are right.
+    found = advantages([0, 0, 1, 1], [1, 1, 1, 0], [0.2, 0.4, 0, 0])
+    assert found == pytest.approx([0.3, 0.5, 0.1, -0.9])
+    # Every row guided, two wrong: not solved, nothing is spared.
+    assert advantages([1, 1, 1, 1], [1, 0, 1, 0], [0] * 4) == pytest.approx([0.5, -0.5, 0.5, -0.5])
+    # A group whose own rollouts are not all right keeps its teacher's advantage.
+    assert advantages([0, 0, 0, 1], [1, 0, 1, 0.5], [0.6, 0, 0.9, 0])[3] == pytest.approx(0.5 - 1.0)

@@ -101,6 +101,13 @@ def test_prefixes_have_their_share_of_the_teachers_tokens(tmp_path):
     assert generator._prefixes("lone") == [LONG.tokens[:2], LONG.tokens[:6], LONG.tokens, []]
 
 
+def test_a_prompt_whose_only_teachers_have_weight_zero_is_the_policys_alone(tmp_path):
+    settings = {"teacher_draw": "source_weights", "teacher_source_weights": ("long=0",)}
+    generator = _generator(tmp_path, n_prefix=2, **settings)
+    assert generator._prefixes("lone") == [[]] * 4
+    assert generator._prefixes("taught")[1] == SHORT.tokens  # the whole of the one that may enter
+
+
 def test_the_draw_is_the_steps_own(tmp_path):
     generator = _generator(tmp_path, n_prefix=-1, prefix_strategy="random")
     first = generator._prefixes("taught")

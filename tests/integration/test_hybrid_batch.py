@@ -395,6 +395,11 @@ def test_a_source_of_weight_zero_never_enters(hybrid):
     for seed in range(10):
         batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), teachers, seed=seed, max_replace_num=2, **settings)
         assert [teacher.text for teacher in batch.teachers.values()] == ["E"]
+    assert batch.prompts_without_teacher == 0
+    alone = {"taught": [_teacher("N")]}
+    batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), alone, **settings)
+    assert (batch.teachers, batch.prompts_without_teacher) == ({}, 1)
+    assert not batch.similarity.isnan().any()  # it stays a reference
 
 
 def test_the_policys_own_earlier_solutions_are_references_too(hybrid, tmp_path):

@@ -14,6 +14,7 @@ import pytest
 import ray
 import torch
 
+from oger_recipe.algorithm.engine_check import Agreement
 from oger_recipe.plugin.launch import CPU_ENVIRONMENT, _start_ray
 from oger_recipe.tasks.tiny_policy import build_model, build_tokenizer
 
@@ -21,17 +22,19 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU's wei
 
 PROMPTS = ["Using the numbers [3, 5, 12], make 96.", "12*(3+5)=96", "Answer:"]
 MAX_LEN = 64
+LEARNING_RATE = 3e-4  # of the recipes for CPUs
 UPDATES = 3
+KINDS: dict[str, dict[str, Any]] = {"tied": {}, "untied": {"tied": False}, "large vocabulary": {"vocab_size": 49_152}}
 
 
 class Sender:
     """One policy, its engine, and the group between them with the policy as rank 0 (as ActorPPOTrainer has it)."""
 
-    def __init__(self, folder: Path, tied: bool) -> None:
+    def __init__(self, folder: Path, *, tied: bool = True, vocab_size: int | None = None) -> None:
         from openrlhf.trainer.ray import vllm_engine
 
         self.tokenizer = build_tokenizer(PROMPTS, vocab_size=300)
-        self.model = _untrained(self.tokenizer, tied)
+        self.model = _untrained(self.tokenizer, tied, vocab_size)
         self.tokenizer.save_pretrained(folder)
         self.model.save_pretrained(folder)
         [self.engine] = vllm_engine.create_vllm_engines(
@@ -82,13 +85,13 @@ class Sender:
         ]
 
 
-def _untrained(tokenizer: Any, tied: bool) -> Any:
+def _untrained(tokenizer: Any, tied: bool, vocab_size: int | None) -> Any:
     torch.manual_seed(0)
     model = build_model(tokenizer, hidden_size=64, num_layers=2)
-    if not tied:
-        config = model.config
-        config.tie_word_embeddings = False
-        model = type(model)(config)
+    config = model.config
+    config.tie_word_embeddings = tied
+    config.vocab_size = vocab_size or config.vocab_size
+    model = type(model)(config)
     return model.to(torch.bfloat16).eval().requires_grad_(False)
 
 
@@ -116,8 +119,8 @@ def _difference(first: list[float], second: list[float]) -> float:
 
 
 @pytest.fixture(scope="module")
-def senders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, Sender]]:
-    """By whether embeddings are tied; both engines start at the same time."""
+def senders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sender]]:
+    """Policies of several kinds by name; their engines start at the same time."""
     folder = tmp_path_factory.mktemp("weight_sync")
     with pytest.MonkeyPatch.context() as environment:
         for name, value in CPU_ENVIRONMENT.items():
@@ -127,12 +130,12 @@ def senders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, Sen
         from oger_recipe.plugin.install import install
 
         _keep_names(environment)
-        _start_ray(CPU_ENVIRONMENT | {"OGER_RUN_DIR": str(folder)}, True, 2, False)
-        started: dict[bool, Sender] = {}
+        _start_ray(CPU_ENVIRONMENT | {"OGER_RUN_DIR": str(folder)}, True, len(KINDS), False)
+        started: dict[str, Sender] = {}
         try:
             install()
-            for tied in (True, False):
-                started[tied] = Sender(folder / f"tied_{tied}", tied)
+            for name, kind in KINDS.items():
+                started[name] = Sender(folder / name.replace(" ", "_"), **kind)
             for sender in started.values():
                 sender.connect()
             yield started
@@ -162,7 +165,7 @@ def _keep_names(environment: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_after_every_update_the_engines_log_probabilities_are_the_policys(senders, tied):
-    sender = senders[tied]
+    sender = senders["tied" if tied else "untied"]
     names = dict(sender.model.named_parameters())
     assert ("lm_head.weight" in names) == (not tied)
     for update in range(UPDATES):
@@ -182,5 +185,46 @@ def test_after_every_update_the_engines_log_probabilities_are_the_policys(sender
         assert old > 0.2
 
 
-def test_ray_listens_on_loopback(senders: dict[bool, Sender]) -> None:
+def _train_once(model: Any, samples: list[tuple[list[int], list[float]]], rate: float, seed: int) -> None:
+    """One optimizer step of a policy gradient with advantages of 1 and -1: Adam moves weights by about `rate`."""
+    generator = torch.Generator().manual_seed(seed)
+    masters = {name: weight.float().requires_grad_() for name, weight in model.named_parameters()}
+    optimizer = torch.optim.AdamW(masters.values(), lr=rate, weight_decay=0.0)
+    for tokens, engine in samples:
+        output = torch.func.functional_call(model.float(), masters, torch.tensor([tokens])).logits[0, :-1]
+        chosen = output.log_softmax(dim=-1).gather(1, torch.tensor(tokens[1:]).unsqueeze(1))[-len(engine) :]
+        advantage = 1.0 if torch.rand(1, generator=generator) < 0.5 else -1.0
+        (-advantage * chosen.sum() / len(samples)).backward()
+    optimizer.step()
+    model.to(torch.bfloat16)
+    for name, weight in model.named_parameters():
+        weight.data.copy_(masters[name].detach())
+
+
+def _agreement(sender: Sender, times: int = 4) -> tuple[Agreement, list[tuple[list[int], list[float]]]]:
+    samples = [sample for _ in range(times) for sample in sender.sample()]
+    engine = torch.tensor([value for _, values in samples for value in values])
+    return Agreement.of(engine - torch.tensor(_log_probs(sender.model, samples)), top_p=1.0, top_k=-1), samples
+
+
+@pytest.mark.parametrize("kind", ["tied", "large vocabulary"])
+def test_an_engine_that_missed_one_update_is_told_from_one_that_has_them_all(senders, kind):
+    sender = senders[kind]
+    sender.model.load_state_dict(_untrained(sender.tokenizer, True, KINDS[kind].get("vocab_size")).state_dict())
+    _renew(sender.model, seed=1)
+    sender.send()
+    first, samples = _agreement(sender)
+    limit = first.limit()
+    assert not first.is_stale(None)
+    for update in range(UPDATES):
+        _train_once(sender.model, samples, rate=LEARNING_RATE, seed=update)
+        stale, _ = _agreement(sender)
+        sender.send()
+        healthy, samples = _agreement(sender)
+        print(f"{kind}, update {update + 1}: limit {limit:.4f}, one behind {stale}, up to date {healthy}")
+        assert stale.is_stale(limit)
+        assert not healthy.is_stale(limit)
+
+
+def test_ray_listens_on_loopback(senders: dict[str, Sender]) -> None:
     assert ray.nodes()[0]["NodeManagerAddress"] == "127.0.0.1"

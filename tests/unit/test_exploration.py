@@ -16,6 +16,7 @@ from oger_recipe.algorithm.exploration import (
     mean_similarity,
     scheduled_weight,
     shape_measure,
+    spread_within_groups,
 )
 
 # Unit vectors with round cosines: (0.6, 0.8) and (0.8, 0.6).
@@ -351,3 +352,14 @@ def test_a_schedule_of_one_step_starts_and_then_ends(schedule: str) -> None:
 def test_unknown_schedules_are_refused_by_naming_the_known_ones() -> None:
     with pytest.raises(ValueError, match="exp.*constant, linear, cosine"):
         scheduled_weight(1, start=1.0, end=0.0, steps=2, schedule="exp")
+
+
+def test_the_spread_within_groups_leaves_out_what_whole_groups_differ_by() -> None:
+    # Counted: 1 and 3 (std sqrt(2)), 10, 12 and 14 (std 2), 7 alone, none. Over all six values the std is 5.
+    values = torch.tensor([[1.0, 3, 99, 99], [10, 12, 14, 99], [7, 99, 99, 99], [99, 99, 99, 99]])
+    counted = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]]).bool()
+    expected = (math.sqrt(2) + 2) / 2
+    assert spread_within_groups(values, counted) == pytest.approx(expected)
+    assert spread_within_groups(values + torch.tensor([[5.0], [-8], [0], [0]]), counted) == pytest.approx(expected)
+    assert spread_within_groups(values[:, [3, 1, 0, 2]], counted[:, [3, 1, 0, 2]]) == pytest.approx(expected)
+    assert spread_within_groups(values[2:], counted[2:]) == 0.0

@@ -5,7 +5,14 @@ import math
 import pytest
 import torch
 
-from oger_recipe.algorithm.hybrid_group import DRAWS, REPLACE_MODES, draw_teachers, select_replaced
+from oger_recipe.algorithm.hybrid_group import (
+    DRAWS,
+    REPLACE_MODES,
+    draw_teachers,
+    own_or_all,
+    select_replaced,
+    solve_rates,
+)
 
 SIMILARITY = torch.tensor([0.3, 0.9, 0.1, 0.9, 0.5])
 REWARD = torch.tensor([0.0, 1.0, 1.0, 1.0, 0.0])
@@ -232,3 +239,13 @@ def test_wrong_draws_are_refused() -> None:
     for weight in (-1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="finite and 0 or more"):
             draw("source_weights", 1, weights={"gpt": weight})
+
+
+def test_a_group_is_judged_by_the_policys_own_rollouts_and_by_all_where_it_has_none() -> None:
+    scores = torch.tensor([[1.0, 0, 0, 1], [0, 1, 1, 1], [1, 1, 0, 1], [1, 1, 1, 1]])
+    own = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 0, 0], [0, 0, 0, 0]]).bool()
+    assert own_or_all(own).int().tolist() == [[1, 1, 1, 1], [0, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]]
+    assert solve_rates(scores, own).tolist() == [0.5, 1.0, 0.75, 1.0]
+    assert solve_rates(-scores, own).tolist() == [0.0] * 4  # a score above 0 is right
+    order = [3, 1, 0, 2]
+    assert solve_rates(scores[:, order], own[:, order]).tolist() == [0.5, 1.0, 0.75, 1.0]

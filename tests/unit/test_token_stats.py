@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from oger_recipe.algorithm.token_stats import token_log_probs_and_entropy
+from oger_recipe.algorithm import token_stats
+from oger_recipe.algorithm.token_stats import response_entropy, token_log_probs_and_entropy
 
 
 def reference(
@@ -102,6 +103,61 @@ def test_the_logits_of_all_tokens_never_exist_together() -> None:
     # weight itself has 96 * 8 = 768 numbers, a chunk of logits 4 * 96 = 384, all logits 64 * 96 = 6144
     assert 384 <= forward.numel <= 768
     assert 384 <= backward.numel <= 768
+
+
+def test_by_default_logits_are_counted_and_not_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_stats, "CHUNK_LOGITS", 400)  # four rows of a vocabulary of 96
+    hidden, weight, labels = make(64, 4, vocabulary=96)
+    with LargestTensor() as forward:
+        log_probs, entropy = token_log_probs_and_entropy(hidden, weight, labels)
+    with LargestTensor() as backward:
+        (log_probs.sum() + entropy.sum()).backward()
+    assert forward.numel == backward.numel == 4 * 96
+    monkeypatch.setattr(token_stats, "CHUNK_LOGITS", 50)  # less than one row: a row at a time all the same
+    torch.testing.assert_close(token_log_probs_and_entropy(hidden, weight, labels)[0], log_probs)
+
+
+# ---- the entropy that stands for a response: rows of one, three and four response tokens, and one without any
+
+ENTROPIES = torch.tensor(
+    [[9.0, 9.0, 0.5, 9.0, 9.0], [0.1, 0.4, 0.2, 9.0, 9.0], [9.0, 0.3, 0.1, 0.2, 0.8], [9.0, 9.0, 9.0, 9.0, 9.0]]
+)
+RESPONSES = torch.tensor([[0, 0, 1, 0, 0], [1, 1, 1, 0, 0], [0, 1, 1, 1, 1], [0, 0, 0, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("position", "top_share", "expected"),
+    [
+        ("last", 0.2, [0.5, 0.2, 0.8]),  # of the distribution that produced the last response token
+        ("mean", 0.2, [0.5, 0.7 / 3, 0.35]),
+        ("top", 0.2, [0.5, 0.4, 0.8]),  # a fifth of four tokens is one token
+        ("top", 0.5, [0.5, 0.3, 0.55]),  # one, two of three, two of four
+        ("top", 1.0, [0.5, 0.7 / 3, 0.35]),
+    ],
+)
+def test_the_entropy_of_a_response_by_position(position: str, top_share: float, expected: list[float]) -> None:
+    found = response_entropy(ENTROPIES, RESPONSES, position=position, top_share=top_share)
+    assert found[:3].tolist() == pytest.approx(expected)
+    if position != "last":
+        assert found[3] == 0
+
+
+@pytest.mark.parametrize("position", ["last", "mean", "top"])
+def test_padding_on_either_side_and_the_order_of_rows_change_no_responses_entropy(position: str) -> None:
+    expected = response_entropy(ENTROPIES, RESPONSES, position=position, top_share=0.5)[:3]
+    noise, none = torch.full((4, 3), 7.0), torch.zeros(4, 3, dtype=torch.long)
+    wider = torch.cat([noise, ENTROPIES, noise], dim=1), torch.cat([none, RESPONSES, none], dim=1)
+    assert torch.equal(response_entropy(*wider, position=position, top_share=0.5)[:3], expected)
+    order = [2, 0, 1]
+    found = response_entropy(ENTROPIES[order], RESPONSES[order], position=position, top_share=0.5)
+    assert torch.equal(found, expected[order])
+
+
+def test_an_entropys_position_and_shapes_are_checked() -> None:
+    with pytest.raises(ValueError, match="position='first' is unknown; valid values: last, mean, top"):
+        response_entropy(ENTROPIES, RESPONSES, position="first")
+    with pytest.raises(ValueError, match=r"both must be \[B, T\]"):
+        response_entropy(ENTROPIES, RESPONSES[:, 1:], position="last")
 
 
 def test_half_precision_inputs_give_float32_statistics_and_half_precision_gradients() -> None:

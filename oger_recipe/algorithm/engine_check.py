@@ -1,0 +1,58 @@
+"""Whether the engine samples with the policy's weights, told from the log-probabilities that both give to its tokens.
+
+With d = log p(engine) - log p(policy) of a sampled token, in nats:
+
+    difference = mean |d|      rounding makes it what it is, from 0.004 (a tiny policy) to 0.04 (bfloat16, 49k tokens)
+    kl         = mean d        estimates KL(engine || policy); rounding cancels out, other weights do not
+
+Before its first update both hold the same weights: what a run shows there is its rounding. An engine that missed an
+update differs by the update as well.
+"""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+# Healthy runs stay within a tenth of their first step; engines one update behind showed three times it and more, at
+# learning rates at which a policy learns (tests/integration/test_weight_sync.py).
+TIMES_BASELINE, MARGIN = 2.0, 0.002
+HIGHEST_KL = 0.02  # nats per token; healthy runs stay below 0.005
+_ERRORS = 3.0  # standard errors that a mean over few tokens may be off
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far engine and policy are apart on a step's rollouts: both means over tokens, with their standard errors."""
+
+    difference: float
+    difference_error: float
+    kl: float
+    kl_error: float
+
+    @classmethod
+    def of(cls, delta: Tensor, *, top_p: float, top_k: int) -> "Agreement":
+        """Of d [tokens], less what sampling from a part of the vocabulary explains; zeros without a token.
+
+        The engine's log-probabilities are of the tokens it could choose from: with a nucleus of mass Z >= top_p they
+        are higher than the policy's by -log Z, at most -log top_p; with top_k there is no bound from above.
+        """
+        if not len(delta):
+            return cls(0.0, 0.0, 0.0, 0.0)
+        highest = math.inf if top_k > 0 else -math.log(top_p)
+        signed = delta.double().clamp(max=0) + (delta.double() - highest).clamp(min=0)
+        return cls(*_mean_and_error(signed.abs()), *_mean_and_error(signed))
+
+    def limit(self) -> float:
+        """The difference that steps after this one, the first, may show."""
+        return TIMES_BASELINE * self.difference + MARGIN
+
+    def is_stale(self, limit: float | None) -> bool:
+        """Whether the engine's weights are others than the policy's; ``limit`` of the difference, None: not known."""
+        differs = limit is not None and self.difference - _ERRORS * self.difference_error > limit
+        return differs or self.kl - _ERRORS * self.kl_error > HIGHEST_KL
+
+
+def _mean_and_error(values: Tensor) -> tuple[float, float]:
+    error = values.std().item() / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return values.mean().item(), error
