@@ -3,12 +3,13 @@
 import argparse
 import importlib.util
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from oger_recipe.data.sources import is_hub_name
 from oger_recipe.data.teacher_draw import weights
+from oger_recipe.effects import has_bonus, own_section, without_effect
 from oger_recipe.recipe import RecipeError, own_verifiers
 from oger_recipe.rewards.verifiers import VERIFIERS, resolve
 
@@ -61,12 +62,28 @@ _TASK_AT_LEAST_ONE = (
 )  # fmt: skip
 
 
+_AT_LEAST_ZERO = (
+    "oger.bonus_weight", "oger.bonus_weight_end", "oger.prefix_reward_weight_alpha",
+    "oger.prefix_reward_weight_beta", "oger.sft_prefix_reward_weight", "oger.sft_loss_coef",
+    "oger.off_policy_reshape_weight", "oger.off_policy_reshape_pow_exp", "oger.on_policy_reshape_weight",
+    "oger.on_policy_reshape_pow_exp", "oger.max_logprob_difference", "oger.max_reward_error_rate",
+    "oger.max_embedding_error_rate", "oger.sft.lr", "oger.sft.epochs", "actor.adam.lr", "critic.adam.lr",
+    "actor.entropy_coef", "algo.kl.init_coef",
+)  # fmt: skip
 _GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 _POLYNOMIAL_END = 1e-7  # where transformers' polynomial schedule ends
 
 
 def _sizes(args: argparse.Namespace) -> Iterator[str]:
     value = vars(args)
+    for key, setting in value.items():
+        for number in setting if isinstance(setting, list | tuple) else [setting]:
+            # Infinity is OpenRLHF's word for never (eval.steps, ckpt.max_mem); in the recipe's section it is none.
+            if isinstance(number, float) and (math.isnan(number) or (math.isinf(number) and key.startswith("oger."))):
+                yield f"{key} is {number}: it has to be a finite number"
+    for key in _AT_LEAST_ZERO:
+        if value[key] is not None and value[key] < 0:
+            yield f"{key} is {value[key]}: it has to be 0 or more"
     has_task = value["oger.task.name"] is not None
     for key in _AT_LEAST_ONE + (_TASK_AT_LEAST_ONE if has_task else ()):
         if value[key] is not None and value[key] < 1:
@@ -176,9 +193,18 @@ def _rewards(args: argparse.Namespace) -> Iterator[str]:
                 yield f"{key}: {error}"
 
 
-def notes(args: argparse.Namespace) -> list[str]:
-    """Remarks on settings that work but are easily not meant."""
-    value, remarks = vars(args), []
+def notes(args: argparse.Namespace, default: Callable[[str], Any]) -> list[str]:
+    """Remarks on settings that work but are easily not meant; ``default`` gives the default of a flag."""
+    value = vars(args)
+    remarks = list(without_effect(value, default))
+    shaping, oger = value["oger.similarity_shaping"], own_section(value)
+    if shaping in ("group_minmax", "group_rank") and has_bonus(oger) and value["oger.all_correct_group"] != "skip":
+        weight = max(value["oger.bonus_weight"], value["oger.bonus_weight_end"])
+        remarks.append(
+            f"oger.similarity_shaping {shaping} spreads the bonus of a group's right rollouts over 0 to {weight:g}, "
+            "so that in solved groups the least divergent of them are pushed down; a smaller oger.bonus_weight does "
+            "so less, oger.all_correct_group skip not at all"
+        )
     if value["algo.kl.init_coef"] > 0:
         gpus = gpus_by_role(args).get("reference")
         where = f"takes {gpus} GPUs" if gpus else "shares the policy's GPUs"
@@ -218,25 +244,30 @@ def _teachers(args: argparse.Namespace) -> Iterator[str]:
     if value["oger.teacher_source_weights"] and value["oger.teacher_draw"] != "source_weights":
         yield "oger.teacher_source_weights has no effect: set oger.teacher_draw source_weights"
     samples = value["rollout.n_samples_per_prompt"]
+    if guides and replaces:
+        yield (
+            "oger.n_prefix and oger.max_replace_num both bring teachers into a group, and the rollouts that teachers "
+            "began would be the first to make room: set oger.max_replace_num 0, or oger.n_prefix 0"
+        )
     if not -1 <= value["oger.n_prefix"] <= samples:
         yield f"oger.n_prefix {value['oger.n_prefix']}: it is -1 (all) or 0 to rollout.n_samples_per_prompt {samples}"
     if not 0 <= value["oger.min_prefix_ratio"] <= value["oger.max_prefix_ratio"] <= 1:
         yield "oger.min_prefix_ratio and oger.max_prefix_ratio: 0 <= min <= max <= 1"
     if not value["oger.replace_after_rm"] and replaces:
-        if guides:
-            yield ("oger.n_prefix and, without oger.replace_after_rm, oger.max_replace_num fill one group: choose one")
         if value["oger.replace_mode"] != "random":
             yield (
                 f"oger.replace_mode {value['oger.replace_mode']} compares rollouts, but without oger.replace_after_rm "
                 "those that make room are never sampled: use oger.replace_mode random"
             )
-        if value["oger.all_correct_group"] in ("online", "skip"):
-            yield f"oger.all_correct_group {value['oger.all_correct_group']} needs oger.replace_after_rm"
     if value["oger.use_off_policy_probs"] and (guides or not value["oger.replace_after_rm"]):
         yield "oger.use_off_policy_probs works for whole teachers that replace rollouts (oger.replace_after_rm)"
-    estimator = value["algo.advantage.estimator"]
-    if value["oger.advantage_baseline"] == "rollouts" and estimator not in ("group_norm", "dr_grpo"):
-        yield f"oger.advantage_baseline rollouts is for group_norm and dr_grpo, not {estimator}"
+    in_rollout = guides or (replaces and not value["oger.replace_after_rm"])
+    if value["oger.all_correct_group"] in ("online", "skip") and in_rollout:
+        yield (
+            f"oger.all_correct_group {value['oger.all_correct_group']} keeps teachers out of solved groups, but with "
+            "oger.n_prefix or without oger.replace_after_rm they are in before anything is graded: use keep or clip"
+        )
+    yield from _baselines(value)
     for key in ("off_policy_max_clip", "off_policy_min_clip", "all_max_clip"):
         if value[f"oger.{key}"] is not None and value[f"oger.{key}"] < 0:
             yield f"oger.{key} is {value[f'oger.{key}']}: leave it out (null) for no bound"
@@ -246,6 +277,27 @@ def _teachers(args: argparse.Namespace) -> Iterator[str]:
             yield "oger.similarity_reranker and oger.embedding_url both measure similarity: choose one"
     if not 0 < value["oger.entropy_top_share"] <= 1:
         yield f"oger.entropy_top_share is {value['oger.entropy_top_share']}: it is above 0 and at most 1"
+
+
+def _baselines(value: dict[str, Any]) -> Iterator[str]:
+    estimator = value["algo.advantage.estimator"]
+    if value["oger.all_correct_group"] == "clip" and estimator not in ("group_norm", "dr_grpo"):
+        yield f"oger.all_correct_group clip is for group_norm and dr_grpo, not {estimator}: use keep, online or skip"
+    if value["oger.advantage_baseline"] != "rollouts":
+        return
+    if estimator not in ("group_norm", "dr_grpo"):
+        yield f"oger.advantage_baseline rollouts is for group_norm and dr_grpo, not {estimator}"
+    if value["oger.n_prefix"] in (-1, value["rollout.n_samples_per_prompt"]):
+        yield (
+            f"oger.advantage_baseline rollouts with oger.n_prefix {value['oger.n_prefix']}: teachers begin every "
+            "rollout, and none is left to measure by; use oger.advantage_baseline group, or a smaller oger.n_prefix"
+        )
+    if estimator == "group_norm" and has_bonus(own_section(value)):
+        yield (
+            "oger.advantage_baseline rollouts with group_norm and a bonus: right rollouts differ by the bonus alone, "
+            "and a right teacher measured by so small a spread gets an advantage of -10; use "
+            "algo.advantage.estimator dr_grpo, oger.advantage_baseline group, or oger.bonus_weight 0"
+        )
 
 
 # flag -> (value that works, what to do instead)

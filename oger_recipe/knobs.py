@@ -10,7 +10,7 @@ from oger_recipe.algorithm.hybrid_group import DRAWS, REPLACE_MODES
 from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES
 from oger_recipe.algorithm.prefix import PREFIX_STRATEGIES
 from oger_recipe.data.templates import TEMPLATES
-from oger_recipe.embedding import LONG_TEXTS
+from oger_recipe.embedding import LONG_TEXTS, PARTS
 
 MATH_RULES = ("deepscaler", "deepscaler_format", "deepscaler_no_think", "math_verify_think", "math_verify")
 EXTRACTIONS = ("boxed", "answer_tag", "last_number", "anywhere")
@@ -65,7 +65,13 @@ KNOBS: tuple[Knob, ...] = (
     Knob("grading_memory_limit", 2048, "MiB that grading one answer may take", int),
     # Teachers and the hybrid group (arXiv 2604.18530)
     Knob("max_replace_num", 1, "rollouts of a group that make room for teachers; 0 is plain GRPO with a bonus", int),
-    Knob("replace_mode", "similarity_mean_des", "which rollouts make room", str, REPLACE_MODES),
+    Knob(
+        "replace_mode",
+        "similarity_mean_des",
+        "which rollouts make room; the mean, max or min over the teachers that it names is the bonus's, too",
+        str,
+        REPLACE_MODES,
+    ),
     Knob(
         "replace_after_rm",
         True,
@@ -138,8 +144,15 @@ KNOBS: tuple[Knob, ...] = (
     Knob("embedding_trust_remote_code", False, "run code that the embedding model's repository brings", bool),
     Knob("embedding_max_tokens", 256, "tokens that the encoder reads at a time", int),
     Knob(
+        "embedding_part",
+        "all",
+        "what is read of a trajectory: all, its thought (before the last </think>), or its answer (after it)",
+        str,
+        PARTS,
+    ),
+    Knob(
         "embedding_long_texts",
-        "head",
+        "chunks",
         "longer trajectories: their head, their tail, or the mean of all their chunks",
         str,
         LONG_TEXTS,

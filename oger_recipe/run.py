@@ -56,7 +56,7 @@ def train(
     cpu = not torch.cuda.is_available()
     here = None if cpu else torch.cuda.device_count() * args.__dict__["actor.num_nodes"]
     check_run(args, cpu=cpu and not dry_run, gpus_here=None if dry_run or "RAY_ADDRESS" in os.environ else here)
-    for note in notes(args):
+    for note in notes(args, parser.get_default):
         print(f"note: {note}", flush=True)
     if dry_run:
         print(describe(args))

@@ -20,9 +20,11 @@ mkdir -p "$STUDY_DIR"
 
 arm_flags() {
     local grpo="--oger.max_replace_num 0 --oger.bonus_weight 0"
+    # As many trajectories as 40 steps let in.
+    local sft="--oger.sft.epochs 1 --oger.sft.max_samples 1280 --oger.sft.batch_size 8 --oger.sft.micro_batch_size 8"
     case "$1" in
     start) echo "$grpo --oger.total_training_steps 0" ;; # the policy that all arms start from
-    sft) echo "$grpo --oger.sft.epochs 1 --oger.total_training_steps 0" ;;
+    sft) echo "$grpo $sft --oger.sft.lr 1e-3 --oger.total_training_steps 0" ;;
     grpo) echo "$grpo" ;;
     luffy) echo "--oger.bonus_weight 0 --oger.replace_mode random --oger.advantage_baseline group" ;;
     paper) echo "--oger.advantage_baseline group" ;;

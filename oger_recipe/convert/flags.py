@@ -161,8 +161,10 @@ _ROLLOUTS = (
 )  # fmt: skip
 
 _PREFIX = (
-    _same(ROLLOUT + "max_prefix_len", 8192, "oger.max_prefix_len", seed="8192", differs=True,
-          remark="longer trajectories are left out and counted, there they are cut: oger.long_teachers truncate"),
+    Flag(ROLLOUT + "max_prefix_len", 8192, where(rules.only_teachers, to("oger.max_prefix_len")),
+         "oger.max_prefix_len",
+         "longer trajectories are left out and counted, there they are cut: oger.long_teachers truncate", "8192",
+         differs=True),
     Flag(ROLLOUT + "n_prefix", -1, rules.guidance, "oger.n_prefix",
          "in OGER's command no rollout is guided, because both ratios are 0", "1"),
     Flag(ROLLOUT + "prefix_strategy", "random", _prefix(rules.strategy), "oger.prefix_strategy", seed="random"),
@@ -200,7 +202,8 @@ _ADVANTAGE = (
     _dead("algorithm.surprisal_base", 0.0, _UNREAD),
     Flag(ACTOR + "use_kl_loss", True, rules.kl, "algo.kl.use_loss, algo.kl.init_coef",
          "LUFFY stops when it meets use_off_policy_loss; here both work", "False"),
-    Flag(ACTOR + "kl_loss_coef", 0.001, where(rules.only_loss_kl, rules.kl), "algo.kl.init_coef", seed="0.00"),
+    Flag(ACTOR + "kl_loss_coef", 0.001, where(rules.only_loss_kl, rules.kl), "algo.kl.init_coef",
+         "in the unit of entropy_coeff", "0.00", differs=True),
     Flag(ACTOR + "kl_loss_type", "low_var_kl", where(rules.only_loss_kl, rules.kl_kind), "algo.kl.estimator",
          "kl: k1, mse: k2, low_var_kl: k3", "low_var_kl"),
     Flag("critic.optim.lr", 1e-5, _gae(to("critic.adam.lr")), "critic.adam.lr"),
@@ -241,7 +244,8 @@ _LOSS = (
          "oger.on_policy_reshape_pow_exp"),
     Flag(ACTOR + "all_max_clip", -1.0, _shaped(bound_of("oger.all_max_clip")), "oger.all_max_clip", "-1: null"),
     Flag(ACTOR + "use_sft_multitask_loss", False, rules.teacher_loss, "oger.off_policy_loss", "True: sft"),
-    Flag(ACTOR + "sft_loss_coef", 1.0, where(rules.only_supervised, to("oger.sft_loss_coef")), "oger.sft_loss_coef"),
+    Flag(ACTOR + "sft_loss_coef", 1.0, where(rules.only_supervised, rules.of_micro_batches("oger.sft_loss_coef")),
+         "oger.sft_loss_coef", "in the unit of entropy_coeff", differs=True),
     Flag(ACTOR + "loss_remove_token_mean", False,
          choice("oger.loss_aggregation", {True: "constant", False: "token_mean"}), "oger.loss_aggregation",
          "True: constant, the mean over rows of (sum of token losses / longest response). There it is not divided by "
@@ -252,10 +256,12 @@ _LOSS = (
     Flag(ACTOR + "clip_ratio", 0.2, rules.clip, "actor.eps_clip"),
     Flag(ACTOR + "clip_upper_bound", 1.0, rules.clip, "actor.eps_clip_low_high",
          "the ratio's upper bound, where it is above 1 + clip_ratio"),
-    _same(ACTOR + "entropy_coeff", 0.001, "actor.entropy_coef", seed="0.001", differs=True,
-          remark="the entropy is averaged over the optimizer step; there over each of a GPU's K micro-batches, and "
-          "these are added up. Beside loss_remove_token_mean's policy loss the same coefficient therefore weighs "
-          "64 / K times more here than in OGER's command"),
+    Flag(ACTOR + "entropy_coeff", 0.001, rules.of_micro_batches("actor.entropy_coef"), "actor.entropy_coef",
+         "the entropy is averaged over the optimizer step; there over each of a GPU's K micro-batches, and these are "
+         "added up, beside loss_remove_token_mean's sum over its R rows. The same weight here is K / R times the "
+         "coefficient: 6.25e-5 for OGER's 0.001, 64 rows and 32,768 tokens a micro-batch, where responses have 2,048 "
+         "tokens, a quarter of the longest. There the weight grows with the responses (3.1e-5 at 1,024 tokens, "
+         "1.25e-4 at 4,096), here it stays", "0.001", differs=True),
     _only(ACTOR + "use_ppo_kl_loss", False, "there is no loss on the distance to the rollouts' policy",
           "use algo.kl.use_loss, the distance to the reference"),
     _dead(ACTOR + "ppo_kl_loss_coef", 0.01, "it belongs to use_ppo_kl_loss"),

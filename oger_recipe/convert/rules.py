@@ -151,7 +151,7 @@ def only_gae(get: Get) -> str:
 
 def _kl_coefficient(get: Get) -> float:
     if get(ACTOR + "use_kl_loss"):
-        return float(get(ACTOR + "kl_loss_coef"))
+        return in_steps_unit(float(get(ACTOR + "kl_loss_coef")), get)
     return float(get("algorithm.kl_ctrl.kl_coef")) if get(REF + "use_ref") else 0.0
 
 
@@ -180,6 +180,37 @@ def kl_kind(value: Any, get: Get) -> Settings:
     if not settings["algo.kl.init_coef"]:
         raise NoEffect("the KL's coefficient is 0")
     return settings
+
+
+# Terms that LUFFY takes as a mean of each micro-batch
+
+
+def of_micro_batches(target: str):
+    """A coefficient of such a mean, in our unit: the mean over the optimizer step beside our policy loss.
+
+    On each rank LUFFY adds up its micro-batches: of the policy loss (loss_remove_token_mean) the sum over rows of
+    sum_t loss / L_max, of this term a mean each. We divide the first by the rows, so this term as well:
+
+        dynamic batches:  K micro-batches of T tokens for the rows' tokens: K / rows = tokens of a row / T
+        else:             both are divided by the number of micro-batches: 1 / rows of a micro-batch
+
+    The tokens of a row are not known before the run; a quarter of max_response_length is taken for them. Where the
+    policy loss is a token mean as well, the coefficient is the same.
+    """
+
+    def rule(value: Any, get: Get) -> Settings:
+        return {target: in_steps_unit(value, get)}
+
+    return rule
+
+
+def in_steps_unit(value: float, get: Get) -> float:
+    """of_micro_batches's arithmetic."""
+    if not get(ACTOR + "loss_remove_token_mean"):
+        return value
+    if get(ACTOR + "use_dynamic_bsz"):
+        return float(value * get("data.max_response_length") / 4 / get(ACTOR + "ppo_max_token_len_per_gpu"))
+    return float(value / max(get(ACTOR + "ppo_micro_batch_size") * get(ROLLOUT + "n") // _ranks(get), 1))
 
 
 # The loss of teacher tokens
@@ -276,6 +307,11 @@ def _measures(get: Get) -> bool:
     """Whether the command compares rollouts with teachers at all."""
     replaces = not only_replacement(get) and get("trainer.max_replace_num") != 0
     return bool(get("trainer.use_similarity_score") or replaces and get("trainer.replace_mode") != "random")
+
+
+def only_teachers(get: Get) -> str:
+    replaces = not only_replacement(get) and get("trainer.max_replace_num") != 0
+    return "" if replaces or _measures(get) or not prefix_is_inert(get) else "no teacher is used"
 
 
 def embedding(value: Any, get: Get) -> Settings:

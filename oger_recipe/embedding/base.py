@@ -29,6 +29,12 @@ class EmbeddingError(ValueError):
         )
 
 
+def part_of(text: str, part: str) -> str:
+    """What ``part`` (see EncoderSettings) names of a text."""
+    thought, tag, answer = text.rpartition("</think>")
+    return {"thought": thought, "answer": answer}[part] if tag and part != "all" else text
+
+
 class Encoder(ABC):
     """Unit-norm embeddings of texts."""
 
@@ -41,12 +47,28 @@ class Encoder(ABC):
     def dimension(self) -> int:
         """d, the length of a vector."""
 
+    @property
+    @abstractmethod
+    def _longest(self) -> int:
+        """The tokens of a text that are read at a time, without special ones."""
+
+    @abstractmethod
+    def _lengths(self, texts: list[str]) -> list[int]:
+        """The tokens of each text, without special ones."""
+
     @abstractmethod
     def _embed(self, texts: list[str]) -> tuple[torch.Tensor, dict[int, str]]:
         """[n, d] float32 unit rows of distinct texts, on the CPU; the row of a failed text is not finite.
 
         The second result has reasons, by the text's position, where there is more to say than that.
         """
+
+    def share_read(self, texts: list[str]) -> float:
+        """Of the tokens of these texts (of their ``part``), the share that decides their vectors."""
+        if self.settings.long_texts == "chunks":
+            return 1.0
+        lengths = self._lengths([part_of(text, self.settings.part) for text in texts]) if texts else []
+        return sum(min(length, self._longest) for length in lengths) / sum(lengths) if any(lengths) else 1.0
 
     def encode(self, texts: list[str], max_error_rate: float = 0.0) -> torch.Tensor:
         """[len(texts), d] float32, unit rows, on the CPU. Failed texts have rows of nan, if they are few enough.
@@ -63,7 +85,7 @@ class Encoder(ABC):
         if not texts:
             return torch.empty(0, self.dimension), {}
         distinct = list(dict.fromkeys(texts))
-        rows, reasons = self._embed(distinct)
+        rows, reasons = self._embed([part_of(text, self.settings.part) for text in distinct])
         bad = ~rows.isfinite().all(dim=1)
         rows[bad] = torch.nan
         failed = {

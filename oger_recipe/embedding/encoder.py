@@ -52,6 +52,14 @@ class TrajectoryEncoder(Encoder):
     def dimension(self) -> int:
         return int(self._model.get_embedding_dimension())
 
+    @property
+    def _longest(self) -> int:
+        return int(self._model.max_seq_length - self._model.tokenizer.num_special_tokens_to_add())
+
+    def _lengths(self, texts: list[str]) -> list[int]:
+        tokens = self._model.tokenizer(texts, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+        return [len(row) for row in tokens]
+
     def _embed(self, texts: list[str]) -> tuple[torch.Tensor, dict[int, str]]:
         with torch.no_grad(), fast_products(self._model.device.type):
             if self.settings.long_texts == "chunks":

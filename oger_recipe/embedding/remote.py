@@ -1,5 +1,6 @@
 """Embeddings of trajectories by a server with OpenAI's interface: POST {url}/embeddings."""
 
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -52,6 +53,13 @@ class RemoteEncoder(Encoder):
     @property
     def dimension(self) -> int:
         return self._dimension
+
+    @property
+    def _longest(self) -> int:
+        return self.settings.max_tokens
+
+    def _lengths(self, texts: list[str]) -> list[int]:
+        return [math.ceil(len(text) / CHARACTERS_PER_TOKEN) for text in texts]
 
     def _embed(self, texts: list[str]) -> tuple[torch.Tensor, dict[int, str]]:
         cut = [list(_pieces(text, self.settings)) for text in texts]

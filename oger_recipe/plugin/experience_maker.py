@@ -5,6 +5,7 @@ from oger_recipe.patches import apply_training_patches
 apply_training_patches()
 
 import json  # noqa: E402
+import math  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import torch  # noqa: E402
@@ -24,6 +25,7 @@ from oger_recipe.algorithm.exploration import exploration_bonus, scheduled_weigh
 from oger_recipe.algorithm.hybrid_group import solve_rates  # noqa: E402
 from oger_recipe.cpu import CORES  # noqa: E402
 from oger_recipe.data.teacher_store import TeacherStore  # noqa: E402
+from oger_recipe.effects import compares  # noqa: E402
 from oger_recipe.plugin import run_folder  # noqa: E402
 from oger_recipe.plugin.history import History  # noqa: E402
 from oger_recipe.plugin.hybrid_batch import (  # noqa: E402
@@ -35,11 +37,12 @@ from oger_recipe.plugin.hybrid_batch import (  # noqa: E402
     uid_of,
 )
 from oger_recipe.plugin.policy_actor import experience_off_policy_mask, longest_first  # noqa: E402
-from oger_recipe.plugin.similarity import make_similarity, needs_similarity  # noqa: E402
+from oger_recipe.plugin.similarity import make_similarity  # noqa: E402
 from oger_recipe.plugin.step_metrics import info_value, step_metrics  # noqa: E402
 from oger_recipe.rewards.repetition import is_repetitive  # noqa: E402
 from oger_recipe.rewards.reward_func import worst_examples  # noqa: E402
 
+_TEXTS_READ = 32  # rollouts whose tokens are counted in a step
 GROUP_ESTIMATORS = {"dr_grpo": False, "group_norm": True}  # estimator -> divides by the group's std
 
 
@@ -54,13 +57,14 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         # Ray gives an actor without CPUs of its own a single thread; this process only works while others wait.
         torch.set_num_threads(CORES)
         has_references = len(self.store) or oger.use_history_samples
-        self.measure = make_similarity(oger) if has_references and needs_similarity(oger) else None
+        self.measure = make_similarity(oger) if has_references and compares(vars(oger)) else None
         self.history: History | None = None
         counts = json.loads((self.run_dir / "data" / "counts.json").read_text())
         self.dropped = {f"data/{name}": counts.get(name, 0) for name in ("teachers_too_long", "teachers_wrong")}
         self.step = 0  # set by the trainer before every batch
         self.planned_steps = 1  # of the run; set by the trainer
         self.metrics: dict[str, float] = {}
+        self.said_share = False
         self.engine_limit = oger.max_logprob_difference  # None: known after the first step
 
     def resume(self, step: int, planned_steps: int) -> None:
@@ -92,8 +96,29 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         run_folder.write_samples(
             self.run_dir, self.step, rollouts, self.batch, self.bonus, self.entropy, advantages, self.args.oger
         )
+        self.metrics["oger/embedding_share_read"] = self._share_read(rollouts)
         self._remember(rollouts)
         return experiences
+
+    def _share_read(self, rollouts: Rollouts) -> float:
+        """The share of the tokens of some rollouts and their references that the bonus speaks of; the first step says
+        when that is not all of them."""
+        if self.measure is None:
+            return math.nan
+        few = range(0, len(rollouts.texts), max(len(rollouts.texts) // _TEXTS_READ, 1))
+        texts = [rollouts.texts[row] for row in few]
+        texts += [teacher.text for row in few for teacher in self.store[rollouts.uids[row // rollouts.size]][:1]]
+        share = self.measure.share_read(texts)
+        if share < 0.995 and not self.said_share:
+            self.said_share = True
+            oger = self.args.oger
+            text = (
+                f"note: of rollouts and teachers the encoder reads {share:.0%} (oger.embedding_long_texts "
+                f"{oger.embedding_long_texts}, {oger.embedding_max_tokens} tokens): similarity and bonus speak of that"
+                " part alone; oger.embedding_long_texts chunks reads all"
+            )
+            run_folder.event(self.run_dir, "note", text=text)
+        return share
 
     def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
         """Micro-batches of rows of like length, longest first, so that little is padded; ``index`` says which rows.

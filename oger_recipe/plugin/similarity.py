@@ -1,12 +1,13 @@
 """How close the rollouts of each prompt are to its references: teachers, and the policy's own earlier solutions."""
 
+import math
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 from oger_recipe.algorithm.exploration import REDUCTIONS, mean_similarity
-from oger_recipe.embedding.base import stop_on_failures
+from oger_recipe.embedding.base import part_of, stop_on_failures
 from oger_recipe.embedding.cache import EmbeddingCache
 from oger_recipe.embedding.encoder import make_encoder
 from oger_recipe.embedding.reranker import Reranker
@@ -60,6 +61,10 @@ class EmbeddingSimilarity:
         stop_on_failures(texts, failed, self._max_error_rate)
         return torch.stack([rows[text] for text in texts])
 
+    def share_read(self, texts: list[str]) -> float:
+        """Of the tokens of these texts, the share that their similarities speak of."""
+        return self._encoder.share_read(texts)
+
     def remember(self, texts: list[str]) -> None:
         """Rollouts of the last call that will be references later need not be encoded once more."""
         known = [text for text in texts if text in self._latest and self._latest[text].isfinite().all()]
@@ -68,16 +73,21 @@ class EmbeddingSimilarity:
 
 
 class RerankerSimilarity:
-    """Scores in [0, 1] of a cross-encoder that reads rollout and reference together."""
+    """Scores in [0, 1] of a cross-encoder that reads rollout and reference together, or ``part`` of both."""
 
-    def __init__(self, reranker: Reranker) -> None:
-        self._reranker = reranker
+    def __init__(self, reranker: Reranker, part: str = "all") -> None:
+        self._reranker, self._part = reranker, part
 
     def foresee(self, text: str) -> None:
         """Nothing can be done ahead: a score belongs to a pair."""
 
     def of_groups(self, rollouts: list[list[str]], references: list[list[str]], reduce: str) -> torch.Tensor:
-        pairs = [(o, t) for ours, theirs in zip(rollouts, references, strict=True) for o in ours for t in theirs]
+        pairs = [
+            (part_of(our, self._part), part_of(their, self._part))
+            for ours, theirs in zip(rollouts, references, strict=True)
+            for our in ours
+            for their in theirs
+        ]
         scores = self._reranker.similarity(pairs).split(
             [len(ours) * len(theirs) for ours, theirs in zip(rollouts, references, strict=True)]
         )
@@ -87,6 +97,10 @@ class RerankerSimilarity:
                 similarity[group] = REDUCTIONS[reduce](scores[group].view(len(ours), len(theirs)))
         return similarity
 
+    def share_read(self, texts: list[str]) -> float:
+        """Not known: how much of a text is cut depends on the other one of the pair."""
+        return math.nan
+
     def remember(self, texts: list[str]) -> None:
         """Nothing can be kept either."""
 
@@ -95,12 +109,14 @@ def make_similarity(oger) -> EmbeddingSimilarity | RerankerSimilarity:
     """The measure that ``args.oger`` asks for, with its model loaded."""
     if oger.similarity_reranker:
         trust, batch_size = oger.embedding_trust_remote_code, oger.embedding_batch_size
-        return RerankerSimilarity(Reranker(oger.similarity_reranker, oger.embedding_max_tokens, batch_size, trust))
+        reranker = Reranker(oger.similarity_reranker, oger.embedding_max_tokens, batch_size, trust)
+        return RerankerSimilarity(reranker, oger.embedding_part)
     settings = EncoderSettings(
         oger.embedding_model,
         oger.embedding_revision,
         oger.embedding_max_tokens,
         long_texts=oger.embedding_long_texts,
+        part=oger.embedding_part,
         trust_remote_code=oger.embedding_trust_remote_code,
         url=oger.embedding_url,
     )
@@ -108,9 +124,3 @@ def make_similarity(oger) -> EmbeddingSimilarity | RerankerSimilarity:
     return EmbeddingSimilarity(
         encoder, EmbeddingCache(encoder, Path(oger.embedding_cache)), oger.max_embedding_error_rate
     )
-
-
-def needs_similarity(oger) -> bool:
-    """Whether anything of the run depends on how close rollouts are to teachers."""
-    has_bonus = oger.bonus_weight != 0 or (oger.bonus_schedule != "constant" and oger.bonus_weight_end != 0)
-    return has_bonus or (oger.max_replace_num > 0 and oger.replace_after_rm and "similarity" in oger.replace_mode)

@@ -59,6 +59,8 @@ class Progress:
             self._say(step_line(event, self._steps))
             if self._bar is not None:
                 self._bar.update(event["step"] - self._bar.n)
+        elif name == "note":
+            self._say(event["text"])
         elif name == "trained" and self._bar is not None:
             self._bar.close()
             self._bar = None

@@ -69,7 +69,7 @@ def compare(name: str, texts: list[str], sides: dict[str, Callable], tokens: int
 
 
 def fill(root: str, texts: list[str]) -> None:
-    encoder = TrajectoryEncoder(EncoderSettings(PACKAGED_MODEL, None, max_tokens=256), BATCH_SIZE)
+    encoder = TrajectoryEncoder(EncoderSettings(PACKAGED_MODEL, None, max_tokens=256, long_texts="head"), BATCH_SIZE)
     EmbeddingCache(encoder, Path(root)).encode(texts)
 
 
@@ -90,7 +90,9 @@ def cache(texts: list[str]) -> dict[str, float]:
         process.start()
         process.join()
         second = time.perf_counter() - started
-        encoder = TrajectoryEncoder(EncoderSettings(PACKAGED_MODEL, None, max_tokens=256), BATCH_SIZE)
+        encoder = TrajectoryEncoder(
+            EncoderSettings(PACKAGED_MODEL, None, max_tokens=256, long_texts="head"), BATCH_SIZE
+        )
         started = time.perf_counter()
         EmbeddingCache(encoder, Path(root)).encode(texts)
         warm = time.perf_counter() - started

@@ -176,7 +176,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(CORES)
-    encoder = TrajectoryEncoder(EncoderSettings(PACKAGED_MODEL, None, max_tokens=256), 64)
+    encoder = TrajectoryEncoder(EncoderSettings(PACKAGED_MODEL, None, max_tokens=256, long_texts="head"), 64)
     results: dict[str, dict[int, dict[str, float]]] = {}
     print(f"seconds a step; what does not move: {BASE}\n\n| | {' | '.join(PHASES)} |\n|" + "---|" * (len(PHASES) + 1))
     for name in args.sweep or SWEEPS:

@@ -240,6 +240,61 @@ def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path:
             "ds.grad_accum_dtype fp32 is not supported by DeepSpeed without ZeRO (ds.zero_stage 0): use "
             "ds.zero_stage 1, 2 or 3",
         ),
+        (
+            ["--oger.n_prefix", "2"],
+            "oger.n_prefix and oger.max_replace_num both bring teachers into a group, and the rollouts that teachers "
+            "began would be the first to make room: set oger.max_replace_num 0, or oger.n_prefix 0",
+        ),
+        (
+            ["--oger.n_prefix", "2", "--oger.max_replace_num", "0", "--oger.all_correct_group", "skip"],
+            "oger.all_correct_group skip keeps teachers out of solved groups, but with oger.n_prefix or without "
+            "oger.replace_after_rm they are in before anything is graded: use keep or clip",
+        ),
+        (
+            ["--no-oger.replace_after_rm", "--oger.replace_mode", "random", "--oger.all_correct_group", "online"],
+            "oger.all_correct_group online keeps teachers out of solved groups, but with oger.n_prefix or without "
+            "oger.replace_after_rm they are in before anything is graded: use keep or clip",
+        ),
+        *(
+            (
+                [
+                    "--oger.n_prefix",
+                    every,
+                    "--oger.max_replace_num",
+                    "0",
+                    "--oger.advantage_baseline",
+                    "rollouts",
+                ],
+                f"oger.advantage_baseline rollouts with oger.n_prefix {every}: teachers begin every rollout, and none "
+                "is left to measure by; use oger.advantage_baseline group, or a smaller oger.n_prefix",
+            )
+            for every in ("-1", "4")
+        ),
+        *(
+            (
+                ["--oger.all_correct_group", "clip", "--algo.advantage.estimator", estimator],
+                "oger.all_correct_group clip is for group_norm and dr_grpo, not "
+                f"{estimator}: use keep, online or skip",
+            )
+            for estimator in ("rloo", "gae")
+        ),
+        (
+            ["--oger.advantage_baseline", "rollouts", "--algo.advantage.estimator", "group_norm"],
+            "oger.advantage_baseline rollouts with group_norm and a bonus: right rollouts differ by the bonus alone, "
+            "and a right teacher measured by so small a spread gets an advantage of -10; use "
+            "algo.advantage.estimator dr_grpo, oger.advantage_baseline group, or oger.bonus_weight 0",
+        ),
+        *(
+            ([f"--{flag}={number}"], f"{flag} is {number}: it has to be a finite number")
+            for flag in ("oger.bonus_weight", "oger.non_stop_penalty", "oger.sft.lr")
+            for number in ("nan", "inf")
+        ),
+        (["--actor.adam.lr=nan"], "actor.adam.lr is nan: it has to be a finite number"),
+        (["--actor.adam.betas", "0.9", "nan"], "actor.adam.betas is nan: it has to be a finite number"),
+        *(
+            ([f"--{flag}=-0.5"], f"{flag} is -0.5: it has to be 0 or more")
+            for flag in ("oger.bonus_weight", "oger.prefix_reward_weight_alpha", "oger.sft_loss_coef", "actor.adam.lr")
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -305,6 +360,19 @@ def test_groups_of_one_train_where_nothing_is_compared_within_them(recipe: Path,
         ),
         (["--rollout.top_p", "0.9"], ["rollouts are sampled from a part of the vocabulary"]),
         (["--oger.top_k", "20"], ["rollouts are sampled from a part of the vocabulary"]),
+        (
+            ["--oger.similarity_shaping", "group_rank", "--oger.bonus_weight", "0.5"],
+            ["oger.similarity_shaping group_rank spreads the bonus of a group's right rollouts over 0 to 0.5,"],
+        ),
+        (["--oger.similarity_shaping", "group_minmax", "--oger.all_correct_group", "skip"], []),
+        (["--oger.similarity_shaping", "ratio"], []),
+        (
+            ["--oger.off_policy_loss", "sft", "--oger.off_policy_reshape", "logp", "--oger.history_size", "2"],
+            [
+                "oger.history_size has no effect: it needs oger.use_history_samples",
+                "oger.off_policy_reshape has no effect: it needs oger.off_policy_loss reshape",
+            ],
+        ),
     ],
 )
 def test_what_is_easily_not_meant_is_noted_before_the_start(

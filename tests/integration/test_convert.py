@@ -110,6 +110,31 @@ def test_the_users_document_becomes_the_papers_recipe(
     }
 
 
+@pytest.mark.parametrize(
+    ("changes", "rows", "length", "tokens"),
+    [
+        # Responses of a quarter of 8,192 tokens; 64 prompts x 8 rollouts on 8 GPUs are 64 rows on each.
+        ({}, 64, 2048, 32768),
+        ({ACTOR + "ppo_max_token_len_per_gpu": "16384"}, 64, 2048, 16384),
+        # Cut by rows: the tokens of the 8 rows of one GPU's micro-batch.
+        ({ACTOR + "use_dynamic_bsz": "False", ACTOR + "ppo_micro_batch_size": "8"}, 64, 2048, 8 * 2048),
+    ],
+)
+def test_the_entropy_weighs_what_it_weighs_in_luffys_assembly(settings, changes, rows, length, tokens) -> None:
+    """Written out for one optimizer step on one GPU: each token's share of policy loss and entropy there and here."""
+    found = settings(script(changes))
+    micro_batches = rows * length // tokens
+    cut_by_rows = ACTOR + "use_dynamic_bsz" in changes
+    divided = micro_batches if cut_by_rows else 1  # there dynamic micro-batches are added up, others averaged
+    there = {"policy": 1 / 8192 / divided, "entropy": 0.001 / tokens / divided}
+    here = {"policy": 1 / (rows * 8192), "entropy": found["actor.entropy_coef"] / (rows * length)}
+    assert here["entropy"] / here["policy"] == pytest.approx(there["entropy"] / there["policy"])
+
+
+def test_beside_a_token_mean_the_entropys_coefficient_is_the_same(settings) -> None:
+    assert settings(script({ACTOR + "loss_remove_token_mean": "False"}))["actor.entropy_coef"] == 0.001
+
+
 def differing(left: dict[str, Any], right: dict[str, Any]) -> set[str]:
     return {key for key in left if left[key] != right[key]}
 
@@ -194,7 +219,7 @@ def test_what_the_command_leaves_out_has_the_default_of_there(settings: Callable
                 ACTOR + "use_sft_multitask_loss": "True",
                 ACTOR + "sft_loss_coef": "0.5",
             },
-            {"oger.off_policy_loss": "sft", "oger.sft_loss_coef": 0.5},
+            {"oger.off_policy_loss": "sft", "oger.sft_loss_coef": 0.5 / 16},  # a mean of each micro-batch, see below
         ),
         ({ACTOR + "off_policy_reshape": "p_div_p_0.25"}, {"oger.off_policy_reshape": "p_div_p_0.25"}),
         (
@@ -216,7 +241,7 @@ def test_what_the_command_leaves_out_has_the_default_of_there(settings: Callable
                 "actor_rollout_ref.ref.use_ref": "True",
                 ACTOR + "kl_loss_type": "kl",
             },
-            {"algo.kl.init_coef": 0.01, "algo.kl.use_loss": True, "algo.kl.estimator": "k1", "ref.offload": True},
+            {"algo.kl.init_coef": 0.01 / 16, "algo.kl.use_loss": True, "algo.kl.estimator": "k1", "ref.offload": True},
         ),
         (
             {"algorithm.kl_ctrl.kl_coef": "0.02", "actor_rollout_ref.ref.use_ref": "True"},
@@ -247,7 +272,11 @@ def test_what_the_command_leaves_out_has_the_default_of_there(settings: Callable
             {"oger.max_replace_num": 0, "oger.n_prefix": 2, "oger.max_prefix_ratio": 0.5},
         ),
         (
-            {ROLLOUT + "prefix_strategy": "linear_max", ROLLOUT + "prefix_steps": "400"},
+            {
+                ROLLOUT + "prefix_strategy": "linear_max",
+                ROLLOUT + "prefix_steps": "400",
+                ROLLOUT + "replace_after_rm": "False",
+            },
             {"oger.n_prefix": 1, "oger.prefix_strategy": "linear_max", "oger.prefix_steps": 400},
         ),
         (
@@ -255,6 +284,7 @@ def test_what_the_command_leaves_out_has_the_default_of_there(settings: Callable
                 ROLLOUT + "prefix_strategy": "fixed",
                 ROLLOUT + "prefix_share_across_samples": "True",
                 ROLLOUT + "n_prefix": "0",
+                ROLLOUT + "replace_after_rm": "False",
                 ROLLOUT + "max_prefix_ratio": "0.5",
             },
             {"oger.n_prefix": -1, "oger.prefix_strategy": "random", "oger.prefix_share_across_samples": True},

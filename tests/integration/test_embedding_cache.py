@@ -15,7 +15,7 @@ import torch
 from oger_recipe.embedding.cache import EmbeddingCache
 from oger_recipe.embedding.encoder import PACKAGED_MODEL, EncoderSettings, TrajectoryEncoder, model_location
 
-SETTINGS = EncoderSettings(PACKAGED_MODEL, None, max_tokens=256)
+SETTINGS = EncoderSettings(PACKAGED_MODEL, None, max_tokens=256, long_texts="head")
 TEXTS = ["need 96=8*12, found.", "<answer>(3+5)*12</answer>", "é漢🎉", " ", "wait, " * 400]
 ROW_BYTES = 4 * 384
 
@@ -94,7 +94,7 @@ def test_embeddings_are_those_of_sentence_transformers(opened: Callable[[], Embe
 
 
 def test_only_the_first_tokens_of_a_trajectory_are_read() -> None:
-    short = TrajectoryEncoder(EncoderSettings(PACKAGED_MODEL, None, max_tokens=8), batch_size=2)
+    short = TrajectoryEncoder(EncoderSettings(PACKAGED_MODEL, None, max_tokens=8, long_texts="head"), batch_size=2)
     start = "one two three four five six"  # six tokens, two more mark start and end
     first, second, other = short.encode([start + " seven", start + " eight nine", "zero " + start])
     assert torch.dot(first, second) > 0.9999
@@ -204,7 +204,7 @@ def test_other_settings_have_another_folder(
     encoder: TrajectoryEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = [
-        SETTINGS,
+        EncoderSettings(PACKAGED_MODEL, None, max_tokens=256),
         EncoderSettings(PACKAGED_MODEL, None, max_tokens=128),
         EncoderSettings(PACKAGED_MODEL, "main", max_tokens=256),
         EncoderSettings("sentence-transformers/all-MiniLM-L6-v2", None, max_tokens=256),

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from oger_recipe.embedding import LONG_TEXTS
-from oger_recipe.embedding.base import EmbeddingError
+from oger_recipe.embedding import LONG_TEXTS, PARTS
+from oger_recipe.embedding.base import EmbeddingError, part_of
 from oger_recipe.embedding.cache import EmbeddingCache
 from oger_recipe.embedding.encoder import PACKAGED_MODEL, EncoderSettings, TrajectoryEncoder, make_encoder
 from oger_recipe.embedding.encoder import model_location as location
@@ -213,3 +213,43 @@ def test_vectors_that_are_known_can_be_put_into_the_cache(broken: TrajectoryEnco
     assert len(EmbeddingCache(broken, tmp_path)) == 3
     with pytest.raises(ValueError, match=r"2 texts need vectors of the shape \[2, 384\], not \[3, 384\]"):
         one.put(["x", "y"], vectors[:3])
+
+
+THOUGHT = "<think> " + LONG + " </think> so we add four"
+
+
+@pytest.mark.parametrize(
+    ("part", "read"),
+    [
+        ("all", THOUGHT),
+        ("thought", "<think> " + LONG + " "),  # before the last </think>
+        ("answer", " so we add four"),
+    ],
+)
+def test_a_part_of_a_trajectory_is_what_is_before_or_after_its_thoughts_end(part: str, read: str) -> None:
+    assert part_of(THOUGHT, part) == read
+    assert part_of("one </think> two </think> three", part) == {
+        "all": "one </think> two </think> three", "thought": "one </think> two ", "answer": " three"
+    }[part]  # fmt: skip
+    assert part_of(LONG, part) == LONG  # without the tag there is one part
+
+
+def test_the_part_is_what_is_embedded_and_belongs_to_the_vectors_identity() -> None:
+    plain = _encoder("chunks")
+    for part in PARTS:
+        settings = EncoderSettings(PACKAGED_MODEL, None, MAX_TOKENS, "chunks", part)
+        (vector,) = TrajectoryEncoder(settings, batch_size=3).encode([THOUGHT])
+        assert torch.dot(vector, plain.encode([part_of(THOUGHT, part)])[0]) > 0.9999
+    assert len({str(EncoderSettings(PACKAGED_MODEL, None, 8, "chunks", part).fingerprint()) for part in PARTS}) == 3
+    with pytest.raises(ValueError, match="part='end' is unknown; valid values: all, thought, answer"):
+        EncoderSettings(PACKAGED_MODEL, None, MAX_TOKENS, "head", "end")
+
+
+def test_the_share_that_is_read_is_counted_in_tokens(encoders: dict[str, TrajectoryEncoder]) -> None:
+    short = " ".join(WORDS[:6])
+    for name in ("head", "tail"):  # ten of 34 words, six of six
+        assert encoders[name].share_read([LONG, short]) == pytest.approx(16 / 40)
+        assert encoders[name].share_read([short]) == encoders[name].share_read([]) == 1.0
+    assert encoders["chunks"].share_read([LONG, short]) == 1.0
+    answers = TrajectoryEncoder(EncoderSettings(PACKAGED_MODEL, None, MAX_TOKENS, "head", "answer"), batch_size=3)
+    assert answers.share_read([THOUGHT]) == 1.0  # of the answer, which is short

@@ -227,6 +227,12 @@ def test_long_texts_are_cut_at_four_characters_a_token(
     assert torch.dot(vectors[0], of_first) > 0.999
 
 
+def test_the_share_of_a_text_that_is_sent_is_counted_as_it_is_cut(server: Server) -> None:
+    head = make_encoder(_settings(server, "head", max_tokens=2), batch_size=8)
+    assert head.share_read(["abcdefghijklmnopqrst", "", "12345678"]) == pytest.approx((2 + 2) / (5 + 2))
+    assert make_encoder(_settings(server, "chunks", max_tokens=2), batch_size=8).share_read(["a" * 99]) == 1.0
+
+
 def test_a_chunk_that_fails_fails_its_text(server: Server) -> None:
     encoder = make_encoder(_settings(server, "chunks", max_tokens=2), batch_size=8)
     server.refuses = _fails_on("q", 400)

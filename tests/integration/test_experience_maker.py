@@ -6,6 +6,8 @@ from oger_recipe.patches import apply_training_patches
 
 apply_training_patches()
 
+import json  # noqa: E402
+import math  # noqa: E402
 from types import SimpleNamespace  # noqa: E402
 
 import pytest  # noqa: E402
@@ -381,3 +383,24 @@ def test_clipping_spares_right_rows_of_solved_groups_alone():
     assert advantages([1, 1, 1, 1], [1, 0, 1, 0], [0] * 4) == pytest.approx([0.5, -0.5, 0.5, -0.5])
     # A group whose own rollouts are not all right keeps its teacher's advantage.
     assert advantages([0, 0, 0, 1], [1, 0, 1, 0.5], [0.6, 0, 0.9, 0])[3] == pytest.approx(0.5 - 1.0)
+
+
+def test_a_run_says_once_which_share_of_its_texts_the_bonus_speaks_of(tmp_path):
+    maker = _maker(embedding_long_texts="head", embedding_max_tokens=256)
+    maker.run_dir, maker.said_share = tmp_path, False
+    maker.store = {"u0": [SimpleNamespace(text="a teacher")], "u1": []}
+    asked = []
+    maker.measure = SimpleNamespace(share_read=lambda texts: (asked.append(texts), 0.25)[1])
+    for _ in range(2):
+        assert maker._share_read(_rollouts([1.0, 0.0, 1.0, 0.0])) == 0.25
+    assert asked == [["0", "1", "2", "3", "a teacher", "a teacher"]] * 2
+    (said,) = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert (
+        said["event"] == "note"
+        and "the encoder reads 25% (oger.embedding_long_texts head, 256 tokens)" in said["text"]
+    )
+    maker.measure, maker.said_share = SimpleNamespace(share_read=lambda texts: 1.0), False
+    maker._share_read(_rollouts([1.0, 0.0]))
+    assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 1
+    maker.measure = None
+    assert math.isnan(maker._share_read(_rollouts([1.0, 0.0])))

@@ -20,10 +20,11 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController  # noqa: E402
 from openrlhf.utils.config import hierarchize  # noqa: E402
 
+from oger_recipe.effects import compares  # noqa: E402
 from oger_recipe.knobs import KNOBS  # noqa: E402
 from oger_recipe.plugin.experience_maker import OgerExperienceMaker  # noqa: E402
 from oger_recipe.plugin.policy_actor import HybridPolicyLoss  # noqa: E402
-from oger_recipe.plugin.similarity import RerankerSimilarity, make_similarity, needs_similarity  # noqa: E402
+from oger_recipe.plugin.similarity import RerankerSimilarity, make_similarity  # noqa: E402
 
 PACKAGE = Path(__file__).parents[2] / "oger_recipe"
 ONLY_NAMED_THERE = ("knobs.py", "checks.py", "convert")
@@ -206,10 +207,28 @@ def test_flags_that_choose_the_measure(arguments, monkeypatch: pytest.MonkeyPatc
         return SimpleNamespace(settings=settings, dimension=3)
 
     monkeypatch.setattr("oger_recipe.plugin.similarity.make_encoder", encoder)
-    flags = ["--oger.embedding_model", "b/model", "--oger.embedding_long_texts", "chunks"]
+    flags = ["--oger.embedding_model", "b/model", "--oger.embedding_long_texts", "tail"]
+    flags += ["--oger.embedding_part", "answer"]
     flags += ["--oger.embedding_url", "http://127.0.0.1:1/v1", "--oger.embedding_cache", str(tmp_path)]
     make_similarity(arguments(*flags).oger)
-    assert (chosen[0].model, chosen[0].long_texts, chosen[0].url) == ("b/model", "chunks", "http://127.0.0.1:1/v1")
+    assert (chosen[0].model, chosen[0].long_texts, chosen[0].url) == ("b/model", "tail", "http://127.0.0.1:1/v1")
+    assert chosen[0].part == "answer"
+
+
+def test_a_reranker_reads_the_part_that_is_asked_for(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Reranker:
+        def __init__(self, *_) -> None: ...
+
+        def similarity(self, pairs: list[tuple[str, str]]) -> torch.Tensor:
+            asked.extend(pairs)
+            return torch.full((len(pairs),), 0.5)
+
+    monkeypatch.setattr("oger_recipe.plugin.similarity.Reranker", Reranker)
+    measure = make_similarity(arguments("--oger.similarity_reranker", "a", "--oger.embedding_part", "answer").oger)
+    assert measure.of_groups([["x</think>y", "z"]], [["a</think>b"]], "mean").tolist() == [[0.5, 0.5]]
+    assert asked == [("y", "b"), ("z", "b")]
 
 
 @pytest.mark.parametrize(
@@ -224,4 +243,4 @@ def test_flags_that_choose_the_measure(arguments, monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_nothing_is_embedded_for_a_run_that_compares_nothing(arguments, flags: list[str], needed: bool) -> None:
-    assert needs_similarity(arguments(*flags).oger) == needed
+    assert compares(vars(arguments(*flags).oger)) == needed

@@ -1,0 +1,102 @@
+"""Settings that another one switches off are named, in each way that the table knows; no shipped recipe has one."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oger_recipe.effects import NEEDS, without_effect
+from oger_recipe.knobs import KNOBS
+from oger_recipe.recipe import read_recipe
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
+
+# The issue's list and more: what is set without effect, and flags that say so or give it one.
+#   (flags that switch it off, the setting with a value, flags that switch it on)
+OFF = {"bonus_weight": 0.0}
+NO_TEACHERS = {"max_replace_num": 0}
+GUIDED = {"max_replace_num": 0, "n_prefix": 2}
+CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    *(
+        ({"off_policy_loss": loss}, {name: value}, {})
+        for loss in ("ppo", "sft")
+        for name, value in (
+            ("off_policy_reshape", "logp"), ("use_off_policy_probs", True), ("off_policy_max_clip", 1.0),
+            ("off_policy_min_clip", 0.1),
+        )
+    ),
+    ({}, {"off_policy_reshape_weight": 0.3}, {"off_policy_reshape": "p_logp"}),
+    ({}, {"off_policy_reshape_pow_exp": 0.3}, {"off_policy_reshape": "pow"}),
+    ({}, {"on_policy_reshape_weight": 0.3}, {"on_policy_reshape": "p_logp"}),
+    ({}, {"on_policy_reshape_pow_exp": 0.3}, {"on_policy_reshape": "pow"}),
+    ({}, {"sft_loss_coef": 0.3}, {"off_policy_loss": "sft"}),
+    ({"off_policy_loss": "sft"}, {"prefix_reward_weight_alpha": 2.0}, {}),
+    ({"off_policy_loss": "sft"}, {"use_sft_prefix_reward": True}, {}),
+    ({}, {"sft_prefix_reward_weight": 2.0}, {"use_sft_prefix_reward": True}),
+    *(
+        ({}, {name: value}, GUIDED | more)
+        for name, value, more in (
+            ("prefix_strategy", "fixed", {}), ("min_prefix_ratio", 0.2, {}), ("max_prefix_ratio", 0.2, {}),
+            ("prefix_steps", 7, {"prefix_strategy": "linear"}), ("prefix_share_across_samples", True, {}),
+            ("prefix_linear_max_ratio", 0.5, {"prefix_strategy": "linear_max"}),
+        )
+    ),
+    (GUIDED, {"prefix_steps": 7}, GUIDED | {"prefix_strategy": "linear_max"}),
+    (GUIDED | {"prefix_strategy": "linear_max"}, {"max_prefix_ratio": 0.5}, GUIDED),
+    *(
+        (OFF, {name: value}, {})
+        for name, value in (
+            ("similarity_shaping", "ratio"), ("similarity_reverse_fail", True), ("repeating_check", True),
+            ("similarity_reverse", False), ("last_token_enp_reward", "none"), ("entropy_position", "mean"),
+        )
+    ),
+    ({}, {"bonus_weight_end": 0.5}, {"bonus_schedule": "linear"}),
+    ({}, {"bonus_schedule_steps": 5}, {"bonus_schedule": "cosine"}),
+    ({}, {"entropy_top_share": 0.5}, {"entropy_position": "top"}),
+    ({"last_token_enp_reward": "none"}, {"entropy_position": "mean"}, {}),
+    ({"similarity_reranker": "a/model"}, {"embedding_long_texts": "tail"}, {}),
+    ({"similarity_reranker": "a/model"}, {"embedding_revision": "main"}, {}),
+    (OFF | NO_TEACHERS, {"embedding_model": "a/model"}, {}),
+    (OFF | {"replace_mode": "random"}, {"embedding_part": "answer"}, {}),
+    ({}, {"history_size": 2}, {"use_history_samples": True}),
+    (OFF | NO_TEACHERS, {"use_history_samples": True}, {}),
+    (NO_TEACHERS, {"teacher_draw": "shortest"}, {}),
+    (NO_TEACHERS, {"replace_mode": "random"}, {}),
+    (NO_TEACHERS, {"all_correct_group": "clip"}, {}),
+    (NO_TEACHERS | OFF, {"teacher_sources": ("a",)}, NO_TEACHERS | OFF | {"sft.epochs": 1}),
+    ({"loss_remove_clip": True}, {"actor.eps_clip": 0.3}, {}),
+    ({"loss_remove_clip": True}, {"actor.eps_clip_low_high": [0.1, 0.2]}, {}),
+    ({}, {"sft.lr": 1e-4}, {"sft.epochs": 1}),
+]  # fmt: skip
+
+
+def _notes(parser: argparse.ArgumentParser, *settings: dict[str, Any]) -> list[str]:
+    value = vars(parser.parse_args([]))
+    for name, setting in (item for part in settings for item in part.items()):
+        value[name if name in value else f"oger.{name}"] = setting
+    return list(without_effect(value, parser.get_default))
+
+
+@pytest.mark.parametrize(("off", "setting", "on"), CASES, ids=str)
+def test_what_changes_nothing_is_named_and_what_does_is_not(parser, off, setting, on) -> None:
+    (name,) = setting
+    said = [note for note in _notes(parser, off, setting) if note.startswith(("oger." + name, name))]
+    assert len(said) == 1 and " has no effect: it needs " in said[0]
+    assert not [note for note in _notes(parser, on, setting) if note.startswith(("oger." + name, name))]
+    assert not [note for note in _notes(parser, off) if note.startswith(("oger." + name, name))]  # not set, not said
+
+
+def test_every_setting_of_the_table_has_a_case_or_a_sibling_with_one(parser) -> None:
+    names = {knob.name for knob in KNOBS}
+    for settings, _, _ in NEEDS:
+        assert all(name in names or name in vars(parser.parse_args([])) for name in settings)
+        assert any(set(setting) & set(settings) for _, setting, _ in CASES), settings
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_no_shipped_recipe_sets_what_has_no_effect(parser, path: Path) -> None:
+    value = vars(parser.parse_args(read_recipe(path, parser)))
+    assert list(without_effect(value, parser.get_default)) == []
