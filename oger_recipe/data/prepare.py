@@ -91,13 +91,14 @@ class Verifiers:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A teacher trajectory that has still to be verified; probs: as many as tokens."""
+    """A teacher trajectory that has still to be verified; probs: as many as tokens; marked: the data's `correct`."""
 
     row: Row
     source: str
     text: str
     tokens: list[int]
     probs: list[float] | None = None
+    marked: bool | None = None
 
 
 def prepare(
@@ -124,7 +125,8 @@ def prepare(
 
     Counts ``prompts``, ``prompts_too_long``, ``prompts_without_teacher``, and each teacher as one of ``teachers``,
     ``teachers_wrong``, ``teachers_too_long``, ``teachers_ungraded`` and ``teachers_other_source``; beside these,
-    ``teachers_truncated``. Over-long prompts are left out: OpenRLHF would cut their beginning.
+    ``teachers_truncated`` and ``teachers_marked_otherwise``: the verifier decides, whatever the data's ``correct``
+    says, and this many differ. Over-long prompts are left out: OpenRLHF would cut their beginning.
 
     Raises:
         RecipeError: no prompt fits the budget, two rows (of two files) have the same uid, an answer is unreadable, or
@@ -198,7 +200,7 @@ def _candidate(row: Row, teacher: dict[str, Any], prompt: str, tokenizer: Tokeni
             f"row {row['uid']!r}: teacher {teacher['source']!r} has {len(probs)} token probabilities and, with "
             f"the end of sequence, {len(tokens)} tokens: they are for another tokenizer or template; leave 'probs' out"
         )
-    return _Candidate(row, teacher["source"], text, tokens, probs)
+    return _Candidate(row, teacher["source"], text, tokens, probs, teacher.get("correct"))
 
 
 def _fitted(
@@ -213,7 +215,8 @@ def _fitted(
     counts["teachers_truncated"] += 1
     tokens = candidate.tokens[:longest]
     text = tokenizer.decode(tokens).rstrip("\ufffd")  # the cut may go through a character
-    return [replace(candidate, text=text, tokens=tokens, probs=candidate.probs and candidate.probs[:longest])]
+    probs = candidate.probs and candidate.probs[:longest]
+    return [replace(candidate, text=text, tokens=tokens, probs=probs, marked=None)]  # it was marked as a whole
 
 
 def _continuation(text: str, prompt: str) -> str:
@@ -234,6 +237,8 @@ def _verified(
         verdict, uid = graded.verdict, candidate.row["uid"]
         if graded.error is not None and graded.error.startswith("ValueError: "):  # which is for the reference alone
             raise RecipeError(f"row {uid!r}: {graded.error.removeprefix('ValueError: ')}")
+        if graded.error is None and candidate.marked not in (None, bool(verdict.score)):
+            counts["teachers_marked_otherwise"] += 1
         if graded.error is not None:
             counts["teachers_ungraded"] += 1
         elif not verdict.score and not keep_wrong:

@@ -2,7 +2,8 @@
 
 A row: ``uid`` str, ``prompt`` str or chat messages, ``answer`` str, ``task`` str, ``datasource`` str (optional),
 ``teachers`` list of {``source`` str, ``text`` str, ``correct`` bool or null, ``probs`` list of float (optional)}
-(optional). ``probs`` are the teacher's own probabilities of its tokens, the end-of-sequence token last.
+(optional). ``probs`` are the teacher's own probabilities of its tokens, the end-of-sequence token last. ``correct`` is
+compared with the verifier's verdict, which decides; how many differ is counted.
 """
 
 import json

@@ -156,6 +156,21 @@ def test_a_prompt_that_is_too_long_is_left_out_and_counted(
         assert counts["teachers"] + counts["teachers_too_long"] == 0
 
 
+def test_the_verifier_decides_and_how_often_the_data_says_otherwise_is_counted(prepared: Callable[..., Any]) -> None:
+    def row(uid: str, *marks: bool | None) -> dict[str, Any]:
+        made = _row(RIGHT, WRONG, uid=uid)
+        for teacher, mark in zip(made["teachers"], marks, strict=True):
+            teacher["correct"] = mark
+        return made
+
+    counts, _, store = prepared(row("right", True, False), row("half", True, True), row("wrong", False, True))
+    assert counts["teachers_marked_otherwise"] == 3
+    assert [teacher.text for uid in ("right", "half", "wrong") for teacher in store[uid]] == [RIGHT] * 3
+    assert prepared(row("silent", None, None))[0]["teachers_marked_otherwise"] == 0
+    cut = prepared(row("cut", True, False), long_teachers="truncate", max_prefix_len=5, keep_wrong_teachers=True)[0]
+    assert (cut["teachers_truncated"], cut["teachers_marked_otherwise"]) == (2, 0)  # they were marked as a whole
+
+
 def test_prompts_without_teachers_are_kept_and_counted(prepared: Callable[..., Any]) -> None:
     rows = [_row(RIGHT), _row(WRONG, uid="p-2"), _row(uid="p-3"), _row(uid="p-4", teachers=None)]
     counts, prompts, store = prepared(*rows)
