@@ -6,6 +6,7 @@ from oger_recipe.patches import apply_training_patches
 
 apply_training_patches()
 
+import math  # noqa: E402
 from types import SimpleNamespace  # noqa: E402
 
 import pytest  # noqa: E402
@@ -113,6 +114,13 @@ def test_a_step_cut_by_length_has_the_gradient_and_the_report_of_the_step_in_one
     # The response tokens of row r are 20 r + 3, 20 r + 4 and so on.
     tokens = [20 * row + 3 + position for row, length in enumerate(LENGTHS) for position in range(length)]
     assert float(found["entropy_loss"]) == pytest.approx(sum(tokens) / len(tokens) / 100, rel=1e-5)
+    # The first row's tokens are the teacher's: means over one kind are of that kind's tokens alone.
+    of_teacher, of_rollouts = tokens[: LENGTHS[0]], tokens[LENGTHS[0] :]
+    assert found["off_policy_token_share"] == pytest.approx(LENGTHS[0] / len(tokens))
+    for name, kind in (("off_policy_prob", of_teacher), ("on_policy_prob", of_rollouts)):
+        expected_mean = sum(math.exp(-0.001 * token) for token in kind) / len(kind)
+        assert float(found[name]) == pytest.approx(expected_mean, rel=1e-4), name
+    assert float(found["on_policy_ratio"]) == pytest.approx(1.0)
 
 
 def test_every_row_is_trained_once_in_a_random_step_whose_rows_are_sorted() -> None:
