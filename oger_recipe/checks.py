@@ -9,8 +9,11 @@ from typing import Any
 
 from oger_recipe.data.sources import is_hub_name
 from oger_recipe.data.teacher_draw import weights
+from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.effects import has_bonus, own_section, without_effect
+from oger_recipe.knobs import BOXED_RULES, THINK_RULES
 from oger_recipe.recipe import RecipeError, own_verifiers
+from oger_recipe.rewards.rules import MATH_EXTRACT
 from oger_recipe.rewards.verifiers import VERIFIERS, resolve
 
 
@@ -171,6 +174,7 @@ def _rewards(args: argparse.Namespace) -> Iterator[str]:
             "reward.stop_properly_penalty_coef and oger.non_stop_* both change the reward of truncated rollouts; "
             "choose one"
         )
+    yield from answer_places(value)
     if not value["oger.math_extract"]:
         yield "oger.math_extract is empty: name the places where a math answer is looked for, e.g. boxed"
     for key in ("data.input_key", "oger.eval.input_key"):
@@ -191,6 +195,39 @@ def _rewards(args: argparse.Namespace) -> Iterator[str]:
                 resolve(name)
             except ValueError as error:
                 yield f"{key}: {error}"
+
+
+def answer_places(value: dict[str, Any]) -> Iterator[str]:
+    """What the prompt template asks for against what rules, extraction and stops let the verifiers find."""
+    name = value["oger.prompt_template"]
+    template = TEMPLATES.get(name)
+    place = template.place if template else None
+    rule, extract = value["oger.math_rule"], tuple(value["oger.math_extract"])
+    for stop in value["oger.stop"]:
+        if stop.strip() in ("</think>", "<answer>", "\\boxed{"):
+            yield f"oger.stop {stop.strip()} ends a response before its answer: stop after it, e.g. at </answer>"
+    if place == "answer_tag" and rule in BOXED_RULES:
+        yield (
+            f"oger.math_rule {rule} reads boxes alone, and oger.prompt_template {name} asks for <answer>: use "
+            "math_verify or math_verify_think, or a template that asks for a box (qwen_math, qwen3, r1_distill)"
+        )
+    if template and template.thinks is False and rule in THINK_RULES:
+        yield (
+            f"oger.math_rule {rule} reads what follows </think>, and oger.prompt_template {name} asks for no thought: "
+            "use math_verify or deepscaler_no_think, or a template with a thought (r1, qwen3, r1_distill, tinyzero)"
+        )
+    if place and extract != MATH_EXTRACT and place not in extract:
+        yield (
+            f"oger.math_extract {' '.join(extract)} does not look where oger.prompt_template {name} asks for the "
+            f"answer: put {place} first, or leave it out"
+        )
+    if place == "boxed" and value["oger.countdown_strict_oat"]:
+        yield f"oger.countdown_strict_oat reads <answer>, and oger.prompt_template {name} asks for a box: use tinyzero"
+    if place and value["oger.gsm8k_answer_format"] == "hashes":
+        yield (
+            f"oger.gsm8k_answer_format hashes looks behind ####, and oger.prompt_template {name} asks for the answer "
+            f"elsewhere: use {place}, or leave it out"
+        )
 
 
 def notes(args: argparse.Namespace, default: Callable[[str], Any]) -> list[str]:

@@ -11,9 +11,13 @@ from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES
 from oger_recipe.algorithm.prefix import PREFIX_STRATEGIES
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.embedding import LONG_TEXTS, PARTS
+from oger_recipe.rewards.rules import MATH_EXTRACT
 
 MATH_RULES = ("deepscaler", "deepscaler_format", "deepscaler_no_think", "math_verify_think", "math_verify")
+BOXED_RULES = MATH_RULES[:3]  # which read boxes alone
+THINK_RULES = ("deepscaler", "deepscaler_format", "math_verify_think")  # which read what follows </think>
 EXTRACTIONS = ("boxed", "answer_tag", "last_number", "anywhere")
+GSM8K_FORMATS = ("last_number", "hashes", "boxed", "answer_tag")
 
 
 @dataclass(frozen=True)
@@ -49,14 +53,35 @@ KNOBS: tuple[Knob, ...] = (
     Knob("max_prompt_length", None, "leave out prompts of more tokens (default: what data.max_len allows)", int),
     Knob("top_k", -1, "top-k of the rollouts; -1: all tokens", int),
     Knob("stop", (), "texts that end a response (default: the prompt template's)", str, None, "*"),
+    Knob(
+        "stop_kept",
+        ("</answer>",),
+        "those of the stop texts that belong to the response; the others are cut off before it is graded",
+        str,
+        None,
+        "*",
+    ),
     Knob("stop_token_ids", (), "tokens that end a response (default: the prompt template's)", int, None, "*"),
     Knob("non_stop_penalty", 0.0, "added to the reward of a truncated rollout", float),
     Knob("non_stop_fixed_reward", None, "reward of a truncated rollout, whatever it says; it earns no bonus", float),
     Knob("disable_truncation_advantage", False, "truncated rollouts are left out of the policy loss", bool),
     Knob("kl_penalty_coef", 0.0, "in-reward KL (k1) beside a loss-side one (algo.kl.use_loss)", float),
     Knob("math_rule", "math_verify", "what a right answer to a math problem has to look like", str, MATH_RULES),
-    Knob("math_extract", ("boxed", "anywhere"), "where a math answer is looked for, in order", str, EXTRACTIONS, "*"),
-    Knob("gsm8k_answer_format", "last_number", "where a GSM8K answer is", str, ("last_number", "hashes")),
+    Knob(
+        "math_extract",
+        MATH_EXTRACT,
+        "where a math answer is looked for, in order (default: first where the prompt template asks for it)",
+        str,
+        EXTRACTIONS,
+        "*",
+    ),
+    Knob(
+        "gsm8k_answer_format",
+        "last_number",
+        "where a GSM8K answer is (default: where the prompt template asks for it, else the last number)",
+        str,
+        GSM8K_FORMATS,
+    ),
     Knob("gsm8k_strict_oat", False, "compare GSM8K answers as texts, as OAT does", bool),
     Knob("countdown_strict_oat", False, "OAT's Countdown scoring with its loopholes", bool),
     Knob("verifiers", (), "your own: task=package.module:function", str, None, "*"),
@@ -193,7 +218,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         "max_logprob_difference",
         None,
-        "stop when engine and policy differ by more (mean |log p| per token; default: twice what step 1 shows)",
+        "stop when engine and policy differ by more (mean |log p| per token; default: 3 times what step 1 shows)",
         float,
     ),
     # The built-in task

@@ -13,7 +13,9 @@ from typing import Any
 
 import yaml
 
+from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.knobs import CPU_DEFAULTS, KNOBS, METHOD_DEFAULTS
+from oger_recipe.rewards.rules import GradingRules
 
 EXTENDS = "extends"  # a recipe file's key for the file it builds on
 
@@ -267,6 +269,26 @@ def verifier_options(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
         for task, keys in chosen.items()
     }
     return {task: keywords for task, keywords in options.items() if keywords}
+
+
+def stop_texts(settings: dict[str, Any]) -> tuple[str, ...]:
+    """The texts that end a response: the user's, else the prompt template's."""
+    template = TEMPLATES.get(settings["oger.prompt_template"])
+    return tuple(settings["oger.stop"]) or (template.stop if template else ())
+
+
+def grading_rules(settings: dict[str, Any], *, evaluation: bool = False) -> GradingRules:
+    """What the settings of a run say about grading; in an evaluation OAT's scoring strips responses.
+
+    Raises RecipeError for an entry of oger.verifiers that is not task=module:function."""
+    template = TEMPLATES.get(settings["oger.prompt_template"])
+    return GradingRules(
+        verifier_options(settings),
+        own_verifiers(settings),
+        template.place if template else None,
+        tuple(stop for stop in stop_texts(settings) if stop not in settings["oger.stop_kept"]),
+        evaluation and settings["oger.countdown_strict_oat"],
+    )
 
 
 def nested(flat: dict[str, Any]) -> dict[str, Any]:

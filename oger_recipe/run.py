@@ -12,21 +12,21 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from oger_recipe.checks import check_run, gpus_by_role, notes
-from oger_recipe.data.prepare import Budget, PromptFormat, Verifiers, prepare
+from oger_recipe.data.prepare import Budget, PromptFormat, prepare
 from oger_recipe.data.rows import Row
 from oger_recipe.data.sources import Columns, read_dataset
 from oger_recipe.data.templates import TEMPLATES
-from oger_recipe.evaluation.benchmarks import BENCHMARKS, load_benchmark
+from oger_recipe.evaluation.benchmarks import BENCHMARKS, load_benchmark, uid_in_a_run
 from oger_recipe.imports import without_garbage_collection
 from oger_recipe.patches import apply_import_patches
 from oger_recipe.plan import describe
-from oger_recipe.recipe import RecipeError, in_prompts, own_verifiers, verifier_options, write_resolved
+from oger_recipe.recipe import RecipeError, grading_rules, in_prompts, own_verifiers, stop_texts, write_resolved
 from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
 from oger_recipe.rewards.verifiers import BOUNDED
 from oger_recipe.supervised import supervise
@@ -146,8 +146,8 @@ def _write_data(args: argparse.Namespace, run_dir: Path) -> tuple[list[str], Gra
     """
     value = vars(args)
     counts: dict[str, Counter[str]] = {"train": Counter(), "eval": Counter()}
-    rows = {"train": _rows(args, "data", counts["train"]), "eval": _rows(args, "eval", counts["eval"])}
-    grading = _grading_settings(args, [*rows["train"], *rows["eval"]])
+    rows = {"train": rows_of(value, "data", counts["train"]), "eval": rows_of(value, "eval", counts["eval"])}
+    grading = grading_settings(value, [*rows["train"], *rows["eval"]])
     for name in ("data", "samples", "eval", "logs"):
         (run_dir / name).mkdir(parents=True, exist_ok=True)
     folder = run_dir / "data"
@@ -169,6 +169,7 @@ def _write_data(args: argparse.Namespace, run_dir: Path) -> tuple[list[str], Gra
         if rows["eval"]:
             # OpenRLHF would cut the beginning off prompts that leave less room than an evaluated response may take.
             shared["budget"] = _budget(args, value["oger.eval.max_new_tokens"] or value["rollout.max_new_tokens"])
+            shared["rules"] = grading_rules(value, evaluation=True)
             prepared = prepare(rows["eval"], prompts_path=folder / "eval.jsonl", teachers_path=None, **shared)
             counts["eval"].update(prepared)
             _print_counts("evaluation data", counts["eval"])
@@ -193,7 +194,7 @@ def preparation(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "tokenizer": _tokenizer(value["actor.model_name_or_path"], needs_template=chat),
         "prompt_format": PromptFormat(chat, value["data.input_template"], text_template),
-        "verifiers": Verifiers(verifier_options(value), own_verifiers(value)),
+        "rules": grading_rules(value),
         "keep_wrong_teachers": value["oger.keep_wrong_teachers"],
         "max_prefix_len": value["oger.max_prefix_len"],
         "long_teachers": value["oger.long_teachers"],
@@ -201,8 +202,8 @@ def preparation(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _grading_settings(args: argparse.Namespace, rows: list[Row]) -> GradingSettings:
-    value = vars(args)
+def grading_settings(value: dict[str, Any], rows: Sequence[Row]) -> GradingSettings:
+    """How answers are graded in a run with these settings, whose rows name the tasks."""
     own = own_verifiers(value)
     return GradingSettings(
         workers=value["oger.grading_workers"],
@@ -215,9 +216,8 @@ def _grading_settings(args: argparse.Namespace, rows: list[Row]) -> GradingSetti
 def _template_flags(args: argparse.Namespace) -> list[str]:
     """What a named template means downstream: the chat template, or stop rules where the user has none."""
     value = vars(args)
-    name = value["oger.prompt_template"]
-    flags = ["--data.apply_chat_template"] if name == "chat" else []
-    stop = TEMPLATES[name].stop if name else ()
+    flags = ["--data.apply_chat_template"] if value["oger.prompt_template"] == "chat" else []
+    stop = stop_texts(value)
     return flags + ([f"--oger.stop={json.dumps(stop)}"] if stop and not value["oger.stop"] else [])
 
 
@@ -235,9 +235,9 @@ def _tokenizer(model: str, *, needs_template: bool) -> Any:
     return tokenizer
 
 
-def _rows(args: argparse.Namespace, which: str, counts: Counter[str]) -> list[Row]:
-    """The rows to train on (``data``) or to evaluate on (``eval``); what is left out is counted."""
-    value = vars(args)
+def rows_of(value: dict[str, Any], which: str, counts: Counter[str] | None = None) -> list[Row]:
+    """The rows to train on (``data``) or to evaluate on (``eval``) by a run's settings; the left out are counted."""
+    counts = Counter() if counts is None else counts
     setting = value["data.prompt_dataset" if which == "data" else "eval.dataset"]
     if not setting:
         return []
@@ -259,22 +259,19 @@ def _rows(args: argparse.Namespace, which: str, counts: Counter[str]) -> list[Ro
     for source in map(str.strip, setting.split(",")):
         named = source.partition("=")[0] in BENCHMARKS
         if named:
-            rows += _benchmark_rows(source, limit)
+            rows += _benchmark_rows(source, limit, value["oger.prompt_template"])
         else:
             rows += read_dataset(source, columns, split=split, limit=limit, counts=counts)
     return rows
 
 
-def _benchmark_rows(setting: str, limit: int | None) -> list[Row]:
+def _benchmark_rows(setting: str, limit: int | None, template: str | None) -> list[Row]:
     """The rows of ``NAME`` or ``NAME=FILE``, as `oger eval` asks them."""
     name, _, file = setting.partition("=")
     problems = load_benchmark(name, Path(file) if file else None, max_problems=limit)
     rows: list[Row] = []
     for problem in problems:
-        question = problem.question
-        prompt = question + problem.instruction if isinstance(question, str) else question
-        row = {"uid": f"{name}-{problem.uid}", "prompt": prompt, "answer": problem.answer, "task": problem.task}
-        rows.append(row | {"datasource": name})
+        rows.append(problem.row(template) | {"uid": uid_in_a_run(name, problem.uid), "datasource": name})
     return rows
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-# Healthy runs stay within a tenth of their first step; engines one update behind showed three times it and more, at
-# learning rates at which a policy learns (tests/integration/test_weight_sync.py).
-TIMES_BASELINE, MARGIN = 2.0, 0.002
+# Healthy runs showed up to 1.9 times their first step, one step in forty. Engines one update behind showed 3 times it
+# at a learning rate of 1e-4 and 9 times at 1e-3 (tests/integration/test_weight_sync.py).
+TIMES_BASELINE, MARGIN = 3.0, 0.002
 HIGHEST_KL = 0.02  # nats per token; healthy runs stay below 0.005
 _ERRORS = 3.0  # standard errors that a mean over few tokens may be off
 

@@ -160,15 +160,15 @@ def _line(name: str, figures: Figures) -> dict[str, str]:
 
 def _validate(args: argparse.Namespace) -> bool:
     """Prints the report; whether anything is bad."""
-    from oger_recipe.data.prepare import Verifiers
     from oger_recipe.data.sources import Columns
     from oger_recipe.data.validate import validate
     from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
+    from oger_recipe.rewards.rules import GradingRules
 
     own = own_verifiers({"oger.verifiers": args.verifiers})
     columns = Columns(task=args.task_name, own_tasks=tuple(own))
     with GradingPool(GradingSettings()) as pool:
-        report = validate(args.dataset, columns, Verifiers({}, own), pool)
+        report = validate(args.dataset, columns, GradingRules(own=own), pool)
     for reason in report.bad.values():
         print(reason)
     print(_verdict(args.dataset, report))

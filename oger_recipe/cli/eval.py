@@ -6,9 +6,14 @@ import argparse
 import dataclasses
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from oger_recipe.recipe import RecipeError
+from oger_recipe.recipe import RecipeError, grading_rules, own_verifiers, stop_texts
+
+if TYPE_CHECKING:
+    from oger_recipe.evaluation.benchmarks import Problem
+    from oger_recipe.evaluation.prompts import Prompting
+    from oger_recipe.evaluation.sampler import Model, Sampling
 
 
 class _Parser(argparse.ArgumentParser):
@@ -24,7 +29,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         "oger eval",
         description="Samples answers to benchmarks with vLLM, grades them, and writes the answers and a table of "
-        "avg@n, pass@k and maj@k. A second call with the same settings continues where the first one stopped.",
+        "avg@n, pass@k and maj@k. A second call with the same settings continues where the first one stopped, and "
+        "adds benchmarks and samples. Any setting of a run can follow as its flag, e.g. --oger.math_rule deepscaler.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -33,33 +39,35 @@ def build_parser() -> argparse.ArgumentParser:
         "--benchmark",
         nargs="+",
         action="extend",
-        required=True,
         metavar="NAME[=FILE]",
         help=f"{', '.join(BENCHMARKS)}, each from the Hub (gpqa needs a login there) or from a .jsonl or .parquet "
         "file with its columns; or any other name with a file of the recipe's rows",
     )
+    add(
+        "--recipe",
+        type=Path,
+        help="a run's recipe, e.g. RUN/recipe.yaml: its prompts, sampling and grading in evaluation, on its "
+        "eval.dataset unless --benchmark names others; options given here win",
+    )
     add("--benchmark_dir", type=Path, help="folder of <name>.jsonl or <name>.parquet files, instead of the Hub")
-    add("--n", type=int, default=Sampling.n, help="samples a problem; papers use 32 on AIME and AMC (%(default)s)")
+    add("--n", type=int, help=f"samples a problem; papers use 32 on AIME and AMC ({Sampling.n})")
     add(
         "--temperature",
         type=float,
-        default=Sampling.temperature,
-        help="0 is greedy, with one sample a problem (%(default)s)",
+        help=f"0 is greedy, with one sample a problem ({Sampling.temperature})",
     )
-    add("--top_p", type=float, default=Sampling.top_p, help="nucleus of the sampled distribution (%(default)s)")
-    add("--top_k", type=int, default=Sampling.top_k, help="likeliest tokens to sample from (all)")
+    add("--top_p", type=float, help=f"nucleus of the sampled distribution ({Sampling.top_p})")
+    add("--top_k", type=int, help="likeliest tokens to sample from (all)")
     add(
         "--max_new_tokens",
         type=int,
-        default=Sampling.max_new_tokens,
-        help="longest answer, within the context (%(default)s)",
+        help=f"longest answer, within the context ({Sampling.max_new_tokens})",
     )
     add("--max_problems", type=int, help="evaluate on so many problems of each benchmark, chosen by hash")
     add(
         "--seed",
         type=int,
-        default=Sampling.seed,
-        help="every sample's seed follows from it, problem and number (%(default)s)",
+        help=f"every sample's seed follows from it, problem and number ({Sampling.seed})",
     )
     add(
         "--prompt_template",
@@ -70,11 +78,15 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--chat_template",
         action=argparse.BooleanOptionalAction,
-        default=True,
-        help="use it where the tokenizer has one (on)",
+        default=None,
+        help="use it where the tokenizer has one (on, or as the recipe says)",
     )
     add("--batch_size", type=int, default=Model.batch_size, help="requests in flight (%(default)s)")
-    add("--dtype", choices=("auto", "bfloat16", "float16", "float32"), default="auto", help="auto is float32 on CPUs")
+    add(
+        "--dtype",
+        choices=("auto", "bfloat16", "float16", "float32"),
+        help="auto is float32 on CPUs (auto; with a recipe bfloat16)",
+    )
     add(
         "--tensor_parallel_size",
         type=int,
@@ -94,39 +106,105 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> None:
     try:
-        _evaluate(build_parser().parse_args(argv))
+        _evaluate(*build_parser().parse_known_args(argv))
     except RecipeError as error:
         sys.exit(f"oger eval: {error}")
     except KeyboardInterrupt:
-        sys.exit("oger eval: interrupted; the same command continues with the benchmarks that are not complete")
+        sys.exit("oger eval: interrupted; the same command continues with the answers that are missing")
 
 
-def _evaluate(args: argparse.Namespace) -> None:
-    from oger_recipe.evaluation.benchmarks import find_file, load_benchmark
+def _evaluate(args: argparse.Namespace, flags: list[str]) -> None:
     from oger_recipe.evaluation.harness import evaluate, report
-    from oger_recipe.evaluation.prompts import Prompting
-    from oger_recipe.evaluation.sampler import Model, Sampling
+    from oger_recipe.run import grading_settings
 
-    _check(args)
-    values = vars(args)
-    model = Model(args.model, **{field: values[field] for field in _fields(Model) if field != "name"})
-    sampling = Sampling(**{field: values[field] for field in _fields(Sampling)})
+    settings = _settings_of_run(args, flags)
+    model, sampling = _model(args), _sampling(args, settings)
+    _check(sampling, model, args)
     if not sampling.temperature and sampling.n > 1:
         print("note: greedy decoding gives the same answer every time, so n is 1", flush=True)
         sampling = dataclasses.replace(sampling, n=1)
-    benchmarks = {}
-    for name, file in _benchmark_files(args.benchmark).items():
-        if file is None and args.benchmark_dir:
-            file = find_file(name, args.benchmark_dir)
-        benchmarks[name] = load_benchmark(name, file, max_problems=args.max_problems)
-    prompting = Prompting(args.prompt_template, args.chat_template, args.system_prompt)
-    result, folder = evaluate(model, benchmarks, prompting, sampling, args.out)
+    benchmarks, rules = _benchmarks(args, settings), grading_rules(settings, evaluation=True)
+    grading = grading_settings(settings, ())
+    result, folder = evaluate(model, benchmarks, _prompting(args, settings), sampling, args.out, rules, grading)
     print(f"\n{report(result)}")
     print(f"results: {folder / 'results.md'}, {folder / 'results.json'}\nanswers: {folder / 'answers'}")
 
 
-def _fields(kind: type) -> list[str]:
-    return [field.name for field in dataclasses.fields(kind)]
+def _settings_of_run(args: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
+    """The settings of a run: the defaults, the recipe's, the flags'; --prompt_template is one of them."""
+    import torch
+
+    from oger_recipe.checks import answer_places
+    from oger_recipe.cli.train_ppo_ray import build_parser as run_parser
+    from oger_recipe.recipe import read_recipe
+
+    parser = run_parser(cpu=not torch.cuda.is_available())
+    tokens = [*(read_recipe(args.recipe, parser) if args.recipe else []), *flags]
+    if args.prompt_template:
+        tokens.append(f"--oger.prompt_template={args.prompt_template}")
+    settings, unknown = parser.parse_known_args(tokens)
+    if unknown:
+        raise RecipeError(f"unrecognized arguments: {' '.join(unknown)} (oger eval --help shows all options)")
+    problems = list(answer_places(vars(settings)))
+    if problems:
+        raise RecipeError("\n  - ".join(["this evaluation cannot be graded:", *problems]))
+    return vars(settings)
+
+
+def _model(args: argparse.Namespace) -> Model:
+    from oger_recipe.evaluation.sampler import Model
+
+    given = {field.name: vars(args).get(field.name) for field in dataclasses.fields(Model) if field.name != "name"}
+    given["dtype"] = args.dtype or ("bfloat16" if args.recipe else "auto")
+    return Model(args.model, **given)
+
+
+def _sampling(args: argparse.Namespace, settings: dict[str, Any]) -> Sampling:
+    """What was given, else what the run's evaluation has, else the defaults."""
+    from oger_recipe.evaluation.sampler import Sampling
+
+    of_run = {
+        "n": settings["eval.n_samples_per_prompt"],
+        "temperature": settings["eval.temperature"],
+        "top_p": settings["oger.eval.top_p"] or settings["rollout.top_p"],
+        "top_k": settings["oger.eval.top_k"],
+        "max_new_tokens": settings["oger.eval.max_new_tokens"] or settings["rollout.max_new_tokens"],
+        "seed": settings["train.seed"],
+    }
+    chosen = {name: value for name, value in of_run.items() if value is not None} if args.recipe else {}
+    chosen |= {name: vars(args)[name] for name in of_run if vars(args)[name] is not None}
+    return Sampling(**chosen, stop=stop_texts(settings), stop_token_ids=tuple(settings["oger.stop_token_ids"]))
+
+
+def _prompting(args: argparse.Namespace, settings: dict[str, Any]) -> Prompting:
+    from oger_recipe.evaluation.prompts import Prompting
+
+    template, chat = settings["oger.prompt_template"], args.chat_template
+    if chat is None:
+        of_task = settings["oger.task.name"] is not None and not template  # as a run gives it to its own task
+        chat = settings["data.apply_chat_template"] or of_task if args.recipe else True
+    return Prompting(template, chat, args.system_prompt, settings["data.input_template"])
+
+
+def _benchmarks(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, list[Problem]]:
+    from oger_recipe.evaluation.benchmarks import find_file, load_benchmark, problem_of
+
+    benchmarks: dict[str, list[Problem]] = {}
+    for name, file in _benchmark_files(args.benchmark or []).items():
+        if file is None and args.benchmark_dir:
+            file = find_file(name, args.benchmark_dir)
+        benchmarks[name] = load_benchmark(
+            name, file, max_problems=args.max_problems, own_tasks=tuple(own_verifiers(settings))
+        )
+    if benchmarks:
+        return benchmarks
+    if not settings["eval.dataset"]:
+        raise RecipeError("nothing to evaluate on: name benchmarks with --benchmark, or a --recipe with eval.dataset")
+    from oger_recipe.run import rows_of
+
+    for row in rows_of(settings, "eval")[: args.max_problems]:
+        benchmarks.setdefault(row.get("datasource") or "default", []).append(problem_of(row))
+    return benchmarks
 
 
 def _benchmark_files(settings: list[str]) -> dict[str, Path | None]:
@@ -141,17 +219,19 @@ def _benchmark_files(settings: list[str]) -> dict[str, Path | None]:
     return files
 
 
-def _check(args: argparse.Namespace) -> None:
-    for name in ("n", "max_new_tokens", "max_problems", "batch_size", "tensor_parallel_size"):
-        if vars(args)[name] is not None and vars(args)[name] < 1:
-            raise RecipeError(f"--{name} is {vars(args)[name]}: it has to be 1 or more")
-    if not 0 <= args.temperature < float("inf"):
-        raise RecipeError(f"--temperature is {args.temperature}: it has to be 0 (greedy) or more")
-    if args.top_k < 1 and args.top_k != -1:
-        raise RecipeError(f"--top_k is {args.top_k}: it has to be 1 or more, or -1 for all tokens")
-    for name in ("top_p", "gpu_memory_utilization"):
-        if not 0 < vars(args)[name] <= 1:
-            raise RecipeError(f"--{name} is {vars(args)[name]}: it has to be above 0 and at most 1")
+def _check(sampling: Sampling, model: Model, args: argparse.Namespace) -> None:
+    numbers = {"n": sampling.n, "max_new_tokens": sampling.max_new_tokens, "max_problems": args.max_problems}
+    numbers |= {"batch_size": model.batch_size, "tensor_parallel_size": model.tensor_parallel_size}
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            raise RecipeError(f"--{name} is {number}: it has to be 1 or more")
+    if not 0 <= sampling.temperature < float("inf"):
+        raise RecipeError(f"--temperature is {sampling.temperature}: it has to be 0 (greedy) or more")
+    if sampling.top_k < 1 and sampling.top_k != -1:
+        raise RecipeError(f"--top_k is {sampling.top_k}: it has to be 1 or more, or -1 for all tokens")
+    for name, share in (("top_p", sampling.top_p), ("gpu_memory_utilization", model.gpu_memory_utilization)):
+        if not 0 < share <= 1:
+            raise RecipeError(f"--{name} is {share}: it has to be above 0 and at most 1")
 
 
 if __name__ == "__main__":

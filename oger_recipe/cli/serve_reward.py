@@ -6,6 +6,7 @@ SIGTERM and SIGINT end it: requests in flight are finished first, new ones are a
 from __future__ import annotations
 
 import argparse
+import asyncio
 import ipaddress
 import logging
 import math
@@ -19,11 +20,12 @@ from types import FrameType
 from typing import NoReturn
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from oger_recipe.cpu import CORES
 from oger_recipe.recipe import RecipeError
 from oger_recipe.rewards.grading_pool import ENVIRONMENT, GradingSettings, shared_pool
-from oger_recipe.rewards.reward_func import reward_func
+from oger_recipe.rewards.samples import grade_samples
 from oger_recipe.rewards.service import GRADE_PATH, RewardService, ServiceLimits, access_log, build_app
 from oger_recipe.rewards.verifiers import VERIFIERS, resolve
 
@@ -31,6 +33,7 @@ TOKEN_ENVIRONMENT = "OGER_REWARD_TOKEN"
 _WILDCARDS = ("0.0.0.0", "::")
 # After the drain only what is being sent is waited for, and clients that do not read.
 _CLOSE_TIMEOUT_S = 2
+HEADER_TIMEOUT_S = 10.0
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -159,9 +162,10 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
         workers=args.workers,
         tasks=frozenset(args.allow_task),
     )
-    service = RewardService(reward_func, limits)
+    service = RewardService(grade_samples, limits)
     config = uvicorn.Config(
         build_app(service, verbose=args.verbose),
+        http=_HeadersInTime,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -212,6 +216,38 @@ def _start_line(args: argparse.Namespace, settings: GradingSettings, listener: s
         f"{settings.time_limit_s:g} s and {settings.memory_limit_mb} MiB per answer; {args.max_request_mb} MiB per "
         f"request; at most {args.max_concurrency} requests at a time"
     )
+
+
+class _HeadersInTime(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """Uvicorn's connection, closed when the headers of a request are not there in time after its first byte (of the
+    first request: after the connection was made). Uvicorn itself limits only how long no byte arrives, between
+    requests."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._start_timer()
+
+    def data_received(self, data: bytes) -> None:
+        request = self.cycle
+        if self._timer is None and request.response_complete:
+            self._start_timer()
+        super().data_received(data)
+        if self.cycle is not request:  # headers were complete
+            self._stop_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(HEADER_TIMEOUT_S, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class _Server(uvicorn.Server):

@@ -318,7 +318,7 @@ def _check_answers(problems: list[_Problem], pool: GradingPool) -> None:
 
 
 def _refuse_unreadable(problem: _Problem, graded: Graded) -> None:
-    if graded.error is not None and graded.error.startswith("ValueError: "):  # which is for the reference alone
+    if graded.unreadable and graded.error is not None:
         raise RecipeError(f"{problem.where}: {graded.error.removeprefix('ValueError: ')}")
 
 

@@ -12,6 +12,7 @@ from oger_recipe.data.teacher_store import Teacher, write_teacher_store
 from oger_recipe.data.templates import PromptTemplate
 from oger_recipe.recipe import RecipeError
 from oger_recipe.rewards.grading_pool import GradingPool
+from oger_recipe.rewards.rules import GradingRules
 
 
 class Tokenizer(Protocol):
@@ -78,18 +79,6 @@ def _question(prompt: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Verifiers:
-    """Keyword arguments for the verifiers by task, and the import paths of the user's own tasks."""
-
-    options: dict[str, dict[str, Any]]
-    own: dict[str, str]
-
-    def call(self, task: str) -> tuple[str, dict[str, Any]]:
-        """The task as the reward function resolves it, and its options."""
-        return self.own.get(task, task), self.options.get(task, {})
-
-
-@dataclass(frozen=True)
 class _Candidate:
     """A teacher trajectory that has still to be verified; probs: as many as tokens; marked: the data's `correct`."""
 
@@ -109,7 +98,7 @@ def prepare(
     budget: Budget,
     prompts_path: Path,
     teachers_path: Path | None,
-    verifiers: Verifiers,
+    rules: GradingRules,
     pool: GradingPool,
     keep_wrong_teachers: bool = False,
     max_prefix_len: int | None = None,
@@ -148,7 +137,7 @@ def prepare(
                 continue
             counts["prompts"] += 1
             kept.append(row)
-            prompts.write(json.dumps(_prompt(row, prompt_format, verifiers), ensure_ascii=False) + "\n")
+            prompts.write(json.dumps(_prompt(row, prompt_format, rules), ensure_ascii=False) + "\n")
             if teachers_path is not None:
                 longest = min(budget.longest_response(length), max_prefix_len or budget.max_len)
                 for candidate in _candidates(row, text, tokenizer, teacher_sources, counts):
@@ -161,18 +150,16 @@ def prepare(
             f"all {counts['prompts_too_long']} prompts are longer than {budget.longest_prompt()} tokens ({limit}"
         )
     if teachers_path is not None:
-        teachers = _verified(candidates, verifiers, pool, keep_wrong_teachers, counts)
+        teachers = _verified(candidates, rules, pool, keep_wrong_teachers, counts)
         counts["prompts_without_teacher"] += sum(row["uid"] not in teachers for row in kept)
         write_teacher_store(teachers, teachers_path)
     return counts
 
 
-def _prompt(row: Row, prompt_format: PromptFormat, verifiers: Verifiers) -> dict[str, Any]:
-    task, options = verifiers.call(row["task"])
-    label = {"uid": row["uid"], "answer": row["answer"], "task": task} | ({"options": options} if options else {})
+def _prompt(row: Row, prompt_format: PromptFormat, rules: GradingRules) -> dict[str, Any]:
     return {
         "prompt": prompt_format.written(row["prompt"]),
-        "label": json.dumps(label, ensure_ascii=False),
+        "label": json.dumps(rules.label(row), ensure_ascii=False),
         "datasource": row.get("datasource") or "default",
     }
 
@@ -227,15 +214,15 @@ def _continuation(text: str, prompt: str) -> str:
 
 
 def _verified(
-    candidates: list[_Candidate], verifiers: Verifiers, pool: GradingPool, keep_wrong: bool, counts: Counter[str]
+    candidates: list[_Candidate], rules: GradingRules, pool: GradingPool, keep_wrong: bool, counts: Counter[str]
 ) -> dict[str, list[Teacher]]:
     """The usable teachers by uid; the others are counted."""
-    calls = [(c, *verifiers.call(c.row["task"])) for c in candidates]
-    answers = [(task, c.text, c.row["answer"], options) for c, task, options in calls]
+    calls = [(c, *rules.call(c.row)) for c in candidates]
+    answers = [(task, rules.read(c.text), c.row["answer"], options) for c, task, options in calls]
     teachers: dict[str, list[Teacher]] = {}
     for candidate, graded in zip(candidates, pool.grade_many(answers, progress=len(answers) > 2000), strict=True):
         verdict, uid = graded.verdict, candidate.row["uid"]
-        if graded.error is not None and graded.error.startswith("ValueError: "):  # which is for the reference alone
+        if graded.unreadable and graded.error is not None:
             raise RecipeError(f"row {uid!r}: {graded.error.removeprefix('ValueError: ')}")
         if graded.error is None and candidate.marked not in (None, bool(verdict.score)):
             counts["teachers_marked_otherwise"] += 1

@@ -14,10 +14,13 @@ BOXED = "Please reason step by step, and put your final answer within \\boxed{}.
 @dataclass(frozen=True)
 class PromptTemplate:
     """text: the prompt with ``{question}`` in it, None for the tokenizer's own chat template; stop: texts that end a
-    response besides the end-of-sequence token."""
+    response besides the end-of-sequence token; place: where it asks for the answer (one of rewards.rules.PLACES, None:
+    it does not say); thinks: whether responses hold a thought that ``</think>`` ends (None: not known)."""
 
     text: str | None
     stop: tuple[str, ...] = ()
+    place: str | None = None
+    thinks: bool | None = None
 
     def apply(self, question: str) -> str:
         """The prompt for a question; braces in either are just text. Raises ValueError for the chat template."""
@@ -36,15 +39,23 @@ TEMPLATES: dict[str, PromptTemplate] = {
         "enclosed in <think> </think> and the answer in <answer> </answer>, i.e., <think> reasoning here </think> "
         "<answer> answer here </answer>.\nUser: {question}\nAssistant: <think>",
         stop=("</answer>",),
+        place="answer_tag",
+        thinks=True,
     ),
     "qwen_math": PromptTemplate(
         f"<|im_start|>system\n{BOXED}<|im_end|>\n<|im_start|>user\n{PLACEHOLDER}<|im_end|>\n<|im_start|>assistant\n",
+        place="boxed",
+        thinks=False,
     ),
     "qwen3": PromptTemplate(
         f"<|im_start|>user\n{PLACEHOLDER}\n{BOXED}<|im_end|>\n<|im_start|>assistant\n",
+        place="boxed",
+        thinks=True,
     ),
     "r1_distill": PromptTemplate(
         f"<｜begin▁of▁sentence｜><｜User｜>{PLACEHOLDER}\n{BOXED}<｜Assistant｜><think>\n",
+        place="boxed",
+        thinks=True,
     ),
     # TinyZero's Countdown format for base models, which do not stop by themselves.
     "tinyzero": PromptTemplate(
@@ -53,5 +64,7 @@ TEMPLATES: dict[str, PromptTemplate] = {
         "User: {question} Show your work in <think> </think> tags. And return the final answer in <answer> </answer> "
         "tags, for example <answer> (1 + 2) / 3 </answer>.\nAssistant: Let me solve this step by step.\n<think>",
         stop=("</s>", "<|im_end|>", "<|endoftext|>", "\nUser:"),
+        place="answer_tag",
+        thinks=True,
     ),
 }

@@ -6,11 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from oger_recipe.data.build import problem_key
-from oger_recipe.data.prepare import Verifiers
 from oger_recipe.data.rows import Row
 from oger_recipe.data.sources import Columns, Seen, each_row
 from oger_recipe.recipe import RecipeError
 from oger_recipe.rewards.grading_pool import GradingPool
+from oger_recipe.rewards.rules import GradingRules
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Report:
     tasks: Counter[str] = field(default_factory=Counter)
 
 
-def validate(source: str, columns: Columns, verifiers: Verifiers, pool: GradingPool, split: str = "train") -> Report:
+def validate(source: str, columns: Columns, rules: GradingRules, pool: GradingPool, split: str = "train") -> Report:
     """Reads all rows of one dataset as a run would, and has the verifiers read every reference answer.
 
     Raises:
@@ -46,7 +46,7 @@ def validate(source: str, columns: Columns, verifiers: Verifiers, pool: GradingP
             good[number] = row
     if not report.rows:
         raise RecipeError(f"{source}: the dataset has no rows")
-    for number, reason in _unreadable_answers(good, verifiers, pool).items():
+    for number, reason in _unreadable_answers(good, rules, pool).items():
         report.bad[number] = f"{source}:{number}: {reason}"
         del good[number]
     report.bad = dict(sorted(report.bad.items()))
@@ -59,11 +59,11 @@ def validate(source: str, columns: Columns, verifiers: Verifiers, pool: GradingP
     return report
 
 
-def _unreadable_answers(rows: dict[int, Row], verifiers: Verifiers, pool: GradingPool) -> dict[int, str]:
+def _unreadable_answers(rows: dict[int, Row], rules: GradingRules, pool: GradingPool) -> dict[int, str]:
     """What the verifiers raise for the answers of rows; an empty response is enough for them to read the reference."""
     answers = []
     for row in rows.values():
-        task, options = verifiers.call(row["task"])
+        task, options = rules.call(row)
         answers.append((task, "", row["answer"], options))
     errors = [graded.error for graded in pool.grade_many(answers, progress=len(answers) > 2000)]
     unread = {number: error for number, error in zip(rows, errors, strict=True) if error is not None}

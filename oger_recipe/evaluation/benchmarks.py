@@ -9,7 +9,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,25 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Problem:
-    """question: text or chat messages; answer: what the task's verifier reads; instruction: is put after the question
-    unless a prompt template takes its place."""
+    """question: text or chat messages; answer: what the task's verifier reads; instruction: asks for a boxed answer
+    after the question, unless a prompt template takes its place; columns: the others of its row."""
 
     uid: str
     question: str | list[dict[str, Any]]
     answer: str
     task: str
     instruction: str = ""
+    columns: dict[str, Any] = field(default_factory=dict)
+
+    def asked(self, template: str | None) -> dict[str, Any]:
+        """The row's prompt before any template, and where it asks for the answer (``answer_in``) if it does itself."""
+        if template is not None or not self.instruction or not isinstance(self.question, str):
+            return self.columns | {"prompt": self.question}
+        return self.columns | {"prompt": self.question + self.instruction, "answer_in": "boxed"}
+
+    def row(self, template: str | None) -> dict[str, Any]:
+        """As a row of a dataset, for the rules of grading."""
+        return {"uid": self.uid, "answer": self.answer, "task": self.task} | self.asked(template)
 
 
 @dataclass(frozen=True)
@@ -132,7 +143,9 @@ BENCHMARKS = {
 }
 
 
-def load_benchmark(name: str, file: Path | None = None, *, max_problems: int | None = None) -> list[Problem]:
+def load_benchmark(
+    name: str, file: Path | None = None, *, max_problems: int | None = None, own_tasks: tuple[str, ...] = ()
+) -> list[Problem]:
     """The problems of a benchmark, in the order of their uids.
 
     file: a .jsonl or .parquet file with the columns of the benchmark's dataset, or of the recipe's rows, which any
@@ -151,7 +164,7 @@ def load_benchmark(name: str, file: Path | None = None, *, max_problems: int | N
             )
         problems = _from_hub(name, benchmark)
     elif benchmark is None or _has_rows(file):
-        problems = _own_rows(name, file)
+        problems = _own_rows(name, file, own_tasks)
     else:
         problems = _problems(read_records(str(file), benchmark.split), benchmark, str(file))
     kept = sorted(problems, key=lambda problem: stable_seed(name, problem.uid))[:max_problems]
@@ -179,20 +192,40 @@ def _from_hub(name: str, benchmark: Benchmark) -> list[Problem]:
     return _problems(records, benchmark, benchmark.path)
 
 
-def _own_rows(name: str, file: Path) -> list[Problem]:
+def _own_rows(name: str, file: Path, own_tasks: tuple[str, ...]) -> list[Problem]:
+    if _first_record(file).keys() >= {"prompt", "label"}:
+        raise RecipeError(
+            f"benchmark {name}: {file} is what a run prepared for itself, with its prompts in their final form; give "
+            "the run's recipe, which evaluates on the same problems: --recipe RUN/recipe.yaml without --benchmark"
+        )
     if not _has_rows(file):
         raise RecipeError(
             f"benchmark {name}: {file} does not hold the recipe's rows (uid, prompt, answer, task); files with a "
             f"benchmark's columns go by its name: {', '.join(BENCHMARKS)}"
         )
-    rows = read_dataset(str(file), Columns(), split="test")
-    return [Problem(row["uid"], row["prompt"], row["answer"], row["task"]) for row in rows]
+    return [problem_of(row) for row in read_dataset(str(file), Columns(own_tasks=own_tasks), split="test")]
+
+
+def uid_in_a_run(name: str, uid: str) -> str:
+    """A problem's uid among the evaluation rows of a run: named benchmarks put their name in front."""
+    return uid if name not in BENCHMARKS or uid.startswith(f"{name}-") else f"{name}-{uid}"
+
+
+def problem_of(row: Record) -> Problem:
+    """A row of the recipe as a problem."""
+    fields = ("uid", "prompt", "answer", "task")
+    others = {name: value for name, value in row.items() if name not in fields}
+    return Problem(*(row[name] for name in fields), columns=others)
 
 
 def _has_rows(file: Path) -> bool:
     """Whether a file holds the recipe's rows rather than a benchmark's own records."""
+    return _first_record(file).keys() >= {"prompt", "answer", "task"}
+
+
+def _first_record(file: Path) -> Record:
     first = next(iter(read_records(str(file), "test")), (0, None))[1]
-    return isinstance(first, dict) and {"prompt", "answer", "task"} <= first.keys()
+    return first if isinstance(first, dict) else {}
 
 
 def _problems(records: Any, benchmark: Benchmark, source: str) -> list[Problem]:

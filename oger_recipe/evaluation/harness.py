@@ -1,7 +1,8 @@
 """One evaluation: problems to prompts, answers from vLLM, verdicts from the grading pool, and the table.
 
-The folder of an evaluation holds settings.json (everything that its numbers depend on), answers/<benchmark>.jsonl (see
-records.py), results.json and results.md. A benchmark whose answers are there is not generated again.
+The folder of an evaluation holds settings.json (everything that an answer and its verdict depend on), results.json,
+results.md and answers/<benchmark>.jsonl (see records.py). Answers are kept as they come, not to be generated again: an
+interrupted evaluation goes on, and more samples or another benchmark are added to it.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
 
-from oger_recipe.evaluation.benchmarks import Problem
+from oger_recipe.evaluation.benchmarks import Problem, uid_in_a_run
 from oger_recipe.evaluation.metrics import evaluate_answers
 from oger_recipe.evaluation.prompts import Prompting, prompt_texts, prompt_tokens
 from oger_recipe.evaluation.records import Record, verdict_fields
@@ -28,11 +29,13 @@ from oger_recipe.evaluation.sampler import Model, Request, Response, Sampler, Sa
 from oger_recipe.evaluation.tables import markdown_table
 from oger_recipe.files import read_jsonl, whole_file, write_jsonl
 from oger_recipe.recipe import RecipeError
-from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
+from oger_recipe.rewards.grading_pool import Graded, GradingPool, GradingSettings
+from oger_recipe.rewards.rules import GradingRules
 from oger_recipe.rewards.verifiers import BOUNDED
 from oger_recipe.seeds import stable_seed
 
 SETTINGS = "settings.json"
+_BATCHES_KEPT = 4  # batches of the engine between two moments at which answers are put on disk
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,10 @@ def evaluate(
     prompting: Prompting,
     sampling: Sampling,
     out: Path | None = None,
+    rules: GradingRules | None = None,
+    grading: GradingSettings | None = None,
 ) -> tuple[dict[str, Any], Path]:
-    """Evaluates a model, or continues an evaluation that was interrupted.
+    """Evaluates a model, or adds to an evaluation of it what is missing. rules and grading: those of a run.
 
     out: the evaluation's folder; None: one below ``evals/`` that is named after the model and all settings.
     Returns the result (see `evaluate_answers`, and ``settings``) and the folder.
@@ -60,19 +65,21 @@ def evaluate(
     sampler = Sampler(model)
     tokenizer = _tokenizer(model)
     prompts = {name: _prompts(problems, tokenizer, prompting) for name, problems in benchmarks.items()}
-    settings = _settings(model, sampler.dtype, prompting, sampling, prompts)
+    rules = rules or GradingRules()
+    settings = _settings(model, sampler.dtype, prompting, sampling, rules, prompts)
     folder = _folder(out, model, settings)
-    answers = {name: read_jsonl(_answers_path(folder, name)) for name in benchmarks}
-    missing = [name for name in benchmarks if not answers[name]]
-    for name in benchmarks.keys() - set(missing):
-        print(f"{name}: {len(answers[name])} answers are there already", flush=True)
-    if missing:
-        with GradingPool(_grading(benchmarks)) as pool, _explained(folder):
-            for name in missing:
-                _check_references(name, benchmarks[name], pool)
-            to_answer = {name: prompts[name] for name in missing}
-            answers |= _generate_all(to_answer, sampler, prompting, sampling, pool, folder)
-    records = [record for name in benchmarks for record in answers[name]]
+    missing = {name: _missing(folder, name, each, sampling.n) for name, each in prompts.items()}
+    for name, each in prompts.items():
+        there = len(each) * sampling.n - len(missing[name])
+        if there:
+            print(f"{name}: {there} answers are there already", flush=True)
+    if any(missing.values()):
+        with GradingPool(_preloading(grading or GradingSettings(), benchmarks, rules)) as pool, _explained(folder):
+            for name in benchmarks:
+                _check_references(name, benchmarks[name], prompting, rules, pool)
+            _generate_all(missing, sampler, sampling, _Grader(prompting, rules, pool), folder)
+    records = [record for name, each in prompts.items() for record in _sorted_records(folder, name, each, sampling.n)]
+    settings["sampling"] = asdict(sampling)
     result = {"settings": settings, "versions": _versions()} | evaluate_answers(records)
     (folder / "results.json").write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     (folder / "results.md").write_text(report(result))
@@ -135,13 +142,17 @@ def _settings(
     dtype: str,
     prompting: Prompting,
     sampling: Sampling,
+    rules: GradingRules,
     prompts: dict[str, list[Prompt]],
 ) -> dict[str, Any]:
-    """Everything that the numbers depend on, and nothing else: neither batch size nor where files lie."""
-    return {
+    """Everything that an answer and its verdict depend on, and nothing else: neither how many samples are drawn, since
+    each has a seed of its own, nor batch size, nor where files lie."""
+    drawn = {name: value for name, value in asdict(sampling).items() if name != "n"}
+    settings = {
         "model": {"name": model.name, "revision": model.revision, "dtype": dtype, "weights": _weights(model)},
         "prompting": asdict(prompting),
-        "sampling": asdict(sampling),
+        "sampling": drawn,
+        "grading": asdict(rules),
         "benchmarks": {
             name: {
                 "problems": len(each),
@@ -150,6 +161,7 @@ def _settings(
             for name, each in prompts.items()
         },
     }
+    return dict(json.loads(json.dumps(settings)))  # as it is read back
 
 
 def _weights(model: Model) -> str | None:
@@ -181,12 +193,15 @@ def _folder(out: Path | None, model: Model, settings: dict[str, Any]) -> Path:
     file = folder / SETTINGS
     if file.is_file():
         earlier = json.loads(file.read_text())
-        if earlier != settings:
-            differences = [key for key in settings if earlier.get(key) != settings[key]]
+        differences = [key for key in settings if key != "benchmarks" and earlier.get(key) != settings[key]]
+        known = earlier.get("benchmarks", {})
+        differences += [name for name, each in settings["benchmarks"].items() if known.get(name, each) != each]
+        if differences:
             raise RecipeError(
                 f"{folder} holds another evaluation (its {', '.join(differences)} differ, see {file}); choose another "
                 "folder with --out"
             )
+        settings = settings | {"benchmarks": known | settings["benchmarks"]}
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RecipeError(f"{folder} exists and is no evaluation; choose another folder with --out")
     (folder / "answers").mkdir(parents=True, exist_ok=True)
@@ -198,15 +213,40 @@ def _answers_path(folder: Path, benchmark: str) -> Path:
     return folder / "answers" / f"{benchmark}.jsonl"
 
 
-def _grading(benchmarks: dict[str, list[Problem]]) -> GradingSettings:
-    tasks = {problem.task for problems in benchmarks.values() for problem in problems}
-    return GradingSettings(preload=tuple(sorted(tasks - BOUNDED)))
+def _missing(folder: Path, name: str, prompts: list[Prompt], n: int) -> list[tuple[Prompt, int]]:
+    """The samples 0 to n - 1 of every problem that are not on disk."""
+    there = {(record["uid"], record["sample"]) for record in read_jsonl(_answers_path(folder, name))}
+    return [(p, sample) for p in prompts for sample in range(n) if (p.problem.uid, sample) not in there]
 
 
-def _check_references(name: str, problems: Sequence[Problem], pool: GradingPool) -> None:
+def _sorted_records(folder: Path, name: str, prompts: list[Prompt], n: int) -> list[Record]:
+    """The first n answers of every problem; the file is put in their order, in which no chance is left."""
+    path = _answers_path(folder, name)
+    place = {prompt.problem.uid: number for number, prompt in enumerate(prompts)}
+    kept = read_jsonl(path)
+    records = sorted(kept, key=lambda record: (place[record["uid"]], record["sample"]))
+    if records != kept:
+        with whole_file(path) as partial:
+            write_jsonl(records, partial)
+    return [record for record in records if record["sample"] < n]
+
+
+def _preloading(
+    grading: GradingSettings, benchmarks: dict[str, list[Problem]], rules: GradingRules
+) -> GradingSettings:
+    tasks = {rules.own.get(problem.task, problem.task) for problems in benchmarks.values() for problem in problems}
+    return replace(grading, preload=tuple(sorted(tasks - BOUNDED)))
+
+
+def _check_references(
+    name: str, problems: Sequence[Problem], prompting: Prompting, rules: GradingRules, pool: GradingPool
+) -> None:
     """Raises RecipeError for a reference answer that its verifier cannot read, before anything is generated."""
-    graded = pool.grade_many([(problem.task, "", problem.answer, None) for problem in problems])
-    bad = [(problem.uid, each.error) for problem, each in zip(problems, graded, strict=True) if each.error]
+    calls = [rules.call(problem.row(prompting.template)) for problem in problems]
+    graded = pool.grade_many(
+        [(task, "", problem.answer, options) for problem, (task, options) in zip(problems, calls, strict=True)]
+    )
+    bad = [(problem.uid, each.error) for problem, each in zip(problems, graded, strict=True) if each.unreadable]
     if bad:
         uid, error = bad[0]
         raise RecipeError(
@@ -215,79 +255,96 @@ def _check_references(name: str, problems: Sequence[Problem], pool: GradingPool)
 
 
 def _generate_all(
-    prompts: dict[str, list[Prompt]],
+    missing: dict[str, list[tuple[Prompt, int]]],
     sampler: Sampler,
-    prompting: Prompting,
     sampling: Sampling,
-    pool: GradingPool,
+    grader: _Grader,
     folder: Path,
-) -> dict[str, list[Record]]:
-    """Generates, grades and writes the answers of one benchmark after the other."""
+) -> None:
+    """Generates, grades and keeps the missing answers of one benchmark after the other, some batches at a time."""
     context = sampler.context()
-    lengths = [len(prompt.tokens) for each in prompts.values() for prompt in each]
+    lengths = [len(prompt.tokens) for each in missing.values() for prompt, _ in each]
     fitting = [length for length in lengths if length < context]
     if fitting:
         print(f"loading {sampler.model.name} ...", flush=True)
         sampler.load(min(context, max(fitting) + sampling.max_new_tokens))
-    answers = {}
-    for name, each in prompts.items():
-        started = time.monotonic()
-        print(f"{name}: {len(each)} problems, {sampling.n} samples each", flush=True)
-        responses = _responses(name, each, sampler, prompting, sampling, context)
+    for name, each in missing.items():
+        if not each:
+            continue
+        print(f"{name}: {len(each)} answers to generate", flush=True)
+        started, tokens, path = time.monotonic(), 0, _answers_path(folder, name)
+        _drop_cut_line(path)
+        for start in range(0, len(each), sampler.model.batch_size * _BATCHES_KEPT):
+            part = each[start : start + sampler.model.batch_size * _BATCHES_KEPT]
+            responses = _responses(name, part, sampler, sampling, context)
+            records = grader.records(name, part, responses, context)
+            with path.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+            tokens += sum(response.tokens for response in responses)
         seconds = time.monotonic() - started
-        tokens = sum(response.tokens for group in responses for response in group)
-        print(f"{name}: {tokens} tokens in {seconds:.0f} s ({tokens / seconds:.0f} tokens/s); grading", flush=True)
-        answers[name] = _records(name, each, responses, pool, context)
-        with whole_file(_answers_path(folder, name)) as partial:
-            write_jsonl(answers[name], partial)
-    return answers
+        print(f"{name}: {tokens} tokens in {seconds:.0f} s ({tokens / seconds:.0f} tokens/s), graded", flush=True)
+
+
+def _drop_cut_line(path: Path) -> None:
+    """A kill may have left half a line, which would spoil what is appended to it."""
+    if path.exists():
+        records = read_jsonl(path)
+        with whole_file(path) as partial:
+            write_jsonl(records, partial)
 
 
 def _responses(
-    name: str, prompts: list[Prompt], sampler: Sampler, prompting: Prompting, sampling: Sampling, context: int
-) -> list[list[Response]]:
-    """n responses a prompt. A prompt that does not fit is not cut: its responses are empty and truncated."""
+    name: str, asked: list[tuple[Prompt, int]], sampler: Sampler, sampling: Sampling, context: int
+) -> list[Response]:
+    """A response for each sample. A prompt that does not fit is not cut: its responses are empty and truncated."""
     requests = [
         Request(
             prompt.tokens,
             min(sampling.max_new_tokens, context - len(prompt.tokens)),
-            stable_seed(sampling.seed, name, prompt.problem.uid, sample),
+            stable_seed(sampling.seed, uid_in_a_run(name, prompt.problem.uid), n),
         )
-        for prompt in prompts
-        for sample in range(sampling.n)
+        for prompt, n in asked
         if len(prompt.tokens) < context
     ]
-    drawn = iter(sampler.generate(requests, sampling, prompting.stop(), name) if requests else [])
+    drawn = iter(sampler.generate(requests, sampling, name) if requests else [])
     nothing = Response("", 0, True)
-    return [
-        [next(drawn) if len(prompt.tokens) < context else nothing for _ in range(sampling.n)] for prompt in prompts
-    ]
+    return [next(drawn) if len(prompt.tokens) < context else nothing for prompt, _ in asked]
 
 
-def _records(
-    name: str, prompts: list[Prompt], responses: list[list[Response]], pool: GradingPool, context: int
-) -> list[Record]:
-    answers = [
-        (prompt.problem.task, response.text, prompt.problem.answer, None)
-        for prompt, group in zip(prompts, responses, strict=True)
-        for response in group
-    ]
-    graded = iter(pool.grade_many(answers, progress=sys.stderr.isatty()))
-    records = []
-    for prompt, group in zip(prompts, responses, strict=True):
-        for number, response in enumerate(group):
-            record = {
-                "uid": prompt.problem.uid,
-                "benchmark": name,
-                "sample": number,
-                "prompt": prompt.text,
-                "text": response.text,
-                "answer": prompt.problem.answer,
-                **verdict_fields(next(graded)),
-                "response_length": response.tokens,
-                "truncated": response.truncated,
-            }
-            if not response.tokens:
-                record["reason"] = f"the prompt's {len(prompt.tokens)} tokens leave no room in a context of {context}"
-            records.append(record)
-    return records
+@dataclass(frozen=True)
+class _Grader:
+    """Responses to records with their verdicts."""
+
+    prompting: Prompting
+    rules: GradingRules
+    pool: GradingPool
+
+    def records(
+        self, name: str, asked: list[tuple[Prompt, int]], responses: list[Response], context: int
+    ) -> list[Record]:
+        answers = []
+        for (prompt, _), response in zip(asked, responses, strict=True):
+            task, options = self.rules.call(prompt.problem.row(self.prompting.template))
+            answers.append((task, self.rules.read(response.text), prompt.problem.answer, options))
+        graded = self.pool.grade_many(answers, progress=sys.stderr.isatty())
+        return [
+            _record(name, prompt, number, response, verdict, context)
+            for (prompt, number), response, verdict in zip(asked, responses, graded, strict=True)
+        ]
+
+
+def _record(name: str, prompt: Prompt, number: int, response: Response, verdict: Graded, context: int) -> Record:
+    record = {
+        "uid": prompt.problem.uid,
+        "benchmark": name,
+        "sample": number,
+        "prompt": prompt.text,
+        "text": response.text,
+        "answer": prompt.problem.answer,
+        **verdict_fields(verdict),
+        "response_length": response.tokens,
+        "truncated": response.truncated,
+    }
+    if not response.tokens:
+        record["reason"] = f"the prompt's {len(prompt.tokens)} tokens leave no room in a context of {context}"
+    return record

@@ -21,9 +21,7 @@ class Prompting:
     template: str | None = None
     chat_template: bool = True
     system_prompt: str | None = None
-
-    def stop(self) -> tuple[str, ...]:
-        return TEMPLATES[self.template].stop if self.template else ()
+    input_template: str | None = None  # OpenRLHF's data.input_template, where no chat template is used
 
 
 def prompt_texts(problems: Sequence[Problem], tokenizer: Any, prompting: Prompting) -> list[str]:
@@ -60,7 +58,9 @@ def _text(problem: Problem, tokenizer: Any, prompting: Prompting, chat: bool) ->
         question += problem.instruction
     if not chat:
         assert isinstance(question, str)
-        return TEMPLATES[prompting.template].apply(question) if prompting.template else question
+        if prompting.template is None:
+            return prompting.input_template.format(question) if prompting.input_template else question
+        return TEMPLATES[prompting.template].apply(question)
     turns = [{"role": "user", "content": question}] if isinstance(question, str) else question
     if prompting.system_prompt is not None:
         turns = [{"role": "system", "content": prompting.system_prompt}, *turns]

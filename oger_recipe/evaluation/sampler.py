@@ -28,7 +28,8 @@ class Model:
 
 @dataclass(frozen=True)
 class Sampling:
-    """n samples a problem. max_new_tokens is bounded by what the prompt leaves of the model's context."""
+    """n samples a problem. max_new_tokens is bounded by what the prompt leaves of the model's context; stop and
+    stop_token_ids end a response as end-of-sequence does."""
 
     n: int = 4
     temperature: float = 0.6
@@ -36,6 +37,8 @@ class Sampling:
     top_k: int = -1
     max_new_tokens: int = 2048
     seed: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,9 +111,7 @@ class Sampler:
             use_tqdm_on_load=sys.stderr.isatty(),
         )
 
-    def generate(
-        self, requests: Sequence[Request], sampling: Sampling, stop: Sequence[str], name: str
-    ) -> list[Response]:
+    def generate(self, requests: Sequence[Request], sampling: Sampling, name: str) -> list[Response]:
         """One response for each request, in their order; a bar on the terminal."""
         from vllm import SamplingParams
 
@@ -121,7 +122,8 @@ class Sampler:
                 top_k=sampling.top_k,
                 max_tokens=request.max_new_tokens,
                 seed=request.seed,
-                stop=list(stop) or None,
+                stop=list(sampling.stop) or None,
+                stop_token_ids=list(sampling.stop_token_ids) or None,
                 include_stop_str_in_output=True,
             )
             for request in requests

@@ -9,6 +9,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from oger_recipe.evaluation.metrics import evaluate_answers
 from oger_recipe.evaluation.records import verdict_fields
 from oger_recipe.rewards.grading_pool import shared_pool
+from oger_recipe.rewards.rules import graded_text
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ def evaluate_samples(samples: list[Experience], eval_dataloader, tokenizer, n: i
     records = [_record(sample, benchmarks[sample.labels[0]], row % n) for row, sample in enumerate(samples)]
     responses = [sample.sequences[0, 1:][sample.action_mask[0].bool()] for sample in samples]
     texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
-    _grade(records, texts, [json.loads(sample.labels[0]) for sample in samples])
+    verdicts = [getattr(sample, "verdict", None) for sample in samples]
+    _grade(records, texts, [json.loads(sample.labels[0]) for sample in samples], verdicts)
     result = evaluate_answers(records)
     problems = sum(benchmark["problems"] for benchmark in result["benchmarks"].values())
     average = result["average"]
@@ -55,13 +57,22 @@ def _record(sample: Experience, benchmark: str, number: int) -> dict[str, Any]:
     }
 
 
-def _grade(records: list[dict[str, Any]], texts: list[str], labels: list[dict[str, Any]]) -> None:
-    """Adds text and verdict. Rollouts carry numbers alone; what was extracted and why is found by grading again."""
-    answers = [
-        (label["task"], text, label["answer"], label.get("options")) for label, text in zip(labels, texts, strict=True)
-    ]
-    for record, text, graded in zip(records, texts, shared_pool().grade_many(answers), strict=True):
-        record |= {"text": text} | verdict_fields(graded)
+def _grade(
+    records: list[dict[str, Any]],
+    texts: list[str],
+    labels: list[dict[str, Any]],
+    verdicts: list[dict[str, Any] | None],
+) -> None:
+    """Adds text and verdict. What a service or the user's own function rewarded has none: it is graded here."""
+    ungraded = [row for row, verdict in enumerate(verdicts) if verdict is None]
+    answers = []
+    for row in ungraded:
+        label = labels[row]
+        text = graded_text(texts[row], label.get("cut", ()), label.get("strip", False))
+        answers.append((label["task"], text, label["answer"], label.get("options")))
+    found = dict(zip(ungraded, map(verdict_fields, shared_pool().grade_many(answers)), strict=True)) if answers else {}
+    for row, (record, text) in enumerate(zip(records, texts, strict=True)):
+        record |= {"text": text} | (verdicts[row] or found[row])
 
 
 def _flat(figures: dict[str, dict[str, Any]]) -> dict[str, float]:

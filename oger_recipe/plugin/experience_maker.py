@@ -40,7 +40,7 @@ from oger_recipe.plugin.policy_actor import experience_off_policy_mask, longest_
 from oger_recipe.plugin.similarity import make_similarity  # noqa: E402
 from oger_recipe.plugin.step_metrics import info_value, step_metrics  # noqa: E402
 from oger_recipe.rewards.repetition import is_repetitive  # noqa: E402
-from oger_recipe.rewards.reward_func import worst_examples  # noqa: E402
+from oger_recipe.rewards.samples import worst_examples  # noqa: E402
 
 _TEXTS_READ = 32  # rollouts whose tokens are counted in a step
 GROUP_ESTIMATORS = {"dr_grpo": False, "group_norm": True}  # estimator -> divides by the group's std

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import importlib.util
+import json
 import math
 import os
 import sys
@@ -22,6 +23,7 @@ with without_garbage_collection():
     from transformers import AutoConfig
     from vllm.sampling_params import RequestOutputKind
 
+    from oger_recipe.plugin.executor import OgerExecutor
     from oger_recipe.plugin.ray_actor import undecorated
     from oger_recipe.seeds import stable_seed
 
@@ -46,6 +48,7 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
         kwargs.update(logprobs_mode="processed_logprobs", max_logprobs=1, trust_remote_code=False)
         with _main_module(ENGINE_PROCESS) if cpu else contextlib.nullcontext():
             await super().__init__(*args, **kwargs)
+        self.executor = OgerExecutor(kwargs.get("remote_rm_url"))
 
     async def generate_responses(self, prompt, label, sampling_params, *args, num_samples=1, prefixes=None, **kwargs):
         """``num_samples`` responses. A seed in ``sampling_params`` is the run's: each sample gets one of its own.
@@ -67,7 +70,7 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
         one_by_one = []
         for number in range(num_samples):
             params = sampling_params.clone()
-            params.seed = stable_seed(sampling_params.seed, label, number)
+            params.seed = stable_seed(sampling_params.seed, json.loads(label)["uid"], number)
             one_by_one.append(generate(prompt, label, params, *args, num_samples=1, **kwargs))
         return [response for (response,) in await asyncio.gather(*one_by_one)]
 

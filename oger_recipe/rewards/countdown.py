@@ -15,12 +15,13 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from oger_recipe.rewards.boxed import last_answer_tag
+from oger_recipe.rewards.boxed import last_answer_tag, last_boxed
 from oger_recipe.rewards.verifiers import Verdict
 
 WRONG_REWARD = 0.1
 MAX_CHARS = 200
 
+_LATEX_SIGNS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "\\left": "", "\\right": "", "$": ""}
 _ALLOWED_CHARS = frozenset("0123456789+-*/() \t")
 _OAT_CHARS = re.compile(r"^[\d+\-*/().\s]+$")
 _SPECIAL_TOKEN = re.compile(r"<\|[^<>|]{1,40}\|>|</s>")
@@ -42,8 +43,11 @@ _PYTHON_OPERATIONS: dict[type[ast.operator], Callable[..., Any]] = {
 }
 
 
-def verify_countdown(response: str, answer: str, *, strict_oat: bool = False) -> Verdict:
-    """Grade the last <answer>...</answer> on the response's last line.
+def verify_countdown(
+    response: str, answer: str, *, strict_oat: bool = False, answer_in: str = "answer_tag"
+) -> Verdict:
+    """Grade the last <answer>...</answer> on the response's last line; with answer_in ``boxed``, the last
+    ``\\boxed{}`` there, in which LaTeX's signs of operations count as well.
 
     answer: JSON ``{"numbers": [ints], "target": int}``; anything else is a defect of the data and raises ValueError.
     strict_oat: OAT's scoring to the letter: a line break after the answer makes it none, ``**``, ``//`` and decimals
@@ -51,9 +55,12 @@ def verify_countdown(response: str, answer: str, *, strict_oat: bool = False) ->
     The components format, numbers_ok and correct are 0 or 1.
     """
     numbers, target = _read_answer(answer)
-    text = last_answer_tag(response.rpartition("\n")[2]) if strict_oat else _last_answer(response)
+    if answer_in not in _IN:
+        raise ValueError(f"answer_in={answer_in!r} is unknown; valid values: {', '.join(_IN)}")
+    find, form = _IN[answer_in]
+    text = find(response.rpartition("\n")[2]) if strict_oat else find(_last_line(response))
     if text is None:
-        return _verdict("no <answer>...</answer> on the last line", format_ok=False)
+        return _verdict(f"no {form} on the last line", format_ok=False)
     verdict = (_grade_as_oat if strict_oat else _grade)(text, numbers, target)
     return replace(verdict, extracted="".join(text.split())[:MAX_CHARS])
 
@@ -107,10 +114,20 @@ def _read_answer(answer: str) -> tuple[list[int], int]:
     return numbers, target
 
 
-def _last_answer(response: str) -> str | None:
-    """Text of the last answer on the last line that holds more than special tokens."""
+def _last_line(response: str) -> str:
+    """The last line that holds more than special tokens."""
     lines = reversed(response.split("\n"))
-    return last_answer_tag(next((line for line in lines if _SPECIAL_TOKEN.sub("", line).strip()), ""))
+    return next((line for line in lines if _SPECIAL_TOKEN.sub("", line).strip()), "")
+
+
+def _last_box(text: str) -> str | None:
+    content = last_boxed(text)
+    for latex, sign in _LATEX_SIGNS.items():
+        content = content and content.replace(latex, sign)
+    return content
+
+
+_IN = {"answer_tag": (last_answer_tag, "<answer>...</answer>"), "boxed": (_last_box, "\\boxed{...}")}
 
 
 def _parse(text: str) -> ast.expr | None:

@@ -8,6 +8,7 @@ notices, and the next one finds a new worker.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import json
 import os
@@ -27,13 +28,16 @@ from typing import Any
 from tqdm import tqdm
 
 from oger_recipe.cpu import CORES
-from oger_recipe.rewards.grading_worker import grade, receive_message, send_message
+from oger_recipe.rewards.grading_worker import grade, receive_message, seconds_until, send_message
 from oger_recipe.rewards.verifiers import BOUNDED, Verdict
 
 ENVIRONMENT = "OGER_GRADING"
 _START_LIMIT_S = 120.0  # importing verifiers on a busy machine
 _BATCH = 16  # answers that a caller of grade_many asks of a worker before it makes room for other callers
 _ANSWERS_PER_WORKER = 5000  # then it is replaced: what libraries keep in memory ends with it
+_LARGEST_REPLY = 16 * 2**20  # bytes; more is no verdict, whatever wrote it
+_LONGEST_REMEMBERED = 2000  # characters of a verdict's texts, with which a full cache stays below 1 GB
+_END_LIMIT_S = 10.0  # for the nursery to kill what is below it
 
 Answer = tuple[str, str, str, "Mapping[str, Any] | None"]  # task, response, reference answer, options
 
@@ -60,12 +64,16 @@ class GradingSettings:
 
 @dataclass(frozen=True)
 class Graded:
-    """A verdict, and what kept it from being one: then it is reward 0, score 0, and ``error`` says why."""
+    """A verdict, and what kept it from being one: then it is reward 0, score 0, and ``error`` says why.
+
+    unreadable: the reference answer is at fault. Only the recipe's own verifiers tell; of others this is not known.
+    """
 
     verdict: Verdict
     error: str | None
     timed_out: bool
     seconds: float
+    unreadable: bool = False
 
 
 class GradingPool:
@@ -79,7 +87,7 @@ class GradingPool:
             self._free.put(None)
         self._count = count
         self._nursery = _Nursery(settings)
-        self._cache: OrderedDict[tuple[str, ...], Verdict] = OrderedDict()
+        self._cache: OrderedDict[bytes, Verdict] = OrderedDict()
         self._cache_lock = threading.Lock()
 
     def grade(self, task: str, response: str, answer: str, options: Mapping[str, Any] | None = None) -> Graded:
@@ -161,7 +169,7 @@ class GradingPool:
     def _remember(self, answers: list[Answer], results: list[Graded]) -> None:
         with self._cache_lock:
             for answer, graded in zip(answers, results, strict=True):
-                if graded.error is None:
+                if graded.error is None and _text_length(graded.verdict) <= _LONGEST_REMEMBERED:
                     self._cache[_key(answer)] = graded.verdict
             while len(self._cache) > self.settings.cache_size:
                 self._cache.popitem(last=False)
@@ -179,18 +187,26 @@ class _Worker:
         results: list[Graded] = []
         for task, response, reference, options in answers:
             started = time.monotonic()
+            deadline = started + limit_s
+            self.answered += 1
             try:
-                self._connection.settimeout(limit_s)
-                send_message(self._connection, [task, response, reference, dict(options or {})])
-                reply = receive_message(self._connection)
+                self._connection.settimeout(seconds_until(deadline))  # of sending as a whole
+                send_message(self._connection, [self.answered, task, response, reference, dict(options or {})])
+                reply = receive_message(self._connection, deadline, _LARGEST_REPLY)
+                if reply["number"] != self.answered:
+                    raise ValueError("it is the reply to another answer")
                 results.append(_graded(reply, time.monotonic() - started))
             except TimeoutError:
                 results.append(self._give_up(f"grading took more than {limit_s} s", True, started))
-            except (OSError, EOFError, ValueError, KeyError, TypeError):
+            except (OSError, EOFError):
                 results.append(
                     self._give_up("the grading process died (memory, or a crash of its libraries)", False, started)
                 )
-            self.answered += 1
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                # Another process than the worker, or the verifier itself, wrote to its connection.
+                results.append(
+                    self._give_up(f"the grading process's reply cannot be trusted: {error}", False, started)
+                )
             if self.lost:
                 break
         return results
@@ -200,12 +216,11 @@ class _Worker:
         return _failed(reason, timed_out, time.monotonic() - started)
 
     def close(self) -> None:
-        """Ends the process at once."""
+        """Ends the process at once, and with it those that its verifiers have started."""
         self._connection.close()
-        try:
-            os.kill(self._pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        for kill in (os.killpg, os.kill):  # a worker that has not begun has no group yet, and no children
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(self._pid, signal.SIGKILL)
 
 
 class _Nursery:
@@ -261,25 +276,35 @@ class _Nursery:
     def _end(self) -> None:
         if self._control is not None and self._process is not None:
             self._control.close()
-            self._process.kill()  # and its workers with it
-            self._process.wait()
+            self._process.terminate()  # it kills its workers first, and what they have started
+            try:
+                self._process.wait(_END_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()  # and its workers with it
+                self._process.wait()
         self._control, self._process = None, None
 
 
-def _key(answer: Answer) -> tuple[str, ...]:
+def _key(answer: Answer) -> bytes:
+    """Of one size, whatever the answer's."""
     task, response, reference, options = answer
-    digest = hashlib.sha256(response.encode("utf-8", "surrogatepass")).hexdigest()
-    return task, json.dumps(dict(options or {}), sort_keys=True), reference, digest
+    return hashlib.sha256(
+        json.dumps([task, response, reference, dict(options or {})], sort_keys=True).encode()
+    ).digest()
+
+
+def _text_length(verdict: Verdict) -> int:
+    return sum(map(len, (verdict.reason, verdict.extracted or "", *verdict.components)))
 
 
 def _graded(reply: dict[str, Any], seconds: float) -> Graded:
     if "error" in reply:
-        return _failed(str(reply["error"]), False, seconds)
+        return _failed(str(reply["error"]), False, seconds, reply.get("unreadable", False))
     return Graded(Verdict(**reply["verdict"]), None, False, seconds)
 
 
-def _failed(reason: str, timed_out: bool, seconds: float) -> Graded:
-    return Graded(Verdict(0.0, 0.0, f"not graded: {reason}", {}), reason, timed_out, seconds)
+def _failed(reason: str, timed_out: bool, seconds: float, unreadable: bool = False) -> Graded:
+    return Graded(Verdict(0.0, 0.0, f"not graded: {reason}", {}), reason, timed_out, seconds, unreadable)
 
 
 _shared: GradingPool | None = None

@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 from decimal import Decimal, InvalidOperation
 
+from oger_recipe.rewards.boxed import last_answer_tag, last_boxed
 from oger_recipe.rewards.verifiers import Verdict
 
-ANSWER_FORMATS = ("last_number", "hashes")
+ANSWER_FORMATS = ("last_number", "hashes", "boxed", "answer_tag")
+_PLACES = {"boxed": last_boxed, "answer_tag": last_answer_tag}
+_GROUPED = re.compile(r"(?<=\d)(?:\{,\}|\\,|\\!)(?=\d)")  # thousands in LaTeX: 70{,}000
 _NUMBER = re.compile(r"[+-]?\d+\.\d*|[+-]?\.\d+|[+-]?\d+e[-+]?\d+|[+-]?\d+", re.ASCII)
 
 
 def verify_gsm8k(
     response: str, answer: str, *, answer_format: str = "last_number", strict_oat: bool = False
 ) -> Verdict:
-    """Grade the last number of the response; with ``hashes``, the last number after its last ``####``.
+    """Grade the last number of the response; with ``hashes``, the last number after its last ``####``; with ``boxed``
+    or ``answer_tag``, that of the last ``\\boxed{}`` or ``<answer>``, of the whole response where it has none.
 
     answer: a number, or a GSM8K solution that ends in ``#### <number>``. Numbers are compared by value, so that 18.0
     is 18; with ``strict_oat`` as texts, as OAT does. The components format and correct are 0 or 1.
@@ -28,6 +32,11 @@ def verify_gsm8k(
     if answer_format == "hashes":
         _, marker, response = response.rpartition("####")
         response = response if marker else ""
+    elif answer_format in _PLACES:
+        marked = _PLACES[answer_format](response)
+        response = response if marked is None else marked
+    if not strict_oat:
+        response = _GROUPED.sub("", response)
     found = _last_number(response)
     if found is None:
         return Verdict(0.0, 0.0, "no number was found", {"format": 0.0, "correct": 0.0})

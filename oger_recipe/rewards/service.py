@@ -1,7 +1,8 @@
 """The reward function behind HTTP, for `--reward.remote_url http://host:port/get_reward`.
 
 POST /get_reward takes OpenRLHF's JSON ``{"query": [...], "prompts": [...], "labels": [...]}`` and answers what
-`reward_func` returns: plain numbers for one query, because OpenRLHF makes a tensor of each, and lists for several.
+`reward_func` returns: plain numbers for one query, because OpenRLHF makes a tensor of each, and lists for several. A
+further key that OpenRLHF does not read, "errors", lists for every query why it was not graded, or null.
 Every refusal is JSON ``{"error": "<one sentence>"}``.
 """
 
@@ -25,6 +26,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from oger_recipe.rewards.samples import GradedSample, answer_of
 from oger_recipe.rewards.verifiers import BOUNDED, VERIFIERS
 
 GRADE_PATH = "/get_reward"
@@ -38,8 +40,8 @@ _LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 1
 access_log = logging.getLogger("oger_recipe.rewards.service.access")
 
 Samples = tuple[list[str], list[str], list[str]]  # queries, prompts, labels
-# As `reward_func`: queries, prompts, labels -> {"rewards", "scores", "extra_logs"}.
-Grade = Callable[[list[str], list[str], list[str]], dict[str, Any]]
+# As `grade_samples`: of (query, prompt, label).
+Grade = Callable[[list[tuple[str, str, str]]], list[GradedSample]]
 
 
 @dataclass(frozen=True)
@@ -141,10 +143,11 @@ class RewardService:
         return samples, tasks
 
     def _graded(self, samples: Samples, tasks: list[str]) -> bytes:
-        result = self._grade(*samples)
+        graded = self._grade(list(zip(*samples, strict=True)))
+        result = answer_of([sample.values for sample in graded])
         for task, verdict in zip(tasks, verdicts(result), strict=True):
             self._answers.labels(task if self._known(task) else "other", verdict).inc()
-        return json.dumps(result).encode()
+        return json.dumps(result | {"errors": [sample.error for sample in graded]}).encode()
 
     def _known(self, task: str) -> bool:
         return task in VERIFIERS or task in self.limits.tasks

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -57,9 +58,21 @@ def verify(task: str, response: str, answer: str, **options: Any) -> Verdict:
     """Grade the response text of one rollout or teacher against the reference answer of its row.
 
     task: a name in VERIFIERS or an import path; options: keyword arguments of that verifier.
+    The user's own verifiers get of ``prompt`` and ``row`` (the row's other columns) what their signatures name.
     Raises ValueError for a task without verifier, and whatever the verifier raises for an answer it cannot read.
     """
-    return resolve(task)(response, answer, **options)
+    verifier = resolve(task)
+    if task not in VERIFIERS:
+        options = {name: value for name, value in options.items() if name not in _CONTEXT or _takes(verifier, name)}
+    return verifier(response, answer, **options)
+
+
+_CONTEXT = ("prompt", "row")
+
+
+def _takes(verifier: Verifier, name: str) -> bool:
+    parameters = inspect.signature(verifier).parameters.values()
+    return any(each.name == name or each.kind is each.VAR_KEYWORD for each in parameters)
 
 
 def resolve(task: str) -> Verifier:

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -149,3 +151,22 @@ def test_a_newcomer_sees_progress(smoke_run):
     assert "before training: avg_at_8" in shown and "after training: avg_at_8" in shown
     assert sum(line.startswith("step ") for line in shown.splitlines()) == STEPS
     assert "Traceback" not in shown
+
+
+def test_oger_eval_with_the_runs_recipe_gives_the_runs_own_evaluation(smoke_run, tmp_path):
+    """On the recipe's eval.dataset: the same prompts, samples, verdicts and figures, to the digit."""
+    command = [sys.executable, "-m", "oger_recipe.cli.eval", str(smoke_run / "model")]
+    command += ["--recipe", str(smoke_run / "recipe.yaml"), "--out", str(tmp_path / "again")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (answers,) = (tmp_path / "again" / "answers").iterdir()
+    ours = {(record["uid"], record["sample"]): record for record in lines(answers)}
+    theirs = {(record["uid"], record["sample"]): record for record in lines(smoke_run / "eval" / "step_00004.jsonl")}
+    assert ours.keys() == theirs.keys() and len(ours) == 16 * 8
+    for key, record in theirs.items():
+        assert {name: ours[key][name] for name in record if name != "benchmark"} == {
+            name: value for name, value in record.items() if name != "benchmark"
+        }
+    figures = json.loads((tmp_path / "again" / "results.json").read_text())["average"]
+    expected = json.loads((smoke_run / "eval" / "step_00004.json").read_text())["average"]
+    assert figures == expected

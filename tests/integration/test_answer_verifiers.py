@@ -41,6 +41,12 @@ EQUAL = [
     (r"first \boxed{1}, no: \boxed{2}", "2"),
     (r"\boxed{2} and then \boxed{unfinished", "2"),
     (r"\boxed{ 7 }", r"$\boxed{7}$"),
+    (r"\boxed{\approx 5}", "5"),
+    (r"\boxed{\frac 1 2}", "0.5"),
+    (r"\boxed{\log_2 8}", r"\log_{2} 8"),
+    (r"\boxed{E_{3}}", "E_3"),
+    (r"\boxed{(2,3)\cup[0,1)}", r"[0,1)\cup(2,3)"),
+    (r"\boxed{[0,1) ∪ (2,3)}", r"[0,1)\cup(2,3)"),
 ]
 DIFFERENT = [
     (r"\boxed{\frac13}", "0.5"),
@@ -51,6 +57,14 @@ DIFFERENT = [
     (r"\boxed{x+1}", "x-1"),
     ("I do not know.", "2"),
     ("", "2"),
+    (r"\boxed{[0,1)\cup(2,3)}", r"[0,1)\cup(4,5)"),
+    (r"\boxed{x \in [0,1] U [2,3]}", "x \\in [0,1] U [4,5]"),
+    (r"\boxed{E_3}", "E_2"),
+    (r"\boxed{E_3, 2}", "E_2, 2"),
+    (r"\boxed{E_3 = 5}", "E_2 = 5"),
+    (r"\boxed{E_3, 2}", "2"),
+    (r"\boxed{n \ge 5 \land n \le 7}", r"n \ge 6 \land n \le 7"),
+    (r"\boxed{x \equiv 5 \pmod 7}", r"x \equiv 5 \pmod 8"),
 ]
 
 
@@ -65,6 +79,87 @@ def test_equal_answers_are_right_whatever_their_form(response: str, answer: str)
 @pytest.mark.parametrize(("response", "answer"), DIFFERENT)
 def test_other_answers_are_wrong(response: str, answer: str) -> None:
     assert verify("math", response, answer).score == 0.0
+
+
+# Numbers of one value each, which are right for one another; different lists are not.
+SAME_NUMBERS = [
+    [
+        "4.5e33",
+        "4.5E33",
+        "4.5e+33",
+        r"4.5 \times 10^{33}",
+        r"4.5\cdot 10^{33}",
+        "4.5*10^33",
+        "4.5 × 10^33",
+        "45" + "0" * 32,
+    ],
+    ["4.5e32", r"4.5 \times 10^{32}"],
+    ["4.5e-8", r"4.5 \times 10^{-8}", "4.5*10^-8", "0.000000045", r"4.5 \times 10^{-8} \text{ m}"],
+    ["4.6e-8", r"4.6\cdot10^{-8}"],
+    ["-3e8", r"-3.0 \times 10^8", "-300000000"],
+    ["2 1/2", r"2\frac{1}{2}", r"2 \frac12", r"2\ 1/2", r"\frac52", "2.5"],
+    ["-2 1/2", "-2.5"],
+    ["21/2", "10.5", "10 1/2"],
+    [r"1\,000", "1 000", r"1\ 000", "1~000", "1\u2009000", "1{,}000", r"1,\!000", "1,000", "1000"],
+    ["70{,}000", r"70\,000", "70000"],
+    [r"1\,234\,567.5", "1234567.5"],
+    ["0"],
+    ["1"],
+    ["2"],
+    ["3"],
+    ["12"],
+    ["21"],
+]
+
+
+@pytest.mark.parametrize("numbers", SAME_NUMBERS, ids=lambda numbers: numbers[0])
+def test_a_number_is_its_value_however_it_is_written(numbers: list[str]) -> None:
+    others = [other[0] for other in SAME_NUMBERS if other is not numbers]
+    for number in numbers:
+        for wrapped in (rf"\boxed{{{number}}}", f"The answer is ${number}$."):
+            assert all(verify("math", wrapped, same).score == 1.0 for same in numbers), wrapped
+            assert not any(verify("math", wrapped, other).score for other in others), wrapped
+    assert len({verify("math", rf"\boxed{{{number}}}", "7").extracted for number in numbers}) == 1
+
+
+def test_two_numbers_with_a_space_between_them_are_neither_one_number_nor_their_sum() -> None:
+    for text in ("1 2", r"1\,2", r"1\quad 2", "1~2"):
+        for number in ("12", "3", "2", "1"):
+            assert verify("math", rf"\boxed{{{text}}}", number).score == 0.0
+            assert verify("math", rf"\boxed{{{number}}}", text).score == 0.0
+        assert verify("math", rf"\boxed{{{text}}}", "1 2").score == 1.0
+
+
+def test_small_numbers_are_not_rounded_away() -> None:
+    for number, other in (("0", "4.5e-8"), ("1.6021e-19", "1.6022e-19"), ("0.000001", "0.0000014")):
+        assert verify("math", rf"\boxed{{{number}}}", other).score == 0.0
+        assert verify("math", rf"\boxed{{{other}}}", number).score == 0.0
+    assert verify("math", r"\boxed{0.000333333}", r"\frac{1}{3000}").score == 1.0
+
+
+def test_an_e_before_a_minus_may_be_eulers_number_too() -> None:
+    assert [verify("math", r"\boxed{2e-1}", answer).score for answer in ("-1+2e", "2e - 1", "0.2", "2e")] == [
+        1,
+        1,
+        1,
+        0,
+    ]
+    assert verify("math", r"\boxed{-1+2e}", "2e-1").score == 1.0
+
+
+@pytest.mark.parametrize("digits", [4_300, 4_301, 9_000])
+def test_thousands_of_digits_get_a_verdict_on_both_sides(digits: int) -> None:
+    third, nines = "0." + "3" * digits, "9" * digits
+    assert verify("math", rf"\boxed{{{third}}}", r"\frac13").score == 1.0
+    assert verify("math", r"\boxed{\frac13}", third).score == 1.0
+    assert verify("math", rf"\boxed{{0.34{'3' * digits}}}", r"\frac13").score == 0.0
+    assert verify("math", rf"\boxed{{{nines}}}", nines).score == 1.0
+    for other in (nines[:-1] + "8", "7", third):
+        assert verify("math", rf"\boxed{{{nines}}}", other).score == 0.0
+        assert verify("math", rf"\boxed{{{other}}}", nines).score == 0.0
+    assert verify("math", f"so it is {third}", "7").score == 0.0
+    power = r" \times ".join(["10^{999}"] * 9)
+    assert verify("math", rf"\boxed{{{power}}}", "7").score == 0.0
 
 
 THOUGHT, BOX, BARE = "I think.</think>", r"\boxed{5}", "The answer is 5."
@@ -98,6 +193,7 @@ def test_the_first_place_that_has_an_answer_decides() -> None:
     assert verify("math", response, "4", extract=["boxed", "answer_tag"]).score == 0.0
     assert verify("math", "so 6", "6", extract=["boxed", "last_number"]).score == 1.0
     assert verify("math", "1,234.", "1234", extract=["last_number"]).score == 1.0
+    assert verify("math", "so 4.5e33.", r"4.5 \times 10^{33}", extract=["last_number"]).score == 1.0
 
 
 def test_numbers_that_are_equal_vote_together_and_others_do_not() -> None:
@@ -188,6 +284,48 @@ def test_a_gsm8k_answer_without_a_number_is_a_defect(answer: str) -> None:
         ("The answer is K.", None),
         (r"\boxed{42}", None),
         ("", None),
+        ("I choose option (B).", "B"),
+        ("option (B)", "B"),
+        ("Option B is correct", "B"),
+        ("Option B is correct. Option A is wrong.", "B"),
+        ("Option A is wrong. Option B is correct.", "B"),
+        ("Option A is wrong, so option B", "B"),
+        ("The answer is B. Option A is wrong.", "B"),
+        ("Option A is a dog. Option B is a cat.", None),
+        ("Option B is not correct", None),
+        ("option a is good", None),
+        ("The answer is b.", "B"),
+        ("the answer is (b) because it fits", "B"),
+        ("Answer: **c**", "C"),
+        ("Answer: a\n\nIt fits.", "A"),
+        ("The answer is a.", "A"),
+        ("the answer is a prime number", None),
+        ("the answer is a\nprime number", None),
+        ("the answer is e.g. 5", None),
+        ("The answer is b squared", None),
+        (r"\boxed{b}", "B"),
+        (r"\boxed{\text{(b)}}", "B"),
+        ("<answer>b) Paris</answer>", "B"),
+        ("<answer>a dog</answer>", None),
+        ("(b)", "B"),
+        ("a. First we see", None),
+        (r"\(B\)", "B"),
+        ("$B$", "B"),
+        (r"\boxed{\(B\)}", "B"),
+        (r"The answer is \(B\).", "B"),
+        ("The answer is $B$.", "B"),
+        (r"Answer: \textbf{(B)}", "B"),
+        ("A or B", None),
+        ("(A) or (B)", None),
+        (r"\boxed{(A) or (B)}", None),
+        (r"\boxed{A/B}", None),
+        ("The answer is A or B.", None),
+        ("The answer is (A) or (B).", None),
+        ("The answer is A and B.", None),
+        ("option A or option B", None),
+        ("The answer is A or B. No: the answer is B.", "B"),
+        ("The answer is B and C is wrong.", "B"),
+        ("the answer is B, I think", "B"),
     ],
 )
 def test_the_chosen_letter_is_found(response: str, letter: str | None) -> None:
@@ -268,6 +406,8 @@ def test_verifiers_that_run_without_a_worker_survive_any_text_quickly(task: str)
         "<answer>",
         r"\boxed{",
         "answer is ",
+        "option b\n\n",
+        "option (A or ",
         '{"a":',
         "(",
         "\x00\ud800",

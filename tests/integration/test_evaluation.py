@@ -14,12 +14,13 @@ import pytest
 from transformers import AutoTokenizer
 
 from oger_recipe.cli import eval as oger_eval
+from oger_recipe.cli.train_ppo_ray import build_parser
 from oger_recipe.evaluation import harness
 from oger_recipe.evaluation.benchmarks import BENCHMARKS, Problem, load_benchmark
 from oger_recipe.evaluation.metrics import evaluate_answers
 from oger_recipe.evaluation.prompts import Prompting, prompt_texts, prompt_tokens
 from oger_recipe.evaluation.tables import markdown_table
-from oger_recipe.recipe import RecipeError
+from oger_recipe.recipe import RecipeError, stop_texts
 from oger_recipe.rewards.verifiers import verify
 
 SHARED = Path(__file__).parents[2] / ".." / "shared" / "data"
@@ -232,8 +233,9 @@ def test_what_is_sent(prompting: Prompting, text: str, tokenizer: Any) -> None:
 def test_a_named_template_brings_its_stop_texts(tokenizer: Any) -> None:
     [text] = prompt_texts([PROBLEM], tokenizer, Prompting("r1"))
     assert text.endswith("\nUser: 1+1?\nAssistant: <think>")
-    assert Prompting("r1").stop() == ("</answer>",)
-    assert Prompting().stop() == ()
+    defaults = vars(build_parser(cpu=True).parse_args([]))
+    assert stop_texts(defaults | {"oger.prompt_template": "r1"}) == ("</answer>",)
+    assert stop_texts(defaults) == ()
 
 
 def test_chats_of_several_turns_need_the_chat_template(tokenizer: Any) -> None:
@@ -308,6 +310,7 @@ def refused(
     monkeypatch.setattr(harness, "_generate_all", no_engine)
     monkeypatch.chdir(tmp_path)
     jsonl([RECORDS["gsm8k"][0]], "gsm8k.jsonl")
+    jsonl([{"prompt": "Q", "label": "{}", "datasource": "default"}], "prepared.jsonl")
 
     def message(*arguments: str, model: str = str(policy_folder)) -> str:
         with pytest.raises(SystemExit) as stop:
@@ -325,7 +328,13 @@ FILE = ("--benchmark", "gsm8k=gsm8k.jsonl")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the following arguments are required: --benchmark"),
+        ([], "nothing to evaluate on: name benchmarks with --benchmark, or a --recipe with eval.dataset"),
+        (
+            [*FILE, "--prompt_template", "r1", "--oger.math_rule", "deepscaler"],
+            "this evaluation cannot be graded:\n  - oger.math_rule deepscaler reads boxes alone",
+        ),
+        (["--recipe", "none.yaml"], "none.yaml: no such recipe file"),
+        (["--benchmark", "mine=prepared.jsonl"], "benchmark mine: prepared.jsonl is what a run prepared for itself"),
         (["--benchmark", "gsm9k"], "unknown benchmark 'gsm9k'; known: math500, aime24,"),
         (["--benchmark", "gsm8k="], "--benchmark gsm8k=: is NAME or NAME=FILE"),
         (["--benchmark", "gsm8k=no.jsonl"], "benchmark gsm8k: no.jsonl: no such file"),
@@ -376,7 +385,9 @@ def test_another_evaluation_is_not_overwritten(refused: Callable[..., str], tmp_
     refused(*FILE, "--out", "one")  # for its engine alone: the evaluation had begun
     settings = (tmp_path / "one" / "settings.json").read_text()
     message = refused(*FILE, "--out", "one", "--seed", "1", "--system_prompt", "Be brief.")
-    assert message.startswith("one holds another evaluation (its prompting, sampling, benchmarks differ")
+    assert message.startswith("one holds another evaluation (its prompting, sampling, gsm8k differ")
+    message = refused(*FILE, "--out", "one", "--oger.gsm8k_strict_oat")
+    assert message.startswith("one holds another evaluation (its grading differ")
     assert (tmp_path / "one" / "settings.json").read_text() == settings
 
 
@@ -386,7 +397,7 @@ def test_greedy_decoding_has_one_sample(
     refused(*FILE, "--temperature", "0", "--n", "8", "--out", "greedy")
     assert "note: greedy decoding gives the same answer every time, so n is 1" in capsys.readouterr().out
     settings = json.loads((tmp_path / "greedy" / "settings.json").read_text())
-    assert (settings["sampling"]["n"], settings["sampling"]["temperature"]) == (1, 0.0)
+    assert settings["sampling"]["temperature"] == 0.0
 
 
 def test_every_benchmark_of_the_registry_is_tested_here() -> None:

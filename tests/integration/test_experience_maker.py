@@ -276,7 +276,7 @@ def test_entropies_are_kept_by_row_and_the_engine_is_compared_on_the_policys_own
     assert maker.entropy.tolist() == pytest.approx([0.0, 0.1, 0.2, 0.3])
     assert maker.metrics["vllm_logprob_difference"] == pytest.approx(0.05 / 3)
     assert maker.metrics["vllm_kl"] == pytest.approx(0.01)
-    assert maker.engine_limit == maker.metrics["vllm_logprob_limit"] == pytest.approx(0.1 / 3 + 0.002)
+    assert maker.engine_limit == maker.metrics["vllm_logprob_limit"] == pytest.approx(0.05 + 0.002)
     assert all(experience.rollout_log_probs is None for experience in found)  # the knob is off: f(p) is reshaped
 
 
@@ -298,11 +298,11 @@ def test_a_run_stops_where_engine_and_policy_part(monkeypatch):
         _forwarded(monkeypatch, maker, _sampled(_experiences([0, 1, 2, 3]), differences), [[0.0] * 4])
 
     step(0.001)
-    assert maker.engine_limit == pytest.approx(0.004)
-    step(0.0035)
-    assert maker.engine_limit == pytest.approx(0.004)  # the first step's
+    assert maker.engine_limit == pytest.approx(0.005)
+    step(0.0045)
+    assert maker.engine_limit == pytest.approx(0.005)  # the first step's
     with pytest.raises(RuntimeError, match="the weights that vLLM samples from are not those that are trained"):
-        step(0.005)
+        step(0.006)
 
 
 def test_a_consolation_prize_for_a_wrong_answer_earns_no_bonus():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -11,14 +13,83 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
+from oger_recipe.rewards.grading_worker import NoVerdict, as_verdict
+from oger_recipe.rewards.verifiers import Verdict
 
 VERIFIER = """
-import os, sys, time
+import os, socket, stat, struct, subprocess, sys, time
+from oger_recipe.rewards.grading_worker import send_message
 from oger_recipe.rewards.verifiers import Verdict
+
+def spawn(response, answer, then="return"):
+    # answer: a file for the ids of the processes that are started
+    if response == "fork":
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(3600)
+            os._exit(0)
+    elif response == "orphan":  # its parent has ended, and it is in a session of its own
+        shell = ["sh", "-c", "setsid sleep 3600 > /dev/null & echo $!"]
+        pid = int(subprocess.run(shell, stdout=subprocess.PIPE).stdout)
+    else:
+        pid = subprocess.Popen(["sleep", "3600"], start_new_session=response == "session").pid
+    with open(answer, "a") as file: file.write(f"{pid} ")
+    if then == "hang":
+        while True: pass
+    return Verdict(1.0, 1.0, "", {})
+
+def status(response, answer):
+    return subprocess.run(["sh", "-c", response]).returncode
+
+def twice(response, answer, fork=False):
+    if fork:
+        os.fork()
+    return Verdict(float(response == answer), float(response == answer), response, {})
+
+def connection():
+    for file in map(int, os.listdir("/proc/self/fd")):
+        try:
+            if stat.S_ISSOCK(os.fstat(file).st_mode):
+                return socket.socket(fileno=os.dup(file))
+        except OSError:
+            continue
+
+def intrude(response, answer):
+    if response == "other number":
+        verdict = {"reward": 1.0, "score": 1.0, "reason": "", "components": {}, "extracted": None}
+        send_message(connection(), {"number": 7, "verdict": verdict})
+    if response == "no reply":
+        send_message(connection(), [1])
+    if response == "drip":
+        pool = connection()
+        pool.sendall(struct.pack("!Q", 1000))
+        for _ in range(40):
+            pool.sendall(b" ")
+            time.sleep(0.1)
+    if response == "giant":
+        connection().sendall(struct.pack("!Q", 1 << 62))
+        time.sleep(3600)
+    return Verdict(0.0, 0.0, "", {})
+
+def users(response, answer):
+    if response == "exit":
+        sys.exit("enough")
+    if response == "value":
+        raise ValueError("one answer's")
+    if response == "none":
+        return None
+    return {"score": 0.5, "acc": False, "pred": response}
+
+def wordy(response, answer, length=0):
+    with open(answer, "a") as file: file.write("x")
+    return Verdict(1.0, 1.0, "r" * (length - 8), {"four": 1.0}, "text")
 
 def verify(response, answer, **options):
     print("noise"); print("noise", file=sys.stderr)
@@ -111,8 +182,72 @@ def test_a_stuck_worker_is_killed_and_replaced(task: str) -> None:
         first = int(pool.grade(task, "pid", "").verdict.reward)
         assert pool.grade(task, "hang", "").timed_out
         second = int(pool.grade(task, "pid", " ").verdict.reward)
-        assert first != second and not _alive(first) and _alive(second)
+        assert first != second and _alive(second)
+        _wait_until_dead(first)
     _wait_until_dead(second)
+
+
+@pytest.mark.parametrize("how", ["child", "session", "fork", "orphan"])
+def test_what_a_verifier_started_ends_with_its_worker(how: str, task: str, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    with GradingPool(GradingSettings(workers=1, time_limit_s=1.5)) as pool:
+        assert pool.grade("own_grading:spawn", how, str(started), {"then": "hang"}).timed_out
+        (given_up,) = map(int, started.read_text().split())
+        _wait_until_dead(given_up)
+        assert pool.grade("own_grading:spawn", how, str(started)).verdict.score == 1.0
+        left = int(started.read_text().split()[1])
+        time.sleep(1.2)  # the nursery looks for orphans once a second
+        assert _alive(left) or how == "orphan"  # a verifier may keep a helper for its next answers
+    _wait_until_dead(left)
+
+
+def test_what_a_verifier_started_ends_after_the_nursery_was_killed(task: str, tmp_path: Path) -> None:
+    with GradingPool(GradingSettings(workers=1, time_limit_s=1.5)) as pool:
+        assert pool.grade("own_grading:spawn", "child", str(tmp_path / "started")).verdict.score == 1.0
+        worker = int(pool.grade(task, "pid", "").verdict.reward)
+        assert pool._nursery._process is not None
+        pool._nursery._process.kill()
+        _wait_until_dead(worker)
+        assert pool.grade(task, "", "").error is not None  # the answer that finds out
+        _wait_until_dead(int((tmp_path / "started").read_text()))
+
+
+def test_verifiers_see_how_their_processes_ended(task: str, pool: GradingPool) -> None:
+    assert pool.grade("own_grading:status", "exit 3", "").verdict.reward == 3.0
+    assert pool.grade("own_grading:status", "exit 0", "").verdict.reward == 0.0
+
+
+def test_a_verifier_that_forks_and_returns_twice_changes_no_other_grade(task: str) -> None:
+    with GradingPool(GradingSettings(workers=1, time_limit_s=5)) as pool:
+        for number in range(20):
+            expected = number % 3 == 0
+            graded = pool.grade(
+                "own_grading:twice", str(number), str(number) if expected else "-", {"fork": number % 5 == 0}
+            )
+            assert (graded.error, graded.verdict.score, graded.verdict.reason) == (None, expected, str(number))
+
+
+@pytest.mark.parametrize("response", ["other number", "no reply"])
+def test_a_reply_that_is_not_this_answers_is_no_grade_and_ends_the_worker(response: str, task: str) -> None:
+    with GradingPool(GradingSettings(workers=1, time_limit_s=5)) as pool:
+        first = int(pool.grade(task, "pid", "").verdict.reward)
+        graded = pool.grade("own_grading:intrude", response, "")
+        assert graded.error is not None and "cannot be trusted" in graded.error and not graded.timed_out
+        assert graded.verdict.score == 0.0
+        assert pool.grade(task, "a", "a").verdict.score == 1.0
+        assert int(pool.grade(task, "pid", "again").verdict.reward) != first
+        _wait_until_dead(first)
+
+
+def test_the_time_limit_is_for_the_whole_answer_however_it_arrives(pool: GradingPool, task: str) -> None:
+    graded = pool.grade("own_grading:intrude", "drip", "")  # for 4 s
+    assert graded.timed_out and 0.5 <= graded.seconds < 3
+
+
+def test_a_reply_of_any_length_is_not_waited_for(pool: GradingPool, task: str) -> None:
+    graded = pool.grade("own_grading:intrude", "giant", "")
+    assert graded.error is not None and not graded.timed_out
+    assert "4611686018427387904 bytes are more than 16777216" in graded.error
 
 
 def test_a_dead_nursery_is_replaced(task: str) -> None:
@@ -141,6 +276,136 @@ def test_what_was_graded_is_remembered_and_failures_are_not(task: str, tmp_path:
         assert all(pool.grade(task, "hang", "h").timed_out for _ in range(2))
 
 
+def test_what_is_remembered_is_small(task: str, tmp_path: Path) -> None:
+    with GradingPool(GradingSettings(workers=1, time_limit_s=5)) as pool:
+        for length, calls in ((2000, "x"), (2001, "xx")):  # characters of a verdict's texts
+            file = tmp_path / str(length)
+            for _ in range(2):
+                verdict = pool.grade("own_grading:wordy", "", str(file), {"length": length}).verdict
+                assert len(verdict.reason) + len("text" + "four") == length
+            assert file.read_text() == calls
+        reference = "r" * 100_000
+        assert pool.grade(task, "a", reference).verdict.score == 0.0
+        assert pool.grade(task, reference, reference, {"scale": 2.0}).verdict.reward == 2.0
+        assert len(pickle.dumps(pool._cache)) < 5000
+
+
+def test_users_verifiers_may_return_dicts_and_their_errors_are_those_of_an_answer(
+    pool: GradingPool, task: str
+) -> None:
+    def error_of(response: str) -> str:
+        graded = pool.grade("own_grading:users", response, "")
+        assert graded.error is not None and graded.verdict.score == 0.0 and not graded.unreadable
+        return graded.error
+
+    verdict = Verdict(reward=0.5, score=0.0, reason="", components={"acc": 0.0}, extracted="7")
+    assert pool.grade("own_grading:users", "7", "").verdict == verdict
+    assert error_of("exit") == "the verifier called sys.exit('enough')"
+    assert error_of("value") == "ValueError: one answer's"
+    assert "NoneType" in error_of("none")
+
+
+def test_only_the_recipes_verifiers_tell_of_unreadable_references(pool: GradingPool, task: str) -> None:
+    assert pool.grade("countdown", "<answer>1+2</answer>", "3").unreadable
+    assert not pool.grade("chess", "e4", "e4").unreadable
+    assert not pool.grade(task, "raise", "").unreadable
+    with GradingPool(GradingSettings(workers=1, time_limit_s=60)) as patient:  # it imports math-verify
+        in_worker = patient.grade("math", r"\boxed{1}", "")
+        assert in_worker.error is not None and in_worker.error.startswith("ValueError: ") and in_worker.unreadable
+        unknown = patient.grade("math", r"\boxed{1}", "1", {"no_such_option": 1})
+        assert unknown.error is not None and not unknown.unreadable
+
+
+def test_users_verifiers_are_imported_before_the_first_answer_but_not_called(task: str, tmp_path: Path) -> None:
+    folder = Path(sys.path[0])
+    (folder / "own_warm.py").write_text(f"""
+from pathlib import Path
+Path({str(tmp_path)!r}, "imported").touch()
+def verify(response, answer):
+    Path({str(tmp_path)!r}, "called").touch()
+""")
+    (folder / "own_exit.py").write_text("import sys; sys.exit('no licence')")
+    preload = ("own_exit:verify", "own_warm:verify")
+    with GradingPool(GradingSettings(workers=1, time_limit_s=5, preload=preload)) as pool:
+        assert pool.grade(task, "a", "a").verdict.score == 1.0
+        assert [path.name for path in tmp_path.iterdir()] == ["imported"]
+        assert pool.grade("own_exit:verify", "", "").error == "the verifier called sys.exit('no licence')"
+
+
+RETURNED: list[tuple[Any, tuple[float, float, str, dict[str, float], str | None]]] = [
+    (True, (1.0, 1.0, "", {}, None)),
+    (0, (0.0, 0.0, "", {}, None)),
+    (0.1, (0.1, 0.0, "", {}, None)),
+    (1.5, (1.5, 1.0, "", {}, None)),
+    (-1, (-1.0, 0.0, "", {}, None)),
+    (np.int64(1), (1.0, 1.0, "", {}, None)),
+    (np.float32(0.5), (0.5, 0.0, "", {}, None)),
+    (torch.tensor(0.25), (0.25, 0.0, "", {}, None)),
+    (torch.tensor([1]), (1.0, 1.0, "", {}, None)),
+    ({"reward": 0.1}, (0.1, 0.0, "", {}, None)),
+    ({"reward": 0.1, "score": True}, (0.1, 1.0, "", {}, None)),
+    ({"reward": 2, "score": 0, "reason": "so", "extracted": "x"}, (2.0, 0.0, "so", {}, "x")),
+    ({"reward": 1, "score": None, "reason": None, "extracted": None, "components": None}, (1.0, 1.0, "", {}, None)),
+    ({"score": 1.0, "acc": True, "pred": "7"}, (1.0, 1.0, "", {"acc": 1.0}, "7")),  # as verl's
+    ({"score": -1.0, "acc": False, "pred": 7}, (-1.0, 0.0, "", {"acc": 0.0}, "7")),
+    ({"reward": 1, "extracted": False}, (1.0, 1.0, "", {}, "False")),
+    (
+        {"reward": 1, "components": {"format": 1}, "length": torch.tensor(3), "feedback": "none"},
+        (1.0, 1.0, "", {"length": 3.0, "format": 1.0}, None),
+    ),
+    ((0.5, {"format": 1, "note": "x"}), (0.5, 0.0, "", {"format": 1.0}, None)),
+    ((0.5, {"score": 1, "pred": "7"}), (0.5, 1.0, "", {}, "7")),
+    (Verdict(0.1, 0, "why", {"format": True}, "e"), (0.1, 0.0, "why", {"format": 1.0}, "e")),
+    (Verdict(1.2, 1.0, "", {}), (1.2, 1.0, "", {}, None)),
+]
+
+
+@pytest.mark.parametrize(("returned", "expected"), RETURNED, ids=[str(number) for number in range(len(RETURNED))])
+def test_what_verifiers_return_is_read_as_a_verdict(returned: Any, expected: tuple[Any, ...]) -> None:
+    verdict = as_verdict(returned)
+    assert verdict == Verdict(*expected)
+    numbers = [verdict.reward, verdict.score, *verdict.components.values()]
+    assert all(type(number) is float for number in numbers)
+
+
+REFUSED: list[tuple[Any, list[str]]] = [
+    (None, ["NoneType", "allowed are"]),
+    ("1.0", ["str", "allowed are"]),
+    ([1.0], ["list", "allowed are"]),
+    ((1.0, "right"), ["tuple", "allowed are"]),
+    (1j, ["complex", "allowed are"]),
+    (np.array([1.0, 0.0]), ["ndarray", "allowed are"]),
+    (torch.tensor([1.0, 0.0]), ["Tensor", "allowed are"]),
+    (math.nan, ["reward is nan"]),
+    (-math.inf, ["reward is -inf"]),
+    (10**400, ["reward is too large"]),
+    ({}, ['neither "reward" nor "score"']),
+    ({"acc": 1.0}, ['neither "reward" nor "score"']),
+    ({"reward": None}, ["reward", "NoneType"]),
+    ({"reward": torch.tensor([1.0, 0.0])}, ["reward", "Tensor"]),
+    ({"reward": 1, "score": 0.1}, ["score 0.1: a score is 0 or 1; put partial credit into reward"]),
+    ({"reward": 1, "score": math.nan}, ["score is nan"]),
+    ({"reward": 1, "score": "1"}, ["score", "str"]),
+    ({"reward": 1, "length": math.inf}, ["component length is inf"]),
+    ({"reward": 1, "components": {"format": math.nan}}, ["component format is nan"]),
+    ({"reward": 1, "components": {"format": "good"}}, ["component format", "str"]),
+    ({"reward": 1, "components": [1.0]}, ["components", "list"]),
+    ({"reward": 1, "extracted": ["7"]}, ["extracted", "list"]),
+    ({"reward": 1, "pred": b"7"}, ["extracted", "bytes"]),
+    ((1.0, {"reward": 0.0}), ["two rewards"]),
+    (("1", {}), ["reward", "str"]),
+    (Verdict(0.5, 0.5, "", {}), ["score 0.5: a score is 0 or 1"]),
+    (Verdict(1.0, 1.0, "", {"format": math.nan}), ["component format is nan"]),
+]
+
+
+@pytest.mark.parametrize(("returned", "words"), REFUSED, ids=[str(number) for number in range(len(REFUSED))])
+def test_what_is_no_verdict_is_refused_with_the_reason(returned: Any, words: list[str]) -> None:
+    with pytest.raises(NoVerdict) as refused:
+        as_verdict(returned)
+    assert all(word in str(refused.value) for word in words)
+
+
 def test_bounded_tasks_start_no_process() -> None:
     with GradingPool(GradingSettings()) as pool:
         result = pool.grade("countdown", "<answer>1+2</answer>", '{"numbers": [1, 2], "target": 3}')
@@ -150,7 +415,7 @@ def test_bounded_tasks_start_no_process() -> None:
         assert unreadable.error is not None and unreadable.error.startswith("ValueError")
 
 
-def test_nothing_is_left_when_the_process_of_the_pool_is_killed(task: str) -> None:
+def test_nothing_is_left_when_the_process_of_the_pool_is_killed(task: str, tmp_path: Path) -> None:
     script = f"""
 import sys, threading, time
 sys.path.insert(0, {sys.path[0]!r})
@@ -160,13 +425,15 @@ pid = int(pool.grade({task!r}, "pid", "").verdict.reward)
 threading.Thread(target=pool.grade, args=({task!r}, "hang", ""), daemon=True).start()
 time.sleep(0.3)
 other = int(pool.grade({task!r}, "pid", "x").verdict.reward)
-print(pid, other, pool._nursery._process.pid, flush=True)
+for how in ("child", "session", "fork"):
+    pool.grade("own_grading:spawn", how, {str(tmp_path / "started")!r})
+print(pid, other, pool._nursery._process.pid, open({str(tmp_path / "started")!r}).read(), flush=True)
 time.sleep(60)
 """
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pids = [int(word) for word in parent.stdout.readline().split()]
-    assert len(pids) == 3 and all(_alive(pid) for pid in pids)
+    assert len(pids) == 6 and all(_alive(pid) for pid in pids)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     for pid in pids:

@@ -16,11 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from oger_recipe.data.prepare import Budget, PromptFormat, Verifiers, prepare
+from oger_recipe.data.prepare import Budget, PromptFormat, prepare
 from oger_recipe.data.sources import Columns, read_dataset
 from oger_recipe.data.teacher_store import TeacherStore
 from oger_recipe.recipe import RecipeError
 from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
+from oger_recipe.rewards.rules import GradingRules
 
 MESSAGES = pa.list_(pa.struct([("content", pa.string()), ("role", pa.string())]))
 SCHEMA = pa.schema(
@@ -175,7 +176,7 @@ def _prepare(tmp_path: Path, rows: list[dict[str, Any]], tokenizer: Any, **setti
             budget=Budget(1000, 500),
             prompts_path=tmp_path / "train.jsonl",
             teachers_path=tmp_path / "teachers.arrow",
-            verifiers=Verifiers({}, {}),
+            rules=GradingRules(),
             pool=pool,
             **settings,
         )

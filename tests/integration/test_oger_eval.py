@@ -51,6 +51,7 @@ def run(folder: Path, policy_folder: Path) -> Run:
         line = [sys.executable, "-m", "oger_recipe.cli.eval", str(policy_folder), *SETTINGS, *arguments]
         return subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=600)
 
+    command.policy = str(policy_folder)
     return command
 
 
@@ -135,6 +136,57 @@ def test_an_interrupted_evaluation_goes_on_with_what_is_missing(
     assert f"mine: {25 * N} answers are there already" in again.stdout
     whole = run("--benchmark", "mine", "gsm8k", "--benchmark_dir", ".", "--out", "first")
     assert "loading" not in whole.stdout and (folder / "first" / "results.json").read_text() == results
+
+
+def test_answers_that_were_cut_off_in_the_middle_are_taken_up(
+    first: subprocess.CompletedProcess[str], run: Run, folder: Path
+) -> None:
+    """Of a benchmark's answers some are there, the last of them half written."""
+    answers = folder / "first" / "answers" / "gsm8k.jsonl"
+    expected = answers.read_text()
+    lines = expected.splitlines(keepends=True)
+    answers.write_text("".join(lines[:7]) + lines[7][:40])
+    again = run("--benchmark", "gsm8k", "--benchmark_dir", ".", "--out", "first")
+    assert again.returncode == 0, again.stderr
+    assert "gsm8k: 7 answers are there already" in again.stdout
+    assert f"gsm8k: {6 * N - 7} answers to generate" in again.stdout
+    assert answers.read_text() == expected
+
+
+def test_more_samples_and_another_benchmark_are_added_to_a_folder(
+    first: subprocess.CompletedProcess[str], run: Run, folder: Path
+) -> None:
+    whole = run("--benchmark", "gsm8k", "mine", "--benchmark_dir", ".", "--out", "first")  # with nothing missing
+    assert whole.returncode == 0, whole.stderr
+    first_results = (folder / "first" / "results.md").read_text()
+    one = run("--benchmark", "gsm8k", "--benchmark_dir", ".", "--out", "grown", "--n", "1")
+    assert one.returncode == 0, one.stderr
+    grown = run("--benchmark", "gsm8k", "mine", "--benchmark_dir", ".", "--out", "grown")
+    assert grown.returncode == 0, grown.stderr
+    assert "gsm8k: 6 answers are there already" in grown.stdout
+    for path in ("answers/mine.jsonl", "answers/gsm8k.jsonl"):
+        assert (folder / "grown" / path).read_text() == (folder / "first" / path).read_text()
+    assert (folder / "grown" / "results.md").read_text() == first_results
+
+
+def test_the_recipes_rules_grade_and_its_settings_sample(run: Run, folder: Path) -> None:
+    """GSM8K's answers with OAT's strings and a stop text, as a recipe says; options on the command line win."""
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(
+        "oger: {gsm8k_strict_oat: true, stop: ['e'], stop_kept: [], eval: {max_new_tokens: 9}}\n"
+        "eval: {n_samples_per_prompt: 2, temperature: 0.7, dataset: gsm8k=gsm8k.jsonl}\ntrain: {seed: 11}\n"
+    )
+    line = [sys.executable, "-m", "oger_recipe.cli.eval", run.policy, "--recipe", "recipe.yaml", "--out", "ruled"]
+    done = subprocess.run([*line, "--temperature", "0.8"], cwd=folder, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    settings = json.loads((folder / "ruled" / "results.json").read_text())["settings"]
+    assert settings["sampling"] | {"top_k": -1} == {
+        "n": 2, "temperature": 0.8, "top_p": 1.0, "top_k": -1, "max_new_tokens": 9, "seed": 11,
+        "stop": ["e"], "stop_token_ids": [],
+    }  # fmt: skip
+    assert settings["grading"]["options"] == {"gsm8k": {"strict_oat": True}} and settings["grading"]["cut"] == ["e"]
+    assert settings["model"]["dtype"] == "bfloat16" and settings["prompting"]["chat_template"] is False
+    assert len(_records(folder / "ruled" / "answers" / "gsm8k.jsonl")) == 12
 
 
 def test_a_template_ends_answers_at_its_stop_texts_which_stay(folder: Path, policy_folder: Path) -> None:

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from oger_recipe.data.prepare import Budget, PromptFormat, Verifiers, prepare
+from oger_recipe.data.prepare import Budget, PromptFormat, prepare
 from oger_recipe.data.teacher_store import TeacherStore
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.recipe import RecipeError
 from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
+from oger_recipe.rewards.rules import GradingRules
 
-PLAIN_VERIFIERS = Verifiers({}, {})
+PLAIN_RULES = GradingRules()
 PLAIN = PromptFormat(apply_chat_template=False, input_template=None)
 CHAT = PromptFormat(apply_chat_template=True, input_template=None)
 ANSWER = '{"numbers":[3,5,12],"target":96}'
@@ -42,7 +43,7 @@ def prepared(tmp_path: Path, letters: Any) -> Callable[..., tuple[Counter[str], 
         budget: tuple[int | None, ...] = (100, 50),
         prompt_format: PromptFormat = PLAIN,
         keep_wrong_teachers: bool = False,
-        verifiers: Verifiers = PLAIN_VERIFIERS,
+        rules: GradingRules = PLAIN_RULES,
         **teachers: Any,
     ) -> tuple[Counter[str], list[dict[str, Any]], TeacherStore]:
         prompts, store = tmp_path / "train.jsonl", tmp_path / "teachers.arrow"
@@ -53,7 +54,7 @@ def prepared(tmp_path: Path, letters: Any) -> Callable[..., tuple[Counter[str], 
             budget=Budget(*budget),
             prompts_path=prompts,
             teachers_path=store,
-            verifiers=verifiers,
+            rules=rules,
             pool=GradingPool(GradingSettings()),
             keep_wrong_teachers=keep_wrong_teachers,
             **teachers,
@@ -163,9 +164,10 @@ def test_the_verifier_decides_and_how_often_the_data_says_otherwise_is_counted(p
             teacher["correct"] = mark
         return made
 
-    counts, _, store = prepared(row("right", True, False), row("half", True, True), row("wrong", False, True))
+    marked = {"right": (True, False), "right too": (True, False), "half": (True, True), "wrong": (False, True)}
+    counts, _, store = prepared(*(row(uid, *marks) for uid, marks in marked.items()))
     assert counts["teachers_marked_otherwise"] == 3
-    assert [teacher.text for uid in ("right", "half", "wrong") for teacher in store[uid]] == [RIGHT] * 3
+    assert [teacher.text for uid in marked for teacher in store[uid]] == [RIGHT] * 4
     assert prepared(row("silent", None, None))[0]["teachers_marked_otherwise"] == 0
     cut = prepared(row("cut", True, False), long_teachers="truncate", max_prefix_len=5, keep_wrong_teachers=True)[0]
     assert (cut["teachers_truncated"], cut["teachers_marked_otherwise"]) == (2, 0)  # they were marked as a whole
@@ -212,7 +214,7 @@ def test_an_evaluation_set_has_no_store(tmp_path: Path, letters: Any) -> None:
         budget=Budget(100, 50),
         prompts_path=tmp_path / "eval.jsonl",
         teachers_path=None,
-        verifiers=PLAIN_VERIFIERS,
+        rules=PLAIN_RULES,
         pool=GradingPool(GradingSettings()),
     )
     assert counts == {"prompts": 1}
@@ -238,17 +240,32 @@ def test_a_named_template_makes_the_final_text_and_braces_are_just_text(prepared
 
 
 def test_options_and_the_users_verifier_travel_in_the_label(prepared: Callable[..., Any]) -> None:
-    verifiers = Verifiers({"countdown": {"strict_oat": True}}, {"mine": "own.module:verify"})
-    _, prompts, store = prepared(_row(RIGHT, RIGHT + "\n"), _row(uid="p-2", task="mine"), verifiers=verifiers)
+    rules = GradingRules({"countdown": {"strict_oat": True}}, {"mine": "own.module:verify"})
+    _, prompts, store = prepared(_row(RIGHT, RIGHT + "\n"), _row(uid="p-2", task="mine"), rules=rules)
     first, second = (json.loads(prompt["label"]) for prompt in prompts)
     assert first["options"] == {"strict_oat": True} and first["task"] == "countdown"
-    assert second["task"] == "own.module:verify" and "options" not in second
+    assert second["task"] == "own.module:verify" and second["options"] == {"prompt": "Make 96.", "row": {}}
     assert len(store["p-1"]) == 1  # OAT finds no answer before a line break
 
 
 def test_a_teacher_that_cannot_be_graded_is_dropped_and_counted(prepared: Callable[..., Any]) -> None:
-    counts, _, store = prepared(_row(RIGHT, task="mine"), verifiers=Verifiers({}, {"mine": "operator:add"}))
+    counts, _, store = prepared(_row(RIGHT, task="mine"), rules=GradingRules(own={"mine": "operator:add"}))
     assert counts["teachers_ungraded"] == 1 and counts["teachers"] == 0 and store["p-1"] == []
+
+
+def test_a_value_error_of_a_users_verifier_is_about_that_answer_and_ends_nothing(
+    prepared: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_float.py").write_text(
+        "def verify(response, answer):\n    return float(response) == float(answer)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = [_row("2.0", "two", task="mine", answer="2")]
+    counts, _, store = prepared(*rows, rules=GradingRules(own={"mine": "own_float:verify"}))
+    assert counts["teachers_ungraded"] == 1
+    assert [(teacher.text, teacher.reward, teacher.score) for teacher in store["p-1"]] == [("2.0", 1.0, 1.0)]
+    with pytest.raises(RecipeError, match="row 'p-1': GSM8K answer without a number"):  # the recipe's own word
+        prepared(_row("2", task="gsm8k", answer="none"))
 
 
 # ---- which teachers, and how much of them

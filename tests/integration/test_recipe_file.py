@@ -396,7 +396,7 @@ def test_a_setting_with_two_names_is_what_the_child_says(
 def test_null_brings_the_default_back_and_an_empty_section_changes_nothing(read: Read, tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("oger: {stop: [a], math_extract: []}\nckpt: {save_steps: 4}\n")
     settings = read("extends: base.yaml\noger: {stop: [], math_extract: null}\nckpt:\n")
-    assert settings["oger.stop"] == () and settings["oger.math_extract"] == ("boxed", "anywhere")
+    assert settings["oger.stop"] == () and settings["oger.math_extract"] == ("boxed", "answer_tag", "anywhere")
     assert settings["ckpt.save_steps"] == 4
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import oger_recipe.rewards.verifiers as verifiers
+from oger_recipe.rewards.samples import worst_examples
 
 PROMPT = "<|im_start|>user\nUsing the numbers [3, 5, 12], ...<|im_end|>\n<|im_start|>assistant\n"
 RIGHT = "<think>need 96=8*12, need 8=3+5, found.</think>\n<answer>(3+5)*12</answer><|im_end|>"
@@ -108,8 +109,20 @@ def test_a_prompt_that_is_no_prefix_is_cut_at_the_last_assistant_turn(grade: Cal
     assert grade(example[5:] + RIGHT, example)["rewards"] == 1.0
 
 
-def test_without_prompt_and_assistant_turn_the_whole_query_is_read(grade: Callable[..., dict[str, Any]]) -> None:
-    assert grade("cut off ... " + RIGHT, "another prompt")["rewards"] == 1.0
+def test_without_prompt_and_assistant_turn_nothing_is_graded_for_the_prompt_may_hold_the_answer(
+    grade: Callable[..., dict[str, Any]],
+) -> None:
+    assert grade("like " + RIGHT + " cut off ... I do not know", "another prompt") == FAILED
+
+
+def test_stop_texts_that_are_no_part_of_a_response_are_cut_off(grade: Callable[..., dict[str, Any]]) -> None:
+    label = json.loads(LABEL) | {"options": {"strict_oat": True}}
+    response = RIGHT.rpartition("\n")[2] + "\nUser: and"
+    assert grade(PROMPT + response, PROMPT, json.dumps(label))["rewards"] == 0.0  # as OAT grades that text
+    assert grade(PROMPT + response, PROMPT, json.dumps(label | {"cut": ["</s>", "\nUser:"]}))["rewards"] == 1.0
+    spaced = RIGHT.rpartition("\n")[2] + "\n"
+    assert grade(PROMPT + spaced, PROMPT, json.dumps(label))["rewards"] == 0.0
+    assert grade(PROMPT + spaced, PROMPT, json.dumps(label | {"strip": True}))["rewards"] == 1.0  # its evaluation
 
 
 @pytest.mark.parametrize("label", BAD_LABELS, ids=range(len(BAD_LABELS)))
@@ -228,13 +241,13 @@ def test_options_of_the_label_reach_the_verifier(grade: Callable[..., dict[str, 
     assert grade(PROMPT + RIGHT, PROMPT, json.dumps(label | {"options": {}}))["rewards"] == 1.0
 
 
-def test_the_worst_examples_are_of_different_kinds_and_the_slowest(module: ModuleType, tmp_path: Path) -> None:
-    assert module.worst_examples(tmp_path) == []
+def test_the_worst_examples_are_of_different_kinds_and_the_slowest(tmp_path: Path) -> None:
+    assert worst_examples(tmp_path) == []
     entries = [("a", "slow", 5.0), ("b", "slow", 6.0), ("c", "crash", 0.5), ("d", "slow", 5.5)]
     lines = [
         json.dumps({"uid": uid, "error": error, "seconds": seconds, "query": "x" * 500, "label": ""})
         for uid, error, seconds in entries
     ]
     (tmp_path / "reward_errors.jsonl").write_text("".join(line + "\n" for line in lines))
-    assert [example[0] for example in module.worst_examples(tmp_path)] == ["b", "c", "d"]
-    assert all(len(example) < 300 for example in module.worst_examples(tmp_path, n=10))
+    assert [example[0] for example in worst_examples(tmp_path)] == ["b", "c", "d"]
+    assert all(len(example) < 300 for example in worst_examples(tmp_path, n=10))

@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import psutil
 import pytest
 import torch
 
-from oger_recipe.cli.serve_reward import main
+from oger_recipe.cli.serve_reward import HEADER_TIMEOUT_S, main
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\n"
@@ -177,7 +178,7 @@ def test_openrlhfs_client_gets_numbers_for_one_query(service: Service) -> None:
     for sample, reward in ((RIGHT, 1.0), (WRONG, 0.0), (MATH, 1.0)):
         (result,) = fetch(f"{service.url}/get_reward", sample)
         logs = {"reward_format": 1.0, "reward_error": 0.0, "reward_timeout": 0.0}
-        assert result == {"rewards": reward, "scores": reward, "extra_logs": logs}
+        assert result == {"rewards": reward, "scores": reward, "extra_logs": logs, "errors": [None]}
         values = [result["rewards"], result["scores"], *result["extra_logs"].values()]
         assert [torch.tensor([value]).shape for value in values] == [(1,)] * 5
 
@@ -190,6 +191,19 @@ def test_several_queries_give_lists_in_their_order(service: Service) -> None:
     body["queries"] = body.pop("query")
     assert service.ask("/get_reward", body)[1]["scores"] == [0.0, 1.0]
     assert service.ask("/get_reward", request_of())[1]["scores"] == []
+
+
+def test_the_answer_says_why_a_query_was_not_graded(service: Service, tmp_path: Path) -> None:
+    hanging = ("x", label("own_service:gated", str(tmp_path)))
+    status, result, _ = service.grade(RIGHT, BROKEN, WRONG, UNKNOWN, hanging, NONE)
+    assert status == 200 and result["extra_logs"]["reward_error"] == [0.0, 1.0, 0.0, 1.0, 1.0, 1.0]
+    right, broken, wrong, unknown, slow, unread = result["errors"]
+    assert right is None and wrong is None
+    assert "GSM8K answer without a number: 'no number'" in broken
+    assert "no verifier for task 'chess'" in unknown
+    assert slow == "grading took more than 2.0 s"
+    assert unread.startswith("JSONDecodeError: ")
+    assert service.grade(BROKEN)[1]["errors"] == [broken]
 
 
 def test_broken_text_is_graded(service: Service) -> None:
@@ -263,6 +277,55 @@ def test_the_size_limit_holds_while_a_request_arrives(service: Service) -> None:
     with socket.create_connection((host, int(port)), timeout=HANG_GUARD_S) as connection:
         connection.sendall(b"POST /get_reward HTTP/1.1\r\nHost: x\r\nContent-Length: 1048577\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
+def test_headers_that_do_not_arrive_in_time_end_their_connection(service: Service) -> None:
+    host, port = service.url.removeprefix("http://").split(":")
+
+    def seconds_until_closed(complete: bytes) -> float:
+        """Of a connection on which one byte of a header is sent every half second, after a complete request."""
+        with socket.create_connection((host, int(port)), timeout=HANG_GUARD_S) as connection:
+            if complete:
+                connection.sendall(complete)
+                assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+            started = time.monotonic()
+            for byte in b"GET /health HTTP/1.1\r\nX-Slow: " + b"x" * 1000:
+                if time.monotonic() - started > 4 * HEADER_TIMEOUT_S:
+                    break
+                try:
+                    connection.sendall(bytes([byte]))
+                    connection.settimeout(0.5)
+                    if connection.recv(1) == b"":
+                        break
+                except TimeoutError:
+                    continue
+                except ConnectionError:
+                    break
+            return time.monotonic() - started
+
+    with ThreadPoolExecutor(2) as threads:
+        requests = (b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        for seconds in threads.map(seconds_until_closed, requests):
+            assert HEADER_TIMEOUT_S - 0.1 <= seconds < 2 * HEADER_TIMEOUT_S
+
+
+def test_a_connection_is_kept_for_requests_beyond_the_time_for_one_header(service: Service) -> None:
+    host, port = service.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=HANG_GUARD_S) as connection:
+        end = time.monotonic() + HEADER_TIMEOUT_S + 2
+        while time.monotonic() < end:
+            for part in (b"GET /health HTTP/1.1\r\n", b"Host: x\r\n\r\n"):
+                connection.sendall(part)
+                time.sleep(0.5)
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_slow_answer_is_not_cut_off_by_the_time_for_headers(start: Start, tmp_path: Path) -> None:
+    service = start("--time_limit", "100", "--allow_task", "own_service:gated")
+    slow = Background(service, tmp_path)
+    time.sleep(HEADER_TIMEOUT_S + 1)
+    status, result = slow.finish()
+    assert (status, result["scores"]) == (200, 1.0)
 
 
 def test_metrics_count_answers_by_task_and_verdict(service: Service, tmp_path: Path) -> None:

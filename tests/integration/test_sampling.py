@@ -7,6 +7,7 @@ from oger_recipe.patches import apply_training_patches
 apply_training_patches()
 
 import asyncio  # noqa: E402
+import json  # noqa: E402
 from types import SimpleNamespace  # noqa: E402
 
 import pytest  # noqa: E402
@@ -42,19 +43,25 @@ def test_who_asked_hears_of_every_rollout_of_a_training_batch_and_of_no_evaluate
     upstream, heard = OgerSamplesGenerator.__base__, []
 
     def one_batch(self, **kwargs):
-        return [self._process_response_into_experience(text, **kwargs) for text in ("r1", "r2")], None, 1, False
+        responses = ({"text": "r1", "verdict": {"score": 1.0}}, {"text": "r2"})
+        return [self._process_response_into_experience(each, **kwargs) for each in responses], None, 1, False
 
     monkeypatch.setattr(upstream, "generate_samples", one_batch)
     monkeypatch.setattr(upstream, "generate_eval_samples", lambda self, **kwargs: one_batch(self)[0][:0])
-    monkeypatch.setattr(upstream, "_process_response_into_experience", lambda self, response, **kwargs: response)
+    monkeypatch.setattr(
+        upstream,
+        "_process_response_into_experience",
+        lambda self, response, **_: SimpleNamespace(text=response["text"]),
+    )
     generator = _generator(n_prefix=0, max_replace_num=0, replace_after_rm=True)
     generator.args.train = SimpleNamespace(batch_size=2)
     generator.eval_dataloader, generator.arrived = [], heard.append
     generator.generate_eval_samples()
     assert heard == []
-    assert generator.generate_samples()[0] == heard == ["r1", "r2"]
+    assert generator.generate_samples()[0] == heard
+    assert [(sample.text, sample.verdict) for sample in heard] == [("r1", {"score": 1.0}), ("r2", None)]
     generator.generate_eval_samples()
-    assert heard == ["r1", "r2"]
+    assert len(heard) == 2
 
 
 @pytest.fixture
@@ -70,7 +77,8 @@ def ask(monkeypatch):
 
     def responses(label: str, seed: int | None, num_samples: int = 3, stop: str | None = None) -> list[SamplingParams]:
         params = SamplingParams(temperature=0.7, seed=seed, stop=stop)
-        answer = asyncio.run(actor.generate_responses("p", label, params, 64, None, num_samples=num_samples))
+        document = json.dumps({"uid": label, "answer": "1", "task": "gsm8k"})
+        answer = asyncio.run(actor.generate_responses("p", document, params, 64, None, num_samples=num_samples))
         assert params.seed == seed  # shared by all prompts of the batch
         return [given for _, given in answer]
 
@@ -82,6 +90,7 @@ def test_every_sample_of_a_seeded_request_has_a_seed_of_its_own_that_other_promp
     seeds = [[params.seed for params in group] for group in (first, again, other, reseeded)]
     assert seeds[0] == seeds[1]
     assert len({*seeds[0], *seeds[2], *seeds[3]}) == 9
+    assert seeds[0] == [stable_seed(1, "a", number) for number in range(3)]  # as `oger eval` has them
     assert seeds[0][:2] == [params.seed for params in ask("a", 1, num_samples=2)]
     assert all(params.temperature == 0.7 and params.logprobs == 0 for params in first)
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from oger_recipe.data.prepare import Budget, PromptFormat, Verifiers, prepare
+from oger_recipe.data.prepare import Budget, PromptFormat, prepare
 from oger_recipe.data.teacher_store import TeacherStore
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
+from oger_recipe.rewards.rules import GradingRules
 
 HARD = "If {x} = \\frac{1}{2} and {question} is {0} %s, give {{y}}.\n"
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -80,7 +81,7 @@ def test_a_teacher_does_not_open_the_thought_that_the_prompt_has_opened(
         budget=Budget(2000, 100),
         prompts_path=tmp_path / "train.jsonl",
         teachers_path=tmp_path / "teachers.arrow",
-        verifiers=Verifiers({}, {}),
+        rules=GradingRules(),
         pool=GradingPool(GradingSettings()),
         keep_wrong_teachers=True,
     )

@@ -31,12 +31,12 @@ def test_a_nucleus_explains_log_probabilities_that_are_higher_by_its_missing_mas
     assert _of(values, top_k=20).kl == pytest.approx(-0.1 / 5)
 
 
-def test_twice_the_first_steps_rounding_is_the_limit() -> None:
+def test_three_times_the_first_steps_rounding_is_the_limit() -> None:
     first = _of([0.04, -0.04] * 500)
-    assert first.limit() == pytest.approx(0.082)
+    assert first.limit() == pytest.approx(0.122)
     assert not first.is_stale(None) and not first.is_stale(first.limit())
-    assert not _of([0.08, -0.08] * 500).is_stale(first.limit())
-    assert _of([0.085, -0.085] * 500).is_stale(first.limit())
+    assert not _of([0.12, -0.12] * 500).is_stale(first.limit())
+    assert _of([0.125, -0.125] * 500).is_stale(first.limit())
 
 
 def test_a_mean_over_few_tokens_has_to_be_further_off() -> None:

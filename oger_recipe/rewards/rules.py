@@ -1,0 +1,74 @@
+"""The rules by which a run, an evaluation or a dataset is graded: options, own verifiers, and what text is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+PLACES = ("boxed", "answer_tag")  # where a prompt can ask for the answer: \boxed{}, or <answer></answer>
+MATH_EXTRACT = ("boxed", "answer_tag", "anywhere")  # where a math answer is looked for where no prompt says
+
+
+@dataclass(frozen=True)
+class GradingRules:
+    """options: keyword arguments for the verifiers by task; own: the user's tasks by name, as import paths; place:
+    where the prompts ask for the answer (one of PLACES, None: they do not say); cut: stop strings that are not part of
+    a response; strip: white space around it is not read."""
+
+    options: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    own: Mapping[str, str] = field(default_factory=dict)
+    place: str | None = None
+    cut: tuple[str, ...] = ()
+    strip: bool = False
+
+    def call(self, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The task of a row (task, prompt, and ``answer_in``, a place of its own) as the pool resolves it, and its
+        options. The user's verifiers are also offered the prompt and the row's other columns."""
+        task = self.own.get(row["task"], row["task"])
+        given = self.options.get(row["task"], {})
+        options = place_options(task, row.get("answer_in") or self.place, given) | given
+        if ":" in task:
+            other = {name: value for name, value in row.items() if name not in _KNOWN and _is_json(value)}
+            options = {"prompt": row.get("prompt"), "row": other} | options
+        return task, options
+
+    def label(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """What travels with a prompt: uid, answer, task, and what the reward function needs beside them."""
+        task, options = self.call(row)
+        label = {"uid": row["uid"], "answer": row["answer"], "task": task}
+        extras = {"options": options, "cut": list(self.cut), "strip": self.strip}
+        return label | {name: value for name, value in extras.items() if value}
+
+    def read(self, response: str) -> str:
+        """The part of a response that is graded."""
+        return graded_text(response, self.cut, self.strip)
+
+
+_KNOWN = ("uid", "prompt", "answer", "task", "datasource", "teachers", "answer_in")
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_json, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_json(item) for key, item in value.items())
+    return value is None or isinstance(value, str | bool | int | float)
+
+
+def graded_text(response: str, cut: Sequence[str] = (), strip: bool = False) -> str:
+    """A response up to the first of the stop strings in ``cut``; with ``strip`` without white space around it."""
+    ends = [position for stop in cut if (position := response.find(stop)) >= 0]
+    text = response[: min(ends)] if ends else response
+    return text.strip() if strip else text
+
+
+def place_options(task: str, place: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments that make a task's verifier look first where the prompt asks for the answer."""
+    if place is None or given.get("strict_oat"):  # which has a place of its own
+        return {}
+    if task == "math":
+        return {"extract": [place, *(other for other in MATH_EXTRACT if other != place)]}
+    if task == "gsm8k":
+        return {"answer_format": place}
+    return {"answer_in": place} if task == "countdown" and place != "answer_tag" else {}

@@ -1,0 +1,81 @@
+"""From what the engine sampled to its reward, with tokenizers that do not give the prompt's text back."""
+
+from __future__ import annotations
+
+from oger_recipe.patches import apply_training_patches
+
+apply_training_patches()
+
+import asyncio  # noqa: E402
+import json  # noqa: E402
+from pathlib import Path  # noqa: E402
+from types import SimpleNamespace  # noqa: E402
+from typing import Any  # noqa: E402
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+from oger_recipe.plugin.executor import OgerExecutor  # noqa: E402
+from oger_recipe.rewards import reward_func  # noqa: E402
+
+QUESTION = "Is it 42? </s>"
+
+
+class Tokenizer:
+    """One token a character. Decoding puts a begin-of-sequence in front, and loses the special token ``</s>``."""
+
+    def __call__(self, text: str, **_: Any) -> dict[str, torch.Tensor]:
+        return {"input_ids": torch.tensor([[ord(character) for character in text]])}
+
+    def decode(self, tokens: list[int], **_: Any) -> str:
+        return "<s>" + "".join(map(chr, tokens)).replace("</s>", "")
+
+
+class Engine:
+    def __init__(self, response: str) -> None:
+        self.response = response
+
+    async def generate(self, tokens: list[int], params: Any, **_: Any) -> Any:
+        ids = [ord(character) for character in self.response]
+        output = SimpleNamespace(token_ids=ids, logprobs=None, finish_reason="stop", text=self.response)
+        return SimpleNamespace(outputs=[output])
+
+
+def _executed(response: str, **label: Any) -> dict[str, Any]:
+    label = {"uid": "u", "answer": "42", "task": "gsm8k"} | label
+    executor = OgerExecutor(str(Path(reward_func.__file__)))
+    params = SimpleNamespace(max_tokens=50, logprobs=None)
+    arguments = {"max_length": 100, "hf_tokenizer": Tokenizer(), "llm_engine": Engine(response), "images": None}
+    return asyncio.run(executor.execute(prompt=QUESTION, label=json.dumps(label), sampling_params=params, **arguments))
+
+
+def test_the_answer_in_the_question_is_not_the_policys() -> None:
+    assert _executed("I do not know")["reward"] == 0.0
+    found = _executed("I do not know")
+    assert (found["scores"], found["extra_logs"]["reward_error"]) == (0.0, 0.0)
+    assert _executed("42")["reward"] == 1.0
+
+
+def test_the_verdict_stays_with_the_response_and_only_numbers_go_to_openrlhf() -> None:
+    found = _executed("so 41")
+    assert found["verdict"] == {
+        "score": 0.0, "reward": 0.0, "format": 1.0, "extracted": "41", "reason": "41, not 42", "graded": True,
+    }  # fmt: skip
+    assert found["extra_logs"] == {"reward_format": 1.0, "reward_error": 0.0, "reward_timeout": 0.0}
+    assert found["observation_tokens"] == [ord(character) for character in QUESTION + "so 41"]
+
+
+def test_a_users_own_reward_function_keeps_its_say(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("def reward_func(queries, prompts, labels):\n    return {'rewards': 0.25, 'scores': 1.0}\n")
+    executor = OgerExecutor(str(own))
+    arguments = {"max_length": 100, "hf_tokenizer": Tokenizer(), "llm_engine": Engine("x"), "images": None}
+    params = SimpleNamespace(max_tokens=50, logprobs=None)
+    found = asyncio.run(executor.execute(prompt="p", label="{}", sampling_params=params, **arguments))
+    assert (found["reward"], found["scores"], found["verdict"]) == (0.25, 1.0, None)
+
+
+@pytest.mark.parametrize("cut", [[], ["\nUser:"]])
+def test_a_stop_text_is_sampled_and_not_graded(cut: list[str]) -> None:
+    found = _executed("42\nUser: 7", cut=cut)
+    assert found["reward"] == float(bool(cut))
