@@ -242,6 +242,15 @@ def notes(args: argparse.Namespace, default: Callable[[str], Any]) -> list[str]:
             "so that in solved groups the least divergent of them are pushed down; a smaller oger.bonus_weight does "
             "so less, oger.all_correct_group skip not at all"
         )
+    evaluates = value["eval.steps"] > 0 and math.isfinite(value["eval.steps"])
+    if value["ckpt.save_steps"] == -1 and evaluates and not value["ckpt.disable_ds"]:
+        if value["ckpt.best_metric_key"] != "none" and (value["eval.dataset"] or value["oger.task.name"]):
+            remarks.append(
+                "ckpt.save_steps -1 does not keep evaluations from saving: each new best one writes a checkpoint with "
+                "optimizer states, about 7 times the policy's weights and as much again for a critic; "
+                "--ckpt.disable_ds --ckpt.save_hf keeps the policy's weights alone (no run can be continued from "
+                "them), --ckpt.best_metric_key none keeps no best"
+            )
     if value["algo.kl.init_coef"] > 0:
         gpus = gpus_by_role(args).get("reference")
         where = f"takes {gpus} GPUs" if gpus else "shares the policy's GPUs"

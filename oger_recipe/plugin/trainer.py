@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,14 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         run_folder.append_json(self.run_dir / "metrics.jsonl", {"step": global_step} | figures)
         run_folder.event(self.run_dir, "step", step=global_step, **figures)
         super().save_logs_and_checkpoints(global_step, (logs_dict or {}) | figures, client_states)
+
+    def save_best_checkpoint(self, eval_metrics, global_step: int, client_states=None) -> None:
+        """Upstream's, which replaces an older best checkpoint of DeepSpeed but leaves all in Hugging Face format."""
+        super().save_best_checkpoint(eval_metrics, global_step, client_states)
+        newest = Path(self.args.ckpt.path) / f"best_global_step{global_step}_hf"
+        for older in newest.parent.glob("best_global_step*_hf") if newest.exists() else ():
+            if older != newest:
+                shutil.rmtree(older)
 
     def _evaluate_as(self, when: str, step: int) -> dict[str, float]:
         if self.eval_dataloader is None:

@@ -80,12 +80,26 @@ def _moment(event: dict[str, Any]) -> str:
 
 
 def step_line(figures: dict[str, Any], steps: int) -> str:
-    """One line for one step's figures."""
-    failed = figures["rollout/reward_error"]
-    return (
-        f"step {figures['step']:>4}/{steps} | solved {figures['rollout/solve_rate']:.3f} | "
-        f"reward {figures['rollout/reward']:.3f} + bonus {figures['oger/bonus']:.3f} | "
-        f"entropy {figures['oger/entropy']:.3f} | divergence {figures['oger/divergence']:.3f} | "
-        f"replaced {figures['oger/replaced']:.0f} | {figures['tokens_per_second']:.0f} tokens/s"
-        + (f" | {failed:.0f} NOT GRADED" if failed else "")
-    )
+    """One line for one step's figures; those that its method lacks, or that are 0 in this step, are left out."""
+    bonus = _if_any(figures, " + bonus {:.3f}", "oger/bonus")
+    of_policy = _if_any(figures, "policy entropy {:.3f}", "entropy_loss")  # known where actor.entropy_coef is set
+    replaced = _if_any(figures, "replaced {:.0f}", "oger/replaced")
+    parts = [
+        f"step {figures['step']:>4}/{steps}",
+        f"solved {figures['rollout/solve_rate']:.3f}",
+        f"reward {figures['rollout/reward']:.3f}{bonus}",
+        of_policy if of_policy and not bonus else f"entropy {figures['oger/entropy']:.3f}",
+        _if_any(figures, "divergence {:.3f}", "oger/divergence"),
+        replaced or _if_any(figures, "teachers' share {:.3f}", "oger/prefix_ratio"),
+        _if_any(figures, "kl {:.4f}", "hybrid_batch/kl"),
+        _if_any(figures, "critic loss {:.4f}", "critic_loss"),
+        _if_any(figures, "explained variance {:.3f}", "explained_variance"),
+        f"length {figures['rollout/response_length']:.0f}",
+        f"{figures['tokens_per_second']:.0f} tokens/s",
+        _if_any(figures, "{:.0f} NOT GRADED", "rollout/reward_error"),
+    ]
+    return " | ".join(part for part in parts if part)
+
+
+def _if_any(figures: dict[str, Any], text: str, key: str) -> str:
+    return text.format(figures[key]) if figures.get(key) else ""

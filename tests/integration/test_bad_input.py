@@ -367,6 +367,14 @@ def test_groups_of_one_train_where_nothing_is_compared_within_them(recipe: Path,
         (["--oger.similarity_shaping", "group_minmax", "--oger.all_correct_group", "skip"], []),
         (["--oger.similarity_shaping", "ratio"], []),
         (
+            ["--ckpt.save_steps", "-1", "--eval.steps", "5", "--eval.dataset", "rows.jsonl"],
+            ["ckpt.save_steps -1 does not keep evaluations from saving: each new best one writes a checkpoint with"],
+        ),
+        *(
+            (["--ckpt.save_steps", "-1", "--eval.steps", "5", "--eval.dataset", "rows.jsonl", *alone], [])
+            for alone in (["--ckpt.disable_ds", "--ckpt.save_hf"], ["--ckpt.best_metric_key", "none"])
+        ),
+        (
             ["--oger.off_policy_loss", "sft", "--oger.off_policy_reshape", "logp", "--oger.history_size", "2"],
             [
                 "oger.history_size has no effect: it needs oger.use_history_samples",

@@ -21,12 +21,15 @@ FIGURES: dict[str, Any] = {
     "rollout/solve_all": 0.125,
     "rollout/reward": 0.3251,
     "rollout/reward_error": 0.0,
+    "rollout/response_length": 31.4,
     "oger/bonus": 0.0421,
     "oger/bonus_of_correct": 0.2,
     "oger/entropy": 0.75,
     "oger/entropy_weight": 0.5,
     "oger/divergence": 0.6125,
     "oger/replaced": 16.0,
+    "oger/prefix_ratio": 0.125,
+    "hybrid_batch/kl": 0.0,
     "tokens_per_second": 1234.4,
 }
 BEFORE = {"avg_at_8": 0.375, "pass_at_8": 0.8125, "n_problems": 16}
@@ -81,15 +84,44 @@ def summary_of() -> Callable[..., dict[str, Any]]:
     return written
 
 
+def _line(**figures: float | None) -> str:
+    return step_line({"step": 7, **FIGURES, **figures}, 128)
+
+
+WITHOUT_TEACHERS = {"oger/bonus": 0.0, "oger/divergence": 0.0, "oger/replaced": 0.0, "oger/prefix_ratio": 0.0}
+COMMON = "step    7/128 | solved 0.250 | reward 0.325"
+
+
 def test_the_line_of_a_step_has_its_figures() -> None:
-    assert step_line({"step": 7, **FIGURES}, 128) == (
-        "step    7/128 | solved 0.250 | reward 0.325 + bonus 0.042 | entropy 0.750 | divergence 0.613 | "
-        "replaced 16 | 1234 tokens/s"
-    ).replace("0.613", f"{0.6125:.3f}")
+    assert _line() == (
+        f"{COMMON} + bonus 0.042 | entropy 0.750 | divergence {0.6125:.3f} | replaced 16 | length 31 | 1234 tokens/s"
+    )
+
+
+def test_the_line_has_what_its_method_has_and_no_zeros() -> None:
+    rest = "length 31 | 1234 tokens/s"
+    assert _line(**WITHOUT_TEACHERS) == f"{COMMON} | entropy 0.750 | {rest}"
+    luffy = WITHOUT_TEACHERS | {"oger/replaced": 16.0, "oger/prefix_ratio": 0.125}
+    assert _line(**luffy) == f"{COMMON} | entropy 0.750 | replaced 16 | {rest}"
+    guided = WITHOUT_TEACHERS | {"oger/prefix_ratio": 0.125}
+    assert _line(**guided) == f"{COMMON} | entropy 0.750 | teachers' share 0.125 | {rest}"
+    ppo = {"critic_loss": 0.05678, "explained_variance": -0.0312, "hybrid_batch/kl": 0.00123, "entropy_loss": 0.3312}
+    assert _line(**WITHOUT_TEACHERS, **ppo) == (
+        f"{COMMON} | policy entropy 0.331 | kl 0.0012 | critic loss 0.0568 | explained variance -0.031 | {rest}"
+    )
+
+
+def test_the_entropy_is_the_one_that_weighs_the_bonus_where_there_is_one() -> None:
+    assert "| entropy 0.750 |" in _line(entropy_loss=0.3312)
+
+
+def test_a_critic_without_returns_that_differ_has_no_explained_variance_on_the_line() -> None:
+    line = _line(critic_loss=0.05678, explained_variance=None)  # nan, as events.jsonl says it
+    assert "critic loss 0.0568" in line and "explained" not in line
 
 
 def test_rollouts_that_could_not_be_graded_are_on_the_line() -> None:
-    assert step_line({"step": 7, **FIGURES, "rollout/reward_error": 3.0}, 128).endswith(" | 3 NOT GRADED")
+    assert _line(**{"rollout/reward_error": 3.0}).endswith(" | 3 NOT GRADED")
 
 
 def test_the_summary_has_results_steps_times_and_data(

@@ -1,0 +1,179 @@
+"""What the critic reports of itself, and that what it reports rises when it learns.
+
+Real parts: OpenRLHF's critic actor and DeepSpeed, in processes of their own, which run this file:
+``python test_critic_actor.py RANK RANKS PORT FOLDER`` writes, on rank 0, FOLDER/results.pt.
+"""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from oger_recipe.tasks import tiny_policy
+
+CUTS = {
+    "static": ["--train.micro_batch_size=2"],
+    "dynamic": ["--train.dynamic_batch_enable", "--train.max_tokens_per_gpu=30"],
+}
+CLIP = 0.05  # of values that start around 0 and whose old ones are within 0.3 of it
+STEPS = 8  # of the critic that learns
+GOOD, BAD = 5, 6  # first response tokens that end well and badly
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    """What main() found, by the number of ranks."""
+    found = {}
+    for ranks in (1, 2):
+        folder = tmp_path_factory.mktemp(f"ranks{ranks}")
+        tokenizer = tiny_policy.build_tokenizer([], vocab_size=3 + 256 + 4)
+        torch.manual_seed(0)
+        tiny_policy.build_model(tokenizer, hidden_size=32, num_layers=2).save_pretrained(folder / "policy")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        logs = [folder / f"rank{rank}.log" for rank in range(ranks)]
+        processes = []
+        for rank, log in enumerate(logs):
+            with log.open("w") as file:
+                command = [sys.executable, __file__, str(rank), str(ranks), str(port), str(folder)]
+                processes.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT))
+        try:
+            codes = [process.wait(timeout=300) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        assert codes == [0] * ranks, "\n".join(log.read_text()[-2000:] for log in logs)
+        found[ranks] = torch.load(folder / "results.pt")
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("cut", CUTS)
+def test_the_figures_of_a_step_are_those_of_all_its_tokens(results, cut: str, ranks: int) -> None:
+    """One optimizer step: every micro-batch sees the critic's first values."""
+    tokens, status = results[ranks]["tokens"], results[ranks][cut]
+    returns = [target for _, _, target in tokens]
+    residuals = [target - old for _, old, target in tokens]
+    expected = 1 - statistics.pvariance(residuals) / statistics.pvariance(returns)
+    assert status["explained_variance"] == pytest.approx(expected, abs=1e-5)
+    assert status["values"] == pytest.approx(statistics.fmean(value for value, _, _ in tokens), abs=1e-3)
+    held = [(min(max(value, old - CLIP), old + CLIP), value, target) for value, old, target in tokens]
+    clipped = [(bound - target) ** 2 > (value - target) ** 2 for bound, value, target in held]
+    assert 0.1 < statistics.fmean(clipped) < 0.9
+    # A value that is rounded otherwise in another cut may pass its bound: three of the 84 tokens at most.
+    assert status["value_clip_share"] == pytest.approx(statistics.fmean(clipped), abs=3.5 / len(tokens))
+    losses = [max((bound - target) ** 2, (value - target) ** 2) / 2 for bound, value, target in held]
+    assert status["critic_loss"] == pytest.approx(statistics.fmean(losses), rel=0.01)
+
+
+def test_a_critic_that_learns_explains_the_returns_of_rows_it_has_not_seen(results) -> None:
+    """The return is 1 or 0 by the first response token, so that only the value before that token cannot know it.
+
+    Rows have 9.5 tokens on average: about 1 / 9.5 of the variance stays, 0.89 can be explained. A mean explains 0.
+    """
+    learnt, frozen = results[1]["learnt"], results[1]["frozen"]
+    assert learnt[0] == pytest.approx(frozen[0], abs=1e-6)
+    assert max(frozen) < 0.05
+    assert all(0.6 < explained < 0.95 for explained in learnt[-3:])
+
+
+def _critic(flags: list[str], rank: int, ranks: int, port: int, folder: Path) -> Any:
+    """OpenRLHF's critic actor with a new value head, one optimizer step for eight rows a pass."""
+    from openrlhf.utils import get_strategy
+    from openrlhf.utils.config import hierarchize
+
+    from oger_recipe.cli.train_ppo_ray import build_parser
+    from oger_recipe.plugin.critic_actor import OgerCriticModelActor
+
+    policy = str(folder / "policy")
+    common = [
+        "--rollout.batch_size=2", "--rollout.n_samples_per_prompt=4", "--train.batch_size=8",
+        "--critic.lr_scheduler=constant", "--critic.lr_warmup_ratio=0", f"--ckpt.path={folder / 'none'}",
+        f"--actor.model_name_or_path={policy}", f"--critic.model_name_or_path={policy}",
+    ]  # fmt: skip
+    args = hierarchize(build_parser(cpu=True).parse_args([*common, *flags]))
+    actor = OgerCriticModelActor(ranks, rank, "127.0.0.1", port)
+    torch.manual_seed(0)  # of the value head
+    actor.init_model_from_pretrained(get_strategy(args), policy, max_steps=100)
+    return actor
+
+
+def _values(actor: Any, row: Any) -> torch.Tensor:
+    return actor.forward(row.sequences, row.action_mask, row.attention_mask)
+
+
+def _telling_rows(step: int) -> list[Any]:
+    """32 fresh rows of 6 to 13 response tokens, of which the first tells the return."""
+    from openrlhf.trainer.ppo_utils.experience import Experience
+
+    generator = torch.Generator().manual_seed(1000 + step)
+    rows = []
+    for number in range(32):
+        length = 6 + number % 8
+        sequences = torch.randint(10, 250, (1, 3 + length), generator=generator)
+        good = bool(torch.rand((), generator=generator) < 0.5)
+        sequences[0, 3] = GOOD if good else BAD
+        mask = torch.ones(1, 2 + length, dtype=torch.long)
+        mask[:, :2] = 0
+        rows.append(
+            Experience(
+                sequences=sequences,
+                attention_mask=torch.ones_like(sequences),
+                action_mask=mask,
+                action_log_probs=torch.zeros(mask.shape),
+                advantages=torch.zeros(mask.shape),
+                returns=float(good) * mask,
+                total_length=torch.tensor([3.0 + length]),
+                info={},
+            )
+        )
+    return rows
+
+
+def _learn(actor: Any, steps: int) -> list[float]:
+    explained = []
+    for step in range(steps):
+        for row in _telling_rows(step):
+            row.values = _values(actor, row)
+            actor.append(row)
+        explained.append(actor.fit()["explained_variance"])
+    return explained
+
+
+def main() -> None:
+    rank, ranks, port, folder = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    from zero_training import rows_of_step  # sets the environment of a machine without CUDA
+
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {}
+    for cut, flags in CUTS.items():
+        actor = _critic([*flags, f"--critic.value_clip={CLIP}"], rank, ranks, port, folder)
+        rows = rows_of_step(0)
+        results["tokens"] = [
+            (value.item(), row.values[0, position].item(), row.returns[0, position].item())
+            for row in rows
+            for position, value in enumerate(_values(actor, row)[0])
+            if row.action_mask[0, position]
+        ]
+        for row in rows[rank::ranks]:
+            actor.append(row)
+        results[cut] = actor.fit()
+    if ranks == 1:
+        for name, rate in (("learnt", 3e-3), ("frozen", 0.0)):
+            flags = ["--train.micro_batch_size=8", "--train.max_epochs=4", "--critic.value_clip=10"]
+            actor = _critic([*flags, f"--critic.adam.lr={rate}"], rank, ranks, port, folder)
+            results[name] = _learn(actor, STEPS)
+    if rank == 0:
+        torch.save(results, folder / "results.pt")
+
+
+if __name__ == "__main__":
+    main()
