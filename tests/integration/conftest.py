@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,3 +56,27 @@ def policy_folder(tmp_path_factory: pytest.TempPathFactory, countdown_rows: list
 def letters() -> Any:
     """A tokenizer without merges: one token for each ASCII character and for each tag."""
     return tiny_policy.build_tokenizer([], vocab_size=3 + 256 + 4)
+
+
+@pytest.fixture(scope="session")
+def run_ranks() -> Callable[[Path, int, Path], None]:
+    """Runs ``python SCRIPT RANK RANKS PORT FOLDER`` for every rank at once, and fails with their logs."""
+
+    def run(script: Path, ranks: int, folder: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        logs = [folder / f"rank{rank}.log" for rank in range(ranks)]
+        processes = []
+        for rank, log in enumerate(logs):
+            with log.open("w") as file:
+                command = [sys.executable, str(script), str(rank), str(ranks), str(port), str(folder)]
+                processes.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT))
+        try:
+            codes = [process.wait(timeout=300) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        assert codes == [0] * ranks, "\n".join(log.read_text()[-2000:] for log in logs)
+
+    return run

@@ -6,9 +6,7 @@ Real parts: OpenRLHF's critic actor and DeepSpeed, in processes of their own, wh
 
 from __future__ import annotations
 
-import socket
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ GOOD, BAD = 5, 6  # first response tokens that end well and badly
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+def results(tmp_path_factory: pytest.TempPathFactory, run_ranks) -> dict[int, dict[str, Any]]:
     """What main() found, by the number of ranks."""
     found = {}
     for ranks in (1, 2):
@@ -36,21 +34,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any
         tokenizer = tiny_policy.build_tokenizer([], vocab_size=3 + 256 + 4)
         torch.manual_seed(0)
         tiny_policy.build_model(tokenizer, hidden_size=32, num_layers=2).save_pretrained(folder / "policy")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        logs = [folder / f"rank{rank}.log" for rank in range(ranks)]
-        processes = []
-        for rank, log in enumerate(logs):
-            with log.open("w") as file:
-                command = [sys.executable, __file__, str(rank), str(ranks), str(port), str(folder)]
-                processes.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT))
-        try:
-            codes = [process.wait(timeout=300) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-        assert codes == [0] * ranks, "\n".join(log.read_text()[-2000:] for log in logs)
+        run_ranks(Path(__file__), ranks, folder)
         found[ranks] = torch.load(folder / "results.pt")
     return found
 

@@ -6,9 +6,6 @@ Real parts: OpenRLHF's policy and critic actors and DeepSpeed, in processes of t
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +42,7 @@ KINDS |= {
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, dict[str, Any]]]:
+def trained(tmp_path_factory: pytest.TempPathFactory, run_ranks) -> dict[int, dict[str, dict[str, Any]]]:
     """Results of zero_training.py by the number of ranks."""
     results = {}
     for ranks in (1, 2):
@@ -61,23 +58,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, dic
             for cut, flags in CUTS.items()
         ]
         (folder / "cases.json").write_text(json.dumps(cases))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        script = Path(__file__).with_name("zero_training.py")
-        command = [sys.executable, str(script)]
-        logs = [folder / f"rank{rank}.log" for rank in range(ranks)]
-        processes = []
-        for rank, log in enumerate(logs):
-            with log.open("w") as file:
-                arguments = [*command, str(rank), str(ranks), str(port), str(folder)]
-                processes.append(subprocess.Popen(arguments, stdout=file, stderr=subprocess.STDOUT))
-        try:
-            codes = [process.wait(timeout=300) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-        assert codes == [0] * ranks, "\n".join(log.read_text()[-2000:] for log in logs)
+        run_ranks(Path(__file__).with_name("zero_training.py"), ranks, folder)
         results[ranks] = torch.load(folder / "results.pt")
     return results
 
