@@ -30,7 +30,7 @@ def ppo_run(smoke_run, cache, tmp_path_factory) -> Path:
 def grpo_run(smoke_run, cache, tmp_path_factory) -> Path:
     run_dir = tmp_path_factory.mktemp("runs") / "grpo"
     quick = ["--no-oger.val_before_train", "--no-oger.val_after_train"]
-    done = train(run_dir, cache, *SMALL, *quick, "--oger.stop", "</think>", recipe="oat_countdown_grpo_cpu")
+    done = train(run_dir, cache, *SMALL, *quick, "--oger.stop", "found", recipe="oat_countdown_grpo_cpu")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     (run_dir / "stdout.txt").write_text(done.stdout)
     return run_dir
@@ -106,7 +106,8 @@ def test_grpo_normalises_by_the_groups_std_and_stops_where_it_is_told(grpo_run):
         std = (sum((reward - mean) ** 2 for reward in rewards) / (GROUP - 1)) ** 0.5
         expected = [(reward - mean) / (std + 1e-6) if std else 0.0 for reward in rewards]
         assert [row["advantage"] for row in group] == pytest.approx(expected, abs=1e-3)
-        assert all("</think>" not in row["text"].removesuffix("</think>") for row in group)
-    assert any(row["text"].endswith("</think>") for row in samples(grpo_run, 1))
-    # Three steps at a learning rate of 1e-6 hardly leave the reference; float32 rounds k3's tiny terms to either sign.
-    assert [record["hybrid_batch/kl"] for record in steps] == pytest.approx([0, 0, 0], abs=1e-6)
+        assert all("found" not in row["text"].removesuffix("found") for row in group)
+    assert any(row["text"].endswith("found") for row in samples(grpo_run, 1))  # and others end at their answer
+    # The policy leaves its reference with its updates; k3 is never negative, but for float32's rounding.
+    first, second, third = (record["hybrid_batch/kl"] for record in steps)
+    assert -1e-6 < first < second < third
