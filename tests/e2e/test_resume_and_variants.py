@@ -28,13 +28,13 @@ def test_two_steps_and_two_more_are_the_four_steps(smoke_run, cache, tmp_path):
 
 
 VARIANTS = {
-    "two ranks over gloo": ["--actor.num_gpus_per_node", "2", "--train.micro_batch_size", "32"],
+    "two ranks over gloo, with a reference": [
+        "--actor.num_gpus_per_node", "2", "--train.micro_batch_size", "32",
+        "--algo.kl.init_coef", "0.001", "--algo.kl.use_loss", "--algo.kl.estimator", "k3",
+    ],
     "ZeRO 3, packed, dynamic batches": [
         "--ds.zero_stage", "3", "--ds.packing_samples", "--train.dynamic_batch_enable",
         "--train.max_tokens_per_gpu", "4096",
-    ],
-    "ZeRO 0, with a reference": [
-        "--ds.zero_stage", "0", "--algo.kl.init_coef", "0.001", "--algo.kl.use_loss", "--algo.kl.estimator", "k3",
     ],
 }  # fmt: skip
 
