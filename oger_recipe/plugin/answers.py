@@ -9,7 +9,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from oger_recipe.evaluation.metrics import evaluate_answers
 from oger_recipe.evaluation.records import verdict_fields
 from oger_recipe.rewards.grading_pool import shared_pool
-from oger_recipe.rewards.rules import graded_text
+from oger_recipe.rewards.rules import labelled_answer
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,7 @@ def _grade(
 ) -> None:
     """Adds text and verdict. What a service or the user's own function rewarded has none: it is graded here."""
     ungraded = [row for row, verdict in enumerate(verdicts) if verdict is None]
-    answers = []
-    for row in ungraded:
-        label = labels[row]
-        text = graded_text(texts[row], label.get("cut", ()), label.get("strip", False))
-        answers.append((label["task"], text, label["answer"], label.get("options")))
+    answers = [labelled_answer(labels[row], texts[row]) for row in ungraded]
     found = dict(zip(ungraded, map(verdict_fields, shared_pool().grade_many(answers)), strict=True)) if answers else {}
     for row, (record, text) in enumerate(zip(records, texts, strict=True)):
         record |= {"text": text} | (verdicts[row] or found[row])

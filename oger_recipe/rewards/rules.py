@@ -45,6 +45,12 @@ class GradingRules:
         return graded_text(response, self.cut, self.strip)
 
 
+def labelled_answer(label: Mapping[str, Any], response: str) -> tuple[str, str, str, dict[str, Any]]:
+    """What the pool grades of a response to the prompt that GradingRules.label is the label of."""
+    text = graded_text(response, label.get("cut", ()), label.get("strip", False))
+    return label["task"], text, label["answer"], label.get("options") or {}
+
+
 _KNOWN = ("uid", "prompt", "answer", "task", "datasource", "teachers", "answer_in")
 
 

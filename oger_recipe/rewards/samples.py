@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oger_recipe.rewards.grading_pool import Answer, Graded, shared_pool
-from oger_recipe.rewards.rules import graded_text
+from oger_recipe.rewards.rules import labelled_answer
 
 logger = logging.getLogger(__name__)
 
@@ -64,11 +64,8 @@ def grade_samples(samples: list[tuple[Any, Any, Any]]) -> list[GradedSample]:
 
 
 def _answer(query: str, prompt: str, label: str) -> Answer:
-    document = json.loads(label)
-    options = document.get("options") or {}
-    text = graded_text(_response_of(query, prompt), document.get("cut", ()), document.get("strip", False))
-    answer: Answer = (document["task"], text, document["answer"], options)
-    if not all(isinstance(text, str) for text in answer[:3]) or not isinstance(options, dict):
+    answer: Answer = labelled_answer(json.loads(label), _response_of(query, prompt))
+    if not all(isinstance(text, str) for text in answer[:3]) or not isinstance(answer[3], dict):
         raise ValueError("task, answer and response have to be texts, options an object")
     return answer
 
