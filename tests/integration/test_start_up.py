@@ -3,6 +3,9 @@
 import gc
 import json
 import multiprocessing
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +13,8 @@ import pytest
 
 from oger_recipe.imports import without_garbage_collection
 from oger_recipe.plugin.rollout_engine import _kv_cache_bytes, _main_module
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_collector_pauses_for_imports_and_goes_on_after_them():
@@ -68,3 +73,13 @@ def test_a_spawned_process_imports_the_named_module_in_place_of_the_main_one():
     process.join(30)
     assert ours.poll() and ours.recv().endswith("oger_recipe/seeds.py")
     assert sys.modules["__main__"].__spec__ is before
+
+
+def test_a_checkout_uses_its_own_patches_whichever_one_is_installed(tmp_path: Path):
+    for folder in ("oger_recipe", "patches"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    found = "import oger_recipe.patches.guard as guard; print(guard.__file__)"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    run = {"capture_output": True, "text": True, "timeout": 120, "cwd": tmp_path, "env": environment}
+    done = subprocess.run([sys.executable, "-c", found], **run)
+    assert done.stdout.strip() == str(tmp_path / "patches" / "guard.py"), done.stderr
