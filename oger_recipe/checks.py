@@ -12,6 +12,7 @@ from oger_recipe.data.teacher_draw import weights
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.effects import has_bonus, own_section
 from oger_recipe.recipe import RecipeError, own_verifiers
+from oger_recipe.remote_code import untrusted
 from oger_recipe.rewards.rules import MATH_EXTRACT, MATH_RULES
 from oger_recipe.rewards.verifiers import VERIFIERS, resolve
 
@@ -390,6 +391,7 @@ def _paths(args: argparse.Namespace) -> Iterator[str]:
             file = source.strip().rpartition("=")[2]  # NAME=FILE: a benchmark's own file
             if file and not Path(file).expanduser().exists() and not is_hub_name(file):
                 yield f"{key}: {file}: no such file"
+    yield from untrusted(value, hub=False)
     same_data = value["eval.dataset"] == value["data.prompt_dataset"] and value["eval.dataset"]
     if same_data and is_hub_name(value["eval.dataset"]) and value["eval.split"] == value["data.prompt_split"]:
         yield f"eval.dataset and data.prompt_dataset are the same split {value['eval.split']!r}: set eval.split"

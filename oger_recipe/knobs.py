@@ -43,6 +43,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("eval.input_key", None, "column of the problem in eval.dataset (default: data.input_key)"),
     Knob("eval.label_key", None, "column of the answer in eval.dataset (default: data.label_key)"),
     Knob("verbose", False, "show the log of every worker, not only the progress", bool),
+    Knob("trust_remote_code", False, "run code that the model's folder or repository brings", bool),
     # Prompts, rollouts and their reward
     Knob("task_name", None, "verifier of rows without a 'task' column: a name or package.module:function"),
     Knob("prompt_template", None, "named prompt format, in place of data.apply_chat_template", str, TEMPLATES),

@@ -118,7 +118,7 @@ def _evaluate(args: argparse.Namespace, flags: list[str]) -> None:
     from oger_recipe.run import grading_settings
 
     settings = _settings_of_run(args, flags)
-    model, sampling = _model(args), _sampling(args, settings)
+    model, sampling = _model(args, settings), _sampling(args, settings)
     _check(sampling, model, args)
     if not sampling.temperature and sampling.n > 1:
         print("note: greedy decoding gives the same answer every time, so n is 1", flush=True)
@@ -151,10 +151,11 @@ def _settings_of_run(args: argparse.Namespace, flags: list[str]) -> dict[str, An
     return vars(settings)
 
 
-def _model(args: argparse.Namespace) -> Model:
+def _model(args: argparse.Namespace, settings: dict[str, Any]) -> Model:
     from oger_recipe.evaluation.sampler import Model
 
     given = {field.name: vars(args).get(field.name) for field in dataclasses.fields(Model) if field.name != "name"}
+    given["trust_remote_code"] = settings["oger.trust_remote_code"]
     given["dtype"] = args.dtype or ("bfloat16" if args.recipe else "auto")
     return Model(args.model, **given)
 
