@@ -137,9 +137,10 @@ def _settings_of_run(args: argparse.Namespace, flags: list[str]) -> dict[str, An
     from oger_recipe.checks import answer_places
     from oger_recipe.cli.train_ppo_ray import build_parser as run_parser
     from oger_recipe.recipe import read_recipe
+    from oger_recipe.shipped import find_recipe
 
     parser = run_parser(cpu=not torch.cuda.is_available())
-    tokens = [*(read_recipe(args.recipe, parser) if args.recipe else []), *flags]
+    tokens = [*(read_recipe(find_recipe(args.recipe), parser) if args.recipe else []), *flags]
     if args.prompt_template:
         tokens.append(f"--oger.prompt_template={args.prompt_template}")
     settings, unknown = parser.parse_known_args(tokens)
