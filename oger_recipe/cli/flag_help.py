@@ -45,7 +45,7 @@ OGER_SECTIONS = {
 _USAGE = """\
 usage: oger train --recipe FILE [flags]          train by a recipe file; flags win over it
        oger train --recipe FILE --dry-run        check it, and say what it would do
-       oger train --help SECTION                 the flags of a section below, or those that begin so
+       oger train --help SECTION                 a section's flags, or those that begin with a word
 
   oger train --recipe countdown_cpu.yaml                        OGER on this machine's CPU
   oger train --recipe countdown_cpu --rollout.temperature 0.9   a shipped recipe
