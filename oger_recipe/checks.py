@@ -11,9 +11,9 @@ from oger_recipe.data.sources import is_hub_name
 from oger_recipe.data.teacher_draw import weights
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.effects import has_bonus, own_section
-from oger_recipe.knobs import BOXED_RULES, THINK_RULES
 from oger_recipe.recipe import RecipeError, own_verifiers
-from oger_recipe.rewards.rules import MATH_EXTRACT
+from oger_recipe.remote_code import untrusted
+from oger_recipe.rewards.rules import MATH_EXTRACT, MATH_RULES
 from oger_recipe.rewards.verifiers import VERIFIERS, resolve
 
 
@@ -203,15 +203,16 @@ def answer_places(value: dict[str, Any]) -> Iterator[str]:
     template = TEMPLATES.get(name)
     place = template.place if template else None
     rule, extract = value["oger.math_rule"], tuple(value["oger.math_extract"])
+    reads = MATH_RULES[rule]
     for stop in value["oger.stop"]:
         if stop.strip() in ("</think>", "<answer>", "\\boxed{"):
             yield f"oger.stop {stop.strip()} ends a response before its answer: stop after it, e.g. at </answer>"
-    if place == "answer_tag" and rule in BOXED_RULES:
+    if place == "answer_tag" and reads.boxed_only:
         yield (
             f"oger.math_rule {rule} reads boxes alone, and oger.prompt_template {name} asks for <answer>: use "
             "math_verify or math_verify_think, or a template that asks for a box (qwen_math, qwen3, r1_distill)"
         )
-    if template and template.thinks is False and rule in THINK_RULES:
+    if template and template.thinks is False and reads.needs_think:
         yield (
             f"oger.math_rule {rule} reads what follows </think>, and oger.prompt_template {name} asks for no thought: "
             "use math_verify or deepscaler_no_think, or a template with a thought (r1, qwen3, r1_distill, tinyzero)"
@@ -390,6 +391,7 @@ def _paths(args: argparse.Namespace) -> Iterator[str]:
             file = source.strip().rpartition("=")[2]  # NAME=FILE: a benchmark's own file
             if file and not Path(file).expanduser().exists() and not is_hub_name(file):
                 yield f"{key}: {file}: no such file"
+    yield from untrusted(value, hub=False)
     same_data = value["eval.dataset"] == value["data.prompt_dataset"] and value["eval.dataset"]
     if same_data and is_hub_name(value["eval.dataset"]) and value["eval.split"] == value["data.prompt_split"]:
         yield f"eval.dataset and data.prompt_dataset are the same split {value['eval.split']!r}: set eval.split"

@@ -90,7 +90,10 @@ def _settings(path: Path, children: tuple[Path, ...]) -> dict[str, tuple[yaml.No
     own: dict[str, tuple[yaml.Node, Path]] = {}
     for key, node in _leaves(root, path):
         if key == EXTENDS:
+            from oger_recipe.shipped import shipped  # which needs RecipeError
+
             parent = path.parent / str(node.value)
+            parent = parent if parent.is_file() else shipped().get(str(node.value), parent)
             if not isinstance(node, yaml.ScalarNode) or not parent.is_file():
                 raise RecipeError(f"{_at(path, node)}: '{EXTENDS}' names another recipe file; there is no {parent}")
             if parent.resolve() in (path.resolve(), *children):

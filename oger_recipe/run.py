@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from oger_recipe import remote_code
 from oger_recipe.checks import check_run, gpus_by_role
 from oger_recipe.data.prepare import Budget, PromptFormat, prepare
 from oger_recipe.data.rows import Row
@@ -62,6 +63,9 @@ def train(
     if dry_run:
         print(describe(args))
         return
+    for refusal in remote_code.untrusted(vars(args), hub=True):
+        raise RecipeError(refusal)
+    remote_code.allow(vars(args))
     run_dir = _run_dir(args, recipe)
     args = _with_task(args, parser, tokens)
     built = time.time()
@@ -82,7 +86,7 @@ def train(
 
     with Progress(run_dir / "events.jsonl"), _explained(run_dir):
         gpus = args.__dict__["oger.logical_gpus"] or sum(gpus_by_role(args).values())
-        environment = {"OGER_GRADING": grading.to_json()}
+        environment = {"OGER_GRADING": grading.to_json()} | remote_code.environment(vars(args))
         verbose = args.__dict__["oger.verbose"]
         launch(tokens, run_dir, cpu=cpu, logical_gpus=gpus, verbose=verbose, environment=environment)
     write_summary(
@@ -228,7 +232,7 @@ def _tokenizer(model: str, *, needs_template: bool) -> Any:
             apply_import_patches()
             from transformers import AutoTokenizer
 
-            tokenizer = AutoTokenizer.from_pretrained(model)  # imports more than the line above
+            tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=remote_code.may_run())  # imports more
     except (OSError, ValueError) as error:
         raise RecipeError(f"actor.model_name_or_path: no tokenizer could be loaded from {model}: {error}") from None
     if needs_template and not tokenizer.chat_template:

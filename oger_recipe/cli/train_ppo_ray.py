@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from oger_recipe.convert.foreign import recognised_flags
 from oger_recipe.recipe import CPU_DEFAULTS, RecipeError, extend_parser, read_recipe
 
 
@@ -32,9 +33,17 @@ def _refuse(message: str) -> NoReturn:
 def _parse(parser: argparse.ArgumentParser, tokens: list[str]) -> argparse.Namespace:
     args, unknown = parser.parse_known_args(tokens)
     if unknown:
+        if advice := recognised_flags(unknown):
+            raise RecipeError(f"unknown flag '{unknown[0]}': {advice}")
         near = difflib.get_close_matches(unknown[0].partition("=")[0], parser._option_string_actions, n=1, cutoff=0.5)
         raise RecipeError(f"unknown flag '{unknown[0]}'" + (f"; did you mean '{near[0]}'?" if near else ""))
     return args
+
+
+def _help(parser: argparse.ArgumentParser, words: list[str]) -> str:
+    from oger_recipe.cli.flag_help import overview, section
+
+    return section(parser, words[0]) if words else overview(parser)
 
 
 def _without_cuda() -> bool:
@@ -48,6 +57,9 @@ def main(argv: list[str] | None = None, recipe: Path | None = None, *, dry_run: 
     cpu = _without_cuda()
     parser = build_parser(cpu=cpu)
     try:
+        if asked := {"-h", "--help"} & set(flags):
+            print(_help(parser, flags[flags.index(asked.pop()) + 1 :]))
+            return
         tokens = (read_recipe(recipe, parser) if recipe else []) + flags
         args = _parse(parser, tokens)
         if cpu:

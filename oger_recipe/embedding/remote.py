@@ -3,13 +3,13 @@
 import math
 import os
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import torch
 
+from oger_recipe.embedding import LONG_TEXTS
 from oger_recipe.embedding.base import Encoder, mean_direction, unit_rows
 from oger_recipe.embedding.settings import CHARACTERS_PER_TOKEN, EncoderSettings
 
@@ -62,7 +62,7 @@ class RemoteEncoder(Encoder):
         return [math.ceil(len(text) / CHARACTERS_PER_TOKEN) for text in texts]
 
     def _embed(self, texts: list[str]) -> tuple[torch.Tensor, dict[int, str]]:
-        cut = [list(_pieces(text, self.settings)) for text in texts]
+        cut = [_pieces(text, self.settings) for text in texts]
         owners = [text for text, pieces in enumerate(cut) for _ in pieces]
         flat = [piece for pieces in cut for piece in pieces]
         batches = [flat[start : start + self.batch_size] for start in range(0, len(flat), self.batch_size)]
@@ -128,16 +128,9 @@ def _api_key() -> str:
     return key
 
 
-def _pieces(text: str, settings: EncoderSettings) -> Iterator[str]:
+def _pieces(text: str, settings: EncoderSettings) -> list[str]:
     """What is sent of a text; for an empty one, itself."""
-    size = CHARACTERS_PER_TOKEN * settings.max_tokens
-    if settings.long_texts == "head":
-        yield text[:size]
-    elif settings.long_texts == "tail":
-        yield text[-size:]
-    else:
-        for start in range(0, max(len(text), 1), size):
-            yield text[start : start + size]
+    return LONG_TEXTS[settings.long_texts].pieces(text, CHARACTERS_PER_TOKEN * settings.max_tokens)
 
 
 def _in_order(answer: httpx.Response, count: int) -> torch.Tensor:

@@ -15,6 +15,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  #
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties  # noqa: E402
 
 from oger_recipe.algorithm.advantage import (  # noqa: E402
+    BASELINES,
     group_advantage,
     keep_teacher_nonnegative,
     teacher_fixed_advantage,
@@ -23,6 +24,7 @@ from oger_recipe.algorithm.advantage import (  # noqa: E402
 from oger_recipe.algorithm.engine_check import HIGHEST_KL, Agreement  # noqa: E402
 from oger_recipe.algorithm.exploration import exploration_bonus, scheduled_weight  # noqa: E402
 from oger_recipe.algorithm.hybrid_group import solve_rates  # noqa: E402
+from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES  # noqa: E402
 from oger_recipe.cpu import CORES  # noqa: E402
 from oger_recipe.data.teacher_store import TeacherStore  # noqa: E402
 from oger_recipe.effects import compares  # noqa: E402
@@ -177,7 +179,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
     def _needs_old_log_probs_of_teachers(self) -> bool:
         """PPO's loss divides by them, a critic values their states, a KL is taken on them."""
         models = (self.critic_model_group, self.initial_model_group)
-        return self.args.oger.off_policy_loss == "ppo" or any(model is not None for model in models)
+        return TEACHER_LOSSES[self.args.oger.off_policy_loss].as_rollouts or any(model is not None for model in models)
 
     def _is_placed(self, experience: Experience) -> torch.Tensor:
         """[B, 1] bool: a teacher's trajectory that took a rollout's place."""
@@ -269,7 +271,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             rewards[experience.index] = experience.rewards
         size = self.args.rollout.n_samples_per_prompt
         use_std = GROUP_ESTIMATORS[self.args.algo.advantage.estimator]
-        baseline = None if self.args.oger.advantage_baseline == "group" else ~self.batch.is_teacher.view(-1, size)
+        baseline = BASELINES[self.args.oger.advantage_baseline](self.batch.is_teacher.view(-1, size))
         advantages = group_advantage(rewards.view(-1, size), use_std=use_std, baseline_mask=baseline)
         if self.args.oger.all_correct_group == "clip":
             is_teacher, scores = self.batch.is_teacher.view(-1, size), self.batch.scores.view(-1, size)

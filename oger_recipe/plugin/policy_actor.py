@@ -21,7 +21,7 @@ with without_garbage_collection():
     from openrlhf.trainer.ray import ppo_actor
     from openrlhf.utils.loss_utils import get_loss_batch_info
 
-    from oger_recipe.algorithm.policy_loss import hybrid_policy_loss
+    from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES, hybrid_policy_loss
     from oger_recipe.algorithm.token_stats import response_entropy
     from oger_recipe.plugin.accumulation import accumulate_until_last
     from oger_recipe.plugin.chunked_actor import ChunkedActor
@@ -103,9 +103,9 @@ class HybridPolicyLoss(torch.nn.Module):
         if rollout_log_probs is not None:
             teacher_probs = torch.where(rollout_log_probs <= 0, rollout_log_probs.exp(), torch.nan)
         num_rows, num_tokens = global_batch_size, batch_num_tokens
-        if self.settings["teacher_loss"] == "sft":  # teacher tokens have a mean of their own
+        if TEACHER_LOSSES[self.settings["teacher_loss"]].apart:
             num_tokens = self.of_rollouts.tokens
-            if self.settings["aggregation"] == "sequence_mean":
+            if AGGREGATIONS[self.settings["aggregation"]].rows_with_tokens:
                 num_rows = self.of_rollouts.rows
         loss, self.metrics = hybrid_policy_loss(
             log_probs,
