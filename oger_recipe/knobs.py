@@ -49,6 +49,12 @@ KNOBS: tuple[Knob, ...] = (
     Knob("verbose", False, "show the log of every worker, not only the progress", bool),
     # Prompts, rollouts and their reward
     Knob("task_name", None, "verifier of rows without a 'task' column: a name or package.module:function"),
+    Knob(
+        "teacher_key",
+        "teachers",
+        "column of a prompt's teacher trajectories: a text, a list of texts, or a list of {source, text}",
+    ),
+    Knob("data_cache", "~/.cache/oger/data", "folder of prepared prompts and teachers, by content"),
     Knob("prompt_template", None, "named prompt format, in place of data.apply_chat_template", str, tuple(TEMPLATES)),
     Knob("max_prompt_length", None, "leave out prompts of more tokens (default: what data.max_len allows)", int),
     Knob("top_k", -1, "top-k of the rollouts; -1: all tokens", int),
