@@ -33,6 +33,11 @@ def teachers_enter(oger: Settings) -> bool:
     return oger["max_replace_num"] > 0 or oger["n_prefix"] != 0
 
 
+def needs_teachers(oger: Settings) -> bool:
+    """Whether a run without any teacher would be another method than the one that is asked for."""
+    return teachers_enter(oger) or oger["sft.epochs"] > 0 or (has_bonus(oger) and not oger["use_history_samples"])
+
+
 def _uses_teachers(oger: Settings) -> bool:
     return teachers_enter(oger) or compares(oger) or oger["sft.epochs"] > 0
 

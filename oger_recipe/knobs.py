@@ -46,6 +46,12 @@ KNOBS: tuple[Knob, ...] = (
     Knob("trust_remote_code", False, "run code that the model's folder or repository brings", bool),
     # Prompts, rollouts and their reward
     Knob("task_name", None, "verifier of rows without a 'task' column: a name or package.module:function"),
+    Knob(
+        "teacher_key",
+        "teachers",
+        "column of a prompt's teacher trajectories: a text, a list of texts, or a list of {source, text}",
+    ),
+    Knob("data_cache", "~/.cache/oger/data", "folder of prepared prompts and teachers, by content"),
     Knob("prompt_template", None, "named prompt format, in place of data.apply_chat_template", str, TEMPLATES),
     Knob("max_prompt_length", None, "leave out prompts of more tokens (default: what data.max_len allows)", int),
     Knob("top_k", -1, "top-k of the rollouts; -1: all tokens", int),

@@ -103,7 +103,13 @@ def _settings(path: Path, children: tuple[Path, ...]) -> dict[str, tuple[yaml.No
             raise RecipeError(f"{_at(path, node)}: '{key}' is set twice")
         else:
             own[key] = (node, path)
-    return settings | own
+    reset = tuple(f"{key}." for key, (node, _) in own.items() if _is_null(node))
+    return {key: setting for key, setting in settings.items() if not key.startswith(reset)} | own
+
+
+def _is_null(node: yaml.Node) -> bool:
+    """Whether null is written there: a section whose settings are all commented out is null too, and says nothing."""
+    return node.tag == "tag:yaml.org,2002:null" and bool(node.value)
 
 
 def _root(path: Path) -> yaml.Node | None:

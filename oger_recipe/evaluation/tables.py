@@ -37,7 +37,7 @@ def _row(name: str, figures: Figures, ks: list[int]) -> list[str]:
         name,
         str(figures["problems"]),
         "" if n is None else str(n),
-        _percent(figures, f"avg_at_{n}" if n else "pass_at_1", interval=True),
+        _percent(figures, f"avg_at_{n or 'n'}", interval=True),
         *(_percent(figures, f"pass_at_{k}") for k in ks),
         _percent(figures, f"maj_at_{n}"),
         f"{figures['response_length']:.0f}",

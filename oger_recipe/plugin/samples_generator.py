@@ -20,6 +20,7 @@ from vllm import SamplingParams  # noqa: E402
 from oger_recipe.algorithm.prefix import prefix_ratios  # noqa: E402
 from oger_recipe.data.teacher_draw import draw, may_enter  # noqa: E402
 from oger_recipe.data.teacher_store import TeacherStore  # noqa: E402
+from oger_recipe.rewards.rules import TIMES_ASKED  # noqa: E402
 from oger_recipe.seeds import stable_seed  # noqa: E402
 
 
@@ -56,7 +57,7 @@ class OgerSamplesGenerator(SamplesGenerator):
         return experience
 
     def generate_eval_samples(self, **generate_kwargs) -> list[Experience]:
-        """One rollout after the other in the order of the evaluation data, n for each problem."""
+        """One rollout after the other in the order of the evaluation data, those of each problem together."""
         samples = super().generate_eval_samples(**generate_kwargs)
         order = {label: position for position, label in enumerate(self._eval_labels())}
         return sorted(samples, key=lambda sample: order[sample.labels[0]])  # stable: a group stays together
@@ -77,8 +78,9 @@ class OgerSamplesGenerator(SamplesGenerator):
         guided = generate_kwargs.get("guided", False)
         for prompt, label, image in zip(prompts, labels, images or [None] * len(prompts), strict=True):
             more = {"prefixes": self._prefixes(json.loads(label)["uid"])} if guided else {}
+            count = samples * json.loads(label).get(TIMES_ASKED, 1)
             load, index = heapq.heappop(heap)
-            heapq.heappush(heap, (load + samples, index))
+            heapq.heappush(heap, (load + count, index))
             refs.append(
                 self.vllm_engines[index].generate_responses.remote(
                     prompt=prompt,
@@ -86,7 +88,7 @@ class OgerSamplesGenerator(SamplesGenerator):
                     sampling_params=params,
                     max_length=generate_kwargs.get("max_len", 2048),
                     hf_tokenizer=self.tokenizer,
-                    num_samples=samples,
+                    num_samples=count,
                     images=image,
                     **more,
                 )

@@ -138,7 +138,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         """
         run_folder.event(self.run_dir, "evaluating", when=when, step=global_step)
         samples = self.samples_generator.generate_eval_samples(**(generate_kwargs | self._eval_sampling()))
-        result = evaluate_samples(samples, self.eval_dataloader, self.tokenizer, self.args.eval.n_samples_per_prompt)
+        result = evaluate_samples(samples, self.eval_dataloader, self.tokenizer)
         run_folder.write_evaluation(self.run_dir, global_step, result)
         self.evaluation = result.figures
         run_folder.event(self.run_dir, "evaluated", when=when, step=global_step, **self.evaluation)
@@ -161,7 +161,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
     def _detect_eval_metric_key(self, eval_metrics):
         """The metric of the best checkpoint: ckpt.best_metric_key, else the average of avg@n over the benchmarks."""
         if not self.best_eval_metric_key:
-            self.best_eval_metric_key = f"eval_average_avg_at_{self.args.eval.n_samples_per_prompt}"
+            self.best_eval_metric_key = next(key for key in eval_metrics if key.startswith("eval_average_avg_at_"))
         if self.best_eval_metric_key not in ("none", *eval_metrics):
             raise ValueError(
                 f"ckpt.best_metric_key {self.best_eval_metric_key}: no such metric; known: "

@@ -25,9 +25,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tqdm import tqdm
-
 from oger_recipe.cpu import CORES
+from oger_recipe.progress import Progress
 from oger_recipe.rewards.grading_worker import grade, receive_message, seconds_until, send_message
 from oger_recipe.rewards.verifiers import BOUNDED, Verdict
 
@@ -99,14 +98,17 @@ class GradingPool:
         results: list[Graded | None] = [self._at_once(answer) for answer in answers]
         waiting = [position for position, result in enumerate(results) if result is None]
         batches = [waiting[start : start + _BATCH] for start in range(0, len(waiting), _BATCH)]
-        with tqdm(
-            total=len(answers), initial=len(answers) - len(waiting), desc="grading", disable=not (progress and waiting)
-        ) as bar:
+        with contextlib.ExitStack() as stack:
+            bar = None
+            if progress and waiting:
+                done = len(answers) - len(waiting)
+                bar = stack.enter_context(Progress("grading", "answers", len(answers), done=done))
 
             def run(batch: list[int]) -> None:
                 for position, graded in zip(batch, self._by_worker([answers[p] for p in batch]), strict=True):
                     results[position] = graded
-                    bar.update()
+                    if bar is not None:
+                        bar.add()
 
             if len(batches) == 1:
                 run(batches[0])

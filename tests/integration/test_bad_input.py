@@ -38,7 +38,7 @@ def recipe(tmp_path: Path, policy_folder: Path) -> Path:
     rows = [ROW | {"teachers": [TEACHER]}, ROW | {"uid": "p-2"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = {
-        "oger": {"run_dir": str(tmp_path / "run")},
+        "oger": {"run_dir": str(tmp_path / "run"), "data_cache": str(tmp_path / "cache")},
         "actor": {"model_name_or_path": str(policy_folder)},
         "data": {"prompt_dataset": str(tmp_path / "rows.jsonl"), "max_len": 256},
         "rollout": {"batch_size": 2, "n_samples_per_prompt": 4, "max_new_tokens": 64, "micro_batch_size": 1},
@@ -228,11 +228,11 @@ def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path:
             "eval.dataset and data.prompt_dataset are the same split 'train': set eval.split",
         ),
         (
-            ["--oger.task.name", "countdown", "--oger.task.hidden_size", "48"],
+            ["--oger.task.name", "countdown", "--actor.model_name_or_path=", "--oger.task.hidden_size", "48"],
             "oger.task.hidden_size is 48: it has to be a multiple of 32, the width of one attention head",
         ),
         (
-            ["--oger.task.name", "countdown", "--oger.task.warm_start_steps", "0"],
+            ["--oger.task.name", "countdown", "--actor.model_name_or_path=", "--oger.task.warm_start_steps", "0"],
             "oger.task.warm_start_steps is 0: it has to be 1 or more",
         ),
         (
@@ -475,7 +475,7 @@ def test_a_wrong_flag_is_refused_in_one_line(refused: Callable[..., str], flags:
         ("\n\n", ": the dataset has no rows"),
         (json.dumps(ROW) + '\n{"uid": "p-2", "prompt"\n', ":2: not valid JSON: Expecting ':' delimiter"),
         (
-            json.dumps({"uid": "p-1", "answer": "96", "task": "countdown", "teachers": [TEACHER, TEACHER]}),
+            json.dumps({"prompt": "", "answer": "96", "task": "countdown", "teachers": [TEACHER, TEACHER]}),
             ":1: 2 teachers for no problem: 'prompt' is missing",
         ),
     ],

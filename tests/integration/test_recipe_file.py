@@ -435,6 +435,25 @@ def test_a_file_that_extends_nothing_or_itself_is_refused(read: Callable[..., An
 def test_every_recipe_file_reads_and_would_start_on_its_machine(path: Path) -> None:
     cpu = path.stem.partition("_cpu")[1] == "_cpu"
     parser = build_parser(cpu=cpu)
-    args = parser.parse_args(read_recipe(path, parser))
-    check_run(args, cpu=cpu, gpus_here=None if cpu else 8)
+    given = ["--actor.model_name_or_path", "my/model", "--data.prompt_dataset", "my/data"]
+    tokens = read_recipe(path, parser)
+    if path.stem in ("own_data", "own_data_cpu"):  # which leave these two to the user, and nothing else
+        with pytest.raises(RecipeError) as error:
+            check_run(parser.parse_args(tokens), cpu=cpu, gpus_here=None if cpu else 8)
+        assert [line.split(" is not set")[0] for line in str(error.value).splitlines()[1:]] == [
+            "  - actor.model_name_or_path", "  - data.prompt_dataset"
+        ]  # fmt: skip
+        tokens += given
+    check_run(parser.parse_args(tokens), cpu=cpu, gpus_here=None if cpu else 8)
     assert path.read_text().startswith("#"), "a recipe file opens with what it reproduces"
+
+
+@pytest.mark.parametrize("null", ["null", "~"])
+def test_a_section_that_is_null_goes_back_to_its_defaults(read: Read, tmp_path: Path, null: str) -> None:
+    """`task: null` in a file that extends a recipe of the built-in task; what the file itself sets of it counts."""
+    (tmp_path / "base.yaml").write_text(
+        "oger: {task: {name: countdown, num_numbers: 4}, task_name: math}\noger.task.max_number: 30\n"
+    )
+    settings = read(f"extends: base.yaml\noger: {{task: {null}}}\noger.task.max_target: 50\n")
+    assert settings["oger.task.name"] is None and settings["oger.task_name"] == "math"
+    assert [settings[f"oger.task.{key}"] for key in ("num_numbers", "max_number", "max_target")] == [3, 20, 50]
