@@ -14,6 +14,9 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser("oger train", add_help=False, allow_abbrev=False)
     parser.add_argument("--recipe", type=Path, help="YAML recipe file; its paths are the flags below")
     parser.add_argument("--dry-run", action="store_true", help="check the recipe, print GPUs and step sizes, and stop")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="remove the run that is in oger.run_dir, and begin anew"
+    )
     known, flags = parser.parse_known_args(argv)
     if {"-h", "--help"} & set(flags):
         train_ppo_ray.main(flags)
@@ -22,7 +25,7 @@ def main(argv: list[str] | None = None) -> None:
         recipe = _recipe(known.recipe, flags)
     except RecipeError as error:
         sys.exit(f"oger train: {error}")
-    train_ppo_ray.main(flags, recipe, dry_run=known.dry_run)
+    train_ppo_ray.main(flags, recipe, dry_run=known.dry_run, overwrite=known.overwrite)
 
 
 def _recipe(given: Path | None, flags: list[str]) -> Path:

@@ -52,7 +52,9 @@ def _without_cuda() -> bool:
     return not torch.cuda.is_available()
 
 
-def main(argv: list[str] | None = None, recipe: Path | None = None, *, dry_run: bool = False) -> None:
+def main(
+    argv: list[str] | None = None, recipe: Path | None = None, *, dry_run: bool = False, overwrite: bool = False
+) -> None:
     flags = sys.argv[1:] if argv is None else argv
     cpu = _without_cuda()
     parser = build_parser(cpu=cpu)
@@ -66,7 +68,7 @@ def main(argv: list[str] | None = None, recipe: Path | None = None, *, dry_run: 
             _print_cpu_defaults(args)
         from oger_recipe.run import train
 
-        train(args, parser, tokens, recipe, dry_run=dry_run)
+        train(args, parser, tokens, recipe, dry_run=dry_run, overwrite=overwrite)
     except RecipeError as error:
         sys.exit(f"oger train: {error}")
 

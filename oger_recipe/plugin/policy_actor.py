@@ -24,7 +24,9 @@ with without_garbage_collection():
     from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES, hybrid_policy_loss
     from oger_recipe.algorithm.token_stats import response_entropy
     from oger_recipe.plugin.accumulation import accumulate_until_last
+    from oger_recipe.plugin.checkpoints import place
     from oger_recipe.plugin.chunked_actor import ChunkedActor
+    from oger_recipe.plugin.update_health import UpdateHealth
 
 
 def off_policy_mask(action_mask: torch.Tensor, off_policy_tokens: torch.Tensor) -> torch.Tensor:
@@ -269,6 +271,14 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
         if strategy.args.oger.chunked_token_stats:
             ppo_actor.Actor = ChunkedActor  # upstream builds its model by this name
         return super().init_model_from_pretrained(strategy, *args, **kwargs)
+
+    def fit(self, kl_ctl: float = 0) -> dict[str, float]:
+        health = UpdateHealth(self.strategy, self.actor.model)
+        return super().fit(kl_ctl) | health.since()
+
+    def save_checkpoint(self, tag, *args, **kwargs) -> None:
+        with place(self.strategy.args.ckpt, tag) as name:
+            super().save_checkpoint(name, *args, **kwargs)
 
     def forward(self, sequences, action_mask, attention_mask, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities [B, A] (0 where masked) and entropy [B] (nats) at ``oger.entropy_position``.

@@ -97,6 +97,7 @@ def step_line(figures: dict[str, Any], steps: int) -> str:
         f"length {figures['rollout/response_length']:.0f}",
         f"{figures['tokens_per_second']:.0f} tokens/s",
         _if_any(figures, "{:.0f} NOT GRADED", "rollout/reward_error"),
+        _if_any(figures, "{:.0f} UPDATES SKIPPED", "skipped_updates"),
     ]
     return " | ".join(part for part in parts if part)
 

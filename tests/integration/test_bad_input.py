@@ -502,8 +502,8 @@ def test_fewer_prompts_than_one_step_needs_are_refused(refused: Callable[..., st
 def test_a_second_run_does_not_write_into_the_folder_of_the_first(refused: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
-    assert "holds an earlier run; choose another folder, or continue it with --ckpt.load_enable" in refused()
-    assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
+    assert "holds an earlier run; choose another folder, continue it with --ckpt.load_enable, or remove" in refused()
+    assert {entry.name for entry in (tmp_path / "run").iterdir()} == {"metrics.jsonl", ".lock"}
 
 
 @pytest.mark.parametrize(
