@@ -78,16 +78,14 @@ def train(
 
     from oger_recipe.plugin.launch import launch
     from oger_recipe.report.progress import Progress
-    from oger_recipe.report.summary import write_summary
+    from oger_recipe.report.summary import Report
 
-    with Progress(run_dir / "events.jsonl"), _explained(run_dir):
+    seconds = {"task": built - started, "data": prepared - built, "supervised": supervised - prepared}
+    with Progress(Report(run_dir, seconds, started)), _explained(run_dir):
         gpus = args.__dict__["oger.logical_gpus"] or sum(gpus_by_role(args).values())
         environment = {"OGER_GRADING": grading.to_json()}
         verbose = args.__dict__["oger.verbose"]
         launch(tokens, run_dir, cpu=cpu, logical_gpus=gpus, verbose=verbose, environment=environment)
-    write_summary(
-        run_dir, {"task": built - started, "data": prepared - built, "supervised": supervised - prepared}, started
-    )
 
 
 @contextlib.contextmanager

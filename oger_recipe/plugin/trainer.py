@@ -21,6 +21,7 @@ with without_garbage_collection():
     import torch
     from openrlhf.trainer import ppo_trainer
 
+    from oger_recipe.evaluation.tables import headlines
     from oger_recipe.plugin import run_folder
     from oger_recipe.plugin.answers import evaluate_samples
     from oger_recipe.plugin.experience_maker import OgerExperienceMaker
@@ -44,6 +45,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         torch.manual_seed(strategy.args.train.seed)  # the sampler of the prompts draws its order's seed from here
         super().__init__(pretrain, strategy, *args, **kwargs)
         self.run_dir = Path(self.args.oger.run_dir)
+        self.phases = run_folder.Phases(self.run_dir)
 
     def get_max_steps(self) -> int:
         """Optimizer steps of the run, for the learning-rate schedule."""
@@ -64,6 +66,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
             self.samples_generator.steps_left = max(self.args.oger.total_training_steps - resumed_at, 0)
         self.samples_generator.step = resumed_at
         self.samples_generator.arrived = self.experience_maker.rollout_arrived
+        self.samples_generator.counted = self._responses_came
         self.experience_maker.resume(resumed_at, self.planned_steps())
         run_folder.event(self.run_dir, "ready", steps=self.planned_steps(), resumed_at=resumed_at)
         if self.args.oger.val_before_train and not resumed_at:
@@ -98,11 +101,23 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
             if math.isfinite(self.args.eval.steps):  # best checkpoints are kept: this may be one
                 self.save_best_checkpoint(logs, self.last_step, self.client_states)
 
+    def _responses_came(self, phase: str, done: int, of: int) -> None:
+        self.phases.at(phase, step=self.samples_generator.step, done=done, of=of)
+
     def train_step(self, rollout_samples, global_step: int):
         self.experience_maker.step = global_step + 1
+        self.phases.at("experience", step=global_step + 1)
         status, global_step = super().train_step(rollout_samples, global_step)
         status = {f"hybrid_batch/{key}" if key in HYBRID_KEYS else key: value for key, value in status.items()}
         return status | self.experience_maker.metrics, global_step
+
+    def ppo_train(self, global_steps: int) -> dict[str, float]:
+        self.phases.at("training", step=global_steps + 1)
+        return super().ppo_train(global_steps)
+
+    def broadcast_to_vllm(self) -> None:
+        self.phases.at("weights", step=self.samples_generator.step)
+        super().broadcast_to_vllm()
 
     def _compute_rollout_stats(self, experiences) -> dict[str, float]:
         """Upstream's would count injected teachers as rollouts; the experience maker has the rollouts' own."""
@@ -114,6 +129,8 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         figures["tokens_per_second"] = figures["rollout/response_tokens"] / figures["timing/step_total"]
         run_folder.append_json(self.run_dir / "metrics.jsonl", {"step": global_step} | figures)
         run_folder.event(self.run_dir, "step", step=global_step, **figures)
+        if global_step % self.args.ckpt.save_steps == 0:
+            self.phases.at("saving", step=global_step)
         super().save_logs_and_checkpoints(global_step, (logs_dict or {}) | figures, client_states)
 
     def save_best_checkpoint(self, eval_metrics, global_step: int, client_states=None) -> None:
@@ -140,7 +157,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         samples = self.samples_generator.generate_eval_samples(**(generate_kwargs | self._eval_sampling()))
         result = evaluate_samples(samples, self.eval_dataloader, self.tokenizer, self.args.eval.n_samples_per_prompt)
         run_folder.write_evaluation(self.run_dir, global_step, result)
-        self.evaluation = result.figures
+        self.evaluation = result.figures | {"benchmarks": headlines(result.result)}
         run_folder.event(self.run_dir, "evaluated", when=when, step=global_step, **self.evaluation)
         for tracker in (self.wandb_logger, self.tensorboard_logger):
             if tracker:
