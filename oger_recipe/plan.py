@@ -47,11 +47,12 @@ def _step(args: argparse.Namespace) -> list[str]:
     )
     if value["train.dynamic_batch_enable"]:
         cut = f"micro-batches of up to {value['train.max_tokens_per_gpu']} tokens"
-    teachers = max(value["oger.max_replace_num"], 0)
+    guided = samples if value["oger.n_prefix"] == -1 else value["oger.n_prefix"]
+    teachers = prompts * (max(value["oger.max_replace_num"], 0) + guided)  # one of the two is 0
     steps = value["oger.total_training_steps"]
     return [
         "one step:",
-        f"  {prompts} prompts x {samples} rollouts = {rows} rows, of them at most {prompts * teachers} teachers'",
+        f"  {prompts} prompts x {samples} rollouts = {rows} rows, of them at most {teachers} with teachers' tokens",
         f"  {rows // batch * value['train.max_epochs']} optimizer steps of {batch} rows ({batch / samples:g} prompts)",
         f"  on each of {ranks} policy ranks: {batch // ranks} rows an optimizer step, in {cut}",
         f"  at most {rows * (value['rollout.max_new_tokens'] or value['data.max_len']):,} response tokens",

@@ -118,16 +118,14 @@ def _attempt(
 
     from oger_recipe.plugin.launch import launch
     from oger_recipe.report.progress import Progress
-    from oger_recipe.report.summary import write_summary
+    from oger_recipe.report.summary import Report
 
-    with explained(run_dir, checkpoint_folder, sys.argv), Progress(run_dir / "events.jsonl"):
+    seconds = {"task": built - started, "data": prepared - built, "supervised": supervised - prepared}
+    with explained(run_dir, checkpoint_folder, sys.argv), Progress(Report(run_dir, seconds, started)):
         gpus = args.__dict__["oger.logical_gpus"] or sum(gpus_by_role(args).values())
         environment = {"OGER_GRADING": grading.to_json()} | remote_code.environment(vars(args))
         verbose = args.__dict__["oger.verbose"]
         launch(tokens, run_dir, cpu=cpu, logical_gpus=gpus, verbose=verbose, environment=environment, lock=lock)
-    write_summary(
-        run_dir, {"task": built - started, "data": prepared - built, "supervised": supervised - prepared}, started
-    )
 
 
 _DATA, _EVAL, _MODEL = "data.prompt_dataset", "eval.dataset", "actor.model_name_or_path"

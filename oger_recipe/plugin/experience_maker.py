@@ -87,13 +87,23 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         seed = self.args.train.seed
         self.batch = make_hybrid(rollouts, self.store, self.measure, self.history, self.args.oger, seed, self.step)
         self.entropy = torch.zeros(len(rollout_samples))
+        self.token_entropy = torch.zeros(len(rollout_samples))
         self.repetitive = self._repetitive(rollouts.texts)
         experiences = super().make_experience_batch(self.batch.samples)
         advantages = self._first_token_advantages(experiences)
         self.metrics |= (
             self.dropped
             | {"oger/bonus_weight": self.bonus_weight}
-            | step_metrics(rollouts, self.batch, self.bonus, self.entropy, advantages, self.repetitive, self.args.oger)
+            | step_metrics(
+                rollouts,
+                self.batch,
+                self.bonus,
+                self.entropy,
+                self.token_entropy,
+                advantages,
+                self.repetitive,
+                self.args.oger,
+            )
         )
         run_folder.write_samples(
             self.run_dir, self.step, rollouts, self.batch, self.bonus, self.entropy, advantages, self.args.oger
@@ -165,8 +175,9 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             for name in ("kl", "logprobs_diff"):  # means over no token there; any other nan is to be seen
                 experience.info[name] = experience.info[name].masked_fill(left_out, 0.0)
         deltas = []
-        for experience, entropy in zip(experiences, self._policy_entropies, strict=True):
+        for experience, (entropy, of_tokens) in zip(experiences, self._policy_entropies, strict=True):
             self.entropy[experience.index] = entropy.float()
+            self.token_entropy[experience.index] = of_tokens.float()
             rows = ~self.batch.is_teacher[experience.index]
             mask = experience.action_mask.bool() & rows.unsqueeze(1)
             deltas.append((experience.rollout_log_probs - experience.action_log_probs)[mask])
@@ -200,11 +211,11 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             experience.kl = scale * compute_approx_kl(log_probs, base, kl_estimator="k1") * experience.action_mask
 
     def _flatten_results(self, refs, duplicate_factor):
-        """The policy answers with pairs (log-probabilities, entropy); OpenRLHF expects the first of each."""
+        """The policy answers with log-probabilities and two entropies; OpenRLHF expects the first of each answer."""
         results = super()._flatten_results(refs, duplicate_factor)
         if results and isinstance(results[0], tuple):
-            self._policy_entropies = [entropy for _, entropy in results]
-            return [log_probs for log_probs, _ in results]
+            self._policy_entropies = [entropies for _, *entropies in results]
+            return [log_probs for log_probs, *_ in results]
         return results
 
     @torch.no_grad()

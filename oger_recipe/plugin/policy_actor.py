@@ -280,23 +280,26 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
         with place(self.strategy.args.ckpt, tag) as name:
             super().save_checkpoint(name, *args, **kwargs)
 
-    def forward(self, sequences, action_mask, attention_mask, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities [B, A] (0 where masked) and entropy [B] (nats) at ``oger.entropy_position``.
+    def forward(self, sequences, action_mask, attention_mask, **kwargs) -> tuple[torch.Tensor, ...]:
+        """Log-probabilities [B, A] (0 where masked) and two entropies [B] (nats) of the response: at
+        ``oger.entropy_position``, and the mean over its tokens.
 
-        Rows without response tokens do not pass through the model; their entropy is nan.
+        Rows without response tokens do not pass through the model; their entropies are nan.
         """
         device = torch.cuda.current_device()
         asked = action_mask.any(dim=1)
         rows = asked.clone()
         rows[0] |= not asked.any()  # with sharded weights every rank takes part in every forward pass
-        log_probs, entropy = torch.zeros(action_mask.shape), torch.full((len(asked),), torch.nan)
-        log_probs[rows], entropy[rows] = self._forward(
+        log_probs, entropies = torch.zeros(action_mask.shape), torch.full((2, len(asked)), torch.nan)
+        log_probs[rows], entropies[:, rows] = self._forward(
             sequences[rows].to(device), action_mask[rows].to(device), attention_mask[rows].to(device)
         )
-        entropy[~asked] = torch.nan
-        return log_probs, entropy
+        entropies[:, ~asked] = torch.nan
+        return log_probs, *entropies
 
     def _forward(self, sequences, action_mask, attention_mask) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities [B, A], and the two entropies of each row, [2, B]."""
+        oger = self.strategy.args.oger
         self.actor.eval()
         with torch.no_grad():
             log_probs, output = self.actor(
@@ -307,11 +310,10 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
                 return_output=True,
                 return_entropy=True,
             )
-            entropy = response_entropy(
-                output.entropy[:, -action_mask.shape[1] :],
-                action_mask,
-                position=self.strategy.args.oger.entropy_position,
-                top_share=self.strategy.args.oger.entropy_top_share,
-            )
+            of_tokens = output.entropy[:, -action_mask.shape[1] :]
+            entropies = [
+                response_entropy(of_tokens, action_mask, position=position, top_share=oger.entropy_top_share)
+                for position in (oger.entropy_position, "mean")
+            ]
         self.actor.train()
-        return log_probs.float().cpu(), entropy.float().cpu()
+        return log_probs.float().cpu(), torch.stack(entropies).float().cpu()
