@@ -5,8 +5,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from oger_recipe.checks import gpus_by_role
 from oger_recipe.effects import has_bonus, own_section, without_effect
+from oger_recipe.machine import gpus_by_role
 
 
 def notes(args: argparse.Namespace, default: Callable[[str], Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from oger_recipe.checks import gpus_by_role
+from oger_recipe.machine import gpus_by_role
 
 
 def describe(args: argparse.Namespace) -> str:

@@ -17,13 +17,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.checks import check_run, gpus_by_role
+from oger_recipe.checks import check_run
 from oger_recipe.data.prepare import Budget, PromptFormat, prepare
 from oger_recipe.data.rows import Row
 from oger_recipe.data.sources import Columns, read_dataset
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.evaluation.benchmarks import BENCHMARKS, load_benchmark, uid_in_a_run
 from oger_recipe.imports import without_garbage_collection
+from oger_recipe.machine import gpus_by_role
 from oger_recipe.notes import notes
 from oger_recipe.patches import apply_import_patches
 from oger_recipe.plan import describe
