@@ -16,6 +16,7 @@ from oger_recipe.ranges import out_of_range
 from oger_recipe.recipe import RecipeError, own_verifiers
 from oger_recipe.rewards.rules import MATH_EXTRACT
 from oger_recipe.rewards.verifiers import VERIFIERS, resolve
+from oger_recipe.secrets import secret_problems
 
 
 def check_run(args: argparse.Namespace, *, cpu: bool, gpus_here: int | None) -> None:
@@ -34,7 +35,7 @@ def refuse(problems: list[str]) -> None:
 
 def recipe_problems(args: argparse.Namespace) -> list[str]:
     """What no machine could do."""
-    problems = list(out_of_range(vars(args)))
+    problems = [*out_of_range(vars(args)), *secret_problems(vars(args))]
     problems += [] if problems else _lengths_and_batches(args)  # which divides by the sizes
     return [*problems, *_loss_names(args), *_method(args), *_teachers(args), *_rewards(args), *_unsupported(args),
             *_paths(args)]  # fmt: skip

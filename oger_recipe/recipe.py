@@ -16,6 +16,7 @@ import yaml
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.knobs import CPU_DEFAULTS, KNOBS, METHOD_DEFAULTS
 from oger_recipe.rewards.rules import GradingRules
+from oger_recipe.secrets import SECRETS
 
 EXTENDS = "extends"  # a recipe file's key for the file it builds on
 
@@ -93,7 +94,8 @@ def read_recipe(path: Path, parser: argparse.ArgumentParser) -> list[str]:
         try:
             found = _tokens(key, node, actions, file)
         except RecipeError as mistake:
-            mistakes.append(str(mistake))
+            is_secret = key in SECRETS  # which is not repeated
+            mistakes.append(f"{_at(file, node)}: '{key}' takes one text" if is_secret else str(mistake))
             continue
         if key in actions:  # else a section without settings
             tokens[actions[key].dest] = found

@@ -31,6 +31,7 @@ from oger_recipe.plan import describe
 from oger_recipe.recipe import RecipeError, grading_rules, in_prompts, own_verifiers, stop_texts, write_resolved
 from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
 from oger_recipe.rewards.verifiers import BOUNDED
+from oger_recipe.secrets import handed_on
 from oger_recipe.supervised import supervise
 
 COMMAND = "command.sh"  # the last file that is written before anything starts
@@ -83,7 +84,7 @@ def train(
 
     with Progress(run_dir / "events.jsonl"), _explained(run_dir):
         gpus = args.__dict__["oger.logical_gpus"] or sum(gpus_by_role(args).values())
-        environment = {"OGER_GRADING": grading.to_json()}
+        environment = {"OGER_GRADING": grading.to_json()} | handed_on(vars(args), run_dir)
         verbose = args.__dict__["oger.verbose"]
         launch(tokens, run_dir, cpu=cpu, logical_gpus=gpus, verbose=verbose, environment=environment)
     write_summary(
