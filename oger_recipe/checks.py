@@ -15,7 +15,7 @@ from oger_recipe.machine import machine_problems, policy_ranks, refused
 from oger_recipe.ranges import out_of_range
 from oger_recipe.recipe import RecipeError, own_verifiers
 from oger_recipe.rewards.rules import MATH_EXTRACT
-from oger_recipe.rewards.verifiers import VERIFIERS, resolve
+from oger_recipe.rewards.verifiers import VERIFIERS, look_in, resolve
 from oger_recipe.secrets import secret_problems
 
 
@@ -127,6 +127,7 @@ def _rewards(args: argparse.Namespace) -> Iterator[str]:
     except RecipeError as error:
         yield str(error)
         return
+    look_in(value["oger.verifier_path"])
     task = value["oger.task_name"]
     for key, name in [("oger.verifiers", path) for path in own.values()] + [("oger.task_name", own.get(task, task))]:
         if name is not None and name not in VERIFIERS:

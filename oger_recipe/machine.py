@@ -1,6 +1,7 @@
 """What of a run this machine cannot do: it lacks CUDA, or has fewer GPUs than are asked for."""
 
 import argparse
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,9 +15,17 @@ def machine_problems(args: argparse.Namespace, *, cpu: bool, gpus_here: int | No
     return [*_layout(args, cpu, gpus_here), *(_unsupported_on_cpu(args) if cpu else ())]
 
 
-def gpus_by_role(args: argparse.Namespace) -> dict[str, int]:
+def gpus_found(value: Mapping[str, Any]) -> int | None:
+    """GPUs that Ray will find, taking the other nodes for equals of this one; None for a cluster that runs already."""
+    import torch
+
+    if "RAY_ADDRESS" in os.environ or not torch.cuda.is_available():
+        return None
+    return torch.cuda.device_count() * int(value["actor.num_nodes"])
+
+
+def gpus_by_role(value: Mapping[str, Any]) -> dict[str, int]:
     """GPUs that Ray has to have free, by role, in OpenRLHF's arithmetic."""
-    value = vars(args)
 
     def group(role: str) -> int:
         return value[f"{role}.num_nodes"] * value[f"{role}.num_gpus_per_node"]
@@ -75,7 +84,7 @@ def _unsupported_on_cpu(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _layout(args: argparse.Namespace, cpu: bool, gpus_here: int | None) -> Iterator[str]:
-    value, asked = vars(args), gpus_by_role(args)
+    value, asked = vars(args), gpus_by_role(vars(args))
     declared = (value["oger.logical_gpus"] or sum(asked.values())) if cpu else gpus_here
     if declared is not None and sum(asked.values()) > declared:
         roles = " + ".join(f"{role} {count}" for role, count in asked.items())

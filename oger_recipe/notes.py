@@ -31,7 +31,7 @@ def notes(args: argparse.Namespace, default: Callable[[str], Any]) -> list[str]:
                 "them), --ckpt.best_metric_key none keeps no best"
             )
     if value["algo.kl.init_coef"] > 0:
-        gpus = gpus_by_role(args).get("reference")
+        gpus = gpus_by_role(vars(args)).get("reference")
         where = f"takes {gpus} GPUs" if gpus else "shares the policy's GPUs"
         remarks.append(f"KL is on (algo.kl.init_coef {value['algo.kl.init_coef']}): a reference model {where}")
     if value["rollout.top_p"] < 1 or value["oger.top_k"] > 0:

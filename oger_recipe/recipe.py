@@ -279,6 +279,16 @@ def in_prompts(args: argparse.Namespace, tokens: Sequence[str]) -> list[str]:
     return [*tokens, f"--train.batch_size={prompts * vars(args)['rollout.n_samples_per_prompt']}"]
 
 
+def with_verifier_path(args: argparse.Namespace, tokens: Sequence[str], recipe: Path | None) -> list[str]:
+    """The flags with oger.verifier_path, by default the recipe file's folder and the working directory.
+
+    As flags they are kept with the run: continued from its own folder it still finds its verifiers.
+    """
+    given = vars(args)["oger.verifier_path"] or ([recipe.parent] if recipe else []) + [Path.cwd()]
+    folders = list(dict.fromkeys(str(Path(folder).expanduser().absolute()) for folder in given))
+    return [*tokens, f"--oger.verifier_path={json.dumps(folders)}"]
+
+
 def own_verifiers(settings: dict[str, Any]) -> dict[str, str]:
     """The user's verifiers: task -> import path. Raises RecipeError for an entry that is not task=module:function."""
     own = {}

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import json
-import os
 import platform
 import shlex
 import shutil
@@ -17,17 +16,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.checks import check_run
+from oger_recipe.checks import recipe_problems, refuse
 from oger_recipe.data.prepare import Budget, PromptFormat, prepare
 from oger_recipe.data.rows import Row
 from oger_recipe.data.sources import Columns, read_dataset
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.evaluation.benchmarks import BENCHMARKS, load_benchmark, uid_in_a_run
 from oger_recipe.imports import without_garbage_collection
-from oger_recipe.machine import gpus_by_role
+from oger_recipe.machine import gpus_by_role, gpus_found, machine_problems
 from oger_recipe.notes import notes
 from oger_recipe.patches import apply_import_patches
-from oger_recipe.plan import describe
+from oger_recipe.plan import READ_WHOLE, Size, counted, describe, local_files, on_this_machine
+from oger_recipe.preflight import Job, findings, stop_on_problems
 from oger_recipe.recipe import RecipeError, grading_rules, in_prompts, own_verifiers, stop_texts, write_resolved
 from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
 from oger_recipe.rewards.verifiers import BOUNDED
@@ -57,14 +57,17 @@ def train(
     tokens = in_prompts(args, tokens)
     args = parser.parse_args(tokens)
     cpu = not torch.cuda.is_available()
-    here = None if cpu else torch.cuda.device_count() * args.__dict__["actor.num_nodes"]
-    check_run(args, cpu=cpu and not dry_run, gpus_here=None if dry_run or "RAY_ADDRESS" in os.environ else here)
+    problems, here = recipe_problems(args), machine_problems(args, cpu=cpu, gpus_here=gpus_found(vars(args)))
+    refuse(problems if dry_run else [*problems, *here])
     for note in notes(args, parser.get_default):
         print(f"note: {note}", flush=True)
+    job = Job(vars(args), _run_dir(args, recipe), cpu)
     if dry_run:
-        print(describe(args))
+        print(describe(args, _training_size(vars(args))))
+        print("\n" + on_this_machine(here, findings(job)))
         return
-    run_dir = _run_dir(args, recipe)
+    stop_on_problems(job)
+    run_dir = job.run_dir
     args = _with_task(args, parser, tokens)
     built = time.time()
     flags, grading = _write_data(args, run_dir)
@@ -83,7 +86,7 @@ def train(
     from oger_recipe.report.summary import write_summary
 
     with Progress(run_dir / "events.jsonl"), _explained(run_dir):
-        gpus = args.__dict__["oger.logical_gpus"] or sum(gpus_by_role(args).values())
+        gpus = args.__dict__["oger.logical_gpus"] or sum(gpus_by_role(vars(args)).values())
         environment = {"OGER_GRADING": grading.to_json()} | handed_on(vars(args), run_dir)
         verbose = args.__dict__["oger.verbose"]
         launch(tokens, run_dir, cpu=cpu, logical_gpus=gpus, verbose=verbose, environment=environment)
@@ -123,6 +126,16 @@ def _with_task(args: argparse.Namespace, parser: argparse.ArgumentParser, tokens
         args = parser.parse_args(tokens)
     args.tokens = tokens
     return args
+
+
+def _training_size(value: dict[str, Any]) -> Size | None:
+    """Of the training data where that is no work: what is in files here, or is built."""
+    if value["data.prompt_dataset"] is None and value["oger.task.name"]:
+        return Size(value["oger.task.train_problems"])
+    files = local_files(value["data.prompt_dataset"])
+    if files and sum(file.stat().st_size for file in files) <= READ_WHOLE:
+        return Size.of_rows(rows_of(value, "data"))
+    return counted(files) if files else None
 
 
 def _run_dir(args: argparse.Namespace, recipe: Path | None) -> Path:
@@ -212,6 +225,7 @@ def grading_settings(value: dict[str, Any], rows: Sequence[Row]) -> GradingSetti
         workers=value["oger.grading_workers"],
         time_limit_s=value["oger.grading_time_limit"],
         memory_limit_mb=value["oger.grading_memory_limit"],
+        path=value["oger.verifier_path"],
         preload=tuple(sorted({own.get(row["task"], row["task"]) for row in rows} - BOUNDED)),
     )
 

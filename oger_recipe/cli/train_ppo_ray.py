@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from oger_recipe.recipe import CPU_DEFAULTS, RecipeError, extend_parser, read_recipe
+from oger_recipe.recipe import CPU_DEFAULTS, RecipeError, extend_parser, read_recipe, with_verifier_path
 from oger_recipe.secrets import SECRETS, hide_secrets
 
 
@@ -30,7 +30,8 @@ def _refuse(message: str) -> NoReturn:
     raise RecipeError(message)
 
 
-def _parse(parser: argparse.ArgumentParser, tokens: list[str]) -> argparse.Namespace:
+def parse(parser: argparse.ArgumentParser, tokens: list[str]) -> argparse.Namespace:
+    """The flat namespace. Raises RecipeError for flags that there are not, with the nearest that there are."""
     args, rest = parser.parse_known_args(tokens)
     flags = [token for token in rest if token.startswith("--")]
     if rest:
@@ -57,7 +58,9 @@ def main(argv: list[str] | None = None, recipe: Path | None = None, *, dry_run: 
     parser = build_parser(cpu=cpu)
     try:
         tokens = _without_secrets((read_recipe(recipe, parser) if recipe else []) + flags)
-        args = _parse(parser, tokens)
+        args = parse(parser, tokens)
+        tokens = with_verifier_path(args, tokens, recipe)
+        args = parse(parser, tokens)
         if cpu:
             _print_cpu_defaults(args)
         from oger_recipe.run import train
