@@ -42,7 +42,8 @@ def _uses_teachers(oger: Settings) -> bool:
     return teachers_enter(oger) or compares(oger) or oger["sft.epochs"] > 0
 
 
-def _embeds(oger: Settings) -> bool:
+def embeds(oger: Settings) -> bool:
+    """Whether the encoder of trajectories is used."""
     return compares(oger) and not oger["similarity_reranker"]
 
 
@@ -154,7 +155,7 @@ NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[Settings], bool]], ...] = (
             "max_embedding_error_rate",
         ),
         _EMBEDDING,
-        _embeds,
+        embeds,
     ),
     # Before the first step
     (

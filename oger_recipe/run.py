@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import platform
 import shlex
 import shutil
@@ -18,7 +17,7 @@ from typing import Any
 
 from oger_recipe import remote_code, resume
 from oger_recipe.attempt import COMMAND, begin_anew, cut_back, locked, trained
-from oger_recipe.checks import check_run, gpus_by_role
+from oger_recipe.checks import recipe_problems, refuse
 from oger_recipe.data.prepare import Budget, PromptFormat
 from oger_recipe.data.prepared import prepare_once
 from oger_recipe.data.rows import Row
@@ -28,13 +27,16 @@ from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.ends import explained, stoppable
 from oger_recipe.evaluation.benchmarks import BENCHMARKS, asked_once, load_benchmark, uid_in_a_run
 from oger_recipe.imports import without_garbage_collection
+from oger_recipe.machine import gpus_by_role, gpus_found, machine_problems
 from oger_recipe.notes import notes
 from oger_recipe.patches import apply_import_patches
-from oger_recipe.plan import describe
+from oger_recipe.plan import READ_WHOLE, Size, counted, describe, local_files, on_this_machine
+from oger_recipe.preflight import Job, findings, stop_on_problems
 from oger_recipe.recipe import RecipeError, grading_rules, in_prompts, own_verifiers, stop_texts, write_resolved
 from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
 from oger_recipe.rewards.rules import TIMES_ASKED
 from oger_recipe.rewards.verifiers import BOUNDED
+from oger_recipe.secrets import handed_on
 from oger_recipe.supervised import supervise
 
 
@@ -59,19 +61,22 @@ def train(
     tokens = without_unused_task(args, in_prompts(args, tokens))
     args = parser.parse_args(tokens)
     cpu = not torch.cuda.is_available()
-    here = None if cpu else torch.cuda.device_count() * args.__dict__["actor.num_nodes"]
-    check_run(args, cpu=cpu and not dry_run, gpus_here=None if dry_run or "RAY_ADDRESS" in os.environ else here)
+    problems, here = recipe_problems(args), machine_problems(args, cpu=cpu, gpus_here=gpus_found(vars(args)))
+    refuse(problems if dry_run else [*problems, *here])
     for note in notes(args, parser.get_default):
         print(f"note: {note}", flush=True)
     if overwrite and vars(args)["ckpt.load_enable"]:
         raise RecipeError("--overwrite removes the earlier run, --ckpt.load_enable continues it: choose one")
+    job = Job(vars(args), _run_dir(args, recipe, overwrite=overwrite), cpu)
     if dry_run:
-        print(describe(args))
+        print(describe(args, _training_size(vars(args))))
+        print("\n" + on_this_machine(here, findings(job)))
         return
     for refusal in remote_code.untrusted(vars(args), hub=True):
         raise RecipeError(refusal)
     remote_code.allow(vars(args))
-    run_dir = _run_dir(args, recipe, overwrite=overwrite)
+    stop_on_problems(job)
+    run_dir = job.run_dir
     tokens = [*tokens, *_run_dir_flags(args, run_dir)]
     checkpoint_folder = Path(vars(parser.parse_args(tokens))["ckpt.path"])
     if vars(args)["ckpt.load_enable"] and not run_dir.exists():
@@ -122,8 +127,9 @@ def _attempt(
 
     seconds = {"task": built - started, "data": prepared - built, "supervised": supervised - prepared}
     with explained(run_dir, checkpoint_folder, sys.argv), Progress(Report(run_dir, seconds, started)):
-        gpus = args.__dict__["oger.logical_gpus"] or sum(gpus_by_role(args).values())
-        environment = {"OGER_GRADING": grading.to_json()} | remote_code.environment(vars(args))
+        gpus = args.__dict__["oger.logical_gpus"] or sum(gpus_by_role(vars(args)).values())
+        environment = {"OGER_GRADING": grading.to_json()} | handed_on(vars(args), run_dir)
+        environment |= remote_code.environment(vars(args))
         verbose = args.__dict__["oger.verbose"]
         launch(tokens, run_dir, cpu=cpu, logical_gpus=gpus, verbose=verbose, environment=environment, lock=lock)
 
@@ -178,6 +184,16 @@ def _task_columns(value: dict[str, Any], own: dict[str, bool]) -> list[str]:
     if value["oger.teacher_key"] != TEACHERS and not own[_DATA]:
         flags.append(f"--oger.teacher_key={TEACHERS}")
     return flags
+
+
+def _training_size(value: dict[str, Any]) -> Size | None:
+    """Of the training data where that is no work: what is in files here, or is built."""
+    if value["data.prompt_dataset"] is None and value["oger.task.name"]:
+        return Size(value["oger.task.train_problems"])
+    files = local_files(value["data.prompt_dataset"])
+    if files and sum(file.stat().st_size for file in files) <= READ_WHOLE:
+        return Size.of_rows(rows_of(value, "data"))
+    return counted(files) if files else None
 
 
 def _run_dir(args: argparse.Namespace, recipe: Path | None, *, overwrite: bool) -> Path:
@@ -265,6 +281,7 @@ def grading_settings(value: dict[str, Any], rows: Sequence[Row]) -> GradingSetti
         workers=value["oger.grading_workers"],
         time_limit_s=value["oger.grading_time_limit"],
         memory_limit_mb=value["oger.grading_memory_limit"],
+        path=value["oger.verifier_path"],
         preload=tuple(sorted({own.get(row["task"], row["task"]) for row in rows} - BOUNDED)),
     )
 

@@ -136,7 +136,8 @@ def _settings_of_run(args: argparse.Namespace, flags: list[str]) -> dict[str, An
 
     from oger_recipe.checks import answer_places
     from oger_recipe.cli.train_ppo_ray import build_parser as run_parser
-    from oger_recipe.recipe import read_recipe
+    from oger_recipe.recipe import read_recipe, with_verifier_path
+    from oger_recipe.rewards.verifiers import look_in
     from oger_recipe.shipped import find_recipe
 
     parser = run_parser(cpu=not torch.cuda.is_available())
@@ -149,7 +150,9 @@ def _settings_of_run(args: argparse.Namespace, flags: list[str]) -> dict[str, An
     problems = list(answer_places(vars(settings)))
     if problems:
         raise RecipeError("\n  - ".join(["this evaluation cannot be graded:", *problems]))
-    return vars(settings)
+    found = vars(parser.parse_args(with_verifier_path(settings, tokens, args.recipe)))
+    look_in(found["oger.verifier_path"])
+    return found
 
 
 def _model(args: argparse.Namespace, settings: dict[str, Any]) -> Model:

@@ -109,6 +109,26 @@ class RemoteEncoder(Encoder):
         return text.replace(self._key, "***") if self._key else text
 
 
+def probe(settings: EncoderSettings, connect_s: float = 5, answer_s: float = 30) -> int:
+    """The length of a vector of the server's, asked for once.
+
+    Raises:
+        ValueError: what RemoteEncoder raises it for, without its repetitions.
+    """
+    endpoint, key = _endpoint(settings.url or ""), _api_key()
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    request = {"model": settings.model, "input": ["What is the length of a vector?"]}
+    try:
+        timeout = httpx.Timeout(answer_s, connect=connect_s)
+        answer = httpx.post(endpoint, json=request, headers=headers, timeout=timeout)
+        if not answer.is_success:
+            raise _Failed(f"HTTP status {answer.status_code}")
+        return _in_order(answer, 1).shape[1]
+    except (httpx.RequestError, _Failed) as error:
+        reason = str(error) or type(error).__name__
+        raise ValueError(f"{endpoint} does not embed with {settings.model}: {reason}") from None
+
+
 def _endpoint(url: str) -> str:
     try:
         parts = httpx.URL(url)
