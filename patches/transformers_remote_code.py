@@ -27,7 +27,8 @@ def apply() -> None:
 
     def get_cached_module_file(model: Any, module_file: str, *args: Any, **kwargs: Any) -> str:
         if not may_run():
-            raise ValueError(f"{model} brings code of its own, {module_file}, which is not run: {SETTING} allows it")
+            # OSError, as upstream where a file is missing: every model is asked for code that generates its way.
+            raise OSError(f"{model} brings code of its own, {module_file}, which is not run: {SETTING} allows it")
         return upstream(model, module_file, *args, **kwargs)
 
     dynamic_module_utils.get_cached_module_file = get_cached_module_file

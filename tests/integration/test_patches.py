@@ -463,7 +463,7 @@ def test_a_models_own_code_is_not_imported_unless_the_run_allows_it(tmp_path):
     (tmp_path / "own.py").write_text("class Own: pass")
     facts = _facts(_start(process_with_a_models_code, str(tmp_path)))
     assert facts["upstream"] == facts["1"] == "Own"
-    assert facts["0"].startswith(f"ValueError: {tmp_path} brings code of its own, own.py, which is not run")
+    assert facts["0"].startswith(f"OSError: {tmp_path} brings code of its own, own.py, which is not run")
     assert "oger.trust_remote_code allows it" in facts["0"]
     assert facts["hash"] and facts["refusal"].startswith("PatchMismatch")
 
