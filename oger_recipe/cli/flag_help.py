@@ -84,7 +84,7 @@ def section(parser: argparse.ArgumentParser, name: str) -> str:
 
 
 def sections_of(parser: argparse.ArgumentParser) -> dict[str, list[argparse.Action]]:
-    """Every flag but --help itself, in exactly one section."""
+    """Every flag in exactly one section, without --help itself and the opposites (--no-FLAG) of switches."""
     starts = {knob: name for name, (knob, _) in OGER_SECTIONS.items()}
     of_knob, current = {}, ""
     for knob in KNOBS:
@@ -92,7 +92,7 @@ def sections_of(parser: argparse.ArgumentParser) -> dict[str, list[argparse.Acti
         of_knob[f"oger.{knob.name}"] = current
     found: dict[str, list[argparse.Action]] = {name: [] for name in (*OPENRLHF_SECTIONS, "other", *OGER_SECTIONS)}
     for action in parser._actions:
-        if action.dest != "help":
+        if action.dest != "help" and action.help != argparse.SUPPRESS:
             first = action.option_strings[0].removeprefix("--").partition(".")[0]
             found[of_knob.get(action.dest, first if first in OPENRLHF_SECTIONS else "other")].append(action)
     return found

@@ -56,7 +56,8 @@ def _oger(command: str, *flags: str, folder: Path) -> str:
 
 def _train(folder: Path, *flags: str) -> str:
     (folder / "recipe.yaml").write_text(
-        "actor: {model_name_or_path: model}\ndata: {prompt_dataset: rows.jsonl}\noger: {bonus_weight: 0}\n"
+        "actor: {model_name_or_path: model}\ndata: {prompt_dataset: rows.jsonl}\n"
+        "oger: {bonus_weight: 0, max_replace_num: 0}\n"
     )
     return _oger("train", "--recipe", "recipe.yaml", *flags, folder=folder)
 

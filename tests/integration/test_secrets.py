@@ -14,7 +14,7 @@ from oger_recipe.secrets import SECRETS, handed_on, hide_secrets, secret_problem
 KEY = "0123456789abcdef" * 2 + "76543210"
 COLUMNS = {
     "data.input_key", "data.label_key", "data.image_key", "oger.eval.input_key", "oger.eval.label_key",
-    "ckpt.best_metric_key",
+    "ckpt.best_metric_key", "oger.teacher_key",
 }  # fmt: skip
 
 
