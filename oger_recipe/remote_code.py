@@ -1,7 +1,7 @@
 """Code that comes with a model: who brings any, and whether it may run. Importing this loads no model library.
 
-A model's folder or repository can hold Python files and name them in its configuration (``auto_map``); transformers
-imports them when it is told to trust the model.
+A model's folder or repository can hold Python files and name them in its configuration (``auto_map``), or bring a
+custom_generate/generate.py; transformers imports them when it is told to trust the model.
 """
 
 import json
@@ -13,6 +13,7 @@ from typing import Any
 SETTING = "oger.trust_remote_code"
 _VARIABLE = "OGER_TRUST_REMOTE_CODE"  # for the processes of a run
 _FILES = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
+_GENERATE = "custom_generate/generate.py"
 _MODELS = ("actor.model_name_or_path", "critic.model_name_or_path", "reward.model_name_or_path")
 
 
@@ -44,20 +45,31 @@ def untrusted(value: Mapping[str, Any], *, hub: bool) -> Iterator[str]:
 
 
 def refusals(model: str, key: str, revision: str | None = None, *, hub: bool = True) -> Iterator[str]:
-    """The same for one model, which ``key`` names. A file that cannot be read is left to who loads the model."""
-    for name in _FILES:
+    """The same for one model, which ``key`` names; one sentence at most."""
+    for name in (*_FILES, _GENERATE):
         path = Path(model) / name if Path(model).is_dir() else _fetched(model, name, revision) if hub else None
-        try:
-            brought = json.loads(path.read_text()).get("auto_map") if path else None
-        except (OSError, ValueError, AttributeError):
+        if path is None or not path.is_file():
             continue
-        if brought:
-            yield (
-                f"{key}: {model} brings code of its own, which its {name} names (auto_map: "
-                f"{', '.join(_texts(brought))}), and which is not run unasked: read it, then set {SETTING}; or remove "
-                "auto_map from that file where transformers has the model itself"
-            )
-            return
+        if name == _GENERATE:
+            where, instead = name, "remove that file"
+        elif brought := _texts(_auto_map(path)):
+            where = f"which its {name} names (auto_map: {', '.join(brought)})"
+            instead = "remove auto_map from that file where transformers has the model itself"
+        else:
+            continue
+        yield (
+            f"{key}: {model} brings code of its own, {where}, and it is not run unasked: read it, then set {SETTING}; "
+            f"or {instead}"
+        )
+        return
+
+
+def _auto_map(path: Path) -> Any:
+    """What the file says of code; nothing where it cannot be read, which is left to who loads the model."""
+    try:
+        return json.loads(path.read_text()).get("auto_map")
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def _texts(value: Any) -> list[str]:

@@ -48,10 +48,12 @@ def apply_training_patches() -> None:
         flash_attn_padding,
         replay_buffer_device,
         torch_cuda_calls,
+        torch_store_address,
         weight_sync_gloo,
     )
 
     torch_cuda_calls.apply()
+    torch_store_address.apply()
     flash_attn_padding.apply()
     deepspeed_compile.apply()
     weight_sync_gloo.apply()
@@ -65,7 +67,8 @@ def apply_engine_patches() -> None:
     """Prepares a vLLM worker process before it builds the model."""
     if torch.cuda.is_available():
         return
-    from oger_recipe.patches import vllm_linear_weights, weight_sync_gloo
+    from oger_recipe.patches import torch_store_address, vllm_linear_weights, weight_sync_gloo
 
+    torch_store_address.apply()
     vllm_linear_weights.apply()
     weight_sync_gloo.apply()

@@ -79,7 +79,7 @@ def test_an_evaluation_refuses_a_model_with_code(model: Path, marker: Path) -> N
 
 def test_the_refusal_names_the_file_whatever_its_form(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"auto_map": ["slow.Slow", null]}')
-    assert "tokenizer_config.json names (auto_map: slow.Slow), and" in next(refusals(str(tmp_path), "actor"))
+    assert "tokenizer_config.json names (auto_map: slow.Slow), and it is" in next(refusals(str(tmp_path), "actor"))
     (tmp_path / "config.json").write_text('{"auto_map": {"AutoConfig": "a.B"}}')
     (sentence,) = refusals(str(tmp_path), "actor")  # one file is enough
     assert "its config.json names (auto_map: a.B)" in sentence
@@ -87,4 +87,7 @@ def test_the_refusal_names_the_file_whatever_its_form(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(harmless)
         (tmp_path / "tokenizer_config.json").write_text(harmless)
         assert list(refusals(str(tmp_path), "actor")) == []
+    (tmp_path / "custom_generate").mkdir()
+    (tmp_path / "custom_generate" / "generate.py").touch()  # which from_pretrained imports, unnamed
+    assert "code of its own, custom_generate/generate.py, and" in next(refusals(str(tmp_path), "actor"))
     assert list(refusals("org/model", "actor", hub=False)) == []  # nothing is fetched
