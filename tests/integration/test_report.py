@@ -373,11 +373,11 @@ def test_an_evaluation_on_several_benchmarks_has_a_line_for_each() -> None:
     of = {
         "aime24": {"problems": 30, "n": 32, "avg_at_32": 0.25, "avg_at_32_interval": [0.1, 0.4]},
         "math": {"problems": 500, "n": 4, "avg_at_4": 0.75, "avg_at_4_interval": [0.7, 0.8]},
-        "average": {"problems": 530, "pass_at_1": 0.5, "pass_at_1_interval": [0.4, 0.6]},
+        "average": {"problems": 530, "avg_at_n": 0.5, "avg_at_n_interval": [0.4, 0.6]},
     }
-    event = _event(1, "evaluated", when="during", step=20, pass_at_1=0.5, n_problems=530, benchmarks=of)
+    event = _event(1, "evaluated", when="during", step=20, avg_at_n=0.5, n_problems=530, benchmarks=of)
     assert evaluation_text(event).splitlines() == [
-        "after step 20: average pass_at_1 0.500 on 530 problems",
+        "after step 20: average avg_at_n 0.500 on 530 problems",
         "  aime24  avg_at_32 0.250 on 30",
         "  math    avg_at_4 0.750 on 500",
     ]
