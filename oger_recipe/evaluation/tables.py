@@ -40,7 +40,7 @@ def _headline(figures: Figures) -> Figures:
 
 
 def main_metrics(n: int | None) -> list[str]:
-    """Names of avg@n, pass@n and maj@n. None: of the average over benchmarks whose n differ, which share avg@n alone."""
+    """Names of avg@n, pass@n and maj@n; without n that of an average over benchmarks whose n differ."""
     if n is None:
         return ["avg_at_n"]
     return [f"avg_at_{n}"] + ([f"pass_at_{n}", f"maj_at_{n}"] if n > 1 else [])
