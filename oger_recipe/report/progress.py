@@ -114,7 +114,7 @@ class Progress:
         self._since = time.monotonic()
 
     def _begin_step(self, step: int) -> None:
-        self._begin(f"step {step:>4}/{self._steps}")
+        self._begin(f"step {step:>4}/{self._steps}" if step <= self._steps else "after the last step")
 
     def _open_bar(self) -> None:
         self._bar = tqdm(

@@ -341,7 +341,11 @@ def test_without_a_terminal_a_long_step_says_what_it_is_at(
         follower._show(event)
     follower._show_time()
     assert "step    8/40 | 120 of 256 rollouts | for 0:0" in capsys.readouterr().out.splitlines()[-1]
-    follower._show(_event(5, "finished"))
+    for event in (_event(5, "step", step=40, **FIGURES), _event(6, "phase", phase="saving", step=40)):
+        follower._show(event)
+    follower._show_time()
+    assert capsys.readouterr().out.splitlines()[-1].startswith("after the last step | saving | for 0:0")
+    follower._show(_event(7, "finished"))
     follower._show_time()
     assert capsys.readouterr().out.splitlines()[-1].startswith("saving the model | for 0:0")
 
