@@ -40,9 +40,9 @@ def _headline(figures: Figures) -> Figures:
 
 
 def main_metrics(n: int | None) -> list[str]:
-    """Names of avg@n, pass@n and maj@n. Benchmarks with different n share pass@1 alone, which is avg@n whatever n."""
+    """Names of avg@n, pass@n and maj@n; without n that of an average over benchmarks whose n differ."""
     if n is None:
-        return ["pass_at_1"]
+        return ["avg_at_n"]
     return [f"avg_at_{n}"] + ([f"pass_at_{n}", f"maj_at_{n}"] if n > 1 else [])
 
 
@@ -65,10 +65,9 @@ def _comparison_rows(name: str, of_moments: list[Figures]) -> list[list[str]]:
     for metric in dict.fromkeys(key for figures in of_moments if figures for key in main_metrics(figures.get("n"))):
         values = [figures[metric] for figures in of_moments if metric in figures]
         if values:
-            label = "avg" if metric == "pass_at_1" else metric.replace("_at_", "@")
             difference = f"{values[1] - values[0]:+.3f}" if len(values) == 2 else ""
             cells = [_share(figures, metric) for figures in of_moments]
-            rows.append([name if not rows else "", label, *cells, difference])
+            rows.append([name if not rows else "", metric.replace("_at_", "@"), *cells, difference])
     return rows
 
 

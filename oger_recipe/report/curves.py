@@ -133,14 +133,13 @@ def _draw_benchmark(panel: Axes, name: str, points: list[tuple[int, Record]], la
         if metric == metrics[0]:
             low, high = zip(*(figures[f"{metric}_interval"] for _, figures in of_metric), strict=True)
             band(panel, at, low, high, colour)
-        label = "avg" if metric == "pass_at_1" else metric.replace("_at_", "@")
-        last_ends.append((at[-1], values[-1], f"{label} {values[-1]:.2f}", colour))
+        last_ends.append((at[-1], values[-1], f"{metric.replace('_at_', '@')} {values[-1]:.2f}", colour))
         if len(at) > 1:
             first_ends.append((at[0], values[0], f"{values[0]:.2f}", colour))
     panel.set_ylim(0, min(1.04, 1.15 * max(panel.get_ylim()[1], 0.05)))
     short = name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
     dress(panel, f"held-out {short}, share right of {points[-1][1]['problems']}")
-    steps_from_zero(panel, last, left=0.14, right=0.36)
+    steps_from_zero(panel, last, left=4, right=max(len(text) for _, _, text, _ in last_ends))
     label_ends(panel, first_ends, "left")
     label_ends(panel, last_ends, "right")
 

@@ -13,6 +13,7 @@ from oger_recipe.files import whole_file
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # of Okabe and Ito
 GREY = "#767676"
+LETTER = 0.034  # of the axis of steps, for a letter of a label
 LABEL_GAP = 0.075  # of a panel's height, between the middles of two labels
 
 
@@ -61,10 +62,10 @@ def dress(panel: Axes, title: str, *, legend: bool = True) -> None:
         )
 
 
-def steps_from_zero(panel: Axes, last: float, *, left: float = 0.0, right: float = 0.0) -> None:
-    """The axis of steps from 0 to ``last``, with shares of that as room for labels on both sides."""
+def steps_from_zero(panel: Axes, last: float, *, left: int = 0, right: int = 0) -> None:
+    """The axis of steps from 0 to ``last``, with room for labels of so many letters on both sides."""
     span = max(last, 1)
-    panel.set_xlim(-(0.03 + left) * span, (1.03 + right) * span)
+    panel.set_xlim(-(0.03 + LETTER * left) * span, (1.03 + LETTER * right) * span)
     panel.set_xticks([tick for tick in MaxNLocator(5, integer=True).tick_values(0, span) if 0 <= tick <= span])
 
 

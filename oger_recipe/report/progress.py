@@ -85,7 +85,7 @@ class Progress:
             self._open_bar()
             self._begin_step(self._resumed_at + 1)
         elif name == "phase":
-            self._phase = PHASES[event["phase"]].format(**event)
+            self._phase = PHASES.get(event["phase"], event["phase"]).format(**event)
             if self._bar is not None:
                 self._bar.set_postfix_str(self._phase)
         elif name == "step":
@@ -114,7 +114,7 @@ class Progress:
         self._since = time.monotonic()
 
     def _begin_step(self, step: int) -> None:
-        self._begin(f"step {step:>4}/{self._steps}")
+        self._begin(f"step {step:>4}/{self._steps}" if step <= self._steps else "after the last step")
 
     def _open_bar(self) -> None:
         self._bar = tqdm(

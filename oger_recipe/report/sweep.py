@@ -68,9 +68,8 @@ def _draw_benchmark(panel: Axes, name: str, records: list[dict[str, Any]]) -> No
         low, high = zip(*record["intervals"], strict=True)
         band(panel, at, low, high, colour)
         ends.append((at[-1], scores[-1], f"{record['value']}: {scores[-1]:.2f}", colour))
-    metric = "avg" if records[0]["metric"] == "pass_at_1" else records[0]["metric"].replace("_at_", "@")
-    dress(panel, f"held-out {name}, {metric}")
-    steps_from_zero(panel, max(step for step, *_ in ends), right=0.3)
+    dress(panel, f"held-out {name}, {records[0]['metric'].replace('_at_', '@')}")
+    steps_from_zero(panel, max(step for step, *_ in ends), right=max(len(text) for _, _, text, _ in ends))
     label_ends(panel, ends, "right")
 
 

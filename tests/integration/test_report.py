@@ -309,19 +309,21 @@ def test_on_a_terminal_the_bar_has_the_times_and_what_the_step_is_at(
     screen = _Terminal()
     monkeypatch.setattr("sys.stdout", screen)
     monkeypatch.setattr(progress, "LONG_WAIT", 0.0)  # no lines of waiting where there is a bar
-    with Progress(_report(run_dir)):
-        _append(
-            run_dir / "events.jsonl",
-            _event(1, "ready", steps=4, resumed_at=2),
-            _event(4, "training"),
-            _event(5, "phase", phase="rollouts", step=3, done=5, of=8),
-            _event(6, "phase", phase="training", step=3),
-            _event(10, "step", step=3, **FIGURES),
-        )
+    follower = Progress(_report(run_dir))
+    for event in (
+        _event(1, "ready", steps=4, resumed_at=2),
+        _event(4, "training"),
+        _event(5, "phase", phase="rollouts", step=3, done=5, of=8),
+        _event(6, "phase", phase="training", step=3),
+        _event(10, "step", step=3, **FIGURES),
+    ):
+        follower._show(event)
+        if event["event"] != "ready":
+            follower._show_time()
     shown = screen.getvalue()
     assert "2/4" in shown and "3/4" in shown and "0/4" not in shown  # a resumed run begins where it was
     assert "5 of 8 rollouts" in shown and ", training]" in shown
-    assert "elapsed" not in shown and " | for 0:" not in shown.partition("training:")[2]
+    assert "elapsed" not in shown and "| for 0:" not in shown
 
 
 def test_without_a_terminal_a_long_step_says_what_it_is_at(
@@ -339,7 +341,11 @@ def test_without_a_terminal_a_long_step_says_what_it_is_at(
         follower._show(event)
     follower._show_time()
     assert "step    8/40 | 120 of 256 rollouts | for 0:0" in capsys.readouterr().out.splitlines()[-1]
-    follower._show(_event(5, "finished"))
+    for event in (_event(5, "step", step=40, **FIGURES), _event(6, "phase", phase="saving", step=40)):
+        follower._show(event)
+    follower._show_time()
+    assert capsys.readouterr().out.splitlines()[-1].startswith("after the last step | saving | for 0:0")
+    follower._show(_event(7, "finished"))
     follower._show_time()
     assert capsys.readouterr().out.splitlines()[-1].startswith("saving the model | for 0:0")
 
@@ -371,11 +377,11 @@ def test_an_evaluation_on_several_benchmarks_has_a_line_for_each() -> None:
     of = {
         "aime24": {"problems": 30, "n": 32, "avg_at_32": 0.25, "avg_at_32_interval": [0.1, 0.4]},
         "math": {"problems": 500, "n": 4, "avg_at_4": 0.75, "avg_at_4_interval": [0.7, 0.8]},
-        "average": {"problems": 530, "pass_at_1": 0.5, "pass_at_1_interval": [0.4, 0.6]},
+        "average": {"problems": 530, "avg_at_n": 0.5, "avg_at_n_interval": [0.4, 0.6]},
     }
-    event = _event(1, "evaluated", when="during", step=20, pass_at_1=0.5, n_problems=530, benchmarks=of)
+    event = _event(1, "evaluated", when="during", step=20, avg_at_n=0.5, n_problems=530, benchmarks=of)
     assert evaluation_text(event).splitlines() == [
-        "after step 20: average pass_at_1 0.500 on 530 problems",
+        "after step 20: average avg_at_n 0.500 on 530 problems",
         "  aime24  avg_at_32 0.250 on 30",
         "  math    avg_at_4 0.750 on 500",
     ]
