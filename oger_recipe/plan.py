@@ -120,7 +120,7 @@ def planned_steps(value: Mapping[str, Any], rows: int) -> int:
 
 def _steps(value: Mapping[str, Any], size: Size | None) -> list[str]:
     episodes, limit = value["train.num_episodes"], value["oger.total_training_steps"]
-    passes = f"{episodes} passes over the prompts"
+    passes = f"{episodes} pass{'es' if episodes > 1 else ''} over the prompts"
     if size is None:
         return [f"steps: {passes}" if limit is None else f"steps: at most {limit}, and {passes}"]
     what = f"{size.rows:,} rows" + ("" if size.teachers is None else f" with {size.teachers:,} teachers")

@@ -10,7 +10,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -26,7 +26,7 @@ class Verdict:
     reward: float
     score: float
     reason: str
-    components: dict[str, float]
+    components: dict[str, float] = field(default_factory=dict)
     extracted: str | None = None
 
 
@@ -98,10 +98,8 @@ def resolve(task: str) -> Verifier:
 
 def look_in(folders: Iterable[str]) -> None:
     """Modules of the user's verifiers are found in these folders too, after all others."""
-    for folder in folders:
-        if folder not in _looked_in:
-            _looked_in.append(folder)
-            sys.path.append(folder)
+    _looked_in[:] = folders
+    sys.path.extend(folder for folder in _looked_in if folder not in sys.path)
 
 
 _looked_in: list[str] = []
