@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,23 @@ def whole_file(path: Path) -> Iterator[Path]:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Where to write a folder that appears at ``path`` whole or not at all; one that another process has made there
+    in the meantime stays."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
+    try:
+        yield partial
+        try:
+            os.rename(partial, path)
+        except OSError:
+            if not path.is_dir():
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def write_jsonl(records: Iterable[dict[str, Any]], path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import platform
 import shlex
 import shutil
@@ -10,27 +9,34 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from oger_recipe import resume
+from oger_recipe import remote_code, resume
 from oger_recipe.attempt import COMMAND, begin_anew, cut_back, locked, trained
-from oger_recipe.checks import check_run, gpus_by_role
-from oger_recipe.data.prepare import Budget, PromptFormat, prepare
+from oger_recipe.checks import recipe_problems, refuse
+from oger_recipe.data.prepare import Budget, PromptFormat
+from oger_recipe.data.prepared import prepare_once
 from oger_recipe.data.rows import Row
-from oger_recipe.data.sources import Columns, read_dataset
+from oger_recipe.data.shortage import losses, require_teachers, require_usable_teachers
+from oger_recipe.data.sources import TEACHERS, Columns, Seen, read_dataset
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.ends import explained, stoppable
-from oger_recipe.evaluation.benchmarks import BENCHMARKS, load_benchmark, uid_in_a_run
+from oger_recipe.evaluation.benchmarks import BENCHMARKS, asked_once, load_benchmark, uid_in_a_run
 from oger_recipe.imports import without_garbage_collection
+from oger_recipe.machine import gpus_by_role, gpus_found, machine_problems
 from oger_recipe.notes import notes
 from oger_recipe.patches import apply_import_patches
-from oger_recipe.plan import describe
+from oger_recipe.plan import READ_WHOLE, Size, counted, describe, local_files, on_this_machine
+from oger_recipe.preflight import Job, findings, stop_on_problems
 from oger_recipe.recipe import RecipeError, grading_rules, in_prompts, own_verifiers, stop_texts, write_resolved
 from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
+from oger_recipe.rewards.rules import TIMES_ASKED
 from oger_recipe.rewards.verifiers import BOUNDED
+from oger_recipe.secrets import handed_on
 from oger_recipe.supervised import supervise
 
 
@@ -52,19 +58,25 @@ def train(
     import torch
 
     started = time.time()
-    tokens = in_prompts(args, tokens)
+    tokens = without_unused_task(args, in_prompts(args, tokens))
     args = parser.parse_args(tokens)
     cpu = not torch.cuda.is_available()
-    here = None if cpu else torch.cuda.device_count() * args.__dict__["actor.num_nodes"]
-    check_run(args, cpu=cpu and not dry_run, gpus_here=None if dry_run or "RAY_ADDRESS" in os.environ else here)
+    problems, here = recipe_problems(args), machine_problems(args, cpu=cpu, gpus_here=gpus_found(vars(args)))
+    refuse(problems if dry_run else [*problems, *here])
     for note in notes(args, parser.get_default):
         print(f"note: {note}", flush=True)
     if overwrite and vars(args)["ckpt.load_enable"]:
         raise RecipeError("--overwrite removes the earlier run, --ckpt.load_enable continues it: choose one")
+    job = Job(vars(args), _run_dir(args, recipe, overwrite=overwrite), cpu)
     if dry_run:
-        print(describe(args))
+        print(describe(args, _training_size(vars(args))))
+        print("\n" + on_this_machine(here, findings(job)))
         return
-    run_dir = _run_dir(args, recipe, overwrite=overwrite)
+    for refusal in remote_code.untrusted(vars(args), hub=True):
+        raise RecipeError(refusal)
+    remote_code.allow(vars(args))
+    stop_on_problems(job)
+    run_dir = job.run_dir
     tokens = [*tokens, *_run_dir_flags(args, run_dir)]
     checkpoint_folder = Path(vars(parser.parse_args(tokens))["ckpt.path"])
     if vars(args)["ckpt.load_enable"] and not run_dir.exists():
@@ -111,35 +123,77 @@ def _attempt(
 
     from oger_recipe.plugin.launch import launch
     from oger_recipe.report.progress import Progress
-    from oger_recipe.report.summary import write_summary
+    from oger_recipe.report.summary import Report
 
-    with explained(run_dir, checkpoint_folder, sys.argv), Progress(run_dir / "events.jsonl"):
-        gpus = args.__dict__["oger.logical_gpus"] or sum(gpus_by_role(args).values())
-        environment = {"OGER_GRADING": grading.to_json()}
+    seconds = {"task": built - started, "data": prepared - built, "supervised": supervised - prepared}
+    with explained(run_dir, checkpoint_folder, sys.argv), Progress(Report(run_dir, seconds, started)):
+        gpus = args.__dict__["oger.logical_gpus"] or sum(gpus_by_role(vars(args)).values())
+        environment = {"OGER_GRADING": grading.to_json()} | handed_on(vars(args), run_dir)
+        environment |= remote_code.environment(vars(args))
         verbose = args.__dict__["oger.verbose"]
         launch(tokens, run_dir, cpu=cpu, logical_gpus=gpus, verbose=verbose, environment=environment, lock=lock)
-    write_summary(
-        run_dir, {"task": built - started, "data": prepared - built, "supervised": supervised - prepared}, started
+
+
+_DATA, _EVAL, _MODEL = "data.prompt_dataset", "eval.dataset", "actor.model_name_or_path"
+
+
+def without_unused_task(args: argparse.Namespace, tokens: list[str]) -> list[str]:
+    """The flags without the built-in task where the user's own dataset and model leave nothing of it to train with."""
+    value = vars(args)
+    if value["oger.task.name"] is None or not (value[_DATA] and value[_MODEL]):
+        return tokens
+    evaluated = "" if value[_EVAL] else f"; nothing is evaluated: {_EVAL} is not set"
+    print(
+        f"note: the task {value['oger.task.name']} is not built: {_DATA} and {_MODEL} are given{evaluated}", flush=True
     )
+    flag = "--oger.task.name"
+    before = ["", *tokens[:-1]]
+    return [
+        token
+        for token, last in zip(tokens, before, strict=True)
+        if flag not in (token, last) and not token.startswith(f"{flag}=")
+    ]
 
 
 def _with_task(args: argparse.Namespace, parser: argparse.ArgumentParser, tokens: list[str]) -> argparse.Namespace:
-    """``args`` with the built-in task's files filled in where it is asked for; ``args.tokens`` are its flags."""
-    if args.__dict__["oger.task.name"] is not None:
+    """``args`` with what the user does not have himself of the built-in task, where it is asked for: its training
+    rows, its evaluation rows, its policy. ``args.tokens`` are its flags."""
+    if vars(args)["oger.task.name"] is not None:
         from oger_recipe.tasks.build import build_countdown
 
-        built = build_countdown(args)
-        # Underneath what the user set, so that any of the three can be replaced.
-        tokens = [
-            "--data.prompt_dataset", str(built.train_rows),
-            "--eval.dataset", str(built.eval_rows),
-            "--actor.model_name_or_path", str(built.policy),
-            *([] if args.__dict__["oger.prompt_template"] else ["--data.apply_chat_template"]),
-            *tokens,
-        ]  # fmt: skip
+        own = {key: bool(vars(args)[key]) for key in (_DATA, _EVAL, _MODEL)}
+        built = build_countdown(args, data=not (own[_DATA] and own[_EVAL]), policy=not own[_MODEL])
+        files = {_DATA: built.train_rows, _EVAL: built.eval_rows, _MODEL: built.policy}
+        given = [part for key, file in files.items() if not own[key] for part in (f"--{key}", str(file))]
+        chat = [] if vars(args)["oger.prompt_template"] else ["--data.apply_chat_template"]
+        tokens = [*given, *chat, *tokens, *_task_columns(vars(args), own)]
         args = parser.parse_args(tokens)
     args.tokens = tokens
     return args
+
+
+def _task_columns(value: dict[str, Any], own: dict[str, bool]) -> list[str]:
+    """Flags that keep the names of the user's columns to files of the user's own."""
+    flags = []
+    for key, column in (("input_key", "prompt"), ("label_key", "answer")):
+        trained = value[f"data.{key}"]
+        evaluated = value[f"oger.eval.{key}"] or trained
+        if (trained, evaluated) != (column, column):
+            flags.append(f"--data.{key}={trained if own[_DATA] else column}")
+            flags.append(f"--oger.eval.{key}={evaluated if own[_EVAL] else column}")
+    if value["oger.teacher_key"] != TEACHERS and not own[_DATA]:
+        flags.append(f"--oger.teacher_key={TEACHERS}")
+    return flags
+
+
+def _training_size(value: dict[str, Any]) -> Size | None:
+    """Of the training data where that is no work: what is in files here, or is built."""
+    if value["data.prompt_dataset"] is None and value["oger.task.name"]:
+        return Size(value["oger.task.train_problems"])
+    files = local_files(value["data.prompt_dataset"])
+    if files and sum(file.stat().st_size for file in files) <= READ_WHOLE:
+        return Size.of_rows(rows_of(value, "data"))
+    return counted(files) if files else None
 
 
 def _run_dir(args: argparse.Namespace, recipe: Path | None, *, overwrite: bool) -> Path:
@@ -167,26 +221,28 @@ def _write_data(args: argparse.Namespace, run_dir: Path) -> tuple[list[str], Gra
     folder = run_dir / "data"
     flags = ["--data.prompt_dataset", str(folder / "train.jsonl")]
     flags += ["--data.input_key", "prompt", "--data.label_key", "label", "--data.prompt_split", "train"]
+    require_teachers(value, rows["train"])
     with GradingPool(grading) as pool:
-        shared = preparation(args) | {"pool": pool}
+        shared = preparation(args) | {"pool": pool, "cache": Path(value["oger.data_cache"]).expanduser()}
         train = rows["train"][: value["data.max_samples"]]
-        shared["budget"] = _budget(args, value["rollout.max_new_tokens"])
-        store = folder / "teachers.arrow"
-        counts["train"].update(prepare(train, prompts_path=folder / "train.jsonl", teachers_path=store, **shared))
+        budget = _budget(args, value["rollout.max_new_tokens"])
+        places = {"prompts_path": folder / "train.jsonl", "teachers_path": folder / "teachers.arrow"}
+        counts["train"].update(prepare_once(train, budget=budget, **places, **shared))
+        (folder / "counts.json").write_text(json.dumps(counts["train"], indent=2, sort_keys=True))
+        _print_counts("data", counts["train"], losses(value, counts["train"], budget))
+        require_usable_teachers(value, counts["train"])
         prompts = counts["train"]["prompts"]
         if prompts < value["rollout.batch_size"]:
             raise RecipeError(
                 f"{prompts} prompts do not fill one step of rollout.batch_size {value['rollout.batch_size']}"
             )
-        (folder / "counts.json").write_text(json.dumps(counts["train"], indent=2, sort_keys=True))
-        _print_counts("data", counts["train"])
         if rows["eval"]:
             # OpenRLHF would cut the beginning off prompts that leave less room than an evaluated response may take.
-            shared["budget"] = _budget(args, value["oger.eval.max_new_tokens"] or value["rollout.max_new_tokens"])
+            budget = _budget(args, value["oger.eval.max_new_tokens"] or value["rollout.max_new_tokens"])
             shared["rules"] = grading_rules(value, evaluation=True)
-            prepared = prepare(rows["eval"], prompts_path=folder / "eval.jsonl", teachers_path=None, **shared)
-            counts["eval"].update(prepared)
-            _print_counts("evaluation data", counts["eval"])
+            places = {"prompts_path": folder / "eval.jsonl", "teachers_path": None}
+            counts["eval"].update(prepare_once(rows["eval"], budget=budget, **places, **shared))
+            _print_counts("evaluation data", counts["eval"], losses(value, counts["eval"], budget))
             flags += ["--eval.dataset", str(folder / "eval.jsonl"), "--eval.split", "train"]
     return flags, grading
 
@@ -195,8 +251,10 @@ def _budget(args: argparse.Namespace, max_new_tokens: int | None) -> Budget:
     return Budget(vars(args)["data.max_len"], max_new_tokens, vars(args)["oger.max_prompt_length"])
 
 
-def _print_counts(name: str, counts: Counter[str]) -> None:
+def _print_counts(name: str, counts: Counter[str], warnings: Iterable[str]) -> None:
     print(f"{name}: " + ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items()), flush=True)
+    for warning in warnings:
+        print(f"warning: {name}: {warning}", flush=True)
 
 
 def preparation(args: argparse.Namespace) -> dict[str, Any]:
@@ -223,6 +281,7 @@ def grading_settings(value: dict[str, Any], rows: Sequence[Row]) -> GradingSetti
         workers=value["oger.grading_workers"],
         time_limit_s=value["oger.grading_time_limit"],
         memory_limit_mb=value["oger.grading_memory_limit"],
+        path=value["oger.verifier_path"],
         preload=tuple(sorted({own.get(row["task"], row["task"]) for row in rows} - BOUNDED)),
     )
 
@@ -241,11 +300,15 @@ def _tokenizer(model: str, *, needs_template: bool) -> Any:
             apply_import_patches()
             from transformers import AutoTokenizer
 
-            tokenizer = AutoTokenizer.from_pretrained(model)  # imports more than the line above
+            tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=remote_code.may_run())  # imports more
     except (OSError, ValueError) as error:
         raise RecipeError(f"actor.model_name_or_path: no tokenizer could be loaded from {model}: {error}") from None
     if needs_template and not tokenizer.chat_template:
-        raise RecipeError(f"data.apply_chat_template is set, but {model} has no chat template")
+        others = ", ".join(name for name in TEMPLATES if name != "chat")
+        raise RecipeError(
+            f"prompts go into the chat template (oger.prompt_template chat, or data.apply_chat_template), but {model} "
+            f"has none: set oger.prompt_template to another one ({others})"
+        )
     return tokenizer
 
 
@@ -268,14 +331,28 @@ def rows_of(value: dict[str, Any], which: str, counts: Counter[str] | None = Non
     own_tasks = tuple(own_verifiers(value))
     columns = Columns(**keys, task=value["oger.task_name"], own_tasks=own_tasks, flags=(input_flag, label_flag))
     if which == "data":
+        columns = replace(columns, teachers=value["oger.teacher_key"])
         return read_dataset(setting, columns, split=split, counts=counts)
+    columns = replace(columns, by_content=True)
     rows: list[Row] = []
     for source in map(str.strip, setting.split(",")):
         named = source.partition("=")[0] in BENCHMARKS
         if named:
             rows += _benchmark_rows(source, limit, value["oger.prompt_template"])
         else:
-            rows += read_dataset(source, columns, split=split, limit=limit, counts=counts)
+            rows += _evaluation_rows(source, columns, split, limit, counts)
+    return rows
+
+
+def _evaluation_rows(source: str, columns: Columns, split: str, limit: int | None, counts: Counter[str]) -> list[Row]:
+    """The rows of one dataset, each problem once; what a benchmark repeats on purpose is no duplicate."""
+    seen = Seen()
+    benchmarks: dict[str, list[Row]] = {}
+    for row in read_dataset(source, columns, split=split, limit=limit, counts=counts, seen=seen):
+        benchmarks.setdefault(row.get("datasource") or "default", []).append(row)
+    rows = [row for name, each in benchmarks.items() for row in asked_once(name, each, seen.derived)]
+    counts["duplicates"] -= sum(row.get(TIMES_ASKED, 1) - 1 for row in rows)
+    counts += Counter()  # without zeros
     return rows
 
 

@@ -38,13 +38,28 @@ def build_parser() -> argparse.ArgumentParser:
     validate = commands.add_parser(
         "validate",
         help="check every row of a dataset",
-        description="Reads a dataset of the recipe's rows, or of LUFFY's, as a run would, and reports every bad row. "
-        "Exits with 1 if there is any.",
+        description="Reads a dataset as a run with the same settings would, and reports every bad row. Exits with 1 "
+        "if there is any.",
         allow_abbrev=False,
     )
     validate.add_argument("dataset", help="file, saved folder or Hub dataset")
-    validate.add_argument("--task_name", help="as the run's oger.task_name")
-    validate.add_argument("--verifiers", nargs="*", default=(), help="as the run's oger.verifiers: mytask=module:name")
+    for flag, default in (
+        ("data.input_key", "prompt"),
+        ("data.label_key", "answer"),
+        ("oger.teacher_key", "teachers"),
+        ("oger.task_name", None),
+        ("data.prompt_split", "train"),
+    ):
+        name = flag.partition(".")[2]
+        said = "" if default is None else f" (default: {default})"
+        validate.add_argument(f"--{name}", f"--{flag}", default=default, help=f"as the run's {flag}{said}")
+    validate.add_argument(
+        "--verifiers",
+        "--oger.verifiers",
+        nargs="*",
+        default=(),
+        help="as the run's oger.verifiers: mytask=module:name",
+    )
     return parser
 
 
@@ -99,7 +114,7 @@ def _tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise RecipeError(f"tokenizer: none could be loaded from {name}: {error}") from None
 
@@ -164,11 +179,13 @@ def _validate(args: argparse.Namespace) -> bool:
     from oger_recipe.data.validate import validate
     from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
     from oger_recipe.rewards.rules import GradingRules
+    from oger_recipe.rewards.verifiers import BOUNDED, VERIFIERS
 
     own = own_verifiers({"oger.verifiers": args.verifiers})
-    columns = Columns(task=args.task_name, own_tasks=tuple(own))
-    with GradingPool(GradingSettings()) as pool:
-        report = validate(args.dataset, columns, GradingRules(own=own), pool)
+    columns = Columns(args.input_key, args.label_key, args.teacher_key, args.task_name, tuple(own))
+    preload = tuple(sorted({*VERIFIERS, *own.values()} - BOUNDED))  # where any of them is needed at all
+    with GradingPool(GradingSettings(preload=preload)) as pool:
+        report = validate(args.dataset, columns, GradingRules(own=own), pool, args.prompt_split)
     for reason in report.bad.values():
         print(reason)
     print(_verdict(args.dataset, report))
@@ -184,6 +201,8 @@ def _verdict(dataset: str, report: Report) -> str:
         f"{report.without_teachers} without teachers, {report.repeated} repetitions that a run leaves out",
         f"teachers: {sum(report.teachers.values())} ({by_source or 'none'}), not verified here",
     ]
+    if report.may_be_teachers:
+        lines.append(f"no teachers: is their column another (--teacher_key)? {', '.join(report.may_be_teachers)}")
     return "\n".join(lines)
 
 

@@ -7,12 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from oger_recipe.data.rows import Row
+from oger_recipe.data.rows import Row, refuse_rows
 from oger_recipe.data.teacher_store import Teacher, write_teacher_store
 from oger_recipe.data.templates import PromptTemplate
+from oger_recipe.files import whole_file
+from oger_recipe.progress import Progress
 from oger_recipe.recipe import RecipeError
 from oger_recipe.rewards.grading_pool import GradingPool
 from oger_recipe.rewards.rules import GradingRules
+
+_BATCH = 256  # prompts that the tokenizer is given at once: it has threads of its own
 
 
 class Tokenizer(Protocol):
@@ -21,7 +25,7 @@ class Tokenizer(Protocol):
     eos_token: str
     eos_token_id: int
 
-    def __call__(self, text: str, *, add_special_tokens: bool) -> Any: ...
+    def __call__(self, text: list[str], *, add_special_tokens: bool) -> Any: ...
     def decode(self, tokens: list[int]) -> str: ...
     def apply_chat_template(self, chat: Any, *, tokenize: bool, add_generation_prompt: bool) -> str: ...
 
@@ -121,39 +125,60 @@ def prepare(
         RecipeError: no prompt fits the budget, two rows (of two files) have the same uid, an answer is unreadable, or
             a teacher has not as many probabilities as tokens.
     """
-    counts: Counter[str] = Counter()
-    uids: set[str] = set()
+    counts: Counter[str] = Counter(prompts=0)
+    rows = list(rows)
+    _refuse_shared_uids(rows)
     candidates: list[_Candidate] = []
     kept: list[Row] = []
-    with prompts_path.open("w", encoding="utf-8") as prompts:
-        for row in rows:
-            if row["uid"] in uids:  # else one problem would be given the teachers of another
-                raise RecipeError(f"uid {row['uid']!r} is used by two rows; uids have to differ between dataset files")
-            uids.add(row["uid"])
-            text = prompt_format.text(row["prompt"], tokenizer)
-            length = len(_tokens(text, tokenizer))
-            if length > budget.longest_prompt():
-                counts["prompts_too_long"] += 1
-                continue
-            counts["prompts"] += 1
-            kept.append(row)
-            prompts.write(json.dumps(_prompt(row, prompt_format, rules), ensure_ascii=False) + "\n")
+    with (
+        whole_file(prompts_path) as partial,  # an earlier run's file is never written into
+        partial.open("w", encoding="utf-8") as prompts,
+        Progress("tokens", "prompts", len(rows)) as progress,
+    ):
+        for start in range(0, len(rows), _BATCH):
+            batch = rows[start : start + _BATCH]
+            texts = [prompt_format.text(row["prompt"], tokenizer) for row in batch]
+            lengths = [len(tokens) for tokens in _tokens(texts, tokenizer)]
+            fitting = [each for each in zip(batch, texts, lengths, strict=True) if each[2] <= budget.longest_prompt()]
+            counts["prompts"] += len(fitting)
+            if len(fitting) < len(batch):
+                counts["prompts_too_long"] += len(batch) - len(fitting)
+            for row, _, _ in fitting:
+                prompts.write(json.dumps(_prompt(row, prompt_format, rules), ensure_ascii=False) + "\n")
+            kept += [row for row, _, _ in fitting]
             if teachers_path is not None:
-                longest = min(budget.longest_response(length), max_prefix_len or budget.max_len)
-                for candidate in _candidates(row, text, tokenizer, teacher_sources, counts):
-                    candidates += _fitted(candidate, longest, long_teachers, tokenizer, counts)
-    if not counts["prompts"]:
-        limit = f"data.max_len {budget.max_len} - rollout.max_new_tokens {budget.max_new_tokens}); raise data.max_len"
-        if budget.longest_prompt() == budget.max_prompt_length:
-            limit = "oger.max_prompt_length); raise it"
-        raise RecipeError(
-            f"all {counts['prompts_too_long']} prompts are longer than {budget.longest_prompt()} tokens ({limit}"
-        )
+                longest = [
+                    min(budget.longest_response(length), max_prefix_len or budget.max_len) for *_, length in fitting
+                ]
+                given = [(row, text) for row, text, _ in fitting]
+                for candidate, limit in _candidates(given, longest, tokenizer, teacher_sources, counts):
+                    candidates += _fitted(candidate, limit, long_teachers, tokenizer, counts)
+            progress.add(len(batch))
+        if not kept:
+            raise RecipeError(_none_fits(len(rows), budget))
     if teachers_path is not None:
         teachers = _verified(candidates, rules, pool, keep_wrong_teachers, counts)
         counts["prompts_without_teacher"] += sum(row["uid"] not in teachers for row in kept)
         write_teacher_store(teachers, teachers_path)
     return counts
+
+
+def _refuse_shared_uids(rows: list[Row]) -> None:
+    uids = Counter(row["uid"] for row in rows)
+    refuse_rows(
+        [
+            f"uid {uid!r} is used by {'two' if count == 2 else count} rows; uids have to differ between dataset files"
+            for uid, count in uids.items()
+            if count > 1  # else one problem would be given the teachers of another
+        ]
+    )
+
+
+def _none_fits(prompts: int, budget: Budget) -> str:
+    limit = f"data.max_len {budget.max_len} - rollout.max_new_tokens {budget.max_new_tokens}); raise data.max_len"
+    if budget.longest_prompt() == budget.max_prompt_length:
+        limit = "oger.max_prompt_length); raise it"
+    return f"all {prompts} prompts are longer than {budget.longest_prompt()} tokens ({limit}"
 
 
 def _prompt(row: Row, prompt_format: PromptFormat, rules: GradingRules) -> dict[str, Any]:
@@ -165,22 +190,34 @@ def _prompt(row: Row, prompt_format: PromptFormat, rules: GradingRules) -> dict[
 
 
 def _candidates(
-    row: Row, prompt: str, tokenizer: Tokenizer, sources: Collection[str], counts: Counter[str]
-) -> Iterator[_Candidate]:
-    """The row's teachers of these sources, whatever their length."""
-    for teacher in row.get("teachers") or []:
-        if sources and teacher["source"] not in sources:
-            counts["teachers_other_source"] += 1
-        else:
-            yield _candidate(row, teacher, prompt, tokenizer)
+    prompts: list[tuple[Row, str]],
+    longest: list[int],
+    tokenizer: Tokenizer,
+    sources: Collection[str],
+    counts: Counter[str],
+) -> Iterator[tuple[_Candidate, int]]:
+    """The teachers of these sources, whatever their length, each with the longest that its prompt leaves."""
+    found = []
+    for (row, prompt), limit in zip(prompts, longest, strict=True):
+        for teacher in row.get("teachers") or []:
+            if sources and teacher["source"] not in sources:
+                counts["teachers_other_source"] += 1
+            else:
+                found.append((row, teacher, _text(teacher, prompt, tokenizer), limit))
+    tokenized = _tokens([text for *_, text, _ in found], tokenizer)
+    for (row, teacher, text, limit), tokens in zip(found, tokenized, strict=True):
+        yield _candidate(row, teacher, text, [*tokens, tokenizer.eos_token_id]), limit
 
 
-def _candidate(row: Row, teacher: dict[str, Any], prompt: str, tokenizer: Tokenizer) -> _Candidate:
-    # End of sequence exactly once, whether or not the text already carries it; chat templates put a newline after.
+def _text(teacher: dict[str, Any], prompt: str, tokenizer: Tokenizer) -> str:
+    """Without an end of sequence, whether or not the text carries it; chat templates put a newline after."""
     text = _continuation(teacher["text"], prompt)
     if text.rstrip().endswith(tokenizer.eos_token):
         text = text.rstrip().removesuffix(tokenizer.eos_token)
-    tokens = _tokens(text, tokenizer) + [tokenizer.eos_token_id]
+    return text
+
+
+def _candidate(row: Row, teacher: dict[str, Any], text: str, tokens: list[int]) -> _Candidate:
     probs = teacher.get("probs")
     if probs is not None and len(probs) != len(tokens):
         raise RecipeError(
@@ -220,10 +257,11 @@ def _verified(
     calls = [(c, *rules.call(c.row)) for c in candidates]
     answers = [(task, rules.read(c.text), c.row["answer"], options) for c, task, options in calls]
     teachers: dict[str, list[Teacher]] = {}
+    unreadable: dict[str, str] = {}
     for candidate, graded in zip(candidates, pool.grade_many(answers, progress=len(answers) > 2000), strict=True):
         verdict, uid = graded.verdict, candidate.row["uid"]
         if graded.unreadable and graded.error is not None:
-            raise RecipeError(f"row {uid!r}: {graded.error.removeprefix('ValueError: ')}")
+            unreadable[uid] = f"row {uid!r}: {graded.error.removeprefix('ValueError: ')}"
         if graded.error is None and candidate.marked not in (None, bool(verdict.score)):
             counts["teachers_marked_otherwise"] += 1
         if graded.error is not None:
@@ -234,8 +272,9 @@ def _verified(
             counts["teachers"] += 1
             kept = (candidate.source, candidate.text, candidate.tokens, verdict.reward, verdict.score, candidate.probs)
             teachers.setdefault(uid, []).append(Teacher(*kept))
+    refuse_rows(list(unreadable.values()))
     return teachers
 
 
-def _tokens(text: str, tokenizer: Tokenizer) -> list[int]:
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
+def _tokens(texts: list[str], tokenizer: Tokenizer) -> list[list[int]]:
+    return tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []

@@ -7,7 +7,7 @@ compared with the verifier's verdict, which decides; how many differ is counted.
 """
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,14 @@ from oger_recipe.recipe import RecipeError
 from oger_recipe.rewards.verifiers import VERIFIERS
 
 Row = dict[str, Any]
+_SHOWN = 10  # of the mistakes in a dataset
 _ABOVE_ONE = 1e-4  # what rounding in half precision adds to a probability of 1
 
 
 def decode_line(line: bytes, where: str) -> Any:
     """The JSON document of a line (or a file). Raises RecipeError where it is none, or is no text."""
     try:
-        row = json.loads(line.decode())
+        row = json.loads(line.decode("utf-8-sig"))  # some editors begin a file with a byte order mark
         if rb"\ud" in line or rb"\uD" in line:  # half of a surrogate pair is valid JSON, but no text
             json.dumps(row, ensure_ascii=False).encode()
     except UnicodeError as error:
@@ -32,13 +33,27 @@ def decode_line(line: bytes, where: str) -> Any:
     return row
 
 
+def refuse_rows(mistakes: Sequence[str]) -> None:
+    """Raises RecipeError with the first of the mistakes in a dataset's rows, and how many more there are."""
+    if not mistakes:
+        return
+    others = len(mistakes) - 1
+    if len({mistake.partition(": ")[2] for mistake in mistakes}) == 1:  # behind the row's place
+        raise RecipeError(mistakes[0] + (f" (and so in {others} more row{'s' * (others > 1)})" if others else ""))
+    more = [f"and {len(mistakes) - _SHOWN} more"] if len(mistakes) > _SHOWN else []
+    raise RecipeError("\n  - ".join([f"{len(mistakes)} rows are wrong:", *mistakes[:_SHOWN], *more]))
+
+
 def check_row(row: Any, where: str, own_tasks: Collection[str] = ()) -> None:
     """Raises RecipeError for a malformed row; ``where`` is its file and line, ``own_tasks`` the user's verifiers."""
     if not isinstance(row, dict):
         raise RecipeError(f"{where}: a row is a JSON object, found {type(row).__name__}")
     teachers = row.get("teachers") or []
     if not isinstance(teachers, list):
-        raise RecipeError(f"{where}: 'teachers' must be a list, found {type(teachers).__name__}")
+        raise RecipeError(
+            f"{where}: 'teachers' must be a text, a list of texts or a list of {{source, text}}, found "
+            f"{type(teachers).__name__}"
+        )
     for key in ("prompt", "answer"):
         if not row.get(key) and teachers:
             raise RecipeError(f"{where}: {len(teachers)} teachers for no problem: '{key}' is missing")
@@ -71,7 +86,7 @@ def _is_prompt(prompt: Any) -> bool:
 
 def _check_teacher(teacher: Any, where: str) -> None:
     if not isinstance(teacher, dict):
-        raise RecipeError(f"{where} must be an object with source, text and correct, found {teacher!r}")
+        raise RecipeError(f"{where} must be a text, or an object with source and text, found {teacher!r:.200}")
     for key in ("source", "text"):
         _check_text(teacher, key, where)
     if teacher.get("correct") not in (True, False, None):

@@ -12,30 +12,38 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.data.luffy import index_uid, is_luffy, own_record
-from oger_recipe.data.rows import Row, check_row, decode_line
+from oger_recipe.data.rows import Row, check_row, decode_line, refuse_rows
+from oger_recipe.progress import progress
 from oger_recipe.recipe import RecipeError
+from oger_recipe.rewards.rules import TIMES_ASKED
 
+TEACHERS = "teachers"  # the column of the recipe's own rows
 SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of the problem and its reference answer; the task of rows that name none; the user's own tasks; for
-    messages, the flags that name the two columns and the task."""
+    """Columns of the problem, its reference answer and its teachers; the task of rows that name none; the user's own
+    tasks; for messages, the flags that name the first two columns and the task. by_content: rows without a uid of
+    their own that ask the same are repetitions, whatever index LUFFY's files give them.
+    """
 
     prompt: str = "prompt"
     answer: str = "answer"
+    teachers: str = TEACHERS
     task: str | None = None
     own_tasks: tuple[str, ...] = ()
+    by_content: bool = False
     flags: tuple[str, str] = ("data.input_key", "data.label_key")
     task_flag: str = "oger.task_name"
 
 
 @dataclass
 class Seen:
-    """Uids of the rows that were read so far: derived ones, and those of LUFFY's files. Later sources differ."""
+    """Uids of the rows that were read so far: derived ones with how often their rows came, and those of LUFFY's
+    files. Later sources differ."""
 
-    derived: set[str] = field(default_factory=set)
+    derived: Counter[str] = field(default_factory=Counter)
     indices: set[str] = field(default_factory=set)
 
 
@@ -46,18 +54,19 @@ def read_dataset(
     split: str,
     limit: int | None = None,
     counts: Counter[str] | None = None,
+    seen: Seen | None = None,
 ) -> list[Row]:
     """Checked rows of a comma-separated dataset setting: .jsonl, .json and .parquet files, folders that `datasets`
     saved, and Hub datasets, ``owner/name`` or ``config@owner/name``.
 
     The files that LUFFY and OGER released are read as they are; their uid is ``data_source/split/index`` where no
     other row has the same. Rows without a ``uid`` get one from prompt and answer; among them, repetitions are left
-    out, and counted as ``duplicates`` in ``counts``.
+    out, and counted as ``duplicates`` in ``counts``; ``seen`` tells how often each came.
     Raises:
-        RecipeError: a source cannot be read or a row is malformed; with its file and line.
+        RecipeError: a source cannot be read or rows are malformed; with their file and lines.
     """
     rows: list[Row] = []
-    seen = Seen()
+    seen = Seen() if seen is None else seen
     counts = Counter() if counts is None else counts
     for source in setting.split(","):
         rows += _read_source(source.strip(), columns, split, seen, counts)
@@ -71,17 +80,19 @@ def is_hub_name(source: str) -> bool:
 
 def _read_source(source: str, columns: Columns, split: str, seen: Seen, counts: Counter[str]) -> list[Row]:
     rows: list[Row] = []
+    bad: list[str] = []
     is_empty = True
     for _, row in each_row(source, columns, split, seen):
         is_empty = False
         if isinstance(row, RecipeError):
-            raise row
-        if row is None:
+            bad.append(str(row))
+        elif row is None:
             counts["duplicates"] += 1
         else:
             rows.append(row)
     if is_empty:
         raise RecipeError(f"{source}: the dataset has no rows")
+    refuse_rows(bad)
     return rows
 
 
@@ -89,11 +100,11 @@ def each_row(source: str, columns: Columns, split: str, seen: Seen) -> Iterator[
     """Every record of a source with its number: as a checked row, as what is wrong with it, or as None where it
     repeats a row and neither has a uid. Raises RecipeError when the source cannot be read."""
     records = list(_records_or_errors(source, split))
-    indices = Counter(index_uid(record) for _, record in records if is_luffy(record))
+    indices = Counter(index_uid(record) for _, record in records if is_luffy(record) and not columns.by_content)
     unique = {uid for uid, count in indices.items() if uid is not None and count == 1} - seen.indices
     seen.indices |= unique
     uids: dict[str, int] = {}
-    for number, record in records:
+    for number, record in progress(records, f"reading {source}", "rows", len(records)):
         where = f"{source}:{number}"
         try:
             if isinstance(record, RecipeError):
@@ -103,6 +114,7 @@ def each_row(source: str, columns: Columns, split: str, seen: Seen) -> Iterator[
                 row["uid"] = index_uid(record)
             derived = _derive_uid(row)
             if derived and row["uid"] in seen.derived:
+                seen.derived[row["uid"]] += 1
                 yield number, None
                 continue
             first = _first_use(row, number, uids)  # before the check: malformed rows have their uid as well
@@ -113,7 +125,7 @@ def each_row(source: str, columns: Columns, split: str, seen: Seen) -> Iterator[
             yield number, error
             continue
         if derived:
-            seen.derived.add(row["uid"])
+            seen.derived[row["uid"]] += 1
         yield number, row
 
 
@@ -131,20 +143,41 @@ def to_row(record: Any, columns: Columns, where: str) -> Any:
     """
     if not isinstance(record, dict):
         return record
+    named = record.get(columns.teachers)  # by the user, or the recipe's own
+    if columns.teachers not in record and columns.teachers != TEACHERS:
+        raise _no_column(columns.teachers, "oger.teacher_key", record, where)
     if is_luffy(record):
         record = own_record(record, columns.answer, columns.task, columns.task_flag, where)
     needed = dict(zip((columns.prompt, columns.answer), columns.flags, strict=True))
     if columns.task is None:
         needed["task"] = f"or set {columns.task_flag}"
     for key, flag in needed.items():
-        if key not in record and not record.get("teachers"):  # whose prompt or answer is missing for another reason
-            raise RecipeError(
-                f"{where}: there is no column {key!r} ({flag}); there are {', '.join(map(repr, record))}"
-            )
+        if key not in record:
+            raise _no_column(key, flag, record, where)
     row = dict(record) | {"prompt": record.get(columns.prompt), "answer": as_text(record.get(columns.answer))}
+    row.pop(TIMES_ASKED, None)  # the recipe's own
+    if named is not None or columns.teachers != TEACHERS:
+        row[TEACHERS] = _teachers(named, columns.teachers)
     if columns.task and not row.get("task"):
         row["task"] = columns.task
     return row
+
+
+def _no_column(name: str, flag: str, record: dict[str, Any], where: str) -> RecipeError:
+    return RecipeError(f"{where}: there is no column {name!r} ({flag}); there are {', '.join(map(repr, record))}")
+
+
+def _teachers(value: Any, column: str) -> Any:
+    """Texts as teachers: one is named after its column, those of a list after their place in it; what is empty is
+    none. Whatever else is there is left for the check."""
+    if isinstance(value, str):
+        return [{"source": column, "text": value, "correct": None}] if value else []
+    if not isinstance(value, list):
+        return value
+    named = ((f"{column}_{place}", item) for place, item in enumerate(value) if item not in (None, ""))
+    return [
+        {"source": source, "text": item, "correct": None} if isinstance(item, str) else item for source, item in named
+    ]
 
 
 def _derive_uid(row: Any) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from oger_recipe.data.build import problem_key
 from oger_recipe.data.rows import Row
+from oger_recipe.data.shortage import teacher_columns
 from oger_recipe.data.sources import Columns, Seen, each_row
 from oger_recipe.recipe import RecipeError
 from oger_recipe.rewards.grading_pool import GradingPool
@@ -17,7 +18,8 @@ from oger_recipe.rewards.rules import GradingRules
 class Report:
     """rows: read, empty lines not counted; bad: by number what is wrong with a row, its file and number in front;
     repeated: rows that a run leaves out, because they have no uid and an earlier row has the same prompt and answer;
-    problems: different questions; teachers: of usable rows, by source; tasks: of usable rows."""
+    problems: different questions; teachers: of usable rows, by source; tasks: of usable rows; may_be_teachers: where
+    no usable row has any, the columns that look like it."""
 
     rows: int = 0
     bad: dict[int, str] = field(default_factory=dict)
@@ -26,6 +28,7 @@ class Report:
     without_teachers: int = 0
     teachers: Counter[str] = field(default_factory=Counter)
     tasks: Counter[str] = field(default_factory=Counter)
+    may_be_teachers: list[str] = field(default_factory=list)
 
 
 def validate(source: str, columns: Columns, rules: GradingRules, pool: GradingPool, split: str = "train") -> Report:
@@ -56,6 +59,8 @@ def validate(source: str, columns: Columns, rules: GradingRules, pool: GradingPo
         report.without_teachers += not teachers
         report.teachers.update(teacher["source"] for teacher in teachers)
         report.tasks[row["task"]] += 1
+    if not report.teachers:
+        report.may_be_teachers = teacher_columns(good.values(), columns.prompt, columns.answer)
     return report
 
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.data.sources import Columns, read_dataset, read_records
+from oger_recipe.data.sources import Columns, Seen, read_dataset, read_records
 from oger_recipe.data.templates import BOXED
 from oger_recipe.recipe import RecipeError
+from oger_recipe.rewards.rules import TIMES_ASKED
 from oger_recipe.seeds import stable_seed
 
 LETTERS = "ABCDEFGHIJ"
@@ -42,6 +44,12 @@ class Problem:
         if template is not None or not self.instruction or not isinstance(self.question, str):
             return self.columns | {"prompt": self.question}
         return self.columns | {"prompt": self.question + self.instruction, "answer_in": "boxed"}
+
+    @property
+    def times_asked(self) -> int:
+        """How many samples are drawn where other benchmarks' problems have one."""
+        times: int = self.columns.get(TIMES_ASKED, 1)
+        return times
 
     def row(self, template: str | None) -> dict[str, Any]:
         """As a row of a dataset, for the rules of grading."""
@@ -143,6 +151,24 @@ BENCHMARKS = {
 }
 
 
+def asked_once(name: str, rows: Sequence[Record], times: Mapping[str, int]) -> list[Record]:
+    """A benchmark's rows with how often it asks each problem, and a note where that is more than once: LUFFY's files,
+    for one, have every problem of AIME 8 times, where others draw 8 samples of it.
+
+    times: by uid, how often each row came (1 where it is not named). The rarest problem decides: what goes beyond its
+    number is a duplicate.
+    """
+    least = min((times.get(row["uid"], 1) for row in rows), default=1)
+    if least == 1:
+        return list(rows)
+    print(
+        f"note: {name} has each of its {len(rows)} problems {least} times: each is asked once, with {least} times as "
+        "many samples",
+        flush=True,
+    )
+    return [row | {TIMES_ASKED: least} for row in rows]
+
+
 def load_benchmark(
     name: str, file: Path | None = None, *, max_problems: int | None = None, own_tasks: tuple[str, ...] = ()
 ) -> list[Problem]:
@@ -166,7 +192,7 @@ def load_benchmark(
     elif benchmark is None or _has_rows(file):
         problems = _own_rows(name, file, own_tasks)
     else:
-        problems = _problems(read_records(str(file), benchmark.split), benchmark, str(file))
+        problems = _problems(name, read_records(str(file), benchmark.split), benchmark, str(file))
     kept = sorted(problems, key=lambda problem: stable_seed(name, problem.uid))[:max_problems]
     return sorted(kept, key=lambda problem: problem.uid)
 
@@ -189,7 +215,7 @@ def _from_hub(name: str, benchmark: Benchmark) -> list[Problem]:
             f"benchmark {name}: {error}, with the dataset's columns: --benchmark {name}=FILE, or --benchmark_dir DIR "
             f"that has {name}.jsonl or {name}.parquet{gated}"
         ) from None
-    return _problems(records, benchmark, benchmark.path)
+    return _problems(name, records, benchmark, benchmark.path)
 
 
 def _own_rows(name: str, file: Path, own_tasks: tuple[str, ...]) -> list[Problem]:
@@ -203,7 +229,9 @@ def _own_rows(name: str, file: Path, own_tasks: tuple[str, ...]) -> list[Problem
             f"benchmark {name}: {file} does not hold the recipe's rows (uid, prompt, answer, task); files with a "
             f"benchmark's columns go by its name: {', '.join(BENCHMARKS)}"
         )
-    return [problem_of(row) for row in read_dataset(str(file), Columns(own_tasks=own_tasks), split="test")]
+    seen = Seen()
+    rows = read_dataset(str(file), Columns(own_tasks=own_tasks), split="test", seen=seen)
+    return [problem_of(row) for row in asked_once(name, rows, seen.derived)]
 
 
 def uid_in_a_run(name: str, uid: str) -> str:
@@ -228,8 +256,9 @@ def _first_record(file: Path) -> Record:
     return first if isinstance(first, dict) else {}
 
 
-def _problems(records: Any, benchmark: Benchmark, source: str) -> list[Problem]:
+def _problems(name: str, records: Any, benchmark: Benchmark, source: str) -> list[Problem]:
     problems: dict[str, Problem] = {}
+    times: Counter[str] = Counter()
     for number, record in records:
         where = f"{source}:{number}"
         try:
@@ -242,6 +271,10 @@ def _problems(records: Any, benchmark: Benchmark, source: str) -> list[Problem]:
             ) from None
         if problems.setdefault(problem.uid, problem) != problem:
             raise RecipeError(f"{where}: id {problem.uid!r} is used by two problems")
+        times[problem.uid] += 1
     if not problems:
         raise RecipeError(f"{source}: no problems")
-    return list(problems.values())
+    asked = asked_once(name, [{"uid": uid} for uid in problems], times)
+    return [
+        replace(problems[row.pop("uid")], columns=row) if TIMES_ASKED in row else problems[row["uid"]] for row in asked
+    ]

@@ -29,6 +29,7 @@ from oger_recipe.evaluation.sampler import Model, Request, Response, Sampler, Sa
 from oger_recipe.evaluation.tables import markdown_table
 from oger_recipe.files import read_jsonl, whole_file, write_jsonl
 from oger_recipe.recipe import RecipeError
+from oger_recipe.remote_code import refusals
 from oger_recipe.rewards.grading_pool import Graded, GradingPool, GradingSettings
 from oger_recipe.rewards.rules import GradingRules
 from oger_recipe.rewards.verifiers import BOUNDED
@@ -68,9 +69,9 @@ def evaluate(
     rules = rules or GradingRules()
     settings = _settings(model, sampler.dtype, prompting, sampling, rules, prompts)
     folder = _folder(out, model, settings)
-    missing = {name: _missing(folder, name, each, sampling.n) for name, each in prompts.items()}
+    missing = {name: _missing(folder, name, each, sampling) for name, each in prompts.items()}
     for name, each in prompts.items():
-        there = len(each) * sampling.n - len(missing[name])
+        there = sum(_samples(prompt, sampling) for prompt in each) - len(missing[name])
         if there:
             print(f"{name}: {there} answers are there already", flush=True)
     if any(missing.values()):
@@ -78,7 +79,7 @@ def evaluate(
             for name in benchmarks:
                 _check_references(name, benchmarks[name], prompting, rules, pool)
             _generate_all(missing, sampler, sampling, _Grader(prompting, rules, pool), folder)
-    records = [record for name, each in prompts.items() for record in _sorted_records(folder, name, each, sampling.n)]
+    records = [record for name, each in prompts.items() for record in _sorted_records(folder, name, each, sampling)]
     settings["sampling"] = asdict(sampling)
     result = {"settings": settings, "versions": _versions()} | evaluate_answers(records)
     (folder / "results.json").write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
@@ -123,8 +124,12 @@ def _tokenizer(model: Model) -> Any:
         raise RecipeError(f"{folder} is not a model folder: it has no config.json")
     if not folder.is_dir() and (model.name.startswith((".", "/", "~")) or model.name.count("/") > 1):
         raise RecipeError(f"{folder}: no such model folder")
+    if not model.trust_remote_code:
+        for refusal in refusals(model.name, "model", model.revision):
+            raise RecipeError(refusal)
+    trust = model.trust_remote_code
     try:
-        return AutoTokenizer.from_pretrained(model.name, revision=model.revision)
+        return AutoTokenizer.from_pretrained(model.name, revision=model.revision, trust_remote_code=trust)
     except (OSError, ValueError) as error:
         raise RecipeError(
             f"no tokenizer could be loaded from {model.name}: it is neither a folder here nor a model of the Hub that "
@@ -213,14 +218,20 @@ def _answers_path(folder: Path, benchmark: str) -> Path:
     return folder / "answers" / f"{benchmark}.jsonl"
 
 
-def _missing(folder: Path, name: str, prompts: list[Prompt], n: int) -> list[tuple[Prompt, int]]:
-    """The samples 0 to n - 1 of every problem that are not on disk."""
+def _samples(prompt: Prompt, sampling: Sampling) -> int:
+    """Of one problem; greedy decoding gives the same answer every time."""
+    return sampling.n * prompt.problem.times_asked if sampling.temperature else 1
+
+
+def _missing(folder: Path, name: str, prompts: list[Prompt], sampling: Sampling) -> list[tuple[Prompt, int]]:
+    """The samples of every problem that are not on disk."""
     there = {(record["uid"], record["sample"]) for record in read_jsonl(_answers_path(folder, name))}
-    return [(p, sample) for p in prompts for sample in range(n) if (p.problem.uid, sample) not in there]
+    asked = [(prompt, sample) for prompt in prompts for sample in range(_samples(prompt, sampling))]
+    return [(prompt, sample) for prompt, sample in asked if (prompt.problem.uid, sample) not in there]
 
 
-def _sorted_records(folder: Path, name: str, prompts: list[Prompt], n: int) -> list[Record]:
-    """The first n answers of every problem; the file is put in their order, in which no chance is left."""
+def _sorted_records(folder: Path, name: str, prompts: list[Prompt], sampling: Sampling) -> list[Record]:
+    """The answers of every problem that were asked for; the file is put in their order, in which no chance is left."""
     path = _answers_path(folder, name)
     place = {prompt.problem.uid: number for number, prompt in enumerate(prompts)}
     kept = read_jsonl(path)
@@ -228,7 +239,7 @@ def _sorted_records(folder: Path, name: str, prompts: list[Prompt], n: int) -> l
     if records != kept:
         with whole_file(path) as partial:
             write_jsonl(records, partial)
-    return [record for record in records if record["sample"] < n]
+    return [record for record in records if record["sample"] < _samples(prompts[place[record["uid"]]], sampling)]
 
 
 def _preloading(

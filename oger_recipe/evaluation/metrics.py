@@ -102,7 +102,8 @@ def evaluate_answers(records: Sequence[Record]) -> dict[str, Any]:
     maj_at_<k>, each with its ``_interval`` [low, high]; the means response_length, truncated and format; the counts
     ungraded (answers that count as wrong because their grader failed) and no_room (problems whose prompt left no room
     for an answer: they have empty, truncated answers). maj@k is left out where right answers come without an extracted
-    form, as no votes can be counted then. The average is the unweighted mean over benchmarks of what all of them have.
+    form, as no votes can be counted then. The average is the unweighted mean over benchmarks of what all of them have;
+    where their n differ, its avg_at_n is the mean of each one's own.
 
     Raises ValueError for no records, and for problems of one benchmark with different numbers of samples.
     """
@@ -170,6 +171,8 @@ def _average(figures: list[dict[str, Any]], means: list[dict[str, Floats]]) -> d
         if all(key in each for each in means):
             average[key] = float(np.mean([each[key] for each in figures]))
             [average[f"{key}_interval"]] = interval(np.mean([each[key] for each in means], axis=0)[:, None])
+    if "n" not in average:  # each benchmark's avg@n, whatever its n: pass@1 is the same number
+        average |= {f"avg_at_n{suffix}": average[f"pass_at_1{suffix}"] for suffix in ("", "_interval")}
     for key in ("response_length", "truncated", "format"):
         average[key] = float(np.mean([each[key] for each in figures]))
     return average | {key: sum(each[key] for each in figures) for key in ("ungraded", "no_room")}

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from openrlhf.trainer.ppo_utils.experience import Experience
@@ -26,12 +27,14 @@ class Evaluation:
     logs: dict[str, float]
 
 
-def evaluate_samples(samples: list[Experience], eval_dataloader, tokenizer, n: int) -> Evaluation:
-    """Figures of the rollouts of ``generate_eval_samples``: n for each problem, one after the other."""
+def evaluate_samples(samples: list[Experience], eval_dataloader, tokenizer) -> Evaluation:
+    """Figures of the rollouts of ``generate_eval_samples``: those of a problem come one after the other."""
     benchmarks: dict[str, str] = {}
     for sources, _, labels, _ in eval_dataloader:
         benchmarks |= zip(labels, sources, strict=True)
-    records = [_record(sample, benchmarks[sample.labels[0]], row % n) for row, sample in enumerate(samples)]
+    records: list[dict[str, Any]] = []
+    for label, group in groupby(samples, key=lambda sample: sample.labels[0]):
+        records += [_record(sample, benchmarks[label], number) for number, sample in enumerate(group)]
     responses = [sample.sequences[0, 1:][sample.action_mask[0].bool()] for sample in samples]
     texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
     verdicts = [getattr(sample, "verdict", None) for sample in samples]
@@ -39,6 +42,7 @@ def evaluate_samples(samples: list[Experience], eval_dataloader, tokenizer, n: i
     result = evaluate_answers(records)
     problems = sum(benchmark["problems"] for benchmark in result["benchmarks"].values())
     average = result["average"]
+    n = average.get("n", "n")
     keys = dict.fromkeys((f"avg_at_{n}", f"pass_at_{n}", f"maj_at_{n}"))
     figures = {key: average[key] for key in keys if key in average} | {"n_problems": problems}
     return Evaluation(records, result, figures, _flat(result["benchmarks"] | {"average": average}))

@@ -20,6 +20,7 @@ from vllm import SamplingParams  # noqa: E402
 from oger_recipe.algorithm.prefix import prefix_ratios  # noqa: E402
 from oger_recipe.data.teacher_draw import draw, may_enter  # noqa: E402
 from oger_recipe.data.teacher_store import TeacherStore  # noqa: E402
+from oger_recipe.rewards.rules import TIMES_ASKED  # noqa: E402
 from oger_recipe.seeds import stable_seed  # noqa: E402
 
 
@@ -29,6 +30,12 @@ class OgerSamplesGenerator(SamplesGenerator):
     steps_left: int | None = None
     step = 0  # the trainer's: of the batch that is sampled, or was last; set when a run is resumed
     arrived: Callable[[Experience], None] | None = None  # told of every rollout of a training batch as it comes
+    counted: Callable[[str, int, int], None] | None = (
+        None  # told of "rollouts" or "answers": how many came, of how many
+    )
+    asked = come = (
+        0  # responses of this batch or evaluation; with dynamic filtering more are asked for as some are left out
+    )
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
@@ -38,6 +45,7 @@ class OgerSamplesGenerator(SamplesGenerator):
         if self.steps_left == 0:
             return [], None, 0, True
         self.step += 1
+        self.asked = self.come = 0
         generate_kwargs["guided"] = teachers_enter_in_rollout(self.args.oger)
         samples, pass_rate, consumed, exhausted = super().generate_samples(**generate_kwargs)
         if len(samples) % self.args.train.batch_size:
@@ -53,10 +61,17 @@ class OgerSamplesGenerator(SamplesGenerator):
         experience.verdict = response.get("verdict")  # for evaluation, whose rollouts stay single
         if "guided" in generate_kwargs and self.arrived is not None:  # evaluation does not say
             self.arrived(experience)
+        self.come += 1
+        self._tell_count(generate_kwargs)
         return experience
 
+    def _tell_count(self, generate_kwargs: dict[str, Any]) -> None:
+        if self.counted is not None:
+            self.counted("rollouts" if "guided" in generate_kwargs else "answers", self.come, self.asked)
+
     def generate_eval_samples(self, **generate_kwargs) -> list[Experience]:
-        """One rollout after the other in the order of the evaluation data, n for each problem."""
+        """One rollout after the other in the order of the evaluation data, those of each problem together."""
+        self.asked = self.come = 0
         samples = super().generate_eval_samples(**generate_kwargs)
         order = {label: position for position, label in enumerate(self._eval_labels())}
         return sorted(samples, key=lambda sample: order[sample.labels[0]])  # stable: a group stays together
@@ -70,6 +85,7 @@ class OgerSamplesGenerator(SamplesGenerator):
         """OpenRLHF's dispatch (each prompt to the engine with the least to do) with the recipe's sampling settings."""
         params = self._sampling_params(generate_kwargs)
         samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
+        self.asked += len(prompts) * samples
         loads = ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines])
         heap = [(load, index) for index, load in enumerate(loads)]
         heapq.heapify(heap)
@@ -77,8 +93,9 @@ class OgerSamplesGenerator(SamplesGenerator):
         guided = generate_kwargs.get("guided", False)
         for prompt, label, image in zip(prompts, labels, images or [None] * len(prompts), strict=True):
             more = {"prefixes": self._prefixes(json.loads(label)["uid"])} if guided else {}
+            count = samples * json.loads(label).get(TIMES_ASKED, 1)
             load, index = heapq.heappop(heap)
-            heapq.heappush(heap, (load + samples, index))
+            heapq.heappush(heap, (load + count, index))
             refs.append(
                 self.vllm_engines[index].generate_responses.remote(
                     prompt=prompt,
@@ -86,11 +103,12 @@ class OgerSamplesGenerator(SamplesGenerator):
                     sampling_params=params,
                     max_length=generate_kwargs.get("max_len", 2048),
                     hf_tokenizer=self.tokenizer,
-                    num_samples=samples,
+                    num_samples=count,
                     images=image,
                     **more,
                 )
             )
+        self._tell_count(generate_kwargs)
         return refs
 
     def _prefixes(self, uid: str) -> list[list[int]]:

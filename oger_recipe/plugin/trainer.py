@@ -21,6 +21,7 @@ with without_garbage_collection():
     import torch
     from openrlhf.trainer import ppo_trainer
 
+    from oger_recipe.evaluation.tables import headlines
     from oger_recipe.files import read_jsonl
     from oger_recipe.plugin import checkpoints, run_folder
     from oger_recipe.plugin.answers import evaluate_samples
@@ -49,6 +50,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         self.checkpoints = Path(self.args.ckpt.path)
         # Saving is _save's: upstream would save in the middle of save_logs_and_checkpoints and nothing after the last.
         self.save_steps, self.args.ckpt.save_steps = self.args.ckpt.save_steps, math.inf
+        self.phases = run_folder.Phases(self.run_dir)
 
     def get_max_steps(self) -> int:
         """Optimizer steps of the run, for the learning-rate schedule."""
@@ -69,6 +71,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
             self.samples_generator.steps_left = max(self.args.oger.total_training_steps - resumed_at, 0)
         self.samples_generator.step = resumed_at
         self.samples_generator.arrived = self.experience_maker.rollout_arrived
+        self.samples_generator.counted = self._responses_came
         self.experience_maker.resume(resumed_at, self.planned_steps())
         run_folder.event(self.run_dir, "ready", steps=self.planned_steps(), resumed_at=resumed_at)
         if self.args.oger.val_before_train and not resumed_at:
@@ -107,11 +110,23 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
             if math.isfinite(self.args.eval.steps):  # best checkpoints are kept: this may be one
                 self.save_best_checkpoint(logs, self.last_step, self.client_states)
 
+    def _responses_came(self, phase: str, done: int, of: int) -> None:
+        self.phases.at(phase, step=self.samples_generator.step, done=done, of=of)
+
     def train_step(self, rollout_samples, global_step: int):
         self.experience_maker.step = global_step + 1
+        self.phases.at("experience", step=global_step + 1)
         status, global_step = super().train_step(rollout_samples, global_step)
         status = {f"hybrid_batch/{key}" if key in HYBRID_KEYS else key: value for key, value in status.items()}
         return status | self.experience_maker.metrics, global_step
+
+    def ppo_train(self, global_steps: int) -> dict[str, float]:
+        self.phases.at("training", step=global_steps + 1)
+        return super().ppo_train(global_steps)
+
+    def broadcast_to_vllm(self) -> None:
+        self.phases.at("weights", step=self.samples_generator.step)
+        super().broadcast_to_vllm()
 
     def _compute_rollout_stats(self, experiences) -> dict[str, float]:
         """Upstream's would count injected teachers as rollouts; the experience maker has the rollouts' own."""
@@ -128,6 +143,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         self._warn_of_collapse(figures["rollout/solve_rate"])
         super().save_logs_and_checkpoints(global_step, (logs_dict or {}) | figures, client_states)
         if global_step % self.save_steps == 0:
+            self.phases.at("saving", step=global_step)
             self._save(global_step)
 
     def _warn_of_collapse(self, solve_rate: float) -> None:
@@ -191,9 +207,9 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         """
         run_folder.event(self.run_dir, "evaluating", when=when, step=global_step)
         samples = self.samples_generator.generate_eval_samples(**(generate_kwargs | self._eval_sampling()))
-        result = evaluate_samples(samples, self.eval_dataloader, self.tokenizer, self.args.eval.n_samples_per_prompt)
+        result = evaluate_samples(samples, self.eval_dataloader, self.tokenizer)
         run_folder.write_evaluation(self.run_dir, global_step, result)
-        self.evaluation = result.figures
+        self.evaluation = result.figures | {"benchmarks": headlines(result.result)}
         run_folder.event(self.run_dir, "evaluated", when=when, step=global_step, **self.evaluation)
         for tracker in (self.wandb_logger, self.tensorboard_logger):
             if tracker:
@@ -214,7 +230,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
     def _detect_eval_metric_key(self, eval_metrics):
         """The metric of the best checkpoint: ckpt.best_metric_key, else the average of avg@n over the benchmarks."""
         if not self.best_eval_metric_key:
-            self.best_eval_metric_key = f"eval_average_avg_at_{self.args.eval.n_samples_per_prompt}"
+            self.best_eval_metric_key = next(key for key in eval_metrics if key.startswith("eval_average_avg_at_"))
         if self.best_eval_metric_key not in ("none", *eval_metrics):
             raise ValueError(
                 f"ckpt.best_metric_key {self.best_eval_metric_key}: no such metric; known: "

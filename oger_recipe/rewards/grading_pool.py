@@ -25,9 +25,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tqdm import tqdm
-
 from oger_recipe.cpu import CORES
+from oger_recipe.progress import Progress
 from oger_recipe.rewards.grading_worker import grade, receive_message, seconds_until, send_message
 from oger_recipe.rewards.verifiers import BOUNDED, Verdict
 
@@ -44,19 +43,21 @@ Answer = tuple[str, str, str, "Mapping[str, Any] | None"]  # task, response, ref
 
 @dataclass(frozen=True)
 class GradingSettings:
-    """workers: processes (None: one a core, at most 8); preload: tasks whose verifiers are imported at the start."""
+    """workers: processes (None: one a core, at most 8); preload: tasks whose verifiers are imported at the start;
+    path: folders where the modules of the user's verifiers lie, besides the installed packages."""
 
     workers: int | None = None
     time_limit_s: float = 5.0
     memory_limit_mb: int = 2048
     cache_size: int = 100_000
     preload: tuple[str, ...] = ()
+    path: tuple[str, ...] = ()
 
     @classmethod
     def from_environment(cls) -> GradingSettings:
         """What the run has set for its processes; the defaults elsewhere."""
         values = json.loads(os.environ.get(ENVIRONMENT, "{}"))
-        return cls(**(values | {"preload": tuple(values.get("preload", ()))}))
+        return cls(**(values | {name: tuple(values.get(name, ())) for name in ("preload", "path")}))
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -99,14 +100,17 @@ class GradingPool:
         results: list[Graded | None] = [self._at_once(answer) for answer in answers]
         waiting = [position for position, result in enumerate(results) if result is None]
         batches = [waiting[start : start + _BATCH] for start in range(0, len(waiting), _BATCH)]
-        with tqdm(
-            total=len(answers), initial=len(answers) - len(waiting), desc="grading", disable=not (progress and waiting)
-        ) as bar:
+        with contextlib.ExitStack() as stack:
+            bar = None
+            if progress and waiting:
+                done = len(answers) - len(waiting)
+                bar = stack.enter_context(Progress("grading", "answers", len(answers), done=done))
 
             def run(batch: list[int]) -> None:
                 for position, graded in zip(batch, self._by_worker([answers[p] for p in batch]), strict=True):
                     results[position] = graded
-                    bar.update()
+                    if bar is not None:
+                        bar.add()
 
             if len(batches) == 1:
                 run(batches[0])
@@ -265,13 +269,16 @@ class _Nursery:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"},
+                env=os.environ | {"PYTHONPATH": self._python_path(), "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
             )
             theirs.close()
             control.settimeout(_START_LIMIT_S)
             self._control = control
         return self._control
+
+    def _python_path(self) -> str:
+        return os.pathsep.join(filter(None, [*sys.path, *self._settings.path]))
 
     def _end(self) -> None:
         if self._control is not None and self._process is not None:

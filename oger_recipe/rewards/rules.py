@@ -7,7 +7,33 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PLACES = ("boxed", "answer_tag")  # where a prompt can ask for the answer: \boxed{}, or <answer></answer>
+EXTRACTIONS = ("boxed", "answer_tag", "last_number", "anywhere")  # where a math answer can be looked for
+GSM8K_FORMATS = ("last_number", "hashes", "boxed", "answer_tag")
 MATH_EXTRACT = ("boxed", "answer_tag", "anywhere")  # where a math answer is looked for where no prompt says
+TIMES_ASKED = "times_asked"  # column of an evaluation's row: how often its benchmark asks the problem
+
+
+@dataclass(frozen=True)
+class MathRule:
+    """Where the answer to a math problem has to be, and what is earned without a right one.
+
+    needs_think: after ``</think>``; boxed_only: inside ``\\boxed{}``; rewards of a wrong answer and of a response that
+    breaks the rule.
+    """
+
+    needs_think: bool
+    boxed_only: bool
+    wrong: float = 0.0
+    unformatted: float = 0.0
+
+
+MATH_RULES: dict[str, MathRule] = {
+    "deepscaler": MathRule(True, True),  # LUFFY's reward version 0
+    "deepscaler_format": MathRule(True, True, wrong=-0.5, unformatted=-1.0),  # 1
+    "deepscaler_no_think": MathRule(False, True),  # 2
+    "math_verify_think": MathRule(True, False),  # 3
+    "math_verify": MathRule(False, False),  # 4
+}
 
 
 @dataclass(frozen=True)
@@ -34,10 +60,12 @@ class GradingRules:
         return task, options
 
     def label(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """What travels with a prompt: uid, answer, task, and what the reward function needs beside them."""
+        """What travels with a prompt: uid, answer, task, what the reward function needs beside them, and of an
+        evaluation's problem that its benchmark asks several times, how often."""
         task, options = self.call(row)
         label = {"uid": row["uid"], "answer": row["answer"], "task": task}
         extras = {"options": options, "cut": list(self.cut), "strip": self.strip}
+        extras |= {TIMES_ASKED: row[TIMES_ASKED]} if row.get(TIMES_ASKED, 1) > 1 else {}
         return label | {name: value for name, value in extras.items() if value}
 
     def read(self, response: str) -> str:
@@ -51,7 +79,7 @@ def labelled_answer(label: Mapping[str, Any], response: str) -> tuple[str, str, 
     return label["task"], text, label["answer"], label.get("options") or {}
 
 
-_KNOWN = ("uid", "prompt", "answer", "task", "datasource", "teachers", "answer_in")
+_KNOWN = ("uid", "prompt", "answer", "task", "datasource", "teachers", "answer_in", TIMES_ASKED)
 
 
 def _is_json(value: Any) -> bool:

@@ -5,15 +5,13 @@ import hashlib
 import importlib.metadata
 import json
 import math
-import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from oger_recipe.data.teacher_draw import weights
+from oger_recipe.files import whole_folder
 from oger_recipe.recipe import RecipeError
 from oger_recipe.tasks import countdown, countdown_teachers, tiny_policy
 
@@ -22,30 +20,31 @@ HELD_OUT_SHARE = 0.1
 
 @dataclass(frozen=True)
 class BuiltTask:
-    """Files of the task: dataset rows to train and evaluate on, and the warm-started policy."""
+    """Files of the task: dataset rows to train and evaluate on, and the warm-started policy; None: not asked for."""
 
-    train_rows: Path
-    eval_rows: Path
-    policy: Path
+    train_rows: Path | None
+    eval_rows: Path | None
+    policy: Path | None
 
 
-def build_countdown(args: argparse.Namespace) -> BuiltTask:
-    """Builds what is not in the cache yet. Raises RecipeError when the settings allow too few problems."""
+def build_countdown(args: argparse.Namespace, *, data: bool = True, policy: bool = True) -> BuiltTask:
+    """Builds what is asked for and not in the cache yet. Raises RecipeError where settings allow too few problems."""
+    rows = trained = None
     task = {key.removeprefix("oger.task."): value for key, value in vars(args).items() if key.startswith("oger.task.")}
     cache = Path(task.pop("cache")).expanduser()
     try:
         difficulty = countdown.Difficulty(
             task["num_numbers"], task["max_number"], task["max_target"], task["operators"]
         )
-        data = _cached(
-            cache, "countdown-data", _data_key(task, difficulty), lambda to: _write_data(to, task, difficulty)
-        )
-        policy = _cached(
-            cache, "countdown-policy", _policy_key(task, difficulty), lambda to: _write_policy(to, task, difficulty)
-        )
+        if data:
+            key = _data_key(task, difficulty)
+            rows = _cached(cache, "countdown-data", key, lambda to: _write_data(to, task, difficulty))
+        if policy:
+            key = _policy_key(task, difficulty)
+            trained = _cached(cache, "countdown-policy", key, lambda to: _write_policy(to, task, difficulty))
     except ValueError as error:
         raise RecipeError(f"oger.task: {error}") from None
-    return BuiltTask(data / "train.jsonl", data / "held_out.jsonl", policy)
+    return BuiltTask(rows and rows / "train.jsonl", rows and rows / "held_out.jsonl", trained)
 
 
 def _data_key(task: dict[str, Any], difficulty: countdown.Difficulty) -> dict[str, Any]:
@@ -67,22 +66,15 @@ def _sources(*modules: Any) -> dict[str, str]:
 
 
 def _cached(cache: Path, kind: str, key: dict[str, Any], write: Callable[[Path], None]) -> Path:
-    """The folder for this content; written to a temporary folder and renamed, so that it is whole if it exists."""
+    """The folder for this content."""
     text = json.dumps(key, sort_keys=True)
     folder = cache / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     if folder.is_dir():
         print(f"{kind}: from {folder}", flush=True)
         return folder
-    cache.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=cache, prefix=f".{kind}-"))
-    try:
+    with whole_folder(folder) as partial:
         write(partial)
         (partial / "content.json").write_text(text)
-        os.rename(partial, folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        if not folder.is_dir():  # else another run was faster
-            raise
     print(f"{kind}: built in {folder}", flush=True)
     return folder
 

@@ -13,7 +13,8 @@ def train(run_dir: Path, cache: Path, *flags: str, recipe: str | Path = SMOKE) -
     """``oger train`` on one of configs/ or a file; the caches lie in ``cache``: nothing of the user's is touched."""
     file = recipe if isinstance(recipe, Path) else ROOT / "configs" / f"{recipe}.yaml"
     command = [sys.executable, "-m", "oger_recipe.cli.train", "--recipe", str(file), "--oger.run_dir", str(run_dir)]
-    caches = ["--oger.task.cache", str(cache / "tasks"), "--oger.embedding_cache", str(cache / "embeddings")]
+    folders = {"task.cache": "tasks", "embedding_cache": "embeddings", "data_cache": "data"}
+    caches = [part for knob, name in folders.items() for part in (f"--oger.{knob}", str(cache / name))]
     return subprocess.run([*command, *caches, *flags], capture_output=True, text=True, timeout=600)
 
 

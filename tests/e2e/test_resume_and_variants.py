@@ -24,6 +24,8 @@ def test_variant_trains_like_the_plain_run(smoke_run, cache, tmp_path, flags):
     done = train(run_dir, cache, *shape, *quick, *flags)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     first, second = lines(run_dir / "metrics.jsonl")
+    before = lines(smoke_run / "metrics.jsonl")[-1]  # other problems, and a step of training ago
+    assert first["rollout/entropy"] == pytest.approx(before["rollout/entropy"], rel=0.2)
     for record in (first, second):
         assert record["vllm_logprob_difference"] < 0.02
         assert record["oger/replaced"] == 16

@@ -26,6 +26,7 @@ ROW: dict[str, Any] = {
         {"source": "c", "text": "é漢🎉", "correct": None},
     ],
 }
+TEACHERS = "'teachers' must be a text, a list of texts or a list of {source, text}"
 PLAIN = {key: ROW[key] for key in ("uid", "prompt", "answer", "task")}
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Make 96."}]
 
@@ -111,14 +112,17 @@ def test_a_uid_used_twice_is_refused_with_both_lines(refused: Callable[..., str]
             "'prompt' must be a string or a list of chat messages, found [{'role': 'user'}]",
         ),
         (PLAIN | {"datasource": 5}, "'datasource' must be a string, found 5"),
-        (PLAIN | {"teachers": "right"}, "'teachers' must be a list, found str"),
-        (PLAIN | {"teachers": {"source": "a"}}, "'teachers' must be a list, found dict"),
-        (_without("prompt") | {"teachers": 5}, "'teachers' must be a list, found int"),
+        (PLAIN | {"teachers": {"source": "a"}}, f"{TEACHERS}, found dict"),
+        (PLAIN | {"prompt": None, "teachers": 5}, f"{TEACHERS}, found int"),
+        (
+            _without("prompt") | {"question": "?", "teachers": ["right"]},
+            "there is no column 'prompt' (data.input_key); there are 'uid', 'answer', 'task', 'question', 'teachers'",
+        ),
         (ROW | {"prompt": ""}, "3 teachers for no problem: 'prompt' is missing"),
         (ROW | {"answer": None}, "3 teachers for no problem: 'answer' is missing"),
         (
-            PLAIN | {"teachers": ["right"]},
-            "teacher 0 must be an object with source, text and correct, found 'right'",
+            PLAIN | {"teachers": ["right", 5]},
+            "teacher 1 must be a text, or an object with source and text, found 5",
         ),
         (
             PLAIN | {"teachers": [ROW["teachers"][0], {"text": "x"}]},
@@ -261,7 +265,8 @@ def test_a_missing_column_is_named_with_its_flag_and_those_that_are_there(tmp_pa
     with pytest.raises(RecipeError) as error:
         read_dataset(str(path), Columns(prompt="problem", task="gsm8k"), split="train")
     assert str(error.value) == (
-        f"{path}:1: there is no column 'problem' (data.input_key); there are 'question', 'answer', 'task'"
+        f"{path}:1: there is no column 'problem' (data.input_key); there are 'question', 'answer', 'task' "
+        "(and so in 1 more row)"
     )
 
 
@@ -287,3 +292,60 @@ def test_a_hub_dataset_that_cannot_be_had_is_one_sentence(monkeypatch: pytest.Mo
     with pytest.raises(RecipeError) as error:
         read_dataset("main@openai/gsm8k", GSM8K, split="test")
     assert "no route to the Hub at all. Without the Hub, give a .jsonl or .parquet file" in str(error.value)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path: Path) -> None:
+    for name, text in (("rows.jsonl", json.dumps(ROW) + "\n"), ("rows.json", json.dumps([ROW]))):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.encode())
+        [row] = read_dataset(str(tmp_path / name), Columns(), split="train")
+        assert row["prompt"] == ROW["prompt"]
+
+
+@pytest.mark.parametrize(
+    ("value", "teachers"),
+    [
+        ("It is 4.", [("solved", "It is 4.")]),
+        (["It is 4.", None, "", "Four."], [("solved_0", "It is 4."), ("solved_3", "Four.")]),
+        ([{"source": "r1", "text": "It is 4."}, "Four."], [("r1", "It is 4."), ("solved_1", "Four.")]),
+        ("", []),
+        (None, []),
+        ([], []),
+    ],
+)
+def test_teachers_are_a_text_a_list_of_texts_or_of_sources_with_texts(
+    tmp_path: Path, value: Any, teachers: list[tuple[str, str]]
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"q": "2 + 2?", "a": "4", "solved": value}) + "\n")
+    columns = Columns(prompt="q", answer="a", teachers="solved", task="gsm8k")
+    [row] = read_dataset(str(path), columns, split="train")
+    assert [(teacher["source"], teacher["text"]) for teacher in row["teachers"] or []] == teachers
+    with pytest.raises(RecipeError) as error:
+        read_dataset(str(path), Columns(prompt="q", answer="a", teachers="solutions", task="gsm8k"), split="train")
+    assert str(error.value) == (
+        f"{path}:1: there is no column 'solutions' (oger.teacher_key); there are 'q', 'a', 'solved'"
+    )
+
+
+def test_plain_texts_are_teachers_of_the_recipes_own_rows_too(read: Callable[..., Any]) -> None:
+    [row] = read(PLAIN | {"teachers": ["one", "two"]})
+    assert [(each["source"], each["text"]) for each in row["teachers"]] == [
+        ("teachers_0", "one"),
+        ("teachers_1", "two"),
+    ]
+
+
+def test_all_that_is_wrong_is_said_at_once_up_to_ten_rows(refused: Callable[..., str], tmp_path: Path) -> None:
+    good, bad = (
+        (PLAIN | {"uid": f"u{number}"} for number in (100, 101)),
+        [PLAIN | {"answer": n} for n in ["", None] * 6],
+    )
+    lines = refused(next(good), *bad, next(good)).splitlines()
+    assert lines[0] == "12 rows are wrong:" and lines[11] == "  - and 2 more" and len(lines) == 12
+    for number, line in enumerate(lines[1:11], start=2):
+        found = "None" if number % 2 else "''"
+        assert line == f"  - {tmp_path}/rows.jsonl:{number}: 'answer' must be a non-empty string, found {found}"
+    assert refused(PLAIN | {"uid": "u"}, *bad[:2]).count("\n") == 2
+    same = "rows.jsonl:1: 'answer' must be a non-empty string, found ''"
+    assert refused(bad[0]) == same
+    assert refused(*bad[:5:2]) == f"{same} (and so in 2 more rows)"

@@ -41,6 +41,7 @@ SYMBOLS = {
     "torch_compile": None,
     "torch_cuda_calls": None,
     "transformers_optional_imports": None,
+    "transformers_remote_code": "transformers.dynamic_module_utils:get_cached_module_file",
     "vllm_audio": None,
     "vllm_env_override": "vllm.env_override",
     "vllm_linear_weights": "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
@@ -96,6 +97,25 @@ def training_process() -> dict[str, Any]:
     from transformers.utils import is_flash_attn_2_available
 
     facts["transformers_sees_flash_attn"] = is_flash_attn_2_available()
+    return facts
+
+
+def process_with_a_models_code(folder: str) -> dict[str, Any]:
+    """What becomes of a class in a model's folder that is trusted, as OpenRLHF trusts every model: before the patch,
+    and with it by what the environment says."""
+    from transformers import dynamic_module_utils
+
+    name = "transformers_remote_code"
+    facts: dict[str, Any] = {"hash": _matches(name), "refusal": _refusal(name)}
+
+    def load() -> str:
+        return dynamic_module_utils.get_class_from_dynamic_module("own.Own", folder).__name__
+
+    facts["upstream"] = _outcome(load)
+    _patch(name).apply()
+    for allowed in ("0", "1"):
+        os.environ["OGER_TRUST_REMOTE_CODE"] = allowed
+        facts[allowed] = _outcome(load)
     return facts
 
 
@@ -439,6 +459,15 @@ def test_with_the_patch_vllm_keeps_weights_that_can_be_overwritten(engine):
     assert engine["once"] == {"linear": {"weight": [256, 128], "works": True}, "embedding": "new"}
 
 
+def test_a_models_own_code_is_not_imported_unless_the_run_allows_it(tmp_path):
+    (tmp_path / "own.py").write_text("class Own: pass")
+    facts = _facts(_start(process_with_a_models_code, str(tmp_path)))
+    assert facts["upstream"] == facts["1"] == "Own"
+    assert facts["0"].startswith(f"OSError: {tmp_path} brings code of its own, own.py, which is not run")
+    assert "oger.trust_remote_code allows it" in facts["0"]
+    assert facts["hash"] and facts["refusal"].startswith("PatchMismatch")
+
+
 def test_applying_the_patches_twice_is_harmless(training, engine):
     assert training["twice"] == training["once"]
     assert engine["twice"] == engine["once"]
@@ -446,7 +475,8 @@ def test_applying_the_patches_twice_is_harmless(training, engine):
 
 def test_every_hash_is_that_of_the_installed_source(training, engine):
     matches = training["matches"] | engine["matches"]
-    assert matches == {name: True for name, symbol in SYMBOLS.items() if symbol}
+    of_its_own = {"transformers_remote_code": True}  # test_a_models_own_code_is_not_imported_unless_the_run_allows_it
+    assert matches | of_its_own == {name: True for name, symbol in SYMBOLS.items() if symbol}
 
 
 def test_a_patch_for_another_source_names_the_symbol_the_versions_and_the_remedy(training, engine):

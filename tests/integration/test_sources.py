@@ -181,13 +181,14 @@ def run(tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.chdir(tmp_path)
     settings = {
-        "oger": {"run_dir": str(tmp_path / "run"), "task_name": "gsm8k", "max_replace_num": 0},
+        "oger": {"run_dir": str(tmp_path / "run"), "task_name": "gsm8k", "max_replace_num": 0, "bonus_weight": 0.0},
         "actor": {"model_name_or_path": str(policy_folder)},
         "data": {"input_key": "question", "max_len": 2048, "prompt_dataset": "train.jsonl"},
         "eval": {"dataset": "test.jsonl"},
         "rollout": {"batch_size": 2, "n_samples_per_prompt": 4, "max_new_tokens": 64, "micro_batch_size": 1},
         "train": {"batch_size": 8, "micro_batch_size": 1},
     }
+    settings["oger"]["data_cache"] = str(tmp_path / "cache")
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings))
     _write(tmp_path / "train.jsonl", *({"question": f"{n}+1?", "answer": n + 1} for n in (1, 2, 2)))
     _write(tmp_path / "test.jsonl", {"question": "4+1?", "answer": 5}, {"question": "x" * 900, "answer": 5})

@@ -1,0 +1,115 @@
+"""Prepared data by content: what was prepared once from the same rows in the same way is not prepared again."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import oger_recipe
+from oger_recipe.data.prepare import prepare
+from oger_recipe.data.rows import Row
+from oger_recipe.files import whole_folder
+from oger_recipe.rewards.grading_pool import GradingPool
+
+_PROMPTS, _TEACHERS, _COUNTS = "prompts.jsonl", "teachers.arrow", "counts.json"
+
+
+def prepare_once(
+    rows: Sequence[Row], *, cache: Path, prompts_path: Path, teachers_path: Path | None, **how: Any
+) -> Counter[str]:
+    """As `prepare`, whose arguments ``how`` are; from ``cache`` where it holds the same rows prepared in the same way.
+
+    Nothing is kept whose outcome may differ the next time: see `content_key`, and teachers that could not be graded.
+    """
+    key = content_key(rows, how | {"with_teachers": teachers_path is not None})
+    places = {_PROMPTS: prompts_path} | ({_TEACHERS: teachers_path} if teachers_path is not None else {})
+    folder = cache / key if key else None
+    if folder is not None and (counts := _kept(folder, places)) is not None:
+        print(f"prepared before: from {folder}", flush=True)
+        return counts
+    counts = prepare(rows, prompts_path=prompts_path, teachers_path=teachers_path, **how)
+    if folder is not None and not counts["teachers_ungraded"]:
+        _keep(folder, places, counts)
+    return counts
+
+
+def content_key(rows: Sequence[Row], how: Mapping[str, Any]) -> str | None:
+    """A hash of the rows, of everything in ``how``, and of all code and installed packages that may have a part in it.
+
+    None where that is not all that decides: the user's own verifiers, and tokenizers with code of their own.
+    Raises TypeError for an argument whose content is not known here.
+    """
+    tokenizer = how["tokenizer"]
+    if how["rules"].own or any(":" in row["task"] for row in rows):
+        return None
+    if not (type(tokenizer).__module__.startswith("transformers.") and hasattr(tokenizer, "backend_tokenizer")):
+        return None
+    content = {name: _content(value) for name, value in how.items()}
+    digest = hashlib.sha256(json.dumps([content, _code(), _packages()], sort_keys=True).encode())
+    try:
+        for row in rows:
+            digest.update(json.dumps(row, sort_keys=True).encode() + b"\n")
+    except TypeError:  # a column that JSON does not know
+        return None
+    return digest.hexdigest()[:32]
+
+
+def _content(value: Any) -> Any:
+    """A JSON document that differs where the value does."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if dataclasses.is_dataclass(value):
+        fields = {field.name: _content(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return fields | {"": type(value).__name__}
+    if isinstance(value, Mapping):
+        return {str(key): _content(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_content(item) for item in value]
+    if isinstance(value, GradingPool):
+        return _content(value.settings)
+    if hasattr(value, "backend_tokenizer"):
+        parts = [value.backend_tokenizer.to_str(), value.chat_template, value.special_tokens_map, value.init_kwargs]
+        return [type(value).__name__, json.dumps(parts, sort_keys=True, default=repr)]
+    raise TypeError(f"the content of a {type(value).__name__} is not known")
+
+
+def _code() -> list[list[str]]:
+    root = Path(oger_recipe.__file__).parent
+    files = sorted(root.rglob("*.py"))
+    return [[str(file.relative_to(root)), hashlib.sha256(file.read_bytes()).hexdigest()] for file in files]
+
+
+def _packages() -> list[str]:
+    return sorted(f"{dist.name}=={dist.version}" for dist in metadata.distributions())
+
+
+def _kept(folder: Path, places: Mapping[str, Path]) -> Counter[str] | None:
+    """Copies the files to their places; the counts, or None where the folder is not there or not whole."""
+    try:
+        kept = json.loads((folder / _COUNTS).read_text())
+        if any((folder / name).stat().st_size != kept["sizes"][name] for name in places):
+            return None
+        for name, place in places.items():
+            shutil.copyfile(folder / name, place)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return Counter(kept["counts"])
+
+
+def _keep(folder: Path, places: Mapping[str, Path], counts: Counter[str]) -> None:
+    try:
+        shutil.rmtree(folder, ignore_errors=True)  # one that was not whole
+        with whole_folder(folder) as partial:
+            for name, place in places.items():
+                shutil.copyfile(place, partial / name)
+            sizes = {name: place.stat().st_size for name, place in places.items()}
+            (partial / _COUNTS).write_text(json.dumps({"counts": counts, "sizes": sizes}))
+    except OSError as error:  # the run has its data all the same
+        print(f"note: the prepared data is not kept for later runs: {error} (oger.data_cache)", flush=True)

@@ -1,0 +1,43 @@
+"""How far something long is: a bar on a terminal, elsewhere a line now and then."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from tqdm import tqdm
+
+T = TypeVar("T")
+_EVERY_S = 10.0  # between two lines
+
+
+class Progress:
+    """A count that is told from any thread."""
+
+    def __init__(self, what: str, unit: str, total: int | None = None, *, done: int = 0) -> None:
+        """what is done, of what, how many there are and how many of them were done before."""
+        self._what, self._unit, self._total, self._done = what, unit, total, done
+        self._bar = tqdm(total=total, initial=done, desc=what, unit=f" {unit}", leave=False, disable=None)
+        self._said = time.monotonic()
+
+    def add(self, count: int = 1) -> None:
+        self._done += count
+        self._bar.update(count)
+        if self._bar.disable and time.monotonic() - self._said >= _EVERY_S:
+            self._said = time.monotonic()
+            of = f" of {self._total:,}" if self._total is not None else ""
+            print(f"{self._what}: {self._done:,}{of} {self._unit}", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.close()
+
+
+def progress(items: Iterable[T], what: str, unit: str, total: int | None = None) -> Iterator[T]:
+    """The items, as they are."""
+    with Progress(what, unit, total) as shown:
+        for item in items:
+            yield item
+            shown.add()
