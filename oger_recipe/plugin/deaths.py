@@ -149,7 +149,7 @@ def _is_full(error: BaseException) -> bool:
 
 def _unwrapped(error: BaseException) -> tuple[BaseException, tuple[str, int] | None]:
     """What was raised first, under Ray's wrapping, and title and number of the process that raised it."""
-    processes = re.findall(r"(ray::[\w.]+)\(.*?\) \(pid=(\d+)", str(error))  # the wrapping's own text has all of them
+    processes = re.findall(r"(ray::[\w.]+)\(\)\S* \(pid=(\d+)", str(error))  # the wrapping's own text has all of them
     while isinstance(error, RayTaskError) and isinstance(error.cause, BaseException):
         error = error.cause
     return error, (processes[-1][0], int(processes[-1][1])) if processes else None
