@@ -72,9 +72,10 @@ def explained(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> It
 
 def progress(run_dir: Path) -> str:
     """Where the run is, by what it has recorded."""
-    ready = [event for event in _readable(run_dir / "events.jsonl") if event.get("event") == "ready"]
-    steps = [record["step"] for record in _readable(run_dir / "metrics.jsonl")]
-    total, last = (ready[-1]["steps"] if ready else None), (steps[-1] if steps else 0)
+    events = _readable(run_dir / "events.jsonl")
+    totals = [event["steps"] for event in events if event.get("event") == "ready"]
+    steps = [event["step"] for event in events if event.get("event") == "step"]
+    total, last = (totals[-1] if totals else None), (steps[-1] if steps else 0)
     if total is None:
         return f"at step {last + 1}" if last else "before the first step"
     return f"after step {last} of {total}" if last >= total else f"at step {last + 1} of {total}"

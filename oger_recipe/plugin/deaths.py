@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError
@@ -74,6 +73,9 @@ class Processes(threading.Thread):
         ended = {pid for pid in self._seen if _parent(Path(f"/proc/{pid}")) is None}
         return [pid for pid in sorted(ended) if self._seen[pid].parent not in ended]
 
+    def parent(self, pid: int) -> int:
+        return self._seen[pid].parent
+
     def sentence(self, pid: int) -> str:
         process = self._seen[pid]
         cause = "was killed or crashed without a word (SIGKILL leaves none)"
@@ -120,23 +122,24 @@ def why(error: BaseException, processes: Processes, session_logs: Path, run_dir:
     if any(shutil.disk_usage(folder).free < _FULL for folder in (run_dir, session_logs)) or _is_full(error):
         full = min((run_dir, session_logs), key=lambda folder: shutil.disk_usage(folder).free)
         return f"no space is left on the disk of {full}; make room, or send files elsewhere (ckpt.path, RAY_TMPDIR)"
-    if own := _rays_own_dead():
+    if own := _rays_own_dead(run_dir / "logs"):
         return own
     raised, origin = _unwrapped(error)
     if "in its creation task" in str(raised):
         return _last_error(str(raised))
     logs = workers(session_logs)
     if not isinstance(raised, OutOfMemoryError) and (gone := processes.gone()):
-        where = {f"{run_dir / 'logs' / logs[pid]}.log" for pid in gone if pid in logs}
+        known = [logs.get(pid) or logs.get(processes.parent(pid)) for pid in gone]  # the engine writes to its actor's
+        where = {f"{run_dir / 'logs' / name}.log" for name in known if name}
         return "; ".join(map(processes.sentence, gone)) + (f"; its log: {', '.join(sorted(where))}" if where else "")
     if isinstance(raised, ActorDiedError):
         return _of_actor(str(raised))
     if origin is None:
         return f"{type(raised).__name__}: {raised}"
-    role = _role(str(origin.proctitle)) or str(origin.proctitle)
-    peak = processes.peak(origin.pid) if isinstance(raised, MemoryError | OutOfMemoryError) else ""
-    log = f"; its log: {run_dir / 'logs' / logs[origin.pid]}.log" if origin.pid in logs else ""
-    return f"{role} (pid {origin.pid}) raised {type(raised).__name__}: {raised}{peak}{log}"
+    title, pid = origin
+    peak = processes.peak(pid) if "OutOfMemory" in type(raised).__name__ or isinstance(raised, MemoryError) else ""
+    log = f"; its log: {run_dir / 'logs' / logs[pid]}.log" if pid in logs else ""
+    return f"{_role(title) or title} (pid {pid}) stopped with {type(raised).__name__}: {raised}{peak}{log}"
 
 
 def _is_full(error: BaseException) -> bool:
@@ -144,12 +147,12 @@ def _is_full(error: BaseException) -> bool:
     return isinstance(raised, OSError) and raised.errno == errno.ENOSPC
 
 
-def _unwrapped(error: BaseException) -> tuple[BaseException, Any]:
-    """What was raised first, under Ray's wrapping, and the wrapping nearest to it, which knows the process."""
-    origin = None
+def _unwrapped(error: BaseException) -> tuple[BaseException, tuple[str, int] | None]:
+    """What was raised first, under Ray's wrapping, and title and number of the process that raised it."""
+    processes = re.findall(r"(ray::[\w.]+)\(\)\S* \(pid=(\d+)", str(error))  # the wrapping's own text has all of them
     while isinstance(error, RayTaskError) and isinstance(error.cause, BaseException):
-        error, origin = error.cause, error
-    return error, origin
+        error = error.cause
+    return error, (processes[-1][0], int(processes[-1][1])) if processes else None
 
 
 def _last_error(text: str) -> str:
@@ -166,7 +169,7 @@ def _of_actor(text: str) -> str:
     return f"the {role} died (pid {facts.get('pid')} on {facts.get('ip')}): {detail}"
 
 
-def _rays_own_dead() -> str | None:
+def _rays_own_dead(logs: Path) -> str | None:
     """Ray's processes that the driver itself started: their exit codes are known."""
     node = ray._private.worker._global_node
     started = node.all_processes if node is not None else {}
@@ -174,8 +177,7 @@ def _rays_own_dead() -> str | None:
         for each in processes:
             code = each.process.poll()
             if name in ("raylet", "gcs_server") and code is not None:
-                how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-                return (
-                    f"Ray itself died ({name}, pid {each.process.pid}), {how}; its log: logs/{name.split('_')[0]}.log"
-                )
+                how = f"of {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+                log = logs / f"{name.split('_')[0]}.log"
+                return f"Ray itself died ({name}, pid {each.process.pid}) {how}; its log: {log}"
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -159,15 +158,15 @@ def test_the_command_to_go_on_with(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "steps", "said"),
+    ("total", "steps", "said"),
     [
-        ([], [], "before the first step"),
-        ([{"event": "ready", "steps": 60}], [], "at step 1 of 60"),
-        ([{"event": "ready", "steps": 60}], [1, 2], "at step 3 of 60"),
-        ([{"event": "ready", "steps": 3}], [1, 2, 3], "after step 3 of 3"),
+        (None, [], "before the first step"),
+        (60, [], "at step 1 of 60"),
+        (60, [1, 2], "at step 3 of 60"),
+        (3, [1, 2, 3], "after step 3 of 3"),
     ],
 )
-def test_where_a_run_is(run_dir: Path, events: list, steps: list[int], said: str) -> None:
-    write_jsonl(events, run_dir / "events.jsonl")
-    (run_dir / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in steps))
+def test_where_a_run_is(run_dir: Path, total: int | None, steps: list[int], said: str) -> None:
+    ready = [{"event": "ready", "steps": total}] if total else []
+    write_jsonl([*ready, *({"event": "step", "step": step} for step in steps)], run_dir / "events.jsonl")
     assert progress(run_dir) == said
