@@ -41,7 +41,7 @@ check "ruff check" "$bin/ruff" check .
 check "ruff format" "$bin/ruff" format --check .
 check "mypy" "$bin/mypy"
 
-paths=(tests/unit tests/integration tests/e2e)
+paths=(tests/unit tests/integration tests/e2e tests/walks)
 for argument in "$@"; do
     if [[ -e "${argument%%::*}" ]]; then paths=(); fi
 done
