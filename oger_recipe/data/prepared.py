@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import shutil
@@ -80,12 +81,14 @@ def _content(value: Any) -> Any:
     raise TypeError(f"the content of a {type(value).__name__} is not known")
 
 
+@functools.cache
 def _code() -> list[list[str]]:
     root = Path(oger_recipe.__file__).parent
     files = sorted(root.rglob("*.py"))
     return [[str(file.relative_to(root)), hashlib.sha256(file.read_bytes()).hexdigest()] for file in files]
 
 
+@functools.cache
 def _packages() -> list[str]:
     return sorted(f"{dist.name}=={dist.version}" for dist in metadata.distributions())
 

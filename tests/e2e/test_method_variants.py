@@ -1,6 +1,5 @@
-"""LUFFY's way of letting teachers in, and real text from several sources, through the whole pipeline."""
+"""LUFFY's way of letting teachers in, through the whole pipeline."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +8,7 @@ import pytest
 import yaml
 from runs import ROOT, lines, samples, train
 
-from oger_recipe.tasks import tiny_policy
-
 DOCUMENT = ROOT.parent / "shared" / "seeds" / "000_e39033487543f5dd.txt"
-GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
 
 
 def test_the_policy_continues_after_prefixes_and_remembers_what_it_solved(tmp_path: Path, cache: Path):
@@ -93,57 +89,3 @@ def test_the_converted_command_runs_with_the_twins_overrides(tmp_path: Path, cac
     assert [step["step"] for step in steps] == [1, 2]
     assert all(step["oger/replaced"] == 16 and step["oger/off_on_ratio"] == pytest.approx(1 / 7) for step in steps)
     assert all(step["off_policy_loss"] < 0 and step["oger/teacher_reward"] == 1 for step in steps)
-
-
-def test_real_text_from_six_sources_of_solutions(tmp_path: Path, cache: Path):
-    """`oger data prepare` on GSM8K, supervised training on its teachers, then OGER with a policy that is made here."""
-    if not GSM8K.exists():
-        pytest.skip("shared/data is not here")
-    mix = yaml.safe_load((ROOT / "docs" / "mixes" / "gsm8k.yaml").read_text())
-    for source in mix["sources"]:  # the problems that all six sources answer are trained on
-        source["path"] = str(GSM8K / source["path"])
-        source["held_out"] = "train.jsonl" in source["path"]
-    (tmp_path / "mix.yaml").write_text(yaml.safe_dump(mix))
-    rows_file, held_out = tmp_path / "train.jsonl", tmp_path / "held_out.jsonl"
-    command = [sys.executable, "-m", "oger_recipe.cli.data", "prepare", str(tmp_path / "mix.yaml")]
-    prepared = subprocess.run(
-        [*command, "--out", str(rows_file), "--held_out", str(held_out)], capture_output=True, text=True, timeout=300
-    )
-    assert prepared.returncode == 0, prepared.stderr
-    rows = lines(rows_file)
-    by_source = {source["name"]: 0 for source in mix["sources"]}
-    for row in rows:
-        for teacher in row["teachers"]:
-            by_source[teacher["source"]] += 1
-    assert len(by_source) == 6 and all(count > 200 for count in by_source.values())
-
-    policy = tmp_path / "policy"
-    texts = (text for row in rows for text in (row["prompt"], *(teacher["text"] for teacher in row["teachers"])))
-    tokenizer = tiny_policy.build_tokenizer(texts)
-    tokenizer.save_pretrained(policy)
-    tiny_policy.build_model(tokenizer, hidden_size=64, num_layers=2).save_pretrained(policy)
-    few = tmp_path / "few.jsonl"
-    few.write_text("".join(json.dumps(row) + "\n" for row in lines(held_out)[:8]))
-    flags = ["--actor.model_name_or_path", str(policy), "--data.prompt_dataset", str(rows_file)]
-    flags += ["--data.max_samples", "64", "--eval.dataset", str(few), "--data.apply_chat_template"]
-    flags += ["--rollout.max_new_tokens", "160", "--data.max_len", "512", "--rollout.batch_size", "8"]
-    flags += ["--train.batch_size", "64", "--rollout.micro_batch_size", "16", "--train.micro_batch_size", "16"]
-    flags += ["--oger.sft.epochs", "1", "--oger.sft.batch_size", "32", "--oger.sft.micro_batch_size", "16"]
-    flags += ["--oger.max_replace_num", "2", "--oger.replace_mode", "wrong_first_similarity_max_des"]
-    flags += ["--oger.total_training_steps", "2", "--no-oger.val_before_train", "--eval.n_samples_per_prompt", "2"]
-    recipe = tmp_path / "gsm8k.yaml"
-    recipe.write_text(f"extends: {ROOT / 'configs' / 'countdown_cpu_smoke.yaml'}\noger: {{task: {{name: null}}}}\n")
-    done = train(tmp_path / "run", cache, *flags, recipe=recipe)
-    assert done.returncode == 0, done.stderr
-
-    right = {teacher["text"]: teacher["source"] for row in rows for teacher in row["teachers"]}
-    steps, placed = lines(tmp_path / "run" / "metrics.jsonl"), []
-    for step in steps:
-        mine = [row for row in samples(tmp_path / "run", step["step"]) if row["off_policy"]]
-        assert len(mine) == step["oger/replaced"] and all(row["score"] == 1 for row in mine)
-        assert len(mine) >= 8 - step["oger/prompts_without_teacher"]  # one in every other group, or two
-        assert -1 <= step["oger/similarity"] <= 1 and step["off_policy_loss"] < 0
-        placed += mine
-    assert all(right[row["text"]] == row["source"] for row in placed)
-    assert len({row["source"] for row in placed}) >= 3
-    assert len(lines(tmp_path / "run" / "eval" / "step_00002.jsonl")) == 8 * 2

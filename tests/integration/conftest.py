@@ -6,13 +6,18 @@ import argparse
 import socket
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import yaml
 
+from oger_recipe.cli import train
 from oger_recipe.cli.train_ppo_ray import build_parser
+from oger_recipe.files import read_jsonl, write_jsonl
 from oger_recipe.recipe import read_recipe
 from oger_recipe.tasks import countdown, tiny_policy
 
@@ -80,3 +85,46 @@ def run_ranks() -> Callable[[Path, int, Path], None]:
         assert codes == [0] * ranks, "\n".join(log.read_text()[-2000:] for log in logs)
 
     return run
+
+
+class _Started(BaseException):
+    """In place of Ray; no Exception, which a run reports as its failure."""
+
+
+@pytest.fixture()
+def run(tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Runs ``oger train`` up to the start of Ray; returns the parsed flags that OpenRLHF would get, the environment,
+    and the prompts for training and evaluation."""
+    stub = types.ModuleType("oger_recipe.plugin.launch")
+    launched: dict[str, Any] = {}
+
+    def launch(tokens: list[str], run_dir: Path, **settings: Any) -> None:
+        launched.update(tokens=tokens, **settings)
+        raise _Started
+
+    stub.launch = launch  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "oger_recipe.plugin.launch", stub)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    settings = {
+        "oger": {"run_dir": str(tmp_path / "run"), "task_name": "gsm8k", "max_replace_num": 0, "bonus_weight": 0.0},
+        "actor": {"model_name_or_path": str(policy_folder)},
+        "data": {"input_key": "question", "max_len": 2048, "prompt_dataset": "train.jsonl"},
+        "eval": {"dataset": "test.jsonl"},
+        "rollout": {"batch_size": 2, "n_samples_per_prompt": 4, "max_new_tokens": 64, "micro_batch_size": 1},
+        "train": {"batch_size": 8, "micro_batch_size": 1},
+    }
+    settings["oger"]["data_cache"] = str(tmp_path / "cache")
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings))
+    write_jsonl(({"question": f"{n}+1?", "answer": n + 1} for n in (1, 2, 2)), tmp_path / "train.jsonl")
+    write_jsonl([{"question": "4+1?", "answer": 5}, {"question": "x" * 900, "answer": 5}], tmp_path / "test.jsonl")
+
+    def started(*flags: str) -> tuple[dict[str, Any], dict[str, str], list[dict[str, Any]], list[dict[str, Any]]]:
+        with pytest.raises(_Started):
+            train.main(["--recipe", "recipe.yaml", *flags])
+        settings = vars(build_parser(cpu=True).parse_args(launched["tokens"]))
+        files = (settings[key] for key in ("data.prompt_dataset", "eval.dataset"))
+        prompts, problems = (read_jsonl(Path(file)) if file else [] for file in files)
+        return settings, launched["environment"], prompts, problems
+
+    return started

@@ -6,18 +6,15 @@ import json
 import os
 import subprocess
 import sys
-import types
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 from oger_recipe.cli import train
-from oger_recipe.cli.train_ppo_ray import build_parser
 from oger_recipe.data.sources import Columns, read_dataset
 from oger_recipe.recipe import RecipeError
 
@@ -159,49 +156,6 @@ def test_gsm8k_as_published_has_an_answer_that_its_verifier_reads(tmp_path: Path
 
 
 # ---- what a run hands to OpenRLHF
-
-
-class _Started(BaseException):
-    """In place of Ray; no Exception, which a run reports as its failure."""
-
-
-@pytest.fixture()
-def run(tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Runs ``oger train`` up to the start of Ray; returns the parsed flags that OpenRLHF would get, the environment,
-    and the prompts for training and evaluation."""
-    stub = types.ModuleType("oger_recipe.plugin.launch")
-    launched: dict[str, Any] = {}
-
-    def launch(tokens: list[str], run_dir: Path, **settings: Any) -> None:
-        launched.update(tokens=tokens, **settings)
-        raise _Started
-
-    stub.launch = launch  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "oger_recipe.plugin.launch", stub)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.chdir(tmp_path)
-    settings = {
-        "oger": {"run_dir": str(tmp_path / "run"), "task_name": "gsm8k", "max_replace_num": 0, "bonus_weight": 0.0},
-        "actor": {"model_name_or_path": str(policy_folder)},
-        "data": {"input_key": "question", "max_len": 2048, "prompt_dataset": "train.jsonl"},
-        "eval": {"dataset": "test.jsonl"},
-        "rollout": {"batch_size": 2, "n_samples_per_prompt": 4, "max_new_tokens": 64, "micro_batch_size": 1},
-        "train": {"batch_size": 8, "micro_batch_size": 1},
-    }
-    settings["oger"]["data_cache"] = str(tmp_path / "cache")
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings))
-    _write(tmp_path / "train.jsonl", *({"question": f"{n}+1?", "answer": n + 1} for n in (1, 2, 2)))
-    _write(tmp_path / "test.jsonl", {"question": "4+1?", "answer": 5}, {"question": "x" * 900, "answer": 5})
-
-    def started(*flags: str) -> tuple[dict[str, Any], dict[str, str], list[dict[str, Any]], list[dict[str, Any]]]:
-        with pytest.raises(_Started):
-            train.main(["--recipe", "recipe.yaml", *flags])
-        settings = vars(build_parser(cpu=True).parse_args(launched["tokens"]))
-        files = (Path(settings[key]) for key in ("data.prompt_dataset", "eval.dataset"))
-        prompts, problems = ([json.loads(line) for line in file.read_text().splitlines()] for file in files)
-        return settings, launched["environment"], prompts, problems
-
-    return started
 
 
 def test_openrlhf_reads_the_prepared_files_by_their_own_columns(run: Callable[..., Any]) -> None:
