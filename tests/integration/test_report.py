@@ -141,7 +141,8 @@ def test_the_summary_has_results_steps_times_and_data(
     assert summary.pop("evaluations") == [{"step": 0} | BEFORE, {"step": 2} | AFTER]
     counts = {"prompts": 64, "teachers": 192}
     assert summary == {
-        "before": BEFORE, "after": AFTER, "steps": 2, "planned_steps": 2, "resumed_at": 0, "finished": True, "data": counts
+        "before": BEFORE, "after": AFTER, "steps": 2, "planned_steps": 2, "resumed_at": 0, "finished": True,
+        "data": counts,
     }  # fmt: skip
     assert 100 <= seconds.pop("total") < 130
     assert seconds == pytest.approx(
