@@ -4,7 +4,9 @@ A check is a generator of findings; one that does not concern the recipe yields 
 a line in CHECKS.
 """
 
+import contextlib
 import importlib.util
+import io
 import netrc
 import os
 import shutil
@@ -310,8 +312,9 @@ def _encoder(job: Job) -> Found:
     if oger["embedding_url"] or not embeds(oger):
         return
     try:
-        encoder = make_encoder(EncoderSettings.of_run(oger), oger["embedding_batch_size"])
-        encoder.encode(["A text."])
+        with contextlib.redirect_stderr(io.StringIO()):  # its progress bars
+            encoder = make_encoder(EncoderSettings.of_run(oger), oger["embedding_batch_size"])
+            encoder.encode(["A text."])
         yield Finding(OK, f"{oger['embedding_model']} loads, {encoder.dimension} numbers a vector")
     except Exception as error:  # whatever can be wrong with a model's files
         yield Finding(PROBLEM, f"oger.embedding_model {oger['embedding_model']}: {type(error).__name__}: {error}")
