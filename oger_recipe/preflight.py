@@ -207,7 +207,7 @@ def _memory(job: Job) -> Found:
 
 
 def _run_folder(job: Job) -> Found:
-    folder = next(each for each in (job.run_dir, *job.run_dir.parents) if each.exists())
+    folder = next(each for each in (job.run_dir, *job.run_dir.parents) if os.path.exists(each))
     reason = _cannot_write(folder)
     if reason:
         yield Finding(PROBLEM, f"{job.run_dir}: {folder} {reason}: set oger.run_dir to a folder that can be written")
@@ -333,7 +333,8 @@ def _verifiers(job: Job) -> Found:
     except RecipeError:  # the recipe's mistake, which is said elsewhere
         return
     tasks += [value["oger.task_name"]] if ":" in (value["oger.task_name"] or "") else []
-    limits = GradingSettings(1, value["oger.grading_time_limit"], path=value["oger.verifier_path"])
+    seconds, megabytes = value["oger.grading_time_limit"], value["oger.grading_memory_limit"]
+    limits = GradingSettings(1, seconds, megabytes, path=value["oger.verifier_path"])
     with GradingPool(limits) as pool:
         for name in tasks:
             task, options = grading_rules(value).call({"task": name, "prompt": "What is 1?", "answer": "1"})

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import os
 import platform
 import shlex
 import shutil
@@ -26,7 +27,7 @@ from oger_recipe.imports import without_garbage_collection
 from oger_recipe.machine import gpus_by_role, gpus_found, machine_problems
 from oger_recipe.notes import notes
 from oger_recipe.patches import apply_import_patches
-from oger_recipe.plan import READ_WHOLE, Size, counted, describe, local_files, on_this_machine
+from oger_recipe.plan import READ_WHOLE, Size, counted, describe, local_files, on_this_machine, planned_steps
 from oger_recipe.preflight import Job, findings, stop_on_problems
 from oger_recipe.recipe import RecipeError, grading_rules, in_prompts, own_verifiers, stop_texts, write_resolved
 from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
@@ -63,7 +64,10 @@ def train(
         print(f"note: {note}", flush=True)
     job = Job(vars(args), _run_dir(args, recipe), cpu)
     if dry_run:
-        print(describe(args, _training_size(vars(args))))
+        sizes = {which: _size(vars(args), which) for which in ("data", "eval")}
+        if sizes["data"] and not planned_steps(vars(args), sizes["data"].rows):
+            raise RecipeError(_too_few(sizes["data"].rows, vars(args)))
+        print(describe(args, sizes["data"], sizes["eval"]))
         print("\n" + on_this_machine(here, findings(job)))
         return
     stop_on_problems(job)
@@ -128,14 +132,20 @@ def _with_task(args: argparse.Namespace, parser: argparse.ArgumentParser, tokens
     return args
 
 
-def _training_size(value: dict[str, Any]) -> Size | None:
-    """Of the training data where that is no work: what is in files here, or is built."""
-    if value["data.prompt_dataset"] is None and value["oger.task.name"]:
-        return Size(value["oger.task.train_problems"])
-    files = local_files(value["data.prompt_dataset"])
+def _size(value: dict[str, Any], which: str) -> Size | None:
+    """Of the data to train on (``data``) or to evaluate on (``eval``) where that is no work: what is in files here is
+    read and checked, large files are counted, and what is to be built is known."""
+    setting = value["data.prompt_dataset" if which == "data" else "eval.dataset"]
+    if setting is None and value["oger.task.name"]:
+        return Size(value[f"oger.task.{'train' if which == 'data' else 'eval'}_problems"])
+    files = local_files(setting)
     if files and sum(file.stat().st_size for file in files) <= READ_WHOLE:
-        return Size.of_rows(rows_of(value, "data"))
+        return Size.of_rows(rows_of(value, which))
     return counted(files) if files else None
+
+
+def _too_few(prompts: int, value: dict[str, Any]) -> str:
+    return f"{prompts} prompts do not fill one step of rollout.batch_size {value['rollout.batch_size']}"
 
 
 def _run_dir(args: argparse.Namespace, recipe: Path | None) -> Path:
@@ -144,7 +154,7 @@ def _run_dir(args: argparse.Namespace, recipe: Path | None) -> Path:
     wanted = Path(value["oger.run_dir"] or Path("runs") / (recipe.stem if recipe else "train_ppo_ray")).absolute()
     folder, number = wanted, 1
     if not value["ckpt.load_enable"]:
-        while any((folder / name).exists() for name in TRACES):
+        while any(os.path.exists(folder / name) for name in TRACES):
             if value["oger.run_dir"]:
                 raise RecipeError(
                     f"oger.run_dir {wanted} holds an earlier run; choose another folder, or continue it with "
@@ -177,9 +187,7 @@ def _write_data(args: argparse.Namespace, run_dir: Path) -> tuple[list[str], Gra
         counts["train"].update(prepare(train, prompts_path=folder / "train.jsonl", teachers_path=store, **shared))
         prompts = counts["train"]["prompts"]
         if prompts < value["rollout.batch_size"]:
-            raise RecipeError(
-                f"{prompts} prompts do not fill one step of rollout.batch_size {value['rollout.batch_size']}"
-            )
+            raise RecipeError(_too_few(prompts, value))
         (folder / "counts.json").write_text(json.dumps(counts["train"], indent=2, sort_keys=True))
         _print_counts("data", counts["train"])
         if rows["eval"]:
