@@ -1,18 +1,60 @@
 """Checkpoint and resume, and the shapes of run that have to give the same training."""
 
 import json
+import os
 
 import pytest
 from runs import lines, samples, train
 
+KEY = "0123456789abcdef0123456789abcdef76543210"
+WANDB = """
+import json, os, types
+api = types.SimpleNamespace(api_key=os.environ.get("WANDB_API_KEY"))
+def init(**settings):
+    with open(os.environ["WANDB_RECEIVED"], "a") as file:
+        json.dump([os.environ.get("WANDB_API_KEY"), os.environ.get("WANDB_DIR"), str(settings)], file)
+        file.write(chr(10))
+def define_metric(*names, **settings): pass
+class Table:
+    def __init__(self, columns, data=()): self.columns, self.data = columns, data
+    def add_data(self, *values): pass
+def log(figures): pass
+def finish(): pass
+"""
 
-def test_two_steps_and_two_more_are_the_four_steps(smoke_run, cache, tmp_path):
+
+@pytest.fixture()
+def wandb(tmp_path, monkeypatch):
+    """A module in the place of W&B's, which need not be installed; the file where it writes what it is given."""
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "wandb.py").write_text(WANDB)
+    path = [str(tmp_path / "packages"), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+    monkeypatch.setenv("WANDB_RECEIVED", str(tmp_path / "received.jsonl"))
+    for name in ("WANDB_API_KEY", "WANDB_DIR", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "received.jsonl"
+
+
+def test_two_steps_and_two_more_are_the_four_steps(smoke_run, cache, tmp_path, wandb, monkeypatch):
+    """With W&B, whose key is given as a flag first and then by the environment, as the run's own recipe wants it."""
     run_dir = tmp_path / "resumed"
-    first = train(run_dir, cache, "--oger.total_training_steps", "2", "--no-oger.val_after_train")
+    tracked = ["--logger.wandb.key", KEY, "--no-ckpt.save_hf"]
+    first = train(run_dir, cache, "--oger.total_training_steps", "2", "--no-oger.val_after_train", *tracked)
     assert first.returncode == 0, first.stderr[-3000:]
     before = json.loads((run_dir / "summary.json").read_text())["before"]
-    second = train(run_dir, cache, "--oger.total_training_steps", "4", "--ckpt.load_enable")
+    assert not list((run_dir / "checkpoints").glob("*_hf"))
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    resumed = ["--logger.wandb.key", "env", "--ckpt.load_enable"]
+    second = train(run_dir, cache, "--oger.total_training_steps", "4", *resumed)
     assert second.returncode == 0, second.stderr[-3000:]
+
+    for key, folder, settings in lines(wandb):
+        assert key == KEY and folder == str(run_dir) and KEY not in settings
+    assert len(lines(wandb)) == 2
+    for file in run_dir.rglob("*"):
+        assert not file.is_file() or KEY.encode() not in file.read_bytes(), file
+    assert KEY not in first.stdout + first.stderr + second.stdout + second.stderr
     assert "resuming after step 2" in second.stdout
 
     assert [record["step"] for record in lines(run_dir / "metrics.jsonl")] == [1, 2, 3, 4]

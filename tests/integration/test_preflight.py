@@ -158,6 +158,9 @@ from oger_recipe.rewards.verifiers import Verdict
 def verify(response, answer):
     return Verdict(float(answer in response), float(answer in response), "looked for it")
 
+def with_row(response, answer, prompt, *, row):
+    return {"reward": 1.0 if prompt and row is not None else 0.0}
+
 def fails(response, answer):
     raise KeyError("no such thing")
 
@@ -175,7 +178,9 @@ def test_a_verifier_beside_the_recipe_is_found_by_driver_and_graders(
     (tmp_path / "mine" / "grading_beside_recipe.py").write_text(GRADING)
     path = ["--oger.verifier_path", str(tmp_path / "mine")]
     flags = ["--oger.verifiers", "a=grading_beside_recipe:verify", "b=grading_beside_recipe:fails", *path]
-    right, wrong = found("verifiers", *flags)
+    flags.insert(3, "c=grading_beside_recipe:with_row")
+    right, wrong, informed = found("verifiers", *flags)
+    assert informed.state == OK and informed.text.startswith("c: reward 1 on an example, ")
     assert right.state == OK and right.text.startswith("a: reward 1 on an example, ")
     assert wrong.state == WARNING and "KeyError" in wrong.text
     (lost,) = found("verifiers", *flags[:2])  # without the folder no grading process can import it
