@@ -302,7 +302,7 @@ def _embedding_server(job: Job) -> Found:
         length = probe(EncoderSettings.of_run(oger))
         yield Finding(OK, f"{oger['embedding_model']} answers, {length} numbers a vector")
     except ValueError as error:
-        yield Finding(PROBLEM, f"oger.embedding_url: {error}; start the server, or leave the url out")
+        yield Finding(PROBLEM, f"oger.embedding_url: {error}; start the server or correct the url, or leave it out")
 
 
 def _encoder(job: Job) -> Found:

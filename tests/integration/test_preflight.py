@@ -294,7 +294,7 @@ def test_an_embedding_server_that_is_not_there_stops_the_run_at_once(recipe: Pat
     assert message.startswith(
         f"oger train: this run cannot start here:\n  - embedding server: oger.embedding_url: {url}"
     )
-    assert message.endswith("start the server, or leave the url out")
+    assert message.endswith("start the server or correct the url, or leave it out")
     assert not (recipe.parent / "run").exists()
 
 
