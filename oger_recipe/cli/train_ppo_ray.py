@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from oger_recipe.recipe import CPU_DEFAULTS, RecipeError, extend_parser, read_recipe
+from oger_recipe.recipe import RecipeError, extend_parser, read_recipe
 
 
 def build_parser(*, cpu: bool) -> argparse.ArgumentParser:
@@ -60,6 +60,8 @@ def main(argv: list[str] | None = None, recipe: Path | None = None, *, dry_run: 
 
 
 def _print_cpu_defaults(args: argparse.Namespace) -> None:
+    from oger_recipe.knobs import CPU_DEFAULTS
+
     values: dict[str, Any] = vars(args)
     chosen = [f"{key} {values[key]}" for key, default in CPU_DEFAULTS.items() if values[key] == default]
     print("no CUDA here, so: " + ", ".join(chosen) + " (each flag can be set)", flush=True)
