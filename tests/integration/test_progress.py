@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+import termios
 
 import pytest
 
@@ -32,6 +33,8 @@ def test_elsewhere_than_on_a_terminal_a_line_comes_when_the_last_is_old(
 
 def test_a_terminal_shows_a_bar() -> None:
     ours, theirs = pty.openpty()
+    os.set_blocking(ours, False)
+    termios.tcsetwinsize(theirs, (24, 80))  # a bar of no width shows nothing
     subprocess.run([sys.executable, "-c", SCRIPT], stderr=theirs, check=True, timeout=60)
     assert b"tokens:" in os.read(ours, 10_000)
     os.close(theirs)
