@@ -3,6 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from oger_recipe.algorithm.hybrid_group import REPLACE_MODES
+from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
+from oger_recipe.algorithm.prefix import PREFIX_STRATEGIES
+from oger_recipe.algorithm.reshape import RESHAPES
+
 Settings = Mapping[str, Any]  # of the recipe's section by name, without "oger."
 
 
@@ -20,7 +25,7 @@ def has_bonus(oger: Settings) -> bool:
 def compares(oger: Settings) -> bool:
     """Whether anything of the run depends on how close rollouts are to teachers."""
     replaces = oger["max_replace_num"] > 0 and oger["replace_after_rm"]
-    return has_bonus(oger) or (replaces and "similarity" in oger["replace_mode"])
+    return has_bonus(oger) or (replaces and REPLACE_MODES[oger["replace_mode"]].similarity is not None)
 
 
 def teachers_enter(oger: Settings) -> bool:
@@ -37,8 +42,24 @@ def _uses_teachers(oger: Settings) -> bool:
     return teachers_enter(oger) or compares(oger) or oger["sft.epochs"] > 0
 
 
-def _embeds(oger: Settings) -> bool:
+def embeds(oger: Settings) -> bool:
+    """Whether the encoder of trajectories is used."""
     return compares(oger) and not oger["similarity_reranker"]
+
+
+def _strategies_that_read(knob: str) -> tuple[tuple[str, ...], str, Callable[[Settings], bool]]:
+    readers = [name for name, strategy in PREFIX_STRATEGIES.items() if knob in strategy.reads]
+    return (knob,), f"oger.prefix_strategy {_either(readers)}", lambda oger: oger["prefix_strategy"] in readers
+
+
+def _reshapes_that_read(knob: str) -> tuple[tuple[str, ...], str, Callable[[Settings], bool]]:
+    chosen = f"{knob.partition('_reshape')[0]}_reshape"  # off_policy_reshape_weight is for off_policy_reshape
+    readers = [name for name, reshape in RESHAPES.items() if knob in reshape.reads]
+    return (knob,), f"oger.{chosen} {_either(readers)}", lambda oger: oger[chosen] in readers
+
+
+def _either(names: list[str]) -> str:
+    return " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
 _TEACHER_LOSS = "tokens of teachers (oger.max_replace_num or oger.n_prefix)"
@@ -65,27 +86,16 @@ NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[Settings], bool]], ...] = (
         "oger.n_prefix",
         lambda oger: oger["n_prefix"] != 0,
     ),
-    (
-        ("min_prefix_ratio", "max_prefix_ratio"),
-        "oger.prefix_strategy random, fixed or linear",
-        lambda oger: oger["prefix_strategy"] in ("random", "fixed", "linear"),
-    ),
-    (
-        ("prefix_steps",),
-        "oger.prefix_strategy linear, linear_max or reverse_linear",
-        lambda oger: "linear" in oger["prefix_strategy"],
-    ),
-    (
-        ("prefix_linear_max_ratio",),
-        "oger.prefix_strategy linear_max or reverse_linear",
-        lambda oger: oger["prefix_strategy"] in ("linear_max", "reverse_linear"),
-    ),
+    _strategies_that_read("min_prefix_ratio"),
+    _strategies_that_read("max_prefix_ratio"),
+    _strategies_that_read("prefix_steps"),
+    _strategies_that_read("prefix_linear_max_ratio"),
     # Advantages and losses of teacher tokens
     (("advantage_baseline", "prefix_reward_weight_alpha", "use_sft_prefix_reward"), _TEACHER_LOSS, teachers_enter),
     (
         ("prefix_reward_weight_alpha", "use_sft_prefix_reward"),
         "oger.off_policy_loss reshape or ppo: the supervised one has no advantages",
-        lambda oger: oger["off_policy_loss"] != "sft",
+        lambda oger: not TEACHER_LOSSES[oger["off_policy_loss"]].apart,
     ),
     (("sft_prefix_reward_weight",), "oger.use_sft_prefix_reward", lambda oger: oger["use_sft_prefix_reward"]),
     (
@@ -102,25 +112,13 @@ NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[Settings], bool]], ...] = (
             "off_policy_min_clip", "use_off_policy_probs",
         ),
         "oger.off_policy_loss reshape",
-        lambda oger: oger["off_policy_loss"] == "reshape",
+        lambda oger: TEACHER_LOSSES[oger["off_policy_loss"]].reshapes,
     ),
-    (
-        ("off_policy_reshape_weight",),
-        "oger.off_policy_reshape logp or p_logp",
-        lambda oger: oger["off_policy_reshape"] in ("logp", "p_logp"),
-    ),
-    (
-        ("off_policy_reshape_pow_exp",),
-        "oger.off_policy_reshape pow",
-        lambda oger: oger["off_policy_reshape"] == "pow",
-    ),
-    (("sft_loss_coef",), "oger.off_policy_loss sft", lambda oger: oger["off_policy_loss"] == "sft"),
-    (
-        ("on_policy_reshape_weight",),
-        "oger.on_policy_reshape p_logp",
-        lambda oger: oger["on_policy_reshape"] == "p_logp",
-    ),
-    (("on_policy_reshape_pow_exp",), "oger.on_policy_reshape pow", lambda oger: oger["on_policy_reshape"] == "pow"),
+    _reshapes_that_read("off_policy_reshape_weight"),
+    _reshapes_that_read("off_policy_reshape_pow_exp"),
+    (("sft_loss_coef",), "oger.off_policy_loss sft", lambda oger: TEACHER_LOSSES[oger["off_policy_loss"]].apart),
+    _reshapes_that_read("on_policy_reshape_weight"),
+    _reshapes_that_read("on_policy_reshape_pow_exp"),
     (
         ("actor.eps_clip", "actor.eps_clip_low_high"),
         "PPO's clipping: leave oger.loss_remove_clip",
@@ -157,7 +155,7 @@ NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[Settings], bool]], ...] = (
             "max_embedding_error_rate",
         ),
         _EMBEDDING,
-        _embeds,
+        embeds,
     ),
     # Before the first step
     (

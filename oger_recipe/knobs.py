@@ -1,5 +1,6 @@
 """Every knob of the recipe's own section, declared once: its default, its meaning and what it may be."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,10 @@ from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS, SCHEDULES, SHAPIN
 from oger_recipe.algorithm.hybrid_group import DRAWS, REPLACE_MODES
 from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES
 from oger_recipe.algorithm.prefix import PREFIX_STRATEGIES
+from oger_recipe.algorithm.token_stats import ENTROPY_POSITIONS
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.embedding import LONG_TEXTS, PARTS
-from oger_recipe.rewards.rules import MATH_EXTRACT
-
-MATH_RULES = ("deepscaler", "deepscaler_format", "deepscaler_no_think", "math_verify_think", "math_verify")
-BOXED_RULES = MATH_RULES[:3]  # which read boxes alone
-THINK_RULES = ("deepscaler", "deepscaler_format", "math_verify_think")  # which read what follows </think>
-EXTRACTIONS = ("boxed", "answer_tag", "last_number", "anywhere")
-GSM8K_FORMATS = ("last_number", "hashes", "boxed", "answer_tag")
+from oger_recipe.rewards.rules import EXTRACTIONS, GSM8K_FORMATS, MATH_EXTRACT, MATH_RULES
 
 
 @dataclass(frozen=True)
@@ -28,7 +24,7 @@ class Knob:
     default: Any
     help: str
     type: type = str
-    choices: tuple[str, ...] | None = None
+    choices: Collection[str] | None = None  # a registry, where its names are the choices
     nargs: str | None = None  # "*": a list
 
 
@@ -47,6 +43,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("eval.input_key", None, "column of the problem in eval.dataset (default: data.input_key)"),
     Knob("eval.label_key", None, "column of the answer in eval.dataset (default: data.label_key)"),
     Knob("verbose", False, "show the log of every worker, not only the progress", bool),
+    Knob("trust_remote_code", False, "run code that the model's folder or repository brings", bool),
     # Prompts, rollouts and their reward
     Knob("task_name", None, "verifier of rows without a 'task' column: a name or package.module:function"),
     Knob(
@@ -55,7 +52,7 @@ KNOBS: tuple[Knob, ...] = (
         "column of a prompt's teacher trajectories: a text, a list of texts, or a list of {source, text}",
     ),
     Knob("data_cache", "~/.cache/oger/data", "folder of prepared prompts and teachers, by content"),
-    Knob("prompt_template", None, "named prompt format, in place of data.apply_chat_template", str, tuple(TEMPLATES)),
+    Knob("prompt_template", None, "named prompt format, in place of data.apply_chat_template", str, TEMPLATES),
     Knob("max_prompt_length", None, "leave out prompts of more tokens (default: what data.max_len allows)", int),
     Knob("top_k", -1, "top-k of the rollouts; -1: all tokens", int),
     Knob("stop", (), "texts that end a response (default: the prompt template's)", str, None, "*"),
@@ -91,6 +88,14 @@ KNOBS: tuple[Knob, ...] = (
     Knob("gsm8k_strict_oat", False, "compare GSM8K answers as texts, as OAT does", bool),
     Knob("countdown_strict_oat", False, "OAT's Countdown scoring with its loopholes", bool),
     Knob("verifiers", (), "your own: task=package.module:function", str, None, "*"),
+    Knob(
+        "verifier_path",
+        (),
+        "folders where your own verifiers' modules lie (default: the recipe file's and the working directory)",
+        str,
+        None,
+        "*",
+    ),
     Knob("grading_workers", None, "processes that grade, per engine (default: cores, at most 8)", int),
     Knob("grading_time_limit", 5.0, "seconds that grading one answer may take", float),
     Knob("grading_memory_limit", 2048, "MiB that grading one answer may take", int),
@@ -153,14 +158,14 @@ KNOBS: tuple[Knob, ...] = (
     Knob("similarity_shaping", "none", "map of the rewarded measure before it is weighed", str, SHAPINGS),
     Knob("similarity_reranker", None, "cross-encoder that scores (rollout, teacher) in place of the embeddings"),
     Knob("repeating_check", False, "degenerate repetition earns no bonus", bool),
-    Knob("last_token_enp_reward", "exp_neg_entropy", "entropy weight of the bonus", str, tuple(ENTROPY_WEIGHTS)),
+    Knob("last_token_enp_reward", "exp_neg_entropy", "entropy weight of the bonus", str, ENTROPY_WEIGHTS),
     Knob(
         "entropy_position",
         "last",
         "entropy (nats) that weighs the bonus: of the distribution that produced the last response token, the mean "
         "over the response, or the mean of its highest entropy_top_share",
         str,
-        ("last", "mean", "top"),
+        ENTROPY_POSITIONS,
     ),
     Knob("entropy_top_share", 0.2, "share of the response's tokens for entropy_position top", float),
     Knob("chunked_token_stats", True, "the policy makes its logits a few tokens at a time and keeps none", bool),

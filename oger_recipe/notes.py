@@ -5,8 +5,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from oger_recipe.checks import gpus_by_role
 from oger_recipe.effects import has_bonus, own_section, without_effect
+from oger_recipe.machine import gpus_by_role
 
 
 def notes(args: argparse.Namespace, default: Callable[[str], Any]) -> list[str]:
@@ -31,7 +31,7 @@ def notes(args: argparse.Namespace, default: Callable[[str], Any]) -> list[str]:
                 "them), --ckpt.best_metric_key none keeps no best"
             )
     if value["algo.kl.init_coef"] > 0:
-        gpus = gpus_by_role(args).get("reference")
+        gpus = gpus_by_role(vars(args)).get("reference")
         where = f"takes {gpus} GPUs" if gpus else "shares the policy's GPUs"
         remarks.append(f"KL is on (algo.kl.init_coef {value['algo.kl.init_coef']}): a reference model {where}")
     if value["rollout.top_p"] < 1 or value["oger.top_k"] > 0:

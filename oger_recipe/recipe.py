@@ -15,6 +15,7 @@ import yaml
 
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.rewards.rules import GradingRules
+from oger_recipe.secrets import SECRETS
 
 EXTENDS = "extends"  # a recipe file's key for the file it builds on
 
@@ -53,11 +54,8 @@ class _ListAction(argparse.Action):
 
 def extend_parser(parser: argparse.ArgumentParser, *, cpu: bool) -> None:
     """Adds the recipe's section to OpenRLHF's parser and sets the recipe's defaults."""
-    from oger_recipe.knobs import (  # imports torch, which `oger data` has no use for
-        CPU_DEFAULTS,
-        KNOBS,
-        METHOD_DEFAULTS,
-    )
+    # Here, because it imports torch, which `oger data` has no use for.
+    from oger_recipe.knobs import CPU_DEFAULTS, KNOBS, METHOD_DEFAULTS
 
     group = parser.add_argument_group("OGER recipe")
     for knob in KNOBS:
@@ -70,39 +68,71 @@ def extend_parser(parser: argparse.ArgumentParser, *, cpu: bool) -> None:
             if knob.nargs:
                 kind = {"action": _ListAction, "item_type": knob.type, "item_choices": knob.choices}
             group.add_argument(flag, nargs=knob.nargs, default=knob.default, help=text, **kind)
+    _add_opposites(parser)
     parser.set_defaults(**METHOD_DEFAULTS, **(CPU_DEFAULTS if cpu else {}))
+
+
+def _add_opposites(parser: argparse.ArgumentParser) -> None:
+    """``--no-FLAG`` for OpenRLHF's switches, which have none: else nothing could switch off what a recipe sets."""
+    for action in [each for each in parser._actions if isinstance(each, argparse._StoreTrueAction)]:
+        for name in action.option_strings:
+            opposite = f"--no-{name.removeprefix('--')}"
+            parser.add_argument(
+                opposite, dest=action.dest, action="store_false", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+            )
 
 
 def read_recipe(path: Path, parser: argparse.ArgumentParser) -> list[str]:
     """The recipe file as command-line tokens. Its settings lie over those of the file that its key `extends` names.
 
     Raises:
-        RecipeError: the file is missing or not YAML, a key is unknown, or a value has the wrong type.
+        RecipeError: the file is missing or not YAML, a key is unknown, or a value has the wrong type; with all that
+            is wrong in it, and in the files that it builds on.
     """
     actions = {name[2:]: action for action in parser._actions for name in action.option_strings if name[:2] == "--"}
+    mistakes: list[str] = []
     tokens: dict[str, list[str]] = {}  # a flag and its opposite are one setting: the last of them decides
-    for key, (node, file) in _settings(path, ()).items():
-        found = _tokens(key, node, actions, file)
+    for key, (node, file) in _settings(path, (), mistakes).items():
+        try:
+            found = _tokens(key, node, actions, file)
+        except RecipeError as mistake:
+            is_secret = key in SECRETS  # which is not repeated
+            mistakes.append(f"{_at(file, node)}: '{key}' takes one text" if is_secret else str(mistake))
+            continue
         if key in actions:  # else a section without settings
             tokens[actions[key].dest] = found
+    if mistakes:
+        heading = [f"{len(mistakes)} mistakes in the recipe:"] if len(mistakes) > 1 else []
+        raise RecipeError("\n  - ".join([*heading, *mistakes]))
     return [token for found in tokens.values() for token in found]
 
 
-def _settings(path: Path, children: tuple[Path, ...]) -> dict[str, tuple[yaml.Node, Path]]:
-    """Dotted keys with their value nodes and files: those of the file that `path` extends, under its own."""
-    root = _root(path)
+def _settings(path: Path, children: tuple[Path, ...], mistakes: list[str]) -> dict[str, tuple[yaml.Node, Path]]:
+    """Dotted keys with their value nodes and files: those of the file that `path` extends, under its own.
+
+    What is wrong with the keys is added to ``mistakes``.
+    """
     settings: dict[str, tuple[yaml.Node, Path]] = {}
     own: dict[str, tuple[yaml.Node, Path]] = {}
-    for key, node in _leaves(root, path):
+    try:
+        root = _root(path)
+    except RecipeError as mistake:
+        mistakes.append(str(mistake))
+        return {}
+    for key, node in _leaves(root, path, mistakes):
         if key == EXTENDS:
+            from oger_recipe.shipped import shipped  # which needs RecipeError
+
             parent = path.parent / str(node.value)
+            parent = parent if parent.is_file() else shipped().get(str(node.value), parent)
             if not isinstance(node, yaml.ScalarNode) or not parent.is_file():
-                raise RecipeError(f"{_at(path, node)}: '{EXTENDS}' names another recipe file; there is no {parent}")
-            if parent.resolve() in (path.resolve(), *children):
-                raise RecipeError(f"{_at(path, node)}: '{EXTENDS}: {node.value}' leads back to this file")
-            settings = _settings(parent, (*children, path.resolve()))
+                mistakes.append(f"{_at(path, node)}: '{EXTENDS}' names another recipe file; there is no {parent}")
+            elif parent.resolve() in (path.resolve(), *children):
+                mistakes.append(f"{_at(path, node)}: '{EXTENDS}: {node.value}' leads back to this file")
+            else:
+                settings = _settings(parent, (*children, path.resolve()), mistakes)
         elif key in own:  # once nested, once dotted
-            raise RecipeError(f"{_at(path, node)}: '{key}' is set twice")
+            mistakes.append(f"{_at(path, node)}: '{key}' is set twice")
         else:
             own[key] = (node, path)
     reset = tuple(f"{key}." for key, (node, _) in own.items() if _is_null(node))
@@ -133,25 +163,29 @@ def _not_yaml(error: yaml.YAMLError, path: Path) -> str:
     return f"{path}:{error.problem_mark.line + 1}: not valid YAML: {problem}"
 
 
-def _leaves(node: yaml.Node | None, path: Path, prefix: str = "") -> Iterator[tuple[str, yaml.Node]]:
-    """Dotted keys and their value nodes."""
+def _leaves(
+    node: yaml.Node | None, path: Path, mistakes: list[str], prefix: str = ""
+) -> Iterator[tuple[str, yaml.Node]]:
+    """Dotted keys and their value nodes; what is wrong with keys is added to ``mistakes``."""
     if node is None:
         return
     if not isinstance(node, yaml.MappingNode):
         found = "a list" if isinstance(node, yaml.SequenceNode) else repr(node.value)
-        raise RecipeError(f"{_at(path, node)}: expected a mapping of settings, found {found}")
+        mistakes.append(f"{_at(path, node)}: expected a mapping of settings, found {found}")
+        return
     seen: set[str] = set()
     for key_node, value in node.value:
         if not isinstance(key_node, yaml.ScalarNode):
-            raise RecipeError(f"{_at(path, key_node)}: the name of a setting is plain text, not a list or mapping")
-        if key_node.value in seen:
-            raise RecipeError(f"{_at(path, key_node)}: '{prefix}{key_node.value}' is set twice")
-        seen.add(key_node.value)
-        key = prefix + key_node.value
-        if isinstance(value, yaml.MappingNode):
-            yield from _leaves(value, path, key + ".")
+            mistakes.append(f"{_at(path, key_node)}: the name of a setting is plain text, not a list or mapping")
+        elif key_node.value in seen:
+            mistakes.append(f"{_at(path, key_node)}: '{prefix}{key_node.value}' is set twice")
         else:
-            yield key, value
+            seen.add(key_node.value)
+            key = prefix + key_node.value
+            if isinstance(value, yaml.MappingNode):
+                yield from _leaves(value, path, mistakes, key + ".")
+            else:
+                yield key, value
 
 
 def _tokens(key: str, node: yaml.Node, actions: dict[str, argparse.Action], path: Path) -> list[str]:
@@ -254,6 +288,16 @@ def in_prompts(args: argparse.Namespace, tokens: Sequence[str]) -> list[str]:
     if prompts is None:
         return list(tokens)
     return [*tokens, f"--train.batch_size={prompts * vars(args)['rollout.n_samples_per_prompt']}"]
+
+
+def with_verifier_path(args: argparse.Namespace, tokens: Sequence[str], recipe: Path | None) -> list[str]:
+    """The flags with oger.verifier_path, by default the recipe file's folder and the working directory.
+
+    As flags they are kept with the run: continued from its own folder it still finds its verifiers.
+    """
+    given = vars(args)["oger.verifier_path"] or ([recipe.parent] if recipe else []) + [Path.cwd()]
+    folders = list(dict.fromkeys(str(Path(folder).expanduser().absolute()) for folder in given))
+    return [*tokens, f"--oger.verifier_path={json.dumps(folders)}"]
 
 
 def own_verifiers(settings: dict[str, Any]) -> dict[str, str]:

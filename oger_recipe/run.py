@@ -1,43 +1,43 @@
 """One training run from parsed flags: check, build or read the data, write the run folder, train, summarise."""
 
 import argparse
-import contextlib
 import json
-import os
 import platform
 import shlex
 import shutil
 import subprocess
 import sys
 import time
-import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.checks import check_run, gpus_by_role
+from oger_recipe import remote_code, resume
+from oger_recipe.attempt import COMMAND, begin_anew, cut_back, locked, trained
+from oger_recipe.checks import recipe_problems, refuse
 from oger_recipe.data.prepare import Budget, PromptFormat
 from oger_recipe.data.prepared import prepare_once
 from oger_recipe.data.rows import Row
 from oger_recipe.data.shortage import losses, require_teachers, require_usable_teachers
 from oger_recipe.data.sources import TEACHERS, Columns, Seen, read_dataset
 from oger_recipe.data.templates import TEMPLATES
+from oger_recipe.ends import explained, stoppable
 from oger_recipe.evaluation.benchmarks import BENCHMARKS, asked_once, load_benchmark, uid_in_a_run
 from oger_recipe.imports import without_garbage_collection
+from oger_recipe.machine import gpus_by_role, gpus_found, machine_problems
 from oger_recipe.notes import notes
 from oger_recipe.patches import apply_import_patches
-from oger_recipe.plan import describe
+from oger_recipe.plan import READ_WHOLE, Size, counted, describe, local_files, on_this_machine
+from oger_recipe.preflight import Job, findings, stop_on_problems
 from oger_recipe.recipe import RecipeError, grading_rules, in_prompts, own_verifiers, stop_texts, write_resolved
 from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
 from oger_recipe.rewards.rules import TIMES_ASKED
 from oger_recipe.rewards.verifiers import BOUNDED
+from oger_recipe.secrets import handed_on
 from oger_recipe.supervised import supervise
-
-COMMAND = "command.sh"  # the last file that is written before anything starts
-TRACES = (COMMAND, "events.jsonl", "metrics.jsonl")  # a folder with one of these holds a run
 
 
 def train(
@@ -47,11 +47,13 @@ def train(
     recipe: Path | None,
     *,
     dry_run: bool = False,
+    overwrite: bool = False,
 ) -> None:
     """Runs one training job; a dry run only checks the recipe and says what the job would do.
 
     Raises:
-        RecipeError: the run cannot start; nothing was started.
+        RecipeError: the run cannot start, and nothing was started; or it failed.
+        SystemExit: it was stopped by a signal.
     """
     import torch
 
@@ -59,19 +61,58 @@ def train(
     tokens = without_unused_task(args, in_prompts(args, tokens))
     args = parser.parse_args(tokens)
     cpu = not torch.cuda.is_available()
-    here = None if cpu else torch.cuda.device_count() * args.__dict__["actor.num_nodes"]
-    check_run(args, cpu=cpu and not dry_run, gpus_here=None if dry_run or "RAY_ADDRESS" in os.environ else here)
+    problems, here = recipe_problems(args), machine_problems(args, cpu=cpu, gpus_here=gpus_found(vars(args)))
+    refuse(problems if dry_run else [*problems, *here])
     for note in notes(args, parser.get_default):
         print(f"note: {note}", flush=True)
+    if overwrite and vars(args)["ckpt.load_enable"]:
+        raise RecipeError("--overwrite removes the earlier run, --ckpt.load_enable continues it: choose one")
+    job = Job(vars(args), _run_dir(args, recipe, overwrite=overwrite), cpu)
     if dry_run:
-        print(describe(args))
+        print(describe(args, _training_size(vars(args))))
+        print("\n" + on_this_machine(here, findings(job)))
         return
-    run_dir = _run_dir(args, recipe)
+    for refusal in remote_code.untrusted(vars(args), hub=True):
+        raise RecipeError(refusal)
+    remote_code.allow(vars(args))
+    stop_on_problems(job)
+    run_dir = job.run_dir
+    tokens = [*tokens, *_run_dir_flags(args, run_dir)]
+    checkpoint_folder = Path(vars(parser.parse_args(tokens))["ckpt.path"])
+    if vars(args)["ckpt.load_enable"] and not run_dir.exists():
+        resume.choose(checkpoint_folder)  # which refuses, before a folder is made
+    with locked(run_dir) as lock, stoppable(run_dir, checkpoint_folder, sys.argv):
+        _attempt(parser, tokens, run_dir, checkpoint_folder, lock, cpu=cpu, overwrite=overwrite, started=started)
+
+
+def _attempt(
+    parser: argparse.ArgumentParser,
+    tokens: list[str],
+    run_dir: Path,
+    checkpoint_folder: Path,
+    lock: int,
+    *,
+    cpu: bool,
+    overwrite: bool,
+    started: float,
+) -> None:
+    """One attempt at the run whose folder is held: begins it, or goes on where the last one broke off."""
+    args = parser.parse_args(tokens)
+    resumes = vars(args)["ckpt.load_enable"]
+    if resumes:
+        checkpoint, passed_over = resume.choose(checkpoint_folder)
+    else:
+        begin_anew(run_dir, checkpoint_folder, overwrite=overwrite)
     args = _with_task(args, parser, tokens)
     built = time.time()
-    flags, grading = _write_data(args, run_dir)
-    tokens = [*args.tokens, *_template_flags(args), *_run_dir_flags(args, run_dir)]
+    tokens = [*args.tokens, *_template_flags(args)]
     args = parser.parse_args(tokens)
+    if resumes:
+        for note in [*resume.check_settings(args, parser, run_dir / "recipe.yaml"), *passed_over]:
+            print(f"note: {note}", flush=True)
+        cut_back(run_dir, checkpoint.step)
+        resume.load(checkpoint_folder, checkpoint)
+    flags, grading = _write_data(args, run_dir)
     _write_identity(args, run_dir, tokens)
     tokens = [*tokens, *flags]  # the prepared data, in place of its sources
     prepared = time.time()
@@ -82,30 +123,15 @@ def train(
 
     from oger_recipe.plugin.launch import launch
     from oger_recipe.report.progress import Progress
-    from oger_recipe.report.summary import write_summary
+    from oger_recipe.report.summary import Report
 
-    with Progress(run_dir / "events.jsonl"), _explained(run_dir):
-        gpus = args.__dict__["oger.logical_gpus"] or sum(gpus_by_role(args).values())
-        environment = {"OGER_GRADING": grading.to_json()}
+    seconds = {"task": built - started, "data": prepared - built, "supervised": supervised - prepared}
+    with explained(run_dir, checkpoint_folder, sys.argv), Progress(Report(run_dir, seconds, started)):
+        gpus = args.__dict__["oger.logical_gpus"] or sum(gpus_by_role(vars(args)).values())
+        environment = {"OGER_GRADING": grading.to_json()} | handed_on(vars(args), run_dir)
+        environment |= remote_code.environment(vars(args))
         verbose = args.__dict__["oger.verbose"]
-        launch(tokens, run_dir, cpu=cpu, logical_gpus=gpus, verbose=verbose, environment=environment)
-    write_summary(
-        run_dir, {"task": built - started, "data": prepared - built, "supervised": supervised - prepared}, started
-    )
-
-
-@contextlib.contextmanager
-def _explained(run_dir: Path) -> Iterator[None]:
-    """A failure in some worker as one message; the tracebacks of all processes go to the log."""
-    try:
-        yield
-    except RecipeError:
-        raise
-    except Exception as error:
-        log = run_dir / "logs" / "error.log"
-        log.write_text(traceback.format_exc())
-        cause = getattr(error, "cause", None) or error  # what the worker raised, under Ray's wrapping
-        raise RecipeError(f"training stopped: {type(cause).__name__}: {cause}\n  traceback: {log}") from None
+        launch(tokens, run_dir, cpu=cpu, logical_gpus=gpus, verbose=verbose, environment=environment, lock=lock)
 
 
 _DATA, _EVAL, _MODEL = "data.prompt_dataset", "eval.dataset", "actor.model_name_or_path"
@@ -160,20 +186,26 @@ def _task_columns(value: dict[str, Any], own: dict[str, bool]) -> list[str]:
     return flags
 
 
-def _run_dir(args: argparse.Namespace, recipe: Path | None) -> Path:
-    """The run's folder; an earlier run's is never written into unless it is resumed."""
+def _training_size(value: dict[str, Any]) -> Size | None:
+    """Of the training data where that is no work: what is in files here, or is built."""
+    if value["data.prompt_dataset"] is None and value["oger.task.name"]:
+        return Size(value["oger.task.train_problems"])
+    files = local_files(value["data.prompt_dataset"])
+    if files and sum(file.stat().st_size for file in files) <= READ_WHOLE:
+        rows = rows_of(value, "data")
+        require_teachers(value, rows)
+        return Size.of_rows(rows)
+    return counted(files) if files else None
+
+
+def _run_dir(args: argparse.Namespace, recipe: Path | None, *, overwrite: bool) -> Path:
+    """The run's folder. One that nobody named is numbered on past those that hold a run."""
     value = vars(args)
     wanted = Path(value["oger.run_dir"] or Path("runs") / (recipe.stem if recipe else "train_ppo_ray")).absolute()
     folder, number = wanted, 1
-    if not value["ckpt.load_enable"]:
-        while any((folder / name).exists() for name in TRACES):
-            if value["oger.run_dir"]:
-                raise RecipeError(
-                    f"oger.run_dir {wanted} holds an earlier run; choose another folder, or continue it with "
-                    "--ckpt.load_enable"
-                )
-            number += 1
-            folder = wanted.with_name(f"{wanted.name}-{number}")
+    while not (value["oger.run_dir"] or value["ckpt.load_enable"] or overwrite) and trained(folder):
+        number += 1
+        folder = wanted.with_name(f"{wanted.name}-{number}")
     return folder
 
 
@@ -251,6 +283,7 @@ def grading_settings(value: dict[str, Any], rows: Sequence[Row]) -> GradingSetti
         workers=value["oger.grading_workers"],
         time_limit_s=value["oger.grading_time_limit"],
         memory_limit_mb=value["oger.grading_memory_limit"],
+        path=value["oger.verifier_path"],
         preload=tuple(sorted({own.get(row["task"], row["task"]) for row in rows} - BOUNDED)),
     )
 
@@ -269,7 +302,7 @@ def _tokenizer(model: str, *, needs_template: bool) -> Any:
             apply_import_patches()
             from transformers import AutoTokenizer
 
-            tokenizer = AutoTokenizer.from_pretrained(model)  # imports more than the line above
+            tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=remote_code.may_run())  # imports more
     except (OSError, ValueError) as error:
         raise RecipeError(f"actor.model_name_or_path: no tokenizer could be loaded from {model}: {error}") from None
     if needs_template and not tokenizer.chat_template:

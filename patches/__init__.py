@@ -1,8 +1,8 @@
 """What must differ inside OpenRLHF, DeepSpeed's set-up and vLLM without CUDA; imported as oger_recipe.patches.
 
 One upstream symbol per file. Every file names the symbol, why it must differ and the source it was written for
-(a hash; see guard.py), and has one ``apply()``. All of them do nothing where CUDA is available, and once in a process
-is enough.
+(a hash; see guard.py), and has one ``apply()``. Where CUDA is available they do nothing, but for the one that refuses
+models' own code; once in a process is enough.
 """
 
 import functools
@@ -12,30 +12,33 @@ import torch
 
 @functools.cache
 def apply_import_patches() -> None:
-    """Spares a process what nothing here needs, before it imports OpenRLHF."""
-    if torch.cuda.is_available():
-        return
-    from oger_recipe.patches import torch_compile, transformers_optional_imports, vllm_env_override
+    """Spares a process what nothing here needs, before it imports OpenRLHF, and models' own code."""
+    from oger_recipe.patches import transformers_remote_code
 
-    torch_compile.apply()
-    vllm_env_override.apply()
-    transformers_optional_imports.apply()
+    if not torch.cuda.is_available():
+        from oger_recipe.patches import torch_compile, transformers_optional_imports, vllm_env_override
+
+        torch_compile.apply()
+        vllm_env_override.apply()
+        transformers_optional_imports.apply()
+    transformers_remote_code.apply()
 
 
 @functools.cache
 def apply_vllm_import_patches() -> None:
     """The same for a process that imports vLLM's classes."""
+    apply_import_patches()
     if torch.cuda.is_available():
         return
     from oger_recipe.patches import vllm_audio
 
-    apply_import_patches()
     vllm_audio.apply()
 
 
 @functools.cache
 def apply_training_patches() -> None:
     """Prepares a process that trains or drives (driver, controller, policy, reference) before it imports OpenRLHF."""
+    apply_import_patches()
     if torch.cuda.is_available():
         return
     from oger_recipe.patches import (
@@ -45,11 +48,12 @@ def apply_training_patches() -> None:
         flash_attn_padding,
         replay_buffer_device,
         torch_cuda_calls,
+        torch_store_address,
         weight_sync_gloo,
     )
 
-    apply_import_patches()
     torch_cuda_calls.apply()
+    torch_store_address.apply()
     flash_attn_padding.apply()
     deepspeed_compile.apply()
     weight_sync_gloo.apply()
@@ -63,7 +67,8 @@ def apply_engine_patches() -> None:
     """Prepares a vLLM worker process before it builds the model."""
     if torch.cuda.is_available():
         return
-    from oger_recipe.patches import vllm_linear_weights, weight_sync_gloo
+    from oger_recipe.patches import torch_store_address, vllm_linear_weights, weight_sync_gloo
 
+    torch_store_address.apply()
     vllm_linear_weights.apply()
     weight_sync_gloo.apply()

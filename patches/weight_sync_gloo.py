@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from oger_recipe.patches.guard import require_source
+from oger_recipe.patches.torch_store_address import store
 
 SOURCE_SHA256 = "38c247412bdf7891ac9e64073b5c3cbf0bbbaa64721c1ada483e76a61ae54d64"
 JOIN_TIMEOUT = timedelta(minutes=10)
@@ -22,10 +23,8 @@ class GlooWeightGroup:
     """Broadcasts tensors of any dtype between processes that share no default process group."""
 
     def __init__(self, master_address: str, master_port: int, rank: int, world_size: int) -> None:
-        store = torch.distributed.TCPStore(
-            master_address, master_port, world_size, is_master=rank == 0, timeout=JOIN_TIMEOUT
-        )
-        prefixed = torch.distributed.PrefixStore("oger_weights", store)
+        shared = store(master_address, master_port, world_size, is_master=rank == 0, timeout=JOIN_TIMEOUT)
+        prefixed = torch.distributed.PrefixStore("oger_weights", shared)
         self.rank = rank
         self.group = torch.distributed.ProcessGroupGloo(prefixed, rank, world_size, JOIN_TIMEOUT)
 

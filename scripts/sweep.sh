@@ -27,7 +27,7 @@ python="${OGER_VENV:-.venv}/bin/python"
 folder="${SWEEP_DIR:-runs/sweep-${flag#--}}"
 for value in "${values[@]}"; do
     run="$folder/$value"
-    if [[ -f "$run/summary.json" ]]; then
+    if grep -qs '"finished": true' "$run/summary.json"; then
         echo "sweep: $flag $value is done: $run"
         continue
     fi

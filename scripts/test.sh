@@ -41,8 +41,9 @@ check "ruff check" "$bin/ruff" check .
 check "ruff format" "$bin/ruff" format --check .
 check "mypy" "$bin/mypy"
 
-paths=(tests/unit tests/integration tests/e2e tests/walks)
+# Two workers: the runs, which take longest, in one (tests/conftest.py), and everything else in the other.
+everything=(-n 2 --dist loadgroup --no-loadscope-reorder tests/e2e tests/walks tests/integration tests/unit)
 for argument in "$@"; do
-    if [[ -e "${argument%%::*}" ]]; then paths=(); fi
+    if [[ -e "${argument%%::*}" ]]; then everything=(); fi
 done
-check "pytest" "$bin/python" -m pytest "${paths[@]}" --durations=15 "$@"
+check "pytest" "$bin/python" -m pytest "${everything[@]}" --durations=15 "$@"

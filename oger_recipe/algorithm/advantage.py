@@ -1,9 +1,15 @@
 """Advantages over the hybrid group: rollouts and teachers of one prompt are compared with each other."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-BASELINES = ("group", "rollouts")
+# is_teacher (bool [groups, n]) to the baseline_mask of group_advantage.
+BASELINES: dict[str, Callable[[Tensor], Tensor | None]] = {
+    "group": lambda is_teacher: None,
+    "rollouts": lambda is_teacher: ~is_teacher,
+}
 
 
 def group_advantage(

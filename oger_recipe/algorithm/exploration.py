@@ -15,8 +15,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-SHAPINGS = ("none", "group_minmax", "group_rank", "ratio")
-SCHEDULES = ("constant", "linear", "cosine")
 _RATIO_GAMMA = 0.1
 
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -30,6 +28,38 @@ ENTROPY_WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {
     "neg_entropy": lambda entropy: -entropy,
     "entropy": lambda entropy: entropy,
     "none": torch.ones_like,
+}
+
+
+def _minmax(measure: Tensor, counted: Tensor) -> Tensor:
+    low = torch.where(counted, measure, torch.inf).amin(dim=-1, keepdim=True)
+    high = torch.where(counted, measure, -torch.inf).amax(dim=-1, keepdim=True)
+    differs = high > low
+    return torch.where(differs, (measure - low) / torch.where(differs, high - low, 1.0), measure)
+
+
+def _rank(measure: Tensor, counted: Tensor) -> Tensor:
+    mine, other = measure.unsqueeze(-1), measure.unsqueeze(-2)
+    beaten = ((mine > other).double() + 0.5 * (mine == other).double()) * counted.unsqueeze(-2)
+    others = counted.sum(dim=-1, keepdim=True) - 1
+    # A row equals itself; that half is not of another row.
+    return torch.where(others > 0, (beaten.sum(dim=-1) - 0.5) / others.clamp(min=1), 1.0)
+
+
+# Each takes the measure [..., n] and a bool mask of the rows that count (the last dimension is a group) and gives the
+# shaped measure of these rows; what it gives for the others is not used.
+SHAPINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "none": lambda measure, counted: measure,
+    "group_minmax": _minmax,
+    "group_rank": _rank,
+    "ratio": lambda measure, counted: measure / (measure.abs() + _RATIO_GAMMA),
+}
+
+# Progress over the schedule's steps, 0 to 1, to the share of the way from the first weight to the last.
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda progress: 0.0,
+    "linear": lambda progress: progress,
+    "cosine": lambda progress: (1 - math.cos(math.pi * progress)) / 2,
 }
 
 
@@ -69,21 +99,7 @@ def shape_measure(measure: Tensor, earns: Tensor, *, shaping: str) -> Tensor:
     if earns.shape != measure.shape:
         raise ValueError(f"measure and earns must have one shape, not {list(measure.shape)} and {list(earns.shape)}")
     counted = earns & ~measure.isnan()
-    if shaping == "none":
-        return measure
-    if shaping == "ratio":
-        return torch.where(counted, measure / (measure.abs() + _RATIO_GAMMA), measure)
-    if shaping == "group_minmax":
-        low = torch.where(counted, measure, torch.inf).amin(dim=-1, keepdim=True)
-        high = torch.where(counted, measure, -torch.inf).amax(dim=-1, keepdim=True)
-        differs = high > low
-        return torch.where(counted & differs, (measure - low) / torch.where(differs, high - low, 1.0), measure)
-    mine, other = measure.unsqueeze(-1), measure.unsqueeze(-2)
-    beaten = ((mine > other).double() + 0.5 * (mine == other).double()) * counted.unsqueeze(-2)
-    others = counted.sum(dim=-1, keepdim=True) - 1
-    # A row equals itself; that half is not of another row.
-    rank = torch.where(others > 0, (beaten.sum(dim=-1) - 0.5) / others.clamp(min=1), 1.0)
-    return torch.where(counted, rank.to(measure.dtype), measure)
+    return torch.where(counted, SHAPINGS[shaping](measure, counted).to(measure.dtype), measure)
 
 
 def spread_within_groups(values: Tensor, counted: Tensor) -> float:
@@ -104,12 +120,8 @@ def scheduled_weight(step: int, *, start: float, end: float, steps: int, schedul
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule={schedule!r} is unknown; valid values: {', '.join(SCHEDULES)}")
-    if schedule == "constant":
-        return start
-    progress = min(max((step - 1) / max(steps - 1, 1), 0.0), 1.0)
-    if schedule == "cosine":
-        progress = (1 - math.cos(math.pi * progress)) / 2
-    return start * (1 - progress) + end * progress
+    share = SCHEDULES[schedule](min(max((step - 1) / max(steps - 1, 1), 0.0), 1.0))
+    return start * (1 - share) + end * share
 
 
 def exploration_bonus(

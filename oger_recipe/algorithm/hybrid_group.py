@@ -1,18 +1,63 @@
 """Which rollouts of a group make room for teacher trajectories, and for which (OGER, arXiv 2604.18530)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-_WRONG_FIRST = "wrong_first_"
-_PLAIN_MODES = (
-    *(f"similarity_{reduce}_{direction}" for reduce in ("mean", "max", "min") for direction in ("des", "asc")),
-    "random",
-)
-DRAWS = ("uniform", "source_weights", "shortest", "round_robin")
-REPLACE_MODES = (*_PLAIN_MODES, *(_WRONG_FIRST + mode for mode in _PLAIN_MODES))
+Ranking = Callable[[Tensor, Tensor, torch.Generator | None], Tensor]
+
+
+@dataclass(frozen=True)
+class ReplaceMode:
+    """In which order the rollouts of a group make room for teachers.
+
+    rank: (similarity [n], reward [n], generator) to a permutation of 0..n-1 (int64), the first to go first;
+    similarity: how it is reduced over the teachers (a name in exploration.REDUCTIONS) before it is ranked and before
+    the bonus takes it; None: the mode does not look at it, and it need not be computed for the mode's sake.
+    """
+
+    rank: Ranking
+    similarity: str | None
+
+
+def _most_similar(similarity: Tensor, reward: Tensor, generator: torch.Generator | None) -> Tensor:
+    return torch.argsort(similarity, descending=True, stable=True)
+
+
+def _least_similar(similarity: Tensor, reward: Tensor, generator: torch.Generator | None) -> Tensor:
+    return torch.argsort(similarity, stable=True)
+
+
+def _any(similarity: Tensor, reward: Tensor, generator: torch.Generator | None) -> Tensor:
+    device = generator.device if generator is not None else None
+    return torch.randperm(len(similarity), generator=generator, device=device).to(similarity.device)
+
+
+def _wrong_first(rank: Ranking) -> Ranking:
+    """The same order among the rollouts without a positive reward, and then among the others."""
+
+    def wrong_first(similarity: Tensor, reward: Tensor, generator: torch.Generator | None) -> Tensor:
+        order = rank(similarity, reward, generator)
+        return order[torch.argsort((reward[order] > 0).int(), stable=True)]
+
+    return wrong_first
+
+
+_PLAIN_MODES = {
+    "similarity_mean_des": ReplaceMode(_most_similar, "mean"),
+    "similarity_mean_asc": ReplaceMode(_least_similar, "mean"),
+    "similarity_max_des": ReplaceMode(_most_similar, "max"),
+    "similarity_max_asc": ReplaceMode(_least_similar, "max"),
+    "similarity_min_des": ReplaceMode(_most_similar, "min"),
+    "similarity_min_asc": ReplaceMode(_least_similar, "min"),
+    "random": ReplaceMode(_any, None),
+}
+REPLACE_MODES: dict[str, ReplaceMode] = _PLAIN_MODES | {
+    f"wrong_first_{name}": ReplaceMode(_wrong_first(mode.rank), mode.similarity) for name, mode in _PLAIN_MODES.items()
+}
 
 
 def select_replaced(
@@ -41,18 +86,7 @@ def select_replaced(
         raise ValueError(f"similarity and reward must both be [n], not {shapes}")
     if similarity.isnan().any():
         return torch.empty(0, dtype=torch.long, device=similarity.device)
-    order = _ranking(similarity, mode.removeprefix(_WRONG_FIRST), generator)
-    if mode.startswith(_WRONG_FIRST):
-        is_right = (reward[order] > 0).int()
-        order = order[torch.argsort(is_right, stable=True)]
-    return order[:max_replace_num]
-
-
-def _ranking(similarity: Tensor, plain_mode: str, generator: torch.Generator | None) -> Tensor:
-    if plain_mode == "random":
-        device = generator.device if generator is not None else None
-        return torch.randperm(len(similarity), generator=generator, device=device).to(similarity.device)
-    return torch.argsort(similarity, descending=plain_mode.endswith("_des"), stable=True)
+    return REPLACE_MODES[mode].rank(similarity, reward, generator)[:max_replace_num]
 
 
 def own_or_all(own: Tensor) -> Tensor:
@@ -68,6 +102,57 @@ def solve_rates(scores: Tensor, own: Tensor) -> Tensor:
     """Share [groups] of right rows (score above 0) among those of own_or_all; scores and own are [groups, n]."""
     counted = own_or_all(own)
     return ((scores > 0) & counted).sum(dim=1) / counted.sum(dim=1)
+
+
+@dataclass(frozen=True)
+class Teachers:
+    """The teachers of one prompt, by their index: sources, lengths in tokens; weights of sources; turn: the step."""
+
+    sources: Sequence[str]
+    lengths: Sequence[int]
+    weights: Mapping[str, float] = field(default_factory=dict)
+    turn: int = 0
+
+
+Draw = Callable[[Teachers, int, torch.Generator], list[int]]
+
+
+def _uniform(teachers: Teachers, count: int, generator: torch.Generator) -> list[int]:
+    return _drawn([1.0] * len(teachers.sources), count, generator)
+
+
+def _by_source_weights(teachers: Teachers, count: int, generator: torch.Generator) -> list[int]:
+    return _drawn([float(teachers.weights.get(source, 1.0)) for source in teachers.sources], count, generator)
+
+
+def _shortest(teachers: Teachers, count: int, generator: torch.Generator) -> list[int]:
+    return sorted(range(len(teachers.lengths)), key=lambda index: teachers.lengths[index])[:count]
+
+
+def _round_robin(teachers: Teachers, count: int, generator: torch.Generator) -> list[int]:
+    order = sorted(range(len(teachers.sources)), key=lambda index: teachers.sources[index])
+    return [order[(teachers.turn + number) % len(order)] for number in range(min(count, len(order)))]
+
+
+def _drawn(chances: list[float], count: int, generator: torch.Generator) -> list[int]:
+    """At most `count` indices with these chances, without replacement."""
+    if not all(0 <= chance < math.inf for chance in chances):
+        raise ValueError(f"weights must be finite and 0 or more, not {chances}")
+    possible = min(count, sum(chance > 0 for chance in chances))
+    if not possible:
+        return []
+    weights = torch.tensor(chances, dtype=torch.float64)
+    chosen: list[int] = torch.multinomial(weights, possible, generator=generator).tolist()
+    return chosen
+
+
+# Each gives at most `count` distinct indices, in the order of the draw.
+DRAWS: dict[str, Draw] = {
+    "uniform": _uniform,
+    "source_weights": _by_source_weights,
+    "shortest": _shortest,
+    "round_robin": _round_robin,
+}
 
 
 def draw_teachers(
@@ -92,19 +177,4 @@ def draw_teachers(
         raise ValueError(f"mode={mode!r} is unknown; valid values: {', '.join(DRAWS)}")
     if count < 0 or len(sources) != len(lengths):
         raise ValueError(f"count {count} of {len(sources)} sources and {len(lengths)} lengths")
-    indices = range(len(sources))
-    if mode == "shortest":
-        return sorted(indices, key=lambda index: lengths[index])[:count]
-    if mode == "round_robin":
-        order = sorted(indices, key=lambda index: sources[index])
-        return [order[(turn + number) % len(order)] for number in range(min(count, len(order)))]
-    chances = [float((weights or {}).get(source, 1.0)) if mode == "source_weights" else 1.0 for source in sources]
-    if not all(0 <= chance < math.inf for chance in chances):
-        raise ValueError(f"weights must be finite and 0 or more, not {dict(weights or {})}")
-    drawn = min(count, sum(chance > 0 for chance in chances))
-    if not drawn:
-        return []
-    chosen: list[int] = torch.multinomial(
-        torch.tensor(chances, dtype=torch.float64), drawn, generator=generator
-    ).tolist()
-    return chosen
+    return DRAWS[mode](Teachers(sources, lengths, weights or {}, turn), count, generator)

@@ -10,6 +10,7 @@ p stands where the importance ratio would. The gradient flows through p: df/dthe
 Two other losses for teacher tokens: PPO's own, as if they were rollouts, and the supervised one beside PPO's.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +28,33 @@ __all__ = [
     "reshape_probability",
 ]
 
-AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
-TEACHER_LOSSES = ("reshape", "ppo", "sft")
 _TEACHER_PROB_EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class TeacherLoss:
+    """What is lost by teacher tokens.
+
+    token_loss: (log p, advantage, f(p) within its bounds), all [B, T] and finite, to the loss of each token; None:
+    that of rollout tokens. reshapes: whether it takes f(p). apart: its mean is over teacher tokens alone, and is
+    added to the rollouts' loss with sft_loss_coef; otherwise teacher and rollout tokens are aggregated together.
+    """
+
+    token_loss: Callable[[Tensor, Tensor, Tensor], Tensor] | None
+    reshapes: bool = False
+    apart: bool = False
+
+    @property
+    def as_rollouts(self) -> bool:
+        """Whether teacher tokens are treated as if the policy had sampled them."""
+        return self.token_loss is None
+
+
+TEACHER_LOSSES: dict[str, TeacherLoss] = {
+    "reshape": TeacherLoss(lambda log_probs, advantages, reshaped: -advantages * reshaped, reshapes=True),
+    "ppo": TeacherLoss(None),
+    "sft": TeacherLoss(lambda log_probs, advantages, reshaped: -log_probs, apart=True),
+}
 
 
 def hybrid_policy_loss(
@@ -92,7 +117,8 @@ def hybrid_policy_loss(
     is_action = action_mask.bool()
     kept = is_action if all_max_clip is None else is_action & ~(log_probs.detach().exp() > all_max_clip)
     is_teacher = kept & off_policy_mask.bool()
-    as_rollout = kept if teacher_loss == "ppo" else kept & ~is_teacher
+    how = TEACHER_LOSSES[teacher_loss]
+    as_rollout = kept if how.as_rollouts else kept & ~is_teacher
     on_settings = _RolloutSettings(
         on_policy_reshape,
         on_policy_reshape_weight,
@@ -106,20 +132,19 @@ def hybrid_policy_loss(
         teacher_probs,
         (reshape, reshape_weight, reshape_power),
     )
-    bounds = (off_policy_min_clip, off_policy_max_clip) if teacher_loss == "reshape" else (None, None)
+    bounds = (off_policy_min_clip, off_policy_max_clip) if how.reshapes else (None, None)
     off_ratio = unbounded if bounds == (None, None) else unbounded.clamp(*bounds)
-    if teacher_loss == "ppo":
+    if how.token_loss is None:
         off_loss, off_ratio = on_loss, ratio
-    elif teacher_loss == "sft":
-        off_loss = torch.where(is_teacher, -log_probs, 0.0)
     else:
-        off_loss = torch.where(is_teacher, -advantages, 0.0) * off_ratio
+        theirs = (torch.where(is_teacher, log_probs, 0.0), torch.where(is_teacher, advantages, 0.0))
+        off_loss = torch.where(is_teacher, how.token_loss(*theirs, off_ratio), 0.0)
     totals: dict[str, Any] = {
         "max_response_length": max_response_length,
         "num_rows": num_rows,
         "num_tokens": num_tokens,
     }
-    if teacher_loss == "sft":
+    if how.apart:
         supervised = _divide(off_loss.sum(), is_teacher.sum() if num_teacher_tokens is None else num_teacher_tokens)
         loss = aggregate_token_loss(on_loss, as_rollout, aggregation, **totals) + sft_loss_coef * supervised
     else:
@@ -140,6 +165,46 @@ def hybrid_policy_loss(
         "off_policy_token_share": _mean((is_action & off_policy_mask.bool()).to(dtype), is_action),
         "all_clip_fraction": _mean((is_action & ~kept).to(dtype), is_action),
     }
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Of the whole optimizer step, in the sense of the aggregation in use; None: this batch's."""
+
+    max_response_length: int | None = None
+    num_rows: float | Tensor | None = None
+    num_tokens: float | Tensor | None = None
+
+
+def _token_mean(token_loss: Tensor, mask: Tensor, totals: Totals) -> Tensor:
+    return _divide(token_loss.sum(), mask.sum() if totals.num_tokens is None else totals.num_tokens)
+
+
+def _sequence_mean(token_loss: Tensor, mask: Tensor, totals: Totals) -> Tensor:
+    lengths = mask.sum(dim=1)
+    row_means = token_loss.sum(dim=1) / lengths.clamp(min=1)
+    return _divide(row_means.sum(), (lengths > 0).sum() if totals.num_rows is None else totals.num_rows)
+
+
+def _constant(token_loss: Tensor, mask: Tensor, totals: Totals) -> Tensor:
+    length = token_loss.shape[1] if totals.max_response_length is None else totals.max_response_length
+    return _divide(token_loss.sum(), (len(token_loss) if totals.num_rows is None else totals.num_rows) * length)
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """loss: (token losses [B, T], mask [B, T], totals) to one number; those of micro-batches add up under given
+    totals. rows_with_tokens: whether the num_rows it divides by are those that have a token in the mask."""
+
+    loss: Callable[[Tensor, Tensor, Totals], Tensor]
+    rows_with_tokens: bool = False
+
+
+AGGREGATIONS: dict[str, Aggregation] = {
+    "token_mean": Aggregation(_token_mean),
+    "sequence_mean": Aggregation(_sequence_mean, rows_with_tokens=True),
+    "constant": Aggregation(_constant),
+}
 
 
 def aggregate_token_loss(
@@ -164,14 +229,7 @@ def aggregate_token_loss(
     """
     if aggregation not in AGGREGATIONS:
         raise ValueError(f"aggregation={aggregation!r} is unknown; valid values: {', '.join(AGGREGATIONS)}")
-    if aggregation == "token_mean":
-        return _divide(token_loss.sum(), mask.sum() if num_tokens is None else num_tokens)
-    if aggregation == "sequence_mean":
-        lengths = mask.sum(dim=1)
-        row_means = token_loss.sum(dim=1) / lengths.clamp(min=1)
-        return _divide(row_means.sum(), (lengths > 0).sum() if num_rows is None else num_rows)
-    length = token_loss.shape[1] if max_response_length is None else max_response_length
-    return _divide(token_loss.sum(), (token_loss.shape[0] if num_rows is None else num_rows) * length)
+    return AGGREGATIONS[aggregation].loss(token_loss, mask, Totals(max_response_length, num_rows, num_tokens))
 
 
 @dataclass(frozen=True)

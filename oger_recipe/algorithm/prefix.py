@@ -1,9 +1,72 @@
 """Prefix guidance: how much of a teacher's trajectory a rollout begins with (LUFFY, arXiv 2504.14945)."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 
-PREFIX_STRATEGIES = ("random", "linear", "linear_max", "reverse_linear", "fixed")
 _WINDOWS = 10  # linear_max and reverse_linear move in so many stages
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """What a strategy may read; the names are those of the knobs, without `oger.`."""
+
+    min_prefix_ratio: float
+    max_prefix_ratio: float
+    prefix_steps: int
+    prefix_linear_max_ratio: float
+    step: int  # from 1
+
+    @property
+    def stage(self) -> int:
+        """0 to 9: in which tenth of `prefix_steps` the step is; 9 after them."""
+        return min(max(self.step - 1, 0) * _WINDOWS // self.prefix_steps, _WINDOWS - 1)
+
+
+@dataclass(frozen=True)
+class PrefixStrategy:
+    """ratios: (guidance, uniform numbers in [0, 1), one for each guided rollout) to their ratios; reads: the knobs
+    that it looks at, others have no effect; shared: the one ratio of all under prefix_share_across_samples, None for
+    that of the first."""
+
+    ratios: Callable[[Guidance, list[float]], list[float]]
+    reads: tuple[str, ...]
+    shared: Callable[[Guidance], float] | None = None
+
+
+def _random(given: Guidance, drawn: list[float]) -> list[float]:
+    low, high = given.min_prefix_ratio, given.max_prefix_ratio
+    return [low + (high - low) * u for u in drawn]
+
+
+def _linear(given: Guidance, drawn: list[float]) -> list[float]:
+    falling = given.max_prefix_ratio * (1 - given.step / given.prefix_steps)
+    return [max(falling, given.min_prefix_ratio)] * len(drawn)
+
+
+def _fixed(given: Guidance, drawn: list[float]) -> list[float]:
+    last = len(drawn) - 1
+    places = [row / last for row in range(len(drawn))] if last > 0 else [1.0] * len(drawn)
+    return [given.min_prefix_ratio * (1 - place) + given.max_prefix_ratio * place for place in places]
+
+
+def _linear_max(given: Guidance, drawn: list[float]) -> list[float]:
+    return [given.prefix_linear_max_ratio * (_WINDOWS - given.stage) / _WINDOWS * u for u in drawn]
+
+
+def _reverse_linear(given: Guidance, drawn: list[float]) -> list[float]:
+    return [given.prefix_linear_max_ratio * (given.stage + 1) / _WINDOWS * u for u in drawn]
+
+
+_BOUNDS = ("min_prefix_ratio", "max_prefix_ratio")
+PREFIX_STRATEGIES: dict[str, PrefixStrategy] = {
+    "random": PrefixStrategy(_random, _BOUNDS),
+    "linear": PrefixStrategy(_linear, (*_BOUNDS, "prefix_steps")),
+    "linear_max": PrefixStrategy(_linear_max, ("prefix_steps", "prefix_linear_max_ratio")),
+    "reverse_linear": PrefixStrategy(_reverse_linear, ("prefix_steps", "prefix_linear_max_ratio")),
+    "fixed": PrefixStrategy(_fixed, _BOUNDS, shared=lambda given: given.max_prefix_ratio),
+}
 
 
 def prefix_ratios(
@@ -44,17 +107,8 @@ def prefix_ratios(
         raise ValueError(f"0 <= min_ratio <= max_ratio <= 1 does not hold for {min_ratio} and {max_ratio}")
     guided = n if n_prefix == -1 else n_prefix
     drawn = torch.rand(guided, generator=generator, dtype=torch.float64).tolist()
-    stage = min(max(step - 1, 0) * _WINDOWS // steps, _WINDOWS - 1)
-    if strategy == "random":
-        ratios = [min_ratio + (max_ratio - min_ratio) * u for u in drawn]
-    elif strategy == "linear":
-        ratios = [max(max_ratio * (1 - step / steps), min_ratio)] * guided
-    elif strategy == "fixed":
-        places = [row / (guided - 1) for row in range(guided)] if guided > 1 else [1.0] * guided
-        ratios = [min_ratio * (1 - place) + max_ratio * place for place in places]
-    else:
-        stages_left = _WINDOWS - stage if strategy == "linear_max" else stage + 1
-        ratios = [linear_max_ratio * stages_left / _WINDOWS * u for u in drawn]
+    given, how = Guidance(min_ratio, max_ratio, steps, linear_max_ratio, step), PREFIX_STRATEGIES[strategy]
+    ratios = how.ratios(given, drawn)
     if share and guided:
-        ratios = [max_ratio if strategy == "fixed" else ratios[0]] * guided
+        ratios = [how.shared(given) if how.shared else ratios[0]] * guided
     return [min(max(ratio, 0.0), 1.0) for ratio in ratios] + [0.0] * (n - guided)

@@ -5,30 +5,50 @@ LUFFY, arXiv 2504.14945. Log-probabilities are in nats; everything stays in log 
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
 
-# Each takes (log p, weight, power): p ** power has no finite gradient at p = 0.
-_RESHAPES: dict[str, Callable[[Tensor, float, float], Tensor]] = {
-    "no_reshape": lambda log_probs, weight, power: log_probs.exp(),
-    "logp": lambda log_probs, weight, power: weight * log_probs,
-    "p_logp": lambda log_probs, weight, power: log_probs.exp() + weight * log_probs,
-    "square_root": lambda log_probs, weight, power: (0.5 * log_probs).exp(),
-    "pow": lambda log_probs, weight, power: (power * log_probs).exp(),
-}
-# Each takes (d, weight, power) with d = log p - log p_old.
-_RATIO_RESHAPES: dict[str, Callable[[Tensor, float, float], Tensor]] = {
-    "no_reshape": lambda d, weight, power: d.exp(),
-    "logp": lambda d, weight, power: d,
-    "p_logp": lambda d, weight, power: d.exp() + weight * d,
-    "square_root": lambda d, weight, power: (0.5 * d).exp(),
-    "pow": lambda d, weight, power: (power * d).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(),
+Function = Callable[[Tensor, float, float], Tensor]
+
+
+@dataclass(frozen=True)
+class Reshape:
+    """probability: (log p, weight, power) to f(p), for p ** power has no finite gradient at p = 0; ratio: the same
+    family for e^d with d = log p - log p_old, (d, weight, power); d is within +-MAX_LOG_RATIO, and so has to be every
+    exponent. reads: the settings that they take, as knobs by name; others have no effect."""
+
+    probability: Function
+    ratio: Function
+    reads: tuple[str, ...] = ()
+
+
+RESHAPES: dict[str, Reshape] = {
+    "no_reshape": Reshape(lambda log_p, weight, power: log_p.exp(), lambda d, weight, power: d.exp()),
+    "logp": Reshape(
+        lambda log_p, weight, power: weight * log_p, lambda d, weight, power: d, ("off_policy_reshape_weight",)
+    ),
+    "p_logp": Reshape(
+        lambda log_p, weight, power: log_p.exp() + weight * log_p,
+        lambda d, weight, power: d.exp() + weight * d,
+        ("off_policy_reshape_weight", "on_policy_reshape_weight"),
+    ),
+    "square_root": Reshape(lambda log_p, weight, power: (0.5 * log_p).exp(), lambda d, weight, power: (0.5 * d).exp()),
+    "pow": Reshape(
+        lambda log_p, weight, power: (power * log_p).exp(),
+        lambda d, weight, power: (power * d).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(),
+        ("off_policy_reshape_pow_exp", "on_policy_reshape_pow_exp"),
+    ),
 }
 _GAMMA_RESHAPE = "p_div_p_"
-RESHAPES = (*_RESHAPES, f"{_GAMMA_RESHAPE}<gamma>")
+
+
+def known_reshapes() -> str:
+    """All names, for messages."""
+    return f"{', '.join(RESHAPES)}, {_GAMMA_RESHAPE}<gamma>"
 
 
 def reshape_probability(log_probs: Tensor, reshape: str, weight: float, power: float) -> Tensor:
@@ -38,8 +58,8 @@ def reshape_probability(log_probs: Tensor, reshape: str, weight: float, power: f
     p_div_p_<gamma>: p / (p + gamma) for any positive number gamma.
     Raises ValueError for any other name.
     """
-    if reshape in _RESHAPES:
-        return _RESHAPES[reshape](log_probs, weight, power)
+    if reshape in RESHAPES:
+        return RESHAPES[reshape].probability(log_probs, weight, power)
     # p / (p + gamma) is the logistic function of log p - log gamma, which neither under- nor overflows.
     return torch.sigmoid(log_probs - math.log(_gamma(reshape)))
 
@@ -52,9 +72,9 @@ def reshape_ratio(log_probs: Tensor, old_log_probs: Tensor, reshape: str, weight
     d and every exponent are cut at +-20, beyond which there is no gradient; at d = 0 all but logp (0) are 1.
     Raises ValueError for any other name.
     """
-    if reshape in _RATIO_RESHAPES:
+    if reshape in RESHAPES:
         difference = (log_probs - old_log_probs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        return _RATIO_RESHAPES[reshape](difference, weight, power)
+        return RESHAPES[reshape].ratio(difference, weight, power)
     shift = math.log(_gamma(reshape))
     difference = torch.nn.functional.logsigmoid(log_probs - shift) - torch.nn.functional.logsigmoid(
         old_log_probs - shift
@@ -69,5 +89,5 @@ def _gamma(reshape: str) -> float:
     except ValueError:
         gamma = 0.0
     if not 0 < gamma < math.inf:
-        raise ValueError(f"reshape={reshape!r} is unknown; valid values: {', '.join(RESHAPES)} with gamma > 0")
+        raise ValueError(f"reshape={reshape!r} is unknown; valid values: {known_reshapes()} with gamma > 0")
     return gamma

@@ -10,13 +10,13 @@ With a vocabulary of 150 000 the logits of a batch are larger than everything el
 made a few tokens at a time, used, and made again for the gradient.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 CHUNK_LOGITS = 2**26  # logits that exist at a time: 256 MiB in float32
-ENTROPY_POSITIONS = ("last", "mean", "top")
 
 
 def token_log_probs_and_entropy(
@@ -65,14 +65,31 @@ def response_entropy(entropy: Tensor, action_mask: Tensor, *, position: str, top
     if entropy.ndim != 2 or entropy.shape != action_mask.shape:
         raise ValueError(f"both must be [B, T], not {list(entropy.shape)} and {list(action_mask.shape)}")
     mask = action_mask.bool()
-    if position == "last":
-        last = mask.shape[1] - 1 - mask.flip(1).long().argmax(dim=1)
-        return entropy.gather(1, last.unsqueeze(1)).squeeze(1)
+    return ENTROPY_POSITIONS[position](entropy, mask, top_share)
+
+
+def _last(entropy: Tensor, mask: Tensor, top_share: float) -> Tensor:
+    last = mask.shape[1] - 1 - mask.flip(1).long().argmax(dim=1)
+    return entropy.gather(1, last.unsqueeze(1)).squeeze(1)
+
+
+def _mean(entropy: Tensor, mask: Tensor, top_share: float) -> Tensor:
+    return _mean_of_highest(entropy, mask, mask.sum(dim=1))
+
+
+def _top(entropy: Tensor, mask: Tensor, top_share: float) -> Tensor:
     counts = mask.sum(dim=1)
-    taken = counts if position == "mean" else (top_share * counts).ceil().long().clamp(min=1).minimum(counts)
+    return _mean_of_highest(entropy, mask, (top_share * counts).ceil().long().clamp(min=1).minimum(counts))
+
+
+def _mean_of_highest(entropy: Tensor, mask: Tensor, taken: Tensor) -> Tensor:
     ranked = entropy.masked_fill(~mask, -torch.inf).sort(dim=1, descending=True).values
     chosen = torch.arange(mask.shape[1], device=mask.device).unsqueeze(0) < taken.unsqueeze(1)
     return torch.where(chosen, ranked, 0.0).sum(dim=1) / taken.clamp(min=1)
+
+
+# (entropies [B, T], bool mask [B, T] of the response, top_share) to one for each response.
+ENTROPY_POSITIONS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {"last": _last, "mean": _mean, "top": _top}
 
 
 class _TokenStats(torch.autograd.Function):

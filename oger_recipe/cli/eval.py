@@ -118,7 +118,7 @@ def _evaluate(args: argparse.Namespace, flags: list[str]) -> None:
     from oger_recipe.run import grading_settings
 
     settings = _settings_of_run(args, flags)
-    model, sampling = _model(args), _sampling(args, settings)
+    model, sampling = _model(args, settings), _sampling(args, settings)
     _check(sampling, model, args)
     if not sampling.temperature and sampling.n > 1:
         print("note: greedy decoding gives the same answer every time, so n is 1", flush=True)
@@ -136,10 +136,12 @@ def _settings_of_run(args: argparse.Namespace, flags: list[str]) -> dict[str, An
 
     from oger_recipe.checks import answer_places
     from oger_recipe.cli.train_ppo_ray import build_parser as run_parser
-    from oger_recipe.recipe import read_recipe
+    from oger_recipe.recipe import read_recipe, with_verifier_path
+    from oger_recipe.rewards.verifiers import look_in
+    from oger_recipe.shipped import find_recipe
 
     parser = run_parser(cpu=not torch.cuda.is_available())
-    tokens = [*(read_recipe(args.recipe, parser) if args.recipe else []), *flags]
+    tokens = [*(read_recipe(find_recipe(args.recipe), parser) if args.recipe else []), *flags]
     if args.prompt_template:
         tokens.append(f"--oger.prompt_template={args.prompt_template}")
     settings, unknown = parser.parse_known_args(tokens)
@@ -148,13 +150,16 @@ def _settings_of_run(args: argparse.Namespace, flags: list[str]) -> dict[str, An
     problems = list(answer_places(vars(settings)))
     if problems:
         raise RecipeError("\n  - ".join(["this evaluation cannot be graded:", *problems]))
-    return vars(settings)
+    found = vars(parser.parse_args(with_verifier_path(settings, tokens, args.recipe)))
+    look_in(found["oger.verifier_path"])
+    return found
 
 
-def _model(args: argparse.Namespace) -> Model:
+def _model(args: argparse.Namespace, settings: dict[str, Any]) -> Model:
     from oger_recipe.evaluation.sampler import Model
 
     given = {field.name: vars(args).get(field.name) for field in dataclasses.fields(Model) if field.name != "name"}
+    given["trust_remote_code"] = settings["oger.trust_remote_code"]
     given["dtype"] = args.dtype or ("bfloat16" if args.recipe else "auto")
     return Model(args.model, **given)
 

@@ -1,25 +1,35 @@
 """``oger <command>``: the same as ``python -m oger_recipe.cli.<command>``."""
 
+import difflib
 import importlib
 import sys
+from pathlib import Path
+
+import oger_recipe
 
 COMMANDS = {
     "train": "train by a recipe file and flags",
     "convert": "turn a training command of OGER or LUFFY into a recipe file",
     "eval": "answer benchmarks with a model and grade the answers",
     "data": "build a file of rows from datasets, or check one",
+    "doctor": "look whether this machine is ready, for a recipe or for any",
     "serve-reward": "grade answers over HTTP, as OpenRLHF's remote reward",
 }
 
 
 def main() -> None:
     command = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if command == "--version":
+        print(f"oger {oger_recipe.__version__} ({Path(oger_recipe.__file__).parent})")
+        return
     if command in ("-h", "--help"):
-        print("usage: oger <command> [--help]\n")
+        print("usage: oger <command> [--help]\n       oger --version\n")
         print("\n".join(f"  {name:13} {text}" for name, text in COMMANDS.items()))
         return
     if command not in COMMANDS:
-        sys.exit(f"oger: unknown command '{command}'; known: {', '.join(COMMANDS)}")
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        sys.exit(f"oger: unknown command '{command}'; known: {', '.join(COMMANDS)}{hint}")
     importlib.import_module(f"oger_recipe.cli.{command.replace('-', '_')}").main(sys.argv[2:])
 
 

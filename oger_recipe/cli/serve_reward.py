@@ -27,7 +27,7 @@ from oger_recipe.recipe import RecipeError
 from oger_recipe.rewards.grading_pool import ENVIRONMENT, GradingSettings, shared_pool
 from oger_recipe.rewards.samples import grade_samples
 from oger_recipe.rewards.service import GRADE_PATH, RewardService, ServiceLimits, access_log, build_app
-from oger_recipe.rewards.verifiers import VERIFIERS, resolve
+from oger_recipe.rewards.verifiers import VERIFIERS, look_in, resolve
 
 TOKEN_ENVIRONMENT = "OGER_REWARD_TOKEN"
 _WILDCARDS = ("0.0.0.0", "::")
@@ -111,6 +111,7 @@ def _seconds(text: str) -> float:
 
 def _checked(args: argparse.Namespace) -> socket.socket:
     """The listening socket. Raises RecipeError for everything that cannot work."""
+    look_in([os.getcwd()])
     for task in args.allow_task:
         try:
             resolve(task)

@@ -5,16 +5,43 @@ import sys
 from pathlib import Path
 
 from oger_recipe.cli import train_ppo_ray
+from oger_recipe.convert.foreign import OPENRLHF, recognised, recognised_flags
+from oger_recipe.recipe import RecipeError
+from oger_recipe.shipped import find_recipe
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser("oger train", add_help=False, allow_abbrev=False)
     parser.add_argument("--recipe", type=Path, help="YAML recipe file; its paths are the flags below")
     parser.add_argument("--dry-run", action="store_true", help="check the recipe, print GPUs and step sizes, and stop")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="remove the run that is in oger.run_dir, and begin anew"
+    )
     known, flags = parser.parse_known_args(argv)
-    if known.recipe is None and not {"-h", "--help"} & set(flags):
-        sys.exit("oger train: --recipe FILE is missing, e.g. oger train --recipe configs/countdown_cpu.yaml")
-    train_ppo_ray.main(flags, known.recipe, dry_run=known.dry_run)
+    if {"-h", "--help"} & set(flags):
+        train_ppo_ray.main(flags)
+        return
+    try:
+        recipe = _recipe(known.recipe, flags)
+    except RecipeError as error:
+        sys.exit(f"oger train: {error}")
+    train_ppo_ray.main(flags, recipe, dry_run=known.dry_run, overwrite=known.overwrite)
+
+
+def _recipe(given: Path | None, flags: list[str]) -> Path:
+    """The file to train by. Raises RecipeError where there is none, or another trainer's script in its place."""
+    if given is None:
+        advice = recognised_flags(flags) or (OPENRLHF if any(flag.startswith("--") for flag in flags) else None)
+        raise RecipeError(
+            "--recipe FILE is missing, e.g. oger train --recipe countdown_cpu.yaml" + (f"; {advice}" if advice else "")
+        )
+    found = find_recipe(given)
+    if found != given:
+        print(f"recipe: {found}", flush=True)
+    if found.suffix in (".sh", ".py", ".txt"):
+        advice = recognised(found.read_text(encoding="utf-8", errors="replace"))
+        raise RecipeError(f"{given} is no recipe file (nested YAML): {advice or 'oger convert makes one of a script'}")
+    return found
 
 
 if __name__ == "__main__":

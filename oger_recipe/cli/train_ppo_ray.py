@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from oger_recipe.recipe import RecipeError, extend_parser, read_recipe
+from oger_recipe.convert.foreign import recognised_flags
+from oger_recipe.recipe import RecipeError, extend_parser, read_recipe, with_verifier_path
+from oger_recipe.secrets import SECRETS, hide_secrets
 
 
 def build_parser(*, cpu: bool) -> argparse.ArgumentParser:
@@ -29,12 +31,28 @@ def _refuse(message: str) -> NoReturn:
     raise RecipeError(message)
 
 
-def _parse(parser: argparse.ArgumentParser, tokens: list[str]) -> argparse.Namespace:
-    args, unknown = parser.parse_known_args(tokens)
-    if unknown:
-        near = difflib.get_close_matches(unknown[0].partition("=")[0], parser._option_string_actions, n=1, cutoff=0.5)
-        raise RecipeError(f"unknown flag '{unknown[0]}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+def parse(parser: argparse.ArgumentParser, tokens: list[str]) -> argparse.Namespace:
+    """The flat namespace. Raises RecipeError for flags that there are not, with the nearest that there are."""
+    args, rest = parser.parse_known_args(tokens)
+    flags = [token for token in rest if token.startswith("--")]
+    if rest and (advice := recognised_flags(rest)):
+        raise RecipeError(f"{_unknown(rest[0], parser)}: {advice}")
+    if rest:
+        raise RecipeError("; ".join(_unknown(flag, parser) for flag in flags) or f"unknown argument '{rest[0]}'")
     return args
+
+
+def _unknown(flag: str, parser: argparse.ArgumentParser) -> str:
+    name = flag.partition("=")[0]
+    near = difflib.get_close_matches(name, parser._option_string_actions, n=1, cutoff=0.5)
+    is_secret = any(secret in near[0] for secret in SECRETS) if near else False  # then its value is not shown
+    return f"unknown flag '{name if is_secret else flag}'" + (f"; did you mean '{near[0]}'?" if near else "")
+
+
+def _help(parser: argparse.ArgumentParser, words: list[str]) -> str:
+    from oger_recipe.cli.flag_help import overview, section
+
+    return section(parser, words[0]) if words else overview(parser)
 
 
 def _without_cuda() -> bool:
@@ -43,20 +61,35 @@ def _without_cuda() -> bool:
     return not torch.cuda.is_available()
 
 
-def main(argv: list[str] | None = None, recipe: Path | None = None, *, dry_run: bool = False) -> None:
+def main(
+    argv: list[str] | None = None, recipe: Path | None = None, *, dry_run: bool = False, overwrite: bool = False
+) -> None:
     flags = sys.argv[1:] if argv is None else argv
     cpu = _without_cuda()
     parser = build_parser(cpu=cpu)
     try:
-        tokens = (read_recipe(recipe, parser) if recipe else []) + flags
-        args = _parse(parser, tokens)
+        if asked := {"-h", "--help"} & set(flags):
+            print(_help(parser, flags[flags.index(asked.pop()) + 1 :]))
+            return
+        tokens = _without_secrets((read_recipe(recipe, parser) if recipe else []) + flags)
+        args = parse(parser, tokens)
+        tokens = with_verifier_path(args, tokens, recipe)
+        args = parse(parser, tokens)
         if cpu:
             _print_cpu_defaults(args)
         from oger_recipe.run import train
 
-        train(args, parser, tokens, recipe, dry_run=dry_run)
+        train(args, parser, tokens, recipe, dry_run=dry_run, overwrite=overwrite)
     except RecipeError as error:
         sys.exit(f"oger train: {error}")
+
+
+def _without_secrets(tokens: list[str]) -> list[str]:
+    hidden = hide_secrets(tokens)
+    if hidden != tokens:
+        names = " and ".join(f"{flag} is better left to ${variable}" for flag, variable in SECRETS.items())
+        print(f"note: {names}: a key in a recipe file or a command line is read by others; it is not kept", flush=True)
+    return hidden
 
 
 def _print_cpu_defaults(args: argparse.Namespace) -> None:

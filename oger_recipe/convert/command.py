@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from oger_recipe.convert.foreign import recognised
+
 ENTRY = "main_mix_ppo"  # python3 -m verl.mix_src.main_mix_ppo
 _SECTIONS = ("actor_rollout_ref", "algorithm", "critic", "data", "reward_model", "trainer")
 _OVERRIDE = re.compile(r"(\+{0,2})([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
@@ -59,7 +61,9 @@ def read_command(text: str, variables: Mapping[str, str]) -> Command:
     if len(entries) != 1:
         numbers = ", ".join(str(line.first) for line in entries)
         found = f"there are {len(entries)} (lines {numbers}): leave one" if entries else "there is none"
-        command.problems.append(f"a command that runs verl.mix_src.{ENTRY} was looked for, and {found}")
+        advice = None if entries else recognised(text)
+        wanted = f"a command that runs verl.mix_src.{ENTRY} was looked for, and {found}"
+        command.problems.append(wanted + (f"; {advice}" if advice else ""))
         return command
     entry = entries[0]
     for line in lines:

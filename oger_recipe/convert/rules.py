@@ -300,13 +300,15 @@ def only_replacement(get: Get) -> str:
 
 
 def replace_mode(value: Any, get: Get) -> Settings:
-    return {"oger.replace_mode": one_of(value, dict(zip(REPLACE_MODES, REPLACE_MODES, strict=True)))}
+    return {"oger.replace_mode": one_of(value, {mode: mode for mode in REPLACE_MODES})}
 
 
 def _measures(get: Get) -> bool:
     """Whether the command compares rollouts with teachers at all."""
     replaces = not only_replacement(get) and get("trainer.max_replace_num") != 0
-    return bool(get("trainer.use_similarity_score") or replaces and get("trainer.replace_mode") != "random")
+    mode = REPLACE_MODES.get(get("trainer.replace_mode"))
+    ranks = replaces and (mode is None or mode.similarity is not None)
+    return bool(get("trainer.use_similarity_score") or ranks)
 
 
 def only_teachers(get: Get) -> str:

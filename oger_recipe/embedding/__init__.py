@@ -1,4 +1,30 @@
 """Embeddings of trajectories, computed here or by a server, their cache, and a reranker in their place."""
 
-PARTS = ("all", "thought", "answer")  # of a trajectory: what is embedded
-LONG_TEXTS = ("head", "tail", "chunks")  # of a text longer than the encoder reads: what is embedded
+from collections.abc import Callable
+from dataclasses import dataclass
+
+# Of a trajectory, what is embedded: from what comes before its last </think>, and what comes after.
+PARTS: dict[str, Callable[[str, str], str]] = {
+    "all": lambda thought, answer: f"{thought}</think>{answer}",
+    "thought": lambda thought, answer: thought,
+    "answer": lambda thought, answer: answer,
+}
+
+
+@dataclass(frozen=True)
+class LongText:
+    """Of a text longer than the encoder reads, what is embedded. pieces: of (text, characters), where a server embeds;
+    cut_from: the side that a tokenizer cuts where the encoder is loaded here; None: nothing is cut, all is read in
+    windows."""
+
+    pieces: Callable[[str, int], list[str]]
+    cut_from: str | None
+
+
+LONG_TEXTS: dict[str, LongText] = {
+    "head": LongText(lambda text, size: [text[:size]], "right"),
+    "tail": LongText(lambda text, size: [text[-size:]], "left"),
+    "chunks": LongText(
+        lambda text, size: [text[start : start + size] for start in range(0, max(len(text), 1), size)], None
+    ),
+}

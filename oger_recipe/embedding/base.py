@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
+from oger_recipe.embedding import LONG_TEXTS, PARTS
 from oger_recipe.embedding.settings import EncoderSettings
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ class EmbeddingError(ValueError):
 def part_of(text: str, part: str) -> str:
     """What ``part`` (see EncoderSettings) names of a text."""
     thought, tag, answer = text.rpartition("</think>")
-    return {"thought": thought, "answer": answer}[part] if tag and part != "all" else text
+    return PARTS[part](thought, answer) if tag else text
 
 
 class Encoder(ABC):
@@ -65,7 +66,7 @@ class Encoder(ABC):
 
     def share_read(self, texts: list[str]) -> float:
         """Of the tokens of these texts (of their ``part``), the share that decides their vectors."""
-        if self.settings.long_texts == "chunks":
+        if LONG_TEXTS[self.settings.long_texts].cut_from is None:
             return 1.0
         lengths = self._lengths([part_of(text, self.settings.part) for text in texts]) if texts else []
         return sum(min(length, self._longest) for length in lengths) / sum(lengths) if any(lengths) else 1.0

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from oger_recipe.embedding import LONG_TEXTS
 from oger_recipe.embedding.base import Encoder, fast_products, mean_direction, unit_rows
 from oger_recipe.embedding.remote import RemoteEncoder
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
@@ -44,9 +45,10 @@ class TrajectoryEncoder(Encoder):
         )
         self._model.max_seq_length = min(settings.max_tokens, self._model.max_seq_length or settings.max_tokens)
         self._check_room()
-        if settings.long_texts != "head":
+        self._cut_from = LONG_TEXTS[settings.long_texts].cut_from
+        if self._cut_from != "right":
             self._check_plain_input()
-        self._model.tokenizer.truncation_side = "left" if settings.long_texts == "tail" else "right"
+        self._model.tokenizer.truncation_side = self._cut_from or "right"
 
     @property
     def dimension(self) -> int:
@@ -62,7 +64,7 @@ class TrajectoryEncoder(Encoder):
 
     def _embed(self, texts: list[str]) -> tuple[torch.Tensor, dict[int, str]]:
         with torch.no_grad(), fast_products(self._model.device.type):
-            if self.settings.long_texts == "chunks":
+            if self._cut_from is None:
                 vectors, owners = self._embed_chunks(texts)
             else:
                 vectors, owners = self._embed_cut(texts), torch.arange(len(texts))

@@ -3,13 +3,13 @@
 import math
 import os
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import torch
 
+from oger_recipe.embedding import LONG_TEXTS
 from oger_recipe.embedding.base import Encoder, mean_direction, unit_rows
 from oger_recipe.embedding.settings import CHARACTERS_PER_TOKEN, EncoderSettings
 
@@ -62,7 +62,7 @@ class RemoteEncoder(Encoder):
         return [math.ceil(len(text) / CHARACTERS_PER_TOKEN) for text in texts]
 
     def _embed(self, texts: list[str]) -> tuple[torch.Tensor, dict[int, str]]:
-        cut = [list(_pieces(text, self.settings)) for text in texts]
+        cut = [_pieces(text, self.settings) for text in texts]
         owners = [text for text, pieces in enumerate(cut) for _ in pieces]
         flat = [piece for pieces in cut for piece in pieces]
         batches = [flat[start : start + self.batch_size] for start in range(0, len(flat), self.batch_size)]
@@ -109,6 +109,26 @@ class RemoteEncoder(Encoder):
         return text.replace(self._key, "***") if self._key else text
 
 
+def probe(settings: EncoderSettings, connect_s: float = 5, answer_s: float = 30) -> int:
+    """The length of a vector of the server's, asked for once.
+
+    Raises:
+        ValueError: what RemoteEncoder raises it for, without its repetitions.
+    """
+    endpoint, key = _endpoint(settings.url or ""), _api_key()
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    request = {"model": settings.model, "input": ["What is the length of a vector?"]}
+    try:
+        timeout = httpx.Timeout(answer_s, connect=connect_s)
+        answer = httpx.post(endpoint, json=request, headers=headers, timeout=timeout)
+        if not answer.is_success:
+            raise _Failed(f"HTTP status {answer.status_code}")
+        return _in_order(answer, 1).shape[1]
+    except (httpx.RequestError, _Failed) as error:
+        reason = str(error) or type(error).__name__
+        raise ValueError(f"{endpoint} does not embed with {settings.model}: {reason}") from None
+
+
 def _endpoint(url: str) -> str:
     try:
         parts = httpx.URL(url)
@@ -128,16 +148,9 @@ def _api_key() -> str:
     return key
 
 
-def _pieces(text: str, settings: EncoderSettings) -> Iterator[str]:
+def _pieces(text: str, settings: EncoderSettings) -> list[str]:
     """What is sent of a text; for an empty one, itself."""
-    size = CHARACTERS_PER_TOKEN * settings.max_tokens
-    if settings.long_texts == "head":
-        yield text[:size]
-    elif settings.long_texts == "tail":
-        yield text[-size:]
-    else:
-        for start in range(0, max(len(text), 1), size):
-            yield text[start : start + size]
+    return LONG_TEXTS[settings.long_texts].pieces(text, CHARACTERS_PER_TOKEN * settings.max_tokens)
 
 
 def _in_order(answer: httpx.Response, count: int) -> torch.Tensor:

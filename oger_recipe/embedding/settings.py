@@ -1,5 +1,6 @@
 """What decides an embedding besides its text. Importing this loads neither torch nor a model library."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,12 @@ class EncoderSettings:
         if self.part not in PARTS:
             raise ValueError(f"part={self.part!r} is unknown; valid values: {', '.join(PARTS)}")
         object.__setattr__(self, "arithmetic", "of the server" if self.url else _local_arithmetic())
+
+    @classmethod
+    def of_run(cls, oger: Mapping[str, Any]) -> "EncoderSettings":
+        """From a run's settings, by their names in the recipe's section."""
+        names = ("model", "revision", "max_tokens", "long_texts", "part", "trust_remote_code", "url")
+        return cls(**{name: oger[f"embedding_{name}"] for name in names})
 
     def fingerprint(self) -> dict[str, Any]:
         """The settings, and for a model folder also its files: another model may lie under the same name later."""

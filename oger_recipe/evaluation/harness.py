@@ -29,6 +29,7 @@ from oger_recipe.evaluation.sampler import Model, Request, Response, Sampler, Sa
 from oger_recipe.evaluation.tables import markdown_table
 from oger_recipe.files import read_jsonl, whole_file, write_jsonl
 from oger_recipe.recipe import RecipeError
+from oger_recipe.remote_code import refusals
 from oger_recipe.rewards.grading_pool import Graded, GradingPool, GradingSettings
 from oger_recipe.rewards.rules import GradingRules
 from oger_recipe.rewards.verifiers import BOUNDED
@@ -123,8 +124,12 @@ def _tokenizer(model: Model) -> Any:
         raise RecipeError(f"{folder} is not a model folder: it has no config.json")
     if not folder.is_dir() and (model.name.startswith((".", "/", "~")) or model.name.count("/") > 1):
         raise RecipeError(f"{folder}: no such model folder")
+    if not model.trust_remote_code:
+        for refusal in refusals(model.name, "model", model.revision):
+            raise RecipeError(refusal)
+    trust = model.trust_remote_code
     try:
-        return AutoTokenizer.from_pretrained(model.name, revision=model.revision)
+        return AutoTokenizer.from_pretrained(model.name, revision=model.revision, trust_remote_code=trust)
     except (OSError, ValueError) as error:
         raise RecipeError(
             f"no tokenizer could be loaded from {model.name}: it is neither a folder here nor a model of the Hub that "

@@ -24,6 +24,7 @@ class Model:
     tensor_parallel_size: int = 1
     gpu_memory_utilization: float = 0.9
     batch_size: int = 256
+    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,5 +144,5 @@ class Sampler:
             "revision": self.model.revision,
             "tokenizer_revision": self.model.revision,
             "dtype": self.dtype,
-            "trust_remote_code": False,
+            "trust_remote_code": self.model.trust_remote_code,
         }

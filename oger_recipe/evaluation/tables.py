@@ -1,4 +1,4 @@
-"""The figures of an evaluation as a Markdown table."""
+"""The figures of an evaluation as a Markdown table, and those of two as lines of text."""
 
 from __future__ import annotations
 
@@ -23,6 +23,60 @@ def markdown_table(result: dict[str, Any]) -> str:
     lines = [header, ["---", *["---:"] * len(header)], *cells]
     table = "\n".join("| " + " | ".join(line[column] for column in used) + " |" for line in lines)
     return "\n".join([table, "", *_notes(result), ""])
+
+
+def headlines(result: dict[str, Any]) -> dict[str, Figures]:
+    """What a person follows of what `evaluate_answers` returns, by benchmark: problems, n, and avg@n, pass@n and maj@n
+    with their intervals. With several benchmarks, ``average`` is the last."""
+    rows = dict(result["benchmarks"])
+    if len(rows) > 1:
+        rows["average"] = result["average"]
+    return {name: _headline(figures) for name, figures in rows.items()}
+
+
+def _headline(figures: Figures) -> Figures:
+    names = [name for key in main_metrics(figures.get("n")) for name in (key, f"{key}_interval")]
+    return {name: figures[name] for name in ("problems", "n", *names) if name in figures}
+
+
+def main_metrics(n: int | None) -> list[str]:
+    """Names of avg@n, pass@n and maj@n; without n that of an average over benchmarks whose n differ."""
+    if n is None:
+        return ["avg_at_n"]
+    return [f"avg_at_{n}"] + ([f"pass_at_{n}", f"maj_at_{n}"] if n > 1 else [])
+
+
+def comparison(moments: dict[str, dict[str, Figures]]) -> str:
+    """Headlines by benchmark as lines of text: a column for each moment, and the difference where there are two."""
+    lines = [["", "", *moments, "difference"]]
+    for name in dict.fromkeys(name for benchmarks in moments.values() for name in benchmarks):
+        of_name = [benchmarks.get(name, {}) for benchmarks in moments.values()]
+        lines += _comparison_rows(name, of_name)
+    if len(moments) != 2:
+        lines = [line[:-1] for line in lines]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = ("   ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(line.rstrip() for line in padded)
+
+
+def _comparison_rows(name: str, of_moments: list[Figures]) -> list[list[str]]:
+    """One row a metric; figures that a moment lacks stay empty."""
+    rows: list[list[str]] = []
+    for metric in dict.fromkeys(key for figures in of_moments if figures for key in main_metrics(figures.get("n"))):
+        values = [figures[metric] for figures in of_moments if metric in figures]
+        if values:
+            difference = f"{values[1] - values[0]:+.3f}" if len(values) == 2 else ""
+            cells = [_share(figures, metric) for figures in of_moments]
+            rows.append([name if not rows else "", metric.replace("_at_", "@"), *cells, difference])
+    return rows
+
+
+def _share(figures: Figures, metric: str) -> str:
+    """The score as a share with its interval, as progress lines have it; empty where there is none."""
+    if metric not in figures:
+        return ""
+    low, high = figures[f"{metric}_interval"]
+    return f"{figures[metric]:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _shown_ks(n: int | None) -> list[int]:

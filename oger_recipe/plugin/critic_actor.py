@@ -18,6 +18,8 @@ with without_garbage_collection():
 
     from oger_recipe.algorithm.value_stats import clipped_tokens, explained_variance, value_sums
     from oger_recipe.plugin.accumulation import accumulate_until_last
+    from oger_recipe.plugin.checkpoints import place
+    from oger_recipe.plugin.update_health import UpdateHealth
 
 
 class CountingValueLoss(ValueLoss):
@@ -77,4 +79,12 @@ ppo_critic.CriticPPOTrainer = OgerCriticPPOTrainer
 
 
 class OgerCriticModelActor(undecorated(ppo_critic.CriticModelActor)):  # type: ignore[misc]
-    """Unchanged: exists so that the worker imports this module first."""
+    """Saves as the policy does; the worker imports this module first."""
+
+    def fit(self) -> dict[str, float]:
+        health = UpdateHealth(self.strategy, self.critic)
+        return super().fit() | {f"critic_{name}": figure for name, figure in health.since().items()}
+
+    def save_checkpoint(self, tag, *args, **kwargs) -> None:
+        with place(self.strategy.args.ckpt, tag) as name:
+            super().save_checkpoint(name, *args, **kwargs)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 
 from oger_recipe.evaluation.records import verdict_fields
 from oger_recipe.rewards.reward_func import reward_func as own_reward_func
-from oger_recipe.rewards.samples import answer_of, grade_samples
+from oger_recipe.rewards.samples import answer_of, failed, grade_samples
 
 _VERDICT = "verdict"  # among the extra logs on its way through upstream's executor
 
@@ -49,7 +50,21 @@ class OgerExecutor(SingleTurnAgentExecutor):
         kwargs["hf_tokenizer"] = PromptAsWritten(kwargs["hf_tokenizer"], prompt)
         response: dict[str, Any] = await super().execute(prompt, *args, **kwargs)
         response["verdict"] = response["extra_logs"].pop(_VERDICT, None)
-        return response
+        return response if self.reward_func is _graded_here else _finite(response, prompt)
+
+
+def _finite(response: dict[str, Any], prompt: str) -> dict[str, Any]:
+    """The response, graded by somebody else's function or server; a reward that is not finite is a failed grade.
+
+    It would end in advantages, and then in parameters, that are not finite. Every rollout has the same extra logs.
+    """
+    numbers = {name: response[name] for name in ("reward", "scores") if response[name] is not None}
+    logs = {"reward_error": 0.0} | response["extra_logs"]
+    for name, number in numbers.items():
+        if not math.isfinite(number):
+            failed(f"{name} is {float(number)}, not a finite number", (prompt, prompt, response["label"]))
+            return response | {"reward": 0.0, "scores": 0.0, "extra_logs": logs | {"reward_error": 1.0}}
+    return response | {"extra_logs": logs}
 
 
 def _file(function: Any) -> str:

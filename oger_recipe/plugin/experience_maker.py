@@ -15,6 +15,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  #
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties  # noqa: E402
 
 from oger_recipe.algorithm.advantage import (  # noqa: E402
+    BASELINES,
     group_advantage,
     keep_teacher_nonnegative,
     teacher_fixed_advantage,
@@ -23,6 +24,7 @@ from oger_recipe.algorithm.advantage import (  # noqa: E402
 from oger_recipe.algorithm.engine_check import HIGHEST_KL, Agreement  # noqa: E402
 from oger_recipe.algorithm.exploration import exploration_bonus, scheduled_weight  # noqa: E402
 from oger_recipe.algorithm.hybrid_group import solve_rates  # noqa: E402
+from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES  # noqa: E402
 from oger_recipe.cpu import CORES  # noqa: E402
 from oger_recipe.data.teacher_store import TeacherStore  # noqa: E402
 from oger_recipe.effects import compares  # noqa: E402
@@ -85,13 +87,23 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         seed = self.args.train.seed
         self.batch = make_hybrid(rollouts, self.store, self.measure, self.history, self.args.oger, seed, self.step)
         self.entropy = torch.zeros(len(rollout_samples))
+        self.token_entropy = torch.zeros(len(rollout_samples))
         self.repetitive = self._repetitive(rollouts.texts)
         experiences = super().make_experience_batch(self.batch.samples)
         advantages = self._first_token_advantages(experiences)
         self.metrics |= (
             self.dropped
             | {"oger/bonus_weight": self.bonus_weight}
-            | step_metrics(rollouts, self.batch, self.bonus, self.entropy, advantages, self.repetitive, self.args.oger)
+            | step_metrics(
+                rollouts,
+                self.batch,
+                self.bonus,
+                self.entropy,
+                self.token_entropy,
+                advantages,
+                self.repetitive,
+                self.args.oger,
+            )
         )
         run_folder.write_samples(
             self.run_dir, self.step, rollouts, self.batch, self.bonus, self.entropy, advantages, self.args.oger
@@ -163,8 +175,9 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             for name in ("kl", "logprobs_diff"):  # means over no token there; any other nan is to be seen
                 experience.info[name] = experience.info[name].masked_fill(left_out, 0.0)
         deltas = []
-        for experience, entropy in zip(experiences, self._policy_entropies, strict=True):
+        for experience, (entropy, of_tokens) in zip(experiences, self._policy_entropies, strict=True):
             self.entropy[experience.index] = entropy.float()
+            self.token_entropy[experience.index] = of_tokens.float()
             rows = ~self.batch.is_teacher[experience.index]
             mask = experience.action_mask.bool() & rows.unsqueeze(1)
             deltas.append((experience.rollout_log_probs - experience.action_log_probs)[mask])
@@ -177,7 +190,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
     def _needs_old_log_probs_of_teachers(self) -> bool:
         """PPO's loss divides by them, a critic values their states, a KL is taken on them."""
         models = (self.critic_model_group, self.initial_model_group)
-        return self.args.oger.off_policy_loss == "ppo" or any(model is not None for model in models)
+        return TEACHER_LOSSES[self.args.oger.off_policy_loss].as_rollouts or any(model is not None for model in models)
 
     def _is_placed(self, experience: Experience) -> torch.Tensor:
         """[B, 1] bool: a teacher's trajectory that took a rollout's place."""
@@ -198,11 +211,11 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             experience.kl = scale * compute_approx_kl(log_probs, base, kl_estimator="k1") * experience.action_mask
 
     def _flatten_results(self, refs, duplicate_factor):
-        """The policy answers with pairs (log-probabilities, entropy); OpenRLHF expects the first of each."""
+        """The policy answers with log-probabilities and two entropies; OpenRLHF expects the first of each answer."""
         results = super()._flatten_results(refs, duplicate_factor)
         if results and isinstance(results[0], tuple):
-            self._policy_entropies = [entropy for _, entropy in results]
-            return [log_probs for log_probs, _ in results]
+            self._policy_entropies = [entropies for _, *entropies in results]
+            return [log_probs for log_probs, *_ in results]
         return results
 
     @torch.no_grad()
@@ -269,7 +282,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             rewards[experience.index] = experience.rewards
         size = self.args.rollout.n_samples_per_prompt
         use_std = GROUP_ESTIMATORS[self.args.algo.advantage.estimator]
-        baseline = None if self.args.oger.advantage_baseline == "group" else ~self.batch.is_teacher.view(-1, size)
+        baseline = BASELINES[self.args.oger.advantage_baseline](self.batch.is_teacher.view(-1, size))
         advantages = group_advantage(rewards.view(-1, size), use_std=use_std, baseline_mask=baseline)
         if self.args.oger.all_correct_group == "clip":
             is_teacher, scores = self.batch.is_teacher.view(-1, size), self.batch.scores.view(-1, size)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from oger_recipe.algorithm.hybrid_group import select_replaced
+from oger_recipe.algorithm.hybrid_group import REPLACE_MODES, select_replaced
 from oger_recipe.data.teacher_draw import draw, may_enter
 from oger_recipe.data.teacher_store import Teacher, TeacherStore
 from oger_recipe.plugin.history import History
@@ -70,11 +70,6 @@ def uid_of(sample: Experience) -> str:
     return json.loads(sample.labels[0])["uid"]
 
 
-def similarity_reduction(replace_mode: str) -> str:
-    """mean | max | min as the replacement mode names it; modes that name none use the mean."""
-    return next((name for name in ("max", "min") if f"similarity_{name}" in replace_mode), "mean")
-
-
 def make_hybrid(
     rollouts: Rollouts,
     store: TeacherStore,
@@ -129,7 +124,7 @@ def _similarity(
         for uid, members in zip(rollouts.uids, teachers, strict=True)
     ]
     groups = [rollouts.texts[start : start + rollouts.size] for start in range(0, len(rollouts.texts), rollouts.size)]
-    return measure.of_groups(groups, references, similarity_reduction(replace_mode))
+    return measure.of_groups(groups, references, REPLACE_MODES[replace_mode].similarity or "mean")
 
 
 def _without_nan(similarity: torch.Tensor) -> torch.Tensor:

@@ -4,23 +4,39 @@ import argparse
 import contextlib
 import os
 import runpy
-import shutil
+import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import ray
 
 from oger_recipe.cpu import CPU_ENVIRONMENT
+from oger_recipe.plugin import worker_logs
+from oger_recipe.plugin.deaths import Processes, RunDied, why
 from oger_recipe.recipe import RecipeError
+
+_CLEAR_UP_S = 30  # what the watcher may take
 
 
 def launch(
-    tokens: list[str], run_dir: Path, *, cpu: bool, logical_gpus: int, verbose: bool, environment: dict[str, str]
+    tokens: list[str],
+    run_dir: Path,
+    *,
+    cpu: bool,
+    logical_gpus: int,
+    verbose: bool,
+    environment: dict[str, str],
+    lock: int,
 ) -> None:
     """Trains; returns when the model is saved. Worker logs end up in ``run_dir/logs``.
 
-    ``environment`` is set in every process of the run.
+    ``environment`` is set in every process of the run. ``lock`` is the descriptor of the run folder's lock, which is
+    held until nothing of the run is left.
+    Raises:
+        RunDied: something of the run died or failed; the message is a sentence for the user.
     """
     environment = environment | {
         "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "false"),
@@ -32,24 +48,65 @@ def launch(
         environment |= CPU_ENVIRONMENT
         os.environ.update(CPU_ENVIRONMENT)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    with _driver_output(run_dir / "logs" / "driver.log", verbose):
-        context = _start_ray(environment, cpu, logical_gpus, verbose)
+    logs, joins = run_dir / "logs", "RAY_ADDRESS" in os.environ
+    cleared = contextlib.nullcontext() if joins else _cleared_up(logs, lock)
+    with _driver_output(logs / "driver.log", verbose), cleared as folder, Processes(os.getpid()) as processes:
+        on_term = signal.getsignal(signal.SIGTERM)
+        context = _start_ray(environment, cpu, logical_gpus, verbose, folder)
+        signal.signal(signal.SIGTERM, on_term)  # Ray has put its own
+        session_logs = Path(context.address_info["session_dir"]) / "logs"
         try:
             _run_openrlhf(tokens)
+        except RecipeError:
+            raise
+        except Exception as error:
+            raise RunDied(why(error, processes, session_logs, run_dir)) from error
         finally:
-            own = cpu and "RAY_ADDRESS" not in os.environ
-            job = "*" if own else ray.get_runtime_context().get_job_id()
+            job = ray.get_runtime_context().get_job_id()
             ray.shutdown()
-            _keep_logs(Path(context.address_info["session_dir"]) / "logs", job, run_dir / "logs")
+            if joins:
+                worker_logs.keep(session_logs, logs, job)
 
 
-def _start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool):
+@contextlib.contextmanager
+def _cleared_up(logs: Path, lock: int) -> Iterator[Path]:
+    """A folder for whatever the run's processes keep for the while; gone afterwards, and all of them with it.
+
+    Also when this process is killed: see watcher.py.
+    """
+    parent = Path(os.environ.get("RAY_TMPDIR", "/tmp"))  # not TMPDIR: the paths of sockets have to be short
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="oger-", dir=parent))
+    ended, alive = os.pipe()
+    command = [sys.executable, "-m", "oger_recipe.plugin.watcher", str(folder), str(logs)]
+    # In a session of its own: Ctrl-C in the terminal does not reach it.
+    watcher = subprocess.Popen(
+        command, stdin=ended, pass_fds=(lock,), start_new_session=True, stdout=subprocess.DEVNULL
+    )
+    os.close(ended)
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = str(folder)  # vLLM's sockets, by every worker's environment
+    try:
+        yield folder
+    finally:
+        os.environ.pop("TMPDIR") if before is None else os.environ.update(TMPDIR=before)
+        os.close(alive)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            watcher.wait(_CLEAR_UP_S)
+
+
+def _start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool, folder: Path | None):
     shared = {"log_to_driver": verbose, "logging_level": "warning"}
-    if "RAY_ADDRESS" in os.environ or not cpu:
+    if folder is None:
         context = ray.init(runtime_env={"env_vars": environment}, **shared)
-        if "RAY_ADDRESS" in os.environ:
-            _check_cluster(logical_gpus)
+        _check_cluster(logical_gpus)
         return context
+    # What a worker has started ends with it. A killed rollout actor left its engine alive, and where that was waited
+    # for (a broadcast of weights) the run hung.
+    os.environ.setdefault("RAY_process_group_cleanup_enabled", "true")
+    shared["_temp_dir"] = str(folder)
+    if not cpu:
+        return ray.init(runtime_env={"env_vars": environment}, **shared)
     os.environ.update(environment)  # Ray hands it to the workers that it starts, those in advance too
     # Ray's switch for machines outside any cluster: what it starts then listens on loopback only. The constant was
     # read from the variable when ray was imported; the processes that Ray starts read the variable.
@@ -125,10 +182,3 @@ def _driver_output(path: Path, verbose: bool) -> Iterator[None]:
         finally:
             os.dup2(console, 2)
             os.close(console)
-
-
-def _keep_logs(source: Path, job: str, target: Path) -> None:
-    """Of this run's workers on this node; a cluster that the run joined has other jobs' logs as well."""
-    for path in source.glob(f"worker-*-{job}-*"):
-        if path.stat().st_size:
-            shutil.copy(path, target / path.name)

@@ -21,10 +21,12 @@ with without_garbage_collection():
     from openrlhf.trainer.ray import ppo_actor
     from openrlhf.utils.loss_utils import get_loss_batch_info
 
-    from oger_recipe.algorithm.policy_loss import hybrid_policy_loss
+    from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES, hybrid_policy_loss
     from oger_recipe.algorithm.token_stats import response_entropy
     from oger_recipe.plugin.accumulation import accumulate_until_last
+    from oger_recipe.plugin.checkpoints import place
     from oger_recipe.plugin.chunked_actor import ChunkedActor
+    from oger_recipe.plugin.update_health import UpdateHealth
 
 
 def off_policy_mask(action_mask: torch.Tensor, off_policy_tokens: torch.Tensor) -> torch.Tensor:
@@ -103,9 +105,9 @@ class HybridPolicyLoss(torch.nn.Module):
         if rollout_log_probs is not None:
             teacher_probs = torch.where(rollout_log_probs <= 0, rollout_log_probs.exp(), torch.nan)
         num_rows, num_tokens = global_batch_size, batch_num_tokens
-        if self.settings["teacher_loss"] == "sft":  # teacher tokens have a mean of their own
+        if TEACHER_LOSSES[self.settings["teacher_loss"]].apart:
             num_tokens = self.of_rollouts.tokens
-            if self.settings["aggregation"] == "sequence_mean":
+            if AGGREGATIONS[self.settings["aggregation"]].rows_with_tokens:
                 num_rows = self.of_rollouts.rows
         loss, self.metrics = hybrid_policy_loss(
             log_probs,
@@ -270,23 +272,34 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
             ppo_actor.Actor = ChunkedActor  # upstream builds its model by this name
         return super().init_model_from_pretrained(strategy, *args, **kwargs)
 
-    def forward(self, sequences, action_mask, attention_mask, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities [B, A] (0 where masked) and entropy [B] (nats) at ``oger.entropy_position``.
+    def fit(self, kl_ctl: float = 0) -> dict[str, float]:
+        health = UpdateHealth(self.strategy, self.actor.model)
+        return super().fit(kl_ctl) | health.since()
 
-        Rows without response tokens do not pass through the model; their entropy is nan.
+    def save_checkpoint(self, tag, *args, **kwargs) -> None:
+        with place(self.strategy.args.ckpt, tag) as name:
+            super().save_checkpoint(name, *args, **kwargs)
+
+    def forward(self, sequences, action_mask, attention_mask, **kwargs) -> tuple[torch.Tensor, ...]:
+        """Log-probabilities [B, A] (0 where masked) and two entropies [B] (nats) of the response: at
+        ``oger.entropy_position``, and the mean over its tokens.
+
+        Rows without response tokens do not pass through the model; their entropies are nan.
         """
         device = torch.cuda.current_device()
         asked = action_mask.any(dim=1)
         rows = asked.clone()
         rows[0] |= not asked.any()  # with sharded weights every rank takes part in every forward pass
-        log_probs, entropy = torch.zeros(action_mask.shape), torch.full((len(asked),), torch.nan)
-        log_probs[rows], entropy[rows] = self._forward(
+        log_probs, entropies = torch.zeros(action_mask.shape), torch.full((2, len(asked)), torch.nan)
+        log_probs[rows], entropies[:, rows] = self._forward(
             sequences[rows].to(device), action_mask[rows].to(device), attention_mask[rows].to(device)
         )
-        entropy[~asked] = torch.nan
-        return log_probs, entropy
+        entropies[:, ~asked] = torch.nan
+        return log_probs, *entropies
 
     def _forward(self, sequences, action_mask, attention_mask) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities [B, A], and the two entropies of each row, [2, B]."""
+        oger = self.strategy.args.oger
         self.actor.eval()
         with torch.no_grad():
             log_probs, output = self.actor(
@@ -297,11 +310,10 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
                 return_output=True,
                 return_entropy=True,
             )
-            entropy = response_entropy(
-                output.entropy[:, -action_mask.shape[1] :],
-                action_mask,
-                position=self.strategy.args.oger.entropy_position,
-                top_share=self.strategy.args.oger.entropy_top_share,
-            )
+            of_tokens = output.entropy[:, -action_mask.shape[1] :]
+            entropies = [
+                response_entropy(of_tokens, action_mask, position=position, top_share=oger.entropy_top_share)
+                for position in (oger.entropy_position, "mean")
+            ]
         self.actor.train()
-        return log_probs.float().cpu(), entropy.float().cpu()
+        return log_probs.float().cpu(), torch.stack(entropies).float().cpu()

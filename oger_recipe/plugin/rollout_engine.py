@@ -25,6 +25,7 @@ with without_garbage_collection():
 
     from oger_recipe.plugin.executor import OgerExecutor
     from oger_recipe.plugin.ray_actor import undecorated
+    from oger_recipe.remote_code import may_run
     from oger_recipe.seeds import stable_seed
 
 ENGINE_PROCESS = "oger_recipe.plugin.engine_process"
@@ -45,7 +46,7 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
                 kwargs["model"], kwargs["max_num_seqs"], kwargs["max_model_len"]
             )
         # Of the distribution that was sampled from (temperature, top-p), as the policy computes its own.
-        kwargs.update(logprobs_mode="processed_logprobs", max_logprobs=1, trust_remote_code=False)
+        kwargs.update(logprobs_mode="processed_logprobs", max_logprobs=1, trust_remote_code=may_run())
         with _main_module(ENGINE_PROCESS) if cpu else contextlib.nullcontext():
             await super().__init__(*args, **kwargs)
         self.executor = OgerExecutor(kwargs.get("remote_rm_url"))
@@ -90,7 +91,7 @@ def _kv_cache_bytes(model: str, rows: int, length: int) -> int:
     vLLM writes zeros to all of it when it starts, which can take two seconds a GiB, and it stays.
     """
     limit = int(os.environ.pop("VLLM_CPU_KVCACHE_SPACE", 1)) * 2**30  # vLLM would take this in place of the argument
-    config = AutoConfig.from_pretrained(model).get_text_config()
+    config = AutoConfig.from_pretrained(model, trust_remote_code=may_run()).get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     of_token = 2 * 2 * config.num_hidden_layers * heads * width  # keys and values, two bytes each

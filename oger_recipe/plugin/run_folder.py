@@ -32,6 +32,22 @@ def event(run_dir: Path, name: str, **facts: Any) -> None:
     append_json(run_dir / "events.jsonl", {"time": time.time(), "event": name} | facts)
 
 
+class Phases:
+    """Says in events.jsonl what the run is at: every change, and how far it is at most every few seconds."""
+
+    _SECONDS = 2.0
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir, self._phase, self._said = run_dir, "", -math.inf
+
+    def at(self, phase: str, **facts: Any) -> None:
+        """``facts``: ``step``, and ``done`` and ``of`` where the phase can be counted."""
+        now = time.monotonic()
+        if phase != self._phase or now - self._said >= self._SECONDS:
+            self._phase, self._said = phase, now
+            event(self._run_dir, "phase", phase=phase, **facts)
+
+
 def write_samples(
     run_dir: Path,
     step: int,

@@ -30,6 +30,12 @@ class OgerSamplesGenerator(SamplesGenerator):
     steps_left: int | None = None
     step = 0  # the trainer's: of the batch that is sampled, or was last; set when a run is resumed
     arrived: Callable[[Experience], None] | None = None  # told of every rollout of a training batch as it comes
+    counted: Callable[[str, int, int], None] | None = (
+        None  # told of "rollouts" or "answers": how many came, of how many
+    )
+    asked = come = (
+        0  # responses of this batch or evaluation; with dynamic filtering more are asked for as some are left out
+    )
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
@@ -39,6 +45,7 @@ class OgerSamplesGenerator(SamplesGenerator):
         if self.steps_left == 0:
             return [], None, 0, True
         self.step += 1
+        self.asked = self.come = 0
         generate_kwargs["guided"] = teachers_enter_in_rollout(self.args.oger)
         samples, pass_rate, consumed, exhausted = super().generate_samples(**generate_kwargs)
         if len(samples) % self.args.train.batch_size:
@@ -54,10 +61,17 @@ class OgerSamplesGenerator(SamplesGenerator):
         experience.verdict = response.get("verdict")  # for evaluation, whose rollouts stay single
         if "guided" in generate_kwargs and self.arrived is not None:  # evaluation does not say
             self.arrived(experience)
+        self.come += 1
+        self._tell_count(generate_kwargs)
         return experience
+
+    def _tell_count(self, generate_kwargs: dict[str, Any]) -> None:
+        if self.counted is not None:
+            self.counted("rollouts" if "guided" in generate_kwargs else "answers", self.come, self.asked)
 
     def generate_eval_samples(self, **generate_kwargs) -> list[Experience]:
         """One rollout after the other in the order of the evaluation data, those of each problem together."""
+        self.asked = self.come = 0
         samples = super().generate_eval_samples(**generate_kwargs)
         order = {label: position for position, label in enumerate(self._eval_labels())}
         return sorted(samples, key=lambda sample: order[sample.labels[0]])  # stable: a group stays together
@@ -71,6 +85,7 @@ class OgerSamplesGenerator(SamplesGenerator):
         """OpenRLHF's dispatch (each prompt to the engine with the least to do) with the recipe's sampling settings."""
         params = self._sampling_params(generate_kwargs)
         samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
+        self.asked += len(prompts) * samples
         loads = ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines])
         heap = [(load, index) for index, load in enumerate(loads)]
         heapq.heapify(heap)
@@ -93,6 +108,7 @@ class OgerSamplesGenerator(SamplesGenerator):
                     **more,
                 )
             )
+        self._tell_count(generate_kwargs)
         return refs
 
     def _prefixes(self, uid: str) -> list[list[int]]:

@@ -111,15 +111,7 @@ def make_similarity(oger) -> EmbeddingSimilarity | RerankerSimilarity:
         trust, batch_size = oger.embedding_trust_remote_code, oger.embedding_batch_size
         reranker = Reranker(oger.similarity_reranker, oger.embedding_max_tokens, batch_size, trust)
         return RerankerSimilarity(reranker, oger.embedding_part)
-    settings = EncoderSettings(
-        oger.embedding_model,
-        oger.embedding_revision,
-        oger.embedding_max_tokens,
-        long_texts=oger.embedding_long_texts,
-        part=oger.embedding_part,
-        trust_remote_code=oger.embedding_trust_remote_code,
-        url=oger.embedding_url,
-    )
+    settings = EncoderSettings.of_run(vars(oger))
     encoder = make_encoder(settings, oger.embedding_batch_size)
     return EmbeddingSimilarity(
         encoder, EmbeddingCache(encoder, Path(oger.embedding_cache)), oger.max_embedding_error_rate

@@ -1,5 +1,7 @@
 """The figures of one step that the controller knows: of rollouts, teachers, bonus and advantages."""
 
+import math
+
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
@@ -18,13 +20,15 @@ def step_metrics(
     batch: HybridBatch,
     bonus: torch.Tensor,
     entropy: torch.Tensor,
+    token_entropy: torch.Tensor,
     advantages: torch.Tensor,
     repetitive: torch.Tensor,
     oger,
 ) -> dict[str, float]:
     """``rollout/*`` are of the policy's own rollouts as sampled, before any bonus or replacement; ``oger/*`` of the
-    rows that are trained. Where teachers began every rollout of a group, ``rollout/*`` are of these. All tensors are
-    [N]; the keys never change."""
+    rows that are trained. Where teachers began every rollout of a group, ``rollout/*`` are of these; but see
+    _mean_token_entropy. All tensors are [N], ``entropy`` at oger.entropy_position and ``token_entropy`` the mean over
+    the row's response; the keys never change."""
     groups = (-1, rollouts.size)
     unguided = ~rollouts.guided.view(groups)
     own, solved = own_or_all(unguided).flatten(), solve_rates(rollouts.scores.view(groups), unguided)
@@ -43,9 +47,21 @@ def step_metrics(
         **_spread("rollout/prompt_length", prompts),
         "rollout/truncated": _mean(truncated),
         "rollout/repetitive": _mean(repetitive[own].float()),
+        "rollout/entropy": _mean_token_entropy(batch, token_entropy),
         **_teacher_metrics(rollouts, batch, advantages),
         **_bonus_metrics(batch, bonus, entropy, rollouts.size, oger),
     }
+
+
+def _mean_token_entropy(batch: HybridBatch, entropy: torch.Tensor) -> float:
+    """Mean over the tokens of the rollouts that are trained on, of the rows' means ``entropy`` [N] (nats).
+
+    Rows with a teacher's tokens do not count, neither do rollouts that made room for a teacher: no model reads these.
+    nan where teachers began every rollout.
+    """
+    lengths = _lengths(batch.samples)
+    own = ~batch.is_teacher & (lengths > 0)
+    return (entropy[own] @ lengths[own] / lengths[own].sum()).item() if own.any() else math.nan
 
 
 def _teacher_metrics(rollouts: Rollouts, batch: HybridBatch, advantages: torch.Tensor) -> dict[str, float]:

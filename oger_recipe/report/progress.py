@@ -1,42 +1,67 @@
-"""Follows events.jsonl of a run and shows it: a bar, one line a step, and the evaluations."""
+"""Follows events.jsonl of a run and shows it: a bar, one line a step, what a step is at, and the evaluations."""
 
+import contextlib
 import json
+import math
 import sys
 import threading
 import time
-from pathlib import Path
+from collections.abc import Sequence
+from types import TracebackType
 from typing import Any
 
 from tqdm import tqdm
 
+from oger_recipe.report.summary import Report, clock
+
+LONG_WAIT = 60.0  # seconds without a line after which one says what goes on, where no bar does
+REPORT_PAUSE = 10.0  # least seconds between two reports, which also take at most a twentieth of the time
+RECENT_STEPS = 10  # whose pace tells the time left
+PHASES = {
+    "rollouts": "{done} of {of} rollouts",
+    "experience": "log-probabilities and similarities",
+    "training": "training",
+    "weights": "weights to the engine",
+    "saving": "saving",
+    "answers": "{done} answers",
+}
+
 
 class Progress:
-    """Shows a run's events on the console while the run goes on in the main thread."""
+    """Shows a run's events on the console while it goes on in the main thread, and keeps its report up to date."""
 
-    def __init__(self, events: Path) -> None:
-        self._events = events
-        self._position = events.stat().st_size if events.exists() else 0  # a resumed run goes on from here
+    def __init__(self, report: Report) -> None:
+        self._events = report.run_dir / "events.jsonl"
+        self._position = self._events.stat().st_size if self._events.exists() else 0  # a resumed run goes on from here
+        self._report, self._news, self._next_report = report, False, math.inf
         self._console = sys.stdout
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._bar: tqdm | None = None
-        self._started = time.time()
-        self._steps = 0
+        self._ready, self._steps, self._resumed_at = False, 0, 0
+        self._moments: list[float] = []  # when training began and each step ended, by the run's own clock
+        self._said = time.monotonic()  # when a line was written
+        self._begin("starting Ray, the engine and the policy")
 
     def __enter__(self) -> None:
-        self._say("starting Ray, the engine and the policy ...")
+        self._say(f"{self._doing} ...")
         self._thread.start()
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._stop.set()
         self._thread.join()
         self._show_new()
-        if self._bar is not None:
-            self._bar.close()
+        self._close_bar()
+        if self._ready:
+            self._report.finish(self._say, finished=kind is None)
 
     def _follow(self) -> None:
         while not self._stop.wait(0.3):
             self._show_new()
+            self._show_time()
+            self._report_news()
 
     def _show_new(self) -> None:
         if not self._events.exists():
@@ -50,53 +75,144 @@ class Progress:
     def _show(self, event: dict[str, Any]) -> None:
         name = event["event"]
         if name == "ready":
-            self._steps = event["steps"]
+            self._ready, self._steps, self._resumed_at = True, event["steps"], event["resumed_at"]
             resumed = f", resuming after step {event['resumed_at']}" if event["resumed_at"] else ""
-            self._say(f"ready after {time.time() - self._started:.0f} s: {event['steps']} steps{resumed}")
+            waited = time.monotonic() - self._since
+            self._say(f"ready after {waited:.0f} s: {event['steps']} steps{resumed}")
         elif name == "training":
-            self._bar = tqdm(total=self._steps, desc="training", file=self._console, disable=None, unit="step")
+            self._moments = [event["time"]]
+            self._next_report = time.monotonic() + REPORT_PAUSE
+            self._open_bar()
+            self._begin_step(self._resumed_at + 1)
+        elif name == "phase":
+            self._phase = PHASES.get(event["phase"], event["phase"]).format(**event)
+            if self._bar is not None:
+                self._bar.set_postfix_str(self._phase)
         elif name == "step":
-            self._say(step_line(event, self._steps))
+            self._moments.append(event["time"])
+            self._say(self._line(event))
+            self._begin_step(event["step"] + 1)
+            self._news = True
             if self._bar is not None:
                 self._bar.update(event["step"] - self._bar.n)
         elif name == "note":
             self._say(event["text"])
-        elif name == "trained" and self._bar is not None:
+        elif name == "trained":
+            self._close_bar()
+        elif name == "evaluating":
+            self._begin(f"evaluating {_moment(event)}")
+            self._say(f"{self._doing} ...")
+        elif name == "evaluated":
+            self._news = True
+            self._say(evaluation_text(event))
+            self._begin_step(event["step"] + 1)
+        elif name == "finished":
+            self._begin("saving the model")
+
+    def _begin(self, what: str) -> None:
+        self._doing, self._phase = what, ""
+        self._since = time.monotonic()
+
+    def _begin_step(self, step: int) -> None:
+        self._begin(f"step {step:>4}/{self._steps}" if step <= self._steps else "after the last step")
+
+    def _open_bar(self) -> None:
+        self._bar = tqdm(
+            total=self._steps,
+            initial=self._resumed_at,
+            desc="training",
+            file=self._console,
+            disable=None,
+            unit="step",
+        )
+
+    def _line(self, event: dict[str, Any]) -> str:
+        """Where there is a bar, that has the times."""
+        line = step_line(event, self._steps)
+        return line if self._has_bar() else f"{line} | {pace(self._moments, self._steps - event['step'])}"
+
+    def _has_bar(self) -> bool:
+        return self._bar is not None and not self._bar.disable
+
+    def _show_time(self) -> None:
+        if self._has_bar():
+            self._bar.refresh()  # type: ignore[union-attr]  # its clock
+        elif time.monotonic() - self._said >= LONG_WAIT:
+            self._say(waiting_line(self._doing, self._phase, time.monotonic() - self._since))
+
+    def _report_news(self) -> None:
+        began = time.monotonic()
+        if not self._news or began < self._next_report:
+            return
+        self._news = False
+        with contextlib.suppress(Exception):  # the last report says what is wrong
+            self._report.write()
+        now = time.monotonic()
+        self._next_report = now + max(REPORT_PAUSE, 20 * (now - began))
+
+    def _close_bar(self) -> None:
+        if self._bar is not None:
             self._bar.close()
             self._bar = None
-        elif name == "evaluating":
-            self._say(f"evaluating {_moment(event)} ...")
-        elif name == "evaluated":
-            figures = (f"{key} {value:.3f}" for key, value in event.items() if "_at_" in key)
-            self._say(f"{_moment(event)}: {', '.join(figures)} on {event['n_problems']} problems")
 
     def _say(self, text: str) -> None:
         tqdm.write(text, file=self._console)
         self._console.flush()
+        self._said = time.monotonic()
 
 
 def _moment(event: dict[str, Any]) -> str:
     return f"after step {event['step']}" if event["when"] == "during" else f"{event['when']} training"
 
 
+def evaluation_text(event: dict[str, Any]) -> str:
+    """One line for an evaluation; with several benchmarks one for each, and their average above."""
+    benchmarks = event.get("benchmarks", {})
+    several = len(benchmarks) > 1
+    text = f"{_moment(event)}: {'average ' if several else ''}{_scores(event)} on {event['n_problems']} problems"
+    rows = [name for name in benchmarks if name != "average"] if several else []
+    width = max(map(len, rows), default=0)
+    return "\n".join(
+        [text, *(f"  {name:<{width}}  {_scores(benchmarks[name])} on {benchmarks[name]['problems']}" for name in rows)]
+    )
+
+
+def _scores(figures: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{key} {value:.3f}" for key, value in figures.items() if "_at_" in key and isinstance(value, float)
+    )
+
+
+def waiting_line(doing: str, phase: str, seconds: float) -> str:
+    """What goes on while nothing ends."""
+    return " | ".join(part for part in (doing, phase, f"for {clock(seconds)}") if part)
+
+
+def pace(moments: Sequence[float], steps_left: int) -> str:
+    """Time since the first moment, and how long the steps left take at the pace of the latest ones."""
+    recent = moments[-RECENT_STEPS - 1 :]
+    left = steps_left * (recent[-1] - recent[0]) / max(len(recent) - 1, 1)
+    return f"{clock(moments[-1] - moments[0])} elapsed, {clock(left)} left"
+
+
 def step_line(figures: dict[str, Any], steps: int) -> str:
     """One line for one step's figures; those that its method lacks, or that are 0 in this step, are left out."""
     bonus = _if_any(figures, " + bonus {:.3f}", "oger/bonus")
-    of_policy = _if_any(figures, "policy entropy {:.3f}", "entropy_loss")  # known where actor.entropy_coef is set
-    replaced = _if_any(figures, "replaced {:.0f}", "oger/replaced")
     parts = [
         f"step {figures['step']:>4}/{steps}",
         f"solved {figures['rollout/solve_rate']:.3f}",
         f"reward {figures['rollout/reward']:.3f}{bonus}",
-        of_policy if of_policy and not bonus else f"entropy {figures['oger/entropy']:.3f}",
+        _if_any(figures, "entropy {:.3f}", "rollout/entropy"),
         _if_any(figures, "divergence {:.3f}", "oger/divergence"),
-        replaced or _if_any(figures, "teachers' share {:.3f}", "oger/prefix_ratio"),
+        _if_any(figures, "replaced {:.0f}", "oger/replaced")
+        or _if_any(figures, "teachers' share {:.3f}", "oger/prefix_ratio"),
         _if_any(figures, "kl {:.4f}", "hybrid_batch/kl"),
         _if_any(figures, "critic loss {:.4f}", "critic_loss"),
         _if_any(figures, "explained variance {:.3f}", "explained_variance"),
         f"length {figures['rollout/response_length']:.0f}",
         f"{figures['tokens_per_second']:.0f} tokens/s",
         _if_any(figures, "{:.0f} NOT GRADED", "rollout/reward_error"),
+        _if_any(figures, "{:.0f} UPDATES SKIPPED", "skipped_updates"),
     ]
     return " | ".join(part for part in parts if part)
 

@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from oger_recipe.files import read_jsonl
+from oger_recipe.report.curves import moving_mean
+from oger_recipe.report.panels import COLOURS, GREY, band, dress, from_zero_if_near, save
 from oger_recipe.report.summary import last_attempts
 
 ARMS = {
@@ -29,8 +33,15 @@ ARMS = {
     "clip": "OGER, teacher's negative advantage zeroed",
 }
 REGIMES = {"beyond_reach": "countdown_4", "within_reach": "countdown_3"}  # regime -> its own held-out problems
-MAIN = ("grpo", "luffy", "oger")
-STROKES = {True: {"linewidth": 2.4}, False: {"linewidth": 0.9, "linestyle": "--"}}
+SHORT = {
+    arm: name.partition(" (")[0].removeprefix("OGER, ").replace("OGER with", "with") for arm, name in ARMS.items()
+}
+MAIN = {"grpo": COLOURS[2], "luffy": COLOURS[1], "oger": COLOURS[0]}  # arm -> its colour
+PANELS = {
+    "rollout/solve_rate": "rollouts' solve rate",
+    "entropy_loss": "entropy, nats a token",
+    "oger/divergence": "divergence",
+}
 CURVES = ("rollout/solve_rate", "rollout/solve_none", "entropy_loss", "oger/divergence")
 Record = dict[str, Any]
 
@@ -75,7 +86,9 @@ def table(records: list[Record], regime: str) -> str:
     ]
     for arm in (name for name in ARMS if name in by_arm):
         runs = by_arm[arm]
-        gains = ["" if arm in ("start", base) else _gains(runs, by_arm[base], own) for base in ("grpo", "oger")]
+        gains = [
+            "" if arm in ("start", base) else _gains(runs, by_arm.get(base, {}), own) for base in ("grpo", "oger")
+        ]
         cells = [ARMS[arm], str(len(runs)), _of(runs, own, "avg_at_64"), *gains]
         cells += [_of(runs, own, "pass_at_8"), _of(runs, own, "pass_at_64")]
         cells += [_end(runs, "entropy_loss"), _end(runs, "oger/divergence"), _of(runs, other, "avg_at_64")]
@@ -114,34 +127,67 @@ def _end(runs: dict[int, Record], curve: str) -> str:
 
 
 def draw(records: list[Record], path: Path) -> None:
-    """Curves over the steps, means over seeds, a row of panels for each regime."""
-    import matplotlib
+    """The arms' scores in every regime, and below the curves of the main arms over the steps."""
+    by_regime = {regime: [each for each in records if each["regime"] == regime] for regime in REGIMES}
+    by_regime = {regime: runs for regime, runs in by_regime.items() if runs}
+    figure = Figure(figsize=(10.5, 3.5 + 2.8 * len(by_regime)), layout="constrained")
+    # Figures of their own: the arms' long names do not push the curves aside.
+    top, bottom = figure.subfigures(2, 1, height_ratios=[1.3, len(by_regime)])
+    of_scores = top.subplots(1, len(by_regime), squeeze=False)[0]
+    of_curves = bottom.subplots(len(by_regime), len(PANELS), squeeze=False)
+    for scores, panels, (regime, runs) in zip(of_scores, of_curves, by_regime.items(), strict=True):
+        _draw_scores(scores, runs, regime)
+        for panel, (curve, title) in zip(panels, PANELS.items(), strict=True):
+            _draw_curve(panel, runs, curve)
+            dress(panel, f"{regime.replace('_', ' ')}: {title}", legend=False)
+    save(
+        figure, path, note="curves in the colours of the arms above; small dots: seeds; bars and bands: 95 % intervals"
+    )
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    regimes = [regime for regime in REGIMES if any(each["regime"] == regime for each in records)]
-    titles = {"rollout/solve_rate": "solve rate of the rollouts", "entropy_loss": "entropy (nats per token)"}
-    titles |= {"oger/divergence": "divergence from the teachers"}
-    figure, axes = plt.subplots(len(regimes), 3, figsize=(15, 4 * len(regimes)), layout="constrained", squeeze=False)
-    for row, regime in enumerate(regimes):
-        for column, (curve, title) in enumerate(titles.items()):
-            panel = axes[row][column]
-            for number, arm in enumerate(ARMS):
-                curves = [e["curves"][curve] for e in records if (e["regime"], e["arm"]) == (regime, arm)]
-                # No encoder, no divergence; but a solve rate of 0 is one.
-                curves = [values for values in curves if any(values) or (values and curve == "rollout/solve_rate")]
-                if curves:
-                    shortest = min(map(len, curves))
-                    mean = np.mean([values[:shortest] for values in curves], axis=0)
-                    smooth = np.convolve(mean, np.ones(5) / 5, mode="valid")
-                    steps = np.arange(len(smooth)) + 3
-                    panel.plot(steps, smooth, color=f"C{number}", label=ARMS[arm], **STROKES[arm in MAIN])
-            panel.set(title=f"{regime.replace('_', ' ')}: {title}", xlabel="step")
-            panel.grid(alpha=0.3)
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+def _draw_scores(panel: Axes, records: list[Record], regime: str) -> None:
+    """avg@64 of every arm, best arms of the study's order first."""
+    arms = [arm for arm in ARMS if any(each["arm"] == arm for each in records)]
+    for row, arm in enumerate(reversed(arms)):
+        scores = [100 * _figure(each, REGIMES[regime], "avg_at_64") for each in records if each["arm"] == arm]
+        mean, half = interval(scores)
+        colour = MAIN.get(arm, GREY)
+        panel.plot(scores, [row] * len(scores), "o", color=colour, markersize=3, alpha=0.45)
+        bar = half if len(scores) > 2 else None  # that of two seeds leaves the picture
+        panel.errorbar(mean, row, xerr=bar, fmt="D", color=colour, capsize=3, markersize=5)
+    panel.set_yticks(range(len(arms)), [SHORT[arm] for arm in reversed(arms)], fontsize=8)
+    panel.set_ylim(-0.6, len(arms) - 0.4)
+    for label, arm in zip(panel.get_yticklabels(), reversed(arms), strict=True):
+        label.set_color(MAIN.get(arm, "black"))
+    panel.set_xlim(left=-1)
+    panel.grid(alpha=0.25)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.tick_params(labelsize=8)
+    panel.set_title(f"{regime.replace('_', ' ')}: held-out avg@64, %", loc="left", fontsize=9.5)
+
+
+def _draw_curve(panel: Axes, records: list[Record], curve: str) -> None:
+    """Means over the seeds, smoothed over five steps, with their intervals; the variants of OGER stand in grey."""
+    drawn: list[float] = []
+    for arm in sorted(ARMS, key=lambda arm: arm in MAIN):
+        curves = [each["curves"][curve] for each in records if each["arm"] == arm]
+        # No encoder, no divergence; but a solve rate of 0 is one.
+        curves = [values for values in curves if any(values) or (values and curve == "rollout/solve_rate")]
+        if not curves:
+            continue
+        shortest = min(map(len, curves))
+        smooth = [moving_mean(values[:shortest], 5) for values in curves]
+        middles, halves = zip(*(interval(list(values)) for values in zip(*smooth, strict=True)), strict=True)
+        steps = range(1, shortest + 1)
+        drawn += middles
+        if arm in MAIN:
+            panel.plot(steps, middles, color=MAIN[arm], linewidth=1.8)
+            if len(curves) > 1:
+                band(panel, steps, np.array(middles) - halves, np.array(middles) + halves, MAIN[arm])
+        else:
+            panel.plot(steps, middles, color=GREY, linewidth=0.7, alpha=0.7)
+    if drawn:
+        from_zero_if_near(panel, drawn)
 
 
 def main() -> None:

@@ -1,96 +1,129 @@
-"""summary.json and the learning curves of a finished run."""
+"""summary.json, the curves and the printed result of a run, from what it has recorded so far."""
 
 import json
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.files import read_jsonl
+from oger_recipe.evaluation.tables import comparison
+from oger_recipe.files import read_jsonl, whole_file
 
-CURVES = {
-    "solve_rate": (
-        "solve rate: rollouts in training (lines), held-out problems (marks)",
-        ["rollout/solve_rate", "rollout/solve_none", "rollout/solve_all"],
-    ),
-    "rewards": ("reward of the rollouts", ["rollout/reward", "oger/bonus", "oger/bonus_of_correct"]),
-    "exploration": ("exploration", ["oger/divergence", "oger/entropy", "oger/entropy_weight"]),
-}
+Record = dict[str, Any]
 
 
-def write_summary(run_dir: Path, seconds: dict[str, float], started: float) -> None:
-    """Writes summary.json and curves/*.png from what the run recorded, and prints the result."""
-    events, steps = read_jsonl(run_dir / "events.jsonl"), last_attempts(read_jsonl(run_dir / "metrics.jsonl"))
-    evaluated = [e for e in events if e["event"] == "evaluated"]
-    by_step = {e["step"]: {"step": e["step"]} | _figures(e) for e in evaluated}
-    evaluations = [by_step[step] for step in sorted(by_step)]
-    summary = {e["when"]: _figures(e) for e in evaluated if e["when"] != "during"} | {
-        "evaluations": evaluations,
-        "steps": steps[-1]["step"] if steps else 0,
-        "seconds": seconds | phase_seconds([e for e in events if e["time"] >= started], started),
-        "data": json.loads((run_dir / "data" / "counts.json").read_text()),
-    }
-    (run_dir / "summary.json").write_text(json.dumps(summary, indent=2))
-    draw_curves(steps, evaluations, run_dir / "curves")
-    shown = {key: value for key, value in summary.items() if key not in ("data", "evaluations")}
-    print(f"run folder: {run_dir}\n{json.dumps(shown)}", flush=True)
+@dataclass(frozen=True)
+class Report:
+    """What one attempt at a run leaves behind for people; it may be written at any time.
+
+    seconds: what the parts before the start took; started: when the attempt began.
+    """
+
+    run_dir: Path
+    seconds: dict[str, float]
+    started: float
+
+    def summary(self, *, finished: bool = False) -> Record:
+        """What has been reached so far. ``finished``: the attempt came to its end."""
+        events = read_jsonl(self.run_dir / "events.jsonl")
+        of_attempt = [event for event in events if event["time"] >= self.started]
+        evaluated = kept_evaluations(events)
+        before = [event for event in evaluated if event["when"] == "before"]
+        after = [event for event in evaluated if event["when"] == "after" and event["time"] >= self.started]
+        ready = [event for event in events if event["event"] == "ready"]
+        steps = self._steps()
+        return {
+            **{moment: _figures(found[-1]) for moment, found in (("before", before), ("after", after)) if found},
+            "evaluations": [{"step": event["step"]} | _figures(event) for event in evaluated],
+            "steps": steps[-1]["step"] if steps else 0,
+            "planned_steps": ready[-1]["steps"] if ready else None,
+            "finished": finished,
+            "seconds": self.seconds | phase_seconds(of_attempt, self.started),
+            "data": json.loads((self.run_dir / "data" / "counts.json").read_text()),
+        }
+
+    def _steps(self) -> list[Record]:
+        return last_attempts(read_jsonl(self.run_dir / "metrics.jsonl"))
+
+    def write(self, *, finished: bool = False) -> Record:
+        """Writes summary.json and curves/*.png; returns the summary."""
+        from oger_recipe.report.curves import draw_curves  # imports matplotlib
+
+        summary = self.summary(finished=finished)
+        with whole_file(self.run_dir / "summary.json") as partial:
+            partial.write_text(json.dumps(summary, indent=2))
+        draw_curves(self._steps(), summary["evaluations"], self.run_dir / "curves")
+        return summary
+
+    def finish(self, say: Callable[[str], None], *, finished: bool) -> None:
+        """Writes all that the attempt reached, however it ended, and says it."""
+        try:
+            say(result(self.write(finished=finished), self.run_dir))
+        except Exception as error:  # a trained model is not to be lost to a picture, nor a failure's reason hidden
+            say(f"note: summary and curves of {self.run_dir} could not be written: {type(error).__name__}: {error}")
 
 
-def _figures(event: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in event.items() if "_at_" in key or key == "n_problems"}
+def _figures(event: Record) -> Record:
+    return {key: value for key, value in event.items() if "_at_" in key or key in ("n_problems", "benchmarks")}
 
 
-def last_attempts(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One record a step: a resumed run repeats the steps after its checkpoint."""
-    by_step = {record["step"]: record for record in steps}
+def last_attempts(steps: list[Record]) -> list[Record]:
+    """The steps that led to the present policy: a resumed run repeats those after its checkpoint."""
+    kept: list[Record] = []
+    for record in steps:
+        while kept and kept[-1]["step"] >= record["step"]:
+            kept.pop()
+        kept.append(record)
+    return kept
+
+
+def kept_evaluations(events: list[Record]) -> list[Record]:
+    """The last evaluation of every step, by step; a resumed run forgets those after its checkpoint."""
+    by_step: dict[int, Record] = {}
+    for event in events:
+        if event["event"] == "ready":
+            by_step = {step: each for step, each in by_step.items() if step <= event["resumed_at"]}
+        elif event["event"] == "evaluated":
+            by_step[event["step"]] = event
     return [by_step[step] for step in sorted(by_step)]
 
 
-def phase_seconds(events: list[dict[str, Any]], started: float) -> dict[str, float]:
-    """Seconds from one milestone of the run to the next."""
+def phase_seconds(events: list[Record], started: float) -> dict[str, float]:
+    """Seconds from one milestone of an attempt to the next, for those that it reached."""
     at = {e["event"] + (f" {e['when']}" if "when" in e else ""): e["time"] for e in events}
+    at["started"] = started
     spans = {
         "evaluate_before": ("evaluating before", "evaluated before"),
         "training": ("training", "trained"),
         "evaluate_after": ("evaluating after", "evaluated after"),
+        "until_ready": ("started", "ready"),
     }
     seconds = {name: at[end] - at[begin] for name, (begin, end) in spans.items() if begin in at and end in at}
-    return seconds | {"until_ready": at["ready"] - started, "total": time.time() - started}
+    return seconds | {"total": time.time() - started}
 
 
-def draw_curves(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]], folder: Path) -> None:
-    """One PNG per entry of CURVES; the evaluations are marked on the first."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    folder.mkdir(exist_ok=True)
-    for name, (title, keys) in CURVES.items():
-        figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-        for key in keys:
-            axes.plot([s["step"] for s in steps], [s[key] for s in steps], label=key)
-        if name == "solve_rate" and evaluations:
-            _mark_evaluations(axes, evaluations)
-        axes.set(xlabel="step", title=title, ylim=(0, None))
-        axes.legend(fontsize=8)
-        axes.grid(alpha=0.3)
-        figure.savefig(folder / f"{name}.png", dpi=120)
-        plt.close(figure)
+def result(summary: Record, run_dir: Path) -> str:
+    """What a run reached, as lines of text for its end."""
+    moments = {f"{when} training": summary[when] for when in ("before", "after") if when in summary}
+    lines = []
+    if any(figures.get("benchmarks") for figures in moments.values()):
+        lines.append(comparison({moment: figures.get("benchmarks", {}) for moment, figures in moments.items()}))
+        problems = max(figures["n_problems"] for figures in moments.values())
+        lines.append(f"{problems} held-out problems; in brackets: 95 % intervals over the problems")
+    seconds, planned = summary["seconds"], summary["planned_steps"]
+    training = f" in {clock(seconds['training'])}" if "training" in seconds else ""
+    of_planned = "" if summary["steps"] == planned or planned is None else f" of {planned}"
+    lines.append(f"{summary['steps']}{of_planned} steps{training}, {clock(seconds['total'])} altogether")
+    curves = " (curves/*.png, summary.json, metrics.jsonl, ...)" if summary["steps"] else ""
+    lines.append(f"run folder: {run_dir}{curves}")
+    return "\n".join(lines)
 
 
-def _mark_evaluations(axes: Any, evaluations: list[dict[str, Any]]) -> None:
-    """A line of marks for each metric on held-out problems; the first and the last carry their value."""
-    at = [evaluation["step"] for evaluation in evaluations]
-    for key in (key for key in evaluations[0] if "_at_" in key):
-        values = [evaluation[key] for evaluation in evaluations]
-        marker = {"avg": "o", "pass": "^"}.get(key.partition("_")[0], "s")
-        axes.plot(at, values, marker=marker, color="black", linestyle=":", linewidth=0.8, zorder=3)
-        for position, align in ((0, "left"), (-1, "right")):
-            axes.annotate(
-                f"held-out {key} {values[position]:.2f}",
-                (at[position], values[position]),
-                xytext=(4, 4),
-                textcoords="offset points",
-                ha=align,
-                fontsize=8,
-            )
+def clock(seconds: float) -> str:
+    """0:41, 1:02:03, 2 d 3:04:05"""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    text = f"{hour}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+    return f"{days} d {text}" if days else text

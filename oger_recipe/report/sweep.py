@@ -5,38 +5,72 @@ import sys
 from pathlib import Path
 from typing import Any
 
-METRIC = "avg_at_"
+from matplotlib.axes import Axes
+
+from oger_recipe.evaluation.tables import main_metrics
+from oger_recipe.report.panels import COLOURS, band, dress, label_ends, save, sheet, steps_from_zero
+
+Points = list[tuple[int, float, list[float]]]  # step, score, its interval
 
 
-def curve(summary: dict[str, Any]) -> tuple[str, list[tuple[int, float]]]:
-    """The name of the metric (avg_at_<n>) and its values by step. Raises ValueError for a run without evaluation."""
-    points = {evaluation["step"]: evaluation for evaluation in summary["evaluations"]}
-    names = [key for key in next(iter(points.values()), {}) if key.startswith(METRIC)]
-    if not names:
+def curves(summary: dict[str, Any]) -> dict[str, tuple[str, Points]]:
+    """For each benchmark the name of its first metric (avg_at_<n>) and its scores by step.
+
+    Raises ValueError for a run without evaluation.
+    """
+    points: dict[str, Points] = {}
+    metrics: dict[str, str] = {}
+    for evaluation in sorted(summary["evaluations"], key=lambda evaluation: evaluation["step"]):
+        for name, figures in evaluation["benchmarks"].items():
+            metric = metrics.setdefault(name, main_metrics(figures.get("n"))[0])
+            if metric in figures:
+                points.setdefault(name, []).append(
+                    (evaluation["step"], figures[metric], figures[f"{metric}_interval"])
+                )
+    if not points:
         raise ValueError("the run was not evaluated: set eval.dataset and eval.steps")
-    return names[0], [(step, points[step][names[0]]) for step in sorted(points)]
+    return {name: (metrics[name], of_benchmark) for name, of_benchmark in points.items()}
 
 
 def draw(folder: Path, setting: str) -> list[dict[str, Any]]:
-    """Writes sweep.png and sweep.json; returns one record for each run, in the order of the setting's values."""
-    import matplotlib
+    """Writes sweep.png, a panel for each benchmark, and sweep.json.
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    records, metric = [], METRIC
+    Returns one record for each finished run and benchmark, in the order of the setting's values.
+    """
+    records: list[dict[str, Any]] = []
     for path in sorted(folder.glob("*/summary.json"), key=lambda path: _number_or_text(path.parent.name)):
-        metric, points = curve(json.loads(path.read_text()))
-        axes.plot([step for step, _ in points], [value for _, value in points], marker="o", label=path.parent.name)
-        records.append({"value": path.parent.name, "metric": metric, "points": points})
-    axes.set(xlabel="step", ylabel=f"held-out {metric.replace('_at_', '@')}", title=setting)
-    axes.legend(title=setting.rpartition(".")[2], fontsize=8)
-    axes.grid(alpha=0.3)
-    figure.savefig(folder / "sweep.png", dpi=120)
-    plt.close(figure)
+        summary = json.loads(path.read_text())
+        if not summary.get("finished"):
+            continue
+        for benchmark, (metric, points) in curves(summary).items():
+            records.append(
+                {"value": path.parent.name, "benchmark": benchmark, "metric": metric}
+                | {"points": [(step, score) for step, score, _ in points]}
+                | {"intervals": [interval for *_, interval in points]}
+            )
+    benchmarks = list(dict.fromkeys(record["benchmark"] for record in records))
+    if benchmarks:
+        figure, axes = sheet(len(benchmarks))
+        for name, panel in zip(benchmarks, axes, strict=True):
+            _draw_benchmark(panel, name, [record for record in records if record["benchmark"] == name])
+        note = f"label: {setting} and the last score; bands: 95 % intervals over the problems"
+        save(figure, folder / "sweep.png", note=note)
     (folder / "sweep.json").write_text(json.dumps(records, indent=2))
     return records
+
+
+def _draw_benchmark(panel: Axes, name: str, records: list[dict[str, Any]]) -> None:
+    ends = []
+    for number, record in enumerate(records):
+        colour, marker = COLOURS[number % len(COLOURS)], "os^DvP*X"[number % 8]
+        at, scores = zip(*record["points"], strict=True)
+        panel.plot(at, scores, marker=marker, markersize=4, color=colour, linewidth=1.4)
+        low, high = zip(*record["intervals"], strict=True)
+        band(panel, at, low, high, colour)
+        ends.append((at[-1], scores[-1], f"{record['value']}: {scores[-1]:.2f}", colour))
+    dress(panel, f"held-out {name}, {records[0]['metric'].replace('_at_', '@')}")
+    steps_from_zero(panel, max(step for step, *_ in ends), right=max(len(text) for _, _, text, _ in ends))
+    label_ends(panel, ends, "right")
 
 
 def _number_or_text(name: str) -> tuple[int, float, str]:
@@ -50,7 +84,8 @@ def main() -> None:
     folder, setting = Path(sys.argv[1]), sys.argv[2]
     for record in draw(folder, setting):
         first, last = record["points"][0], record["points"][-1]
-        print(f"{setting} {record['value']:>8}  {record['metric']} {first[1]:.3f} -> {last[1]:.3f} (step {last[0]})")
+        name = f"{setting} {record['value']:>8}  {record['benchmark']} {record['metric']}"
+        print(f"{name} {first[1]:.3f} -> {last[1]:.3f} (step {last[0]})")
     print(f"figure: {folder / 'sweep.png'}")
 
 

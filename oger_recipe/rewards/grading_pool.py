@@ -43,19 +43,21 @@ Answer = tuple[str, str, str, "Mapping[str, Any] | None"]  # task, response, ref
 
 @dataclass(frozen=True)
 class GradingSettings:
-    """workers: processes (None: one a core, at most 8); preload: tasks whose verifiers are imported at the start."""
+    """workers: processes (None: one a core, at most 8); preload: tasks whose verifiers are imported at the start;
+    path: folders where the modules of the user's verifiers lie, besides the installed packages."""
 
     workers: int | None = None
     time_limit_s: float = 5.0
     memory_limit_mb: int = 2048
     cache_size: int = 100_000
     preload: tuple[str, ...] = ()
+    path: tuple[str, ...] = ()
 
     @classmethod
     def from_environment(cls) -> GradingSettings:
         """What the run has set for its processes; the defaults elsewhere."""
         values = json.loads(os.environ.get(ENVIRONMENT, "{}"))
-        return cls(**(values | {"preload": tuple(values.get("preload", ()))}))
+        return cls(**(values | {name: tuple(values.get(name, ())) for name in ("preload", "path")}))
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -267,13 +269,16 @@ class _Nursery:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"},
+                env=os.environ | {"PYTHONPATH": self._python_path(), "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
             )
             theirs.close()
             control.settimeout(_START_LIMIT_S)
             self._control = control
         return self._control
+
+    def _python_path(self) -> str:
+        return os.pathsep.join(filter(None, [*sys.path, *self._settings.path]))
 
     def _end(self) -> None:
         if self._control is not None and self._process is not None:

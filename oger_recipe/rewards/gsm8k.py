@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 
 from oger_recipe.rewards.boxed import last_answer_tag, last_boxed
+from oger_recipe.rewards.rules import GSM8K_FORMATS
 from oger_recipe.rewards.verifiers import Verdict
 
-ANSWER_FORMATS = ("last_number", "hashes", "boxed", "answer_tag")
-_PLACES = {"boxed": last_boxed, "answer_tag": last_answer_tag}
 _GROUPED = re.compile(r"(?<=\d)(?:\{,\}|\\,|\\!)(?=\d)")  # thousands in LaTeX: 70{,}000
 _NUMBER = re.compile(r"[+-]?\d+\.\d*|[+-]?\.\d+|[+-]?\d+e[-+]?\d+|[+-]?\d+", re.ASCII)
 
@@ -24,17 +24,12 @@ def verify_gsm8k(
     is 18; with ``strict_oat`` as texts, as OAT does. The components format and correct are 0 or 1.
     Raises ValueError for an answer without a number and for an unknown format.
     """
-    if answer_format not in ANSWER_FORMATS:
-        raise ValueError(f"answer_format={answer_format!r} is unknown; valid values: {', '.join(ANSWER_FORMATS)}")
+    if answer_format not in GSM8K_FORMATS:
+        raise ValueError(f"answer_format={answer_format!r} is unknown; valid values: {', '.join(GSM8K_FORMATS)}")
     reference = _last_number(answer.rpartition("####")[2])
     if reference is None:
         raise ValueError(f"GSM8K answer without a number: {answer!r}")
-    if answer_format == "hashes":
-        _, marker, response = response.rpartition("####")
-        response = response if marker else ""
-    elif answer_format in _PLACES:
-        marked = _PLACES[answer_format](response)
-        response = response if marked is None else marked
+    response = _READERS[answer_format](response)
     if not strict_oat:
         response = _GROUPED.sub("", response)
     found = _last_number(response)
@@ -44,6 +39,31 @@ def verify_gsm8k(
     reason = "right" if right else f"{found[:100]}, not {reference}"
     extracted = found if strict_oat else _canonical(_value(found))
     return Verdict(float(right), float(right), reason, {"format": 1.0, "correct": float(right)}, extracted)
+
+
+def _after_hashes(response: str) -> str:
+    _, marker, answer = response.rpartition("####")
+    return answer if marker else ""
+
+
+def _inside(find: Callable[[str], str | None]) -> Callable[[str], str]:
+    def content(response: str) -> str:
+        marked = find(response)
+        return response if marked is None else marked
+
+    return content
+
+
+# What of a response is read for its last number; a format without reader is a KeyError at import.
+_READERS = {
+    name: {
+        "last_number": lambda response: response,
+        "hashes": _after_hashes,
+        "boxed": _inside(last_boxed),
+        "answer_tag": _inside(last_answer_tag),
+    }[name]
+    for name in GSM8K_FORMATS
+}
 
 
 def _last_number(text: str) -> str | None:

@@ -22,35 +22,13 @@ import sympy
 from math_verify import parse, verify
 
 from oger_recipe.rewards.boxed import last_answer_tag, last_boxed
-from oger_recipe.rewards.rules import MATH_EXTRACT
+from oger_recipe.rewards.rules import EXTRACTIONS, MATH_EXTRACT, MATH_RULES, MathRule
 from oger_recipe.rewards.verifiers import Verdict
 
 for _name in ("math_verify.parser", "math_verify.grader"):
     logging.getLogger(_name).setLevel(logging.ERROR)  # they warn of the time limits that are off
 
 
-@dataclass(frozen=True)
-class Rule:
-    """Where the answer has to be, and what is earned without a right one.
-
-    needs_think: after ``</think>``; boxed_only: inside ``\\boxed{}``; rewards of a wrong answer and of a response that
-    breaks the rule.
-    """
-
-    needs_think: bool
-    boxed_only: bool
-    wrong: float = 0.0
-    unformatted: float = 0.0
-
-
-RULES = {
-    "deepscaler": Rule(True, True),  # 0
-    "deepscaler_format": Rule(True, True, wrong=-0.5, unformatted=-1.0),  # 1
-    "deepscaler_no_think": Rule(False, True),  # 2
-    "math_verify_think": Rule(True, False),  # 3
-    "math_verify": Rule(False, False),  # 4
-}
-EXTRACTIONS = ("boxed", "answer_tag", "last_number", "anywhere")
 _NUMBER = re.compile(r"[+-]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3}(?!\d))?", re.ASCII)
 _SPECIAL_TOKEN = re.compile(r"<\|[^<>|]{1,40}\|>|</s>")
 _SPACING = re.compile(r"\\(?:left|right|[!,;: ])|[\s$]")
@@ -76,7 +54,7 @@ _TEXT = re.compile(r"\\(?:text|textbf|mathrm|mbox)\{([^{}]*)\}")
 def verify_math(
     response: str, answer: str, *, rule: str = "math_verify", extract: Sequence[str] = MATH_EXTRACT
 ) -> Verdict:
-    """Grade a response by one of RULES.
+    """Grade a response by one of MATH_RULES.
 
     answer: LaTeX or plain text, with or without ``$`` and ``\\boxed``. extract: where to look for the response's
     answer, in this order; the first place that has one decides (rules that ask for a box look there alone).
@@ -117,17 +95,17 @@ class _Expression:
         return self.text if self.number is None else str(self.number)
 
 
-def _rule(rule: str, extract: Sequence[str]) -> Rule:
-    if rule not in RULES:
-        raise ValueError(f"rule={rule!r} is unknown; valid values: {', '.join(RULES)}")
+def _rule(rule: str, extract: Sequence[str]) -> MathRule:
+    if rule not in MATH_RULES:
+        raise ValueError(f"rule={rule!r} is unknown; valid values: {', '.join(MATH_RULES)}")
     unknown = set(extract) - set(EXTRACTIONS)
     if unknown or not extract:
         raise ValueError(f"extract={tuple(extract)} has to name some of {', '.join(EXTRACTIONS)}")
-    return RULES[rule]
+    return MATH_RULES[rule]
 
 
 def _verdict(
-    reason: str, rule: Rule, *, format_ok: bool = True, correct: bool = False, extracted: str | None = None
+    reason: str, rule: MathRule, *, format_ok: bool = True, correct: bool = False, extracted: str | None = None
 ) -> Verdict:
     reward = 1.0 if correct else rule.wrong if format_ok else rule.unformatted
     components = {"format": float(format_ok), "correct": float(correct)}
@@ -145,23 +123,31 @@ def _reference(answer: str) -> _Expression:
 
 def _candidate(text: str, places: tuple[str, ...]) -> _Expression | None:
     for place in places:
-        found = _find(text, place)
+        found = _FINDERS[place](text)
         if found is not None:
             return found
     return None
 
 
-def _find(text: str, place: str) -> _Expression | None:
-    if place == "anywhere":
-        parsed = _readings(text)
-        return _expression(str(parsed[-1]), parsed) if parsed else None
-    if place == "last_number":
-        numbers = _NUMBER.findall(text)
-        return _boxed_expression(numbers[-1].rstrip(".,").replace(",", "")) if numbers else None
-    content = last_boxed(text) if place == "boxed" else last_answer_tag(text)
-    if content is not None and place == "answer_tag":
-        inner = last_boxed(content)
-        content = content if inner is None else inner
+def _anywhere(text: str) -> _Expression | None:
+    parsed = _readings(text)
+    return _expression(str(parsed[-1]), parsed) if parsed else None
+
+
+def _last_number(text: str) -> _Expression | None:
+    numbers = _NUMBER.findall(text)
+    return _boxed_expression(numbers[-1].rstrip(".,").replace(",", "")) if numbers else None
+
+
+def _boxed(text: str) -> _Expression | None:
+    content = last_boxed(text)
+    return _boxed_expression(content) if content else None
+
+
+def _answer_tag(text: str) -> _Expression | None:
+    content = last_answer_tag(text)
+    inner = last_boxed(content) if content is not None else None
+    content = content if inner is None else inner
     return _boxed_expression(content) if content else None
 
 
@@ -242,3 +228,10 @@ def _equal(reference: _Expression, candidate: _Expression) -> bool:
     # math-verify rounds to six decimals, which makes 4.5e-8 equal to 9e-8 and to 0: small numbers need six digits.
     size = max(abs(expected), abs(found))
     return bool(size >= _SMALL or abs(expected - found) <= size / 10**6)
+
+
+# A place without a finder is a KeyError at import.
+_FINDERS = {
+    place: {"boxed": _boxed, "answer_tag": _answer_tag, "last_number": _last_number, "anywhere": _anywhere}[place]
+    for place in EXTRACTIONS
+}

@@ -7,8 +7,33 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PLACES = ("boxed", "answer_tag")  # where a prompt can ask for the answer: \boxed{}, or <answer></answer>
+EXTRACTIONS = ("boxed", "answer_tag", "last_number", "anywhere")  # where a math answer can be looked for
+GSM8K_FORMATS = ("last_number", "hashes", "boxed", "answer_tag")
 MATH_EXTRACT = ("boxed", "answer_tag", "anywhere")  # where a math answer is looked for where no prompt says
 TIMES_ASKED = "times_asked"  # column of an evaluation's row: how often its benchmark asks the problem
+
+
+@dataclass(frozen=True)
+class MathRule:
+    """Where the answer to a math problem has to be, and what is earned without a right one.
+
+    needs_think: after ``</think>``; boxed_only: inside ``\\boxed{}``; rewards of a wrong answer and of a response that
+    breaks the rule.
+    """
+
+    needs_think: bool
+    boxed_only: bool
+    wrong: float = 0.0
+    unformatted: float = 0.0
+
+
+MATH_RULES: dict[str, MathRule] = {
+    "deepscaler": MathRule(True, True),  # LUFFY's reward version 0
+    "deepscaler_format": MathRule(True, True, wrong=-0.5, unformatted=-1.0),  # 1
+    "deepscaler_no_think": MathRule(False, True),  # 2
+    "math_verify_think": MathRule(True, False),  # 3
+    "math_verify": MathRule(False, False),  # 4
+}
 
 
 @dataclass(frozen=True)

@@ -52,14 +52,14 @@ def grade_samples(samples: list[tuple[Any, Any, Any]]) -> list[GradedSample]:
         try:
             answers[position] = _answer(query, prompt, label)
         except Exception as error:
-            values[position] = GradedSample(_failed(error, samples[position]), None, _reason(error))
+            values[position] = GradedSample(failed(error, samples[position]), None, _reason(error))
     try:
         verdicts = shared_pool().grade_many(list(answers.values()))
         for position, graded in zip(answers, verdicts, strict=True):
             values[position] = GradedSample(_values(graded, samples[position]), graded, graded.error)
     except Exception as error:  # the pool itself: none of its answers was graded
         for position in answers:
-            values[position] = GradedSample(_failed(error, samples[position]), None, _reason(error))
+            values[position] = GradedSample(failed(error, samples[position]), None, _reason(error))
     return [value for value in values if value is not None]
 
 
@@ -78,11 +78,11 @@ def _values(graded: Graded, sample: tuple[Any, Any, Any]) -> dict[str, float]:
         "reward_format": float(verdict.components.get("format", 0.0)),
     }
     if graded.error is not None:
-        return _failed(graded.error, sample, timed_out=graded.timed_out, seconds=graded.seconds)
+        return failed(graded.error, sample, timed_out=graded.timed_out, seconds=graded.seconds)
     return {**values, "reward_error": 0.0, "reward_timeout": 0.0}
 
 
-def _failed(
+def failed(
     error: Exception | str, sample: tuple[Any, Any, Any], *, timed_out: bool = False, seconds: float = 0.0
 ) -> dict[str, float]:
     """The values of a sample that could not be graded, after it was logged and recorded."""

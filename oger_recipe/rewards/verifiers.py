@@ -8,8 +8,9 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -25,7 +26,7 @@ class Verdict:
     reward: float
     score: float
     reason: str
-    components: dict[str, float]
+    components: dict[str, float] = field(default_factory=dict)
     extracted: str | None = None
 
 
@@ -84,7 +85,35 @@ def resolve(task: str) -> Verifier:
         nearest = difflib.get_close_matches(task, VERIFIERS, n=1, cutoff=0.0)[0]
         raise ValueError(f"no verifier for task {task!r}; known: {', '.join(VERIFIERS)}; nearest: {nearest!r}")
     try:
-        verifier: Verifier = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"task {task!r} is no verifier: {error}") from error
-    return verifier
+        verifier = getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        places = ", ".join([*_looked_in, "the installed packages"])
+        raise ValueError(f"task {task!r} is no verifier: {error} (looked in {places})") from error
+    except Exception as error:  # whatever the user's module does when it is imported
+        kind = "" if isinstance(error, ImportError | AttributeError | ValueError) else f"{type(error).__name__}: "
+        raise ValueError(f"task {task!r} is no verifier: {kind}{error}") from error
+    _require_two_texts(task, verifier)
+    return verifier  # type: ignore[no-any-return]
+
+
+def look_in(folders: Iterable[str]) -> None:
+    """Modules of the user's verifiers are found in these folders too, after all others."""
+    _looked_in[:] = folders
+    sys.path.extend(folder for folder in _looked_in if folder not in sys.path)
+
+
+_looked_in: list[str] = []
+
+
+def _require_two_texts(task: str, verifier: Any) -> None:
+    if not callable(verifier):
+        raise ValueError(f"task {task!r} is no verifier: it is a {type(verifier).__name__}, not a function")
+    try:
+        context = {name: None for name in _CONTEXT if _takes(verifier, name)}
+        inspect.signature(verifier).bind("response", "answer", **context)
+    except TypeError as error:
+        raise ValueError(
+            f"task {task!r} is no verifier: it cannot be called with (response, answer): {error}"
+        ) from None
+    except ValueError:  # a function without a signature, as some of C have none
+        pass

@@ -91,10 +91,10 @@ def test_evaluations_before_during_and_after_have_answers_figures_and_tables(ppo
 
 def test_the_best_checkpoint_follows_the_average_over_benchmarks(ppo_run):
     summary = json.loads((ppo_run / "summary.json").read_text())
-    best = [path.name for path in (ppo_run / "checkpoints" / "_actor").glob("best_global_step*")]
+    best = [path.name for path in (ppo_run / "checkpoints" / "best" / "_actor").glob("global_step*")]
     later = {evaluation["step"]: evaluation["avg_at_4"] for evaluation in summary["evaluations"] if evaluation["step"]}
     expected = max(later, key=lambda step: (later[step], -step))
-    assert f"best_global_step{expected}" in best
+    assert best == [f"global_step{expected}"]
 
 
 def test_grpo_normalises_by_the_groups_std_and_stops_where_it_is_told(grpo_run):

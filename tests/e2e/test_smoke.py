@@ -27,7 +27,7 @@ def groups(run_dir: Path, step: int) -> dict[str, list[dict]]:
 def test_summary_says_what_was_reached_and_what_took_how_long(smoke_run):
     summary = json.loads((smoke_run / "summary.json").read_text())
     for when in ("before", "after"):
-        assert summary[when]["n_problems"] == 16
+        assert summary[when]["n_problems"] == summary[when]["benchmarks"]["countdown"]["problems"] == 16
         assert 0 <= summary[when]["avg_at_8"] <= summary[when]["pass_at_8"] <= 1
     assert summary["steps"] == STEPS
     assert summary["data"] == {"prompts": 64, "prompts_without_teacher": 0, "teachers": 192}
@@ -127,7 +127,7 @@ def test_run_can_be_repeated_from_what_it_wrote(smoke_run):
 
 
 def test_curves_trackers_and_logs_are_there(smoke_run):
-    for name in ("solve_rate", "rewards", "exploration"):
+    for name in ("solve_rate", "bonus_and_teachers", "policy"):
         assert (smoke_run / "curves" / f"{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert list((smoke_run / "tensorboard").rglob("events.out.tfevents.*"))
     assert (smoke_run / "logs" / "driver.log").stat().st_size
@@ -151,6 +151,27 @@ def test_a_newcomer_sees_progress(smoke_run):
     assert "before training: avg_at_8" in shown and "after training: avg_at_8" in shown
     assert sum(line.startswith("step ") for line in shown.splitlines()) == STEPS
     assert "Traceback" not in shown
+    last = [line for line in shown.splitlines() if line.startswith("step ")][-1]
+    assert "| entropy " in last and last.endswith(" elapsed, 0:00 left")
+    table = shown[shown.rindex("before training") :]
+    assert "difference" in table and "countdown   avg@8" in table and f"run folder: {smoke_run}" in table
+    assert f"{STEPS} steps in " in table
+
+
+def test_what_a_step_is_at_is_told_while_it_lasts(smoke_run):
+    told = [event for event in lines(smoke_run / "events.jsonl") if event["event"] == "phase"]
+    for step in range(1, STEPS + 1):
+        phases = [event["phase"] for event in told if event["step"] == step and event["phase"] != "answers"]
+        assert list(dict.fromkeys(phases))[:4] == ["rollouts", "experience", "training", "weights"]
+    counted = [event for event in told if event["phase"] == "rollouts"]
+    assert all(0 <= event["done"] <= event["of"] == PROMPTS * GROUP for event in counted)
+
+
+def test_the_entropy_is_that_of_a_policy_and_not_of_its_last_tokens(smoke_run):
+    """Of the distributions of all tokens; the last token's, an end of a response, is nearly certain."""
+    for record in lines(smoke_run / "metrics.jsonl"):
+        assert 0.05 < record["rollout/entropy"] < math.log(1024)  # the tokenizer has no more tokens than that
+        assert record["rollout/entropy"] > 2 * record["oger/entropy"]
 
 
 def test_oger_eval_with_the_runs_recipe_gives_the_runs_own_evaluation(smoke_run, tmp_path):

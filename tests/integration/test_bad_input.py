@@ -83,7 +83,7 @@ def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path:
         (
             ["--train.batch_size", "3"],
             "rollout.batch_size 2 x n_samples_per_prompt 4 = 8 rollouts do not divide into optimizer steps of "
-            "train.batch_size 3; e.g. 1 does",
+            "train.batch_size 3: use 2 or 4",
         ),
         (["--train.micro_batch_size", "3"], "8 rows do not divide into train.micro_batch_size 3 x 1 policy ranks"),
         (
@@ -106,9 +106,9 @@ def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path:
             "nothing to compare with; use 2 or more",
         ),
         (["--oger.max_replace_num", "4"], "oger.max_replace_num 4 leaves no rollout in a group of 4"),
-        (["--oger.max_replace_num", "-1"], "oger.max_replace_num is -1: 0 lets no teacher in, 1 or more does"),
+        (["--oger.max_replace_num", "-1"], "oger.max_replace_num is -1: it has to be 0 or more"),
         (["--data.max_len", "64"], "rollout.max_new_tokens 64 leaves no room for a prompt within data.max_len 64"),
-        (["--vllm.num_engines", "0"], "vllm.num_engines must be 1 or more: rollouts come from vLLM"),
+        (["--vllm.num_engines", "0"], "vllm.num_engines is 0: it has to be 1 or more"),
         (
             ["--train.async_enable"],
             "train.async_enable True is not supported: asynchronous training would sample with weights the loss knows "
@@ -163,11 +163,11 @@ def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path:
         (["--oger.eval.max_samples", "0"], "oger.eval.max_samples is 0: it has to be 1 or more"),
         (["--oger.max_prompt_length", "0"], "oger.max_prompt_length is 0: it has to be 1 or more"),
         (["--oger.grading_workers", "0"], "oger.grading_workers is 0: it has to be 1 or more"),
-        (["--oger.grading_time_limit", "0"], "oger.grading_time_limit is 0.0: it is in seconds and above 0"),
-        (["--oger.top_k", "0"], "oger.top_k is 0: it is -1 (all tokens) or 1 or more"),
-        (["--oger.eval.top_k", "-2"], "oger.eval.top_k is -2: it is -1 (all tokens) or 1 or more"),
-        (["--rollout.top_p", "0"], "rollout.top_p is 0.0: it is above 0 and at most 1 (all tokens)"),
-        (["--oger.eval.top_p", "90"], "oger.eval.top_p is 90.0: it is above 0 and at most 1 (all tokens)"),
+        (["--oger.grading_time_limit", "0"], "oger.grading_time_limit is 0.0: it has to be above 0"),
+        (["--oger.top_k", "0"], "oger.top_k is 0: it has to be -1 (all tokens) or 1 or more"),
+        (["--oger.eval.top_k", "-2"], "oger.eval.top_k is -2: it has to be -1 (all tokens) or 1 or more"),
+        (["--rollout.top_p", "0"], "rollout.top_p is 0.0: it has to be above 0 and at most 1"),
+        (["--oger.eval.top_p", "90"], "oger.eval.top_p is 90.0: it has to be above 0 and at most 1"),
         (["--data.input_key", ""], "data.input_key is empty: name the column of the prompts"),
         (
             ["--data.label_key", ""],
@@ -195,7 +195,7 @@ def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path:
         ),
         (
             ["--oger.kl_penalty_coef=-0.1"],
-            "oger.kl_penalty_coef is -0.1: a negative one would reward leaving the reference",
+            "oger.kl_penalty_coef is -0.1: it has to be 0 or more",
         ),
         (
             ["--oger.non_stop_fixed_reward", "0", "--oger.non_stop_penalty=-1"],
@@ -293,8 +293,11 @@ def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path:
         (["--actor.adam.betas", "0.9", "nan"], "actor.adam.betas is nan: it has to be a finite number"),
         *(
             ([f"--{flag}=-0.5"], f"{flag} is -0.5: it has to be 0 or more")
-            for flag in ("oger.bonus_weight", "oger.prefix_reward_weight_alpha", "oger.sft_loss_coef", "actor.adam.lr")
+            for flag in ("oger.bonus_weight", "oger.prefix_reward_weight_alpha", "oger.sft_loss_coef")
         ),
+        (["--actor.adam.lr=-1"], "actor.adam.lr is -1.0: it has to be 0 to 1"),
+        (["--actor.adam.lr=1e6"], "actor.adam.lr is 1000000.0: it has to be 0 to 1"),
+        (["--rollout.temperature=0"], "rollout.temperature is 0.0: it has to be above 0 and at most 10"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -502,8 +505,8 @@ def test_fewer_prompts_than_one_step_needs_are_refused(refused: Callable[..., st
 def test_a_second_run_does_not_write_into_the_folder_of_the_first(refused: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
-    assert "holds an earlier run; choose another folder, or continue it with --ckpt.load_enable" in refused()
-    assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
+    assert "holds an earlier run; choose another folder, continue it with --ckpt.load_enable, or remove" in refused()
+    assert {entry.name for entry in (tmp_path / "run").iterdir()} == {"metrics.jsonl", ".lock"}
 
 
 @pytest.mark.parametrize(
@@ -518,7 +521,7 @@ def test_a_second_run_does_not_write_into_the_folder_of_the_first(refused: Calla
             {"train": {"batch_size": 3, "micro_batch_size": 1}},
             json.dumps(ROW),
             "oger train: this recipe cannot run:\n  - rollout.batch_size 2 x n_samples_per_prompt 4 = 8 rollouts do "
-            "not divide into optimizer steps of train.batch_size 3; e.g. 1 does",
+            "not divide into optimizer steps of train.batch_size 3: use 2 or 4",
         ),
         (
             {},

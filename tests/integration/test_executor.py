@@ -41,9 +41,9 @@ class Engine:
         return SimpleNamespace(outputs=[output])
 
 
-def _executed(response: str, **label: Any) -> dict[str, Any]:
+def _executed(response: str, grader: Path = Path(reward_func.__file__), **label: Any) -> dict[str, Any]:
     label = {"uid": "u", "answer": "42", "task": "gsm8k"} | label
-    executor = OgerExecutor(str(Path(reward_func.__file__)))
+    executor = OgerExecutor(str(grader))
     params = SimpleNamespace(max_tokens=50, logprobs=None)
     arguments = {"max_length": 100, "hf_tokenizer": Tokenizer(), "llm_engine": Engine(response), "images": None}
     return asyncio.run(executor.execute(prompt=QUESTION, label=json.dumps(label), sampling_params=params, **arguments))
@@ -79,3 +79,25 @@ def test_a_users_own_reward_function_keeps_its_say(tmp_path: Path) -> None:
 def test_a_stop_text_is_sampled_and_not_graded(cut: list[str]) -> None:
     found = _executed("42\nUser: 7", cut=cut)
     assert found["reward"] == float(bool(cut))
+
+
+@pytest.mark.parametrize(
+    ("returned", "reward", "error"),
+    [("1.0", 1.0, 0.0), ("float('nan')", 0.0, 1.0), ("torch.tensor(float('inf'))", 0.0, 1.0)],
+)
+def test_a_reward_that_is_not_finite_is_a_failed_grade(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returned: str, reward: float, error: float
+) -> None:
+    """Of a function of the user's own; a verifier's is refused where it is graded."""
+    monkeypatch.setenv("OGER_RUN_DIR", str(tmp_path))
+    grader = tmp_path / "own.py"
+    grader.write_text(
+        f"import torch\ndef reward_func(queries, prompts, labels):\n    return {{'rewards': {returned}}}\n"
+    )
+    response = _executed("whatever", grader)
+    assert (float(response["reward"]), response["extra_logs"]["reward_error"]) == (reward, error)
+    recorded = tmp_path / "reward_errors.jsonl"
+    assert recorded.exists() is bool(error)
+    if error:
+        entry = json.loads(recorded.read_text())
+        assert entry["uid"] == "u" and "not a finite number" in entry["error"]

@@ -53,7 +53,7 @@ def _maker(estimator: str = "dr_grpo", **oger) -> OgerExperienceMaker:
     maker.strategy = SimpleNamespace(args=maker.args)
     maker.advantage_estimator = estimator
     maker.kl_ctl = FixedKLController(0.5)
-    maker.entropy = torch.zeros(4)
+    maker.entropy, maker.token_entropy = torch.zeros(4), torch.zeros(4)
     maker.engine_limit = None
     maker.step, maker.planned_steps, maker.repetitive = 1, 1, torch.zeros(4, dtype=torch.bool)
     maker.batch = SimpleNamespace(
@@ -223,7 +223,7 @@ def test_teachers_pass_through_the_policy_only_where_their_old_log_probs_are_use
             tokens = samples.action_mask.sum(dim=1)
             samples.action_log_probs = samples.rollout_log_probs = torch.zeros(samples.action_mask.shape)
             samples.info |= {"kl": 0.0 / tokens, "logprobs_diff": 0.0 / tokens}  # 0 / 0 is nan
-        self._policy_entropies = [torch.zeros(len(samples.index)) for samples in samples_list]
+        self._policy_entropies = [torch.zeros(2, len(samples.index)) for samples in samples_list]
         return samples_list
 
     monkeypatch.setattr(RemoteExperienceMaker, "make_experience", forward_passes)
@@ -244,13 +244,14 @@ def test_teachers_pass_through_the_policy_only_where_their_old_log_probs_are_use
 
 
 def _forwarded(monkeypatch, maker, experiences: list[Experience], entropies: list[list[float]]) -> list[Experience]:
-    """make_experience with forward passes that return these entropies and log-probabilities of 0."""
+    """make_experience with forward passes that return these entropies, ten times as much for the mean over the
+    response, and log-probabilities of 0."""
 
     def forward_passes(self, samples_list):
         for samples in samples_list:
             samples.action_log_probs = torch.zeros(samples.action_mask.shape)
             samples.info |= {"kl": torch.zeros(len(samples.index)), "logprobs_diff": torch.zeros(len(samples.index))}
-        self._policy_entropies = [torch.tensor(values) for values in entropies]
+        self._policy_entropies = [(torch.tensor(values), 10 * torch.tensor(values)) for values in entropies]
         return samples_list
 
     monkeypatch.setattr(RemoteExperienceMaker, "make_experience", forward_passes)
@@ -274,6 +275,7 @@ def test_entropies_are_kept_by_row_and_the_engine_is_compared_on_the_policys_own
     experiences = _sampled(_experiences([2, 0], [3, 1]), differences)
     found = _forwarded(monkeypatch, maker, experiences, [[0.2, 0.0], [0.3, 0.1]])
     assert maker.entropy.tolist() == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    assert maker.token_entropy.tolist() == pytest.approx([0.0, 1.0, 2.0, 3.0])
     assert maker.metrics["vllm_logprob_difference"] == pytest.approx(0.05 / 3)
     assert maker.metrics["vllm_kl"] == pytest.approx(0.01)
     assert maker.engine_limit == maker.metrics["vllm_logprob_limit"] == pytest.approx(0.05 + 0.002)
@@ -336,7 +338,9 @@ def test_the_policys_own_right_rollouts_and_no_others_are_remembered(tmp_path):
     assert (maker.history["u0"], maker.history["u1"]) == (["0"], ["3"])
 
 
-def _figures(rollouts: Rollouts, bonus: list[float], similarity: float = 0.5) -> dict[str, float]:
+def _figures(
+    rollouts: Rollouts, bonus: list[float], similarity: float = 0.5, token_entropy: list[float] | None = None
+) -> dict[str, float]:
     count = len(rollouts.texts)
     batch = SimpleNamespace(
         samples=rollouts.samples, is_teacher=rollouts.guided, scores=rollouts.scores, rewards=rollouts.rewards,
@@ -344,7 +348,22 @@ def _figures(rollouts: Rollouts, bonus: list[float], similarity: float = 0.5) ->
     )  # fmt: skip
     no = torch.zeros(count)
     oger = SimpleNamespace(last_token_enp_reward="none")
-    return step_metrics(rollouts, batch, torch.tensor(bonus), no, no, no.bool(), oger)
+    of_tokens = no if token_entropy is None else torch.tensor(token_entropy)
+    return step_metrics(rollouts, batch, torch.tensor(bonus), no, of_tokens, no, no.bool(), oger)
+
+
+def test_the_entropy_is_the_mean_over_the_tokens_of_the_policys_own_rollouts():
+    """Rows of 2, 8, 5 and 10 tokens. Row 2 began with a teacher's tokens or gave way to one, and so has no say."""
+    rollouts = _rollouts([1.0, 0.0, 1.0, 0.0], guided=[2])
+    for sample, length in zip(rollouts.samples, (2, 8, 5, 10), strict=True):
+        sample.response_length = torch.tensor([length])
+    found = _figures(rollouts, [0.0] * 4, token_entropy=[1.0, 0.25, math.nan, 0.6])
+    assert found["rollout/entropy"] == pytest.approx((2 * 1.0 + 8 * 0.25 + 10 * 0.6) / 20)  # of rows it would be 0.617
+    rollouts.samples[1].response_length = torch.tensor([0])  # an empty response never passes through the model
+    found = _figures(rollouts, [0.0] * 4, token_entropy=[1.0, math.nan, math.nan, 0.6])
+    assert found["rollout/entropy"] == pytest.approx((2 * 1.0 + 10 * 0.6) / 12)
+    everything = _rollouts([1.0, 1.0], guided=[0, 1])
+    assert math.isnan(_figures(everything, [0.0] * 2, token_entropy=[0.5, 0.5])["rollout/entropy"])
 
 
 def test_groups_are_counted_as_solved_by_all_and_by_none():

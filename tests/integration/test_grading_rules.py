@@ -69,8 +69,8 @@ def test_a_rule_reads_what_the_template_asks_for_or_is_refused_with_it(settings,
     assert all(f"oger.math_rule {rule} " in sentence for sentence in refused)
 
 
-def test_every_task_with_a_verifier_is_in_the_table() -> None:
-    assert GOLD.keys() == VERIFIERS.keys()
+def test_the_tasks_of_the_table_have_verifiers() -> None:
+    assert GOLD.keys() <= VERIFIERS.keys()
 
 
 def test_the_documents_table_is_what_happens(settings) -> None:

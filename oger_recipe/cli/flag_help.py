@@ -1,0 +1,129 @@
+"""`oger train --help [SECTION]`: the sections of all flags, or one section's flags with a sentence each."""
+
+import argparse
+import difflib
+import textwrap
+from collections.abc import Iterator
+
+from oger_recipe.cli.openrlhf_help import SENTENCES
+from oger_recipe.knobs import KNOBS
+from oger_recipe.recipe import RecipeError
+
+_WIDTH = 100
+
+# A section of OpenRLHF's flags is the first word of their names.
+OPENRLHF_SECTIONS = {
+    "data": "prompts: dataset, columns, chat template, lengths",
+    "rollout": "how groups are sampled",
+    "eval": "held-out evaluation during the run",
+    "actor": "the policy: model, optimizer, learning rate, clipping",
+    "critic": "the value model, where algo.advantage.estimator is gae",
+    "ref": "the reference model of the KL",
+    "reward": "reward models, ranges and penalties (verifiers: oger.rollouts)",
+    "algo": "advantage estimator, KL, dynamic filtering",
+    "train": "batches, epochs, seed, where models lie together",
+    "vllm": "the engines that sample",
+    "ds": "DeepSpeed: ZeRO, memory, attention, LoRA",
+    "ckpt": "checkpoints, resuming, the final model",
+    "logger": "TensorBoard and Weights & Biases",
+}
+# One of the recipe's own begins with this knob and ends before the next one's; the order is that of KNOBS.
+OGER_SECTIONS = {
+    "oger.run": ("run_dir", "run folder, steps, evaluation before, during and after"),
+    "oger.rollouts": ("task_name", "verifiers, prompt templates, stops, what grading may take"),
+    "oger.teachers": ("max_replace_num", "who enters a group, and for whom"),
+    "oger.prefix": ("n_prefix", "rollouts that begin with a part of a teacher (LUFFY)"),
+    "oger.advantage": ("advantage_baseline", "baseline, weights of teacher tokens"),
+    "oger.bonus": ("bonus_weight", "the exploration bonus"),
+    "oger.encoder": ("embedding_model", "the encoder that measures similarity, and its cache"),
+    "oger.loss": ("off_policy_reshape", "the loss of teacher tokens and of rollouts"),
+    "oger.sft": ("sft.epochs", "supervised training on the teachers first"),
+    "oger.guards": ("max_reward_error_rate", "when a run stops by itself"),
+    "oger.task": ("task.name", "the built-in Countdown task"),
+}
+
+_USAGE = """\
+usage: oger train --recipe FILE [flags]          train by a recipe file; flags win over it
+       oger train --recipe FILE --dry-run        check it, and say what it would do
+       oger train --help SECTION                 a section's flags, or those that begin with a word
+
+  oger train --recipe countdown_cpu.yaml                        OGER on this machine's CPU
+  oger train --recipe countdown_cpu --rollout.temperature 0.9   a shipped recipe
+  oger train --help oger.bonus     oger train --help actor.adam    oger train --help rollout.top_p
+
+Each flag is also a line of a recipe file: --actor.adam.lr 1e-6 is `actor: {adam: {lr: 1e-6}}`.
+"""
+
+
+def overview(parser: argparse.ArgumentParser) -> str:
+    """Usage, examples and the sections with their numbers of flags."""
+    sections = sections_of(parser)
+    lines = {name: line for name, line in OPENRLHF_SECTIONS.items()}
+    lines |= {name: line for name, (_, line) in OGER_SECTIONS.items()}
+    lines["other"] = "what has no section"
+    rows = [f"  {name:15} {len(actions):3}  {lines[name]}" for name, actions in sections.items()]
+    total = sum(map(len, sections.values()))
+    own = next(place for place, name in enumerate(sections) if name in OGER_SECTIONS)
+    return "\n".join([_USAGE, f"{total} flags; OpenRLHF's:", *rows[:own], "the recipe's own:", *rows[own:]])
+
+
+def section(parser: argparse.ArgumentParser, name: str) -> str:
+    """The flags of a section, or those whose names begin with ``name``. Raises RecipeError if there are none."""
+    name = name.removeprefix("--").removesuffix(".")
+    sections = sections_of(parser)
+    actions = sections.get(name)
+    if actions is None:
+        every = [action for group in sections.values() for action in group]
+        actions = [a for a in every if any(_begins(flag, name) for flag in a.option_strings)]
+    if not actions:
+        known = [*sections, *(flag[2:] for flag in parser._option_string_actions)]
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise RecipeError(f"--help {name}: no section and no flag begins so{hint} (--help alone lists all sections)")
+    return "\n".join(line for action in actions for line in _flag(action))
+
+
+def sections_of(parser: argparse.ArgumentParser) -> dict[str, list[argparse.Action]]:
+    """Every flag in exactly one section, without --help itself and the opposites (--no-FLAG) of switches."""
+    starts = {knob: name for name, (knob, _) in OGER_SECTIONS.items()}
+    of_knob, current = {}, ""
+    for knob in KNOBS:
+        current = starts.get(knob.name, current)
+        of_knob[f"oger.{knob.name}"] = current
+    found: dict[str, list[argparse.Action]] = {name: [] for name in (*OPENRLHF_SECTIONS, "other", *OGER_SECTIONS)}
+    for action in parser._actions:
+        if action.dest != "help" and action.help != argparse.SUPPRESS:
+            first = action.option_strings[0].removeprefix("--").partition(".")[0]
+            found[of_knob.get(action.dest, first if first in OPENRLHF_SECTIONS else "other")].append(action)
+    return found
+
+
+def sentence(action: argparse.Action) -> str:
+    """What the flag does, its default included."""
+    said = (action.help or SENTENCES.get(action.option_strings[0][2:], "")).replace("%%", "%")
+    return said if "(default" in said else f"{said} (default: {_default(action)})"
+
+
+def _begins(flag: str, name: str) -> bool:
+    flag = flag.removeprefix("--").removeprefix("no-")
+    return flag == name or flag.startswith(name + ".") or (name.count(".") == 1 and flag.startswith(name))
+
+
+def _default(action: argparse.Action) -> str:
+    if isinstance(action.default, bool):
+        return "on" if action.default else "off"
+    if action.default is None or action.default == ():
+        return "none"
+    values = action.default if isinstance(action.default, list | tuple) else [action.default]
+    return " ".join(map(str, values))
+
+
+def _flag(action: argparse.Action) -> Iterator[str]:
+    names = ", ".join(action.option_strings)
+    kind = getattr(action, "item_type", None) or action.type
+    choices = getattr(action, "item_choices", None) or action.choices
+    value = f"{{{','.join(map(str, choices))}}}" if choices else kind.__name__ if kind else ""
+    several = {None: "", 0: "", "*": " ...", "+": " ..."}.get(action.nargs, f" x {action.nargs}")
+    line = f"{names} {value}{several}".rstrip()
+    yield from textwrap.wrap(line, _WIDTH, initial_indent="  ", subsequent_indent="    ")
+    yield from textwrap.wrap(sentence(action), _WIDTH, initial_indent="      ", subsequent_indent="      ")

@@ -1,0 +1,65 @@
+"""What to say of another trainer's command that is handed to `oger train` or `oger convert`."""
+
+import re
+from collections.abc import Sequence
+
+from oger_recipe.knobs import METHOD_DEFAULTS
+
+OPENRLHF = (
+    "this is a command of OpenRLHF, whose flags are this recipe's as well: `python -m oger_recipe.cli.train_ppo_ray` "
+    "takes them unchanged in place of openrlhf.cli.train_ppo_ray (add --oger.max_replace_num 0 --oger.bonus_weight 0 "
+    "where there are no teachers; what it does not set is by default: "
+    + ", ".join(f"{name} {value}" for name, value in METHOD_DEFAULTS.items() if name != "reward.remote_url")
+    + "); in a recipe file for `oger train`, --a.b VALUE is the line `a: {b: VALUE}`"
+)
+VERL = (
+    "this is a command of verl itself. `oger convert` reads those of OGER's and LUFFY's branch of it, verl.mix_src."
+    "main_mix_ppo; of the keys that both have, docs/oger_flags.md says what they are here, e.g.\n"
+    "    data.train_files                    data.prompt_dataset (with data.input_key and data.label_key)\n"
+    "    data.train_batch_size               rollout.batch_size\n"
+    "    data.max_response_length            rollout.max_new_tokens (and data.max_len, prompt and response together)\n"
+    "    actor_rollout_ref.model.path        actor.model_name_or_path\n"
+    "    ...actor.optim.lr                   actor.adam.lr\n"
+    "    ...actor.ppo_mini_batch_size        oger.prompts_per_update\n"
+    "    ...actor.kl_loss_coef               algo.kl.init_coef with algo.kl.use_loss\n"
+    "    ...rollout.n, .temperature          rollout.n_samples_per_prompt, rollout.temperature\n"
+    "    algorithm.adv_estimator=grpo        algo.advantage.estimator group_norm\n"
+    "    custom_reward_function.path         oger.verifiers (docs/rewards.md)\n"
+    "  put them into a recipe file below the line `extends: grpo.yaml`"
+)
+TRL = (
+    "this is TRL's; what it calls one thing is here\n"
+    "    model, model_name_or_path           actor.model_name_or_path\n"
+    "    train_dataset, dataset_name         data.prompt_dataset with data.input_key and data.label_key\n"
+    "    reward_funcs                        oger.verifiers mytask=module:function (docs/rewards.md)\n"
+    "    num_generations                     rollout.n_samples_per_prompt\n"
+    "    per_device_train_batch_size x devices x gradient_accumulation_steps\n"
+    "                                        train.batch_size (rollouts a step of the optimizer)\n"
+    "    num_iterations                      train.max_epochs\n"
+    "    max_completion_length               rollout.max_new_tokens\n"
+    "    learning_rate, temperature          actor.adam.lr, rollout.temperature\n"
+    "    beta, epsilon                       algo.kl.init_coef with algo.kl.use_loss, actor.eps_clip\n"
+    "    scale_rewards, loss_type            algo.advantage.estimator group_norm or dr_grpo, oger.loss_aggregation\n"
+    "  put them into a recipe file below the line `extends: grpo.yaml`"
+)
+# In this order: what a page of text is taken for.
+_SIGNS = (
+    (re.compile(r"openrlhf[./]cli[./]"), OPENRLHF),
+    (re.compile(r"verl[./](?!mix_src)\w+[./]main|\b(?:actor_rollout_ref|algorithm|trainer)\.[\w.]+="), VERL),
+    (re.compile(r"(?:^|\s)trl\s+\w+\s+-|(?:from|import)\s+trl\b|\b(?:GRPO|SFT|PPO|RLOO)(?:Trainer|Config)\b"), TRL),
+)
+_TRL_FLAGS = frozenset(
+    "num_generations per_device_train_batch_size gradient_accumulation_steps max_completion_length dataset_name "
+    "max_prompt_length model_name_or_path learning_rate reward_funcs num_iterations use_vllm scale_rewards".split()
+)
+
+
+def recognised(text: str) -> str | None:
+    """What to do with a script or page of another trainer; None if it is none."""
+    return next((advice for sign, advice in _SIGNS if sign.search(text)), None)
+
+
+def recognised_flags(tokens: Sequence[str]) -> str | None:
+    """The same for words that stand where flags of `oger train` are expected."""
+    names = {token.removeprefix("--").partition("=")[0] for token in tokens}
+    return TRL if names & _TRL_FLAGS else recognised(" ".join(tokens))

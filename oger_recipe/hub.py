@@ -1,0 +1,59 @@
+"""Whether names of the Hugging Face hub can be had, asked once and quickly; its libraries ask again and again."""
+
+import os
+from pathlib import Path
+
+_LIMIT_S = 5.0  # for the hub's answer
+_CACHE = {"model": "models", "dataset": "datasets"}
+
+
+class Unreachable(Exception):
+    """The hub does not answer; the message says why."""
+
+
+def is_offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def refusal(kind: str, name: str, revision: str | None = None) -> str | None:
+    """Why the hub does not hand out this repository (kind: model, dataset), and what to do; None where it does.
+
+    Raises Unreachable.
+    """
+    import httpx
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    ask = HfApi().model_info if kind == "model" else HfApi().dataset_info
+    try:
+        ask(name, revision=revision, timeout=_LIMIT_S)
+    except GatedRepoError:
+        return f"the {kind} {name} is gated: ask for access on its page, and log in by `hf auth login`"
+    except RepositoryNotFoundError:
+        return f"the hub has no {kind} {name}, or it is private and you are not logged in (`hf auth login`)"
+    except RevisionNotFoundError:
+        return f"the {kind} {name} has no revision {revision}"
+    except HFValidationError:
+        return f"{name} is no file or folder here, and no name of the hub"
+    except (httpx.HTTPError, HfHubHTTPError, OSError) as error:
+        raise Unreachable(" ".join(str(error).split())[:200] or type(error).__name__) from None
+    return None
+
+
+def is_cached(kind: str, name: str) -> bool:
+    """Whether the hub's cache, or that of `datasets`, has something of this repository."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE) / f"{_CACHE[kind]}--{name.replace('/', '--')}" / "snapshots"
+    if folder.is_dir() and any(folder.iterdir()):
+        return True
+    prepared = Path(os.environ.get("HF_DATASETS_CACHE", Path(constants.HF_HOME) / "datasets"))
+    return kind == "dataset" and (prepared / name.replace("/", "___")).is_dir()

@@ -1,0 +1,134 @@
+"""Checkpoints that are whole or do not count: how they lie on disk, which one is loaded, which ones may go.
+
+A checkpoint of step N is ``_actor/global_stepN`` and ``_critic/global_stepN`` (DeepSpeed's), ``global_stepN_hf``, and
+``global_stepN.json``, its manifest, which is written last and has the size of every file. The best one by an
+evaluation lies in the same form in the folder ``best``, so that it never stands for the last one.
+"""
+
+import contextlib
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from oger_recipe.files import whole_file
+
+BEST = "best"  # folder, and the beginning of OpenRLHF's names for the best checkpoints
+_NAME = "global_step"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """``fault``: why no run can go on from it, None where one can. ``size`` in bytes, ``facts`` by its manifest."""
+
+    step: int
+    fault: str | None
+    finished: bool = True  # its manifest is there
+    size: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def seal(folder: Path, step: int, **facts: Any) -> None:
+    """Writes the manifest of a checkpoint whose files are all there."""
+    files = {str(path.relative_to(folder)): path.stat().st_size for path in _files(folder, step)}
+    with whole_file(_manifest(folder, step)) as partial:
+        partial.write_text(json.dumps({"step": step, "facts": facts, "files": files}, indent=1))
+
+
+def found(folder: Path) -> list[Checkpoint]:
+    """What lies in the folder, by step, whole or not."""
+    names = [path.name for pattern in ("_actor/*", "_critic/*", "*_hf", "*.json") for path in folder.glob(pattern)]
+    numbers = {name.removeprefix(_NAME).removesuffix("_hf").removesuffix(".json") for name in names
+               if name.startswith(_NAME)}  # fmt: skip
+    return [_read(folder, step) for step in sorted(int(number) for number in numbers if number.isdigit())]
+
+
+def _read(folder: Path, step: int) -> Checkpoint:
+    try:
+        manifest = json.loads(_manifest(folder, step).read_text())
+        files, facts = manifest["files"], manifest["facts"]
+    except (OSError, ValueError, KeyError):
+        return Checkpoint(step, "its write was not finished", finished=False)
+    return Checkpoint(step, _fault(folder, files), size=sum(files.values()), facts=facts)
+
+
+def _fault(folder: Path, files: dict[str, int]) -> str | None:
+    for name, size in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size} of {size} bytes"
+    if not any(name.startswith("_actor/") for name in files):
+        return "it holds weights alone, without the optimizer's state (ckpt.disable_ds)"
+    return None
+
+
+def newest_whole(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
+    """The one to go on from."""
+    return max((one for one in checkpoints if one.fault is None), key=lambda one: one.step, default=None)
+
+
+def removable(checkpoints: Iterable[Checkpoint], newest: int, *, max_num: int, max_bytes: float) -> list[int]:
+    """Steps of the checkpoints that may go once that of step ``newest`` is whole: the oldest, until the limits hold.
+
+    That one stays, and so does the newest at whose step the policy solved something (fact ``solved``): should the
+    policy have been lost since, it is the last good one. Later ones are of an attempt that broke off: not its matter.
+    """
+    staying = [one for one in checkpoints if one.finished and one.step <= newest]
+    solved = [one.step for one in staying if one.facts.get("solved")]
+    kept, gone = {newest, *solved[-1:]}, []
+    for one in list(staying):
+        too_many = len(staying) > max_num or sum(each.size for each in staying) > max_bytes
+        if too_many and one.step not in kept:
+            gone.append(one.step)
+            staying.remove(one)
+    return gone
+
+
+def remove(folder: Path, step: int) -> None:
+    """The manifest first: what is left of a removal that breaks off is no checkpoint."""
+    _manifest(folder, step).unlink(missing_ok=True)
+    for part in _parts(folder, step):
+        if part.exists():
+            shutil.rmtree(part)
+
+
+def point_at(folder: Path, step: int) -> None:
+    """OpenRLHF loads the checkpoint that DeepSpeed's files ``latest`` name."""
+    for role in ("_actor", "_critic"):
+        if (folder / role).is_dir():
+            with whole_file(folder / role / "latest") as partial:
+                partial.write_text(f"{_NAME}{step}")
+
+
+@contextlib.contextmanager
+def place(settings: Any, tag: str) -> Iterator[str]:
+    """For OpenRLHF's saving of ``tag``: the name, and meanwhile in its settings (``ckpt``) the folder, to save it in.
+
+    It would remove the oldest checkpoint before it writes the new one: its limits are taken off (see `removable`).
+    """
+    kept = dict(vars(settings))
+    if tag.startswith(BEST):
+        settings.path = str(Path(settings.path) / BEST)
+    settings.max_num, settings.max_mem = sys.maxsize, float("inf")
+    try:
+        yield tag.removeprefix(f"{BEST}_")
+    finally:
+        vars(settings).update(kept)
+
+
+def _manifest(folder: Path, step: int) -> Path:
+    return folder / f"{_NAME}{step}.json"
+
+
+def _parts(folder: Path, step: int) -> list[Path]:
+    name = f"{_NAME}{step}"
+    return [folder / "_actor" / name, folder / "_critic" / name, folder / f"{name}_hf"]
+
+
+def _files(folder: Path, step: int) -> list[Path]:
+    return [path for part in _parts(folder, step) for path in sorted(part.rglob("*")) if path.is_file()]

@@ -1,0 +1,122 @@
+"""Small multiples: panels of one unit each, in colours that everyone can tell apart, that say what is left out."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from oger_recipe.files import whole_file
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # of Okabe and Ito
+GREY = "#767676"
+LETTER = 0.034  # of the axis of steps, for a letter of a label
+LABEL_GAP = 0.075  # of a panel's height, between the middles of two labels
+
+
+def sheet(count: int, *, columns: int = 3) -> tuple[Figure, list[Axes]]:
+    """A figure of ``count`` panels, row by row. It is no pyplot figure: those belong to the main thread."""
+    columns = min(count, columns)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(4.1 * columns, 3.1 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+    for unused in grid[count:]:
+        unused.remove()
+    return figure, grid[:count]
+
+
+def save(figure: Figure, path: Path, *, note: str = "") -> None:
+    """The whole file or none; ``note`` stands below the panels."""
+    if note:
+        figure.supxlabel(note, fontsize=8, color=GREY)
+    with whole_file(path) as partial:
+        figure.savefig(partial, dpi=110, format="png")
+
+
+def dress(panel: Axes, title: str, *, legend: bool = True) -> None:
+    """Title, grid and whole steps; the legend stands between title and curves, where it hides nothing."""
+    panel.grid(alpha=0.25)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+    panel.tick_params(labelsize=8)
+    panel.set_xlabel("step", fontsize=8)
+    handles, labels = panel.get_legend_handles_labels()
+    shown = legend and len(labels) > 1
+    panel.set_title(title, loc="left", fontsize=9.5, pad=18 if shown else 6)
+    if shown:
+        panel.legend(
+            handles,
+            labels,
+            loc="lower left",
+            bbox_to_anchor=(-0.02, 0.99),
+            ncols=len(labels),
+            fontsize=8,
+            frameon=False,
+            borderpad=0.2,
+            handlelength=1.3,
+            handletextpad=0.4,
+            columnspacing=1.0,
+        )
+
+
+def steps_from_zero(panel: Axes, last: float, *, left: int = 0, right: int = 0) -> None:
+    """The axis of steps from 0 to ``last``, with room for labels of so many letters on both sides."""
+    span = max(last, 1)
+    panel.set_xlim(-(0.03 + LETTER * left) * span, (1.03 + LETTER * right) * span)
+    panel.set_xticks([tick for tick in MaxNLocator(5, integer=True).tick_values(0, span) if 0 <= tick <= span])
+
+
+def from_zero_if_near(panel: Axes, values: Sequence[float]) -> None:
+    """An axis that begins at 0 where that hides nothing of the curves; zeros themselves stay in sight."""
+    low, high = np.nanmin(values), np.nanmax(values)
+    if 0 <= low < high / 2:
+        panel.set_ylim(bottom=-0.02 * high)
+
+
+def label_ends(panel: Axes, ends: Sequence[tuple[float, float, str, str]], side: str) -> None:
+    """Texts beside points (x, y, text, colour), left or right of them, moved apart where they would overlap."""
+    low, high = panel.get_ylim()
+    gap = LABEL_GAP * (high - low)
+    heights = spread([y for _, y, _, _ in ends], gap, low + gap / 2, high - gap / 2)
+    offset, align = (5, "left") if side == "right" else (-5, "right")
+    for (x, _, text, colour), height in zip(ends, heights, strict=True):
+        panel.annotate(
+            text,
+            (x, height),
+            xytext=(offset, 0),
+            textcoords="offset points",
+            ha=align,
+            va="center",
+            fontsize=8,
+            color=colour,
+        )
+
+
+def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """The values, moved as little as possible (least squares) to be ``gap`` apart and, if that fits, in [low, high].
+
+    Less its rank times the gap, each has to be at least the one below it: neighbours that are not are pooled.
+    """
+    order = sorted(range(len(values)), key=lambda position: values[position])
+    pools: list[list[float]] = []
+    for rank, position in enumerate(order):
+        pools.append([values[position] - rank * gap])
+        while len(pools) > 1 and _mean(pools[-2]) > _mean(pools[-1]):
+            pools[-2:] = [pools[-2] + pools[-1]]
+    bases = [_mean(pool) for pool in pools for _ in pool]
+    top = max(high - gap * (len(values) - 1), low)
+    placed = [0.0] * len(values)
+    for rank, (position, base) in enumerate(zip(order, bases, strict=True)):
+        placed[position] = min(max(base, low), top) + rank * gap
+    return placed
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def band(panel: Axes, x: Sequence[float], low: Any, high: Any, colour: str) -> None:
+    panel.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)

@@ -1,0 +1,34 @@
+"""torch's stores listen on the address that they are given alone.
+
+Upstream: torch.distributed.rendezvous._create_c10d_store, through which init_process_group makes its TCPStore.
+Why: a TCPStore's server listens on every address of the machine and asks nobody who they are, while everything else
+that a run on one machine starts listens on loopback only. Given a socket that listens already, it takes that.
+Checked: torch 2.13.0. Needed for as long as a TCPStore for 127.0.0.1 listens elsewhere, too.
+"""
+
+import functools
+import importlib
+import socket
+from typing import Any
+
+import torch
+
+from oger_recipe.patches.guard import require_source
+
+SOURCE_SHA256 = "5e4ae7b3a73720833b69a0c76e59d3634b82f2ddf27fce16c355a4aeb12c52f3"
+
+
+def store(host_name: str, port: int, world_size: int, is_master: bool, **options: Any) -> torch.distributed.TCPStore:
+    """A TCPStore whose server, if this process is to have it, listens on ``host_name`` alone."""
+    if is_master:
+        family = socket.AF_INET6 if ":" in host_name else socket.AF_INET
+        options["master_listen_fd"] = socket.create_server((host_name, port), family=family).detach()
+    return torch.distributed.TCPStore(host_name, port, world_size, is_master, **options)
+
+
+@functools.cache
+def apply() -> None:
+    """Makes init_process_group use it in this process."""
+    rendezvous = importlib.import_module("torch.distributed.rendezvous")  # as an attribute, that is a function
+    require_source(rendezvous._create_c10d_store, SOURCE_SHA256, package="torch", checked="2.13.0", patch=__name__)
+    rendezvous.TCPStore = store

@@ -1,0 +1,117 @@
+"""Which checkpoints count, which one is gone on from, and which may go: on files, without any run."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from oger_recipe.plugin import checkpoints
+from oger_recipe.plugin.checkpoints import Checkpoint, removable
+from oger_recipe.recipe import RecipeError
+from oger_recipe.resume import choose, load
+
+
+def write(folder: Path, step: int, *, whole: bool = True) -> Path:
+    """A checkpoint as DeepSpeed and OpenRLHF leave it; the file of the optimizer."""
+    for role in ("_actor", "_critic"):
+        (folder / role / f"global_step{step}").mkdir(parents=True)
+        (folder / role / f"global_step{step}" / "model_states.pt").write_bytes(b"m" * 100)
+    (folder / f"global_step{step}_hf").mkdir()
+    (folder / f"global_step{step}_hf" / "model.safetensors").write_bytes(b"w" * 10)
+    file = folder / "_actor" / f"global_step{step}" / "optim_states.pt"
+    file.write_bytes(b"o" * 200)
+    if whole:
+        checkpoints.seal(folder, step)
+    return file
+
+
+def test_the_newest_whole_one_is_gone_on_from(tmp_path: Path) -> None:
+    for step in (2, 4, 6, 10):
+        write(tmp_path, step, whole=step != 10)
+    (tmp_path / "_actor" / "global_step6" / "optim_states.pt").write_bytes(b"o" * 150)
+    chosen, passed_over = choose(tmp_path)
+    assert chosen.step == 4 and chosen.size == 100 + 100 + 200 + 10
+    assert passed_over == [
+        "the checkpoint of step 6 is passed over: _actor/global_step6/optim_states.pt has 150 of 200 bytes",
+        "the checkpoint of step 10 is passed over: its write was not finished",
+    ]
+
+
+@pytest.mark.parametrize("latest", ["global_step99", ""], ids=["dangling", "empty"])
+def test_deepspeeds_own_pointer_does_not_decide(tmp_path: Path, latest: str) -> None:
+    write(tmp_path, 2)
+    write(tmp_path, 3, whole=False)
+    (tmp_path / "_actor" / "latest").write_text(latest)
+    load(tmp_path, choose(tmp_path)[0])
+    assert (tmp_path / "_actor" / "latest").read_text() == (tmp_path / "_critic" / "latest").read_text()
+    assert (tmp_path / "_actor" / "latest").read_text() == "global_step2"
+    assert [one.step for one in checkpoints.found(tmp_path)] == [2]  # the unfinished one is gone
+    assert not (tmp_path / "global_step3_hf").exists()
+
+
+def test_a_file_that_is_gone_is_a_fault(tmp_path: Path) -> None:
+    write(tmp_path, 2).unlink()
+    with pytest.raises(RecipeError, match=f"no checkpoint to continue from in {tmp_path}") as refused:
+        choose(tmp_path)
+    assert "step 2 is passed over: _actor/global_step2/optim_states.pt is missing" in str(refused.value)
+
+
+def test_the_best_one_never_stands_for_the_last(tmp_path: Path) -> None:
+    write(tmp_path / "best", 2)
+    with pytest.raises(RecipeError) as refused:
+        choose(tmp_path)
+    assert f"the best one, of step 2, which lies apart; to go back to it: --ckpt.path {tmp_path}/best" in str(
+        refused.value
+    )
+    assert choose(tmp_path / "best")[0].step == 2  # what the message says works
+
+
+def test_weights_alone_are_nothing_to_go_on_from(tmp_path: Path) -> None:
+    (tmp_path / "global_step2_hf").mkdir()
+    (tmp_path / "global_step2_hf" / "model.safetensors").write_bytes(b"w")
+    checkpoints.seal(tmp_path, 2)
+    with pytest.raises(RecipeError, match="it holds weights alone"):
+        choose(tmp_path)
+
+
+def sealed(*steps: int, solved: tuple[int, ...] = ()) -> list[Checkpoint]:
+    return [Checkpoint(step, None, size=10, facts={"solved": step in solved}) for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("there", "newest", "max_num", "max_bytes", "gone"),
+    [
+        (sealed(2, 4, 6), 6, 3, 100, []),
+        (sealed(2, 4, 6, 8), 8, 3, 100, [2]),
+        (sealed(2, 4, 6, 8), 8, 1, 100, [2, 4, 6]),
+        (sealed(2, 4, 6, 8), 8, 9, 25, [2, 4]),
+        (sealed(2, 4), 4, 1, 5, [2]),  # the newest stays, whatever the limits
+        (sealed(2, 4, 6, 8, solved=(2, 4)), 8, 1, 100, [2, 6]),  # and so does the last that solved something
+        (sealed(2, 4, 6, 8), 4, 1, 100, [2]),  # 6 and 8 are of an attempt that broke off
+        ([*sealed(2), Checkpoint(4, "unfinished", finished=False), *sealed(6)], 6, 1, 100, [2]),
+    ],
+)
+def test_the_oldest_go_once_the_new_one_is_whole(there, newest, max_num, max_bytes, gone) -> None:
+    assert removable(there, newest, max_num=max_num, max_bytes=max_bytes) == gone
+
+
+def test_a_checkpoint_goes_with_its_weights_and_nothing_else_does(tmp_path: Path) -> None:
+    for step in (1, 11):
+        write(tmp_path, step)
+    (tmp_path / "model").mkdir()
+    checkpoints.remove(tmp_path, 1)
+    assert [one.step for one in checkpoints.found(tmp_path)] == [11]
+    assert not list(tmp_path.rglob("global_step1")) and not (tmp_path / "global_step1_hf").exists()
+    assert (tmp_path / "model").exists()
+
+
+def test_openrlhf_saves_the_best_ones_apart_and_removes_none(tmp_path: Path) -> None:
+    settings = Namespace(path=str(tmp_path), max_num=3, max_mem=1000)
+    with checkpoints.place(settings, "best_global_step5") as tag:
+        assert (settings.path, tag) == (str(tmp_path / "best"), "global_step5")
+        assert settings.max_num > 10**9 and settings.max_mem == float("inf")
+    with checkpoints.place(settings, "global_step6") as tag:
+        assert (settings.path, tag) == (str(tmp_path), "global_step6")
+    assert settings == Namespace(path=str(tmp_path), max_num=3, max_mem=1000)

@@ -1,0 +1,148 @@
+"""What every member of the registries outside algorithm/ has to satisfy; a new member is tested by being in one.
+
+Exact values of the members have tests of their own beside these; those of algorithm/ are in tests/unit/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+import pytest
+
+from oger_recipe.data.templates import TEMPLATES
+from oger_recipe.embedding import LONG_TEXTS, PARTS
+from oger_recipe.embedding.base import part_of
+from oger_recipe.evaluation.benchmarks import BENCHMARKS
+from oger_recipe.knobs import KNOBS
+from oger_recipe.rewards.gsm8k import verify_gsm8k
+from oger_recipe.rewards.math_answer import verify_math
+from oger_recipe.rewards.rules import EXTRACTIONS, GSM8K_FORMATS, MATH_RULES, PLACES, place_options
+from oger_recipe.rewards.verifiers import BOUNDED, VERIFIERS, Verdict, verify
+
+ANSWERS = ["18", "#### 18", "C", r"\frac{1}{2}", '{"numbers": [3, 5, 12], "target": 96}', '{"fields": {"a": "int"}}']
+RESPONSES = [
+    "",
+    "no answer at all",
+    "<think>so 18</think> The answer is 18.",
+    r"it is \boxed{18} or \boxed{\frac{1}{2}}",
+    "<answer>(3+5)*12</answer>",
+    "(C)",
+    '{"a": 1}',
+    "\\boxed{" * 50 + "<answer>" * 50,
+    "\x00\ud800 ½ ١٨ 🙂",
+]
+
+
+@pytest.mark.parametrize("task", VERIFIERS)
+def test_a_verifier_judges_any_text_in_the_same_form_or_refuses_the_answer(task: str) -> None:
+    components = set()
+    for answer in ANSWERS:
+        for response in RESPONSES:
+            try:
+                verdict = verify(task, response, answer)
+            except ValueError:
+                continue  # an answer that this verifier cannot read
+            assert isinstance(verdict, Verdict)
+            assert math.isfinite(verdict.reward) and verdict.score in (0.0, 1.0)
+            assert isinstance(verdict.reason, str) and "\n" not in verdict.reason
+            assert verdict.extracted is None or isinstance(verdict.extracted, str)
+            assert all(math.isfinite(value) for value in verdict.components.values())
+            components.add(tuple(sorted(verdict.components)))
+            assert verify(task, response, answer) == verdict  # nothing is remembered
+    assert len(components) <= 1, f"components depend on the response: {components}"
+
+
+@pytest.mark.parametrize("task", VERIFIERS)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_verifier_takes_the_options_that_a_prompts_place_gives_it(task: str, place: str) -> None:
+    options = place_options(task, place, {})
+    for answer in ANSWERS:
+        try:
+            verify(task, r"\boxed{18} <answer>18</answer>", answer, **options)
+        except ValueError as error:
+            assert "unknown" not in str(error)
+
+
+def test_bounded_verifiers_are_verifiers() -> None:
+    assert BOUNDED <= VERIFIERS.keys()
+
+
+@pytest.mark.parametrize("rule", MATH_RULES)
+def test_a_math_rule_pays_right_answers_most_and_does_what_it_says(rule: str) -> None:
+    boxed, bare = r"so </think> \boxed{18}", "so </think> it is 18"
+    right, wrong, unformatted = (verify_math(text, "18", rule=rule) for text in (boxed, r"</think> \boxed{7}", ""))
+    assert (right.reward, right.score) == (1.0, 1.0)
+    assert (wrong.score, unformatted.score) == (0.0, 0.0)
+    assert right.reward > wrong.reward >= unformatted.reward
+    assert (wrong.reward, unformatted.reward) == (MATH_RULES[rule].wrong, MATH_RULES[rule].unformatted)
+    assert (verify_math(bare, "18", rule=rule).score == 0) == MATH_RULES[rule].boxed_only
+    assert (verify_math(r"\boxed{18}", "18", rule=rule).score == 0) == MATH_RULES[rule].needs_think
+
+
+@pytest.mark.parametrize("place", EXTRACTIONS)
+def test_a_place_finds_one_answer_and_nothing_in_nothing(place: str) -> None:
+    everywhere = r"<answer>\boxed{18}</answer>"
+    assert verify_math(everywhere, "18", extract=[place]).score == 1.0
+    assert verify_math(everywhere, "7", extract=[place]).score == 0.0
+    assert verify_math("", "18", extract=[place]).components["format"] == 0.0
+
+
+@pytest.mark.parametrize("name", GSM8K_FORMATS)
+def test_a_gsm8k_format_finds_one_answer_and_nothing_in_nothing(name: str) -> None:
+    everywhere = r"<answer>\boxed{#### 18}</answer>"
+    assert verify_gsm8k(everywhere, "18", answer_format=name).score == 1.0
+    assert verify_gsm8k(everywhere, "7", answer_format=name).score == 0.0
+    assert verify_gsm8k("", "18", answer_format=name).components["format"] == 0.0
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_says_where_it_asks_and_what_stops(name: str) -> None:
+    template = TEMPLATES[name]
+    assert template.place in {None, *PLACES} and template.thinks in (None, True, False)
+    assert all(stop.strip() not in ("", "</think>", "<answer>") for stop in template.stop)
+    if template.text is not None:
+        assert template.text.count("{question}") == 1
+        asks = {"boxed": "\\boxed{", "answer_tag": "<answer>"}
+        assert template.place is None or asks[template.place] in template.text
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_is_of_the_text_and_a_text_without_thought_is_whole(part: str) -> None:
+    text = "first 3 + 5 </think> so 8"
+    assert part_of(text, part) in text
+    assert part_of("so 8", part) == "so 8"
+    assert len({part_of(text, name) for name in PARTS}) == len(PARTS)
+
+
+@pytest.mark.parametrize("name", LONG_TEXTS)
+def test_a_way_to_cut_leaves_short_texts_whole_and_sends_no_long_piece(name: str) -> None:
+    how = LONG_TEXTS[name]
+    assert how.cut_from in ("left", "right", None)
+    for text in ("", "a", "abcd"):
+        assert how.pieces(text, 4) == [text]
+    pieces = how.pieces("abcdefghij", 4)
+    assert pieces and all(0 < len(piece) <= 4 and piece in "abcdefghij" for piece in pieces)
+    assert ("".join(pieces) == "abcdefghij") == (how.cut_from is None)
+    assert len({tuple(LONG_TEXTS[other].pieces("abcdefghij", 4)) for other in LONG_TEXTS}) == len(LONG_TEXTS)
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_benchmark_names_its_dataset_and_refuses_records_that_are_not_its_own(name: str) -> None:
+    benchmark = BENCHMARKS[name]
+    assert benchmark.path.count("/") == 1 and benchmark.split
+    assert "=" not in name and "," not in name and "/" not in name  # as eval.dataset separates them
+    with pytest.raises((KeyError, ValueError)):
+        benchmark.problem({"nothing": "known"})
+
+
+def test_a_default_is_one_of_the_choices_and_the_flag_offers_all_of_them(parser: argparse.ArgumentParser) -> None:
+    actions = {action.dest: action for action in parser._actions}
+    for knob in KNOBS:
+        if knob.choices is None:
+            continue
+        defaults = knob.default if knob.nargs else [knob.default]
+        assert all(default is None or default in knob.choices for default in defaults), knob.name
+        for choice in knob.choices:
+            value = parser.parse_args([f"--oger.{knob.name}", choice])
+            assert vars(value)[actions[f"oger.{knob.name}"].dest] in (choice, (choice,))

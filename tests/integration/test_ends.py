@@ -1,0 +1,178 @@
+"""How a run ends: what a signal says, what is cleared away, and what a failure is called. Processes, but no Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ray.exceptions import RayTaskError
+
+from oger_recipe.ends import explained
+from oger_recipe.plugin import worker_logs
+from oger_recipe.plugin.checkpoints import seal
+from oger_recipe.plugin.deaths import Processes, RunDied, _last_error, why
+from oger_recipe.recipe import RecipeError
+
+STOPPED = """
+import sys, time
+from pathlib import Path
+from oger_recipe.ends import explained, stoppable
+run_dir = Path(sys.argv[1])
+with stoppable(run_dir, run_dir / "checkpoints", ["/venv/bin/oger", "train", "--recipe", "r.yaml"]):
+    print("begun", flush=True)
+    with explained(run_dir, run_dir / "checkpoints", []):
+        try:
+            time.sleep(30)
+        except KeyboardInterrupt:
+            raise RuntimeError("a worker that heard the signal first") from None
+"""
+# A driver that is killed: what it has started writes below its temporary folder, or only reads there.
+DRIVER = """
+import subprocess, sys, time
+from pathlib import Path
+from oger_recipe.plugin.launch import _cleared_up
+logs = Path(sys.argv[1])
+with (logs / "lock").open("w") as lock, _cleared_up(logs, lock.fileno()) as folder:
+    session = folder / "session_2026" / "logs"
+    session.mkdir(parents=True)
+    name = f"worker-aa-01000000-7"
+    (session / f"{name}.out").write_text(":job_id:01000000\\n:actor_name:OgerPolicyModelActor\\nits words\\n")
+    (session / f"{name}.err").write_text("its last words\\n")
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    writer = subprocess.Popen(sleep, stdout=(session / "x.out").open("a"), start_new_session=True)
+    reader = subprocess.Popen(sleep, stdin=(session / f"{name}.out").open())
+    print(folder, writer.pid, reader.pid, flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.fixture()
+def run_dir(tmp_path: Path) -> Path:
+    (tmp_path / "logs").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_in_one_line_that_says_how_to_go_on(run_dir: Path, number: signal.Signals) -> None:
+    (run_dir / "checkpoints" / "_actor" / "global_step2").mkdir(parents=True)
+    (run_dir / "checkpoints" / "_actor" / "global_step2" / "states.pt").write_bytes(b"s")
+    seal(run_dir / "checkpoints", 2)
+    (run_dir / "events.jsonl").write_text(
+        '{"event": "ready", "steps": 60}\n{"event": "step", "step": 1}\n{"event": "step", "step": 2}\n'
+    )
+    command = [sys.executable, "-c", STOPPED, str(run_dir)]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert running.stdout is not None and running.stdout.readline() == "begun\n"
+    running.send_signal(number)
+    _, shown = running.communicate(timeout=30)
+    assert running.returncode == 128 + number
+    assert shown == (
+        f"oger train: stopped by {number.name} at step 3 of 60; the last checkpoint is of step 2; continue with: "
+        f"oger train --recipe r.yaml --oger.run_dir {run_dir} --ckpt.load_enable\n"
+    )
+
+
+@pytest.mark.parametrize("seconds", ["60", "0"], ids=["killed", "finished"])
+def test_nothing_is_left_of_a_run_however_its_driver_ends(run_dir: Path, seconds: str) -> None:
+    logs = run_dir / "logs"
+    command = [sys.executable, "-c", DRIVER, str(logs), seconds]
+    driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    folder, writer, reader = driver.stdout.readline().split()
+    try:
+        if seconds != "0":
+            driver.kill()
+        driver.wait(timeout=30)
+        deadline = time.monotonic() + 30
+        while Path(folder).exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not Path(folder).exists()
+        assert _state(writer) in (None, "Z") and _state(reader) == "S"
+        assert "its words\n" in (logs / "policy-0.log").read_text()
+        assert (logs / "policy-0.log").read_text().endswith("its last words\n")
+    finally:
+        os.kill(int(reader), signal.SIGKILL)
+
+
+def _state(pid: str) -> str | None:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.read_text().rpartition(")")[2].split()[0] if stat.exists() else None
+
+
+def test_logs_are_named_by_role_in_the_order_of_the_ranks(tmp_path: Path) -> None:
+    actors = {30: "OgerPolicyModelActor", 4: "OgerPolicyModelActor", 50: "OgerRolloutActor", 60: "OgerPPOTrainer"}
+    for pid, actor in actors.items():
+        (tmp_path / f"worker-ab{pid}-01000000-{pid}.out").write_text(f"warnings\n:actor_name:{actor}\n")
+    (tmp_path / "worker-cd-01000000-70.out").write_text("idle\n")
+    (tmp_path / "worker-ef-02000000-80.out").write_text(":actor_name:OgerPPOTrainer\n")  # another job of the cluster
+    expected = {4: "policy-0", 30: "policy-1", 50: "engine-0", 60: "controller"}
+    assert worker_logs.workers(tmp_path, "01000000") == expected
+
+
+def test_an_error_under_rays_wrapping_is_named_with_its_process(run_dir: Path) -> None:
+    def wrapped(title: str, pid: int, below: str) -> RayTaskError:
+        text = f"Traceback (most recent call last):\n{below}"
+        return RayTaskError(title, text, ValueError("no such layer"), proctitle=title, pid=pid, ip="127.0.0.1")
+
+    inner = wrapped("ray::OgerPolicyModelActor.fit", 7, "ValueError: no such layer")
+    outer = wrapped("ray::OgerPPOTrainer.fit", 8, f"ray.exceptions.RayTaskError(ValueError): {inner}")
+    with Processes(os.getpid()) as processes:
+        said = why(outer.as_instanceof_cause(), processes, run_dir, run_dir)
+    assert said == "the policy (pid 7) stopped with ValueError: no such layer"
+
+
+def test_a_full_disk_is_one_sentence(run_dir: Path) -> None:
+    with Processes(os.getpid()) as processes:
+        said = why(OSError(28, "No space left on device"), processes, run_dir, run_dir)
+    assert said.startswith(f"no space is left on the disk of {run_dir}")
+
+
+def test_of_a_process_that_died_role_number_and_peak_are_known(run_dir: Path) -> None:
+    """It looks like Ray's worker by its title, and a process that it started ended with it."""
+    wait = "import subprocess, sys, time; x = b'x' * (200 << 20); c = subprocess.Popen(['VLLM::EngineCore', '60'], "
+    wait += "executable='/bin/sleep'); time.sleep(60)"
+    actor = subprocess.Popen(["ray::OgerRolloutActor.generate", "-c", wait], executable=sys.executable)
+    with Processes(os.getpid()) as processes:
+        deadline = time.monotonic() + 20
+        while len(processes._seen) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        engine = max(processes._seen)
+        processes.look()
+        os.kill(engine, signal.SIGKILL)
+        actor.kill()
+        actor.wait()
+        said = why(RuntimeError("a broadcast that broke off"), processes, run_dir, run_dir)
+    assert said.startswith(
+        f"the engine died (ray::OgerRolloutActor.generate, pid {actor.pid}): it was killed or crash"
+    )
+    assert "its memory had peaked at 0.2 GiB" in said and "EngineCore" not in said
+
+
+def test_of_an_actor_that_could_not_start_the_reason_alone_is_shown() -> None:
+    text = (
+        "The actor died because of an error raised in its creation task, ray::OgerRolloutActor.__init__()\n"
+        '  File "x.py", line 3, in __init__\n    super().__init__()\n'
+        "pydantic_core.ValidationError: 1 validation error\n  Value error, max_model_len (4096) is greater"
+    )
+    assert _last_error(text) == (
+        "pydantic_core.ValidationError: 1 validation error\n  Value error, max_model_len (4096) is greater"
+    )
+
+
+def test_a_failure_is_told_without_its_traceback_which_is_kept(run_dir: Path) -> None:
+    with pytest.raises(RecipeError) as told:
+        with explained(run_dir, run_dir / "checkpoints", ["oger"]):
+            try:
+                raise KeyError("deep inside")
+            except KeyError as error:
+                raise RunDied("the policy died (pid 7)") from error
+    assert str(told.value) == (
+        "training stopped before the first step: the policy died (pid 7)\n  there is no checkpoint to continue from\n"
+        f"  traceback: {run_dir}/logs/error.log"
+    )
+    assert "deep inside" in (run_dir / "logs" / "error.log").read_text()

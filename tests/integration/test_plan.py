@@ -1,0 +1,206 @@
+"""``oger train --dry-run``: what the recipe would do, and what this machine would make of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM
+
+from oger_recipe.cli import train
+from oger_recipe.memory import Shape, checkpoint_bytes, estimate, in_main_memory, readable, shape_of
+from oger_recipe.plan import Size, counted, local_files, planned_steps
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def without_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+@pytest.fixture()
+def recipe(tmp_path: Path, policy_folder: Path) -> Path:
+    """Three problems, three teachers, five passes of three steps."""
+    row = {"uid": "p-1", "prompt": "Make 96.", "answer": '{"numbers":[3,5,12],"target":96}', "task": "countdown"}
+    teacher = {"source": "a", "text": "<answer>(3+5)*12</answer>", "correct": True}
+    rows = [row | {"teachers": [teacher, teacher]}, row | {"uid": "p-2"}, row | {"uid": "p-3", "teachers": [teacher]}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    settings = {
+        "oger": {"run_dir": str(tmp_path / "run")},
+        "actor": {"model_name_or_path": str(policy_folder)},
+        "data": {"prompt_dataset": "rows.jsonl", "max_len": 256},
+        "rollout": {"batch_size": 1, "n_samples_per_prompt": 4, "max_new_tokens": 64, "micro_batch_size": 1},
+        "train": {"batch_size": 4, "micro_batch_size": 1, "num_episodes": 5},
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+def _dry_run(capsys: pytest.CaptureFixture[str], recipe: Path, *flags: str) -> list[str]:
+    train.main(["--recipe", str(recipe), "--dry-run", *flags])
+    return capsys.readouterr().out.splitlines()
+
+
+def test_rows_teachers_and_steps_are_counted(recipe: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    lines = _dry_run(capsys, recipe)
+    assert "data: 3 rows with 3 teachers" in lines
+    assert "steps: 15 (5 passes over the prompts, 1 a step; fewer where prompts are too long and left out)" in lines
+    assert lines[-2:] == ["on this machine:", "  nothing speaks against the run"]
+    assert "steps: 7 (oger.total_training_steps)" in _dry_run(capsys, recipe, "--oger.total_training_steps", "7")
+    assert {entry.name for entry in tmp_path.iterdir()} == {"recipe.yaml", "rows.jsonl"}  # nothing was made
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "steps"),
+    [
+        (10, {}, 6),  # 3 whole steps of 3 prompts, twice
+        (10, {"data.max_samples": 8}, 4),
+        (10, {"oger.total_training_steps": 5}, 5),
+        (2, {}, 0),
+    ],
+)
+def test_steps_are_counted_as_the_loader_cuts_them(rows: int, changes: dict[str, Any], steps: int) -> None:
+    value = {"rollout.batch_size": 3, "train.num_episodes": 2, "data.max_samples": 100} | changes
+    assert planned_steps({"oger.total_training_steps": None} | value, rows) == steps
+
+
+def test_the_built_in_task_is_counted_before_it_is_built(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _dry_run(capsys, ROOT / "configs" / "countdown_cpu_smoke.yaml")
+    assert "data: 64 rows" in lines
+    assert "steps: 4 (1 pass over the prompts, 16 a step; fewer where prompts are too long and left out)" in lines
+
+
+def test_large_files_are_counted_without_reading_them_whole(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    (tmp_path / "a.jsonl").write_text('{"x": 1}\n\n{"x": 2}\n')
+    pyarrow.parquet.write_table(pyarrow.table({"x": [1, 2, 3]}), tmp_path / "b.parquet")
+    files = local_files("a.jsonl, b.parquet")
+    assert files is not None and counted(files) == Size(5)
+    assert local_files("a.jsonl,openai/gsm8k") is None and local_files(None) is None
+
+
+def test_a_dry_run_refuses_a_wrong_recipe_and_wrong_rows(recipe: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="rollout.temperature is 0.0: it has to be above 0"):
+        train.main(["--recipe", str(recipe), "--dry-run", "--rollout.temperature", "0"])
+    (tmp_path / "rows.jsonl").write_text("no row\n")
+    with pytest.raises(SystemExit, match="rows.jsonl:1: not valid JSON"):
+        train.main(["--recipe", str(recipe), "--dry-run"])
+
+
+def test_what_this_machine_cannot_do_is_listed_and_is_no_mistake(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a login node: exit status 0 and a heading of its own; the run itself refuses."""
+    gpus = ["--vllm.enable_sleep", "--oger.logical_gpus", "1"]
+    lines = _dry_run(capsys, recipe, *gpus)
+    at = lines.index("on this machine:")
+    assert lines[at + 1].startswith("  problem: actor 1 + vLLM engines 1 = 2 GPUs are asked for, but 1 are declared")
+    assert lines[at + 2].startswith("  problem: vllm.enable_sleep True is not supported on a machine without CUDA")
+    assert lines[at + 3 :] == ["  The recipe is right; here the run would refuse to start."]
+    with pytest.raises(SystemExit, match="this recipe cannot run:\n  - actor 1 .*\n  - vllm.enable_sleep True"):
+        train.main(["--recipe", str(recipe), *gpus])
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (
+            ["--train.colocate_all", "--vllm.num_engines", "2"],
+            "train.colocate_all puts the engines on the policy's 1 GPUs, but vllm.num_engines x "
+            "vllm.tensor_parallel_size is 2: make them equal",
+        ),
+        (
+            ["--train.colocate_actor_ref", "--algo.kl.init_coef", "0.1", "--ref.num_gpus_per_node", "2"],
+            "train.colocate_actor_ref puts the reference on the policy's GPUs, but actor.num_nodes and "
+            ".num_gpus_per_node are 1 x 1, those of ref 1 x 2: make them equal",
+        ),
+    ],
+)
+def test_roles_that_share_gpus_have_as_many(
+    recipe: Path, capsys: pytest.CaptureFixture[str], flags: list[str], sentence: str
+) -> None:
+    assert f"  problem: {sentence}" in _dry_run(capsys, recipe, *flags)
+
+
+# ---- memory
+
+
+def test_the_parameters_are_those_of_the_model(policy_folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(policy_folder)
+    shape = shape_of(str(policy_folder))
+    assert shape is not None
+    # The file of this tiny model has a header of a few kilobytes besides.
+    assert shape.parameters == pytest.approx(model.num_parameters(), rel=0.05)
+    assert (shape.layers, shape.hidden, shape.vocabulary) == (1, 32, model.config.vocab_size)
+    assert shape_of("me/policy") is None and shape_of(None) is None
+
+
+SHAPE = Shape(parameters=1000, layers=4, hidden=10, vocabulary=100, kv_width=5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        # Two rows of 8 tokens: 16 tokens. weights, gradients, Adam, activations 34 x 16 x 10 x 4, logits 8 x 16 x 100
+        ([], {"weights": 2000, "gradients": 500, "Adam": 3000, "activations": 21760, "logits": 12800}),
+        (["--ds.zero_stage", "0"], {"weights": 2000, "gradients": 2000, "Adam": 12000}),
+        (["--ds.zero_stage", "1"], {"weights": 2000, "gradients": 2000, "Adam": 3000}),
+        (["--ds.zero_stage", "3"], {"weights": 500, "gradients": 500, "Adam": 3000}),
+        (["--ds.grad_accum_dtype", "fp32"], {"gradients": 1000}),
+        (["--ds.adam_offload"], {"Adam": 0}),
+        (["--actor.gradient_checkpointing_enable"], {"activations": 2 * 16 * 10 * 4 + 34 * 16 * 10}),
+        (["--train.dynamic_batch_enable", "--train.max_tokens_per_gpu", "40"], {"logits": 8 * 40 * 100}),
+    ],
+)
+def test_the_estimate_is_the_formula(
+    parser: argparse.ArgumentParser, flags: list[str], expected: dict[str, float]
+) -> None:
+    common = ["--actor.num_gpus_per_node", "4", "--train.micro_batch_size", "2", "--data.max_len", "8"]
+    value = vars(parser.parse_args([*common, *flags]))
+    policy = estimate(value, SHAPE).policy
+    assert {name: policy[name] for name in expected} == expected
+
+
+def test_engines_checkpoints_and_main_memory(parser: argparse.ArgumentParser) -> None:
+    value = vars(parser.parse_args(["--train.micro_batch_size", "2", "--data.max_len", "8", "--ds.adam_offload"]))
+    need = estimate(value | {"vllm.tensor_parallel_size": 2}, SHAPE)
+    assert (need.engine_weights, need.kv_cache_per_token, need.offloaded) == (1000, 4 * 4 * 5 / 2, 12000)
+    assert checkpoint_bytes(value, SHAPE) == 14000
+    assert checkpoint_bytes(value | {"ckpt.disable_ds": True}, SHAPE) == 2000
+    # Two ranks of 2000 + 2000 / 2 (ZeRO 2) + 21760 + 12800, 12000 / 2 of Adam each; one reference; three engines
+    two = value | {"actor.num_gpus_per_node": 2}
+    gpus = {"actor": 2, "reference": 1, "vLLM engines": 3}
+    assert in_main_memory(two, SHAPE, gpus) == 2 * (2000 + 1000 + 21760 + 12800 + 6000) + 2000 + 3 * 2000
+
+
+def test_chunks_bound_the_logits(parser: argparse.ArgumentParser) -> None:
+    large = Shape(parameters=1, layers=1, hidden=1, vocabulary=2**20, kv_width=1)
+    value = vars(parser.parse_args(["--data.max_len", "4096"]))
+    assert estimate(value, large).policy["logits"] == 8 * 2**26
+    assert estimate(value | {"oger.chunked_token_stats": False}, large).policy["logits"] == 8 * 2**32
+
+
+def test_the_dry_run_says_what_memory_is_for(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _dry_run(capsys, recipe)
+    (heading,) = [line for line in lines if line.startswith("memory, estimated for ")]
+    assert heading.endswith("million parameters (what libraries add is not in it):")
+    rank, engine = lines[lines.index(heading) + 1 : lines.index(heading) + 3]
+    assert rank.startswith("  a policy rank: ") and ": weights " in rank and ", Adam " in rank and ", logits " in rank
+    assert engine.startswith("  an engine: weights ") and "KV cache " in engine
+
+
+def test_sizes_are_readable() -> None:
+    assert [readable(size) for size in (0, 1023, 2048, 3.5 * 2**20, 150 * 2**30)] == [
+        "0 bytes", "1023 bytes", "2 KiB", "3.5 MiB", "150 GiB",
+    ]  # fmt: skip

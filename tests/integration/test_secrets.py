@@ -1,0 +1,98 @@
+"""A W&B key reaches W&B and no file, message or argument of a run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import pytest
+
+from oger_recipe.cli import train, train_ppo_ray
+from oger_recipe.secrets import SECRETS, handed_on, hide_secrets, secret_problems
+
+KEY = "0123456789abcdef" * 2 + "76543210"
+COLUMNS = {
+    "data.input_key", "data.label_key", "data.image_key", "oger.eval.input_key", "oger.eval.label_key",
+    "ckpt.best_metric_key", "oger.teacher_key",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR"):
+        monkeypatch.setenv(name, "")  # so that it is put back, whoever sets it
+        monkeypatch.delenv(name)
+
+
+def test_every_flag_named_like_a_secret_is_one_or_a_column(parser: argparse.ArgumentParser) -> None:
+    ends = ("key", "token", "password", "secret")
+    named = {action.dest for action in parser._actions if action.dest.endswith(ends)}
+    assert named == COLUMNS | SECRETS.keys()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hidden"),
+    [
+        (["--logger.wandb.key", KEY, "--oger.verbose"], ["--logger.wandb.key", "env", "--oger.verbose"]),
+        ([f"--logger.wandb.key={KEY}"], ["--logger.wandb.key=env"]),
+        (
+            [f"--logger.wandb.key={'x' * 40}", "--logger.wandb.key", KEY],
+            ["--logger.wandb.key=env", "--logger.wandb.key", "env"],
+        ),
+    ],
+)
+def test_a_key_goes_into_the_environment(tokens: list[str], hidden: list[str]) -> None:
+    assert hide_secrets(tokens) == hidden
+    assert os.environ["WANDB_API_KEY"] == KEY
+
+
+def test_the_word_env_and_columns_are_left_alone(parser: argparse.ArgumentParser) -> None:
+    tokens = ["--logger.wandb.key", "env", "--data.input_key", KEY, "--logger.wandb.project", KEY]
+    assert hide_secrets(tokens) == tokens
+    assert "WANDB_API_KEY" not in os.environ
+    assert secret_problems(vars(parser.parse_args(tokens))) == []
+
+
+def test_a_word_that_is_no_key_is_refused_and_not_repeated(parser: argparse.ArgumentParser) -> None:
+    (problem,) = secret_problems(vars(parser.parse_args(hide_secrets(["--logger.wandb.key", "hunter2"]))))
+    assert problem.startswith("logger.wandb.key is neither a key nor the word env") and "hunter2" not in problem
+
+
+def test_what_wandb_writes_goes_into_the_run_folder(
+    parser: argparse.ArgumentParser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on = vars(parser.parse_args(hide_secrets(["--logger.wandb.key", KEY])))
+    assert handed_on(on, tmp_path) == {"WANDB_API_KEY": KEY, "WANDB_DIR": str(tmp_path)}
+    monkeypatch.setenv("WANDB_DIR", "/elsewhere")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert handed_on(on, tmp_path) == {"WANDB_API_KEY": KEY, "WANDB_MODE": "offline", "WANDB_DIR": "/elsewhere"}
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ("logger: {wandb: {kye: %s}}", []),
+        ("logger: {wandb: {key: [%s]}}", []),
+        ("{}", ["--logger.wandb.kye=%s"]),
+        ("{}", ["--logger.wandb.kye", "%s"]),
+        ("{}", ["--logger.wandb.key", "%s", "--oger.bonus_weight=-1"]),
+    ],
+)
+def test_no_message_repeats_a_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, flags: list[str]
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(text.replace("%s", KEY))
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--recipe", str(recipe), *(flag.replace("%s", KEY) for flag in flags)])
+    assert "oger train: " in str(stop.value.code) and KEY not in str(stop.value.code)
+    printed = capsys.readouterr()
+    assert KEY not in printed.out + printed.err
+
+
+def test_a_misspelt_flag_keeps_its_value_in_the_message() -> None:
+    with pytest.raises(
+        SystemExit, match=r"unknown flag '--oger.verbos=1'; did you mean '--oger.verbose'\?; unknown flag '--zzz'"
+    ):
+        train_ppo_ray.main(["--oger.verbos=1", "--zzz", "3"])

@@ -1,0 +1,172 @@
+"""One run that is killed again and again, in one folder, by one who types commands and looks at what is left.
+
+About 150 s: four starts of the whole pipeline. Steps 1 to 4 are one pass over the data, so that every problem comes
+once in them if each attempt goes on exactly where the last checkpoint was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from runs import ROOT, lines, samples
+
+from oger_recipe.plugin import checkpoints
+
+STEPS = 4
+LIMIT_S = 120
+
+
+class Terminal:
+    """``oger train`` on the smoke recipe in one run folder; Ray and vLLM keep their files below ``temporary``."""
+
+    def __init__(self, run_dir: Path, cache: Path, temporary: Path) -> None:
+        self.run_dir, self.cache, self.temporary = run_dir, cache, temporary
+
+    def type(self, *flags: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "oger_recipe.cli.train"]
+        command += [
+            "--recipe",
+            str(ROOT / "configs" / "countdown_cpu_smoke.yaml"),
+            "--oger.run_dir",
+            str(self.run_dir),
+        ]
+        command += ["--oger.task.cache", str(self.cache / "tasks"), "--no-oger.val_before_train"]
+        command += ["--oger.embedding_cache", str(self.cache / "embeddings"), "--ckpt.save_steps", "1"]
+        command += ["--ckpt.max_num", "1", "--eval.n_samples_per_prompt", "1", *flags]
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"RAY_TMPDIR": str(self.temporary)},
+        )
+
+    def until(self, running: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not condition():
+            assert running.poll() is None, running.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def trained(self, step: int) -> Callable[[], bool]:
+        """Its checkpoint is whole: what is next is the generation of another step."""
+        return (self.run_dir / "checkpoints" / f"global_step{step}.json").exists
+
+    def refused(self, *flags: str) -> str:
+        done = self.type(*flags)
+        _, shown = done.communicate(timeout=LIMIT_S)
+        assert done.returncode == 1
+        return shown
+
+
+@pytest.fixture(scope="module")
+def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
+    temporary = Path(tempfile.mkdtemp(prefix="w", dir="/tmp"))  # the paths of sockets have to be short
+    yield Terminal(tmp_path_factory.mktemp("runs") / "run", tmp_path_factory.mktemp("cache"), temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def started_by(running: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(running.pid).children(recursive=True)
+
+
+def alive(processes: list[psutil.Process]) -> list[str]:
+    return [
+        str(process)
+        for process in processes
+        if process.is_running() and process.status() != psutil.STATUS_ZOMBIE and process.name() != "pytest"
+    ]
+
+
+def named(processes: list[psutil.Process], title: str) -> psutil.Process:
+    (found,) = [each for each in processes if each.cmdline() and each.cmdline()[0].startswith(title)]
+    return found
+
+
+def updates_of(folder: Path, step: int) -> int:
+    """Adam's count of the updates that a checkpoint has behind it."""
+    (file,) = (folder / "_actor" / f"global_step{step}").glob("*optim_states.pt")
+    state = torch.load(file, weights_only=False)["optimizer_state_dict"]["base_optimizer_state"]["state"]
+    return int(state[0]["step"])
+
+
+def test_a_run_survives_what_kills_its_processes(terminal: Terminal):
+    # The rollout actor is killed while it generates: a sentence, and nothing of it is left.
+    running = terminal.type("--oger.total_training_steps", str(STEPS))
+    terminal.until(running, terminal.trained(1))
+    processes = started_by(running)
+    actor = named(processes, "ray::OgerRolloutActor")
+    engine = named(processes, "VLLM::EngineCore")
+    actor.send_signal(signal.SIGKILL)
+    _, shown = running.communicate(timeout=LIMIT_S)
+    assert running.returncode == 1
+    assert f"training stopped at step 2 of {STEPS}: the engine died" in shown and f"pid {actor.pid}" in shown
+    assert "its memory had peaked at" in shown and f"{terminal.run_dir}/logs/engine-0.log" in shown
+    assert "the last checkpoint is of step 1; continue with: python -m oger_recipe.cli.train " in shown
+    assert "Traceback" not in shown and "Traceback" in (terminal.run_dir / "logs" / "error.log").read_text()
+    assert not alive(processes), engine
+    assert not list(terminal.temporary.iterdir())
+
+    # Ctrl-C in the next attempt.
+    running = terminal.type("--oger.total_training_steps", str(STEPS), "--ckpt.load_enable")
+    terminal.until(running, terminal.trained(2))
+    processes = started_by(running)
+    running.send_signal(signal.SIGINT)
+    _, shown = running.communicate(timeout=LIMIT_S)
+    assert running.returncode == 130
+    (line,) = shown.splitlines()
+    assert line.startswith(f"oger train: stopped by SIGINT at step 3 of {STEPS}; the last checkpoint is of step 2;")
+    assert line.endswith("--ckpt.load_enable")
+    assert not alive(processes) and not list(terminal.temporary.iterdir())
+
+    # What was not written to its end does not count, and settings that the checkpoint decides cannot change.
+    (terminal.run_dir / "checkpoints" / "_actor" / "global_step3").mkdir()
+    resumed = ["--oger.total_training_steps", str(STEPS), "--ckpt.load_enable"]
+    other = terminal.refused(*resumed, "--actor.adam.lr", "0.01", "--train.seed", "7")
+    assert "actor.adam.lr was 0.0001 -> is 0.01" in other and "train.seed was 42 -> is 7" in other
+
+    # The command itself is killed, beside which another one is refused.
+    running = terminal.type(*resumed)
+    terminal.until(running, terminal.trained(3))
+    processes = started_by(running)
+    assert f"a run is going on in {terminal.run_dir} (process {running.pid}" in terminal.refused(*resumed)
+    running.kill()
+    running.communicate()
+    deadline = time.monotonic() + 30
+    while (left := alive(processes) or list(terminal.temporary.iterdir())) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+
+    # To the end.
+    running = terminal.type(*resumed)
+    shown, errors = running.communicate(timeout=LIMIT_S)
+    assert running.returncode == 0, errors
+    steps = lines(terminal.run_dir / "metrics.jsonl")
+    assert [record["step"] for record in steps] == [1, 2, 3, 4]
+    events = lines(terminal.run_dir / "events.jsonl")
+    assert [event["step"] for event in events if event["event"] == "step"] == [1, 2, 3, 4]
+    uids = [{row["uid"] for row in samples(terminal.run_dir, step)} for step in range(1, 5)]
+    assert sum(map(len, uids)) == len(set.union(*uids)) == 64
+    assert all(record["skipped_updates"] == 0 and record["vllm_logprob_difference"] < 0.02 for record in steps)
+    assert updates_of(terminal.run_dir / "checkpoints", STEPS) == STEPS  # a fresh optimizer would have made fewer
+    assert json.loads((terminal.run_dir / "summary.json").read_text())["steps"] == STEPS
+    logs = {path.name for path in (terminal.run_dir / "logs").iterdir()}
+    assert {"controller.log", "policy-0.log", "engine-0.log", "raylet.log"} <= logs
+    assert not any(name.startswith("worker-") for name in logs)
+    # ckpt.max_num 1: the last one, and the last of a step that solved something where that is another.
+    kept = checkpoints.found(terminal.run_dir / "checkpoints")
+    assert kept[-1].step == STEPS and kept[-1].fault is None and len(kept) <= 2
+    assert len(list((terminal.run_dir / "checkpoints").glob("*_hf"))) == len(kept)
+    assert not list(terminal.temporary.iterdir())
