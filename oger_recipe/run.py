@@ -32,7 +32,15 @@ from oger_recipe.notes import notes
 from oger_recipe.patches import apply_import_patches
 from oger_recipe.plan import READ_WHOLE, Size, counted, describe, local_files, on_this_machine, planned_steps
 from oger_recipe.preflight import Job, findings, stop_on_problems
-from oger_recipe.recipe import RecipeError, grading_rules, in_prompts, own_verifiers, stop_texts, write_resolved
+from oger_recipe.recipe import (
+    RecipeError,
+    grading_rules,
+    in_prompts,
+    own_verifiers,
+    set_in,
+    stop_texts,
+    write_resolved,
+)
 from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
 from oger_recipe.rewards.rules import TIMES_ASKED
 from oger_recipe.rewards.verifiers import BOUNDED
@@ -62,6 +70,8 @@ def train(
     args = parser.parse_args(tokens)
     cpu = not torch.cuda.is_available()
     problems, here = recipe_problems(args), machine_problems(args, cpu=cpu, gpus_here=gpus_found(vars(args)))
+    if problems and recipe:
+        problems = recipe_problems(args, set_in(recipe, parser, vars(args)))
     refuse(problems if dry_run else [*problems, *here])
     for note in notes(args, parser.get_default):
         print(f"note: {note}", flush=True)
