@@ -71,7 +71,7 @@ NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[Settings], bool]], ...] = (
     (("replace_mode", "replace_after_rm"), "oger.max_replace_num above 0", lambda oger: oger["max_replace_num"] > 0),
     (("all_correct_group", "teacher_draw"), _TEACHER_LOSS, teachers_enter),
     (
-        ("keep_wrong_teachers", "teacher_sources", "max_prefix_len", "long_teachers"),
+        ("keep_wrong_teachers", "teacher_key", "teacher_sources", "max_prefix_len", "long_teachers"),
         "teachers (oger.max_replace_num, oger.n_prefix, a bonus, or oger.sft.epochs)",
         _uses_teachers,
     ),

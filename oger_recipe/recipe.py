@@ -14,7 +14,6 @@ from typing import Any
 import yaml
 
 from oger_recipe.data.templates import TEMPLATES
-from oger_recipe.knobs import CPU_DEFAULTS, KNOBS, METHOD_DEFAULTS
 from oger_recipe.rewards.rules import GradingRules
 from oger_recipe.secrets import SECRETS
 
@@ -55,6 +54,9 @@ class _ListAction(argparse.Action):
 
 def extend_parser(parser: argparse.ArgumentParser, *, cpu: bool) -> None:
     """Adds the recipe's section to OpenRLHF's parser and sets the recipe's defaults."""
+    # Here, because it imports torch, which `oger data` has no use for.
+    from oger_recipe.knobs import CPU_DEFAULTS, KNOBS, METHOD_DEFAULTS
+
     group = parser.add_argument_group("OGER recipe")
     for knob in KNOBS:
         flag = f"--oger.{knob.name}"
@@ -311,6 +313,8 @@ def own_verifiers(settings: dict[str, Any]) -> dict[str, str]:
 
 def verifier_options(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Keyword arguments of the verifiers by task, where they differ from the verifiers' defaults."""
+    from oger_recipe.knobs import KNOBS
+
     chosen = {
         "math": {"rule": "math_rule", "extract": "math_extract"},
         "gsm8k": {"answer_format": "gsm8k_answer_format", "strict_oat": "gsm8k_strict_oat"},

@@ -197,7 +197,10 @@ def _size(value: dict[str, Any], which: str) -> Size | None:
         return Size(value[f"oger.task.{'train' if which == 'data' else 'eval'}_problems"])
     files = local_files(setting)
     if files and sum(file.stat().st_size for file in files) <= READ_WHOLE:
-        return Size.of_rows(rows_of(value, which))
+        rows = rows_of(value, which)
+        if which == "data":
+            require_teachers(value, rows)
+        return Size.of_rows(rows)
     return counted(files) if files else None
 
 

@@ -198,7 +198,7 @@ def _verdict(dataset: str, report: Report) -> str:
     lines = [
         f"{dataset}: {report.rows} rows, {len(report.bad)} bad",
         f"usable: {sum(report.tasks.values())} ({by_task or 'none'}), {report.problems} different problems, "
-        f"{report.without_teachers} without teachers, {report.repeated} repetitions that a run leaves out",
+        f"{report.without_teachers} without teachers, {report.repeated} repetitions that training leaves out",
         f"teachers: {sum(report.teachers.values())} ({by_source or 'none'}), not verified here",
     ]
     if report.may_be_teachers:

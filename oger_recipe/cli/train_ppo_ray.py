@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from oger_recipe.convert.foreign import recognised_flags
-from oger_recipe.recipe import CPU_DEFAULTS, RecipeError, extend_parser, read_recipe, with_verifier_path
+from oger_recipe.recipe import RecipeError, extend_parser, read_recipe, with_verifier_path
 from oger_recipe.secrets import SECRETS, hide_secrets
 
 
@@ -93,6 +93,8 @@ def _without_secrets(tokens: list[str]) -> list[str]:
 
 
 def _print_cpu_defaults(args: argparse.Namespace) -> None:
+    from oger_recipe.knobs import CPU_DEFAULTS
+
     values: dict[str, Any] = vars(args)
     chosen = [f"{key} {values[key]}" for key, default in CPU_DEFAULTS.items() if values[key] == default]
     print("no CUDA here, so: " + ", ".join(chosen) + " (each flag can be set)", flush=True)

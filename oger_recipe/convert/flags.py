@@ -50,7 +50,9 @@ _DATA = (
     Flag("data.train_files", UNSET, rules.paths("data.prompt_dataset"), "data.prompt_dataset",
          "LUFFY's and OGER's parquet files are read as they are", "$DATA_DIR/luffy_offline_samples.parquet"),
     Flag("data.val_files", UNSET, rules.paths("eval.dataset"), "eval.dataset",
-         "benchmarks by name work as well: math500,aime24", "$DATA_DIR/valid.parquet"),
+         "problems that a benchmark has several times, as LUFFY's file has AIME's 8 times, are asked once with as "
+         "many times the samples (avg@8); benchmarks by name work as well: math500,aime24", "$DATA_DIR/valid.parquet",
+         differs=True),
     Flag("data.prompt_key", "prompt", lambda value, get: {"data.input_key": value, "data.apply_chat_template": True},
          "data.input_key, data.apply_chat_template", "prompts are chats, to which the model's template is applied"),
     _only("data.tokenizer", None, "the tokenizer is the model's", "put the tokenizer into the model's folder"),

@@ -7,7 +7,8 @@ compared with the verifier's verdict, which decides; how many differ is counted.
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from oger_recipe.rewards.verifiers import VERIFIERS
 
 Row = dict[str, Any]
 _SHOWN = 10  # of the mistakes in a dataset
+_LOOKED_AT = 100  # rows in which columns are looked for
+_LONG_TEXT = 100  # characters
 _ABOVE_ONE = 1e-4  # what rounding in half precision adds to a probability of 1
 
 
@@ -100,3 +103,16 @@ def _are_probabilities(values: Any) -> bool:
         return False
     numbers = np.array(values, dtype=np.float64)  # at once: a data set has hundreds of millions of them
     return bool(((numbers > 0) & (numbers <= 1 + _ABOVE_ONE)).all())
+
+
+def teacher_columns(rows: Iterable[Row], input_key: str, label_key: str) -> list[str]:
+    """Columns beside the prompt's that hold lists or long texts; the reference answer may be a whole solution."""
+    used = {"uid", "prompt", "task", "datasource", "teachers", "answer", input_key} - {label_key}
+    kinds: dict[str, str] = {}
+    for row in islice(rows, _LOOKED_AT):
+        for name, content in row.items():
+            if isinstance(content, list) and content and isinstance(content[0], str | dict):
+                kinds.setdefault(name, "lists")
+            elif isinstance(content, str) and len(content) >= _LONG_TEXT:
+                kinds.setdefault(name, "long texts")
+    return [f"{name!r} has {kind}" for name, kind in kinds.items() if name not in used]

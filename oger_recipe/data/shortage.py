@@ -1,16 +1,13 @@
 """What a run would lack: teachers where its settings ask for them, or most of its data."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from oger_recipe.data.prepare import Budget
-from oger_recipe.data.rows import Row
+from oger_recipe.data.rows import Row, teacher_columns
 from oger_recipe.effects import has_bonus, needs_teachers, own_section
 from oger_recipe.recipe import RecipeError
 
-_LOOKED_AT = 100  # rows in which columns are looked for
-_LONG_TEXT = 100  # characters
 _LOST = {
     "teachers_wrong": "wrong",
     "teachers_too_long": "too long",
@@ -95,16 +92,3 @@ def _without(value: Mapping[str, Any]) -> str:
 def _uses(value: Mapping[str, Any]) -> list[str]:
     names = [f"oger.{name}" for name in ("max_replace_num", "n_prefix", "sft.epochs") if value[f"oger.{name}"]]
     return names + (["oger.bonus_weight"] if has_bonus(own_section(value)) else [])
-
-
-def teacher_columns(rows: Iterable[Row], input_key: str, label_key: str) -> list[str]:
-    """Columns beside the prompt's that hold lists or long texts; the reference answer may be a whole solution."""
-    used = {"uid", "prompt", "task", "datasource", "teachers", "answer", input_key} - {label_key}
-    kinds: dict[str, str] = {}
-    for row in islice(rows, _LOOKED_AT):
-        for name, content in row.items():
-            if isinstance(content, list) and content and isinstance(content[0], str | dict):
-                kinds.setdefault(name, "lists")
-            elif isinstance(content, str) and len(content) >= _LONG_TEXT:
-                kinds.setdefault(name, "long texts")
-    return [f"{name!r} has {kind}" for name, kind in kinds.items() if name not in used]

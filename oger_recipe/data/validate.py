@@ -6,8 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from oger_recipe.data.build import problem_key
-from oger_recipe.data.rows import Row
-from oger_recipe.data.shortage import teacher_columns
+from oger_recipe.data.rows import Row, teacher_columns
 from oger_recipe.data.sources import Columns, Seen, each_row
 from oger_recipe.recipe import RecipeError
 from oger_recipe.rewards.grading_pool import GradingPool

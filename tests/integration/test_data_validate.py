@@ -71,7 +71,7 @@ def test_a_file_without_defects_has_a_summary_and_exit_code_0(
             pa.parquet.write_table(pa.Table.from_pylist(rows), path)
         assert _validate(capsys, path) == (0, {}, [
             "3 rows, 0 bad",
-            "usable: 3 (gsm8k 3), 2 different problems, 1 without teachers, 0 repetitions that a run leaves out",
+            "usable: 3 (gsm8k 3), 2 different problems, 1 without teachers, 0 repetitions that training leaves out",
             "teachers: 3 (human 1, r1 2), not verified here",
         ])  # fmt: skip
 
@@ -111,7 +111,7 @@ def test_every_planted_defect_is_found_at_its_line(tmp_path: Path, capsys: pytes
     assert reasons[14].startswith("'prompt' must be a string or a list of chat messages")
     assert summary == [
         "14 rows, 10 bad",
-        "usable: 3 (gsm8k 3), 3 different problems, 1 without teachers, 1 repetitions that a run leaves out",
+        "usable: 3 (gsm8k 3), 3 different problems, 1 without teachers, 1 repetitions that training leaves out",
         "teachers: 2 (r1 2), not verified here",
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from oger_recipe.evaluation import harness
 from oger_recipe.evaluation.benchmarks import BENCHMARKS, Problem, load_benchmark
 from oger_recipe.evaluation.metrics import evaluate_answers
 from oger_recipe.evaluation.prompts import Prompting, prompt_texts, prompt_tokens
+from oger_recipe.evaluation.sampler import Sampling
 from oger_recipe.evaluation.tables import comparison, headlines, markdown_table
 from oger_recipe.recipe import RecipeError, stop_texts
 from oger_recipe.rewards.verifiers import verify
@@ -130,6 +132,40 @@ def test_the_recipes_own_rows_are_a_benchmark_of_any_name(jsonl: Callable[..., P
     expected = [Problem("u", "Give 4.", "4", "gsm8k")]
     assert load_benchmark("mine", jsonl([row])) == expected
     assert load_benchmark("math500", jsonl([row])) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "record"),
+    [
+        ("mine", {"prompt": "Give {}.", "answer": "4", "task": "gsm8k"}),
+        ("amc23", {"question": "Give {}.", "answer": 4.0}),
+    ],
+)
+def test_problems_that_a_file_repeats_are_asked_once_with_more_samples(
+    name: str, record: dict[str, Any], jsonl: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three problems four times; a fifth copy of one alone is a duplicate."""
+    text = next(iter(record))
+    records = [record | {text: record[text].format(number)} for number in range(3)]
+    problems = load_benchmark(name, jsonl(records * 4 + records[:1]))
+    assert [problem.times_asked for problem in problems] == [4] * 3
+    assert f"note: {name} has each of its 3 problems 4 times" in capsys.readouterr().out
+    once = load_benchmark(name, jsonl(records + records[:1]))
+    assert [problem.times_asked for problem in once] == [1] * 3 and not capsys.readouterr().out
+    assert [replace(problem, columns={}) for problem in problems] == once
+
+
+def test_an_evaluation_asks_each_benchmark_as_often_as_its_file_does(tmp_path: Path, tokenizer: Any) -> None:
+    often, seldom = (
+        Problem(uid, uid, "4", "gsm8k", columns=columns) for uid, columns in (("a", {"times_asked": 3}), ("b", {}))
+    )
+    prompts = [harness.Prompt(problem, problem.uid, [1]) for problem in (often, seldom)]
+    asked = harness._missing(tmp_path, "mine", prompts, Sampling(n=2))
+    assert [(prompt.problem.uid, sample) for prompt, sample in asked] == (
+        [("a", sample) for sample in range(6)] + [("b", sample) for sample in range(2)]
+    )
+    greedy = harness._missing(tmp_path, "mine", prompts, Sampling(n=1, temperature=0.0))
+    assert [(prompt.problem.uid, sample) for prompt, sample in greedy] == [("a", 0), ("b", 0)]
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,10 @@ def test_settings_that_ask_for_teachers_without_any_are_refused_with_the_columns
     )
 
 
+def test_a_dry_run_says_so_as_well(refused: Callable[..., str]) -> None:
+    assert "none of the 2 rows of train.jsonl has one in its column 'teachers'" in refused(ROWS, "--dry-run")
+
+
 @pytest.mark.parametrize(
     ("flags", "asking"),
     [

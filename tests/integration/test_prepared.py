@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import json
@@ -87,13 +88,11 @@ def _other_rules() -> dict[str, Any]:
 
 def _others(how: dict[str, Any], letters: Any) -> dict[str, list[Any]]:
     """For each argument of `prepare` other values, each of which makes other files of some rows."""
-    eos = type(letters)(tokenizer_object=letters.backend_tokenizer, eos_token="<think>")
-    chat = type(letters)(tokenizer_object=letters.backend_tokenizer, eos_token=letters.eos_token)
-    chat.chat_template = "{{ messages[0]['content'] }}"
-    more = letters.backend_tokenizer.__class__.from_str(letters.backend_tokenizer.to_str())
+    eos, chat, more = (copy.deepcopy(letters) for _ in range(3))
+    eos.eos_token, chat.chat_template = "<think>", "{{ messages[0]['content'] }}"
     more.add_tokens(["(3+5)"])
     return {
-        "tokenizer": [eos, chat, type(letters)(tokenizer_object=more, eos_token=letters.eos_token)],
+        "tokenizer": [eos, chat, more],
         "prompt_format": [
             PromptFormat(True, None), PromptFormat(False, "Q: {}"),
             *(PromptFormat(False, None, template) for template in TEMPLATES.values()),

@@ -18,8 +18,9 @@ import yaml
 import oger_recipe
 from oger_recipe.checks import check_run
 from oger_recipe.cli.train_ppo_ray import build_parser
+from oger_recipe.knobs import KNOBS, METHOD_DEFAULTS
 from oger_recipe.plugin.openrlhf_parser import openrlhf_parser
-from oger_recipe.recipe import KNOBS, METHOD_DEFAULTS, RecipeError, nested, read_recipe, write_resolved
+from oger_recipe.recipe import RecipeError, nested, read_recipe, write_resolved
 
 Read = Callable[..., dict[str, Any]]
 CONFIGS = sorted((Path(oger_recipe.__file__).parents[1] / "configs").rglob("*.yaml"))

@@ -83,3 +83,10 @@ def test_a_checkout_uses_its_own_patches_whichever_one_is_installed(tmp_path: Pa
     run = {"capture_output": True, "text": True, "timeout": 120, "cwd": tmp_path, "env": environment}
     done = subprocess.run([sys.executable, "-c", found], **run)
     assert done.stdout.strip() == str(tmp_path / "patches" / "guard.py"), done.stderr
+
+
+@pytest.mark.parametrize("module", ["oger_recipe.cli.data", "oger_recipe.data.validate", "oger_recipe.data.build"])
+def test_checking_and_building_data_waits_for_no_torch(module: str):
+    code = f"import sys, {module}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "False\n", done.stderr

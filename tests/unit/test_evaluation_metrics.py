@@ -210,3 +210,20 @@ def test_an_average_over_different_n_keeps_what_all_benchmarks_have() -> None:
 def test_incomplete_answers_are_refused(scores: dict[str, list[int]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         evaluate_answers(_answers("a", scores))
+
+
+def test_benchmarks_with_different_n_keep_their_own_and_the_average_is_over_each_ones() -> None:
+    """Two problems of four samples (3/4 and 1/4 right), and three of one sample (two right, one wrong)."""
+    records = _answers("aime", {"a": [1, 1, 1, 0], "b": [0, 0, 0, 1]}) + _answers(
+        "math", {"a": [1], "c": [1], "d": [0]}
+    )
+    result = evaluate_answers(records)
+    aime, math, average = result["benchmarks"]["aime"], result["benchmarks"]["math"], result["average"]
+    assert (aime["n"], aime["avg_at_4"], aime["pass_at_4"]) == (4, 0.5, 1.0)
+    assert aime["pass_at_2"] == pytest.approx((1.0 + 0.5) / 2)  # of 6 pairs all, and 3, hold a right one
+    assert aime["maj_at_4"] == 0.5 and (math["n"], math["avg_at_1"]) == (1, pytest.approx(2 / 3))
+    assert average["avg_at_n"] == pytest.approx((1 / 2 + 2 / 3) / 2) == average["pass_at_1"]
+    assert average["avg_at_n_interval"] == average["pass_at_1_interval"]
+    assert not {"n", "avg_at_4", "avg_at_1", "pass_at_4", "maj_at_4"} & average.keys()
+    same = evaluate_answers(_answers("aime", {"a": [1, 0]}) + _answers("math", {"a": [0, 0]}))["average"]
+    assert same["avg_at_2"] == 0.25 and "avg_at_n" not in same

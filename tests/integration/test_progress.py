@@ -1,0 +1,41 @@
+"""Long waits are told of: a bar on a terminal, elsewhere a line now and then."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from oger_recipe import progress
+
+SCRIPT = """
+import time
+from oger_recipe.progress import progress
+for item in progress(range(5), "tokens", "prompts", 5):
+    time.sleep(0.05)
+"""
+
+
+def test_elsewhere_than_on_a_terminal_a_line_comes_when_the_last_is_old(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 4.0, 11.0, 11.0, 12.0, 20.9, 21.0, 21.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    assert list(progress.progress(range(5), "tokens", "prompts", 46_000)) == [0, 1, 2, 3, 4]
+    assert capsys.readouterr().err.splitlines() == [
+        "tokens: 2 of 46,000 prompts", "tokens: 5 of 46,000 prompts",
+    ]  # fmt: skip
+
+
+def test_a_terminal_shows_a_bar() -> None:
+    ours, theirs = pty.openpty()
+    os.set_blocking(ours, False)
+    termios.tcsetwinsize(theirs, (24, 80))  # a bar of no width shows nothing
+    subprocess.run([sys.executable, "-c", SCRIPT], stderr=theirs, check=True, timeout=60)
+    assert b"tokens:" in os.read(ours, 10_000)
+    os.close(theirs)
+    os.close(ours)
