@@ -81,7 +81,6 @@ class OgerSamplesGenerator(SamplesGenerator):
         """OpenRLHF's dispatch (each prompt to the engine with the least to do) with the recipe's sampling settings."""
         params = self._sampling_params(generate_kwargs)
         samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
-        self.asked += len(prompts) * samples
         loads = ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines])
         heap = [(load, index) for index, load in enumerate(loads)]
         heapq.heapify(heap)
@@ -90,6 +89,7 @@ class OgerSamplesGenerator(SamplesGenerator):
         for prompt, label, image in zip(prompts, labels, images or [None] * len(prompts), strict=True):
             more = {"prefixes": self._prefixes(json.loads(label)["uid"])} if guided else {}
             count = samples * json.loads(label).get(TIMES_ASKED, 1)
+            self.asked += count
             load, index = heapq.heappop(heap)
             heapq.heappush(heap, (load + count, index))
             refs.append(

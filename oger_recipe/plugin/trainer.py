@@ -51,6 +51,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         # Saving is _save's: upstream would save in the middle of save_logs_and_checkpoints and nothing after the last.
         self.save_steps, self.args.ckpt.save_steps = self.args.ckpt.save_steps, math.inf
         self.phases = run_folder.Phases(self.run_dir)
+        self.evaluation: dict[str, Any] = {}  # the figures of this attempt's last one
 
     def get_max_steps(self) -> int:
         """Optimizer steps of the run, for the learning-rate schedule."""
@@ -103,7 +104,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
                 close()
 
     def _evaluate_after(self) -> None:
-        if self.last_step and self.last_step % self.args.eval.steps == 0:  # the last step was evaluated already
+        if self.evaluation and self.last_step and self.last_step % self.args.eval.steps == 0:  # it was evaluated then
             run_folder.event(self.run_dir, "evaluated", when="after", step=self.last_step, **self.evaluation)
         else:
             logs = self._evaluate_as("after", self.last_step)

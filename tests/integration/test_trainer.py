@@ -12,6 +12,7 @@ from types import SimpleNamespace  # noqa: E402
 
 import pytest  # noqa: E402
 
+from oger_recipe.files import read_jsonl  # noqa: E402
 from oger_recipe.plugin import checkpoints  # noqa: E402
 from oger_recipe.plugin.trainer import OgerPPOTrainer  # noqa: E402
 
@@ -43,6 +44,25 @@ def test_a_resumed_run_knows_the_value_of_the_best_checkpoint(tmp_path: Path) ->
         {"global_step": 3, "best_eval_metric_key": "solved", "best_eval_metric_value": 0.4}
     )
     assert trainer.best_eval_metric_value == 0.7
+
+
+def test_the_last_step_is_evaluated_unless_this_attempt_did_so_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is resumed at its last step trains and evaluates nothing before its end."""
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr(OgerPPOTrainer, "_evaluate_as", lambda _, when, step: asked.append((when, step)) or {})
+    trainer = object.__new__(OgerPPOTrainer)
+    trainer.run_dir, trainer.last_step, trainer.client_states = tmp_path, 4, None
+    trainer.args = SimpleNamespace(eval=SimpleNamespace(steps=2))
+    trainer.save_best_checkpoint = lambda *_: None
+    trainer.evaluation = {}
+    trainer._evaluate_after()
+    assert asked == [("after", 4)] and not (tmp_path / "events.jsonl").exists()
+    trainer.evaluation = {"avg_at_8": 0.5}
+    trainer._evaluate_after()
+    (event,) = read_jsonl(tmp_path / "events.jsonl")
+    assert asked == [("after", 4)] and (event["when"], event["step"], event["avg_at_8"]) == ("after", 4, 0.5)
 
 
 class Group:
