@@ -46,7 +46,8 @@ def _take(lock: int, run_dir: Path) -> None:
     deadline = time.monotonic() + _CLEARED_WITHIN_S
     while True:
         try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
         except BlockingIOError:
             pid, _, host = (run_dir / _LOCK).read_text().strip().partition(" ")
             killed = host == socket.gethostname() and not Path(f"/proc/{pid}").exists()
@@ -56,6 +57,9 @@ def _take(lock: int, run_dir: Path) -> None:
                     "another oger.run_dir"
                 ) from None
             time.sleep(0.2)  # what the killed run left is being cleared away
+        except OSError as error:  # some file systems of clusters have no locks
+            print(f"note: {run_dir} cannot be locked ({error}): start no other run there", flush=True)
+            return
 
 
 def trained(run_dir: Path) -> bool:
@@ -92,7 +96,7 @@ def begin_anew(run_dir: Path, checkpoint_folder: Path, *, overwrite: bool) -> No
             checkpoints.remove(folder, checkpoint.step)
     if any((run_dir / name).exists() for name in (COMMAND, *_RECORDS)):
         for path in (run_dir / name for name in [*_WRITTEN, *(["logs"] if overwrite else [])]):
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
 def cut_back(run_dir: Path, step: int) -> None:

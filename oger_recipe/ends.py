@@ -13,8 +13,13 @@ from types import FrameType
 from oger_recipe.files import read_jsonl
 from oger_recipe.plugin import checkpoints
 from oger_recipe.recipe import RecipeError
+from oger_recipe.secrets import hide_secrets
 
 _HEEDED = (signal.SIGINT, signal.SIGTERM)
+
+
+class RunDied(Exception):
+    """Something of the run died or failed. The message is a sentence on it; the cause is what the driver saw."""
 
 
 @contextlib.contextmanager
@@ -62,8 +67,7 @@ def explained(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> It
         log = run_dir / "logs" / "error.log"
         with contextlib.suppress(OSError):  # the disk may be full
             log.write_text(traceback.format_exc())
-        told = type(error).__name__ == "RunDied"  # its module imports Ray, which nothing else here needs
-        reason = str(error) if told else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, RunDied) else f"{type(error).__name__}: {error}"
         raise RecipeError(
             f"training stopped {progress(run_dir)}: {reason}\n  {_rest(run_dir, checkpoint_folder, argv)}"
             f"\n  traceback: {log}"
@@ -100,6 +104,6 @@ def continuing(argv: Sequence[str], run_dir: Path) -> str:
     """The command line ``argv`` for going on with the run in ``run_dir``."""
     program = Path(argv[0])
     command = ["python", "-m", f"oger_recipe.cli.{program.stem}"] if program.suffix == ".py" else [program.name]
-    words = [word for word in argv[1:] if word not in ("--overwrite", "--ckpt.load_enable")]
+    words = [word for word in hide_secrets(argv[1:]) if word not in ("--overwrite", "--ckpt.load_enable")]
     folder = [] if any(word.startswith("--oger.run_dir") for word in words) else ["--oger.run_dir", str(run_dir)]
     return shlex.join([*command, *words, *folder, "--ckpt.load_enable"])

@@ -48,12 +48,22 @@ def counted(files: Iterable[Path]) -> Size | None:
     return Size(rows)
 
 
-def describe(args: argparse.Namespace, size: Size | None) -> str:
+def describe(args: argparse.Namespace, training: Size | None, evaluation: Size | None) -> str:
     """GPUs by role, the arithmetic of a step, the number of steps and the memory, as lines of text.
 
-    ``args`` is the flat, checked namespace; ``size`` that of the training data, None where it is not known.
+    ``args`` is the flat, checked namespace; a dataset's size is None where it is not known.
     """
-    return "\n".join([*_gpus(args), "", *_step(args), *_steps(vars(args), size), "", *_memory(vars(args))])
+    return "\n".join(
+        [
+            *_gpus(args),
+            "",
+            *_step(args),
+            *_steps(vars(args), training),
+            *_evaluation(vars(args), evaluation),
+            "",
+            *_memory(vars(args)),
+        ]
+    )
 
 
 def on_this_machine(problems: Iterable[str], found: Iterable[Finding]) -> str:
@@ -129,6 +139,11 @@ def _steps(value: Mapping[str, Any], size: Size | None) -> list[str]:
         return [f"data: {what}", f"steps: {steps} (oger.total_training_steps)"]
     left_out = "fewer where prompts are too long and left out"
     return [f"data: {what}", f"steps: {steps} ({passes}, {value['rollout.batch_size']} a step; {left_out})"]
+
+
+def _evaluation(value: Mapping[str, Any], size: Size | None) -> list[str]:
+    samples = value["eval.n_samples_per_prompt"]
+    return [] if size is None else [f"evaluation: {size.rows:,} problems, {samples} samples each"]
 
 
 def _memory(value: Mapping[str, Any]) -> list[str]:

@@ -4,7 +4,9 @@ A check is a generator of findings; one that does not concern the recipe yields 
 a line in CHECKS.
 """
 
+import contextlib
 import importlib.util
+import io
 import netrc
 import os
 import shutil
@@ -205,7 +207,7 @@ def _memory(job: Job) -> Found:
 
 
 def _run_folder(job: Job) -> Found:
-    folder = next(each for each in (job.run_dir, *job.run_dir.parents) if each.exists())
+    folder = next(each for each in (job.run_dir, *job.run_dir.parents) if os.path.exists(each))
     reason = _cannot_write(folder)
     if reason:
         yield Finding(PROBLEM, f"{job.run_dir}: {folder} {reason}: set oger.run_dir to a folder that can be written")
@@ -300,7 +302,7 @@ def _embedding_server(job: Job) -> Found:
         length = probe(EncoderSettings.of_run(oger))
         yield Finding(OK, f"{oger['embedding_model']} answers, {length} numbers a vector")
     except ValueError as error:
-        yield Finding(PROBLEM, f"oger.embedding_url: {error}; start the server, or leave the url out")
+        yield Finding(PROBLEM, f"oger.embedding_url: {error}; start the server or correct the url, or leave it out")
 
 
 def _encoder(job: Job) -> Found:
@@ -310,8 +312,9 @@ def _encoder(job: Job) -> Found:
     if oger["embedding_url"] or not embeds(oger):
         return
     try:
-        encoder = make_encoder(EncoderSettings.of_run(oger), oger["embedding_batch_size"])
-        encoder.encode(["A text."])
+        with contextlib.redirect_stderr(io.StringIO()):  # its progress bars
+            encoder = make_encoder(EncoderSettings.of_run(oger), oger["embedding_batch_size"])
+            encoder.encode(["A text."])
         yield Finding(OK, f"{oger['embedding_model']} loads, {encoder.dimension} numbers a vector")
     except Exception as error:  # whatever can be wrong with a model's files
         yield Finding(PROBLEM, f"oger.embedding_model {oger['embedding_model']}: {type(error).__name__}: {error}")
@@ -330,7 +333,8 @@ def _verifiers(job: Job) -> Found:
     except RecipeError:  # the recipe's mistake, which is said elsewhere
         return
     tasks += [value["oger.task_name"]] if ":" in (value["oger.task_name"] or "") else []
-    limits = GradingSettings(1, value["oger.grading_time_limit"], path=value["oger.verifier_path"])
+    seconds, megabytes = value["oger.grading_time_limit"], value["oger.grading_memory_limit"]
+    limits = GradingSettings(1, seconds, megabytes, path=value["oger.verifier_path"])
     with GradingPool(limits) as pool:
         for name in tasks:
             task, options = grading_rules(value).call({"task": name, "prompt": "What is 1?", "answer": "1"})

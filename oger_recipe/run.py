@@ -30,7 +30,7 @@ from oger_recipe.imports import without_garbage_collection
 from oger_recipe.machine import gpus_by_role, gpus_found, machine_problems
 from oger_recipe.notes import notes
 from oger_recipe.patches import apply_import_patches
-from oger_recipe.plan import READ_WHOLE, Size, counted, describe, local_files, on_this_machine
+from oger_recipe.plan import READ_WHOLE, Size, counted, describe, local_files, on_this_machine, planned_steps
 from oger_recipe.preflight import Job, findings, stop_on_problems
 from oger_recipe.recipe import RecipeError, grading_rules, in_prompts, own_verifiers, stop_texts, write_resolved
 from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
@@ -69,7 +69,10 @@ def train(
         raise RecipeError("--overwrite removes the earlier run, --ckpt.load_enable continues it: choose one")
     job = Job(vars(args), _run_dir(args, recipe, overwrite=overwrite), cpu)
     if dry_run:
-        print(describe(args, _training_size(vars(args))))
+        sizes = {which: _size(vars(args), which) for which in ("data", "eval")}
+        if sizes["data"] and not planned_steps(vars(args), sizes["data"].rows):
+            raise RecipeError(_too_few(sizes["data"].rows, vars(args)))
+        print(describe(args, sizes["data"], sizes["eval"]))
         print("\n" + on_this_machine(here, findings(job)))
         return
     for refusal in remote_code.untrusted(vars(args), hub=True):
@@ -186,16 +189,23 @@ def _task_columns(value: dict[str, Any], own: dict[str, bool]) -> list[str]:
     return flags
 
 
-def _training_size(value: dict[str, Any]) -> Size | None:
-    """Of the training data where that is no work: what is in files here, or is built."""
-    if value["data.prompt_dataset"] is None and value["oger.task.name"]:
-        return Size(value["oger.task.train_problems"])
-    files = local_files(value["data.prompt_dataset"])
+def _size(value: dict[str, Any], which: str) -> Size | None:
+    """Of the data to train on (``data``) or to evaluate on (``eval``) where that is no work: what is in files here is
+    read and checked, large files are counted, and what is to be built is known."""
+    setting = value["data.prompt_dataset" if which == "data" else "eval.dataset"]
+    if setting is None and value["oger.task.name"]:
+        return Size(value[f"oger.task.{'train' if which == 'data' else 'eval'}_problems"])
+    files = local_files(setting)
     if files and sum(file.stat().st_size for file in files) <= READ_WHOLE:
-        rows = rows_of(value, "data")
-        require_teachers(value, rows)
+        rows = rows_of(value, which)
+        if which == "data":
+            require_teachers(value, rows)
         return Size.of_rows(rows)
     return counted(files) if files else None
+
+
+def _too_few(prompts: int, value: dict[str, Any]) -> str:
+    return f"{prompts} prompts do not fill one step of rollout.batch_size {value['rollout.batch_size']}"
 
 
 def _run_dir(args: argparse.Namespace, recipe: Path | None, *, overwrite: bool) -> Path:
@@ -235,9 +245,7 @@ def _write_data(args: argparse.Namespace, run_dir: Path) -> tuple[list[str], Gra
         require_usable_teachers(value, counts["train"])
         prompts = counts["train"]["prompts"]
         if prompts < value["rollout.batch_size"]:
-            raise RecipeError(
-                f"{prompts} prompts do not fill one step of rollout.batch_size {value['rollout.batch_size']}"
-            )
+            raise RecipeError(_too_few(prompts, value))
         if rows["eval"]:
             # OpenRLHF would cut the beginning off prompts that leave less room than an evaluated response may take.
             budget = _budget(args, value["oger.eval.max_new_tokens"] or value["rollout.max_new_tokens"])

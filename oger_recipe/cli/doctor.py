@@ -8,6 +8,7 @@ from pathlib import Path
 from oger_recipe.preflight import PROBLEM, Finding, Job, findings
 from oger_recipe.recipe import RecipeError, in_prompts, read_recipe, with_verifier_path
 from oger_recipe.secrets import hide_secrets
+from oger_recipe.shipped import find_recipe
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -23,7 +24,7 @@ def main(argv: list[str] | None = None) -> None:
     args, flags = parser.parse_known_args(argv)
     problems = 0
     try:
-        for found in _findings(args.recipe, flags):
+        for found in _findings(find_recipe(args.recipe) if args.recipe else None, flags):
             print(found, flush=True)
             problems += found.state == PROBLEM
     except RecipeError as error:

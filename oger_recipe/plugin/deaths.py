@@ -1,6 +1,5 @@
 """What ended a run, in a sentence: which of its processes died and of what, or what one of them raised."""
 
-import errno
 import re
 import shutil
 import signal
@@ -16,10 +15,8 @@ from oger_recipe.plugin.worker_logs import ROLES, workers
 
 _INTERVAL_S = 1.0
 _FULL = 16 * 2**20  # bytes: a disk with less left is full
-
-
-class RunDied(Exception):
-    """The message is the sentence; the cause is what the driver saw."""
+_NO_SPACE = ("No space left on device", "PytorchStreamWriter failed writing")
+_ROOM = "make room, or send files elsewhere (ckpt.path, RAY_TMPDIR)"
 
 
 @dataclass
@@ -119,9 +116,11 @@ def _kills_for_want_of_memory() -> int:
 
 def why(error: BaseException, processes: Processes, session_logs: Path, run_dir: Path) -> str:
     """The sentence for what the driver has caught."""
-    if any(shutil.disk_usage(folder).free < _FULL for folder in (run_dir, session_logs)) or _is_full(error):
-        full = min((run_dir, session_logs), key=lambda folder: shutil.disk_usage(folder).free)
-        return f"no space is left on the disk of {full}; make room, or send files elsewhere (ckpt.path, RAY_TMPDIR)"
+    for folder in (run_dir, session_logs):
+        if shutil.disk_usage(folder).free < _FULL:
+            return f"no space is left on the disk of {folder}; {_ROOM}"
+    if any(words in str(error) for words in _NO_SPACE):
+        return f"no space is left on a disk: {str(error).splitlines()[-1]}; {_ROOM}"
     if own := _rays_own_dead(run_dir / "logs"):
         return own
     raised, origin = _unwrapped(error)
@@ -140,11 +139,6 @@ def why(error: BaseException, processes: Processes, session_logs: Path, run_dir:
     peak = processes.peak(pid) if "OutOfMemory" in type(raised).__name__ or isinstance(raised, MemoryError) else ""
     log = f"; its log: {run_dir / 'logs' / logs[pid]}.log" if pid in logs else ""
     return f"{_role(title) or title} (pid {pid}) stopped with {type(raised).__name__}: {raised}{peak}{log}"
-
-
-def _is_full(error: BaseException) -> bool:
-    raised, _ = _unwrapped(error)
-    return isinstance(raised, OSError) and raised.errno == errno.ENOSPC
 
 
 def _unwrapped(error: BaseException) -> tuple[BaseException, tuple[str, int] | None]:

@@ -14,8 +14,9 @@ from pathlib import Path
 import ray
 
 from oger_recipe.cpu import CPU_ENVIRONMENT
+from oger_recipe.ends import RunDied
 from oger_recipe.plugin import worker_logs
-from oger_recipe.plugin.deaths import Processes, RunDied, why
+from oger_recipe.plugin.deaths import Processes, why
 from oger_recipe.recipe import RecipeError
 
 _CLEAR_UP_S = 30  # what the watcher may take

@@ -30,12 +30,8 @@ class OgerSamplesGenerator(SamplesGenerator):
     steps_left: int | None = None
     step = 0  # the trainer's: of the batch that is sampled, or was last; set when a run is resumed
     arrived: Callable[[Experience], None] | None = None  # told of every rollout of a training batch as it comes
-    counted: Callable[[str, int, int], None] | None = (
-        None  # told of "rollouts" or "answers": how many came, of how many
-    )
-    asked = come = (
-        0  # responses of this batch or evaluation; with dynamic filtering more are asked for as some are left out
-    )
+    counted: Callable[[str, int, int], None] | None = None  # told how many "rollouts" or "answers" came, of how many
+    asked = come = 0  # responses of the batch or evaluation; dynamic filtering asks for more as it leaves some out
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)

@@ -38,6 +38,7 @@ class Report:
             "evaluations": [{"step": event["step"]} | _figures(event) for event in evaluated],
             "steps": steps[-1]["step"] if steps else 0,
             "planned_steps": ready[-1]["steps"] if ready else None,
+            "resumed_at": ready[-1]["resumed_at"] if ready else 0,
             "finished": finished,
             "seconds": self.seconds | phase_seconds(of_attempt, self.started),
             "data": json.loads((self.run_dir / "data" / "counts.json").read_text()),
@@ -112,9 +113,10 @@ def result(summary: Record, run_dir: Path) -> str:
         problems = max(figures["n_problems"] for figures in moments.values())
         lines.append(f"{problems} held-out problems; in brackets: 95 % intervals over the problems")
     seconds, planned = summary["seconds"], summary["planned_steps"]
-    training = f" in {clock(seconds['training'])}" if "training" in seconds else ""
+    resumed = f", the last {summary['steps'] - summary['resumed_at']} of them" if summary["resumed_at"] else ""
+    training = f"{resumed} in {clock(seconds['training'])}" if "training" in seconds else ""
     of_planned = "" if summary["steps"] == planned or planned is None else f" of {planned}"
-    lines.append(f"{summary['steps']}{of_planned} steps{training}, {clock(seconds['total'])} altogether")
+    lines.append(f"{summary['steps']}{of_planned} steps{training}; {clock(seconds['total'])} altogether")
     curves = " (curves/*.png, summary.json, metrics.jsonl, ...)" if summary["steps"] else ""
     lines.append(f"run folder: {run_dir}{curves}")
     return "\n".join(lines)

@@ -109,8 +109,7 @@ def _require_two_texts(task: str, verifier: Any) -> None:
     if not callable(verifier):
         raise ValueError(f"task {task!r} is no verifier: it is a {type(verifier).__name__}, not a function")
     try:
-        context = {name: None for name in _CONTEXT if _takes(verifier, name)}
-        inspect.signature(verifier).bind("response", "answer", **context)
+        inspect.signature(verifier).bind("", "", **{name: None for name in _CONTEXT if _takes(verifier, name)})
     except TypeError as error:
         raise ValueError(
             f"task {task!r} is no verifier: it cannot be called with (response, answer): {error}"

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 from ray.exceptions import RayTaskError
 
-from oger_recipe.ends import explained
+from oger_recipe.ends import RunDied, explained
 from oger_recipe.plugin import worker_logs
 from oger_recipe.plugin.checkpoints import seal
-from oger_recipe.plugin.deaths import Processes, RunDied, _last_error, why
+from oger_recipe.plugin.deaths import Processes, _last_error, why
 from oger_recipe.recipe import RecipeError
 
 STOPPED = """
 import sys, time
 from pathlib import Path
-from oger_recipe.ends import explained, stoppable
+from oger_recipe.ends import RunDied, explained, stoppable
 run_dir = Path(sys.argv[1])
 with stoppable(run_dir, run_dir / "checkpoints", ["/venv/bin/oger", "train", "--recipe", "r.yaml"]):
     print("begun", flush=True)
@@ -129,7 +129,7 @@ def test_an_error_under_rays_wrapping_is_named_with_its_process(run_dir: Path) -
 def test_a_full_disk_is_one_sentence(run_dir: Path) -> None:
     with Processes(os.getpid()) as processes:
         said = why(OSError(28, "No space left on device"), processes, run_dir, run_dir)
-    assert said.startswith(f"no space is left on the disk of {run_dir}")
+    assert said.startswith("no space is left on a disk: [Errno 28] No space left on device; make room, or send files")
 
 
 def test_of_a_process_that_died_role_number_and_peak_are_known(run_dir: Path) -> None:

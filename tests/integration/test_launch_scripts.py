@@ -139,9 +139,18 @@ def test_the_log_of_a_job_that_starts_again_is_continued() -> None:
     assert "#SBATCH --open-mode=append\n" in (ROOT / "scripts" / "slurm" / "train_oger.sbatch").read_text()
 
 
-def test_a_job_that_starts_again_continues(cluster: Cluster) -> None:
-    cluster.run("n1", "configs/oger_paper.yaml", SLURM_RESTART_COUNT="1")
-    assert "--ckpt.load_enable" in cluster.calls("oger")[0]
+def test_a_job_that_starts_again_continues_from_its_checkpoint_or_anew(cluster: Cluster, tmp_path: Path) -> None:
+    run_dir = tmp_path / "runs" / "mine"
+    (run_dir / "checkpoints").mkdir(parents=True)
+    (run_dir / "checkpoints" / "global_step2.json").write_text("{}")
+    again = {"SLURM_RESTART_COUNT": "1", "RUN_DIR": str(run_dir)}
+    cluster.run("n1", "configs/oger_paper.yaml", **again)
+    assert "--ckpt.load_enable" in cluster.calls("oger")[-1] and run_dir.exists()
+    (run_dir / "checkpoints" / "global_step2.json").unlink()
+    (run_dir / "metrics.jsonl").write_text("{}")
+    cluster.run("n1", "configs/oger_paper.yaml", **again)
+    assert "--ckpt.load_enable" not in cluster.calls("oger")[-1]
+    assert [path.name for path in run_dir.parent.iterdir()] == ["mine.attempt-1"]
 
 
 def test_the_result_of_the_training_is_the_jobs(cluster: Cluster) -> None:

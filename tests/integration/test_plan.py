@@ -90,9 +90,21 @@ def test_large_files_are_counted_without_reading_them_whole(tmp_path: Path) -> N
     assert local_files("a.jsonl,openai/gsm8k") is None and local_files(None) is None
 
 
+def test_evaluation_data_is_read_as_well(recipe: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    held_out = ["--eval.dataset", "held_out.jsonl", "--oger.eval.max_samples", "2"]
+    (tmp_path / "held_out.jsonl").write_text((tmp_path / "rows.jsonl").read_text())
+    assert "evaluation: 2 problems, 4 samples each" in _dry_run(capsys, recipe, *held_out)
+    (tmp_path / "held_out.jsonl").write_text("{}\n")
+    with pytest.raises(SystemExit, match="held_out.jsonl:1: "):
+        _dry_run(capsys, recipe, *held_out)
+
+
 def test_a_dry_run_refuses_a_wrong_recipe_and_wrong_rows(recipe: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="rollout.temperature is 0.0: it has to be above 0"):
         train.main(["--recipe", str(recipe), "--dry-run", "--rollout.temperature", "0"])
+    more = ["--rollout.batch_size", "4", "--train.batch_size", "16"]
+    with pytest.raises(SystemExit, match="3 prompts do not fill one step of rollout.batch_size 4"):
+        train.main(["--recipe", str(recipe), "--dry-run", *more])
     (tmp_path / "rows.jsonl").write_text("no row\n")
     with pytest.raises(SystemExit, match="rows.jsonl:1: not valid JSON"):
         train.main(["--recipe", str(recipe), "--dry-run"])

@@ -141,7 +141,8 @@ def test_the_summary_has_results_steps_times_and_data(
     assert summary.pop("evaluations") == [{"step": 0} | BEFORE, {"step": 2} | AFTER]
     counts = {"prompts": 64, "teachers": 192}
     assert summary == {
-        "before": BEFORE, "after": AFTER, "steps": 2, "planned_steps": 2, "finished": True, "data": counts
+        "before": BEFORE, "after": AFTER, "steps": 2, "planned_steps": 2, "resumed_at": 0, "finished": True,
+        "data": counts,
     }  # fmt: skip
     assert 100 <= seconds.pop("total") < 130
     assert seconds == pytest.approx(
@@ -195,7 +196,7 @@ def test_a_run_without_evaluation_or_steps_has_a_summary_too(
         _event(started + 5, "trained", steps=0),
     )
     summary = summary_of(run_dir, started)
-    assert summary.keys() == {"steps", "planned_steps", "finished", "seconds", "data", "evaluations"}
+    assert summary.keys() == {"steps", "planned_steps", "resumed_at", "finished", "seconds", "data", "evaluations"}
     assert summary["steps"] == 0
     assert summary["seconds"]["training"] == 0.0
 
@@ -247,12 +248,13 @@ def test_the_result_is_a_table_a_person_can_read(
         "countdown   avg@8    0.375 [0.250, 0.500]   0.500 [0.375, 0.625]   +0.125",
         f"            pass@8   {0.8125:.3f} [{0.6875:.3f}, {0.9375:.3f}]   0.750 [0.625, 0.875]   {-0.0625:.3f}",
         "16 held-out problems; in brackets: 95 % intervals over the problems",
-        "2 steps in 0:15, 1:40 altogether",
+        "2 steps in 0:15; 1:40 altogether",
         "run folder: runs/mine (curves/*.png, summary.json, metrics.jsonl, ...)",
     ]
     assert "2 of 9 steps in" in result(summary | {"planned_steps": 9}, Path("runs/mine"))
+    assert "2 steps, the last 1 of them in 0:15;" in result(summary | {"resumed_at": 1}, Path("runs/mine"))
     without = {key: value for key, value in summary.items() if key not in ("before", "after")}
-    assert result(without, Path("runs/mine")).splitlines()[0] == "2 steps in 0:15, 1:40 altogether"
+    assert result(without, Path("runs/mine")).splitlines()[0] == "2 steps in 0:15; 1:40 altogether"
     only_before = {key: value for key, value in summary.items() if key != "after"}
     assert "after training" not in result(only_before, Path("runs/mine"))
 

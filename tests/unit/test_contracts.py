@@ -146,7 +146,10 @@ def _replaced(mode: str, similarity: torch.Tensor, reward: torch.Tensor, seed: i
 
 def _group(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randperm(N, generator=generator) / N, torch.rand(N, generator=generator).round()
+    similarity = torch.rand(
+        N, generator=generator, dtype=torch.float64
+    )  # no two are equal, nor equally far from a third
+    return similarity, torch.rand(N, generator=generator).round()
 
 
 @pytest.mark.parametrize("mode", REPLACE_MODES)
@@ -186,6 +189,7 @@ def test_replace_modes_differ() -> None:
     orders = {
         name: [mode.similarity, *(_replaced(name, *_group(seed), seed=seed) for seed in range(5))]
         for name, mode in REPLACE_MODES.items()
+        if not name.startswith("wrong_first_")  # made of the others; of one that does so itself, no other
     }
     _all_differ(orders)
 

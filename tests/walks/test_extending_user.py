@@ -1,0 +1,134 @@
+"""What someone does who adds a piece of his own: a verifier in a file of his, the others in a copy of the checkout."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ALGORITHM = Path("oger_recipe") / "algorithm"
+CONTRACTS = ["tests/unit/test_contracts.py", "tests/unit/test_exploration.py", "tests/unit/test_hybrid_group.py"]
+VERIFIER = """
+from oger_recipe.rewards.verifiers import Verdict
+
+
+def grade(response, answer):
+    right = answer in response
+    return Verdict(float(right), float(right), "right" if right else "wrong", {"correct": float(right)})
+"""
+# Each piece as docs/how_it_works.md says: a line in its registry, with a function where one is needed.
+RIGHT = {
+    "exploration.py": [
+        (
+            '    "none": torch.ones_like,\n',
+            '    "none": torch.ones_like,\n    "half": lambda entropy: 1 / (1 + entropy),\n',
+        ),
+        (
+            '    "ratio": lambda measure',
+            '    "squared": lambda measure, counted: measure * measure.abs(),\n    "ratio": lambda measure',
+        ),
+    ],
+    "hybrid_group.py": [
+        (
+            "_PLAIN_MODES = {\n",
+            "def _ordinary(similarity, reward, generator):\n"
+            "    return torch.argsort((similarity - similarity.mean()).abs(), stable=True)\n\n\n"
+            '_PLAIN_MODES = {\n    "ordinary": ReplaceMode(_ordinary, "max"),\n',
+        )
+    ],
+}
+# A weight without bound, a shaping that turns the order around, and three modes: one leaves rollouts out, one ranks
+# like another, one does not say that it looks at similarity.
+WRONG = {
+    "exploration.py": [
+        (
+            '    "none": torch.ones_like,\n',
+            '    "none": torch.ones_like,\n    "inverse": lambda entropy: 1 / entropy,\n',
+        ),
+        (
+            '    "ratio": lambda measure',
+            '    "turned": lambda measure, counted: -measure,\n    "ratio": lambda measure',
+        ),
+    ],
+    "hybrid_group.py": [
+        (
+            "_PLAIN_MODES = {\n",
+            "_PLAIN_MODES = {\n"
+            '    "first": ReplaceMode(lambda similarity, reward, generator: reward.nonzero().flatten(), None),\n'
+            '    "same": ReplaceMode(_most_similar, "mean"),\n'
+            '    "silent": ReplaceMode(lambda s, reward, generator: torch.argsort(s * s - s, stable=True), None),\n',
+        )
+    ],
+}
+
+
+@pytest.fixture()
+def checkout(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkout"
+    for name in ("oger_recipe", "patches", "configs", "tests/unit"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "setup.cfg", folder)
+    return folder
+
+
+def write(checkout: Path, pieces: dict[str, list[tuple[str, str]]]) -> None:
+    for name, changes in pieces.items():
+        path = checkout / ALGORITHM / name
+        text = path.read_text()
+        for old, new in changes:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        path.write_text(text)
+
+
+def run(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(checkout)}
+    command = [sys.executable, "-m", *words]
+    return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def dry_run(checkout: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    return run(checkout, "oger_recipe.cli.train", "--recipe", "countdown_cpu", "--dry-run", *flags)
+
+
+def test_right_pieces_pass_the_contracts_unedited_and_a_run_uses_them(checkout: Path) -> None:
+    write(checkout, RIGHT)
+    (checkout / "mine.py").write_text(VERIFIER)
+    tested = run(checkout, "pytest", *CONTRACTS)
+    assert tested.returncode == 0, tested.stdout[-3000:]
+    flags = ["--oger.last_token_enp_reward", "half", "--oger.similarity_shaping", "squared"]
+    flags += ["--oger.verifiers", "countdown=mine:grade", "--oger.replace_mode", "wrong_first_ordinary"]
+    used = dry_run(checkout, *flags)
+    assert used.returncode == 0, used.stderr
+    assert f"recipe: {checkout / 'configs' / 'countdown_cpu.yaml'}" in used.stdout and "GPUs by role" in used.stdout
+    # The mode's name does not say "similarity"; similarity is computed all the same, and no note says otherwise.
+    used = dry_run(
+        checkout, "--oger.bonus_weight", "0", "--oger.replace_mode", "ordinary", "--oger.embedding_max_tokens", "64"
+    )
+    assert used.returncode == 0 and "no effect" not in used.stdout
+    shown = run(checkout, "oger_recipe.cli.train", "--help", "oger.last_token_enp_reward")
+    assert "{exp_neg_entropy,neg_entropy,entropy,none,half}" in shown.stdout
+
+
+def test_wrong_pieces_die_by_name(checkout: Path) -> None:
+    write(checkout, WRONG)
+    tested = run(checkout, "pytest", *CONTRACTS)
+    assert tested.returncode == 1
+    dead = set(re.findall(r"^FAILED .*\[([\w.-]+)\]", tested.stdout, flags=re.MULTILINE))
+    names = {"inverse", "turned", "first", "silent"}
+    assert names <= {part for test in dead for part in re.split(r"[-\[\]]", test)}
+    assert not dead & {"entropy", "ratio", "random", "similarity_mean_des"}  # nobody else does
+    assert "these do the same: [('same', 'similarity_mean_des')]" in tested.stdout
+
+
+def test_a_misspelt_piece_is_refused_before_anything_starts(checkout: Path) -> None:
+    (checkout / "mine.py").write_text(VERIFIER)
+    refused = dry_run(checkout, "--oger.verifiers", "countdown=mine:grades")
+    assert refused.returncode == 1 and "oger.verifiers: task 'mine:grades' is no verifier" in refused.stderr
+    refused = dry_run(checkout, "--oger.replace_mode", "ordinary")
+    assert refused.returncode == 1 and "invalid choice: 'ordinary'" in refused.stderr
+    assert "similarity_mean_des" in refused.stderr and "Traceback" not in refused.stderr
