@@ -2,7 +2,7 @@
 
 import argparse
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,9 @@ def refuse(problems: list[str]) -> None:
         raise RecipeError("\n  - ".join(["this recipe cannot run:", *problems]))
 
 
-def recipe_problems(args: argparse.Namespace) -> list[str]:
-    """What no machine could do."""
-    problems = [*out_of_range(vars(args)), *secret_problems(vars(args))]
+def recipe_problems(args: argparse.Namespace, where: Mapping[str, str] | None = None) -> list[str]:
+    """What no machine could do; ``where`` see out_of_range."""
+    problems = [*out_of_range(vars(args), where), *secret_problems(vars(args))]
     problems += [] if problems else _lengths_and_batches(args)  # which divides by the sizes
     return [*problems, *_loss_names(args), *_method(args), *_teachers(args), *_rewards(args), *_unsupported(args),
             *_paths(args)]  # fmt: skip

@@ -141,8 +141,12 @@ UNBOUNDED = (
 _ORDERED = ("reward.clip_range", "algo.dynamic_filtering_range", "algo.advantage.is_correction_threshold")
 
 
-def out_of_range(value: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for every number of ``value``, settings by flag, that is not in its range."""
+def out_of_range(value: Mapping[str, Any], where: Mapping[str, str] | None = None) -> Iterator[str]:
+    """A sentence for every number of ``value``, settings by flag, that is not in its range.
+
+    ``where`` has the place in a file where a flag is set, which is then named.
+    """
+    places = {key: f" ({place})" for key, place in (where or {}).items()}
     for key, setting in value.items():
         for number in setting if isinstance(setting, list | tuple) else [setting]:
             if isinstance(number, bool) or not isinstance(number, int | float):
@@ -151,10 +155,10 @@ def out_of_range(value: Mapping[str, Any]) -> Iterator[str]:
             if allowed and number in allowed:
                 continue
             if not math.isfinite(number):
-                yield f"{key} is {number}: it has to be a finite number"
+                yield f"{key} is {number}: it has to be a finite number{places.get(key, '')}"
             elif allowed:
-                yield f"{key} is {number}: it has to be {allowed.text}"
+                yield f"{key} is {number}: it has to be {allowed.text}{places.get(key, '')}"
     for key in _ORDERED:
         pair = value[key]
         if pair and len(pair) == 2 and pair[0] > pair[1]:
-            yield f"{key} is {pair[0]} {pair[1]}: the first is the smaller one"
+            yield f"{key} is {pair[0]} {pair[1]}: the first is the smaller one{places.get(key, '')}"

@@ -89,7 +89,7 @@ def read_recipe(path: Path, parser: argparse.ArgumentParser) -> list[str]:
         RecipeError: the file is missing or not YAML, a key is unknown, or a value has the wrong type; with all that
             is wrong in it, and in the files that it builds on.
     """
-    actions = {name[2:]: action for action in parser._actions for name in action.option_strings if name[:2] == "--"}
+    actions = _by_name(parser)
     mistakes: list[str] = []
     tokens: dict[str, list[str]] = {}  # a flag and its opposite are one setting: the last of them decides
     for key, (node, file) in _settings(path, (), mistakes).items():
@@ -105,6 +105,19 @@ def read_recipe(path: Path, parser: argparse.ArgumentParser) -> list[str]:
         heading = [f"{len(mistakes)} mistakes in the recipe:"] if len(mistakes) > 1 else []
         raise RecipeError("\n  - ".join([*heading, *mistakes]))
     return [token for found in tokens.values() for token in found]
+
+
+def set_in(path: Path, parser: argparse.ArgumentParser, value: dict[str, Any]) -> dict[str, str]:
+    """Of the settings ``value``, those that the recipe file or one it builds on decides: flag -> file and line."""
+    actions, alone = _by_name(parser), vars(parser.parse_args(read_recipe(path, parser)))
+    nodes = {key: place for key, place in _settings(path, (), []).items() if key in actions}
+    places = {actions[key].dest: _at(file, node) for key, (node, file) in nodes.items()}
+    return {flag: place for flag, place in places.items() if repr(alone[flag]) == repr(value[flag])}  # nan is not nan
+
+
+def _by_name(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """The parser's settings by their names in a recipe file."""
+    return {name[2:]: action for action in parser._actions for name in action.option_strings if name[:2] == "--"}
 
 
 def _settings(path: Path, children: tuple[Path, ...], mistakes: list[str]) -> dict[str, tuple[yaml.Node, Path]]:

@@ -22,7 +22,7 @@ from oger_recipe.machine import gpus_by_role, gpus_found, machine_problems
 from oger_recipe.notes import notes
 from oger_recipe.plan import READ_WHOLE, Size, counted, describe, local_files, on_this_machine, planned_steps
 from oger_recipe.preflight import Job, findings, stop_on_problems
-from oger_recipe.recipe import RecipeError, in_prompts, stop_texts, write_resolved
+from oger_recipe.recipe import RecipeError, in_prompts, set_in, stop_texts, write_resolved
 from oger_recipe.run_data import rows_of, too_few, write_data
 from oger_recipe.secrets import handed_on
 from oger_recipe.supervised import supervise
@@ -50,6 +50,8 @@ def train(
     args = parser.parse_args(tokens)
     cpu = not torch.cuda.is_available()
     problems, here = recipe_problems(args), machine_problems(args, cpu=cpu, gpus_here=gpus_found(vars(args)))
+    if problems and recipe:
+        problems = recipe_problems(args, set_in(recipe, parser, vars(args)))
     refuse(problems if dry_run else [*problems, *here])
     for note in notes(args, parser.get_default):
         print(f"note: {note}", flush=True)

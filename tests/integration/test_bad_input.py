@@ -448,6 +448,20 @@ def test_a_wrong_line_of_the_recipe_is_refused(
     assert {entry.name for entry in tmp_path.iterdir()} == {"recipe.yaml", "rows.jsonl", "wrong.yaml"}
 
 
+def test_a_number_out_of_its_range_is_named_with_the_file_and_line_that_set_it(
+    refused: Callable[..., str], recipe: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "base.yaml").write_text("extends: recipe.yaml\nrollout: {temperature: 0}\nactor.adam.lr: 3\n")
+    child = tmp_path / "child.yaml"
+    child.write_text("# ours\nextends: base.yaml\noger:\n  bonus_weight: .nan\n")
+    assert refused("--actor.adam.lr=2", "--train.micro_batch_size=0", file=child) == _problems(
+        "train.micro_batch_size is 0: it has to be 1 or more",
+        f"rollout.temperature is 0.0: it has to be above 0 and at most 10 ({tmp_path / 'base.yaml'}:2)",
+        "actor.adam.lr is 2.0: it has to be 0 to 1",
+        f"oger.bonus_weight is nan: it has to be a finite number ({child}:4)",
+    )
+
+
 def test_a_missing_recipe_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
     assert refused(file=tmp_path / "none.yaml") == f"{tmp_path / 'none.yaml'}: no such recipe file"
 
