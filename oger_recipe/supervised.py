@@ -57,7 +57,7 @@ def _write_examples(args: argparse.Namespace, folder: Path, path: Path) -> int:
 
     The tokens are those of a rollout's prompt and of the store: a trajectory that was cut has no end here either.
     """
-    from oger_recipe.run import preparation
+    from oger_recipe.run_data import preparation
 
     value, settings = vars(args), preparation(args)
     tokenizer, prompt_format = settings["tokenizer"], settings["prompt_format"]

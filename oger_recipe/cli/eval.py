@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _evaluate(args: argparse.Namespace, flags: list[str]) -> None:
     from oger_recipe.evaluation.harness import evaluate, report
-    from oger_recipe.run import grading_settings
+    from oger_recipe.run_data import grading_settings
 
     settings = _settings_of_run(args, flags)
     model, sampling = _model(args, settings), _sampling(args, settings)
@@ -205,7 +205,7 @@ def _benchmarks(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str,
         return benchmarks
     if not settings["eval.dataset"]:
         raise RecipeError("nothing to evaluate on: name benchmarks with --benchmark, or a --recipe with eval.dataset")
-    from oger_recipe.run import rows_of
+    from oger_recipe.run_data import rows_of
 
     for row in rows_of(settings, "eval")[: args.max_problems]:
         benchmarks.setdefault(row.get("datasource") or "default", []).append(problem_of(row))

@@ -18,6 +18,7 @@ from oger_recipe.recipe import RecipeError
 from oger_recipe.rewards.rules import TIMES_ASKED
 
 TEACHERS = "teachers"  # the column of the recipe's own rows
+_BATCH = 1000  # rows of a parquet file that are read at once
 SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
@@ -99,12 +100,12 @@ def _read_source(source: str, columns: Columns, split: str, seen: Seen, counts: 
 def each_row(source: str, columns: Columns, split: str, seen: Seen) -> Iterator[tuple[int, Row | RecipeError | None]]:
     """Every record of a source with its number: as a checked row, as what is wrong with it, or as None where it
     repeats a row and neither has a uid. Raises RecipeError when the source cannot be read."""
-    records = list(_records_or_errors(source, split))
+    records = list(progress(_records_or_errors(source, split), f"reading {source}", "rows"))
     indices = Counter(index_uid(record) for _, record in records if is_luffy(record) and not columns.by_content)
     unique = {uid for uid, count in indices.items() if uid is not None and count == 1} - seen.indices
     seen.indices |= unique
     uids: dict[str, int] = {}
-    for number, record in progress(records, f"reading {source}", "rows", len(records)):
+    for number, record in progress(records, f"checking {source}", "rows", len(records)):
         where = f"{source}:{number}"
         try:
             if isinstance(record, RecipeError):
@@ -254,15 +255,16 @@ def _json(path: Path) -> list[Any]:
     return document
 
 
-def _parquet(path: Path) -> list[Any]:
+def _parquet(path: Path) -> Iterator[Any]:
     import pyarrow.parquet
 
     _require_file(path)
     try:
-        table: list[Any] = pyarrow.parquet.read_table(path).to_pylist()
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(_BATCH):
+                yield from batch.to_pylist()
     except pyarrow.ArrowException as error:
         raise RecipeError(f"{path}: not a readable parquet file: {error}") from None
-    return table
 
 
 def _saved(path: Path, split: str) -> Iterable[Any]:
