@@ -47,7 +47,10 @@ def untrusted(value: Mapping[str, Any], *, hub: bool) -> Iterator[str]:
 def refusals(model: str, key: str, revision: str | None = None, *, hub: bool = True) -> Iterator[str]:
     """The same for one model, which ``key`` names; one sentence at most."""
     for name in (*_FILES, _GENERATE):
-        path = Path(model) / name if Path(model).is_dir() else _fetched(model, name, revision) if hub else None
+        try:
+            path = Path(model) / name if Path(model).is_dir() else _fetched(model, name, revision) if hub else None
+        except (OSError, ValueError):
+            return  # out of reach, as who loads the model will say
         if path is None or not path.is_file():
             continue
         if name == _GENERATE:
@@ -79,11 +82,10 @@ def _texts(value: Any) -> list[str]:
 
 
 def _fetched(model: str, name: str, revision: str | None) -> Path | None:
-    """A file of a model of the Hub; None where it has none, or cannot be reached."""
+    """A file of a model of the Hub, None where it has none; raises OSError where it has no config.json, or is out of
+    reach, which is found out once."""
     from transformers.utils import cached_file
 
-    try:
-        found = cached_file(model, name, revision=revision, _raise_exceptions_for_missing_entries=False)
-    except (OSError, ValueError):
-        return None
+    optional = name != _FILES[0]
+    found = cached_file(model, name, revision=revision, _raise_exceptions_for_missing_entries=not optional)
     return Path(found) if found else None

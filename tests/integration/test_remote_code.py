@@ -91,3 +91,26 @@ def test_the_refusal_names_the_file_whatever_its_form(tmp_path: Path) -> None:
     (tmp_path / "custom_generate" / "generate.py").touch()  # which from_pretrained imports, unnamed
     assert "code of its own, custom_generate/generate.py, and" in next(refusals(str(tmp_path), "actor"))
     assert list(refusals("org/model", "actor", hub=False)) == []  # nothing is fetched
+
+
+def test_a_model_of_the_hub_is_refused_by_its_configuration(tmp_path: Path) -> None:
+    """As its configuration lies in the Hub's cache once it is fetched; the file of the code itself is not there."""
+    folder = tmp_path / "models--org--model"
+    snapshot = folder / "snapshots" / "0123456789abcdef"
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(snapshot.name)
+    program = (
+        "from oger_recipe.remote_code import untrusted\n"
+        "value = {'oger.trust_remote_code': False, 'actor.model_name_or_path': 'org/model',\n"
+        "         'critic.model_name_or_path': None, 'reward.model_name_or_path': 'other/model'}\n"
+        "print(list(untrusted(value, hub=True)), list(untrusted(value | {'oger.trust_remote_code': True}, hub=True)))"
+    )
+    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    for text, said in (
+        ('{"auto_map": {"AutoModelForCausalLM": "own.Own"}}', "['actor.model_name_or_path: org/model brings code of "),
+        ('{"model_type": "llama"}', "[] []"),  # and what is not in reach is not refused
+    ):
+        (snapshot / "config.json").write_text(text)
+        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0 and done.stdout.startswith(said) and done.stdout.endswith(" []\n"), done.stderr
