@@ -13,7 +13,7 @@ from types import FrameType
 from oger_recipe.files import read_jsonl
 from oger_recipe.plugin import checkpoints
 from oger_recipe.recipe import RecipeError
-from oger_recipe.secrets import hide_secrets
+from oger_recipe.secrets import hide_secrets, redacted
 
 _HEEDED = (signal.SIGINT, signal.SIGTERM)
 
@@ -66,10 +66,10 @@ def explained(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> It
     except Exception as error:
         log = run_dir / "logs" / "error.log"
         with contextlib.suppress(OSError):  # the disk may be full
-            log.write_text(traceback.format_exc())
+            log.write_text(redacted(traceback.format_exc()))
         reason = str(error) if isinstance(error, RunDied) else f"{type(error).__name__}: {error}"
         raise RecipeError(
-            f"training stopped {progress(run_dir)}: {reason}\n  {_rest(run_dir, checkpoint_folder, argv)}"
+            f"training stopped {progress(run_dir)}: {redacted(reason)}\n  {_rest(run_dir, checkpoint_folder, argv)}"
             f"\n  traceback: {log}"
         ) from None
 

@@ -1,6 +1,7 @@
 """Keys that must not be written anywhere: they go from the command line or the recipe into the environment at once."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,25 @@ _SHORTEST_KEY = 20  # characters; W&B's have 40 or more
 # flag -> the variable that its program reads instead
 SECRETS = {WANDB_KEY: "WANDB_API_KEY"}
 
+# The token of a reward server stands in its address, where the executor of a run puts it in the variable's place.
+REWARD_URL = "reward.remote_url"
+_REWARD_TOKEN = "OGER_REWARD_TOKEN"
+_TOKEN_IN_URL = re.compile(r"(?<=[?&]token=)(?!\$)[^&,]+")
+
 # What a run hands on to processes on other nodes, whose environment is another.
-_HANDED_ON = ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_DIR", "OGER_EMBEDDING_API_KEY")
+_KEYS = ("WANDB_API_KEY", "OGER_EMBEDDING_API_KEY", _REWARD_TOKEN)
+_HANDED_ON = (*_KEYS, "WANDB_MODE", "WANDB_BASE_URL", "WANDB_DIR")
 
 
 def hide_secrets(tokens: Sequence[str]) -> list[str]:
-    """The command-line tokens with FROM_ENVIRONMENT in the place of each secret, which goes into the environment.
+    """The command-line tokens with a word for the environment in the place of each secret, which goes there.
 
-    The last one counts, as for every flag. A text too short for a key is left for `secret_problems` to refuse.
+    The last one counts, as for every flag. What is left as it is, `secret_problems` refuses.
     """
     hidden = list(tokens)
     for position, token in enumerate(hidden):
         name, separator, value = token.removeprefix("--").partition("=")
-        if not token.startswith("--") or name not in SECRETS:
+        if not token.startswith("--") or name not in (*SECRETS, REWARD_URL):
             continue
         if separator:
             hidden[position] = f"--{name}={_hide(name, value)}"
@@ -34,23 +41,44 @@ def hide_secrets(tokens: Sequence[str]) -> list[str]:
 
 
 def _hide(name: str, value: str) -> str:
+    if name == REWARD_URL:
+        return _hide_token(value)
     if len(value) < _SHORTEST_KEY:
         return value
     os.environ[SECRETS[name]] = value
     return FROM_ENVIRONMENT
 
 
+def _hide_token(url: str) -> str:
+    found = set(_TOKEN_IN_URL.findall(url))
+    if len(found) != 1:
+        return url
+    os.environ[_REWARD_TOKEN] = found.pop()
+    return _TOKEN_IN_URL.sub(f"${_REWARD_TOKEN}", url)
+
+
 def secret_problems(value: Mapping[str, Any]) -> list[str]:
     """What stands in the place of a secret and is none; it is not repeated: it may be a part of one."""
-    return [
+    problems = [
         f"{name} is neither a key nor the word {FROM_ENVIRONMENT}, which takes the key from {variable} or from "
         "`wandb login`"
         for name, variable in SECRETS.items()
         if value[name] not in (None, "", FROM_ENVIRONMENT)
     ]
+    if _TOKEN_IN_URL.search(value[REWARD_URL] or ""):
+        problems.append(f"{REWARD_URL} has tokens that differ: give its servers one, in {_REWARD_TOKEN}")
+    return problems
 
 
 def handed_on(value: Mapping[str, Any], run_dir: Path) -> dict[str, str]:
     """Variables for the processes of a run. What W&B writes goes into the run folder."""
     folder = {"WANDB_DIR": str(run_dir)} if value[WANDB_KEY] else {}
     return folder | {name: os.environ[name] for name in _HANDED_ON if name in os.environ}
+
+
+def redacted(text: str) -> str:
+    """The text, which others wrote, without the keys of this process's environment."""
+    for name in _KEYS:
+        if key := os.environ.get(name):
+            text = text.replace(key, f"${name}")
+    return text

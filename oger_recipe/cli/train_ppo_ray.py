@@ -87,8 +87,11 @@ def main(
 def _without_secrets(tokens: list[str]) -> list[str]:
     hidden = hide_secrets(tokens)
     if hidden != tokens:
-        names = " and ".join(f"{flag} is better left to ${variable}" for flag, variable in SECRETS.items())
-        print(f"note: {names}: a key in a recipe file or a command line is read by others; it is not kept", flush=True)
+        print(
+            "note: a key in a recipe file or a command line is read by others, and a run keeps it nowhere: set "
+            "WANDB_API_KEY and write logger.wandb.key env; set OGER_REWARD_TOKEN and write ?token=$OGER_REWARD_TOKEN",
+            flush=True,
+        )
     return hidden
 
 

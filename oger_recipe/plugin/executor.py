@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 from openrlhf.utils.agent import SingleTurnAgentExecutor
@@ -42,7 +43,7 @@ class OgerExecutor(SingleTurnAgentExecutor):
     """OpenRLHF's executor of single turns; its responses have the whole ``verdict`` where this recipe graded them."""
 
     def __init__(self, remote_rm_url: Any) -> None:
-        super().__init__(remote_rm_url)
+        super().__init__(_with_variables(remote_rm_url))
         if self.reward_func is not None and _file(self.reward_func) == _file(own_reward_func):
             self.reward_func = _graded_here  # upstream has loaded the same module by its path
 
@@ -50,21 +51,38 @@ class OgerExecutor(SingleTurnAgentExecutor):
         kwargs["hf_tokenizer"] = PromptAsWritten(kwargs["hf_tokenizer"], prompt)
         response: dict[str, Any] = await super().execute(prompt, *args, **kwargs)
         response["verdict"] = response["extra_logs"].pop(_VERDICT, None)
-        return response if self.reward_func is _graded_here else _finite(response, prompt)
+        return response if self.reward_func is _graded_here else _checked(response, prompt)
 
 
-def _finite(response: dict[str, Any], prompt: str) -> dict[str, Any]:
-    """The response, graded by somebody else's function or server; a reward that is not finite is a failed grade.
+def _with_variables(urls: Any) -> Any:
+    """Addresses of servers with what the environment has for their ``$NAMES``: no token is in a run's settings."""
+    if isinstance(urls, str):
+        return os.path.expandvars(urls) if "://" in urls else urls
+    return [_with_variables(url) for url in urls] if isinstance(urls, list) else urls
+
+
+def _checked(response: dict[str, Any], prompt: str) -> dict[str, Any]:
+    """The response, graded by somebody else's function or server; what is no finite number is a failed grade.
 
     It would end in advantages, and then in parameters, that are not finite. Every rollout has the same extra logs.
     """
-    numbers = {name: response[name] for name in ("reward", "scores") if response[name] is not None}
     logs = {"reward_error": 0.0} | response["extra_logs"]
-    for name, number in numbers.items():
-        if not math.isfinite(number):
-            failed(f"{name} is {float(number)}, not a finite number", (prompt, prompt, response["label"]))
-            return response | {"reward": 0.0, "scores": 0.0, "extra_logs": logs | {"reward_error": 1.0}}
-    return response | {"extra_logs": logs}
+    try:
+        numbers = {name: _number(response[name]) for name in ("reward", "scores")}
+    except (TypeError, ValueError) as error:
+        failed(f"no reward: {error}", (prompt, prompt, response["label"]))
+        return response | {"reward": 0.0, "scores": 0.0, "extra_logs": logs | {"reward_error": 1.0}}
+    return response | numbers | {"extra_logs": logs}
+
+
+def _number(value: Any) -> float:
+    """Of a number, or a list, an array or a tensor of one."""
+    if isinstance(value, list | tuple):
+        (value,) = value
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is not a finite number")
+    return number
 
 
 def _file(function: Any) -> str:

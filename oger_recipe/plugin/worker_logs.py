@@ -3,6 +3,8 @@
 from collections import Counter
 from pathlib import Path
 
+from oger_recipe.secrets import redacted
+
 ROLES = {
     "OgerPPOTrainer": "controller",
     "OgerPolicyModelActor": "policy",
@@ -51,7 +53,9 @@ def keep(session_logs: Path, target: Path, job: str = "*") -> None:
     for name, paths in (of_workers | of_ray).items():
         for path in paths:
             if path.exists() and path.stat().st_size:
-                with (target / f"{name}.log").open("ab") as log, path.open("rb") as source:
-                    log.write(f"== {path.name}\n".encode())
-                    while block := source.read(1 << 20):
-                        log.write(block)
+                with (
+                    (target / f"{name}.log").open("a", errors="replace") as log,
+                    path.open(errors="replace") as source,
+                ):
+                    log.write(f"== {path.name}\n")
+                    log.writelines(map(redacted, source))

@@ -176,3 +176,20 @@ def test_a_failure_is_told_without_its_traceback_which_is_kept(run_dir: Path) ->
         f"  traceback: {run_dir}/logs/error.log"
     )
     assert "deep inside" in (run_dir / "logs" / "error.log").read_text()
+
+
+def test_no_key_that_somebody_printed_stays_in_logs_and_messages(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OGER_REWARD_TOKEN", "hunter2-hunter2")
+    address = "http://127.0.0.1:1/get_reward?token=hunter2-hunter2"
+    (tmp_path / "worker-ab-01000000-7.out").write_text(f":actor_name:OgerRolloutActor\n403 of {address}\n")
+    worker_logs.keep(tmp_path, run_dir / "logs")
+    assert (
+        "403 of http://127.0.0.1:1/get_reward?token=$OGER_REWARD_TOKEN\n"
+        in (run_dir / "logs" / "engine-0.log").read_text()
+    )
+    with pytest.raises(RecipeError) as told, explained(run_dir, run_dir / "checkpoints", ["oger"]):
+        raise ValueError(f"no answer from {address}")
+    kept = (run_dir / "logs" / "error.log").read_text()
+    assert "hunter2" not in str(told.value) + kept and "token=$OGER_REWARD_TOKEN" in kept

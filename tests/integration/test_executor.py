@@ -7,7 +7,9 @@ from oger_recipe.patches import apply_training_patches
 apply_training_patches()
 
 import asyncio  # noqa: E402
+import http.server  # noqa: E402
 import json  # noqa: E402
+import threading  # noqa: E402
 from pathlib import Path  # noqa: E402
 from types import SimpleNamespace  # noqa: E402
 from typing import Any  # noqa: E402
@@ -41,7 +43,7 @@ class Engine:
         return SimpleNamespace(outputs=[output])
 
 
-def _executed(response: str, grader: Path = Path(reward_func.__file__), **label: Any) -> dict[str, Any]:
+def _executed(response: str, grader: str = reward_func.__file__, **label: Any) -> dict[str, Any]:
     label = {"uid": "u", "answer": "42", "task": "gsm8k"} | label
     executor = OgerExecutor(str(grader))
     params = SimpleNamespace(max_tokens=50, logprobs=None)
@@ -83,9 +85,18 @@ def test_a_stop_text_is_sampled_and_not_graded(cut: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("returned", "reward", "error"),
-    [("1.0", 1.0, 0.0), ("float('nan')", 0.0, 1.0), ("torch.tensor(float('inf'))", 0.0, 1.0)],
+    [
+        ("1.0", 1.0, 0.0),
+        ("[0.5]", 0.5, 0.0),
+        ("torch.tensor([0.5])", 0.5, 0.0),
+        ("float('nan')", 0.0, 1.0),
+        ("torch.tensor(float('inf'))", 0.0, 1.0),
+        ("[1.0, 2.0]", 0.0, 1.0),
+        ("None", 0.0, 1.0),
+        ("'right'", 0.0, 1.0),
+    ],  # fmt: skip
 )
-def test_a_reward_that_is_not_finite_is_a_failed_grade(
+def test_what_is_no_finite_number_is_a_failed_grade(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returned: str, reward: float, error: float
 ) -> None:
     """Of a function of the user's own; a verifier's is refused where it is graded."""
@@ -95,9 +106,34 @@ def test_a_reward_that_is_not_finite_is_a_failed_grade(
         f"import torch\ndef reward_func(queries, prompts, labels):\n    return {{'rewards': {returned}}}\n"
     )
     response = _executed("whatever", grader)
-    assert (float(response["reward"]), response["extra_logs"]["reward_error"]) == (reward, error)
+    assert (response["reward"], response["scores"]) == (reward, reward)
+    assert response["extra_logs"]["reward_error"] == error
     recorded = tmp_path / "reward_errors.jsonl"
     assert recorded.exists() is bool(error)
     if error:
         entry = json.loads(recorded.read_text())
-        assert entry["uid"] == "u" and "not a finite number" in entry["error"]
+        assert entry["uid"] == "u" and entry["error"].startswith("no reward: ")
+
+
+class Graders(http.server.BaseHTTPRequestHandler):
+    """A reward server that asks for a token."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        right = self.path == "/get_reward?token=secret"
+        self.send_response(200 if right else 403)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        if right:
+            self.wfile.write(json.dumps({"rewards": [0.5], "scores": [1.0], "extra_logs": {}}).encode())
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+def test_the_token_of_a_reward_server_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OGER_REWARD_TOKEN", "secret")
+    with http.server.HTTPServer(("127.0.0.1", 0), Graders) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        found = _executed("x", grader=f"http://127.0.0.1:{server.server_port}/get_reward?token=$OGER_REWARD_TOKEN")
+        server.shutdown()
+    assert (found["reward"], found["scores"]) == (0.5, 1.0)

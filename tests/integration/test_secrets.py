@@ -20,7 +20,7 @@ COLUMNS = {
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR"):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR", "OGER_REWARD_TOKEN"):
         monkeypatch.setenv(name, "")  # so that it is put back, whoever sets it
         monkeypatch.delenv(name)
 
@@ -45,6 +45,18 @@ def test_every_flag_named_like_a_secret_is_one_or_a_column(parser: argparse.Argu
 def test_a_key_goes_into_the_environment(tokens: list[str], hidden: list[str]) -> None:
     assert hide_secrets(tokens) == hidden
     assert os.environ["WANDB_API_KEY"] == KEY
+
+
+def test_a_reward_servers_token_goes_into_the_environment(parser: argparse.ArgumentParser) -> None:
+    urls = [f"http://{host}/get_reward?token={KEY}" for host in ("a:1", "b:2")]
+    tokens = hide_secrets(["--reward.remote_url", ",".join(urls)])
+    assert tokens == ["--reward.remote_url", ",".join(url.replace(KEY, "$OGER_REWARD_TOKEN") for url in urls)]
+    assert os.environ["OGER_REWARD_TOKEN"] == KEY
+    assert hide_secrets(tokens) == tokens and secret_problems(vars(parser.parse_args(tokens))) == []
+    assert handed_on(vars(parser.parse_args(tokens)), Path("run")) == {"OGER_REWARD_TOKEN": KEY}
+    differ = hide_secrets([f"--reward.remote_url={urls[0]},http://c:3/get_reward?x=1&token=another"])
+    (problem,) = secret_problems(vars(parser.parse_args(differ)))
+    assert "tokens that differ" in problem and KEY not in problem
 
 
 def test_the_word_env_and_columns_are_left_alone(parser: argparse.ArgumentParser) -> None:
