@@ -65,10 +65,10 @@ def train(
         print(describe(args, sizes["data"], sizes["eval"]))
         print("\n" + on_this_machine(here, findings(job)))
         return
+    stop_on_problems(job)
     for refusal in remote_code.untrusted(vars(args), hub=True):
         raise RecipeError(refusal)
     remote_code.allow(vars(args))
-    stop_on_problems(job)
     run_dir = job.run_dir
     tokens = [*tokens, *_run_dir_flags(args, run_dir)]
     checkpoint_folder = Path(vars(parser.parse_args(tokens))["ckpt.path"])
