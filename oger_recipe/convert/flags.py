@@ -340,7 +340,7 @@ _TRAINER = (
     _only("trainer.del_local_ckpt_after_load", False, "checkpoints are not deleted by loading", "leave it out"),
     Flag("trainer.critic_warmup", 0, rules.critic_warmup, "critic.freezing_steps", "with gae alone", "0"),
     Flag("trainer.logger", UNSET, rules.logger, remark="the console and TensorBoard are always written to; wandb: "
-         "`--logger.wandb.key`", seed="['console','tensorboard']"),
+         "`--logger.wandb.key env` with `WANDB_API_KEY`", seed="['console','tensorboard']"),
     _same("trainer.project_name", "verl_examples", "logger.wandb.project", seed="$PROJECT_NAME"),
     _same("trainer.experiment_name", "gsm8k", "logger.wandb.run_name",
           remark="TensorBoard's folder has it as well", seed="$EXPERIMENT_NAME"),

@@ -365,7 +365,7 @@ def logger(value: Any, get: Get) -> Settings:
     others = [name for name in names if name not in (*_ALWAYS_WRITTEN, "wandb")]
     if others:
         raise Unsupported(f"{', '.join(map(str, others))}: there are console, tensorboard and wandb")
-    hint = "; for wandb give --logger.wandb.key" if "wandb" in names else ""
+    hint = "; for wandb give --logger.wandb.key env, and set WANDB_API_KEY" if "wandb" in names else ""
     raise NoEffect("the console and TensorBoard are always written to" + hint)
 
 
