@@ -12,6 +12,7 @@ import ray
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError
 
 from oger_recipe.plugin.worker_logs import ROLES, workers
+from oger_recipe.recipe import RecipeError
 
 _INTERVAL_S = 1.0
 _FULL = 16 * 2**20  # bytes: a disk with less left is full
@@ -124,6 +125,8 @@ def why(error: BaseException, processes: Processes, session_logs: Path, run_dir:
     if own := _rays_own_dead(run_dir / "logs"):
         return own
     raised, origin = _unwrapped(error)
+    if isinstance(raised, RecipeError):  # the controller's own decision
+        return str(raised)
     if "in its creation task" in str(raised):
         return _last_error(str(raised))
     logs = workers(session_logs)

@@ -58,9 +58,9 @@ def launch(
         session_logs = Path(context.address_info["session_dir"]) / "logs"
         try:
             _run_openrlhf(tokens)
-        except RecipeError:
-            raise
         except Exception as error:
+            if isinstance(error, RecipeError) and not isinstance(error, ray.exceptions.RayTaskError):
+                raise  # of this process; the controller's is under pages of Ray
             raise RunDied(why(error, processes, session_logs, run_dir)) from error
         finally:
             job = ray.get_runtime_context().get_job_id()

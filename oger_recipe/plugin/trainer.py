@@ -28,6 +28,7 @@ with without_garbage_collection():
     from oger_recipe.plugin.experience_maker import OgerExperienceMaker
     from oger_recipe.plugin.samples_generator import OgerSamplesGenerator
     from oger_recipe.plugin.update_health import bad_numbers, collapsed
+    from oger_recipe.recipe import RecipeError
 
 # PPOTrainer and BasePPOTrainer build these by name, which is looked up in this process.
 ppo_trainer.SamplesGenerator = OgerSamplesGenerator
@@ -139,7 +140,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         figures["tokens_per_second"] = figures["rollout/response_tokens"] / figures["timing/step_total"]
         run_folder.append_json(self.run_dir / "metrics.jsonl", {"step": global_step} | figures)
         if bad := bad_numbers(figures):
-            raise FloatingPointError(f"step {global_step} went wrong and is not saved: {bad}")
+            raise RecipeError(f"step {global_step} went wrong and is not saved: {bad}")
         run_folder.event(self.run_dir, "step", step=global_step, **figures)
         self._warn_of_collapse(figures["rollout/solve_rate"])
         super().save_logs_and_checkpoints(global_step, (logs_dict or {}) | figures, client_states)

@@ -126,6 +126,15 @@ def test_an_error_under_rays_wrapping_is_named_with_its_process(run_dir: Path) -
     assert said == "the policy (pid 7) stopped with ValueError: no such layer"
 
 
+def test_what_the_controller_refuses_is_said_as_it_is(run_dir: Path) -> None:
+    bad = RecipeError("step 2 went wrong and is not saved: the policy's loss is nan")
+    with Processes(os.getpid()) as processes:
+        wrapped = RayTaskError("fit", "Traceback ...", bad, proctitle="x", pid=8, ip="").as_instanceof_cause()
+        assert isinstance(wrapped, RecipeError) and str(wrapped) != str(bad)  # as ray.get raises it
+        said = why(wrapped, processes, run_dir, run_dir)
+    assert said == str(bad)
+
+
 def test_a_full_disk_is_one_sentence(run_dir: Path) -> None:
     with Processes(os.getpid()) as processes:
         said = why(OSError(28, "No space left on device"), processes, run_dir, run_dir)
