@@ -26,6 +26,22 @@ from oger_recipe.plugin import checkpoints
 
 STEPS = 4
 LIMIT_S = 120
+KEY = "0123456789abcdef0123456789abcdef76543210"
+# In the place of W&B's package, which need not be installed: keeps what it is given.
+WANDB = """
+import json, os, types
+api = types.SimpleNamespace(api_key=os.environ.get("WANDB_API_KEY"))
+def init(**settings):
+    with open(os.environ["WANDB_RECEIVED"], "a") as file:
+        json.dump([os.environ.get("WANDB_API_KEY"), os.environ.get("WANDB_DIR"), str(settings)], file)
+        file.write(chr(10))
+def define_metric(*names, **settings): pass
+class Table:
+    def __init__(self, columns, data=()): self.columns, self.data = columns, data
+    def add_data(self, *values): pass
+def log(figures): pass
+def finish(): pass
+"""
 
 
 class Terminal:
@@ -33,8 +49,10 @@ class Terminal:
 
     def __init__(self, run_dir: Path, cache: Path, temporary: Path) -> None:
         self.run_dir, self.cache, self.temporary = run_dir, cache, temporary
+        self.received = cache / "wandb.jsonl"  # what W&B was given
+        (cache / "wandb.py").write_text(WANDB)
 
-    def type(self, *flags: str) -> subprocess.Popen[str]:
+    def type(self, *flags: str, key: str = "env") -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "oger_recipe.cli.train"]
         command += [
             "--recipe",
@@ -44,14 +62,18 @@ class Terminal:
         ]
         command += ["--oger.task.cache", str(self.cache / "tasks"), "--no-oger.val_before_train"]
         command += ["--oger.embedding_cache", str(self.cache / "embeddings"), "--ckpt.save_steps", "1"]
-        command += ["--ckpt.max_num", "1", "--eval.n_samples_per_prompt", "1", *flags]
-        return subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"RAY_TMPDIR": str(self.temporary)},
-        )
+        command += ["--oger.data_cache", str(self.cache / "data")]
+        command += ["--ckpt.max_num", "1", "--eval.n_samples_per_prompt", "1", "--logger.wandb.key", key]
+        python_path = filter(None, (str(self.cache), os.environ.get("PYTHONPATH")))
+        environment = os.environ | {
+            "RAY_TMPDIR": str(self.temporary),
+            "PYTHONPATH": os.pathsep.join(python_path),
+            "WANDB_RECEIVED": str(self.received),
+        }
+        if key == "env":
+            environment["WANDB_API_KEY"] = KEY
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen([*command, *flags], text=True, env=environment, **pipes)
 
     def until(self, running: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + LIMIT_S
@@ -100,14 +122,14 @@ def updates_of(folder: Path, step: int) -> int:
 
 def test_a_run_survives_what_kills_its_processes(terminal: Terminal):
     # The rollout actor is killed while it generates: a sentence, and nothing of it is left.
-    running = terminal.type("--oger.total_training_steps", str(STEPS))
+    running = terminal.type("--oger.total_training_steps", str(STEPS), key=KEY)
     terminal.until(running, terminal.trained(1))
     processes = started_by(running)
     actor = named(processes, "ray::OgerRolloutActor")
     assert named(processes, "VLLM::EngineCore")  # which it has started, and which outlived it once
     actor.send_signal(signal.SIGKILL)
-    _, shown = running.communicate(timeout=LIMIT_S)
-    assert running.returncode == 1
+    printed, shown = running.communicate(timeout=LIMIT_S)
+    assert running.returncode == 1 and KEY not in printed + shown
     assert f"training stopped at step 2 of {STEPS}: the engine died" in shown and f"pid {actor.pid}" in shown
     assert "its memory had peaked at" in shown and f"{terminal.run_dir}/logs/engine-0.log" in shown
     assert "the last checkpoint is of step 1; continue with: python -m oger_recipe.cli.train " in shown
@@ -167,3 +189,10 @@ def test_a_run_survives_what_kills_its_processes(terminal: Terminal):
     assert kept[-1].step == STEPS and kept[-1].fault is None and len(kept) <= 2
     assert len(list((terminal.run_dir / "checkpoints").glob("*_hf"))) == len(kept)
     assert not list(terminal.temporary.iterdir())
+
+    # W&B had its key in every attempt, and no file has it.
+    assert len(lines(terminal.received)) == 4
+    for key, folder, settings in lines(terminal.received):
+        assert (key, folder) == (KEY, str(terminal.run_dir)) and KEY not in settings
+    for file in terminal.run_dir.rglob("*"):
+        assert not file.is_file() or KEY.encode() not in file.read_bytes(), file
