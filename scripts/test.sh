@@ -41,9 +41,28 @@ check "ruff check" "$bin/ruff" check .
 check "ruff format" "$bin/ruff" format --check .
 check "mypy" "$bin/mypy"
 
-# Two workers: the runs, which take longest, in one (tests/conftest.py), and everything else in the other.
-everything=(-n 2 --dist loadgroup --no-loadscope-reorder tests/e2e tests/walks tests/integration tests/unit)
+given=0
 for argument in "$@"; do
-    if [[ -e "${argument%%::*}" ]]; then everything=(); fi
+    if [[ -e "${argument%%::*}" ]]; then given=1; fi
 done
-check "pytest" "$bin/python" -m pytest "${everything[@]}" --durations=15 "$@"
+if ((given)); then
+    check "pytest" "$bin/python" -m pytest --durations=15 "$@"
+    exit
+fi
+
+# The runs of the whole pipeline take longest, and wait a lot: everything else is tested beside them.
+beside="$(mktemp)"
+set -m # a job of its own: without that it would ignore SIGINT, which some of the tests send
+"$bin/python" -m pytest tests/unit tests/integration --durations=15 "$@" >"$beside" 2>&1 &
+set +m
+trap 'kill -- -$! 2>/dev/null || true; rm -f "$beside"' EXIT
+runs=0
+printf '== pytest: tests/e2e and tests/walks, beside tests/unit and tests/integration, which are shown at the end\n'
+"$bin/python" -m pytest tests/e2e tests/walks --durations=15 "$@" || runs=$?
+others=0
+wait $! || others=$?
+cat "$beside"
+if ((runs || others)); then
+    printf '\nFAILED: pytest\n' >&2
+    exit 1
+fi
