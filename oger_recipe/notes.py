@@ -21,6 +21,8 @@ def notes(args: argparse.Namespace, default: Callable[[str], Any]) -> list[str]:
             "so that in solved groups the least divergent of them are pushed down; a smaller oger.bonus_weight does "
             "so less, oger.all_correct_group skip not at all"
         )
+    if value["ckpt.save_steps"] == -1 and not value["ckpt.disable_ds"]:
+        remarks.append("ckpt.save_steps -1 saves the last step alone: a run that ends early has to begin anew")
     evaluates = value["eval.steps"] > 0 and math.isfinite(value["eval.steps"])
     if value["ckpt.save_steps"] == -1 and evaluates and not value["ckpt.disable_ds"]:
         if value["ckpt.best_metric_key"] != "none" and (value["eval.dataset"] or value["oger.task.name"]):

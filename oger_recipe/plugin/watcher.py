@@ -17,12 +17,11 @@ from pathlib import Path
 from oger_recipe.plugin.worker_logs import keep
 
 _GRACE_S, _LIMIT_S = 2.0, 15.0
-_SHARED_MEMORY = Path("/dev/shm")
 
 
 def main() -> None:
     folder, logs = Path(sys.argv[1]), Path(sys.argv[2])
-    driver, started = os.getppid(), time.time()
+    driver = os.getppid()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while os.read(0, 4096):
         pass
@@ -30,7 +29,6 @@ def main() -> None:
     for session in folder.glob("session_2*"):  # beside a link, session_latest
         with contextlib.suppress(OSError):  # a full disk, say: what follows frees some of it
             keep(session / "logs", logs)
-    _remove_orphaned_semaphores(started)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -59,23 +57,6 @@ def _writes(process: Path, beginning: str) -> bool:
                     if int(flags, 8) & (os.O_WRONLY | os.O_RDWR):
                         return True
     return False
-
-
-def _remove_orphaned_semaphores(since: float) -> None:
-    """Of multiprocessing, left by processes that were killed: no living process has one of these mapped."""
-    candidates = [path for kind in ("sem.mp-*", "psm_*") for path in _SHARED_MEMORY.glob(kind)]
-    mine = [path for path in candidates if path.stat().st_uid == os.getuid() and path.stat().st_mtime >= since]
-    mapped = "".join(_maps(process) for process in Path("/proc").glob("[0-9]*")) if mine else ""
-    for path in mine:
-        if str(path) not in mapped:
-            path.unlink(missing_ok=True)
-
-
-def _maps(process: Path) -> str:
-    try:
-        return (process / "maps").read_text()
-    except OSError:
-        return ""
 
 
 if __name__ == "__main__":

@@ -371,11 +371,17 @@ def test_groups_of_one_train_where_nothing_is_compared_within_them(recipe: Path,
         (["--oger.similarity_shaping", "ratio"], []),
         (
             ["--ckpt.save_steps", "-1", "--eval.steps", "5", "--eval.dataset", "rows.jsonl"],
-            ["ckpt.save_steps -1 does not keep evaluations from saving: each new best one writes a checkpoint with"],
+            [
+                "ckpt.save_steps -1 saves the last step alone: a run that ends early has to begin anew",
+                "ckpt.save_steps -1 does not keep evaluations from saving: each new best one writes a checkpoint with",
+            ],
         ),
         *(
-            (["--ckpt.save_steps", "-1", "--eval.steps", "5", "--eval.dataset", "rows.jsonl", *alone], [])
-            for alone in (["--ckpt.disable_ds", "--ckpt.save_hf"], ["--ckpt.best_metric_key", "none"])
+            (["--ckpt.save_steps", "-1", "--eval.steps", "5", "--eval.dataset", "rows.jsonl", *alone], notes)
+            for alone, notes in (
+                (["--ckpt.disable_ds", "--ckpt.save_hf"], []),
+                (["--ckpt.best_metric_key", "none"], ["ckpt.save_steps -1 saves the last step alone"]),
+            )
         ),
         (
             ["--oger.off_policy_loss", "sft", "--oger.off_policy_reshape", "logp", "--oger.history_size", "2"],
@@ -390,7 +396,7 @@ def test_what_is_easily_not_meant_is_noted_before_the_start(
     recipe: Path, capsys: pytest.CaptureFixture[str], flags: list[str], notes: list[str]
 ) -> None:
     with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.launch"):
-        train.main(["--recipe", str(recipe), *flags])
+        train.main(["--recipe", str(recipe), "--ckpt.save_steps", "10", *flags])
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
     assert len(printed) == len(notes)
     assert all(line.startswith(f"note: {note}") for line, note in zip(printed, notes, strict=True))
