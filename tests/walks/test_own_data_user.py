@@ -119,4 +119,4 @@ def test_ones_own_data_teachers_and_model_train_from_end_to_end(desk: Path, tmp_
     ]
     assert len(set(answers)) == len(answers) == 2 * 4 + 4 * 2
     assert sorted(sample for name, _, sample in answers if name == "hard") == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert "after training: avg_at_n" in done.stdout
+    assert "after training: average avg_at_n" in done.stdout
