@@ -175,9 +175,9 @@ def _line(name: str, figures: Figures) -> dict[str, str]:
 
 def _validate(args: argparse.Namespace) -> bool:
     """Prints the report; whether anything is bad."""
+    from oger_recipe.data.rows import without_repetitions
     from oger_recipe.data.sources import Columns
     from oger_recipe.data.validate import validate
-    from oger_recipe.data.rows import without_repetitions
     from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
     from oger_recipe.rewards.rules import GradingRules
     from oger_recipe.rewards.verifiers import BOUNDED, VERIFIERS
