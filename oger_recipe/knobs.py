@@ -32,7 +32,12 @@ KNOBS: tuple[Knob, ...] = (
     # Run
     Knob("run_dir", None, "folder that receives everything the run writes (default: runs/<name of the recipe>)"),
     Knob("prompts_per_update", None, "prompts per optimizer step; sets train.batch_size, which counts rollouts", int),
-    Knob("total_training_steps", None, "stop after this many steps (default: when the episodes are over)", int),
+    Knob(
+        "total_training_steps",
+        None,
+        "stop after this many steps; 0 evaluates alone, after oger.sft if that is set (default: after the episodes)",
+        int,
+    ),
     Knob("val_before_train", True, "evaluate on --eval.dataset before the first step", bool),
     Knob("val_after_train", True, "evaluate on --eval.dataset after the last step", bool),
     Knob("logical_gpus", None, "GPUs declared to Ray on a machine without CUDA (default: as many as are asked)", int),

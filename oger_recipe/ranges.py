@@ -57,7 +57,7 @@ _NAMES: tuple[tuple[Range, tuple[str, ...]], ...] = (
             "reward.num_gpus_per_node", "vllm.num_engines", "vllm.tensor_parallel_size", "ds.ring_attn_size",
             "ds.ring_attn_head_stride", "ds.tensor_parallel_size", "ds.zpg", "ds.lora.alpha", "ckpt.max_num",
             "logger.logging_steps", "algo.kl.horizon", "actor.muon.ns_steps", "critic.muon.ns_steps",
-            "oger.prompts_per_update", "oger.total_training_steps", "oger.logical_gpus", "oger.max_prompt_length",
+            "oger.prompts_per_update", "oger.logical_gpus", "oger.max_prompt_length",
             "oger.eval.max_new_tokens", "oger.eval.max_samples", "oger.grading_workers", "oger.grading_memory_limit",
             "oger.max_prefix_len", "oger.history_size", "oger.prefix_steps", "oger.bonus_schedule_steps",
             "oger.embedding_max_tokens", "oger.embedding_batch_size", "oger.sft.max_samples", "oger.sft.batch_size",
@@ -69,7 +69,8 @@ _NAMES: tuple[tuple[Range, tuple[str, ...]], ...] = (
     (
         _COUNT_OR_NONE,
         (
-            "oger.max_replace_num", "oger.sft.epochs", "oger.stop_token_ids", "data.dataloader_num_workers",
+            "oger.max_replace_num", "oger.total_training_steps", "oger.sft.epochs", "oger.stop_token_ids",
+            "data.dataloader_num_workers",
             "data.max_images_per_prompt", "ds.lora.rank",
         ),
     ),

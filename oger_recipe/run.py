@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import platform
 import shlex
 import shutil
@@ -20,7 +21,7 @@ from oger_recipe.data.sources import TEACHERS
 from oger_recipe.ends import explained, stoppable
 from oger_recipe.machine import gpus_by_role, gpus_found, machine_problems
 from oger_recipe.notes import notes
-from oger_recipe.plan import READ_WHOLE, Size, counted, describe, local_files, on_this_machine, planned_steps
+from oger_recipe.plan import READ_WHOLE, Size, counted, describe, local_files, on_this_machine
 from oger_recipe.preflight import Job, findings, stop_on_problems
 from oger_recipe.recipe import RecipeError, in_prompts, set_in, stop_texts, write_resolved
 from oger_recipe.run_data import rows_of, too_few, write_data
@@ -60,8 +61,9 @@ def train(
     job = Job(vars(args), _run_dir(args, recipe, overwrite=overwrite), cpu)
     if dry_run:
         sizes = {which: _size(vars(args), which) for which in ("data", "eval")}
-        if sizes["data"] and not planned_steps(vars(args), sizes["data"].rows):
-            raise RecipeError(too_few(sizes["data"].rows, vars(args)))
+        prompts = min(sizes["data"].rows, vars(args)["data.max_samples"]) if sizes["data"] else math.inf
+        if prompts < vars(args)["rollout.batch_size"]:
+            raise RecipeError(too_few(prompts, vars(args)))
         print(describe(args, sizes["data"], sizes["eval"]))
         print("\n" + on_this_machine(here, findings(job)))
         return

@@ -65,7 +65,8 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         """Rollout steps of the run."""
         per_episode = len(self.prompts_dataloader) // self.args.rollout.batch_size
         planned = per_episode * self.args.train.num_episodes
-        return min(planned, self.args.oger.total_training_steps or planned)
+        limit = self.args.oger.total_training_steps
+        return planned if limit is None else min(planned, limit)
 
     def fit(self, global_step: int = 0) -> None:
         resumed_at = self.init_checkpoint_states()["global_step"]

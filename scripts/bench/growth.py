@@ -133,7 +133,7 @@ def measure(encoder: TrajectoryEncoder, sizes: dict[str, int], folder: Path, ste
             bonus = bonus.flatten()
         with clock("metrics and records"):
             repetitive = torch.zeros(prompts * group, dtype=torch.bool)
-            step_metrics(rollouts, batch, bonus, entropy, advantages, repetitive, oger)
+            step_metrics(rollouts, batch, bonus, entropy, entropy, advantages, repetitive, oger)
             write_samples(folder, step, rollouts, batch, bonus, entropy, advantages, oger)
         log_probs = -torch.rand(prompts * group, length)
         old, mask = log_probs.clone(), torch.ones(prompts * group, length, dtype=torch.bool)

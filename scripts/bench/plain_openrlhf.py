@@ -59,6 +59,7 @@ def install() -> None:
 
 
 def main() -> None:
+    from oger_recipe.attempt import locked
     from oger_recipe.plugin.launch import launch
     from oger_recipe.rewards.grading_pool import GradingSettings
 
@@ -75,14 +76,9 @@ def main() -> None:
     outputs = ["--oger.run_dir", str(run_dir), "--ckpt.path", str(run_dir / "checkpoints")]
     outputs += ["--ckpt.output_dir", str(run_dir / "model"), "--logger.tensorboard_dir", str(run_dir / "tensorboard")]
     grading = GradingSettings().to_json()
-    launch(
-        [*tokens, *data, *outputs],
-        run_dir,
-        cpu=True,
-        logical_gpus=2,
-        verbose=False,
-        environment={"OGER_GRADING": grading},
-    )
+    settings = {"cpu": True, "logical_gpus": 2, "verbose": False, "environment": {"OGER_GRADING": grading}}
+    with locked(run_dir) as lock:
+        launch([*tokens, *data, *outputs], run_dir, lock=lock, **settings)
 
 
 if __name__ == "__main__":

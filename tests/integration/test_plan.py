@@ -55,7 +55,9 @@ def test_rows_teachers_and_steps_are_counted(recipe: Path, capsys: pytest.Captur
     assert "data: 3 rows with 3 teachers" in lines
     assert "steps: 15 (5 passes over the prompts, 1 a step; fewer where prompts are too long and left out)" in lines
     assert lines[-2:] == ["on this machine:", "  nothing speaks against the run"]
-    assert "steps: 7 (oger.total_training_steps)" in _dry_run(capsys, recipe, "--oger.total_training_steps", "7")
+    for limit in (7, 0):  # 0: what the supervised stage makes is evaluated, and no more
+        said = _dry_run(capsys, recipe, "--oger.total_training_steps", str(limit))
+        assert f"steps: {limit} (oger.total_training_steps)" in said
     assert {entry.name for entry in tmp_path.iterdir()} == {"recipe.yaml", "rows.jsonl"}  # nothing was made
 
 
