@@ -53,7 +53,8 @@ fi
 # The runs of the whole pipeline take longest, and wait a lot: everything else is tested beside them.
 beside="$(mktemp)"
 set -m # a job of its own: without that it would ignore SIGINT, which some of the tests send
-"$bin/python" -m pytest tests/unit tests/integration --durations=15 "$@" >"$beside" 2>&1 &
+# Ray's workers are nice, too: with less of it they would wait for the other tests.
+nice -n 15 "$bin/python" -m pytest tests/unit tests/integration --durations=15 "$@" >"$beside" 2>&1 &
 set +m
 trap 'kill -- -$! 2>/dev/null || true; rm -f "$beside"' EXIT
 runs=0
