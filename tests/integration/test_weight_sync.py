@@ -6,6 +6,7 @@ A stale engine is seen because every update changes the log-probabilities a lot.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,9 @@ def _difference(first: list[float], second: list[float]) -> float:
 def senders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sender]]:
     """Policies of several kinds by name; their engines start at the same time."""
     folder = tmp_path_factory.mktemp("weight_sync")
-    with pytest.MonkeyPatch.context() as environment:
+    # The paths of Ray's sockets have to be short, and what it writes there at its end is no matter.
+    temporary = tempfile.TemporaryDirectory(prefix="w", dir="/tmp", ignore_cleanup_errors=True)
+    with temporary, pytest.MonkeyPatch.context() as environment:
         for name, value in CPU_ENVIRONMENT.items():
             environment.setenv(name, value)
         environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -130,7 +133,7 @@ def senders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Send
         from oger_recipe.plugin.install import install
 
         _keep_names(environment)
-        _start_ray(CPU_ENVIRONMENT | {"OGER_RUN_DIR": str(folder)}, True, len(KINDS), False)
+        _start_ray(CPU_ENVIRONMENT | {"OGER_RUN_DIR": str(folder)}, True, len(KINDS), False, Path(temporary.name))
         started: dict[str, Sender] = {}
         try:
             install()
