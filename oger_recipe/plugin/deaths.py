@@ -130,7 +130,9 @@ def why(error: BaseException, processes: Processes, session_logs: Path, run_dir:
     if "in its creation task" in str(raised):
         return _last_error(str(raised))
     logs = workers(session_logs)
-    if not isinstance(raised, OutOfMemoryError) and (gone := processes.gone()):
+    if isinstance(raised, OutOfMemoryError):
+        return _out_of_memory(str(raised))
+    if gone := processes.gone():
         known = [logs.get(pid) or logs.get(processes.parent(pid)) for pid in gone]  # the engine writes to its actor's
         where = {f"{run_dir / 'logs' / name}.log" for name in known if name}
         return "; ".join(map(processes.sentence, gone)) + (f"; its log: {', '.join(sorted(where))}" if where else "")
@@ -156,6 +158,19 @@ def _last_error(text: str) -> str:
     """The error under a printed traceback."""
     starts = [found.start() for found in re.finditer(r"^[\w.]*(Error|Exception)\b", text, re.MULTILINE)]
     return text[starts[-1] :].strip() if starts else text
+
+
+def _out_of_memory(text: str) -> str:
+    """Ray's page on the workers that it ended before the kernel would."""
+    memory = re.search(r"was ([\d.]+)GB / ([\d.]+)GB", text)
+    ended = re.findall(r"task name=(\w+)[^\]]*?pid=(\d+), actual memory used=([\d.]+)GB", text)
+    if not memory or not ended:
+        return f"OutOfMemoryError: {text}"
+    named = " and ".join(f"the {ROLES.get(name, name)} (pid {pid}, {used} GB)" for name, pid, used in ended)
+    return (
+        f"the machine's memory was full ({memory[1]} of {memory[2]} GB), and Ray ended {named}; lower "
+        "train.micro_batch_size, rollout.micro_batch_size or vllm.num_engines, or end what else runs there"
+    )
 
 
 def _of_actor(text: str) -> str:

@@ -15,7 +15,7 @@ from ray.exceptions import RayTaskError
 from oger_recipe.ends import RunDied, explained
 from oger_recipe.plugin import worker_logs
 from oger_recipe.plugin.checkpoints import seal
-from oger_recipe.plugin.deaths import Processes, _last_error, why
+from oger_recipe.plugin.deaths import Processes, _last_error, _out_of_memory, why
 from oger_recipe.recipe import RecipeError
 
 STOPPED = """
@@ -202,3 +202,16 @@ def test_no_key_that_somebody_printed_stays_in_logs_and_messages(
         raise ValueError(f"no answer from {address}")
     kept = (run_dir / "logs" / "error.log").read_text()
     assert "hunter2" not in str(told.value) + kept and "token=$OGER_REWARD_TOKEN" in kept
+
+
+def test_rays_page_on_full_memory_is_a_sentence() -> None:
+    text = (
+        "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 127.0.0.1, ID: 5d) "
+        "was 22.83GB / 23.54GB (0.97), which exceeds the memory usage threshold of 0.950000; Ray killed 1 worker(s) "
+        "based on the killing policy: [(Actor(42f5): job ID=01, lease ID=02, task name=OgerPolicyModelActor.fit, "
+        "required resources={GPU: 1}, pid=8872, actual memory used=14.52GB, worker ID=acc3)]"
+    )
+    assert _out_of_memory(text).startswith(
+        "the machine's memory was full (22.83 of 23.54 GB), and Ray ended the policy (pid 8872, 14.52 GB); lower "
+    )
+    assert _out_of_memory("something else") == "OutOfMemoryError: something else"
