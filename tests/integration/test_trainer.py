@@ -11,6 +11,7 @@ from pathlib import Path  # noqa: E402
 from types import SimpleNamespace  # noqa: E402
 
 import pytest  # noqa: E402
+import ray  # noqa: E402
 
 from oger_recipe.files import read_jsonl  # noqa: E402
 from oger_recipe.plugin import checkpoints  # noqa: E402
@@ -80,7 +81,8 @@ class Group:
 
 
 @pytest.fixture()
-def trainer(tmp_path: Path) -> OgerPPOTrainer:
+def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OgerPPOTrainer:
+    monkeypatch.setattr(ray, "get", lambda done: done)  # which would start a cluster, and these actors are here
     trainer = object.__new__(OgerPPOTrainer)
     trainer.checkpoints, trainer.client_states, trainer.critic_model_group = tmp_path, {}, None
     trainer.best_eval_metric_key = trainer._latest_eval_metric_value = None
