@@ -73,8 +73,8 @@ def begin_anew(run_dir: Path, checkpoint_folder: Path, *, overwrite: bool) -> No
     Raises:
         RecipeError: it would be a loss that nobody asked for, or the folder is not a run's.
     """
-    there = [path for path in run_dir.iterdir() if path.name != _LOCK]
-    if overwrite and there and not any((run_dir / name).exists() for name in (COMMAND, *_RECORDS)):
+    was_begun = any((run_dir / name).exists() for name in (COMMAND, *_RECORDS))
+    if overwrite and not was_begun and any(path.name != _LOCK for path in run_dir.iterdir()):
         raise RecipeError(
             f"--overwrite: {run_dir} is not a run's folder (it has no {COMMAND} and no metrics.jsonl); nothing was "
             "removed"
@@ -94,7 +94,7 @@ def begin_anew(run_dir: Path, checkpoint_folder: Path, *, overwrite: bool) -> No
     for folder in (checkpoint_folder, checkpoint_folder / checkpoints.BEST):
         for checkpoint in checkpoints.found(folder):
             checkpoints.remove(folder, checkpoint.step)
-    if any((run_dir / name).exists() for name in (COMMAND, *_RECORDS)):
+    if was_begun:
         for path in (run_dir / name for name in [*_WRITTEN, *(["logs"] if overwrite else [])]):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 

@@ -115,11 +115,10 @@ def choose(folder: Path) -> tuple[checkpoints.Checkpoint, list[str]]:
     """
     there = checkpoints.found(folder)
     chosen = checkpoints.newest_whole(there)
-    passed = [f"the checkpoint of step {one.step} is passed over: {one.fault}" for one in there if one.fault]
+    newer = there if chosen is None else [one for one in there if one.step > chosen.step]
+    passed = [f"the checkpoint of step {one.step} is passed over: {one.fault}" for one in newer if one.fault]
     if chosen is not None:
-        newer = [text for one, text in zip([one for one in there if one.fault], passed, strict=True)
-                 if one.step > chosen.step]  # fmt: skip
-        return chosen, newer
+        return chosen, passed
     best = checkpoints.newest_whole(checkpoints.found(folder / checkpoints.BEST))
     hint = (
         f"\n  There is the best one, of step {best.step}, which lies apart; to go back to it: --ckpt.path "

@@ -37,24 +37,6 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture()
-def recipe(tmp_path: Path, policy_folder: Path) -> Path:
-    row = {"uid": "p-1", "prompt": "Make 96.", "answer": '{"numbers":[3,5,12],"target":96}', "task": "countdown"}
-    teacher = {"source": "a", "text": "<answer>(3+5)*12</answer>", "correct": True}
-    rows = [row | {"teachers": [teacher, teacher]}, row | {"uid": "p-2"}, row | {"uid": "p-3", "teachers": [teacher]}]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
-    settings = {
-        "oger": {"run_dir": str(tmp_path / "run")},
-        "actor": {"model_name_or_path": str(policy_folder)},
-        "data": {"prompt_dataset": str(tmp_path / "rows.jsonl"), "max_len": 256},
-        "rollout": {"batch_size": 1, "n_samples_per_prompt": 4, "max_new_tokens": 64, "micro_batch_size": 1},
-        "train": {"batch_size": 4, "micro_batch_size": 1, "num_episodes": 5},
-    }
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(settings))
-    return path
-
-
-@pytest.fixture()
 def found(parser: argparse.ArgumentParser, tmp_path: Path) -> Callable[..., list[Finding]]:
     """What one check finds for a run with these flags."""
 

@@ -47,17 +47,6 @@ python3 -m verl.mix_src.main_mix_ppo \\
     trainer.nnodes=1 \\
     trainer.total_epochs=30 "${@:1}"
 """
-MESSAGES = pa.list_(pa.struct([("content", pa.string()), ("role", pa.string())]))
-SCHEMA = pa.schema(
-    [
-        ("data_source", pa.string()),
-        ("prompt", MESSAGES),
-        ("target", MESSAGES),
-        ("ability", pa.string()),
-        ("reward_model", pa.struct([("ground_truth", pa.string()), ("style", pa.string())])),
-        ("extra_info", pa.struct([("index", pa.int64()), ("split", pa.string())])),
-    ]
-)
 
 
 def oger(folder: Path, *words: str, code: int = 0) -> str:
@@ -86,7 +75,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
         for n in range(128)  # a step of the shipped recipes
     ]
-    pa.parquet.write_table(pa.Table.from_pylist(rows, SCHEMA), folder / "luffy.parquet")
+    pa.parquet.write_table(pa.Table.from_pylist(rows), folder / "luffy.parquet")
     tokenizer = build_tokenizer([], vocab_size=3 + 256 + 4)
     sizes = {
         "vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
