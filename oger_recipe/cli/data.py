@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from oger_recipe.recipe import RecipeError, own_verifiers
+from oger_recipe.errors import RecipeError
+from oger_recipe.settings.recipe_file import own_verifiers
 
 if TYPE_CHECKING:
     from oger_recipe.data.build import Figures, Part
@@ -81,7 +82,7 @@ def main(argv: list[str] | None = None) -> None:
 def _prepare(args: argparse.Namespace) -> None:
     from oger_recipe.data.build import build, write_rows
     from oger_recipe.data.mix import read_mix
-    from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
+    from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 
     mix = read_mix(args.mix)
     inputs = {Path(source.path).expanduser().resolve() for source in mix.sources}
@@ -178,7 +179,7 @@ def _validate(args: argparse.Namespace) -> bool:
     from oger_recipe.data.rows import without_repetitions
     from oger_recipe.data.sources import Columns
     from oger_recipe.data.validate import validate
-    from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
+    from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
     from oger_recipe.rewards.rules import GradingRules
     from oger_recipe.rewards.verifiers import BOUNDED, VERIFIERS
 

@@ -5,10 +5,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from oger_recipe.preflight import PROBLEM, Finding, Job, findings
-from oger_recipe.recipe import RecipeError, in_prompts, read_recipe, with_verifier_path
+from oger_recipe.errors import RecipeError
+from oger_recipe.run.preflight import PROBLEM, Finding, Job, findings
 from oger_recipe.secrets import hide_secrets
-from oger_recipe.shipped import find_recipe
+from oger_recipe.settings.recipe_file import in_prompts, read_recipe, with_verifier_path
+from oger_recipe.settings.shipped import find_recipe
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -36,9 +37,9 @@ def main(argv: list[str] | None = None) -> None:
 def _findings(recipe: Path | None, flags: list[str]) -> Iterator[Finding]:
     import torch
 
-    from oger_recipe.checks import recipe_problems
     from oger_recipe.cli.train_ppo_ray import build_parser, parse
-    from oger_recipe.machine import gpus_found, machine_problems
+    from oger_recipe.settings.checks import recipe_problems
+    from oger_recipe.settings.machine import gpus_found, machine_problems
 
     cpu = not torch.cuda.is_available()
     parser = build_parser(cpu=cpu)

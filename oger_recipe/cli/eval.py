@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from oger_recipe.recipe import RecipeError, grading_rules, own_verifiers, stop_texts
+from oger_recipe.errors import RecipeError
+from oger_recipe.settings.recipe_file import grading_rules, own_verifiers, stop_texts
 
 if TYPE_CHECKING:
     from oger_recipe.evaluation.benchmarks import Problem
@@ -115,7 +116,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _evaluate(args: argparse.Namespace, flags: list[str]) -> None:
     from oger_recipe.evaluation.harness import evaluate, report
-    from oger_recipe.run_data import grading_settings
+    from oger_recipe.run.inputs import grading_settings
 
     settings = _settings_of_run(args, flags)
     model, sampling = _model(args, settings), _sampling(args, settings)
@@ -134,11 +135,11 @@ def _settings_of_run(args: argparse.Namespace, flags: list[str]) -> dict[str, An
     """The settings of a run: the defaults, the recipe's, the flags'; --prompt_template is one of them."""
     import torch
 
-    from oger_recipe.checks import answer_places
     from oger_recipe.cli.train_ppo_ray import build_parser as run_parser
-    from oger_recipe.recipe import read_recipe, with_verifier_path
     from oger_recipe.rewards.verifiers import look_in
-    from oger_recipe.shipped import find_recipe
+    from oger_recipe.settings.checks import answer_places
+    from oger_recipe.settings.recipe_file import read_recipe, with_verifier_path
+    from oger_recipe.settings.shipped import find_recipe
 
     parser = run_parser(cpu=not torch.cuda.is_available())
     tokens = [*(read_recipe(find_recipe(args.recipe), parser) if args.recipe else []), *flags]
@@ -205,7 +206,7 @@ def _benchmarks(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str,
         return benchmarks
     if not settings["eval.dataset"]:
         raise RecipeError("nothing to evaluate on: name benchmarks with --benchmark, or a --recipe with eval.dataset")
-    from oger_recipe.run_data import rows_of
+    from oger_recipe.run.inputs import rows_of
 
     for row in rows_of(settings, "eval")[: args.max_problems]:
         benchmarks.setdefault(row.get("datasource") or "default", []).append(problem_of(row))

@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Iterator
 
 from oger_recipe.cli.openrlhf_help import SENTENCES
-from oger_recipe.knobs import KNOBS
-from oger_recipe.recipe import RecipeError
+from oger_recipe.errors import RecipeError
+from oger_recipe.settings.knobs import KNOBS
 
 _WIDTH = 100
 

@@ -23,8 +23,8 @@ import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from oger_recipe.cpu import CORES
-from oger_recipe.recipe import RecipeError
-from oger_recipe.rewards.grading_pool import ENVIRONMENT, GradingSettings, shared_pool
+from oger_recipe.errors import RecipeError
+from oger_recipe.rewards.grading.pool import ENVIRONMENT, GradingSettings, shared_pool
 from oger_recipe.rewards.samples import grade_samples
 from oger_recipe.rewards.service import GRADE_PATH, RewardService, ServiceLimits, access_log, build_app
 from oger_recipe.rewards.verifiers import VERIFIERS, look_in, resolve

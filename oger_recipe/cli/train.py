@@ -6,8 +6,8 @@ from pathlib import Path
 
 from oger_recipe.cli import train_ppo_ray
 from oger_recipe.convert.foreign import OPENRLHF, recognised, recognised_flags
-from oger_recipe.recipe import RecipeError
-from oger_recipe.shipped import find_recipe
+from oger_recipe.errors import RecipeError
+from oger_recipe.settings.shipped import find_recipe
 
 
 def main(argv: list[str] | None = None) -> None:

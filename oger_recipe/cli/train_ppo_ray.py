@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from oger_recipe.convert.foreign import recognised_flags
-from oger_recipe.recipe import RecipeError, extend_parser, read_recipe, with_verifier_path
+from oger_recipe.errors import RecipeError
 from oger_recipe.secrets import SECRETS, hide_secrets
+from oger_recipe.settings.recipe_file import extend_parser, read_recipe, with_verifier_path
 
 
 def build_parser(*, cpu: bool) -> argparse.ArgumentParser:
     """OpenRLHF's parser with the recipe's section and defaults."""
-    from oger_recipe.plugin.openrlhf_parser import openrlhf_parser
+    from oger_recipe.settings.openrlhf_parser import openrlhf_parser
 
     parser = openrlhf_parser()
     parser.prog = "oger train"
@@ -77,7 +78,7 @@ def main(
         args = parse(parser, tokens)
         if cpu:
             _print_cpu_defaults(args)
-        from oger_recipe.run import train
+        from oger_recipe.run.training import train
 
         train(args, parser, tokens, recipe, dry_run=dry_run, overwrite=overwrite)
     except RecipeError as error:
@@ -96,7 +97,7 @@ def _without_secrets(tokens: list[str]) -> list[str]:
 
 
 def _print_cpu_defaults(args: argparse.Namespace) -> None:
-    from oger_recipe.knobs import CPU_DEFAULTS
+    from oger_recipe.settings.knobs import CPU_DEFAULTS
 
     values: dict[str, Any] = vars(args)
     chosen = [f"{key} {values[key]}" for key, default in CPU_DEFAULTS.items() if values[key] == default]

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.checks import check_run
 from oger_recipe.convert.command import Command, Override, read_command
 from oger_recipe.convert.flags import ENVIRONMENT, FLAGS
 from oger_recipe.convert.recipe_text import recipe_text
 from oger_recipe.convert.values import UNSET, Flag, Get, NoEffect, Unsupported, checked, is_placeholder, parse
-from oger_recipe.recipe import RecipeError, in_prompts, read_recipe
+from oger_recipe.errors import RecipeError
+from oger_recipe.settings.checks import check_run
+from oger_recipe.settings.recipe_file import in_prompts, read_recipe
 
 # Settings whose files may lie on another machine.
 _FILES = (

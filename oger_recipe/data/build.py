@@ -15,11 +15,11 @@ from tqdm import tqdm
 from oger_recipe.data.mix import Mix, Source
 from oger_recipe.data.rows import Row, check_row
 from oger_recipe.data.sources import Columns, as_text, read_records, to_row
+from oger_recipe.errors import RecipeError
 from oger_recipe.files import whole_file, write_jsonl
-from oger_recipe.recipe import RecipeError
-from oger_recipe.rewards.boxed import last_boxed
-from oger_recipe.rewards.grading_pool import Graded, GradingPool
+from oger_recipe.rewards.grading.pool import Graded, GradingPool
 from oger_recipe.rewards.verifiers import verify
+from oger_recipe.rewards.verifiers.boxed import last_boxed
 
 _NO_UID = "-"
 _BATCH = 256  # texts that the tokenizer is given at once

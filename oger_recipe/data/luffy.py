@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from oger_recipe.recipe import RecipeError
+from oger_recipe.errors import RecipeError
 
 PROBS = "target_ds_qwen_7b_probs"
 _COLUMNS = ("target", "target_lst", "reward_model", "data_source", "ability", "extra_info", PROBS)

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from oger_recipe.recipe import RecipeError
+from oger_recipe.errors import RecipeError
 
 COLUMNS = ("prompt", "answer", "teacher", "correct", "uid")
 ANSWERS = ("hashes", "boxed", "last_number")

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from oger_recipe.data.rows import Row, refuse_rows
-from oger_recipe.data.teacher_store import Teacher, write_teacher_store
 from oger_recipe.data.templates import PromptTemplate
+from oger_recipe.errors import RecipeError
 from oger_recipe.files import whole_file
 from oger_recipe.progress import Progress
-from oger_recipe.recipe import RecipeError
-from oger_recipe.rewards.grading_pool import GradingPool
+from oger_recipe.rewards.grading.pool import GradingPool
 from oger_recipe.rewards.rules import GradingRules
+from oger_recipe.teachers.store import Teacher, write_teacher_store
 
 _BATCH = 256  # prompts that the tokenizer is given at once: it has threads of its own
 

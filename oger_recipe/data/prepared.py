@@ -17,7 +17,7 @@ import oger_recipe
 from oger_recipe.data.prepare import prepare
 from oger_recipe.data.rows import Row
 from oger_recipe.files import whole_folder
-from oger_recipe.rewards.grading_pool import GradingPool
+from oger_recipe.rewards.grading.pool import GradingPool
 
 _PROMPTS, _TEACHERS, _COUNTS = "prompts.jsonl", "teachers.arrow", "counts.json"
 

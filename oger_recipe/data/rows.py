@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from oger_recipe.recipe import RecipeError
+from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.verifiers import VERIFIERS
 
 Row = dict[str, Any]

@@ -5,8 +5,8 @@ from typing import Any
 
 from oger_recipe.data.prepare import Budget
 from oger_recipe.data.rows import Row, teacher_columns
-from oger_recipe.effects import has_bonus, needs_teachers, own_section
-from oger_recipe.recipe import RecipeError
+from oger_recipe.errors import RecipeError
+from oger_recipe.settings.effects import has_bonus, needs_teachers, own_section
 
 _LOST = {
     "teachers_wrong": "wrong",

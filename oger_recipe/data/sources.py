@@ -13,8 +13,8 @@ from typing import Any
 
 from oger_recipe.data.luffy import index_uid, is_luffy, own_record
 from oger_recipe.data.rows import Row, check_row, decode_line, refuse_rows
+from oger_recipe.errors import RecipeError
 from oger_recipe.progress import progress
-from oger_recipe.recipe import RecipeError
 from oger_recipe.rewards.rules import TIMES_ASKED
 
 TEACHERS = "teachers"  # the column of the recipe's own rows

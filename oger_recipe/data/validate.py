@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from oger_recipe.data.build import problem_key
 from oger_recipe.data.rows import Row, teacher_columns
 from oger_recipe.data.sources import Columns, Seen, each_row
-from oger_recipe.recipe import RecipeError
-from oger_recipe.rewards.grading_pool import GradingPool
+from oger_recipe.errors import RecipeError
+from oger_recipe.rewards.grading.pool import GradingPool
 from oger_recipe.rewards.rules import GradingRules
 
 

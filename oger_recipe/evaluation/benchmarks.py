@@ -17,7 +17,7 @@ from typing import Any
 
 from oger_recipe.data.sources import Columns, Seen, read_dataset, read_records
 from oger_recipe.data.templates import BOXED
-from oger_recipe.recipe import RecipeError
+from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.rules import TIMES_ASKED
 from oger_recipe.seeds import stable_seed
 

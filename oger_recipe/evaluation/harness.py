@@ -21,6 +21,7 @@ from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
 
+from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.benchmarks import Problem, uid_in_a_run
 from oger_recipe.evaluation.metrics import evaluate_answers
 from oger_recipe.evaluation.prompts import Prompting, prompt_texts, prompt_tokens
@@ -28,9 +29,8 @@ from oger_recipe.evaluation.records import Record, verdict_fields
 from oger_recipe.evaluation.sampler import Model, Request, Response, Sampler, Sampling
 from oger_recipe.evaluation.tables import markdown_table
 from oger_recipe.files import read_jsonl, whole_file, write_jsonl
-from oger_recipe.recipe import RecipeError
 from oger_recipe.remote_code import refusals
-from oger_recipe.rewards.grading_pool import Graded, GradingPool, GradingSettings
+from oger_recipe.rewards.grading.pool import Graded, GradingPool, GradingSettings
 from oger_recipe.rewards.rules import GradingRules
 from oger_recipe.rewards.verifiers import BOUNDED
 from oger_recipe.seeds import stable_seed

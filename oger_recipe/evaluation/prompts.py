@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from oger_recipe.data.templates import TEMPLATES
+from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.benchmarks import Problem
-from oger_recipe.recipe import RecipeError
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from oger_recipe.rewards.grading_pool import Graded
+from oger_recipe.rewards.grading.pool import Graded
 
 Record = dict[str, Any]
 

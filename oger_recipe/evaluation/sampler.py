@@ -11,7 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from oger_recipe.cpu import CPU_ENVIRONMENT
-from oger_recipe.recipe import RecipeError
+from oger_recipe.errors import RecipeError
 
 
 @dataclass(frozen=True)

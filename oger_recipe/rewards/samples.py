@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from oger_recipe.rewards.grading_pool import Answer, Graded, shared_pool
+from oger_recipe.rewards.grading.pool import Answer, Graded, shared_pool
 from oger_recipe.rewards.rules import labelled_answer
 
 logger = logging.getLogger(__name__)

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.data.teacher_draw import weights
+from oger_recipe.errors import RecipeError
 from oger_recipe.files import whole_folder
-from oger_recipe.recipe import RecipeError
 from oger_recipe.tasks import countdown, countdown_teachers, tiny_policy
+from oger_recipe.teachers.draw import weights
 
 HELD_OUT_SHARE = 0.1
 

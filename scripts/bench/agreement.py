@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
+from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 from oger_recipe.rewards.verifiers import verify
 
 

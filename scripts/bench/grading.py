@@ -17,7 +17,7 @@ from typing import Any
 
 from hostile_answers import HOSTILE
 
-from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
+from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 from oger_recipe.rewards.verifiers import verify
 
 PROCESSES = 2

@@ -28,15 +28,15 @@ from oger_recipe.algorithm.advantage import group_advantage  # noqa: E402
 from oger_recipe.algorithm.exploration import exploration_bonus  # noqa: E402
 from oger_recipe.algorithm.policy_loss import hybrid_policy_loss  # noqa: E402
 from oger_recipe.cpu import CORES  # noqa: E402
-from oger_recipe.data.teacher_store import Teacher, TeacherStore, write_teacher_store  # noqa: E402
 from oger_recipe.embedding.cache import EmbeddingCache  # noqa: E402
 from oger_recipe.embedding.encoder import TrajectoryEncoder  # noqa: E402
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings  # noqa: E402
-from oger_recipe.knobs import KNOBS  # noqa: E402
-from oger_recipe.plugin.hybrid_batch import make_hybrid, read_rollouts  # noqa: E402
-from oger_recipe.plugin.run_folder import write_samples  # noqa: E402
-from oger_recipe.plugin.similarity import EmbeddingSimilarity  # noqa: E402
-from oger_recipe.plugin.step_metrics import step_metrics  # noqa: E402
+from oger_recipe.embedding.similarity import EmbeddingSimilarity  # noqa: E402
+from oger_recipe.plugin.controller.hybrid_batch import make_hybrid, read_rollouts  # noqa: E402
+from oger_recipe.plugin.controller.step_metrics import step_metrics  # noqa: E402
+from oger_recipe.run_folder.records import write_samples  # noqa: E402
+from oger_recipe.settings.knobs import KNOBS  # noqa: E402
+from oger_recipe.teachers.store import Teacher, TeacherStore, write_teacher_store  # noqa: E402
 
 BASE = {"prompts": 32, "group": 8, "length": 256, "teachers": 3}
 SWEEPS = {

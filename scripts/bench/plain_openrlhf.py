@@ -17,8 +17,8 @@ import ray  # noqa: E402
 from openrlhf.trainer import ppo_trainer  # noqa: E402
 from openrlhf.trainer.ray import ppo_actor, vllm_engine  # noqa: E402
 
-from oger_recipe.plugin import run_folder  # noqa: E402
 from oger_recipe.plugin.ray_actor import undecorated  # noqa: E402
+from oger_recipe.run_folder import records as run_folder  # noqa: E402
 
 
 class PlainPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
@@ -47,7 +47,7 @@ class PlainRolloutActor(undecorated(vllm_engine.RolloutRayActor)):  # type: igno
     """The engine as the recipe starts it on a CPU, without what the recipe asks of it."""
 
     async def __init__(self, *args, **kwargs) -> None:
-        kwargs["worker_extension_cls"] = "oger_recipe.plugin.engine_worker.CpuWorkerWrap"
+        kwargs["worker_extension_cls"] = "oger_recipe.plugin.engine.engine_worker.CpuWorkerWrap"
         kwargs.update(enable_chunked_prefill=False, max_num_batched_tokens=max(kwargs["max_model_len"], 4096))
         await super().__init__(*args, **kwargs)
 
@@ -59,14 +59,14 @@ def install() -> None:
 
 
 def main() -> None:
-    from oger_recipe.attempt import locked
-    from oger_recipe.plugin.launch import launch
-    from oger_recipe.rewards.grading_pool import GradingSettings
+    from oger_recipe.plugin.driver.launch import launch
+    from oger_recipe.rewards.grading.pool import GradingSettings
+    from oger_recipe.run.attempt import locked
 
     run_dir, tokens = Path(sys.argv[1]), sys.argv[2:]
     (run_dir / "logs").mkdir(parents=True)
     # launch() puts in place whatever classes this module's install() does; the recipe's are not imported at all.
-    stand_in = ModuleType("oger_recipe.plugin.install")
+    stand_in = ModuleType("oger_recipe.plugin.driver.install")
     stand_in.install = install
     sys.modules[stand_in.__name__] = stand_in
     prepared = Path(os.environ["PREPARED_DATA"])

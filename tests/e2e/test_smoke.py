@@ -116,7 +116,7 @@ def test_the_optimizer_moved_the_policy_by_its_learning_rate(smoke_run):
 
 def test_run_can_be_repeated_from_what_it_wrote(smoke_run):
     from oger_recipe.cli.train_ppo_ray import build_parser
-    from oger_recipe.recipe import read_recipe
+    from oger_recipe.settings.recipe_file import read_recipe
 
     parser = build_parser(cpu=True)
     args = vars(parser.parse_args(read_recipe(smoke_run / "recipe.yaml", parser)))

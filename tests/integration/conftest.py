@@ -19,7 +19,7 @@ import yaml
 from oger_recipe.cli import train
 from oger_recipe.cli.train_ppo_ray import build_parser
 from oger_recipe.files import read_jsonl, write_jsonl
-from oger_recipe.recipe import read_recipe
+from oger_recipe.settings.recipe_file import read_recipe
 from oger_recipe.tasks import countdown, tiny_policy
 
 
@@ -115,7 +115,7 @@ class _Started(BaseException):
 def run(tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Runs ``oger train`` up to the start of Ray; returns the parsed flags that OpenRLHF would get, the environment,
     and the prompts for training and evaluation."""
-    stub = types.ModuleType("oger_recipe.plugin.launch")
+    stub = types.ModuleType("oger_recipe.plugin.driver.launch")
     launched: dict[str, Any] = {}
 
     def launch(tokens: list[str], run_dir: Path, **settings: Any) -> None:
@@ -123,7 +123,7 @@ def run(tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         raise _Started
 
     stub.launch = launch  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "oger_recipe.plugin.launch", stub)
+    monkeypatch.setitem(sys.modules, "oger_recipe.plugin.driver.launch", stub)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.chdir(tmp_path)
     settings = {

@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from oger_recipe.attempt import begin_anew, cut_back, locked, trained
-from oger_recipe.ends import continuing, progress
+from oger_recipe.errors import RecipeError
 from oger_recipe.files import read_jsonl, write_jsonl
-from oger_recipe.plugin import checkpoints
-from oger_recipe.recipe import RecipeError, nested, read_recipe, write_resolved
-from oger_recipe.resume import check_settings
+from oger_recipe.run.attempt import begin_anew, cut_back, locked, trained
+from oger_recipe.run.ends import continuing, progress
+from oger_recipe.run.resume import check_settings
+from oger_recipe.run_folder import checkpoints
+from oger_recipe.settings.recipe_file import nested, read_recipe, write_resolved
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from oger_recipe.attempt import locked
+from oger_recipe.run.attempt import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

@@ -28,7 +28,7 @@ TEACHER = {"source": "a", "text": "<answer>(3+5)*12</answer>", "correct": True}
 def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine without CUDA, where Ray cannot be started even if a check lets something through."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setitem(sys.modules, "oger_recipe.plugin.launch", None)  # importing it fails
+    monkeypatch.setitem(sys.modules, "oger_recipe.plugin.driver.launch", None)  # importing it fails
     monkeypatch.chdir(tmp_path)
 
 
@@ -70,7 +70,7 @@ def _problems(*sentences: str) -> str:
 
 
 def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.launch"):
+    with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.driver.launch"):
         train.main(["--recipe", str(recipe)])
     assert json.loads((tmp_path / "run" / "data" / "counts.json").read_text()) == {
         "prompts": 2, "prompts_without_teacher": 1, "teachers": 1,
@@ -345,7 +345,7 @@ def test_the_engine_correction_is_refused_and_top_p_is_named(refused: Callable[.
 @pytest.mark.parametrize("estimator", ["gae", "reinforce", "flash_reinforce"])
 def test_groups_of_one_train_where_nothing_is_compared_within_them(recipe: Path, estimator: str) -> None:
     one = ["--rollout.n_samples_per_prompt", "1", "--train.batch_size", "2", "--oger.max_replace_num", "0"]
-    with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.launch"):
+    with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.driver.launch"):
         train.main(["--recipe", str(recipe), *one, "--algo.advantage.estimator", estimator])
 
 
@@ -395,7 +395,7 @@ def test_groups_of_one_train_where_nothing_is_compared_within_them(recipe: Path,
 def test_what_is_easily_not_meant_is_noted_before_the_start(
     recipe: Path, capsys: pytest.CaptureFixture[str], flags: list[str], notes: list[str]
 ) -> None:
-    with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.launch"):
+    with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.driver.launch"):
         train.main(["--recipe", str(recipe), "--ckpt.save_steps", "10", *flags])
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
     assert len(printed) == len(notes)
@@ -425,8 +425,9 @@ def test_neither_task_nor_model_nor_data_is_said_in_two_sentences(refused: Calla
 
 
 def test_more_gpus_than_a_cuda_machine_has_are_refused(recipe: Path) -> None:
-    from oger_recipe.checks import check_run
-    from oger_recipe.recipe import RecipeError, read_recipe
+    from oger_recipe.errors import RecipeError
+    from oger_recipe.settings.checks import check_run
+    from oger_recipe.settings.recipe_file import read_recipe
 
     parser = train_ppo_ray.build_parser(cpu=False)
     args = parser.parse_args([*read_recipe(recipe, parser), "--actor.num_gpus_per_node", "8"])

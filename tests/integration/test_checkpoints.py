@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from oger_recipe.plugin import checkpoints
-from oger_recipe.plugin.checkpoints import Checkpoint, removable
-from oger_recipe.recipe import RecipeError
-from oger_recipe.resume import choose, load
+from oger_recipe.errors import RecipeError
+from oger_recipe.run.resume import choose, load
+from oger_recipe.run_folder import checkpoints
+from oger_recipe.run_folder.checkpoints import Checkpoint, removable
 
 
 def write(folder: Path, step: int, *, whole: bool = True) -> Path:

@@ -14,8 +14,8 @@ import torch  # noqa: E402
 from openrlhf.models.actor import Actor  # noqa: E402
 
 from oger_recipe.algorithm import token_stats  # noqa: E402
-from oger_recipe.plugin.chunked_actor import ChunkedActor  # noqa: E402
-from oger_recipe.plugin.policy_actor import OgerPolicyModelActor  # noqa: E402
+from oger_recipe.plugin.policy.chunked_actor import ChunkedActor  # noqa: E402
+from oger_recipe.plugin.policy.policy_actor import OgerPolicyModelActor  # noqa: E402
 
 # Two rows, one padded on both sides; the responses have four and two tokens.
 SEQUENCES = torch.tensor([[9, 8, 7, 6, 5, 4, 3], [0, 5, 6, 7, 8, 0, 0]])

@@ -14,11 +14,11 @@ from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.embedding import LONG_TEXTS, PARTS
 from oger_recipe.embedding.base import part_of
 from oger_recipe.evaluation.benchmarks import BENCHMARKS
-from oger_recipe.knobs import KNOBS
-from oger_recipe.rewards.gsm8k import verify_gsm8k
-from oger_recipe.rewards.math_answer import verify_math
 from oger_recipe.rewards.rules import EXTRACTIONS, GSM8K_FORMATS, MATH_RULES, PLACES, place_options
 from oger_recipe.rewards.verifiers import BOUNDED, VERIFIERS, Verdict, verify
+from oger_recipe.rewards.verifiers.gsm8k import verify_gsm8k
+from oger_recipe.rewards.verifiers.math_answer import verify_math
+from oger_recipe.settings.knobs import KNOBS
 
 ANSWERS = ["18", "#### 18", "C", r"\frac{1}{2}", '{"numbers": [3, 5, 12], "target": 96}', '{"fields": {"a": "int"}}']
 RESPONSES = [

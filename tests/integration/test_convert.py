@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from oger_recipe.checks import check_run
 from oger_recipe.cli import convert as command_line
 from oger_recipe.cli.train_ppo_ray import build_parser
 from oger_recipe.convert.conversion import Conversion, convert
 from oger_recipe.convert.flags import ENVIRONMENT, FLAGS
 from oger_recipe.convert.page import page
 from oger_recipe.convert.values import UNSET, NoEffect, checked, parse
-from oger_recipe.recipe import read_recipe
+from oger_recipe.settings.checks import check_run
+from oger_recipe.settings.recipe_file import read_recipe
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT.parent / "shared" / "seeds" / "000_e39033487543f5dd.txt"

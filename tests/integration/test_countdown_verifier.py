@@ -260,7 +260,7 @@ def test_an_unknown_task_names_the_known_ones_and_the_nearest() -> None:
         verify("contdown", "", ANSWER)
 
 
-@pytest.mark.parametrize("module", ["oger_recipe.rewards.countdown", "oger_recipe.rewards.verifiers"])
+@pytest.mark.parametrize("module", ["oger_recipe.rewards.verifiers.countdown", "oger_recipe.rewards.verifiers"])
 def test_either_module_can_be_imported_first(module: str) -> None:
     program = f"import sys; sys.path[:] = {sys.path!r}; import {module}"
     program += f"\nfrom oger_recipe.rewards.verifiers import verify; verify('countdown', '', {ANSWER!r})"

@@ -75,7 +75,7 @@ def _critic(flags: list[str], rank: int, ranks: int, port: int, folder: Path) ->
     from openrlhf.utils.config import hierarchize
 
     from oger_recipe.cli.train_ppo_ray import build_parser
-    from oger_recipe.plugin.critic_actor import OgerCriticModelActor
+    from oger_recipe.plugin.policy.critic_actor import OgerCriticModelActor
 
     policy = str(folder / "policy")
     common = [

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from oger_recipe.data.sources import Columns, read_dataset
-from oger_recipe.recipe import RecipeError
+from oger_recipe.errors import RecipeError
 
 ROW: dict[str, Any] = {
     "uid": "p-1",

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from oger_recipe.effects import NEEDS, without_effect
-from oger_recipe.knobs import KNOBS
-from oger_recipe.recipe import read_recipe
+from oger_recipe.settings.effects import NEEDS, without_effect
+from oger_recipe.settings.knobs import KNOBS
+from oger_recipe.settings.recipe_file import read_recipe
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
 

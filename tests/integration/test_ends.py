@@ -12,16 +12,17 @@ from pathlib import Path
 import pytest
 from ray.exceptions import RayTaskError
 
-from oger_recipe.ends import RunDied, explained
-from oger_recipe.plugin import worker_logs
-from oger_recipe.plugin.checkpoints import seal
-from oger_recipe.plugin.deaths import Processes, _last_error, _out_of_memory, why
-from oger_recipe.recipe import RecipeError
+from oger_recipe.errors import RecipeError, RunDied
+from oger_recipe.plugin.driver import worker_logs
+from oger_recipe.plugin.driver.deaths import Processes, _last_error, _out_of_memory, why
+from oger_recipe.run.ends import explained
+from oger_recipe.run_folder.checkpoints import seal
 
 STOPPED = """
 import sys, time
 from pathlib import Path
-from oger_recipe.ends import RunDied, explained, stoppable
+from oger_recipe.errors import RunDied
+from oger_recipe.run.ends import explained, stoppable
 run_dir = Path(sys.argv[1])
 with stoppable(run_dir, run_dir / "checkpoints", ["/venv/bin/oger", "train", "--recipe", "r.yaml"]):
     print("begun", flush=True)

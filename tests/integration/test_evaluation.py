@@ -16,14 +16,15 @@ from transformers import AutoTokenizer
 
 from oger_recipe.cli import eval as oger_eval
 from oger_recipe.cli.train_ppo_ray import build_parser
+from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation import harness
 from oger_recipe.evaluation.benchmarks import BENCHMARKS, Problem, load_benchmark
 from oger_recipe.evaluation.metrics import evaluate_answers
 from oger_recipe.evaluation.prompts import Prompting, prompt_texts, prompt_tokens
 from oger_recipe.evaluation.sampler import Sampling
 from oger_recipe.evaluation.tables import comparison, headlines, markdown_table
-from oger_recipe.recipe import RecipeError, stop_texts
 from oger_recipe.rewards.verifiers import verify
+from oger_recipe.settings.recipe_file import stop_texts
 
 SHARED = Path(__file__).parents[2] / ".." / "shared" / "data"
 STEPS = "\n\nPlease reason step by step, and put your final answer within \\boxed{}."

@@ -17,7 +17,7 @@ from typing import Any  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from oger_recipe.plugin.executor import OgerExecutor  # noqa: E402
+from oger_recipe.plugin.engine.executor import OgerExecutor  # noqa: E402
 from oger_recipe.rewards import reward_func  # noqa: E402
 
 QUESTION = "Is it 42? </s>"

@@ -16,10 +16,10 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController  # noqa: E402
 
-from oger_recipe.plugin.experience_maker import OgerExperienceMaker, penalise_truncated  # noqa: E402
-from oger_recipe.plugin.history import History  # noqa: E402
-from oger_recipe.plugin.hybrid_batch import UNKNOWN, Rollouts  # noqa: E402
-from oger_recipe.plugin.step_metrics import step_metrics  # noqa: E402
+from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker, penalise_truncated  # noqa: E402
+from oger_recipe.plugin.controller.hybrid_batch import UNKNOWN, Rollouts  # noqa: E402
+from oger_recipe.plugin.controller.step_metrics import step_metrics  # noqa: E402
+from oger_recipe.teachers.history import History  # noqa: E402
 
 REWARDS = torch.tensor([1.0, 0.0, 1.0, 0.0])
 TRUNCATED = torch.tensor([False, False, True, True])

@@ -8,9 +8,9 @@ import pytest
 
 from oger_recipe.cli.flag_help import OGER_SECTIONS, OPENRLHF_SECTIONS, overview, section, sections_of, sentence
 from oger_recipe.cli.openrlhf_help import SENTENCES
-from oger_recipe.knobs import KNOBS
-from oger_recipe.plugin.openrlhf_parser import openrlhf_parser
-from oger_recipe.recipe import RecipeError
+from oger_recipe.errors import RecipeError
+from oger_recipe.settings.knobs import KNOBS
+from oger_recipe.settings.openrlhf_parser import openrlhf_parser
 
 
 def test_the_overview_fits_a_screen_and_counts_every_flag_once(parser: argparse.ArgumentParser) -> None:

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import torch
 
-from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
-from oger_recipe.rewards.grading_worker import NoVerdict, as_verdict
+from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
+from oger_recipe.rewards.grading.worker import NoVerdict, as_verdict
 from oger_recipe.rewards.verifiers import Verdict
 
 VERIFIER = """

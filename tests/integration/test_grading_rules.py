@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from oger_recipe.checks import answer_places
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.evaluation.benchmarks import Problem
-from oger_recipe.knobs import MATH_RULES
-from oger_recipe.recipe import grading_rules, stop_texts
 from oger_recipe.rewards.rules import GradingRules, graded_text
 from oger_recipe.rewards.verifiers import VERIFIERS, verify
+from oger_recipe.settings.checks import answer_places
+from oger_recipe.settings.knobs import MATH_RULES
+from oger_recipe.settings.recipe_file import grading_rules, stop_texts
 
 # A right answer of each task, its reference, and the form in which it stands where a template does not say.
 GOLD = {

@@ -14,10 +14,13 @@ from typing import Any  # noqa: E402
 import pytest  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 
-from oger_recipe.data.teacher_store import Teacher, write_teacher_store  # noqa: E402
-from oger_recipe.plugin.history import History  # noqa: E402
-from oger_recipe.plugin.rollout_engine import _PrefixedEngine  # noqa: E402
-from oger_recipe.plugin.samples_generator import OgerSamplesGenerator, teachers_enter_in_rollout  # noqa: E402
+from oger_recipe.plugin.controller.samples_generator import (  # noqa: E402
+    OgerSamplesGenerator,
+    teachers_enter_in_rollout,
+)
+from oger_recipe.plugin.engine.rollout_engine import _PrefixedEngine  # noqa: E402
+from oger_recipe.teachers.history import History  # noqa: E402
+from oger_recipe.teachers.store import Teacher, write_teacher_store  # noqa: E402
 
 END = 1
 SHORT = Teacher("short", "abc", [10, 11, 12, END], 1.0, 1.0)

@@ -26,10 +26,9 @@ from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer  # noqa: 
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 from openrlhf.utils.loss_utils import iter_grad_accum_global_norm  # noqa: E402
 
-from oger_recipe.data.teacher_store import Teacher, TeacherStore, write_teacher_store  # noqa: E402
 from oger_recipe.embedding.base import EmbeddingError  # noqa: E402
-from oger_recipe.plugin.history import History  # noqa: E402
-from oger_recipe.plugin.hybrid_batch import (  # noqa: E402
+from oger_recipe.embedding.similarity import EmbeddingSimilarity  # noqa: E402
+from oger_recipe.plugin.controller.hybrid_batch import (  # noqa: E402
     UNKNOWN,
     HybridBatch,
     Rollouts,
@@ -37,8 +36,9 @@ from oger_recipe.plugin.hybrid_batch import (  # noqa: E402
     read_rollouts,
     teacher_experience,
 )
-from oger_recipe.plugin.policy_actor import HybridPolicyLoss, OgerActorPPOTrainer, off_policy_mask  # noqa: E402
-from oger_recipe.plugin.similarity import EmbeddingSimilarity  # noqa: E402
+from oger_recipe.plugin.policy.policy_actor import HybridPolicyLoss, OgerActorPPOTrainer, off_policy_mask  # noqa: E402
+from oger_recipe.teachers.history import History  # noqa: E402
+from oger_recipe.teachers.store import Teacher, TeacherStore, write_teacher_store  # noqa: E402
 
 PAD, END = 0, 1  # every other token is the letter of that code
 GROUP = 4

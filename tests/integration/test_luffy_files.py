@@ -18,10 +18,10 @@ import pytest
 
 from oger_recipe.data.prepare import Budget, PromptFormat, prepare
 from oger_recipe.data.sources import Columns, read_dataset
-from oger_recipe.data.teacher_store import TeacherStore
-from oger_recipe.recipe import RecipeError
-from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
+from oger_recipe.errors import RecipeError
+from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 from oger_recipe.rewards.rules import GradingRules
+from oger_recipe.teachers.store import TeacherStore
 
 MESSAGES = pa.list_(pa.struct([("content", pa.string()), ("role", pa.string())]))
 SCHEMA = pa.schema(

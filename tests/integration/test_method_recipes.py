@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from oger_recipe.plan import describe
-from oger_recipe.recipe import read_recipe
+from oger_recipe.run.plan import describe
+from oger_recipe.settings.recipe_file import read_recipe
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TWINS = sorted(

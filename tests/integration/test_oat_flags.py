@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oger_recipe.recipe import read_recipe
+from oger_recipe.settings.recipe_file import read_recipe
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "oat_flags.md").read_text()

@@ -98,7 +98,7 @@ def test_a_template_goes_over_the_users_prompts_with_and_without_the_task(
 
 
 def test_teachers_come_from_the_column_that_is_named(beside_task: Run, policy_folder: Path, tmp_path: Path) -> None:
-    from oger_recipe.data.teacher_store import TeacherStore
+    from oger_recipe.teachers.store import TeacherStore
 
     own = ["--data.prompt_dataset", "mine.jsonl", *KEYS, "--actor.model_name_or_path", str(policy_folder)]
     prompts = beside_task(*own)[2]

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from oger_recipe.embedding.settings import PACKAGED_MODEL
-from oger_recipe.recipe import RecipeError
-from oger_recipe.shipped import find_recipe, shipped
+from oger_recipe.errors import RecipeError
+from oger_recipe.settings.shipped import find_recipe, shipped
 
 ROOT = Path(__file__).parents[2]
 

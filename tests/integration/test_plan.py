@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from oger_recipe.cli import train
-from oger_recipe.memory import Shape, checkpoint_bytes, estimate, in_main_memory, readable, shape_of
-from oger_recipe.plan import Size, counted, local_files, planned_steps
+from oger_recipe.run.memory import Shape, checkpoint_bytes, estimate, in_main_memory, readable, shape_of
+from oger_recipe.run.plan import Size, counted, local_files, planned_steps
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,13 +14,13 @@ import torch  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer  # noqa: E402
 
-from oger_recipe.knobs import KNOBS  # noqa: E402
-from oger_recipe.plugin.experience_maker import OgerExperienceMaker  # noqa: E402
-from oger_recipe.plugin.policy_actor import (  # noqa: E402
+from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker  # noqa: E402
+from oger_recipe.plugin.policy.policy_actor import (  # noqa: E402
     HybridPolicyLoss,
     LengthSortedBatches,
     OgerActorPPOTrainer,
 )
+from oger_recipe.settings.knobs import KNOBS  # noqa: E402
 
 LENGTHS = [3, 9, 4, 4, 12, 2, 7, 5]  # of the responses; prompts have two tokens
 

@@ -17,9 +17,9 @@ import pytest
 import torch
 import yaml
 
-from oger_recipe import preflight
 from oger_recipe.cli import doctor, train
-from oger_recipe.preflight import CHECKS, OK, PROBLEM, WARNING, Finding, Job
+from oger_recipe.run import preflight
+from oger_recipe.run.preflight import CHECKS, OK, PROBLEM, WARNING, Finding, Job
 
 KEY = "0123456789abcdef" * 2 + "76543210"
 
@@ -28,7 +28,7 @@ KEY = "0123456789abcdef" * 2 + "76543210"
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine without CUDA and without anybody's login, where nothing can start."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setitem(sys.modules, "oger_recipe.plugin.launch", None)
+    monkeypatch.setitem(sys.modules, "oger_recipe.plugin.driver.launch", None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     for name in ("WANDB_API_KEY", "WANDB_MODE", "RAY_ADDRESS", "RAY_TMPDIR", "OGER_EMBEDDING_API_KEY"):
@@ -177,7 +177,7 @@ def test_the_recipes_folder_and_the_working_directory_are_looked_in(
     (tmp_path / "grading_of_folder.py").write_text(GRADING)
     moved = recipe.rename(tmp_path / "recipes" / "recipe.yaml")
     own = ["--oger.verifiers", "a=grading_of_recipe:verify", "b=grading_of_folder:verify"]
-    with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.launch"):
+    with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.driver.launch"):
         train.main(["--recipe", str(moved), *own])
     written = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
     assert written["oger"]["verifier_path"] == [str(tmp_path / "recipes"), str(tmp_path)]  # for a resumed run
@@ -284,7 +284,7 @@ def _hub(found_flags: list[str], endpoint: str, home: Path, **environment: str) 
     """The lines of the hub's check by `oger doctor`, in a process of its own: libraries read the endpoint once."""
     code = (
         "import sys; from pathlib import Path; from oger_recipe.cli.train_ppo_ray import build_parser;"
-        "from oger_recipe.preflight import Job, findings;"
+        "from oger_recipe.run.preflight import Job, findings;"
         "value = vars(build_parser(cpu=True).parse_args(sys.argv[1:]));"
         "[print(each) for each in findings(Job(value, Path('run'), True)) if each.what == 'Hugging Face hub']"
     )
@@ -372,7 +372,7 @@ def test_doctor_refuses_what_train_refuses(tmp_path: Path) -> None:
 def test_a_run_says_only_what_is_not_right(
     recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.launch"):
+    with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.driver.launch"):
         train.main(["--recipe", str(recipe)])
     assert not [line for line in capsys.readouterr().out.splitlines() if line.startswith(("ok", "warning", "problem"))]
     monkeypatch.setenv("RAY_TMPDIR", "/nowhere")

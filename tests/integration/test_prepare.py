@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from oger_recipe.data.prepare import Budget, PromptFormat, prepare
-from oger_recipe.data.teacher_store import TeacherStore
 from oger_recipe.data.templates import TEMPLATES
-from oger_recipe.recipe import RecipeError
-from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
+from oger_recipe.errors import RecipeError
+from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 from oger_recipe.rewards.rules import GradingRules
+from oger_recipe.teachers.store import TeacherStore
 
 PLAIN_RULES = GradingRules()
 PLAIN = PromptFormat(apply_chat_template=False, input_template=None)

@@ -18,7 +18,7 @@ from oger_recipe.data import prepared
 from oger_recipe.data.prepare import Budget, PromptFormat, prepare
 from oger_recipe.data.prepared import content_key, prepare_once
 from oger_recipe.data.templates import TEMPLATES
-from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
+from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 from oger_recipe.rewards.rules import GradingRules
 
 ANSWER = '{"numbers":[3,5,12],"target":96}'

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from oger_recipe.knobs import KNOBS
-from oger_recipe.ranges import RANGES, UNBOUNDED, out_of_range
+from oger_recipe.settings.knobs import KNOBS
+from oger_recipe.settings.ranges import RANGES, UNBOUNDED, out_of_range
 
 
 def _numeric(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:

@@ -16,11 +16,12 @@ import pytest
 import yaml
 
 import oger_recipe
-from oger_recipe.checks import check_run
 from oger_recipe.cli.train_ppo_ray import build_parser
-from oger_recipe.knobs import KNOBS, METHOD_DEFAULTS
-from oger_recipe.plugin.openrlhf_parser import openrlhf_parser
-from oger_recipe.recipe import RecipeError, nested, read_recipe, write_resolved
+from oger_recipe.errors import RecipeError
+from oger_recipe.settings.checks import check_run
+from oger_recipe.settings.knobs import KNOBS, METHOD_DEFAULTS
+from oger_recipe.settings.openrlhf_parser import openrlhf_parser
+from oger_recipe.settings.recipe_file import nested, read_recipe, write_resolved
 
 Read = Callable[..., dict[str, Any]]
 CONFIGS = sorted((Path(oger_recipe.__file__).parents[1] / "configs").rglob("*.yaml"))
@@ -332,7 +333,7 @@ def test_every_flag_of_openrlhfs_source_is_on_the_parser() -> None:
 
 def test_reading_openrlhfs_flags_imports_none_of_the_heavy_libraries() -> None:
     code = (
-        "import sys; from oger_recipe.plugin.openrlhf_parser import openrlhf_parser; openrlhf_parser();"
+        "import sys; from oger_recipe.settings.openrlhf_parser import openrlhf_parser; openrlhf_parser();"
         "print(sorted({'torch', 'ray', 'vllm', 'deepspeed', 'transformers', 'openrlhf'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

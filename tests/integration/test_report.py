@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from oger_recipe.files import read_jsonl
-from oger_recipe.plugin.run_folder import Phases
 from oger_recipe.report import progress
 from oger_recipe.report.progress import Progress, evaluation_text, pace, step_line, waiting_line
 from oger_recipe.report.summary import Report, clock, kept_evaluations, last_attempts, result
+from oger_recipe.run_folder.records import Phases
 
 FIGURES: dict[str, Any] = {
     "rollout/solve_rate": 0.25,

@@ -15,9 +15,9 @@ from openrlhf.trainer.ray.vllm_engine import RolloutRayActor  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 
+from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator  # noqa: E402
+from oger_recipe.plugin.engine.rollout_engine import OgerRolloutActor  # noqa: E402
 from oger_recipe.plugin.ray_actor import undecorated  # noqa: E402
-from oger_recipe.plugin.rollout_engine import OgerRolloutActor  # noqa: E402
-from oger_recipe.plugin.samples_generator import OgerSamplesGenerator  # noqa: E402
 from oger_recipe.seeds import stable_seed  # noqa: E402
 
 

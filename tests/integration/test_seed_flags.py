@@ -20,11 +20,11 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController  # noqa: E402
 from openrlhf.utils.config import hierarchize  # noqa: E402
 
-from oger_recipe.effects import compares  # noqa: E402
-from oger_recipe.knobs import KNOBS  # noqa: E402
-from oger_recipe.plugin.experience_maker import OgerExperienceMaker  # noqa: E402
-from oger_recipe.plugin.policy_actor import HybridPolicyLoss  # noqa: E402
-from oger_recipe.plugin.similarity import RerankerSimilarity, make_similarity  # noqa: E402
+from oger_recipe.embedding.similarity import RerankerSimilarity, make_similarity  # noqa: E402
+from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker  # noqa: E402
+from oger_recipe.plugin.policy.policy_actor import HybridPolicyLoss  # noqa: E402
+from oger_recipe.settings.effects import compares  # noqa: E402
+from oger_recipe.settings.knobs import KNOBS  # noqa: E402
 
 PACKAGE = Path(__file__).parents[2] / "oger_recipe"
 ONLY_NAMED_THERE = ("knobs.py", "checks.py", "convert")
@@ -196,7 +196,7 @@ def test_the_supervised_loss_and_its_weight(arguments) -> None:
 
 def test_flags_that_choose_the_measure(arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = []
-    monkeypatch.setattr("oger_recipe.plugin.similarity.Reranker", lambda *values: made.append(values))
+    monkeypatch.setattr("oger_recipe.embedding.similarity.Reranker", lambda *values: made.append(values))
     assert isinstance(make_similarity(arguments("--oger.similarity_reranker", "a/model").oger), RerankerSimilarity)
     assert made[0][0] == "a/model"
 
@@ -206,7 +206,7 @@ def test_flags_that_choose_the_measure(arguments, monkeypatch: pytest.MonkeyPatc
         chosen.append(settings)
         return SimpleNamespace(settings=settings, dimension=3)
 
-    monkeypatch.setattr("oger_recipe.plugin.similarity.make_encoder", encoder)
+    monkeypatch.setattr("oger_recipe.embedding.similarity.make_encoder", encoder)
     flags = ["--oger.embedding_model", "b/model", "--oger.embedding_long_texts", "tail"]
     flags += ["--oger.embedding_part", "answer"]
     flags += ["--oger.embedding_url", "http://127.0.0.1:1/v1", "--oger.embedding_cache", str(tmp_path)]
@@ -225,7 +225,7 @@ def test_a_reranker_reads_the_part_that_is_asked_for(arguments, monkeypatch: pyt
             asked.extend(pairs)
             return torch.full((len(pairs),), 0.5)
 
-    monkeypatch.setattr("oger_recipe.plugin.similarity.Reranker", Reranker)
+    monkeypatch.setattr("oger_recipe.embedding.similarity.Reranker", Reranker)
     measure = make_similarity(arguments("--oger.similarity_reranker", "a", "--oger.embedding_part", "answer").oger)
     assert measure.of_groups([["x</think>y", "z"]], [["a</think>b"]], "mean").tolist() == [[0.5, 0.5]]
     assert asked == [("y", "b"), ("z", "b")]

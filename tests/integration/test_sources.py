@@ -16,7 +16,7 @@ import yaml
 
 from oger_recipe.cli import train
 from oger_recipe.data.sources import Columns, read_dataset
-from oger_recipe.recipe import RecipeError
+from oger_recipe.errors import RecipeError
 
 GSM8K = Columns(prompt="question", task="gsm8k")
 
@@ -27,7 +27,7 @@ HUB = """
 import json, os, sys
 from pathlib import Path
 from oger_recipe.data.sources import Columns, read_dataset
-from oger_recipe.recipe import RecipeError
+from oger_recipe.errors import RecipeError
 for source, split in json.loads(sys.argv[1]):
     try:
         rows = read_dataset(source, Columns(prompt="question", task="gsm8k"), split=split)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from oger_recipe.imports import without_garbage_collection
-from oger_recipe.plugin.rollout_engine import _kv_cache_bytes, _main_module
+from oger_recipe.plugin.engine.rollout_engine import _kv_cache_bytes, _main_module
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,10 +14,10 @@ from types import SimpleNamespace  # noqa: E402
 import pytest  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
-from oger_recipe.data.teacher_store import Teacher, write_teacher_store  # noqa: E402
 from oger_recipe.files import read_jsonl  # noqa: E402
-from oger_recipe.plugin.supervised_dataset import TeacherDataset  # noqa: E402
-from oger_recipe.supervised import _write_examples  # noqa: E402
+from oger_recipe.plugin.policy.supervised_dataset import TeacherDataset  # noqa: E402
+from oger_recipe.run.sft import _write_examples  # noqa: E402
+from oger_recipe.teachers.store import Teacher, write_teacher_store  # noqa: E402
 
 
 @pytest.fixture

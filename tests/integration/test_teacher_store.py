@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from oger_recipe.data import teacher_store
-from oger_recipe.data.teacher_store import Teacher, TeacherStore, write_teacher_store
+from oger_recipe.teachers import store as teacher_store
+from oger_recipe.teachers.store import Teacher, TeacherStore, write_teacher_store
 
 ANNA = Teacher("anna", "<think>é漢🎉\n</think>", [5, 0, 2_000_000_000], 1.0, 1.0)
 BERT = Teacher("bert", "3*5+12", [7], 0.1, 0.0)

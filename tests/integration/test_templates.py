@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from oger_recipe.data.prepare import Budget, PromptFormat, prepare
-from oger_recipe.data.teacher_store import TeacherStore
 from oger_recipe.data.templates import TEMPLATES
-from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
+from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 from oger_recipe.rewards.rules import GradingRules
+from oger_recipe.teachers.store import TeacherStore
 
 HARD = "If {x} = \\frac{1}{2} and {question} is {0} %s, give {{y}}.\n"
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."

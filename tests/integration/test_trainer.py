@@ -14,8 +14,8 @@ import pytest  # noqa: E402
 import ray  # noqa: E402
 
 from oger_recipe.files import read_jsonl  # noqa: E402
-from oger_recipe.plugin import checkpoints  # noqa: E402
-from oger_recipe.plugin.trainer import OgerPPOTrainer  # noqa: E402
+from oger_recipe.plugin.controller.trainer import OgerPPOTrainer  # noqa: E402
+from oger_recipe.run_folder import checkpoints  # noqa: E402
 
 
 def test_of_the_best_checkpoints_the_newest_alone_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

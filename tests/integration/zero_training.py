@@ -28,7 +28,7 @@ from openrlhf.utils import get_strategy  # noqa: E402
 from openrlhf.utils.config import hierarchize  # noqa: E402
 
 from oger_recipe.cli.train_ppo_ray import build_parser  # noqa: E402
-from oger_recipe.plugin import critic_actor, policy_actor  # noqa: E402
+from oger_recipe.plugin.policy import critic_actor, policy_actor  # noqa: E402
 
 ROWS, PROMPT, LONGEST = 8, 3, 20
 LENGTHS = [[3, 18, 5, 20, 4, 11, 7, 16], [20, 2, 9, 6, 17, 3, 12, 8]]  # of the responses of the two steps

@@ -22,7 +22,7 @@ import pytest
 import torch
 from runs import ROOT, lines, samples
 
-from oger_recipe.plugin import checkpoints
+from oger_recipe.run_folder import checkpoints
 
 STEPS = 4
 LIMIT_S = 120

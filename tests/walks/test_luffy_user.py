@@ -133,7 +133,7 @@ def test_an_untied_model_without_a_chat_template_is_accepted(desk: Path, model: 
     from oger_recipe.patches import apply_training_patches
 
     apply_training_patches()
-    from oger_recipe.plugin.chunked_actor import ChunkedActor
+    from oger_recipe.plugin.policy.chunked_actor import ChunkedActor
 
     assert not AutoTokenizer.from_pretrained(desk / model).chat_template
     actor = ChunkedActor(str(desk / model), attn_implementation="eager")
@@ -151,7 +151,7 @@ def test_an_untied_model_without_a_chat_template_is_accepted(desk: Path, model: 
 def test_every_shipped_recipe_passes_its_dry_run_with_a_model_of_ones_own(desk: Path, tmp_path: Path) -> None:
     """In one process, where nothing may depend on what ran before."""
     program = (
-        "import sys\nfrom oger_recipe.cli.train import main\nfrom oger_recipe.shipped import shipped\n"
+        "import sys\nfrom oger_recipe.cli.train import main\nfrom oger_recipe.settings.shipped import shipped\n"
         "for name in shipped():\n    print('==', name, flush=True)\n"
         "    main(['--recipe', name, '--dry-run', *(sys.argv[1:] if not name.startswith('countdown') else [])])\n"
     )

@@ -1,0 +1,1 @@
+"""The process that decides: it asks for rollouts, makes experiences of them, and evaluates."""

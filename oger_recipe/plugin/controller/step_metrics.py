@@ -1,0 +1,141 @@
+"""The figures of one step that the controller knows: of rollouts, teachers, bonus and advantages."""
+
+import math
+
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS, spread_within_groups
+from oger_recipe.algorithm.hybrid_group import own_or_all, solve_rates
+from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts
+
+
+def info_value(sample: Experience, key: str) -> float:
+    """A number that the reward function reported of a single rollout; 0 from a function that does not know it."""
+    return float(sample.info[key].item()) if key in sample.info else 0.0
+
+
+def step_metrics(
+    rollouts: Rollouts,
+    batch: HybridBatch,
+    bonus: torch.Tensor,
+    entropy: torch.Tensor,
+    token_entropy: torch.Tensor,
+    advantages: torch.Tensor,
+    repetitive: torch.Tensor,
+    oger,
+) -> dict[str, float]:
+    """``rollout/*`` are of the policy's own rollouts as sampled, before any bonus or replacement; ``oger/*`` of the
+    rows that are trained. Where teachers began every rollout of a group, ``rollout/*`` are of these; but see
+    _mean_token_entropy. All tensors are [N], ``entropy`` at oger.entropy_position and ``token_entropy`` the mean over
+    the row's response; the keys never change."""
+    groups = (-1, rollouts.size)
+    unguided = ~rollouts.guided.view(groups)
+    own, solved = own_or_all(unguided).flatten(), solve_rates(rollouts.scores.view(groups), unguided)
+    lengths = _lengths(rollouts.samples)[own]
+    truncated = torch.cat([sample.truncated for sample in rollouts.samples]).float()[own]
+    prompts = _lengths(rollouts.samples, "prompt")
+    return {
+        "rollout/solve_rate": _mean(rollouts.scores[own]),
+        "rollout/solve_all": (solved == 1).float().mean().item(),
+        "rollout/solve_none": (solved == 0).float().mean().item(),
+        "rollout/reward": _mean(rollouts.rewards[own]),
+        "rollout/reward_error": sum(info_value(sample, "reward_error") for sample in rollouts.samples),
+        "rollout/reward_timeout": sum(info_value(sample, "reward_timeout") for sample in rollouts.samples),
+        **_spread("rollout/response_length", lengths),
+        "rollout/response_tokens": lengths.sum().item(),
+        **_spread("rollout/prompt_length", prompts),
+        "rollout/truncated": _mean(truncated),
+        "rollout/repetitive": _mean(repetitive[own].float()),
+        "rollout/entropy": _mean_token_entropy(batch, token_entropy),
+        **_teacher_metrics(rollouts, batch, advantages),
+        **_bonus_metrics(batch, bonus, entropy, rollouts.size, oger),
+    }
+
+
+def _mean_token_entropy(batch: HybridBatch, entropy: torch.Tensor) -> float:
+    """Mean over the tokens of the rollouts that are trained on, of the rows' means ``entropy`` [N] (nats).
+
+    Rows with a teacher's tokens do not count, neither do rollouts that made room for a teacher: no model reads these.
+    nan where teachers began every rollout.
+    """
+    lengths = _lengths(batch.samples)
+    own = ~batch.is_teacher & (lengths > 0)
+    return (entropy[own] @ lengths[own] / lengths[own].sum()).item() if own.any() else math.nan
+
+
+def _teacher_metrics(rollouts: Rollouts, batch: HybridBatch, advantages: torch.Tensor) -> dict[str, float]:
+    off, on = batch.is_teacher, ~batch.is_teacher
+    lengths = _lengths(batch.samples)
+    teacher_tokens = torch.tensor([info_value(sample, "off_policy_tokens") for sample in batch.samples])
+    replaced = torch.tensor(sorted(batch.teachers), dtype=torch.long)
+    correct = rollouts.scores[replaced].sum().item()
+    return {
+        "oger/replaced": float(len(batch.teachers)),
+        "oger/replaced_correct": correct,
+        "oger/replaced_wrong": len(batch.teachers) - correct,
+        "oger/prompts_without_teacher": float(batch.prompts_without_teacher),
+        "oger/prefix_ratio": _mean(teacher_tokens / lengths.clamp(min=1)),
+        "oger/off_on_ratio": off.sum().item() / max(on.sum().item(), 1),
+        "oger/on_response_length": _mean(lengths[on]),
+        "oger/off_response_length": _mean(lengths[off]),
+        "oger/on_score": _mean(batch.scores[on]),
+        "oger/off_score": _mean(batch.scores[off]),
+        "oger/teacher_reward": _mean(batch.rewards[off]),
+        "oger/teacher_advantage": _mean(advantages[off]),
+        "oger/rollout_advantage_abs": _mean(advantages[on].abs()),
+        "oger/advantage_max": advantages.max().item(),
+        "oger/advantage_min": advantages.min().item(),
+    }
+
+
+def _bonus_metrics(
+    batch: HybridBatch, bonus: torch.Tensor, entropy: torch.Tensor, size: int, oger
+) -> dict[str, float]:
+    on = ~batch.is_teacher
+    correct = on & (batch.scores > 0)
+    similarity = batch.similarity[on & ~batch.similarity.isnan()]
+    weight = ENTROPY_WEIGHTS[oger.last_token_enp_reward](entropy[on])
+    earned = bonus[correct]
+    return {
+        "oger/similarity": _mean(similarity),
+        "oger/similarity_std": _std(similarity),
+        "oger/divergence": _mean(1 - similarity),
+        "oger/divergence_std": _std(1 - similarity),
+        "oger/entropy": _mean(entropy[on]),
+        "oger/entropy_p90": _quantile(entropy[on], 0.9),
+        "oger/entropy_weight": _mean(weight),
+        "oger/entropy_weight_std": _std(weight),
+        "oger/bonus": _mean(bonus[on]),
+        "oger/bonus_of_correct": _mean(earned),
+        "oger/bonus_of_correct_std": _std(earned),
+        "oger/bonus_of_correct_std_in_group": spread_within_groups(bonus.view(-1, size), correct.view(-1, size)),
+    }
+
+
+def _lengths(samples: list[Experience], of: str = "response") -> torch.Tensor:
+    """[N] tokens of the responses, or of the prompts."""
+    responses = torch.cat([sample.response_length for sample in samples]).float()
+    if of == "response":
+        return responses
+    return torch.tensor([float(sample.attention_mask.sum()) for sample in samples]) - responses
+
+
+def _spread(name: str, values: torch.Tensor) -> dict[str, float]:
+    return {
+        name: _mean(values),
+        f"{name}_max": values.max().item() if len(values) else 0.0,
+        f"{name}_min": values.min().item() if len(values) else 0.0,
+    }
+
+
+def _mean(values: torch.Tensor) -> float:
+    return values.mean().item() if len(values) else 0.0
+
+
+def _std(values: torch.Tensor) -> float:
+    return values.std().item() if len(values) > 1 else 0.0
+
+
+def _quantile(values: torch.Tensor, share: float) -> float:
+    return values.quantile(share).item() if len(values) else 0.0

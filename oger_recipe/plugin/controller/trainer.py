@@ -1,0 +1,243 @@
+"""The controller: OpenRLHF's PPO trainer with the recipe's experience maker, evaluation and records."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from oger_recipe.imports import without_garbage_collection
+from oger_recipe.plugin.ray_actor import give_way_to_engine, undecorated
+
+give_way_to_engine()
+
+with without_garbage_collection():
+    from oger_recipe.patches import apply_training_patches, apply_vllm_import_patches
+
+    apply_training_patches()
+    apply_vllm_import_patches()
+
+    import ray
+    import torch
+    from openrlhf.trainer import ppo_trainer
+
+    from oger_recipe.errors import RecipeError
+    from oger_recipe.evaluation.tables import headlines
+    from oger_recipe.files import read_jsonl
+    from oger_recipe.plugin.controller.answers import evaluate_samples
+    from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker
+    from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
+    from oger_recipe.plugin.policy.update_health import bad_numbers, collapsed
+    from oger_recipe.run_folder import checkpoints
+    from oger_recipe.run_folder import records as run_folder
+
+# PPOTrainer and BasePPOTrainer build these by name, which is looked up in this process.
+ppo_trainer.SamplesGenerator = OgerSamplesGenerator
+ppo_trainer.RemoteExperienceMaker = OgerExperienceMaker
+
+# Means over all trained rows, teachers included; kept apart from figures of the policy's own rollouts.
+HYBRID_KEYS = (
+    "reward", "score", "return", "response_length", "total_length", "truncated", "response_clip_ratio", "kl",
+    "logprobs_diff", "reward_format", "reward_error", "reward_timeout", "off_policy_tokens", "group_reward_std",
+)  # fmt: skip
+
+
+class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
+    """Evaluates on scores before and after, records every step, and can stop after a number of steps."""
+
+    def __init__(self, pretrain, strategy, *args, **kwargs) -> None:
+        torch.manual_seed(strategy.args.train.seed)  # the sampler of the prompts draws its order's seed from here
+        super().__init__(pretrain, strategy, *args, **kwargs)
+        self.run_dir = Path(self.args.oger.run_dir)
+        self.checkpoints = Path(self.args.ckpt.path)
+        # Saving is _save's: upstream would save in the middle of save_logs_and_checkpoints and nothing after the last.
+        self.save_steps, self.args.ckpt.save_steps = self.args.ckpt.save_steps, math.inf
+        self.phases = run_folder.Phases(self.run_dir)
+        self.evaluation: dict[str, Any] = {}  # the figures of this attempt's last one
+
+    def get_max_steps(self) -> int:
+        """Optimizer steps of the run, for the learning-rate schedule."""
+        limit = self.args.oger.total_training_steps
+        rows = self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt
+        per_step = rows // self.args.train.batch_size * self.args.train.max_epochs
+        return self.max_steps if limit is None else min(self.max_steps, limit * per_step)
+
+    def planned_steps(self) -> int:
+        """Rollout steps of the run."""
+        per_episode = len(self.prompts_dataloader) // self.args.rollout.batch_size
+        planned = per_episode * self.args.train.num_episodes
+        limit = self.args.oger.total_training_steps
+        return planned if limit is None else min(planned, limit)
+
+    def fit(self, global_step: int = 0) -> None:
+        resumed_at = self.init_checkpoint_states()["global_step"]
+        if self.args.oger.total_training_steps is not None:
+            self.samples_generator.steps_left = max(self.args.oger.total_training_steps - resumed_at, 0)
+        self.samples_generator.step = resumed_at
+        self.samples_generator.arrived = self.experience_maker.rollout_arrived
+        self.samples_generator.counted = self._responses_came
+        self.experience_maker.resume(resumed_at, self.planned_steps())
+        run_folder.event(self.run_dir, "ready", steps=self.planned_steps(), resumed_at=resumed_at)
+        if self.args.oger.val_before_train and not resumed_at:
+            self._evaluate_as("before", 0)
+        self.last_step = self.saved_step = resumed_at
+        self.client_states: dict[str, Any] | None = None
+        self.solve_rates = [step["rollout/solve_rate"] for step in read_jsonl(self.run_dir / "metrics.jsonl")]
+        run_folder.event(self.run_dir, "training")
+        with self._trackers_kept_open():
+            super().fit(global_step)
+            run_folder.event(self.run_dir, "trained", steps=self.last_step)
+            if self.saved_step != self.last_step and not self.args.ckpt.disable_ds:
+                self._save(self.last_step)
+            if self.args.oger.val_after_train:
+                self._evaluate_after()
+        run_folder.event(self.run_dir, "finished")
+
+    @contextlib.contextmanager
+    def _trackers_kept_open(self) -> Iterator[None]:
+        """OpenRLHF closes its trackers with the last step; the final evaluation is logged after that."""
+        trackers = [tracker for tracker in (self.wandb_logger, self.tensorboard_logger) if tracker]
+        closing = [tracker.close for tracker in trackers]
+        for tracker in trackers:
+            tracker.close = lambda: None
+        try:
+            yield
+        finally:
+            for close in closing:
+                close()
+
+    def _evaluate_after(self) -> None:
+        if self.evaluation and self.last_step and self.last_step % self.args.eval.steps == 0:  # it was evaluated then
+            run_folder.event(self.run_dir, "evaluated", when="after", step=self.last_step, **self.evaluation)
+        else:
+            logs = self._evaluate_as("after", self.last_step)
+            if math.isfinite(self.args.eval.steps):  # best checkpoints are kept: this may be one
+                self.save_best_checkpoint(logs, self.last_step, self.client_states)
+
+    def _responses_came(self, phase: str, done: int, of: int) -> None:
+        self.phases.at(phase, step=self.samples_generator.step, done=done, of=of)
+
+    def train_step(self, rollout_samples, global_step: int):
+        self.experience_maker.step = global_step + 1
+        self.phases.at("experience", step=global_step + 1)
+        status, global_step = super().train_step(rollout_samples, global_step)
+        status = {f"hybrid_batch/{key}" if key in HYBRID_KEYS else key: value for key, value in status.items()}
+        return status | self.experience_maker.metrics, global_step
+
+    def ppo_train(self, global_steps: int) -> dict[str, float]:
+        self.phases.at("training", step=global_steps + 1)
+        return super().ppo_train(global_steps)
+
+    def broadcast_to_vllm(self) -> None:
+        self.phases.at("weights", step=self.samples_generator.step)
+        super().broadcast_to_vllm()
+
+    def _compute_rollout_stats(self, experiences) -> dict[str, float]:
+        """Upstream's would count injected teachers as rollouts; the experience maker has the rollouts' own."""
+        return {}
+
+    def save_logs_and_checkpoints(self, global_step: int, logs_dict=None, client_states=None) -> None:
+        self.last_step, self.client_states = global_step, client_states
+        figures = {key: value for key, value in (logs_dict or {}).items() if key != "generated_samples"}
+        figures["tokens_per_second"] = figures["rollout/response_tokens"] / figures["timing/step_total"]
+        run_folder.append_json(self.run_dir / "metrics.jsonl", {"step": global_step} | figures)
+        if bad := bad_numbers(figures):
+            raise RecipeError(f"step {global_step} went wrong and is not saved: {bad}")
+        run_folder.event(self.run_dir, "step", step=global_step, **figures)
+        self._warn_of_collapse(figures["rollout/solve_rate"])
+        super().save_logs_and_checkpoints(global_step, (logs_dict or {}) | figures, client_states)
+        if global_step % self.save_steps == 0:
+            self.phases.at("saving", step=global_step)
+            self._save(global_step)
+
+    def _warn_of_collapse(self, solve_rate: float) -> None:
+        before = collapsed(self.solve_rates)
+        self.solve_rates.append(solve_rate)
+        if (lost := collapsed(self.solve_rates)) and not before:
+            run_folder.event(self.run_dir, "note", text=lost)
+
+    def _save(self, step: int) -> None:
+        """The checkpoint of the step, whole, before an older one goes."""
+        checkpoints.remove(self.checkpoints, step)  # of an attempt that broke off
+        best = {
+            "best_eval_metric_key": self.best_eval_metric_key,
+            "best_eval_metric_value": self.best_eval_metric_value,
+            "latest_eval_metric_value": self._latest_eval_metric_value,
+        }
+        shared = {"tag": f"global_step{step}", "metric_value": self._latest_eval_metric_value,
+                  "metric_key": self.best_eval_metric_key or None}  # fmt: skip
+        states = (self.client_states or {}) | best
+        refs = self.actor_model_group.async_run_method("save_checkpoint", client_states=states, **shared)
+        if self.critic_model_group is not None:
+            refs += self.critic_model_group.async_run_method("save_checkpoint", **shared)
+        ray.get(refs)
+        solved = bool(self.solve_rates) and self.solve_rates[-1] > 0
+        checkpoints.seal(self.checkpoints, step, solved=solved)
+        self.saved_step = step
+        limits = {"max_num": self.args.ckpt.max_num, "max_bytes": self.args.ckpt.max_mem * 1024**3}
+        for older in checkpoints.removable(checkpoints.found(self.checkpoints), step, **limits):
+            checkpoints.remove(self.checkpoints, older)
+
+    def save_best_checkpoint(self, eval_metrics, global_step: int, client_states=None) -> None:
+        """Upstream's where this is a new best; the older one goes after that."""
+        folder, best = self.checkpoints / checkpoints.BEST, self.best_eval_metric_value
+        super().save_best_checkpoint(eval_metrics, global_step, client_states)
+        if self.best_eval_metric_value == best:
+            return
+        key = self.best_eval_metric_key
+        checkpoints.seal(folder, global_step, metric=key, value=self.best_eval_metric_value)
+        for older in checkpoints.found(folder):
+            if older.step != global_step:
+                checkpoints.remove(folder, older.step)
+
+    def restore_best_checkpoint_state(self, checkpoint_states) -> None:
+        """Upstream's; the checkpoint may be older than the best one, which knows its own value."""
+        super().restore_best_checkpoint_state(checkpoint_states)
+        for best in checkpoints.found(self.checkpoints / checkpoints.BEST) if checkpoint_states["global_step"] else ():
+            if best.facts.get("metric") == self.best_eval_metric_key:
+                self.best_eval_metric_value = max(self.best_eval_metric_value, best.facts["value"])
+
+    def _evaluate_as(self, when: str, step: int) -> dict[str, float]:
+        if self.eval_dataloader is None:
+            return {}
+        return self.evaluate(step, when=when, **self.generate_kwargs)
+
+    @torch.no_grad()
+    def evaluate(self, global_step: int, *, when: str = "during", **generate_kwargs) -> dict[str, float]:
+        """In place of OpenRLHF's evaluation: on 0/1 scores, with sampling settings of its own, every answer on disk.
+
+        The seed of every sample follows from train.seed, its problem and its number: evaluations of one run, and of
+        runs with one seed, differ by the policy alone.
+        """
+        run_folder.event(self.run_dir, "evaluating", when=when, step=global_step)
+        samples = self.samples_generator.generate_eval_samples(**(generate_kwargs | self._eval_sampling()))
+        result = evaluate_samples(samples, self.eval_dataloader, self.tokenizer)
+        run_folder.write_evaluation(self.run_dir, global_step, result)
+        self.evaluation = result.figures | {"benchmarks": headlines(result.result)}
+        run_folder.event(self.run_dir, "evaluated", when=when, step=global_step, **self.evaluation)
+        for tracker in (self.wandb_logger, self.tensorboard_logger):
+            if tracker:
+                tracker.log_eval(global_step, result.logs)
+        return result.logs
+
+    def _eval_sampling(self) -> dict[str, Any]:
+        evaluation, ours, rollout = self.args.eval, self.args.oger.eval, self.args.rollout
+        return {
+            "temperature": evaluation.temperature,
+            "n_samples_per_prompt": evaluation.n_samples_per_prompt,
+            "top_p": rollout.top_p if ours.top_p is None else ours.top_p,
+            "top_k": ours.top_k,
+            "max_new_tokens": ours.max_new_tokens or rollout.max_new_tokens,
+            "seed": self.args.train.seed,
+        }
+
+    def _detect_eval_metric_key(self, eval_metrics):
+        """The metric of the best checkpoint: ckpt.best_metric_key, else the average of avg@n over the benchmarks."""
+        if not self.best_eval_metric_key:
+            self.best_eval_metric_key = next(key for key in eval_metrics if key.startswith("eval_average_avg_at_"))
+        if self.best_eval_metric_key not in ("none", *eval_metrics):
+            raise ValueError(
+                f"ckpt.best_metric_key {self.best_eval_metric_key}: no such metric; known: "
+                + ", ".join(sorted(eval_metrics))
+            )
+        return super()._detect_eval_metric_key(eval_metrics)

@@ -1,0 +1,1 @@
+"""The processes that sample: vLLM and the grading of what it samples."""

@@ -1,0 +1,132 @@
+"""The rollout actor: vLLM's log-probabilities come back with every rollout, and the engine also runs on a CPU."""
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from oger_recipe.imports import without_garbage_collection
+
+with without_garbage_collection():
+    from oger_recipe.patches import apply_vllm_import_patches
+
+    apply_vllm_import_patches()
+
+    import torch
+    from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
+    from transformers import AutoConfig
+    from vllm.sampling_params import RequestOutputKind
+
+    from oger_recipe.plugin.engine.executor import OgerExecutor
+    from oger_recipe.plugin.ray_actor import undecorated
+    from oger_recipe.remote_code import may_run
+    from oger_recipe.seeds import stable_seed
+
+ENGINE_PROCESS = "oger_recipe.plugin.engine.engine_process"
+KV_BLOCK = 128  # tokens; vLLM's on CPUs
+
+
+class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
+    """OpenRLHF's rollout actor with rollout log-probabilities always on: they show whether the weights arrive."""
+
+    async def __init__(self, *args, **kwargs) -> None:
+        cpu = not torch.cuda.is_available()
+        if cpu:
+            kwargs["worker_extension_cls"] = "oger_recipe.plugin.engine.engine_worker.CpuWorkerWrap"
+            # Seeded requests whose prompts are split over batches end the CPU engine: its generators cannot rewind.
+            kwargs.update(enable_chunked_prefill=False, max_num_batched_tokens=max(kwargs["max_model_len"], 4096))
+            kwargs["max_num_seqs"] = 256  # twice the default: decoding tiny policies costs by the step, not by the row
+            kwargs["kv_cache_memory_bytes"] = _kv_cache_bytes(
+                kwargs["model"], kwargs["max_num_seqs"], kwargs["max_model_len"]
+            )
+        # Of the distribution that was sampled from (temperature, top-p), as the policy computes its own.
+        kwargs.update(logprobs_mode="processed_logprobs", max_logprobs=1, trust_remote_code=may_run())
+        with _main_module(ENGINE_PROCESS) if cpu else contextlib.nullcontext():
+            await super().__init__(*args, **kwargs)
+        self.executor = OgerExecutor(kwargs.get("remote_rm_url"))
+
+    async def generate_responses(self, prompt, label, sampling_params, *args, num_samples=1, prefixes=None, **kwargs):
+        """``num_samples`` responses. A seed in ``sampling_params`` is the run's: each sample gets one of its own.
+
+        ``prefixes``: tokens that each response begins with, one list a sample; they are a teacher's.
+        """
+        sampling_params.logprobs = 0  # of the sampled token alone
+        sampling_params.flat_logprobs = True  # without an object a token
+        sampling_params.output_kind = RequestOutputKind.FINAL_ONLY  # nothing reads a response before its end
+        sampling_params.detokenize = bool(sampling_params.stop)
+        generate = super().generate_responses
+        if prefixes is not None:
+            eos = kwargs["hf_tokenizer"].eos_token_id
+            return await asyncio.gather(
+                *(self._after_prefix(prefix, eos, prompt, label, sampling_params, kwargs) for prefix in prefixes)
+            )
+        if sampling_params.seed is None:
+            return await generate(prompt, label, sampling_params, *args, num_samples=num_samples, **kwargs)
+        one_by_one = []
+        for number in range(num_samples):
+            params = sampling_params.clone()
+            params.seed = stable_seed(sampling_params.seed, json.loads(label)["uid"], number)
+            one_by_one.append(generate(prompt, label, params, *args, num_samples=1, **kwargs))
+        return [response for (response,) in await asyncio.gather(*one_by_one)]
+
+    async def _after_prefix(self, prefix, eos, prompt, label, sampling_params, kwargs) -> dict[str, Any]:
+        """A response that begins with the prefix, graded as a whole; a whole trajectory is graded only."""
+        engine = _PrefixedEngine(self, prefix, eos) if prefix else self
+        response = await self.executor.execute(
+            prompt=prompt, label=label, sampling_params=sampling_params, llm_engine=engine, **kwargs
+        )
+        response["extra_logs"] = dict(response["extra_logs"]) | {"off_policy_tokens": float(len(prefix))}
+        return response
+
+
+def _kv_cache_bytes(model: str, rows: int, length: int) -> int:
+    """What ``rows`` sequences of ``length`` tokens take in bfloat16; at most VLLM_CPU_KVCACHE_SPACE (GiB).
+
+    vLLM writes zeros to all of it when it starts, which can take two seconds a GiB, and it stays.
+    """
+    limit = int(os.environ.pop("VLLM_CPU_KVCACHE_SPACE", 1)) * 2**30  # vLLM would take this in place of the argument
+    config = AutoConfig.from_pretrained(model, trust_remote_code=may_run()).get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    of_token = 2 * 2 * config.num_hidden_layers * heads * width  # keys and values, two bytes each
+    blocks = rows * math.ceil(length / KV_BLOCK) + 1  # vLLM keeps one to itself
+    return min(blocks * KV_BLOCK * of_token, limit)
+
+
+@contextlib.contextmanager
+def _main_module(name: str) -> Iterator[None]:
+    """Processes that are spawned meanwhile import the module ``name`` first; else it is the main module's file."""
+    main = sys.modules["__main__"]
+    main.__spec__, kept = importlib.util.find_spec(name), main.__spec__
+    try:
+        yield
+    finally:
+        main.__spec__ = kept
+
+
+class _PrefixedEngine:
+    """What OpenRLHF's executor asks of an engine; its outputs begin with tokens that were given, not sampled."""
+
+    def __init__(self, engine: OgerRolloutActor, prefix: list[int], eos: int) -> None:
+        self._engine, self._prefix, self._eos = engine, prefix, eos
+
+    async def generate(self, prompt_tokens: list[int], params, **kwargs) -> Any:
+        prefix = list(self._prefix)
+        if prefix[-1] == self._eos or len(prefix) >= params.max_tokens:  # a whole trajectory, maybe a cut one
+            return _output(prefix, [{}] * len(prefix), "stop")
+        params.max_tokens -= len(prefix)
+        sampled = (await self._engine.generate(prompt_tokens + prefix, params, **kwargs)).outputs[0]
+        log_probs = [{}] * len(prefix) + list(sampled.logprobs)
+        return _output(prefix + list(sampled.token_ids), log_probs, sampled.finish_reason)
+
+
+def _output(tokens: list[int], log_probs: list[dict], finish_reason: str) -> Any:
+    return SimpleNamespace(
+        outputs=[SimpleNamespace(token_ids=tokens, logprobs=log_probs, finish_reason=finish_reason)]
+    )

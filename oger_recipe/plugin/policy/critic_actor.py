@@ -1,0 +1,90 @@
+"""OpenRLHF's critic with dynamic batches that accumulate, and with figures that do not depend on the cut."""
+
+from oger_recipe.imports import without_garbage_collection
+from oger_recipe.plugin.ray_actor import give_way_to_engine, undecorated
+
+give_way_to_engine()
+
+with without_garbage_collection():
+    from oger_recipe.patches import apply_training_patches
+
+    apply_training_patches()
+
+    import torch
+    from openrlhf.models import ValueLoss
+    from openrlhf.trainer.ppo_utils.experience import Experience
+    from openrlhf.trainer.ray import ppo_critic
+    from openrlhf.utils.loss_utils import get_loss_batch_info
+
+    from oger_recipe.algorithm.value_stats import clipped_tokens, explained_variance, value_sums
+    from oger_recipe.plugin.policy.accumulation import accumulate_until_last
+    from oger_recipe.plugin.policy.update_health import UpdateHealth
+    from oger_recipe.run_folder.checkpoints import place
+
+
+class CountingValueLoss(ValueLoss):
+    """OpenRLHF's loss of values, which also counts the tokens of its last call that clipping decided."""
+
+    clipped = 0
+
+    def forward(self, values, old_values, returns, action_mask=None, **totals):
+        with torch.no_grad():
+            self.clipped = clipped_tokens(values, old_values, returns, action_mask, self.clip_eps).item()
+        return super().forward(values, old_values, returns, action_mask, **totals)
+
+
+class OgerCriticPPOTrainer(ppo_critic.CriticPPOTrainer):
+    """OpenRLHF's critic trainer."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.critic_loss_fn = CountingValueLoss(self.value_clip)
+
+    def training_step(self, experience: Experience, step: int, loss_batch_info=None) -> dict[str, float]:
+        buffer, per_step = self.replay_buffer, 1.0
+        if loss_batch_info is None:  # dynamic batches
+            loss_batch_info = get_loss_batch_info(
+                self.strategy, experience.action_mask, replay_buffer=buffer, step=step, dynamic_batch=True
+            )
+            accumulate_until_last(self.critic, buffer, step)
+            per_step = len(buffer) / sum(buffer.dynamic_optimizer_step)
+        status = super().training_step(experience, step, loss_batch_info)
+        # ppo_train averages over micro-batches: of the loss these are shares of a step, which are to be summed, of the
+        # values they are means over unequal numbers of tokens.
+        tokens = experience.action_mask.sum().item()
+        of_token = per_step * loss_batch_info["dp_size"] / loss_batch_info["batch_num_tokens"].item()
+        status["critic_loss"] *= per_step
+        status["values"] *= of_token * tokens
+        status["value_clip_share"] = of_token * self.critic_loss_fn.clipped
+        return status
+
+    def ppo_train(self) -> dict[str, float]:
+        explained = self._explained_variance()
+        status = super().ppo_train()
+        if status:  # of the last optimizer step, as the policy's; upstream's mean has stale ones in it
+            status["critic_grad_norm"] = self.strategy.get_grad_norm(self.critic)
+            status["explained_variance"] = explained
+        return status
+
+    def _explained_variance(self) -> float:
+        """Of the step's rows on all ranks by the values that made their advantages: the critic had not seen them."""
+        sums = torch.zeros(5, dtype=torch.float64)
+        for row in self.replay_buffer.items:
+            sums += value_sums(row.values, row.returns, row.action_mask).cpu()
+        return explained_variance(self.strategy.all_reduce(sums, op="sum"))
+
+
+# CriticModelActor builds its trainer by this name, which is looked up in this process.
+ppo_critic.CriticPPOTrainer = OgerCriticPPOTrainer
+
+
+class OgerCriticModelActor(undecorated(ppo_critic.CriticModelActor)):  # type: ignore[misc]
+    """Saves as the policy does; the worker imports this module first."""
+
+    def fit(self) -> dict[str, float]:
+        health = UpdateHealth(self.strategy, self.critic)
+        return super().fit() | {f"critic_{name}": figure for name, figure in health.since().items()}
+
+    def save_checkpoint(self, tag, *args, **kwargs) -> None:
+        with place(self.strategy.args.ckpt, tag) as name:
+            super().save_checkpoint(name, *args, **kwargs)

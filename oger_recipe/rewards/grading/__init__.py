@@ -1,0 +1,1 @@
+"""Grading in processes that can be killed."""

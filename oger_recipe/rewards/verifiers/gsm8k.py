@@ -1,0 +1,86 @@
+"""GSM8K verifier with the rules of OAT's oracle: the last number of the response against the reference."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+
+from oger_recipe.rewards.rules import GSM8K_FORMATS
+from oger_recipe.rewards.verifiers import Verdict
+from oger_recipe.rewards.verifiers.boxed import last_answer_tag, last_boxed
+
+_GROUPED = re.compile(r"(?<=\d)(?:\{,\}|\\,|\\!)(?=\d)")  # thousands in LaTeX: 70{,}000
+_NUMBER = re.compile(r"[+-]?\d+\.\d*|[+-]?\.\d+|[+-]?\d+e[-+]?\d+|[+-]?\d+", re.ASCII)
+
+
+def verify_gsm8k(
+    response: str, answer: str, *, answer_format: str = "last_number", strict_oat: bool = False
+) -> Verdict:
+    """Grade the last number of the response; with ``hashes``, the last number after its last ``####``; with ``boxed``
+    or ``answer_tag``, that of the last ``\\boxed{}`` or ``<answer>``, of the whole response where it has none.
+
+    answer: a number, or a GSM8K solution that ends in ``#### <number>``. Numbers are compared by value, so that 18.0
+    is 18; with ``strict_oat`` as texts, as OAT does. The components format and correct are 0 or 1.
+    Raises ValueError for an answer without a number and for an unknown format.
+    """
+    if answer_format not in GSM8K_FORMATS:
+        raise ValueError(f"answer_format={answer_format!r} is unknown; valid values: {', '.join(GSM8K_FORMATS)}")
+    reference = _last_number(answer.rpartition("####")[2])
+    if reference is None:
+        raise ValueError(f"GSM8K answer without a number: {answer!r}")
+    response = _READERS[answer_format](response)
+    if not strict_oat:
+        response = _GROUPED.sub("", response)
+    found = _last_number(response)
+    if found is None:
+        return Verdict(0.0, 0.0, "no number was found", {"format": 0.0, "correct": 0.0})
+    right = found.lower() == reference.lower() if strict_oat else _value(found) == _value(reference)
+    reason = "right" if right else f"{found[:100]}, not {reference}"
+    extracted = found if strict_oat else _canonical(_value(found))
+    return Verdict(float(right), float(right), reason, {"format": 1.0, "correct": float(right)}, extracted)
+
+
+def _after_hashes(response: str) -> str:
+    _, marker, answer = response.rpartition("####")
+    return answer if marker else ""
+
+
+def _inside(find: Callable[[str], str | None]) -> Callable[[str], str]:
+    def content(response: str) -> str:
+        marked = find(response)
+        return response if marked is None else marked
+
+    return content
+
+
+# What of a response is read for its last number; a format without reader is a KeyError at import.
+_READERS = {
+    name: {
+        "last_number": lambda response: response,
+        "hashes": _after_hashes,
+        "boxed": _inside(last_boxed),
+        "answer_tag": _inside(last_answer_tag),
+    }[name]
+    for name in GSM8K_FORMATS
+}
+
+
+def _last_number(text: str) -> str | None:
+    numbers = _NUMBER.findall(text.replace(",", ""))
+    return numbers[-1].rstrip(".") if numbers else None
+
+
+def _value(number: str) -> Decimal | str:
+    try:
+        return Decimal(number)
+    except InvalidOperation:  # an exponent beyond all bounds
+        return number
+
+
+def _canonical(value: Decimal | str) -> str:
+    """One text for one value. (Decimal.normalize would round to its context's digits.)"""
+    if isinstance(value, str) or abs(value.adjusted()) > 100:
+        return str(value)
+    text = format(value, "f")
+    return (text.rstrip("0").rstrip(".") if "." in text else text).removeprefix("+") or "0"

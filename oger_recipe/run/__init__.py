@@ -1,0 +1,1 @@
+"""One run on this machine: its inputs, its attempts, its end."""

@@ -1,0 +1,105 @@
+"""How a run ends in a terminal: stopped by a signal or by a failure, in a sentence and with an exit code."""
+
+import contextlib
+import json
+import shlex
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from oger_recipe.errors import RecipeError, RunDied
+from oger_recipe.files import read_jsonl
+from oger_recipe.run_folder import checkpoints
+from oger_recipe.secrets import hide_secrets, redacted
+
+_HEEDED = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def stoppable(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> Iterator[None]:
+    """The first SIGINT or SIGTERM ends what goes on in order, a second one at once.
+
+    Raises:
+        SystemExit: 130 or 143 after a signal; what a shell makes of a process that the signal killed.
+    """
+    received: list[int] = []
+
+    def stop(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        for each in _HEEDED:
+            signal.signal(each, signal.SIG_DFL)
+        raise KeyboardInterrupt  # the one that Ray lets through
+
+    before = {each: signal.signal(each, stop) for each in _HEEDED}
+    try:
+        yield
+    except (Exception, KeyboardInterrupt):
+        if not received:
+            raise
+        # Whatever broke first: workers may hear the signal too.
+        name, rest = signal.Signals(received[0]).name, _rest(run_dir, checkpoint_folder, argv)
+        print(f"oger train: stopped by {name} {progress(run_dir)}; {rest}", file=sys.stderr, flush=True)
+        sys.exit(128 + received[0])
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+@contextlib.contextmanager
+def explained(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> Iterator[None]:
+    """A failure as one message; the tracebacks of all processes go to logs/error.log.
+
+    Raises:
+        RecipeError: the run failed; the message says of what.
+    """
+    try:
+        yield
+    except RecipeError:
+        raise
+    except Exception as error:
+        log = run_dir / "logs" / "error.log"
+        with contextlib.suppress(OSError):  # the disk may be full
+            log.write_text(redacted(traceback.format_exc()))
+        reason = str(error) if isinstance(error, RunDied) else f"{type(error).__name__}: {error}"
+        raise RecipeError(
+            f"training stopped {progress(run_dir)}: {redacted(reason)}\n  {_rest(run_dir, checkpoint_folder, argv)}"
+            f"\n  traceback: {log}"
+        ) from None
+
+
+def progress(run_dir: Path) -> str:
+    """Where the run is, by what it has recorded."""
+    events = _readable(run_dir / "events.jsonl")
+    totals = [event["steps"] for event in events if event.get("event") == "ready"]
+    steps = [event["step"] for event in events if event.get("event") == "step"]
+    total, last = (totals[-1] if totals else None), (steps[-1] if steps else 0)
+    if total is None:
+        return f"at step {last + 1}" if last else "before the first step"
+    return f"after step {last} of {total}" if last >= total else f"at step {last + 1} of {total}"
+
+
+def _readable(path: Path) -> list[dict]:
+    try:
+        return read_jsonl(path)
+    except (OSError, json.JSONDecodeError):
+        return []
+
+
+def _rest(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> str:
+    """What is saved, and the command that goes on from there."""
+    newest = checkpoints.newest_whole(checkpoints.found(checkpoint_folder))
+    if newest is None:
+        return "there is no checkpoint to continue from"
+    return f"the last checkpoint is of step {newest.step}; continue with: {continuing(argv, run_dir)}"
+
+
+def continuing(argv: Sequence[str], run_dir: Path) -> str:
+    """The command line ``argv`` for going on with the run in ``run_dir``."""
+    program = Path(argv[0])
+    command = ["python", "-m", f"oger_recipe.cli.{program.stem}"] if program.suffix == ".py" else [program.name]
+    words = [word for word in hide_secrets(argv[1:]) if word not in ("--overwrite", "--ckpt.load_enable")]
+    folder = [] if any(word.startswith("--oger.run_dir") for word in words) else ["--oger.run_dir", str(run_dir)]
+    return shlex.join([*command, *words, *folder, "--ckpt.load_enable"])

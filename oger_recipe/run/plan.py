@@ -1,0 +1,165 @@
+"""What a run will do, in numbers, before anything is started: ``oger train --dry-run``."""
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oger_recipe.data.rows import Row
+from oger_recipe.run import memory
+from oger_recipe.run.preflight import OK, PROBLEM, Finding
+from oger_recipe.settings.machine import gpus_by_role, policy_ranks
+
+READ_WHOLE = 2**26  # bytes: datasets of more are counted, not read
+
+
+@dataclass(frozen=True)
+class Size:
+    """Rows of a dataset, and teachers of them all; None where they were not read."""
+
+    rows: int
+    teachers: int | None = None
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Row]) -> "Size":
+        return cls(len(rows), sum(len(row.get("teachers") or ()) for row in rows))
+
+
+def local_files(setting: str | None) -> list[Path] | None:
+    """The files of a dataset setting; None where a source is anything else."""
+    files = [Path(source.strip()).expanduser() for source in (setting or "").split(",") if source.strip()]
+    return files if files and all(file.is_file() for file in files) else None
+
+
+def counted(files: Iterable[Path]) -> Size | None:
+    """The rows of files that are too large to be read now."""
+    rows = 0
+    for file in files:
+        if file.suffix == ".parquet":
+            import pyarrow.parquet
+
+            rows += pyarrow.parquet.ParquetFile(file).metadata.num_rows
+        elif file.suffix == ".jsonl":
+            with file.open("rb") as lines:
+                rows += sum(1 for line in lines if line.strip())
+        else:
+            return None
+    return Size(rows)
+
+
+def describe(args: argparse.Namespace, training: Size | None, evaluation: Size | None) -> str:
+    """GPUs by role, the arithmetic of a step, the number of steps and the memory, as lines of text.
+
+    ``args`` is the flat, checked namespace; a dataset's size is None where it is not known.
+    """
+    return "\n".join(
+        [
+            *_gpus(args),
+            "",
+            *_step(args),
+            *_steps(vars(args), training),
+            *_evaluation(vars(args), evaluation),
+            "",
+            *_memory(vars(args)),
+        ]
+    )
+
+
+def on_this_machine(problems: Iterable[str], found: Iterable[Finding]) -> str:
+    """What keeps the run from working here, and what else is worth knowing, as lines of text."""
+    lines = [f"  problem: {problem}" for problem in problems]
+    lines += [f"  {each.state}: {each.what}: {each.text}" for each in found if each.state != OK]
+    if any(line.startswith(f"  {PROBLEM}") for line in lines):
+        lines.append("  The recipe is right; here the run would refuse to start.")
+    return "\n".join(["on this machine:", *(lines or ["  nothing speaks against the run"])])
+
+
+def _gpus(args: argparse.Namespace) -> list[str]:
+    value, asked = vars(args), gpus_by_role(vars(args))
+    layout = {
+        role: f"{value[f'{key}.num_nodes']} nodes x {value[f'{key}.num_gpus_per_node']}" for role, key in _GROUPS
+    }
+    layout["vLLM engines"] = f"{value['vllm.num_engines']} engines x {value['vllm.tensor_parallel_size']}"
+    lines = ["GPUs by role:"]
+    lines += [f"  {role:<14}{layout[role]:<20}{count:>4}" for role, count in asked.items()]
+    shared = [role for role in layout if role not in asked and _is_used(role, args)]
+    lines += [f"  {role:<14}{layout[role]:<20}   on the actor's" for role in shared]
+    return [*lines, f"  {'together':<34}{sum(asked.values()):>4}"]
+
+
+_GROUPS = (("actor", "actor"), ("reference", "ref"), ("critic", "critic"))
+
+
+def _is_used(role: str, args: argparse.Namespace) -> bool:
+    value = vars(args)
+    used = {
+        "reference": value["algo.kl.init_coef"] > 0,
+        "critic": value["algo.advantage.estimator"] == "gae",
+        "vLLM engines": value["train.colocate_all"],
+    }
+    return used.get(role, False)
+
+
+def _step(args: argparse.Namespace) -> list[str]:
+    value = vars(args)
+    prompts, samples = value["rollout.batch_size"], value["rollout.n_samples_per_prompt"]
+    rows, batch, ranks = prompts * samples, value["train.batch_size"], policy_ranks(vars(args))
+    cut = (
+        f"{batch // ranks // value['train.micro_batch_size']} micro-batches of {value['train.micro_batch_size']} rows"
+    )
+    if value["train.dynamic_batch_enable"]:
+        cut = f"micro-batches of up to {value['train.max_tokens_per_gpu']} tokens"
+    guided = samples if value["oger.n_prefix"] == -1 else value["oger.n_prefix"]
+    teachers = prompts * (max(value["oger.max_replace_num"], 0) + guided)  # one of the two is 0
+    return [
+        "one step:",
+        f"  {prompts} prompts x {samples} rollouts = {rows} rows, of them at most {teachers} with teachers' tokens",
+        f"  {rows // batch * value['train.max_epochs']} optimizer steps of {batch} rows ({batch / samples:g} prompts)",
+        f"  on each of {ranks} policy ranks: {batch // ranks} rows an optimizer step, in {cut}",
+        f"  at most {rows * (value['rollout.max_new_tokens'] or value['data.max_len']):,} response tokens",
+    ]
+
+
+def planned_steps(value: Mapping[str, Any], rows: int) -> int:
+    """Rollout steps of a run whose dataset keeps this many prompts, as OpenRLHF's loader cuts them."""
+    passes = min(rows, value["data.max_samples"]) // value["rollout.batch_size"] * value["train.num_episodes"]
+    limit = value["oger.total_training_steps"]
+    return passes if limit is None else min(passes, limit)
+
+
+def _steps(value: Mapping[str, Any], size: Size | None) -> list[str]:
+    episodes, limit = value["train.num_episodes"], value["oger.total_training_steps"]
+    passes = f"{episodes} pass{'es' if episodes > 1 else ''} over the prompts"
+    if size is None:
+        return [f"steps: {passes}" if limit is None else f"steps: at most {limit}, and {passes}"]
+    what = f"{size.rows:,} rows" + ("" if size.teachers is None else f" with {size.teachers:,} teachers")
+    steps = planned_steps(value, size.rows)
+    if steps == limit:
+        return [f"data: {what}", f"steps: {steps} (oger.total_training_steps)"]
+    left_out = "fewer where prompts are too long and left out"
+    return [f"data: {what}", f"steps: {steps} ({passes}, {value['rollout.batch_size']} a step; {left_out})"]
+
+
+def _evaluation(value: Mapping[str, Any], size: Size | None) -> list[str]:
+    samples = value["eval.n_samples_per_prompt"]
+    return [] if size is None else [f"evaluation: {size.rows:,} problems, {samples} samples each"]
+
+
+def _memory(value: Mapping[str, Any]) -> list[str]:
+    shape = memory.shape_of(value["actor.model_name_or_path"])
+    if shape is None:
+        return ["memory: not estimated: the policy is not in a folder here"]
+    need = memory.estimate(value, shape)
+    each = ", ".join(f"{what} {memory.readable(size)}" for what, size in need.policy.items() if size)
+    tokens = value["rollout.batch_size"] * value["rollout.n_samples_per_prompt"] * value["data.max_len"]
+    cache = memory.readable(need.kv_cache_per_token * tokens / value["vllm.num_engines"])
+    lines = [
+        f"memory, estimated for {shape.parameters / 1e6:,.4g} million parameters (what libraries add is not in it):",
+        f"  a policy rank: {memory.readable(sum(need.policy.values()))}: {each}",
+        f"  an engine: weights {memory.readable(need.engine_weights)}, KV cache "
+        f"{memory.readable(need.kv_cache_per_token)} a token; {cache} hold all rollouts of a step at full length",
+    ]
+    if need.offloaded:
+        lines.insert(2, f"  main memory beside each policy rank: Adam {memory.readable(need.offloaded)}")
+    return lines

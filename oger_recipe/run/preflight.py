@@ -1,0 +1,384 @@
+"""Whether this machine is ready for a run: small checks that the run, its dry run and `oger doctor` share.
+
+A check is a generator of findings; one that does not concern the recipe yields none. A new one is a function here and
+a line in CHECKS.
+"""
+
+import contextlib
+import importlib.util
+import io
+import netrc
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from oger_recipe import hub
+from oger_recipe.data.sources import is_hub_name
+from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
+from oger_recipe.errors import RecipeError
+from oger_recipe.evaluation.benchmarks import BENCHMARKS
+from oger_recipe.run.memory import checkpoint_bytes, estimate, in_main_memory, readable, shape_of
+from oger_recipe.secrets import WANDB_KEY
+from oger_recipe.settings.effects import compares, embeds, own_section
+from oger_recipe.settings.machine import gpus_by_role
+from oger_recipe.settings.recipe_file import grading_rules, own_verifiers
+
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that is to start: its settings by flag, its folder, and whether this machine lacks CUDA.
+
+    ``has_recipe``: False where only the machine is looked at.
+    """
+
+    value: Mapping[str, Any]
+    run_dir: Path
+    cpu: bool
+    has_recipe: bool = True
+
+
+@dataclass(frozen=True)
+class Finding:
+    """state: OK, WARNING or PROBLEM; text: what was found and, unless ok, what to do; what: the name of the check."""
+
+    state: str
+    text: str
+    what: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.state:8} {self.what:18} {self.text}"
+
+
+Found = Iterator[Finding]
+
+
+@dataclass(frozen=True)
+class Check:
+    """``of_recipe``: it needs a recipe; ``slow``: it loads something, and only `oger doctor` takes the time."""
+
+    what: str
+    find: Callable[[Job], Found]
+    of_recipe: bool = True
+    slow: bool = False
+
+
+def findings(job: Job, *, slow: bool = False) -> Found:
+    """What the checks find, the slow ones where they are asked for."""
+    for check in CHECKS:
+        if (job.has_recipe or not check.of_recipe) and (slow or not check.slow):
+            for found in check.find(job):
+                yield Finding(found.state, found.text, check.what)
+
+
+def stop_on_problems(job: Job) -> None:
+    """Prints what is easily overlooked. Raises RecipeError with all that keeps the run from working here."""
+    problems = []
+    for found in findings(job):
+        if found.state == WARNING:
+            print(f"warning: {found.what}: {found.text}", flush=True)
+        elif found.state == PROBLEM:
+            problems.append(f"{found.what}: {found.text}")
+    if problems:
+        raise RecipeError("\n  - ".join(["this run cannot start here:", *problems]))
+
+
+# ---- the machine
+
+
+def _packages(job: Job) -> Found:
+    """Against the versions that the package's metadata pins."""
+    from packaging.requirements import Requirement
+
+    try:
+        requirements = [Requirement(text) for text in metadata.requires("oger-recipe") or ()]
+    except metadata.PackageNotFoundError:
+        yield Finding(WARNING, "oger-recipe is not installed, so its pins are not known: pip install -e .")
+        return
+    extra = {"extra": "cpu" if job.cpu else "gpu"}
+    pinned = [
+        each
+        for each in requirements
+        # openrlhf is in the GPU's extra alone: a CPU machine installs it without what it requires.
+        if each.specifier and (each.name == "openrlhf" or each.marker is None or each.marker.evaluate(extra))
+    ]
+    others = []
+    for each in pinned:
+        try:
+            version = metadata.version(each.name)
+        except metadata.PackageNotFoundError:
+            yield Finding(PROBLEM, f"{each.name} is not installed: pip install '{each.name}{each.specifier}'")
+            continue
+        if not each.specifier.contains(version, prereleases=True):
+            others.append(f"{each.name} {version} ({each.specifier})")
+    if others:
+        yield Finding(WARNING, f"other versions than those this recipe was tested with: {', '.join(others)}")
+    else:
+        yield Finding(OK, f"Python {sys.version.split()[0]}, {len(pinned)} pinned packages as tested")
+
+
+def _gpus(job: Job) -> Found:
+    import torch
+
+    if "RAY_ADDRESS" in os.environ:
+        address = os.environ["RAY_ADDRESS"]
+        yield Finding(OK, f"those of the Ray cluster at RAY_ADDRESS={address}, counted when a run joins it")
+    elif job.cpu:
+        cores = len(os.sched_getaffinity(0))
+        yield Finding(OK, f"none; {cores} cores and {readable(_main_memory())}: runs are on the CPU")
+    else:
+        there = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+        yield Finding(OK, ", ".join(f"{each.name} with {readable(each.total_memory)}" for each in there))
+
+
+_SHARED_MEMORY = 512 * 2**20  # bytes: Ray's object store on a CPU
+
+
+def _shared_memory(job: Job) -> Found:
+    free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
+    if free >= _SHARED_MEMORY:
+        yield Finding(OK, f"{readable(free)} free in /dev/shm")
+    else:
+        enough = "in a container give --shm-size=2g"
+        yield Finding(
+            WARNING, f"{readable(free)} free in /dev/shm, so that Ray uses the disk, which is slow: {enough}"
+        )
+
+
+_TEMPORARY = 2 * 2**30  # bytes
+_FULL = 0.95  # where Ray stops using a disk
+
+
+def _temporary_files(job: Job) -> Found:
+    folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+    reason = _cannot_write(folder)
+    if reason:
+        yield Finding(PROBLEM, f"{folder}, where Ray keeps its files, {reason}: set RAY_TMPDIR to a folder that works")
+        return
+    usage = shutil.disk_usage(folder)
+    text = f"{readable(usage.free)} of {readable(usage.total)} free in {folder}"
+    if usage.free < _TEMPORARY or usage.used > _FULL * usage.total:
+        yield Finding(WARNING, f"{text}; Ray stops using a disk that is 95% full: free some, or set RAY_TMPDIR")
+    else:
+        yield Finding(OK, text)
+
+
+def _loopback(job: Job) -> Found:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), 5):
+            yield Finding(OK, "ports can be opened on 127.0.0.1")
+    except OSError as error:
+        yield Finding(PROBLEM, f"no port can be opened on 127.0.0.1 ({error}), where Ray's processes talk")
+
+
+def _main_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+# ---- the recipe on it
+
+
+def _memory(job: Job) -> Found:
+    """An estimate to which libraries add what is not known: nothing is refused for it."""
+    shape = shape_of(job.value["actor.model_name_or_path"])
+    if shape is None or "RAY_ADDRESS" in os.environ:
+        return
+    if job.cpu:
+        needed, there = in_main_memory(job.value, shape, gpus_by_role(job.value)), _main_memory()
+        where = "main memory"
+    else:
+        import torch
+
+        needed = sum(estimate(job.value, shape).policy.values())
+        there, where = torch.cuda.get_device_properties(0).total_memory, "a GPU's memory for a policy rank"
+    text = f"about {readable(needed)} of {where} needed, {readable(there)} there"
+    if needed > there:
+        yield Finding(WARNING, f"{text}; `oger train --dry-run` shows what for")
+    else:
+        yield Finding(OK, text)
+
+
+def _run_folder(job: Job) -> Found:
+    folder = next(each for each in (job.run_dir, *job.run_dir.parents) if os.path.exists(each))
+    reason = _cannot_write(folder)
+    if reason:
+        yield Finding(PROBLEM, f"{job.run_dir}: {folder} {reason}: set oger.run_dir to a folder that can be written")
+        return
+    free, shape = shutil.disk_usage(folder).free, shape_of(job.value["actor.model_name_or_path"])
+    needed = 0.0
+    if shape and job.value["ckpt.save_steps"] > 0:  # two at least: the old one goes when the new one is there
+        needed = 2 * checkpoint_bytes(job.value, shape)
+    if free < max(needed, 2**28):
+        what = f"; two checkpoints take about {readable(needed)}" if needed else ""
+        yield Finding(WARNING, f"{readable(free)} free in {folder}{what}: free some, or set oger.run_dir elsewhere")
+    else:
+        yield Finding(OK, f"{job.run_dir}, {readable(free)} free")
+
+
+def _cannot_write(folder: Path) -> str | None:
+    if not folder.is_dir():
+        return "is a file" if folder.exists() else "does not exist"
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return f"cannot be written ({error.strerror})"
+
+
+_Name = tuple[str, str, str, str | None]  # flag, kind, name, revision
+
+
+def _hub_names(value: Mapping[str, Any]) -> Iterator[_Name]:
+    """What is to come from the Hugging Face hub."""
+    oger = own_section(value)
+    models = {
+        "actor.model_name_or_path": not value["use_ms"],
+        "critic.model_name_or_path": not value["use_ms"] and value["algo.advantage.estimator"] == "gae",
+        "oger.similarity_reranker": compares(oger),
+        "oger.embedding_model": embeds(oger)
+        and not oger["embedding_url"]
+        and oger["embedding_model"] != PACKAGED_MODEL,
+    }
+    for flag, is_used in models.items():
+        name, is_encoder = value[flag], flag == "oger.embedding_model"
+        if is_used and name and not Path(name).exists():
+            owner = "sentence-transformers/" if is_encoder and "/" not in name else ""
+            yield flag, "model", owner + name, oger["embedding_revision"] if is_encoder else None
+    for flag in ("data.prompt_dataset", "eval.dataset"):
+        for source in map(str.strip, (value[flag] or "").split(",")):
+            if flag == "eval.dataset" and source in BENCHMARKS:
+                yield flag, "dataset", BENCHMARKS[source].path, None
+            elif source and "=" not in source and is_hub_name(source):
+                yield flag, "dataset", source.rpartition("@")[2], None
+
+
+def _hub(job: Job) -> Found:
+    """Each name is asked for once, and none any more when the hub does not answer."""
+    reason = "HF_HUB_OFFLINE is set" if hub.is_offline() else None
+    absent, cached = [], []
+    for flag, kind, name, revision in dict.fromkeys(_hub_names(job.value)):
+        if reason is None:
+            print(f"looking for the {kind} {name} on the Hugging Face hub ...", flush=True)
+            try:
+                refusal = hub.refusal(kind, name, revision)
+            except hub.Unreachable as error:
+                reason = f"the hub cannot be reached ({error})"
+            else:
+                state = OK if refusal is None else WARNING if hub.is_cached(kind, name) else PROBLEM
+                yield Finding(state, f"{flag}: {refusal or f'{name} is there'}")
+        if reason is not None:
+            (cached if hub.is_cached(kind, name) else absent).append(f"{name} ({flag})")
+    if absent:
+        yield Finding(
+            PROBLEM,
+            f"{reason}, and {', '.join(absent)} {'are' if len(absent) > 1 else 'is'} neither here nor in its cache: "
+            "give folders and files; or run `hf download NAME` (--repo-type dataset for a dataset) where the hub can "
+            "be reached, bring the cache here, and set HF_HUB_OFFLINE=1",
+        )
+    elif cached and hub.is_offline():
+        yield Finding(OK, f"{reason}; the cache has {', '.join(cached)}")
+    elif cached:
+        yield Finding(
+            WARNING,
+            f"{reason}, but its cache has {', '.join(cached)}: set HF_HUB_OFFLINE=1, or every process asks first",
+        )
+
+
+def _embedding_server(job: Job) -> Found:
+    from oger_recipe.embedding.remote import probe
+
+    oger = own_section(job.value)
+    if not oger["embedding_url"] or not embeds(oger):
+        return
+    try:
+        length = probe(EncoderSettings.of_run(oger))
+        yield Finding(OK, f"{oger['embedding_model']} answers, {length} numbers a vector")
+    except ValueError as error:
+        yield Finding(PROBLEM, f"oger.embedding_url: {error}; start the server or correct the url, or leave it out")
+
+
+def _encoder(job: Job) -> Found:
+    from oger_recipe.embedding.encoder import make_encoder
+
+    oger = own_section(job.value)
+    if oger["embedding_url"] or not embeds(oger):
+        return
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # its progress bars
+            encoder = make_encoder(EncoderSettings.of_run(oger), oger["embedding_batch_size"])
+            encoder.encode(["A text."])
+        yield Finding(OK, f"{oger['embedding_model']} loads, {encoder.dimension} numbers a vector")
+    except Exception as error:  # whatever can be wrong with a model's files
+        yield Finding(PROBLEM, f"oger.embedding_model {oger['embedding_model']}: {type(error).__name__}: {error}")
+
+
+_EXAMPLE = "I think that the answer is \\boxed{1}."
+
+
+def _verifiers(job: Job) -> Found:
+    """The user's own, called as the run calls them, in a process of the grading pool."""
+    from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
+
+    value = dict(job.value)
+    try:
+        tasks = list(own_verifiers(value))
+    except RecipeError:  # the recipe's mistake, which is said elsewhere
+        return
+    tasks += [value["oger.task_name"]] if ":" in (value["oger.task_name"] or "") else []
+    seconds, megabytes = value["oger.grading_time_limit"], value["oger.grading_memory_limit"]
+    limits = GradingSettings(1, seconds, megabytes, path=value["oger.verifier_path"])
+    with GradingPool(limits) as pool:
+        for name in tasks:
+            task, options = grading_rules(value).call({"task": name, "prompt": "What is 1?", "answer": "1"})
+            graded = pool.grade(task, _EXAMPLE, "1", options)
+            if graded.error:
+                yield Finding(WARNING, f"{name}: the response {_EXAMPLE!r} to the answer '1': {graded.error}")
+            else:
+                yield Finding(OK, f"{name}: reward {graded.verdict.reward:g} on an example, {graded.seconds:.2f} s")
+
+
+def _wandb(job: Job) -> Found:
+    if not job.value[WANDB_KEY]:
+        return
+    mode = os.environ.get("WANDB_MODE", "online")
+    if importlib.util.find_spec("wandb") is None:
+        yield Finding(PROBLEM, f"{WANDB_KEY} is set, but wandb is not installed: pip install wandb, or leave it out")
+    elif mode != "online":
+        yield Finding(OK, f"{mode} (WANDB_MODE); what it writes goes into the run folder")
+    elif os.environ.get("WANDB_API_KEY") or _is_logged_in():
+        yield Finding(OK, "there is a key")
+    else:
+        yield Finding(PROBLEM, "there is no key: set WANDB_API_KEY, or run `wandb login`, or set WANDB_MODE=offline")
+
+
+def _is_logged_in() -> bool:
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+CHECKS = (
+    Check("packages", _packages, of_recipe=False),
+    Check("GPUs", _gpus, of_recipe=False),
+    Check("shared memory", _shared_memory, of_recipe=False),
+    Check("temporary files", _temporary_files, of_recipe=False),
+    Check("loopback", _loopback, of_recipe=False),
+    Check("memory", _memory),
+    Check("run folder", _run_folder),
+    Check("Hugging Face hub", _hub),
+    Check("embedding server", _embedding_server),
+    Check("encoder", _encoder, slow=True),
+    Check("verifiers", _verifiers, slow=True),
+    Check("Weights & Biases", _wandb),
+)

@@ -1,0 +1,142 @@
+"""Continuing a run: which checkpoint it goes on from, and which settings may differ from those it began with."""
+
+import argparse
+import fnmatch
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from oger_recipe.errors import RecipeError
+from oger_recipe.run_folder import checkpoints
+from oger_recipe.settings.recipe_file import read_recipe
+
+# Why a setting has to stay as it was. What is neither here nor below is followed, with a note.
+_OPTIMIZER = "the checkpoint holds the optimizer and its schedule; another value would have no effect"
+_STEPS = "a step would be of another size than those before"
+_DATA = "the place in the data is a number of prompts"
+_WEIGHTS = "the checkpoint holds the weights"
+_RANKS = "the checkpoint holds one share of the optimizer for every rank"
+FIXED = {
+    "actor.model_name_or_path": _WEIGHTS,
+    "critic.model_name_or_path": _WEIGHTS,
+    "ds.lora.*": _WEIGHTS,
+    "ds.param_dtype": _WEIGHTS,
+    "oger.sft.*": "it was done before the first step",
+    "actor.adam.*": _OPTIMIZER,
+    "actor.muon.*": _OPTIMIZER,
+    "actor.optim": _OPTIMIZER,
+    "actor.lr_*": _OPTIMIZER,
+    "actor.min_lr_ratio": _OPTIMIZER,
+    "critic.adam.*": _OPTIMIZER,
+    "critic.muon.*": _OPTIMIZER,
+    "critic.optim": _OPTIMIZER,
+    "critic.lr_*": _OPTIMIZER,
+    "critic.min_lr_ratio": _OPTIMIZER,
+    "train.seed": "prompts and teachers would come in another order",
+    "train.batch_size": _STEPS,
+    "train.max_epochs": _STEPS,
+    "rollout.batch_size": _STEPS,
+    "rollout.n_samples_per_prompt": _STEPS,
+    "oger.prompts_per_update": _STEPS,
+    "data.prompt_dataset": _DATA,
+    "data.prompt_split": _DATA,
+    "oger.task.[!c]*": _DATA,  # not its cache
+    "data.input_key": _DATA,
+    "data.label_key": _DATA,
+    "data.max_samples": _DATA,
+    "data.max_len": "other prompts would be left out, and " + _DATA,
+    "rollout.max_new_tokens": "other prompts would be left out, and " + _DATA,
+    "oger.max_prompt_length": "other prompts would be left out, and " + _DATA,
+    "algo.advantage.estimator": "it would be another method",
+    "ds.zero_stage": _RANKS,
+    "ds.tensor_parallel_size": _RANKS,
+    "ds.ring_attn_size": _RANKS,
+    "actor.num_nodes": _RANKS,
+    "actor.num_gpus_per_node": _RANKS,
+    "critic.num_nodes": _RANKS,
+    "critic.num_gpus_per_node": _RANKS,
+}
+# What says how far, how fast and how loud the run goes on; it changes nothing of what is learnt.
+FREE = (
+    "oger.total_training_steps", "train.num_episodes", "ckpt.*", "logger.*", "eval.*", "oger.eval.*", "oger.run_dir",
+    "oger.val_before_train", "oger.val_after_train", "oger.verbose", "oger.task.cache", "oger.embedding_cache",
+    "oger.embedding_batch_size", "oger.grading_workers", "oger.grading_time_limit", "oger.grading_memory_limit",
+    "oger.logical_gpus", "train.micro_batch_size", "rollout.micro_batch_size", "rollout.vllm_*", "vllm.*",
+)  # fmt: skip
+
+
+def check_settings(args: argparse.Namespace, parser: argparse.ArgumentParser, began_with: Path) -> Iterator[str]:
+    """Notes on the settings that differ from the recipe file of the run's first attempt.
+
+    Raises:
+        RecipeError: one has to stay; all such are named.
+    """
+    if not began_with.exists():
+        return
+    was = vars(parser.parse_args(read_recipe(began_with, parser)))
+    refused = []
+    for key, before, now in differences(_in_cache(was), _in_cache(vars(args))):
+        if reason := _fixed(key):
+            refused.append(f"{key} was {before} -> is {now}: {reason}")
+        elif not any(fnmatch.fnmatchcase(key, pattern) for pattern in FREE):
+            yield f"the run goes on with another {key}: was {before} -> is {now}"
+    if refused:
+        raise RecipeError(
+            "\n  - ".join(["this run cannot be continued with other settings than it began with:", *refused])
+            + "\n  Take them back, or start a new run; its actor.model_name_or_path may be this run's last model"
+        )
+
+
+def _in_cache(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the built-in task's files named as they are in its cache, which may have moved."""
+    cache = f"{Path(settings['oger.task.cache']).expanduser()}/"
+    return {key: value.removeprefix(cache) if isinstance(value, str) else value for key, value in settings.items()}
+
+
+def differences(was: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Settings that differ, as (name, before, now). A list and a tuple of the same are the same."""
+
+    def plain(value: Any) -> Any:
+        return list(value) if isinstance(value, tuple) else value
+
+    return [
+        (key, plain(was.get(key)), plain(now[key])) for key in sorted(now) if plain(was.get(key)) != plain(now[key])
+    ]
+
+
+def _fixed(key: str) -> str | None:
+    return next((reason for pattern, reason in FIXED.items() if fnmatch.fnmatchcase(key, pattern)), None)
+
+
+def choose(folder: Path) -> tuple[checkpoints.Checkpoint, list[str]]:
+    """The checkpoint to go on from, and a sentence for each newer one that was passed over.
+
+    Raises:
+        RecipeError: there is none.
+    """
+    there = checkpoints.found(folder)
+    chosen = checkpoints.newest_whole(there)
+    newer = there if chosen is None else [one for one in there if one.step > chosen.step]
+    passed = [f"the checkpoint of step {one.step} is passed over: {one.fault}" for one in newer if one.fault]
+    if chosen is not None:
+        return chosen, passed
+    best = checkpoints.newest_whole(checkpoints.found(folder / checkpoints.BEST))
+    hint = (
+        f"\n  There is the best one, of step {best.step}, which lies apart; to go back to it: --ckpt.path "
+        f"{folder / checkpoints.BEST}"
+        if best
+        else ""
+    )
+    raise RecipeError(
+        "\n  ".join([f"--ckpt.load_enable: there is no checkpoint to continue from in {folder}", *passed])
+        + hint
+        + "\n  To begin anew leave --ckpt.load_enable out, and give --overwrite where a run got somewhere"
+    )
+
+
+def load(folder: Path, chosen: checkpoints.Checkpoint) -> None:
+    """Makes it the one that OpenRLHF loads; what is left of writes that broke off goes."""
+    for one in checkpoints.found(folder):
+        if not one.finished:
+            checkpoints.remove(folder, one.step)
+    checkpoints.point_at(folder, chosen.step)

@@ -1,0 +1,118 @@
+"""Supervised training on the run's teacher trajectories before its first step, by OpenRLHF's own train_sft.
+
+``python -m oger_recipe.run.sft FLAGS`` is openrlhf.cli.train_sft with what a machine without CUDA needs.
+"""
+
+import argparse
+import json
+import os
+import random
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from oger_recipe.cpu import CPU_ENVIRONMENT
+from oger_recipe.errors import RecipeError
+from oger_recipe.files import read_jsonl
+from oger_recipe.teachers.store import TeacherStore
+
+
+def supervise(args: argparse.Namespace, run_dir: Path, *, cpu: bool) -> Path:
+    """Trains actor.model_name_or_path on the prepared teachers; the folder of the result, which a resumed run reuses.
+
+    Runs on this node's policy GPUs (actor.num_gpus_per_node) by torchrun; its output goes to logs/supervised.log.
+    Raises:
+        RecipeError: there are too few teachers for one optimizer step, or the training failed.
+    """
+    value = vars(args)
+    model = run_dir / "supervised_model"
+    if (model / "config.json").exists():
+        return model
+    data = run_dir / "data" / "supervised.jsonl"
+    count = _write_examples(args, run_dir / "data", data)
+    if count < value["oger.sft.batch_size"]:
+        raise RecipeError(
+            f"{count} teacher trajectories do not fill one oger.sft.batch_size of {value['oger.sft.batch_size']}"
+        )
+    epochs, log = value["oger.sft.epochs"], run_dir / "logs" / "supervised.log"
+    print(f"supervised training: {count} teacher trajectories, {epochs} epochs; output: {log}", flush=True)
+    processes = 1 if cpu else value["actor.num_gpus_per_node"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    command += ["-m", "oger_recipe.run.sft", *_flags(args, data, model)]
+    environment = os.environ | (CPU_ENVIRONMENT if cpu else {})
+    with log.open("w") as output:
+        code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment).returncode
+    if code or not (model / "config.json").exists():
+        lines = [line for line in log.read_text(errors="replace").splitlines() if "Error" in line]
+        raise RecipeError(
+            f"supervised training failed: {lines[-1] if lines else f'exit code {code}'}\n  output: {log}"
+        )
+    return model
+
+
+def _write_examples(args: argparse.Namespace, folder: Path, path: Path) -> int:
+    """One line a teacher trajectory, {"prompt": tokens, "response": tokens}, in a seeded order.
+
+    The tokens are those of a rollout's prompt and of the store: a trajectory that was cut has no end here either.
+    """
+    from oger_recipe.run.inputs import preparation
+
+    value, settings = vars(args), preparation(args)
+    tokenizer, prompt_format = settings["tokenizer"], settings["prompt_format"]
+    store, examples = TeacherStore(folder / "teachers.arrow"), []
+    for row in read_jsonl(folder / "train.jsonl"):
+        # A named template is in the prompt already; OpenRLHF's two are applied here, once.
+        prompt = row["prompt"] if prompt_format.template else prompt_format.text(row["prompt"], tokenizer)
+        tokens = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        for teacher in store[json.loads(row["label"])["uid"]]:
+            examples.append({"prompt": tokens, "response": teacher.tokens})
+    random.Random(value["train.seed"]).shuffle(examples)
+    examples = examples[: value["oger.sft.max_samples"]]
+    path.write_text("".join(json.dumps(example, ensure_ascii=False) + "\n" for example in examples), encoding="utf-8")
+    return len(examples)
+
+
+def _flags(args: argparse.Namespace, data: Path, model: Path) -> list[str]:
+    value: dict[str, Any] = vars(args)
+    flags = {
+        "model.model_name_or_path": value["actor.model_name_or_path"],
+        "data.dataset": data,
+        "data.max_len": value["data.max_len"],
+        "train.max_epochs": value["oger.sft.epochs"],
+        "train.batch_size": value["oger.sft.batch_size"],
+        "train.micro_batch_size": value["oger.sft.micro_batch_size"],
+        "train.seed": value["train.seed"],
+        "adam.lr": value["oger.sft.lr"],
+        "ckpt.output_dir": model,
+        "ckpt.path": model.with_name("supervised_checkpoints"),
+        "ds.zero_stage": value["ds.zero_stage"],
+        "ds.attn_implementation": value["ds.attn_implementation"],
+        "max_norm": value["actor.max_norm"],
+    }
+    switches = {
+        "ckpt.disable_ds": True,
+        "model.gradient_checkpointing_enable": value["actor.gradient_checkpointing_enable"],
+        "ds.packing_samples": value["ds.packing_samples"],
+        "ds.adam_offload": value["ds.adam_offload"],
+        "ds.use_liger_kernel": value["ds.use_liger_kernel"],
+    }
+    return [f"--{key}={setting}" for key, setting in flags.items()] + [f"--{key}" for key in switches if switches[key]]
+
+
+def main() -> None:
+    from oger_recipe.patches import apply_training_patches
+
+    apply_training_patches()
+    import openrlhf.datasets
+
+    from oger_recipe.plugin.policy.supervised_dataset import TeacherDataset
+
+    openrlhf.datasets.SFTDataset = TeacherDataset  # train_sft takes it from there by name
+    sys.argv[0] = "openrlhf.cli.train_sft"
+    runpy.run_module("openrlhf.cli.train_sft", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

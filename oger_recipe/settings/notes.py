@@ -1,0 +1,44 @@
+"""Remarks on settings that work but are easily not meant, printed before a run."""
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import Any
+
+from oger_recipe.settings.effects import has_bonus, own_section, without_effect
+from oger_recipe.settings.machine import gpus_by_role
+
+
+def notes(args: argparse.Namespace, default: Callable[[str], Any]) -> list[str]:
+    """The remarks on ``args``, the flat namespace of the parser; ``default`` gives the default of a flag."""
+    value = vars(args)
+    remarks = list(without_effect(value, default))
+    shaping, oger = value["oger.similarity_shaping"], own_section(value)
+    if shaping in ("group_minmax", "group_rank") and has_bonus(oger) and value["oger.all_correct_group"] != "skip":
+        weight = max(value["oger.bonus_weight"], value["oger.bonus_weight_end"])
+        remarks.append(
+            f"oger.similarity_shaping {shaping} spreads the bonus of a group's right rollouts over 0 to {weight:g}, "
+            "so that in solved groups the least divergent of them are pushed down; a smaller oger.bonus_weight does "
+            "so less, oger.all_correct_group skip not at all"
+        )
+    if value["ckpt.save_steps"] == -1 and not value["ckpt.disable_ds"]:
+        remarks.append("ckpt.save_steps -1 saves the last step alone: a run that ends early has to begin anew")
+    evaluates = value["eval.steps"] > 0 and math.isfinite(value["eval.steps"])
+    if value["ckpt.save_steps"] == -1 and evaluates and not value["ckpt.disable_ds"]:
+        if value["ckpt.best_metric_key"] != "none" and (value["eval.dataset"] or value["oger.task.name"]):
+            remarks.append(
+                "ckpt.save_steps -1 does not keep evaluations from saving: each new best one writes a checkpoint with "
+                "optimizer states, about 7 times the policy's weights and as much again for a critic; "
+                "--ckpt.disable_ds --ckpt.save_hf keeps the policy's weights alone (no run can be continued from "
+                "them), --ckpt.best_metric_key none keeps no best"
+            )
+    if value["algo.kl.init_coef"] > 0:
+        gpus = gpus_by_role(vars(args)).get("reference")
+        where = f"takes {gpus} GPUs" if gpus else "shares the policy's GPUs"
+        remarks.append(f"KL is on (algo.kl.init_coef {value['algo.kl.init_coef']}): a reference model {where}")
+    if value["rollout.top_p"] < 1 or value["oger.top_k"] > 0:
+        remarks.append(
+            "rollouts are sampled from a part of the vocabulary (rollout.top_p, oger.top_k), while the policy's "
+            "log-probabilities are of all of it"
+        )
+    return remarks

@@ -1,0 +1,29 @@
+"""The recipe files that come with the package: configs/ of a checkout, or of a wheel."""
+
+import difflib
+from pathlib import Path
+
+import oger_recipe
+from oger_recipe.errors import RecipeError
+
+
+def shipped() -> dict[str, Path]:
+    """Their paths by their names."""
+    folder = next(found for place in oger_recipe.__path__ if (found := Path(place) / "configs").is_dir())
+    return {path.name: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find_recipe(given: Path) -> Path:
+    """The file itself where it is there; else the shipped one of this name, with or without configs/ and .yaml.
+
+    Raises RecipeError when there is neither.
+    """
+    if given.exists() or given.is_absolute() or given.parent not in (Path("."), Path("configs")):
+        return given
+    name = given.name if given.suffix == ".yaml" else f"{given.name}.yaml"
+    known = shipped()
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(Path(name).stem, [Path(each).stem for each in known], n=1)
+    hint = f"; did you mean {near[0]}.yaml?" if near else f"; those that come with the package: {', '.join(known)}"
+    raise RecipeError(f"{given}: no such recipe file{hint}")
