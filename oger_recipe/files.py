@@ -11,7 +11,7 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Where to write a file that appears at ``path`` whole or not at all. Missing folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -23,7 +23,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path) -> Iterator[Path]:
     """Where to write a folder that appears at ``path`` whole or not at all; one that another process has made there
     in the meantime stays."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from oger_recipe.data.mix import Mix, Source
 from oger_recipe.data.rows import Row, check_row
 from oger_recipe.data.sources import Columns, as_text, read_records, to_row
 from oger_recipe.errors import RecipeError
-from oger_recipe.files import whole_file, write_jsonl
+from oger_recipe.files import atomic_write, write_jsonl
 from oger_recipe.rewards.grading.pool import Graded, GradingPool
 from oger_recipe.rewards.verifiers import verify
 from oger_recipe.rewards.verifiers.boxed import last_boxed
@@ -349,7 +349,7 @@ def _written(row: Row, teachers: dict[str, list[dict[str, Any]]], chats: bool) -
 
 def write_rows(rows: Iterable[Row], path: Path) -> None:
     """Writes rows as .parquet or .jsonl, whole or not at all."""
-    with whole_file(path) as partial:
+    with atomic_write(path) as partial:
         if path.suffix == ".parquet":
             _write_parquet(list(rows), partial)
         else:

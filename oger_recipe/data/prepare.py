@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from oger_recipe.data.rows import Row, refuse_rows
 from oger_recipe.data.templates import PromptTemplate
 from oger_recipe.errors import RecipeError
-from oger_recipe.files import whole_file
+from oger_recipe.files import atomic_write
 from oger_recipe.progress import Progress
 from oger_recipe.rewards.grading.pool import GradingPool
 from oger_recipe.rewards.rules import GradingRules
@@ -131,7 +131,7 @@ def prepare(
     candidates: list[_Candidate] = []
     kept: list[Row] = []
     with (
-        whole_file(prompts_path) as partial,  # an earlier run's file is never written into
+        atomic_write(prompts_path) as partial,  # an earlier run's file is never written into
         partial.open("w", encoding="utf-8") as prompts,
         Progress("tokens", "prompts", len(rows)) as progress,
     ):

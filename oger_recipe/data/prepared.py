@@ -16,7 +16,7 @@ from typing import Any
 import oger_recipe
 from oger_recipe.data.prepare import prepare
 from oger_recipe.data.rows import Row
-from oger_recipe.files import whole_folder
+from oger_recipe.files import atomic_folder
 from oger_recipe.rewards.grading.pool import GradingPool
 
 _PROMPTS, _TEACHERS, _COUNTS = "prompts.jsonl", "teachers.arrow", "counts.json"
@@ -109,7 +109,7 @@ def _kept(folder: Path, places: Mapping[str, Path]) -> Counter[str] | None:
 def _keep(folder: Path, places: Mapping[str, Path], counts: Counter[str]) -> None:
     try:
         shutil.rmtree(folder, ignore_errors=True)  # one that was not whole
-        with whole_folder(folder) as partial:
+        with atomic_folder(folder) as partial:
             for name, place in places.items():
                 shutil.copyfile(place, partial / name)
             sizes = {name: place.stat().st_size for name, place in places.items()}

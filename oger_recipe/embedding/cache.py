@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from oger_recipe.embedding.base import Encoder, stop_on_failures
-from oger_recipe.files import whole_file
+from oger_recipe.files import atomic_write
 
 SLICE = 1024  # texts; a process that is killed loses at most so many
 _KEY_BYTES = 32
@@ -79,7 +79,7 @@ class EmbeddingCache:
     def _check_manifest(self, manifest: str) -> None:
         path = self._folder / "manifest.json"
         if not path.exists():
-            with whole_file(path) as partial:
+            with atomic_write(path) as partial:
                 partial.write_text(manifest)
         elif path.read_text() != manifest:
             raise ValueError(f"{path} does not describe this encoder ({manifest}); remove the folder to rebuild it")

@@ -28,7 +28,7 @@ from oger_recipe.evaluation.prompts import Prompting, prompt_texts, prompt_token
 from oger_recipe.evaluation.records import Record, verdict_fields
 from oger_recipe.evaluation.sampler import Model, Request, Response, Sampler, Sampling
 from oger_recipe.evaluation.tables import markdown_table
-from oger_recipe.files import read_jsonl, whole_file, write_jsonl
+from oger_recipe.files import atomic_write, read_jsonl, write_jsonl
 from oger_recipe.remote_code import refusals
 from oger_recipe.rewards.grading.pool import Graded, GradingPool, GradingSettings
 from oger_recipe.rewards.rules import GradingRules
@@ -237,7 +237,7 @@ def _sorted_records(folder: Path, name: str, prompts: list[Prompt], sampling: Sa
     kept = read_jsonl(path)
     records = sorted(kept, key=lambda record: (place[record["uid"]], record["sample"]))
     if records != kept:
-        with whole_file(path) as partial:
+        with atomic_write(path) as partial:
             write_jsonl(records, partial)
     return [record for record in records if record["sample"] < _samples(prompts[place[record["uid"]]], sampling)]
 
@@ -300,7 +300,7 @@ def _drop_cut_line(path: Path) -> None:
     """A kill may have left half a line, which would spoil what is appended to it."""
     if path.exists():
         records = read_jsonl(path)
-        with whole_file(path) as partial:
+        with atomic_write(path) as partial:
             write_jsonl(records, partial)
 
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from oger_recipe.files import whole_file
+from oger_recipe.files import atomic_write
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # of Okabe and Ito
 GREY = "#767676"
@@ -32,7 +32,7 @@ def save(figure: Figure, path: Path, *, note: str = "") -> None:
     """The whole file or none; ``note`` stands below the panels."""
     if note:
         figure.supxlabel(note, fontsize=8, color=GREY)
-    with whole_file(path) as partial:
+    with atomic_write(path) as partial:
         figure.savefig(partial, dpi=110, format="png")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.evaluation.tables import comparison
-from oger_recipe.files import read_jsonl, whole_file
+from oger_recipe.files import atomic_write, read_jsonl
 
 Record = dict[str, Any]
 
@@ -52,7 +52,7 @@ class Report:
         from oger_recipe.report.curves import draw_curves  # imports matplotlib
 
         summary = self.summary(finished=finished)
-        with whole_file(self.run_dir / "summary.json") as partial:
+        with atomic_write(self.run_dir / "summary.json") as partial:
             partial.write_text(json.dumps(summary, indent=2))
         draw_curves(self._steps(), summary["evaluations"], self.run_dir / "curves")
         return summary

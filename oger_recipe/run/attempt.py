@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oger_recipe.errors import RecipeError
-from oger_recipe.files import read_jsonl, whole_file, write_jsonl
+from oger_recipe.files import atomic_write, read_jsonl, write_jsonl
 from oger_recipe.run_folder import checkpoints
 
 COMMAND = "command.sh"  # the last file that is written before anything starts
@@ -104,7 +104,7 @@ def cut_back(run_dir: Path, step: int) -> None:
     for path in (run_dir / name for name in _RECORDS):
         if path.exists():
             kept = [record for record in read_jsonl(path) if record.get("step", 0) <= step]
-            with whole_file(path) as partial:
+            with atomic_write(path) as partial:
                 write_jsonl(kept, partial)
     for folder in _OF_STEPS:
         for path in (run_dir / folder).glob("step_*"):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.files import whole_file
+from oger_recipe.files import atomic_write
 
 BEST = "best"  # folder, and the beginning of OpenRLHF's names for the best checkpoints
 _NAME = "global_step"
@@ -34,7 +34,7 @@ class Checkpoint:
 def seal(folder: Path, step: int, **facts: Any) -> None:
     """Writes the manifest of a checkpoint whose files are all there."""
     files = {str(path.relative_to(folder)): path.stat().st_size for path in _files(folder, step)}
-    with whole_file(_manifest(folder, step)) as partial:
+    with atomic_write(_manifest(folder, step)) as partial:
         partial.write_text(json.dumps({"step": step, "facts": facts, "files": files}, indent=1))
 
 
@@ -101,7 +101,7 @@ def point_at(folder: Path, step: int) -> None:
     """OpenRLHF loads the checkpoint that DeepSpeed's files ``latest`` name."""
     for role in ("_actor", "_critic"):
         if (folder / role).is_dir():
-            with whole_file(folder / role / "latest") as partial:
+            with atomic_write(folder / role / "latest") as partial:
                 partial.write_text(f"{_NAME}{step}")
 
 

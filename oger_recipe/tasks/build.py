@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.errors import RecipeError
-from oger_recipe.files import whole_folder
+from oger_recipe.files import atomic_folder
 from oger_recipe.tasks import countdown, countdown_teachers, tiny_policy
 from oger_recipe.teachers.draw import weights
 
@@ -72,7 +72,7 @@ def _cached(cache: Path, kind: str, key: dict[str, Any], write: Callable[[Path],
     if folder.is_dir():
         print(f"{kind}: from {folder}", flush=True)
         return folder
-    with whole_folder(folder) as partial:
+    with atomic_folder(folder) as partial:
         write(partial)
         (partial / "content.json").write_text(text)
     print(f"{kind}: built in {folder}", flush=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from oger_recipe.files import whole_file, write_jsonl
+from oger_recipe.files import atomic_write, write_jsonl
 from oger_recipe.rewards.verifiers import verify
 from oger_recipe.tasks.countdown_teachers import OPERATORS, TEACHERS, Expression, random_expression, slip, steps
 
@@ -171,5 +171,5 @@ def _trajectory(problem: Problem, source: str, answer: str, rng: random.Random, 
 
 def write_rows(rows: Iterable[dict[str, Any]], path: str | os.PathLike[str]) -> None:
     """Write rows as JSONL; the file appears whole or not at all. Missing folders are made."""
-    with whole_file(Path(path)) as partial:
+    with atomic_write(Path(path)) as partial:
         write_jsonl(rows, partial)

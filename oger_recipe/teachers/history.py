@@ -3,7 +3,7 @@
 from collections import defaultdict, deque
 from pathlib import Path
 
-from oger_recipe.files import read_jsonl, whole_file, write_jsonl
+from oger_recipe.files import atomic_write, read_jsonl, write_jsonl
 from oger_recipe.run_folder.records import append_json
 
 
@@ -22,7 +22,7 @@ class History:
         records = [record for record in records if record["step"] <= step]
         for record in records:
             self._texts[record["uid"]].append(record["text"])
-        with whole_file(path) as partial:  # what came after the step that is resumed from will come again
+        with atomic_write(path) as partial:  # what came after the step that is resumed from will come again
             write_jsonl(records, partial)
 
     def __getitem__(self, uid: str) -> list[str]:

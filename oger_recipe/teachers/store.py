@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from oger_recipe.files import whole_file
+from oger_recipe.files import atomic_write
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def write_teacher_store(teachers: dict[str, Sequence[Teacher]], path: Path) -> N
         ),
         key=lambda row: row["key"],
     )
-    with whole_file(path) as partial:
+    with atomic_write(path) as partial:
         with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
             writer.write_table(pa.Table.from_pylist(rows, _SCHEMA))
 
