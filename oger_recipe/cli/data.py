@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from oger_recipe.errors import RecipeError
-from oger_recipe.settings.recipe_file import own_verifiers
+from oger_recipe.settings.grading import VerifierSettings
 
 if TYPE_CHECKING:
     from oger_recipe.data.build import Figures, Part
@@ -183,7 +183,7 @@ def _validate(args: argparse.Namespace) -> bool:
     from oger_recipe.rewards.rules import GradingRules
     from oger_recipe.rewards.verifiers import BOUNDED, VERIFIERS
 
-    own = own_verifiers({"oger.verifiers": args.verifiers})
+    own = VerifierSettings(verifiers=tuple(args.verifiers)).own
     columns = Columns(args.input_key, args.label_key, args.teacher_key, args.task_name, tuple(own))
     preload = tuple(sorted({*VERIFIERS, *own.values()} - BOUNDED))  # where any of them is needed at all
     with GradingPool(GradingSettings(preload=preload)) as pool:
