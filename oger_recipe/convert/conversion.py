@@ -17,7 +17,9 @@ from oger_recipe.convert.recipe_text import recipe_text
 from oger_recipe.convert.values import UNSET, Flag, Get, NoEffect, Unsupported, checked, is_placeholder, parse
 from oger_recipe.errors import RecipeError
 from oger_recipe.settings.checks import check_run
-from oger_recipe.settings.recipe_file import in_prompts, read_recipe
+from oger_recipe.settings.derived import in_prompts
+from oger_recipe.settings.flags import defaults
+from oger_recipe.settings.recipe_file import read_recipe
 
 # Settings whose files may lie on another machine.
 _FILES = (
@@ -181,9 +183,8 @@ def _refusals(text: str, parser: argparse.ArgumentParser) -> list[str]:
         path = Path(folder) / "recipe.yaml"
         path.write_text(text, encoding="utf-8")
         try:
-            tokens = read_recipe(path, parser)
-            args = parser.parse_args(in_prompts(parser.parse_args(tokens), tokens))
-            check_run(args, cpu=False, gpus_here=None)
+            settings = in_prompts(defaults(parser) | read_recipe(path, parser))
+            check_run(settings, cpu=False, gpus_here=None)
         except RecipeError as error:
             first, *sentences = str(error).replace(f"{path}:", "line ").split("\n  - ")
             return sentences or [first]

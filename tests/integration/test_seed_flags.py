@@ -23,8 +23,7 @@ from openrlhf.utils.config import hierarchize  # noqa: E402
 from oger_recipe.embedding.similarity import RerankerSimilarity, make_similarity  # noqa: E402
 from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker  # noqa: E402
 from oger_recipe.plugin.policy.policy_actor import HybridPolicyLoss  # noqa: E402
-from oger_recipe.settings.effects import compares  # noqa: E402
-from oger_recipe.settings.oger import SETTINGS  # noqa: E402
+from oger_recipe.settings.oger import SETTINGS, OgerSettings  # noqa: E402
 
 PACKAGE = Path(__file__).parents[2] / "oger_recipe"
 # Where a setting is named without an effect on a run: conversion, and in settings what only looks at it.
@@ -247,4 +246,4 @@ def test_a_reranker_reads_the_part_that_is_asked_for(arguments, monkeypatch: pyt
     ],
 )
 def test_nothing_is_embedded_for_a_run_that_compares_nothing(arguments, flags: list[str], needed: bool) -> None:
-    assert compares(vars(arguments(*flags).oger)) == needed
+    assert OgerSettings.of(arguments(*flags).oger).compares == needed
