@@ -203,6 +203,10 @@ def _verdict(dataset: str, report: Report) -> str:
         f"{report.without_teachers} without teachers, {report.repeated} repetitions that training leaves out",
         f"teachers: {sum(report.teachers.values())} ({by_source or 'none'}), not verified here",
     ]
+    lines += [
+        f"the reference answers of {task} were not checked: its verifier fails on an empty response ({error})"
+        for task, error in report.unchecked.items()
+    ]
     if report.may_be_teachers:
         lines.append(f"no teachers: is their column another (--teacher_key)? {', '.join(report.may_be_teachers)}")
     return "\n".join(lines)
