@@ -1,4 +1,4 @@
-"""The same rollouts give the same rewards, bonuses, advantages and losses as before, for five recipes: see replay.py.
+"""The same rollouts give the same rewards, bonuses, advantages and losses as before: see replay/replay.py.
 
 To the last bit on the kind of machine that the record was made on (torch, architecture, vector instructions);
 elsewhere to 1e-6, as sums and exponentials may differ in the last bit there.
@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from record import expected, machine
-from replay import RECIPES, replayed
+from replay import CASES, replayed
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_the_same_rollouts_give_the_same_rewards_advantages_and_losses(recipe: str, tmp_path: Path) -> None:
-    wanted = expected(recipe)
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_rollouts_give_the_same_rewards_advantages_and_losses(case: str, tmp_path: Path) -> None:
+    wanted = expected(case)
     exact = wanted.pop("machine") == machine()
-    found = _differences(replayed(recipe, tmp_path), wanted, exact, recipe)
+    found = _differences(replayed(case, tmp_path), wanted, exact, case)
     assert not found, f"{len(found)} differences from the record:\n" + "\n".join(sorted(found)[:30])
 
 

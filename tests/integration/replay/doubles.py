@@ -42,11 +42,14 @@ class Recorded:
         return self._said[name][self._trajectory[tuple(tokens)]]
 
     def next_response(self, prompt: list[int]) -> list[int]:
-        return self._sampled[tuple(prompt)].popleft()
+        """In the order in which they were sampled, and then from the first one again."""
+        responses = self._sampled[tuple(prompt)]
+        responses.rotate(-1)
+        return responses[-1]
 
 
 class Engine:
-    """In place of vLLM's engine: the recorded responses to a prompt in the order in which they were sampled."""
+    """In place of vLLM's engine."""
 
     def __init__(self, recorded: Recorded, end: int) -> None:
         self._recorded, self._end = recorded, end

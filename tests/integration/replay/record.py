@@ -1,4 +1,4 @@
-"""``python tests/integration/replay/record.py [RECIPE ...]``: writes what the replay has to give from now on.
+"""``python tests/integration/replay/record.py [CASE ...]``: writes what the replay has to give from now on.
 
 Run it after a change of behaviour that is meant, and commit what it writes together with that change. A change that
 only moves code needs no new record. Nothing here can tell right from wrong: it writes down what the code does.
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from replay import HERE, RECIPES, replayed
+from replay import CASES, HERE, replayed
 
 _TEXTS = ("json", "machine")
 
@@ -24,20 +24,20 @@ def machine() -> dict[str, str]:
     return {"torch": torch.__version__, "architecture": platform.machine(), "capability": capability}
 
 
-def record(recipe: str) -> None:
+def record(case: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        found = replayed(recipe, Path(folder)) | {"machine": machine()}
-    path = HERE / "expected" / f"{recipe}.npz"
+        found = replayed(case, Path(folder)) | {"machine": machine()}
+    path = HERE / "expected" / f"{case.replace(' ', '_')}.npz"
     np.savez_compressed(path, **found | {name: np.array(json.dumps(found[name])) for name in _TEXTS})
     print(f"{path}: {len(found)} arrays, {path.stat().st_size} bytes")
 
 
-def expected(recipe: str) -> dict[str, Any]:
+def expected(case: str) -> dict[str, Any]:
     """What `record` wrote: what `replayed` gave then, and the ``machine`` that it gave it on."""
-    found = dict(np.load(HERE / "expected" / f"{recipe}.npz"))
+    found = dict(np.load(HERE / "expected" / f"{case.replace(' ', '_')}.npz"))
     return found | {name: json.loads(str(found[name])) for name in _TEXTS}
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or RECIPES:
+    for name in sys.argv[1:] or CASES:
         record(name)

@@ -22,7 +22,7 @@ the policy and the critic said of these tokens and of the prompts' teachers at t
 - group.npz: configs/oger_cpu.yaml, rollout.batch_size 64, oger.prompts_per_update 32, rollout.temperature 0.6,
   rollout.max_new_tokens 44. Used by all recipes whose models are the policy alone.
 - ppo.npz: configs/oat_gsm8k_ppo_cpu.yaml, rollout.batch_size 32, train.batch_size 128, rollout.max_new_tokens 44.
-Both began with the policy that 20 steps of oat_gsm8k_ppo_cpu.yaml had made of countdown_cpu.yaml's (``policy/`` has its
+Both began with the policy that 20 steps of oat_gsm8k_ppo_cpu.yaml made of countdown_cpu.yaml's (``policy/`` has its
 tokenizer), and with the first 128 problems that countdown_cpu.yaml trains on, every fourth without its teachers. Of
 each run twelve prompts are kept: some that all rollouts solve, some that none solves, with and without teachers, and
 some with cut rollouts.
@@ -51,26 +51,47 @@ from oger_recipe.plugin.install import install
 
 HERE = Path(__file__).parent
 CONFIGS = HERE.parents[2] / "configs"
-_GROUPS = ["--oger.prompts_per_update=3", "--rollout.temperature=0.6"]
-RECIPES: dict[str, tuple[str, list[str]]] = {  # recipe -> inputs, flags
-    "oger_cpu": ("group", _GROUPS),
-    "oger_paper_cpu": ("group", _GROUPS),
-    "luffy_cpu": ("group", _GROUPS),
-    "grpo_cpu": ("group", _GROUPS),
-    "oat_gsm8k_ppo_cpu": ("ppo", ["--train.batch_size=24"]),
-}
+_GROUPS = ["--oger.prompts_per_update=3", "--rollout.temperature=0.6", "--oger.total_training_steps=2"]
+_PPO = ["--train.batch_size=24", "--oger.total_training_steps=2"]
+CASES: dict[str, tuple[str, str, list[str]]] = {  # recipe, inputs, flags
+    "oger_cpu": ("oger_cpu", "group", _GROUPS),
+    "oger_paper_cpu": ("oger_paper_cpu", "group", _GROUPS),
+    "luffy_cpu": ("luffy_cpu", "group", _GROUPS),
+    "grpo_cpu": ("grpo_cpu", "group", _GROUPS),
+    "oat_gsm8k_ppo_cpu": ("oat_gsm8k_ppo_cpu", "ppo", _PPO),
+    # Options that no recipe above has; every prompt comes twice, so that there are earlier rollouts to compare with.
+    "oger_cpu with options": ("oger_cpu", "group", [
+        *_GROUPS, "--oger.total_training_steps=4", "--oger.use_history_samples", "--oger.history_size=2",
+        "--oger.bonus_schedule=linear", "--oger.bonus_weight_end=0.25", "--oger.bonus_schedule_steps=3",
+        "--oger.similarity_shaping=group_rank", "--oger.similarity_reverse_fail", "--oger.entropy_position=top",
+        "--oger.max_replace_num=2", "--oger.replace_mode=wrong_first_similarity_max_des", "--oger.repeating_check",
+        "--oger.teacher_draw=round_robin", "--oger.advantage_baseline=group", "--oger.all_correct_group=clip",
+        "--oger.prefix_reward_weight_alpha=1.5", "--oger.prefix_reward_weight_beta=0.5", "--oger.off_policy_loss=ppo",
+        "--oger.loss_aggregation=token_mean", "--oger.non_stop_penalty=-0.25",
+    ]),
+    "luffy_cpu with options": ("luffy_cpu", "group", [
+        *_GROUPS, "--algo.advantage.estimator=group_norm", "--oger.use_sft_prefix_reward",
+        "--oger.sft_prefix_reward_weight=2", "--oger.non_stop_fixed_reward=0.5", "--oger.disable_truncation_advantage",
+        "--oger.off_policy_loss=sft", "--oger.sft_loss_coef=0.5", "--oger.loss_aggregation=sequence_mean",
+        "--oger.on_policy_reshape=pow", "--oger.all_max_clip=0.99", "--no-oger.loss_remove_clip",
+    ]),
+    "oat_gsm8k_ppo_cpu with options": ("oat_gsm8k_ppo_cpu", "ppo", [
+        *_PPO, "--algo.advantage.gamma=0.99", "--algo.advantage.lambd=0.9", "--oger.kl_penalty_coef=0.05",
+        "--oger.non_stop_penalty=-0.5",
+    ]),
+}  # fmt: skip
 _FLAGS = [
     "--data.apply_chat_template", "--rollout.batch_size=6", "--rollout.micro_batch_size=16",
-    "--rollout.max_new_tokens=44", "--train.micro_batch_size=12", "--oger.total_training_steps=2",
-    "--ckpt.save_steps=-1", "--ckpt.disable_ds", "--no-oger.chunked_token_stats",
+    "--rollout.max_new_tokens=44", "--train.micro_batch_size=12", "--ckpt.save_steps=-1", "--ckpt.disable_ds",
+    "--no-oger.chunked_token_stats",
 ]  # fmt: skip
 _OF_TOKENS = ("action_log_probs", "base_action_log_probs", "rollout_log_probs", "values", "returns", "advantages")
 _OF_ROWS = ("rewards", "scores", "truncated", "response_length", "total_length")
 
 
-def replayed(recipe: str, folder: Path) -> dict[str, Any]:
-    """What comes out of a recipe's two steps: arrays by name, and the run's own records as ``json``."""
-    inputs, flags = RECIPES[recipe]
+def replayed(case: str, folder: Path) -> dict[str, Any]:
+    """What comes out of a case's steps: arrays by name, and the run's own records as ``json``."""
+    recipe, inputs, flags = CASES[case]
     recorded, rows = Recorded(HERE / "inputs" / f"{inputs}.npz"), folder / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in recorded.rows))
     with _one_process(recorded, folder) as patch, embedding_server(recorded.vectors) as url:
