@@ -1,7 +1,7 @@
 """The same rollouts give the same rewards, bonuses, advantages and losses as before: see replay/replay.py.
 
 To the last bit on the kind of machine that the record was made on (torch, architecture, vector instructions);
-elsewhere to 1e-6, as sums and exponentials may differ in the last bit there.
+elsewhere to 1e-6 of an array's largest number, as sums and exponentials may differ in the last bit there.
 """
 
 from pathlib import Path
@@ -39,7 +39,7 @@ def _differences(found: Any, wanted: Any, exact: bool, name: str) -> list[str]:
         return [f"{name}: {found.dtype}{found.shape}, not {wanted.dtype}{wanted.shape}"]
     same = (found == wanted) | ((found != found) & (wanted != wanted))
     if not exact and wanted.dtype.kind == "f":
-        same |= np.isclose(found, wanted, rtol=1e-6, atol=1e-6)
+        same |= np.abs(found - wanted) <= 1e-6 * np.nanmax(np.abs(wanted), initial=0.0)
     at = np.flatnonzero(~same)
     first = f"the first at {at[0]}: {found.flat[at[0]]!r}, not {wanted.flat[at[0]]!r}" if len(at) else ""
     return [f"{name}: {len(at)} of {same.size} differ, {first}"] if len(at) else []
