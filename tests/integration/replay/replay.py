@@ -75,6 +75,13 @@ CASES: dict[str, tuple[str, str, list[str]]] = {  # recipe, inputs, flags
         "--oger.off_policy_loss=sft", "--oger.sft_loss_coef=0.5", "--oger.loss_aggregation=sequence_mean",
         "--oger.on_policy_reshape=pow", "--oger.all_max_clip=0.99", "--no-oger.loss_remove_clip",
     ]),
+    "grpo_cpu with options": ("grpo_cpu", "group", [
+        *_GROUPS, "--algo.advantage.estimator=rloo", "--oger.max_replace_num=2", "--no-oger.replace_after_rm",
+        "--oger.replace_mode=random", "--oger.max_prefix_len=34", "--oger.teacher_draw=shortest",
+        "--oger.bonus_weight=0.5", "--oger.last_token_enp_reward=entropy",
+        "--no-oger.similarity_reverse", "--oger.similarity_shaping=ratio", "--oger.entropy_position=mean",
+        "--oger.off_policy_reshape=square_root", "--oger.off_policy_max_clip=0.9",
+    ]),
     "oat_gsm8k_ppo_cpu with options": ("oat_gsm8k_ppo_cpu", "ppo", [
         *_PPO, "--algo.advantage.gamma=0.99", "--algo.advantage.lambd=0.9", "--oger.kl_penalty_coef=0.05",
         "--oger.non_stop_penalty=-0.5",
@@ -83,7 +90,7 @@ CASES: dict[str, tuple[str, str, list[str]]] = {  # recipe, inputs, flags
 _FLAGS = [
     "--data.apply_chat_template", "--rollout.batch_size=6", "--rollout.micro_batch_size=16",
     "--rollout.max_new_tokens=44", "--train.micro_batch_size=12", "--ckpt.save_steps=-1", "--ckpt.disable_ds",
-    "--no-oger.chunked_token_stats",
+    "--no-oger.chunked_token_stats", "--oger.grading_time_limit=60",
 ]  # fmt: skip
 _OF_TOKENS = ("action_log_probs", "base_action_log_probs", "rollout_log_probs", "values", "returns", "advantages")
 _OF_ROWS = ("rewards", "scores", "truncated", "response_length", "total_length")
