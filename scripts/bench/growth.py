@@ -33,7 +33,7 @@ from oger_recipe.embedding.encoder import TrajectoryEncoder
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 from oger_recipe.embedding.similarity import EmbeddingSimilarity
 from oger_recipe.run_folder.records import write_samples
-from oger_recipe.settings.knobs import KNOBS
+from oger_recipe.settings.oger import SETTINGS
 from oger_recipe.teachers.store import Teacher, TeacherStore, write_teacher_store
 
 BASE = {"prompts": 32, "group": 8, "length": 256, "teachers": 3}
@@ -100,7 +100,7 @@ def measure(encoder: TrajectoryEncoder, sizes: dict[str, int], folder: Path, ste
     words = [
         tokenizer.convert_tokens_to_ids(word) for word in ("we", "then", "find", "that", "the", "sum", "is", "two")
     ]
-    oger = SimpleNamespace(**{knob.name: knob.default for knob in KNOBS})
+    oger = SimpleNamespace(**{each.name: each.default for each in SETTINGS})
     prompts, group, length, teachers = sizes.values()
 
     def teacher(number: int) -> Teacher:
