@@ -15,7 +15,7 @@ from oger_recipe.convert.dialect import Argument, Dialect
 from oger_recipe.convert.recipe_text import recipe_text
 from oger_recipe.convert.script import Command, read_command
 from oger_recipe.convert.values import UNSET, Flag, Get, NoEffect, Unsupported, checked, is_placeholder
-from oger_recipe.convert.verl_mix import VERL_MIX
+from oger_recipe.convert.verl_mix.dialect import VERL_MIX
 from oger_recipe.errors import RecipeError
 from oger_recipe.settings.checks import check_run
 from oger_recipe.settings.recipe_file import in_prompts, read_recipe

@@ -120,11 +120,11 @@ def _attempt(
     supervised = time.time()
 
     from oger_recipe.plugin.driver.launch import launch
-    from oger_recipe.report.progress import Progress
+    from oger_recipe.report.console import Console
     from oger_recipe.report.summary import Report
 
     seconds = {"task": built - started, "data": prepared - built, "supervised": supervised - prepared}
-    with explained(run_dir, checkpoint_folder, sys.argv), Progress(Report(run_dir, seconds, started)):
+    with explained(run_dir, checkpoint_folder, sys.argv), Console(Report(run_dir, seconds, started)):
         gpus = args.__dict__["oger.logical_gpus"] or sum(gpus_by_role(vars(args)).values())
         environment = {"OGER_GRADING": grading.to_json()} | handed_on(vars(args), run_dir)
         environment |= remote_code.environment(vars(args))

@@ -17,7 +17,7 @@ from oger_recipe.convert.engine import DIALECTS, Conversion, convert
 from oger_recipe.convert.hydra import parse
 from oger_recipe.convert.page import page
 from oger_recipe.convert.values import UNSET, NoEffect, checked
-from oger_recipe.convert.verl_mix import VERL_MIX
+from oger_recipe.convert.verl_mix.dialect import VERL_MIX
 from oger_recipe.settings.checks import check_run
 from oger_recipe.settings.recipe_file import read_recipe
 
