@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import pkgutil
 import re
 import subprocess
@@ -21,8 +22,10 @@ pytestmark = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.re
 
 
 def words(page: Path) -> list[str]:
-    """What stands in backticks outside code blocks."""
-    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S))
+    """What stands in backticks, but for code blocks and the names of files that a block is."""
+    return re.findall(
+        r"`([^`\n]+)`", re.sub(r"^(?:`[^`\n]+`:\n\n)?```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    )
 
 
 def blocks(page: Path, language: str) -> str:
@@ -50,6 +53,12 @@ def _exists(name: str) -> bool:
     return True
 
 
+def test_registries_that_a_page_names_are_in_their_modules(page: Path) -> None:
+    for names, path in re.findall(r"\| ((?:`[A-Z_]+`(?:, )?)+) \| `([\w/]+)\.py` \|", page.read_text()):
+        module = importlib.import_module(f"oger_recipe.{path.replace('/', '.')}".removesuffix(".__init__"))
+        assert all(isinstance(getattr(module, name), dict | list | tuple) for name in re.findall(r"\w+", names)), path
+
+
 def test_links_lead_somewhere(page: Path) -> None:
     text = page.read_text()
     for target in re.findall(r"\]\(([^)#\s]*)(?:#[\w-]*)?\)", text):
@@ -60,8 +69,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_settings_that_a_page_names_exist(page: Path, parser: argparse.ArgumentParser) -> None:
-    known = {name[2:] for action in parser._actions for name in action.option_strings if name.startswith("--")}
     """Sections of `--help`, and names of verl's in the first cells of from_verl.md, are no settings."""
+    known = {name[2:] for action in parser._actions for name in action.option_strings if name.startswith("--")}
     text = " ".join([*words(page), blocks(page, "bash")])
     if page.name == "from_verl.md":
         text = " ".join(line.split("|")[2] for line in page.read_text().splitlines() if line.startswith("| `"))
