@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from oger_recipe.errors import RecipeError
-from oger_recipe.settings.recipe_file import own_verifiers
+from oger_recipe.settings.grading import VerifierSettings
 
 if TYPE_CHECKING:
     from oger_recipe.data.build import Figures, Part
@@ -183,7 +183,7 @@ def _validate(args: argparse.Namespace) -> bool:
     from oger_recipe.rewards.rules import GradingRules
     from oger_recipe.rewards.verifiers import BOUNDED, VERIFIERS
 
-    own = own_verifiers({"oger.verifiers": args.verifiers})
+    own = VerifierSettings(verifiers=tuple(args.verifiers)).own
     columns = Columns(args.input_key, args.label_key, args.teacher_key, args.task_name, tuple(own))
     preload = tuple(sorted({*VERIFIERS, *own.values()} - BOUNDED))  # where any of them is needed at all
     with GradingPool(GradingSettings(preload=preload)) as pool:
@@ -202,6 +202,10 @@ def _verdict(dataset: str, report: Report) -> str:
         f"usable: {sum(report.tasks.values())} ({by_task or 'none'}), {report.problems} different problems, "
         f"{report.without_teachers} without teachers, {report.repeated} repetitions that training leaves out",
         f"teachers: {sum(report.teachers.values())} ({by_source or 'none'}), not verified here",
+    ]
+    lines += [
+        f"the reference answers of {task} were not checked: its verifier fails on an empty response ({error})"
+        for task, error in report.unchecked.items()
     ]
     if report.may_be_teachers:
         lines.append(f"no teachers: is their column another (--teacher_key)? {', '.join(report.may_be_teachers)}")

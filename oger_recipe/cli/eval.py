@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from oger_recipe.errors import RecipeError
-from oger_recipe.settings.recipe_file import grading_rules, own_verifiers, stop_texts
+from oger_recipe.settings.grading import VerifierSettings, grading_rules
+from oger_recipe.settings.rollouts import RolloutSettings
 
 if TYPE_CHECKING:
     from oger_recipe.evaluation.benchmarks import Problem
@@ -179,7 +180,9 @@ def _sampling(args: argparse.Namespace, settings: dict[str, Any]) -> Sampling:
     }
     chosen = {name: value for name, value in of_run.items() if value is not None} if args.recipe else {}
     chosen |= {name: vars(args)[name] for name in of_run if vars(args)[name] is not None}
-    return Sampling(**chosen, stop=stop_texts(settings), stop_token_ids=tuple(settings["oger.stop_token_ids"]))
+    return Sampling(
+        **chosen, stop=RolloutSettings.of(settings).stop_texts, stop_token_ids=tuple(settings["oger.stop_token_ids"])
+    )
 
 
 def _prompting(args: argparse.Namespace, settings: dict[str, Any]) -> Prompting:
@@ -200,7 +203,7 @@ def _benchmarks(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str,
         if file is None and args.benchmark_dir:
             file = find_file(name, args.benchmark_dir)
         benchmarks[name] = load_benchmark(
-            name, file, max_problems=args.max_problems, own_tasks=tuple(own_verifiers(settings))
+            name, file, max_problems=args.max_problems, own_tasks=tuple(VerifierSettings.of(settings).own)
         )
     if benchmarks:
         return benchmarks

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from oger_recipe.cli.openrlhf_help import SENTENCES
 from oger_recipe.errors import RecipeError
-from oger_recipe.settings.knobs import KNOBS
+from oger_recipe.settings.oger import SECTIONS
+from oger_recipe.settings.parser import ListAction
 
 _WIDTH = 100
 
@@ -27,20 +28,7 @@ OPENRLHF_SECTIONS = {
     "ckpt": "checkpoints, resuming, the final model",
     "logger": "TensorBoard and Weights & Biases",
 }
-# One of the recipe's own begins with this knob and ends before the next one's; the order is that of KNOBS.
-OGER_SECTIONS = {
-    "oger.run": ("run_dir", "run folder, steps, evaluation before, during and after"),
-    "oger.rollouts": ("task_name", "verifiers, prompt templates, stops, what grading may take"),
-    "oger.teachers": ("max_replace_num", "who enters a group, and for whom"),
-    "oger.prefix": ("n_prefix", "rollouts that begin with a part of a teacher (LUFFY)"),
-    "oger.advantage": ("advantage_baseline", "baseline, weights of teacher tokens"),
-    "oger.bonus": ("bonus_weight", "the exploration bonus"),
-    "oger.encoder": ("embedding_model", "the encoder that measures similarity, and its cache"),
-    "oger.loss": ("off_policy_reshape", "the loss of teacher tokens and of rollouts"),
-    "oger.sft": ("sft.epochs", "supervised training on the teachers first"),
-    "oger.guards": ("max_reward_error_rate", "when a run stops by itself"),
-    "oger.task": ("task.name", "the built-in Countdown task"),
-}
+OGER_SECTIONS = {section.title: section for section in SECTIONS}
 
 _USAGE = """\
 usage: oger train --recipe FILE [flags]          train by a recipe file; flags win over it
@@ -59,7 +47,7 @@ def overview(parser: argparse.ArgumentParser) -> str:
     """Usage, examples and the sections with their numbers of flags."""
     sections = sections_of(parser)
     lines = {name: line for name, line in OPENRLHF_SECTIONS.items()}
-    lines |= {name: line for name, (_, line) in OGER_SECTIONS.items()}
+    lines |= {name: each.about for name, each in OGER_SECTIONS.items()}
     lines["other"] = "what has no section"
     rows = [f"  {name:15} {len(actions):3}  {lines[name]}" for name, actions in sections.items()]
     total = sum(map(len, sections.values()))
@@ -85,16 +73,12 @@ def section(parser: argparse.ArgumentParser, name: str) -> str:
 
 def sections_of(parser: argparse.ArgumentParser) -> dict[str, list[argparse.Action]]:
     """Every flag in exactly one section, without --help itself and the opposites (--no-FLAG) of switches."""
-    starts = {knob: name for name, (knob, _) in OGER_SECTIONS.items()}
-    of_knob, current = {}, ""
-    for knob in KNOBS:
-        current = starts.get(knob.name, current)
-        of_knob[f"oger.{knob.name}"] = current
+    own = {each.flag: section.title for section in SECTIONS for each in section.settings()}
     found: dict[str, list[argparse.Action]] = {name: [] for name in (*OPENRLHF_SECTIONS, "other", *OGER_SECTIONS)}
     for action in parser._actions:
         if action.dest != "help" and action.help != argparse.SUPPRESS:
             first = action.option_strings[0].removeprefix("--").partition(".")[0]
-            found[of_knob.get(action.dest, first if first in OPENRLHF_SECTIONS else "other")].append(action)
+            found[own.get(action.dest, first if first in OPENRLHF_SECTIONS else "other")].append(action)
     return found
 
 
@@ -120,8 +104,8 @@ def _default(action: argparse.Action) -> str:
 
 def _flag(action: argparse.Action) -> Iterator[str]:
     names = ", ".join(action.option_strings)
-    kind = getattr(action, "item_type", None) or action.type
-    choices = getattr(action, "item_choices", None) or action.choices
+    several_of = action.setting if isinstance(action, ListAction) else None
+    kind, choices = (several_of.read, several_of.choices) if several_of else (action.type, action.choices)
     value = f"{{{','.join(map(str, choices))}}}" if choices else kind.__name__ if kind else ""
     several = {None: "", 0: "", "*": " ...", "+": " ..."}.get(action.nargs, f" x {action.nargs}")
     line = f"{names} {value}{several}".rstrip()

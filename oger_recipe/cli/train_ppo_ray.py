@@ -7,29 +7,14 @@ import argparse
 import difflib
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from oger_recipe.convert.foreign import recognised_flags
 from oger_recipe.errors import RecipeError
 from oger_recipe.secrets import SECRETS, hide_secrets
-from oger_recipe.settings.recipe_file import extend_parser, read_recipe, with_verifier_path
-
-
-def build_parser(*, cpu: bool) -> argparse.ArgumentParser:
-    """OpenRLHF's parser with the recipe's section and defaults."""
-    from oger_recipe.settings.openrlhf_parser import openrlhf_parser
-
-    parser = openrlhf_parser()
-    parser.prog = "oger train"
-    parser.allow_abbrev = False
-    parser.error = _refuse  # type: ignore[method-assign]
-    extend_parser(parser, cpu=cpu)
-    return parser
-
-
-def _refuse(message: str) -> NoReturn:
-    """In place of argparse's error, which prints the usage of two hundred flags before the sentence that matters."""
-    raise RecipeError(message)
+from oger_recipe.settings.parser import build_parser
+from oger_recipe.settings.recipe_file import read_recipe, with_verifier_path
+from oger_recipe.settings.upstream import CPU_DEFAULTS
 
 
 def parse(parser: argparse.ArgumentParser, tokens: list[str]) -> argparse.Namespace:
@@ -97,8 +82,6 @@ def _without_secrets(tokens: list[str]) -> list[str]:
 
 
 def _print_cpu_defaults(args: argparse.Namespace) -> None:
-    from oger_recipe.settings.knobs import CPU_DEFAULTS
-
     values: dict[str, Any] = vars(args)
     chosen = [f"{key} {values[key]}" for key, default in CPU_DEFAULTS.items() if values[key] == default]
     print("no CUDA here, so: " + ", ".join(chosen) + " (each flag can be set)", flush=True)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from oger_recipe.settings.knobs import METHOD_DEFAULTS
+from oger_recipe.settings.upstream import METHOD_DEFAULTS
 
 OPENRLHF = (
     "this is a command of OpenRLHF, whose flags are this recipe's as well: `python -m oger_recipe.cli.train_ppo_ray` "

@@ -17,7 +17,8 @@ from oger_recipe.data.rows import Row, check_row
 from oger_recipe.data.sources import Columns, as_text, read_records, to_row
 from oger_recipe.errors import RecipeError
 from oger_recipe.files import atomic_write, write_jsonl
-from oger_recipe.rewards.grading.pool import Graded, GradingPool
+from oger_recipe.rewards.grading.pool import GradingPool
+from oger_recipe.rewards.verdict import Graded
 from oger_recipe.rewards.verifiers import verify
 from oger_recipe.rewards.verifiers.boxed import last_boxed
 
@@ -318,8 +319,8 @@ def _check_answers(problems: list[_Problem], pool: GradingPool) -> None:
 
 
 def _refuse_unreadable(problem: _Problem, graded: Graded) -> None:
-    if graded.unreadable and graded.error is not None:
-        raise RecipeError(f"{problem.where}: {graded.error.removeprefix('ValueError: ')}")
+    if graded.unreadable:
+        raise RecipeError(f"{problem.where}: {graded.error}")
 
 
 def _compare_answers(problems: list[_Problem], pool: GradingPool) -> None:

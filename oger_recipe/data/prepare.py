@@ -260,8 +260,8 @@ def _verified(
     unreadable: dict[str, str] = {}
     for candidate, graded in zip(candidates, pool.grade_many(answers, progress=len(answers) > 2000), strict=True):
         verdict, uid = graded.verdict, candidate.row["uid"]
-        if graded.unreadable and graded.error is not None:
-            unreadable[uid] = f"row {uid!r}: {graded.error.removeprefix('ValueError: ')}"
+        if graded.unreadable:
+            unreadable[uid] = f"row {uid!r}: {graded.error}"
         if graded.error is None and candidate.marked not in (None, bool(verdict.score)):
             counts["teachers_marked_otherwise"] += 1
         if graded.error is not None:

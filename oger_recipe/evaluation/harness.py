@@ -30,8 +30,9 @@ from oger_recipe.evaluation.sampler import Model, Request, Response, Sampler, Sa
 from oger_recipe.evaluation.tables import markdown_table
 from oger_recipe.files import atomic_write, read_jsonl, write_jsonl
 from oger_recipe.remote_code import refusals
-from oger_recipe.rewards.grading.pool import Graded, GradingPool, GradingSettings
+from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 from oger_recipe.rewards.rules import GradingRules
+from oger_recipe.rewards.verdict import Graded
 from oger_recipe.rewards.verifiers import BOUNDED
 from oger_recipe.seeds import stable_seed
 

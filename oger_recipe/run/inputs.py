@@ -22,7 +22,7 @@ from oger_recipe.patches import apply_import_patches
 from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 from oger_recipe.rewards.rules import TIMES_ASKED
 from oger_recipe.rewards.verifiers import BOUNDED
-from oger_recipe.settings.recipe_file import grading_rules, own_verifiers
+from oger_recipe.settings.grading import VerifierSettings, grading_rules
 
 
 def write_data(args: argparse.Namespace, run_dir: Path) -> tuple[list[str], GradingSettings]:
@@ -96,7 +96,7 @@ def preparation(args: argparse.Namespace) -> dict[str, Any]:
 
 def grading_settings(value: dict[str, Any], rows: Sequence[Row]) -> GradingSettings:
     """How answers are graded in a run with these settings, whose rows name the tasks."""
-    own = own_verifiers(value)
+    own = VerifierSettings.of(value).own
     return GradingSettings(
         workers=value["oger.grading_workers"],
         time_limit_s=value["oger.grading_time_limit"],
@@ -140,7 +140,7 @@ def rows_of(value: dict[str, Any], which: str, counts: Counter[str] | None = Non
         f"oger.eval.{key}" if which == "eval" and value[f"oger.eval.{key}"] else f"data.{key}"
         for key in ("input_key", "label_key")
     )
-    own_tasks = tuple(own_verifiers(value))
+    own_tasks = tuple(VerifierSettings.of(value).own)
     columns = Columns(**keys, task=value["oger.task_name"], own_tasks=own_tasks, flags=(input_flag, label_flag))
     if which == "data":
         columns = replace(columns, teachers=value["oger.teacher_key"])

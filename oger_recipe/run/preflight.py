@@ -28,8 +28,8 @@ from oger_recipe.evaluation.benchmarks import BENCHMARKS
 from oger_recipe.run.memory import checkpoint_bytes, estimate, in_main_memory, readable, shape_of
 from oger_recipe.secrets import WANDB_KEY
 from oger_recipe.settings.effects import compares, embeds, own_section
+from oger_recipe.settings.grading import VerifierSettings, grading_rules
 from oger_recipe.settings.machine import gpus_by_role
-from oger_recipe.settings.recipe_file import grading_rules, own_verifiers
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 
@@ -330,7 +330,7 @@ def _verifiers(job: Job) -> Found:
 
     value = dict(job.value)
     try:
-        tasks = list(own_verifiers(value))
+        tasks = list(VerifierSettings.of(value).own)
     except RecipeError:  # the recipe's mistake, which is said elsewhere
         return
     tasks += [value["oger.task_name"]] if ":" in (value["oger.task_name"] or "") else []

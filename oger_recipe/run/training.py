@@ -28,7 +28,8 @@ from oger_recipe.secrets import handed_on
 from oger_recipe.settings.checks import recipe_problems, refuse
 from oger_recipe.settings.machine import gpus_by_role, gpus_found, machine_problems
 from oger_recipe.settings.notes import notes
-from oger_recipe.settings.recipe_file import in_prompts, set_in, stop_texts, write_resolved
+from oger_recipe.settings.recipe_file import in_prompts, set_in, write_resolved
+from oger_recipe.settings.rollouts import RolloutSettings
 
 
 def train(
@@ -213,7 +214,7 @@ def _template_flags(args: argparse.Namespace) -> list[str]:
     """What a named template means downstream: the chat template, or stop rules where the user has none."""
     value = vars(args)
     flags = ["--data.apply_chat_template"] if value["oger.prompt_template"] == "chat" else []
-    stop = stop_texts(value)
+    stop = RolloutSettings.of(value).stop_texts
     return flags + ([f"--oger.stop={json.dumps(stop)}"] if stop and not value["oger.stop"] else [])
 
 

@@ -14,9 +14,9 @@ from oger_recipe.rewards.rules import MATH_EXTRACT, MATH_RULES
 from oger_recipe.rewards.verifiers import VERIFIERS, look_in, resolve
 from oger_recipe.secrets import secret_problems
 from oger_recipe.settings.effects import has_bonus, own_section
+from oger_recipe.settings.grading import VerifierSettings
 from oger_recipe.settings.machine import machine_problems, policy_ranks, refused
-from oger_recipe.settings.ranges import out_of_range
-from oger_recipe.settings.recipe_file import own_verifiers
+from oger_recipe.settings.values import out_of_range
 from oger_recipe.teachers.draw import weights
 
 
@@ -124,7 +124,7 @@ def _rewards(args: argparse.Namespace) -> Iterator[str]:
         if value[key] == "":
             yield f"{key} is empty: without the reference answer every reward would be 0; name its column"
     try:
-        own = own_verifiers(value)
+        own = VerifierSettings.of(value).own
     except RecipeError as error:
         yield str(error)
         return

@@ -1,4 +1,4 @@
-"""The recipe on OpenRLHF's command line, and the YAML file that sets any flag.
+"""The YAML file that sets any flag.
 
 A recipe file is nested YAML whose paths are the flags of the command line: ``actor: {adam: {lr: 1e-6}}`` is
 ``--actor.adam.lr 1e-6``. Flags given on the command line win over the file.
@@ -13,71 +13,12 @@ from typing import Any
 
 import yaml
 
-from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.rules import GradingRules
 from oger_recipe.secrets import SECRETS
+from oger_recipe.settings.parser import ListAction
 from oger_recipe.settings.shipped import shipped
 
 EXTENDS = "extends"  # a recipe file's key for the file it builds on
-
-
-class _ListAction(argparse.Action):
-    """``--flag a b``, or one JSON list, ``--flag=["a", "-b"]``: that is how any text can be an item."""
-
-    def __init__(self, *args: Any, item_type: type, item_choices: tuple[str, ...] | None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.item_type, self.item_choices = item_type, item_choices
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
-    ) -> None:
-        items = list(values)
-        if len(items) == 1 and items[0].startswith("["):
-            try:
-                items = json.loads(items[0])
-            except ValueError:
-                parser.error(f"argument {option_string}: {items[0]!r} is not a JSON list")
-        setattr(namespace, self.dest, tuple(self._item(item, parser, option_string) for item in items))
-
-    def _item(self, item: Any, parser: argparse.ArgumentParser, option_string: Any) -> Any:
-        try:
-            converted = self.item_type(item)
-        except (TypeError, ValueError):
-            parser.error(f"argument {option_string}: {item!r} is not of type {self.item_type.__name__}")
-        if self.item_choices and converted not in self.item_choices:
-            parser.error(f"argument {option_string}: {item!r} is not one of {', '.join(self.item_choices)}")
-        return converted
-
-
-def extend_parser(parser: argparse.ArgumentParser, *, cpu: bool) -> None:
-    """Adds the recipe's section to OpenRLHF's parser and sets the recipe's defaults."""
-    # Here, because it imports torch, which `oger data` has no use for.
-    from oger_recipe.settings.knobs import CPU_DEFAULTS, KNOBS, METHOD_DEFAULTS
-
-    group = parser.add_argument_group("OGER recipe")
-    for knob in KNOBS:
-        flag = f"--oger.{knob.name}"
-        text = knob.help.replace("%", "%%") + f" (default: {knob.default})" * (knob.default is not None)
-        if knob.type is bool:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=knob.default, help=knob.help)
-        else:
-            kind: dict[str, Any] = {"type": knob.type, "choices": knob.choices}
-            if knob.nargs:
-                kind = {"action": _ListAction, "item_type": knob.type, "item_choices": knob.choices}
-            group.add_argument(flag, nargs=knob.nargs, default=knob.default, help=text, **kind)
-    _add_opposites(parser)
-    parser.set_defaults(**METHOD_DEFAULTS, **(CPU_DEFAULTS if cpu else {}))
-
-
-def _add_opposites(parser: argparse.ArgumentParser) -> None:
-    """``--no-FLAG`` for OpenRLHF's switches, which have none: else nothing could switch off what a recipe sets."""
-    for action in [each for each in parser._actions if isinstance(each, argparse._StoreTrueAction)]:
-        for name in action.option_strings:
-            opposite = f"--no-{name.removeprefix('--')}"
-            parser.add_argument(
-                opposite, dest=action.dest, action="store_false", default=argparse.SUPPRESS, help=argparse.SUPPRESS
-            )
 
 
 def read_recipe(path: Path, parser: argparse.ArgumentParser) -> list[str]:
@@ -99,7 +40,7 @@ def read_recipe(path: Path, parser: argparse.ArgumentParser) -> list[str]:
             continue
         if key in actions:  # else a section without settings
             tokens[actions[key].dest] = found
-    if mistakes:
+    if mistakes := list(dict.fromkeys(mistakes)):
         heading = [f"{len(mistakes)} mistakes in the recipe:"] if len(mistakes) > 1 else []
         raise RecipeError("\n  - ".join([*heading, *mistakes]))
     return [token for found in tokens.values() for token in found]
@@ -204,6 +145,9 @@ def _tokens(key: str, node: yaml.Node, actions: dict[str, argparse.Action], path
             if node.tag == "tag:yaml.org,2002:null":
                 return []  # a section whose settings are all commented out
             raise RecipeError(f"{_at(path, node)}: '{key}' is a section: its settings go below it, one a line")
+        above = key.rpartition(".")[0]
+        if isinstance(actions.get(above), ListAction):
+            raise RecipeError(f"{_at(path, node)}: '{above}' takes a list; of mappings each begins with a dash")
         near = difflib.get_close_matches(key, actions, n=1, cutoff=0.5)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise RecipeError(f"{_at(path, node)}: unknown setting '{key}'{hint}")
@@ -222,7 +166,7 @@ def _tokens(key: str, node: yaml.Node, actions: dict[str, argparse.Action], path
     if action.nargs is None:
         return [f"--{key}={value}"]  # one token: the value may begin with a dash
     default = list(action.default) if isinstance(action.default, tuple) else action.default
-    if isinstance(action, _ListAction):
+    if isinstance(action, ListAction):
         return [f"--{key}={json.dumps(values)}"]
     # Given as a flag, a default like the text "all-linear" would come back as a list.
     return [] if value == default else [f"--{key}", *(_word(item, action) for item in values)]
@@ -240,7 +184,7 @@ def _value(key: str, node: yaml.Node, action: argparse.Action, path: Path) -> ob
         value = yaml.safe_load(yaml.serialize(node))
     except (yaml.YAMLError, ValueError) as error:
         raise RecipeError(f"{_at(path, node)}: '{key}' has a value that YAML cannot read: {error}") from None
-    kind = action.item_type if isinstance(action, _ListAction) else action.type
+    kind = action.setting.read if isinstance(action, ListAction) else action.type
     if kind not in (None, str) or action.nargs == 0:  # 0: a switch
         return value
     if isinstance(node, yaml.SequenceNode) and action.nargs is not None:
@@ -272,15 +216,17 @@ def _switch(key: str, value: object, actions: dict[str, argparse.Action], where:
 
 
 def _check_value(key: str, item: object, action: argparse.Action, where: str) -> None:
-    is_list = isinstance(action, _ListAction)
-    kind = action.item_type if is_list else action.type or str  # type: ignore[attr-defined]
-    choices = action.item_choices if is_list else action.choices  # type: ignore[attr-defined]
-    if item is None or isinstance(item, bool | dict | list):
-        raise RecipeError(f"{where}: '{key}' takes {kind.__name__}, found {item!r}")  # type: ignore[union-attr]
+    setting = action.setting if isinstance(action, ListAction) else None
+    kind: Any = setting.read if setting else action.type or str
+    choices = setting.choices if setting else action.choices
     try:
-        converted = kind(str(item))  # type: ignore[operator]
+        if kind in (int, float, str) and (item is None or isinstance(item, bool | dict | list)):
+            raise ValueError
+        converted = kind(str(item) if kind in (int, float, str) else item)
+    except argparse.ArgumentTypeError as what:
+        raise RecipeError(f"{where}: '{key}' takes {what}, found {item!r}") from None
     except ValueError:
-        raise RecipeError(f"{where}: '{key}' takes {kind.__name__}, found {item!r}") from None  # type: ignore[union-attr]
+        raise RecipeError(f"{where}: '{key}' takes {kind.__name__}, found {item!r}") from None
     if choices is not None and converted not in choices:
         near = difflib.get_close_matches(str(item), [str(choice) for choice in choices], n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
@@ -307,54 +253,6 @@ def with_verifier_path(args: argparse.Namespace, tokens: Sequence[str], recipe: 
     given = vars(args)["oger.verifier_path"] or ([recipe.parent] if recipe else []) + [Path.cwd()]
     folders = list(dict.fromkeys(str(Path(folder).expanduser().absolute()) for folder in given))
     return [*tokens, f"--oger.verifier_path={json.dumps(folders)}"]
-
-
-def own_verifiers(settings: dict[str, Any]) -> dict[str, str]:
-    """The user's verifiers: task -> import path. Raises RecipeError for an entry that is not task=module:function."""
-    own = {}
-    for entry in settings["oger.verifiers"]:
-        task, separator, path = entry.partition("=")
-        if not separator or not task or ":" not in path:
-            raise RecipeError(f"oger.verifiers: {entry!r} is not task=package.module:function")
-        own[task] = path
-    return own
-
-
-def verifier_options(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Keyword arguments of the verifiers by task, where they differ from the verifiers' defaults."""
-    from oger_recipe.settings.knobs import KNOBS
-
-    chosen = {
-        "math": {"rule": "math_rule", "extract": "math_extract"},
-        "gsm8k": {"answer_format": "gsm8k_answer_format", "strict_oat": "gsm8k_strict_oat"},
-        "countdown": {"strict_oat": "countdown_strict_oat"},
-    }
-    defaults = {knob.name: knob.default for knob in KNOBS}
-    options = {
-        task: {name: settings[f"oger.{key}"] for name, key in keys.items() if settings[f"oger.{key}"] != defaults[key]}
-        for task, keys in chosen.items()
-    }
-    return {task: keywords for task, keywords in options.items() if keywords}
-
-
-def stop_texts(settings: dict[str, Any]) -> tuple[str, ...]:
-    """The texts that end a response: the user's, else the prompt template's."""
-    template = TEMPLATES.get(settings["oger.prompt_template"])
-    return tuple(settings["oger.stop"]) or (template.stop if template else ())
-
-
-def grading_rules(settings: dict[str, Any], *, evaluation: bool = False) -> GradingRules:
-    """What the settings of a run say about grading; in an evaluation OAT's scoring strips responses.
-
-    Raises RecipeError for an entry of oger.verifiers that is not task=module:function."""
-    template = TEMPLATES.get(settings["oger.prompt_template"])
-    return GradingRules(
-        verifier_options(settings),
-        own_verifiers(settings),
-        template.place if template else None,
-        tuple(stop for stop in stop_texts(settings) if stop not in settings["oger.stop_kept"]),
-        evaluation and settings["oger.countdown_strict_oat"],
-    )
 
 
 def nested(flat: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from oger_recipe.embedding.similarity import EmbeddingSimilarity  # noqa: E402
 from oger_recipe.plugin.controller.hybrid_batch import make_hybrid, read_rollouts  # noqa: E402
 from oger_recipe.plugin.controller.step_metrics import step_metrics  # noqa: E402
 from oger_recipe.run_folder.records import write_samples  # noqa: E402
-from oger_recipe.settings.knobs import KNOBS  # noqa: E402
+from oger_recipe.settings.oger import SETTINGS  # noqa: E402
 from oger_recipe.teachers.store import Teacher, TeacherStore, write_teacher_store  # noqa: E402
 
 BASE = {"prompts": 32, "group": 8, "length": 256, "teachers": 3}
@@ -102,7 +102,7 @@ def measure(encoder: TrajectoryEncoder, sizes: dict[str, int], folder: Path, ste
     words = [
         tokenizer.convert_tokens_to_ids(word) for word in ("we", "then", "find", "that", "the", "sum", "is", "two")
     ]
-    oger = SimpleNamespace(**{knob.name: knob.default for knob in KNOBS})
+    oger = SimpleNamespace(**{each.name: each.default for each in SETTINGS})
     prompts, group, length, teachers = sizes.values()
 
     def teacher(number: int) -> Teacher:

@@ -18,7 +18,7 @@ from oger_recipe.rewards.rules import EXTRACTIONS, GSM8K_FORMATS, MATH_RULES, PL
 from oger_recipe.rewards.verifiers import BOUNDED, VERIFIERS, Verdict, verify
 from oger_recipe.rewards.verifiers.gsm8k import verify_gsm8k
 from oger_recipe.rewards.verifiers.math_answer import verify_math
-from oger_recipe.settings.knobs import KNOBS
+from oger_recipe.settings.oger import SETTINGS
 
 ANSWERS = ["18", "#### 18", "C", r"\frac{1}{2}", '{"numbers": [3, 5, 12], "target": 96}', '{"fields": {"a": "int"}}']
 RESPONSES = [
@@ -138,11 +138,11 @@ def test_a_benchmark_names_its_dataset_and_refuses_records_that_are_not_its_own(
 
 def test_a_default_is_one_of_the_choices_and_the_flag_offers_all_of_them(parser: argparse.ArgumentParser) -> None:
     actions = {action.dest: action for action in parser._actions}
-    for knob in KNOBS:
-        if knob.choices is None:
+    for each in SETTINGS:
+        if each.choices is None:
             continue
-        defaults = knob.default if knob.nargs else [knob.default]
-        assert all(default is None or default in knob.choices for default in defaults), knob.name
-        for choice in knob.choices:
-            value = parser.parse_args([f"--oger.{knob.name}", choice])
-            assert vars(value)[actions[f"oger.{knob.name}"].dest] in (choice, (choice,))
+        defaults = each.default if each.many else [each.default]
+        assert all(default is None or default in each.choices for default in defaults), each.flag
+        for choice in each.choices:
+            value = parser.parse_args([f"--{each.flag}", choice])
+            assert vars(value)[actions[each.flag].dest] in (choice, (choice,))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oger_recipe.settings.effects import NEEDS, without_effect
-from oger_recipe.settings.knobs import KNOBS
+from oger_recipe.settings.oger import SETTINGS
 from oger_recipe.settings.recipe_file import read_recipe
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
@@ -90,7 +90,7 @@ def test_what_changes_nothing_is_named_and_what_does_is_not(parser, off, setting
 
 
 def test_every_setting_of_the_table_has_a_case_or_a_sibling_with_one(parser) -> None:
-    names = {knob.name for knob in KNOBS}
+    names = {each.name for each in SETTINGS}
     for settings, _, _ in NEEDS:
         assert all(name in names or name in vars(parser.parse_args([])) for name in settings)
         assert any(set(setting) & set(settings) for _, setting, _ in CASES), settings

@@ -24,7 +24,7 @@ from oger_recipe.evaluation.prompts import Prompting, prompt_texts, prompt_token
 from oger_recipe.evaluation.sampler import Sampling
 from oger_recipe.evaluation.tables import comparison, headlines, markdown_table
 from oger_recipe.rewards.verifiers import verify
-from oger_recipe.settings.recipe_file import stop_texts
+from oger_recipe.settings.rollouts import RolloutSettings
 
 SHARED = Path(__file__).parents[2] / ".." / "shared" / "data"
 STEPS = "\n\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -271,8 +271,8 @@ def test_a_named_template_brings_its_stop_texts(tokenizer: Any) -> None:
     [text] = prompt_texts([PROBLEM], tokenizer, Prompting("r1"))
     assert text.endswith("\nUser: 1+1?\nAssistant: <think>")
     defaults = vars(build_parser(cpu=True).parse_args([]))
-    assert stop_texts(defaults | {"oger.prompt_template": "r1"}) == ("</answer>",)
-    assert stop_texts(defaults) == ()
+    assert RolloutSettings.of(defaults | {"oger.prompt_template": "r1"}).stop_texts == ("</answer>",)
+    assert RolloutSettings.of(defaults).stop_texts == ()
 
 
 def test_chats_of_several_turns_need_the_chat_template(tokenizer: Any) -> None:

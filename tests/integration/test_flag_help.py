@@ -6,10 +6,9 @@ import argparse
 
 import pytest
 
-from oger_recipe.cli.flag_help import OGER_SECTIONS, OPENRLHF_SECTIONS, overview, section, sections_of, sentence
+from oger_recipe.cli.flag_help import OPENRLHF_SECTIONS, overview, section, sections_of, sentence
 from oger_recipe.cli.openrlhf_help import SENTENCES
 from oger_recipe.errors import RecipeError
-from oger_recipe.settings.knobs import KNOBS
 from oger_recipe.settings.openrlhf_parser import openrlhf_parser
 
 
@@ -23,12 +22,6 @@ def test_the_overview_fits_a_screen_and_counts_every_flag_once(parser: argparse.
     for name, actions in sections.items():
         assert actions, f"{name} is empty"
         assert any(line.split()[:2] == [name, str(len(actions))] for line in page.splitlines())
-
-
-def test_the_sections_begin_at_knobs_in_their_order() -> None:
-    names = [knob.name for knob in KNOBS]
-    places = [names.index(first) for first, _ in OGER_SECTIONS.values()]
-    assert places[0] == 0 and places == sorted(set(places))
 
 
 def test_every_flag_has_a_sentence_and_says_its_default(parser: argparse.ArgumentParser) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import os
 import pickle
 import signal
 import subprocess
@@ -13,19 +11,15 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
-from oger_recipe.rewards.grading.worker import NoVerdict, as_verdict
-from oger_recipe.rewards.verifiers import Verdict
+from oger_recipe.rewards.verdict import Verdict
 
 VERIFIER = """
 import os, socket, stat, struct, subprocess, sys, time
-from oger_recipe.rewards.grading_worker import send_message
+from oger_recipe.rewards.grading.worker import send_message
 from oger_recipe.rewards.verifiers import Verdict
 
 def spawn(response, answer, then="return"):
@@ -311,7 +305,7 @@ def test_only_the_recipes_verifiers_tell_of_unreadable_references(pool: GradingP
     assert not pool.grade(task, "raise", "").unreadable
     with GradingPool(GradingSettings(workers=1, time_limit_s=60)) as patient:  # it imports math-verify
         in_worker = patient.grade("math", r"\boxed{1}", "")
-        assert in_worker.error is not None and in_worker.error.startswith("ValueError: ") and in_worker.unreadable
+        assert in_worker.error == "a math answer is not empty: ''" and in_worker.unreadable
         unknown = patient.grade("math", r"\boxed{1}", "1", {"no_such_option": 1})
         assert unknown.error is not None and not unknown.unreadable
 
@@ -332,94 +326,20 @@ def verify(response, answer):
         assert pool.grade("own_exit:verify", "", "").error == "the verifier called sys.exit('no licence')"
 
 
-RETURNED: list[tuple[Any, tuple[float, float, str, dict[str, float], str | None]]] = [
-    (True, (1.0, 1.0, "", {}, None)),
-    (0, (0.0, 0.0, "", {}, None)),
-    (0.1, (0.1, 0.0, "", {}, None)),
-    (1.5, (1.5, 1.0, "", {}, None)),
-    (-1, (-1.0, 0.0, "", {}, None)),
-    (np.int64(1), (1.0, 1.0, "", {}, None)),
-    (np.float32(0.5), (0.5, 0.0, "", {}, None)),
-    (torch.tensor(0.25), (0.25, 0.0, "", {}, None)),
-    (torch.tensor([1]), (1.0, 1.0, "", {}, None)),
-    ({"reward": 0.1}, (0.1, 0.0, "", {}, None)),
-    ({"reward": 0.1, "score": True}, (0.1, 1.0, "", {}, None)),
-    ({"reward": 2, "score": 0, "reason": "so", "extracted": "x"}, (2.0, 0.0, "so", {}, "x")),
-    ({"reward": 1, "score": None, "reason": None, "extracted": None, "components": None}, (1.0, 1.0, "", {}, None)),
-    ({"score": 1.0, "acc": True, "pred": "7"}, (1.0, 1.0, "", {"acc": 1.0}, "7")),  # as verl's
-    ({"score": -1.0, "acc": False, "pred": 7}, (-1.0, 0.0, "", {"acc": 0.0}, "7")),
-    ({"reward": 1, "extracted": False}, (1.0, 1.0, "", {}, "False")),
-    (
-        {"reward": 1, "components": {"format": 1}, "length": torch.tensor(3), "feedback": "none"},
-        (1.0, 1.0, "", {"length": 3.0, "format": 1.0}, None),
-    ),
-    ((0.5, {"format": 1, "note": "x"}), (0.5, 0.0, "", {"format": 1.0}, None)),
-    ((0.5, {"score": 1, "pred": "7"}), (0.5, 1.0, "", {}, "7")),
-    (Verdict(0.1, 0, "why", {"format": True}, "e"), (0.1, 0.0, "why", {"format": 1.0}, "e")),
-    (Verdict(1.2, 1.0, "", {}), (1.2, 1.0, "", {}, None)),
-]
-
-
-@pytest.mark.parametrize(("returned", "expected"), RETURNED, ids=[str(number) for number in range(len(RETURNED))])
-def test_what_verifiers_return_is_read_as_a_verdict(returned: Any, expected: tuple[Any, ...]) -> None:
-    verdict = as_verdict(returned)
-    assert verdict == Verdict(*expected)
-    numbers = [verdict.reward, verdict.score, *verdict.components.values()]
-    assert all(type(number) is float for number in numbers)
-
-
-REFUSED: list[tuple[Any, list[str]]] = [
-    (None, ["NoneType", "allowed are"]),
-    ("1.0", ["str", "allowed are"]),
-    ([1.0], ["list", "allowed are"]),
-    ((1.0, "right"), ["tuple", "allowed are"]),
-    (1j, ["complex", "allowed are"]),
-    (np.array([1.0, 0.0]), ["ndarray", "allowed are"]),
-    (torch.tensor([1.0, 0.0]), ["Tensor", "allowed are"]),
-    (math.nan, ["reward is nan"]),
-    (-math.inf, ["reward is -inf"]),
-    (10**400, ["reward is too large"]),
-    ({}, ['neither "reward" nor "score"']),
-    ({"acc": 1.0}, ['neither "reward" nor "score"']),
-    ({"reward": None}, ["reward", "NoneType"]),
-    ({"reward": torch.tensor([1.0, 0.0])}, ["reward", "Tensor"]),
-    ({"reward": 1, "score": 0.1}, ["score 0.1: a score is 0 or 1; put partial credit into reward"]),
-    ({"reward": 1, "score": math.nan}, ["score is nan"]),
-    ({"reward": 1, "score": "1"}, ["score", "str"]),
-    ({"reward": 1, "length": math.inf}, ["component length is inf"]),
-    ({"reward": 1, "components": {"format": math.nan}}, ["component format is nan"]),
-    ({"reward": 1, "components": {"format": "good"}}, ["component format", "str"]),
-    ({"reward": 1, "components": [1.0]}, ["components", "list"]),
-    ({"reward": 1, "extracted": ["7"]}, ["extracted", "list"]),
-    ({"reward": 1, "pred": b"7"}, ["extracted", "bytes"]),
-    ((1.0, {"reward": 0.0}), ["two rewards"]),
-    (("1", {}), ["reward", "str"]),
-    (Verdict(0.5, 0.5, "", {}), ["score 0.5: a score is 0 or 1"]),
-    (Verdict(1.0, 1.0, "", {"format": math.nan}), ["component format is nan"]),
-]
-
-
-@pytest.mark.parametrize(("returned", "words"), REFUSED, ids=[str(number) for number in range(len(REFUSED))])
-def test_what_is_no_verdict_is_refused_with_the_reason(returned: Any, words: list[str]) -> None:
-    with pytest.raises(NoVerdict) as refused:
-        as_verdict(returned)
-    assert all(word in str(refused.value) for word in words)
-
-
 def test_bounded_tasks_start_no_process() -> None:
     with GradingPool(GradingSettings()) as pool:
         result = pool.grade("countdown", "<answer>1+2</answer>", '{"numbers": [1, 2], "target": 3}')
         assert result.verdict.reward == 1.0 and result.error is None
         assert pool._nursery._process is None
         unreadable = pool.grade("countdown", "<answer>1+2</answer>", "3")
-        assert unreadable.error is not None and unreadable.error.startswith("ValueError")
+        assert unreadable.error == "Countdown answer is not {'numbers': [...], 'target': ...}: '3'"
 
 
 def test_nothing_is_left_when_the_process_of_the_pool_is_killed(task: str, tmp_path: Path) -> None:
     script = f"""
 import sys, threading, time
 sys.path.insert(0, {sys.path[0]!r})
-from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
+from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 pool = GradingPool(GradingSettings(workers=2, time_limit_s=60))
 pid = int(pool.grade({task!r}, "pid", "").verdict.reward)
 threading.Thread(target=pool.grade, args=({task!r}, "hang", ""), daemon=True).start()
@@ -450,10 +370,9 @@ def test_settings_travel_through_the_environment(monkeypatch: pytest.MonkeyPatch
 
 def _alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # before it was opened, or while it was read
         return False
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def _wait_until_dead(pid: int) -> None:

@@ -11,11 +11,11 @@ import pytest
 
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.evaluation.benchmarks import Problem
-from oger_recipe.rewards.rules import GradingRules, graded_text
+from oger_recipe.rewards.rules import MATH_RULES, GradingRules, graded_text
 from oger_recipe.rewards.verifiers import VERIFIERS, verify
 from oger_recipe.settings.checks import answer_places
-from oger_recipe.settings.knobs import MATH_RULES
-from oger_recipe.settings.recipe_file import grading_rules, stop_texts
+from oger_recipe.settings.grading import grading_rules
+from oger_recipe.settings.rollouts import RolloutSettings
 
 # A right answer of each task, its reference, and the form in which it stands where a template does not say.
 GOLD = {
@@ -79,7 +79,9 @@ def test_the_documents_table_is_what_happens(settings) -> None:
     for name, template in TEMPLATES.items():
         value = settings("--oger.prompt_template", name)
         place = {"boxed": "`\\boxed{}`", "answer_tag": "`<answer>`", None: "it does not say"}[template.place]
-        stops = " ".join(f"`{json.dumps(stop)[1:-1]}`" for stop in stop_texts(value)).replace("|", "\\|")
+        stops = " ".join(f"`{json.dumps(stop)[1:-1]}`" for stop in RolloutSettings.of(value).stop_texts).replace(
+            "|", "\\|"
+        )
         stops = stops or "the end of sequence"
         scores = [f"{_score(value, task, _response(name, task)):g}" for task in GOLD]
         lines.append("| " + " | ".join([f"`{name}`", place, stops, *scores]) + " |")

@@ -20,7 +20,7 @@ from oger_recipe.plugin.policy.policy_actor import (  # noqa: E402
     LengthSortedBatches,
     OgerActorPPOTrainer,
 )
-from oger_recipe.settings.knobs import KNOBS  # noqa: E402
+from oger_recipe.settings.oger import SETTINGS  # noqa: E402
 
 LENGTHS = [3, 9, 4, 4, 12, 2, 7, 5]  # of the responses; prompts have two tokens
 
@@ -90,7 +90,7 @@ def _train(micro_batch_size: int) -> tuple[Policy, dict[str, float]]:
         algo=SimpleNamespace(kl=SimpleNamespace(use_loss=False)),
         actor=SimpleNamespace(entropy_coef=0.0, eps_clip_low_high=(0.2, 0.2)),
         rollout=SimpleNamespace(max_new_tokens=12),
-        oger=SimpleNamespace(**{knob.name: knob.default for knob in KNOBS}),
+        oger=SimpleNamespace(**{each.name: each.default for each in SETTINGS}),
     )
     trainer.max_epochs, trainer.aux_loss, trainer.ema_model, trainer.dataloader_pin_memory = 1, False, None, False
     trainer.actor, trainer.actor_optim = Policy(), None

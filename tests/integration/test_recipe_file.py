@@ -19,9 +19,10 @@ import oger_recipe
 from oger_recipe.cli.train_ppo_ray import build_parser
 from oger_recipe.errors import RecipeError
 from oger_recipe.settings.checks import check_run
-from oger_recipe.settings.knobs import KNOBS, METHOD_DEFAULTS
+from oger_recipe.settings.oger import SETTINGS
 from oger_recipe.settings.openrlhf_parser import openrlhf_parser
 from oger_recipe.settings.recipe_file import nested, read_recipe, write_resolved
+from oger_recipe.settings.upstream import METHOD_DEFAULTS
 
 Read = Callable[..., dict[str, Any]]
 CONFIGS = sorted((Path(oger_recipe.__file__).parents[1] / "configs").rglob("*.yaml"))
@@ -293,20 +294,20 @@ def test_every_recipe_file_of_the_repository_is_accepted(path: Path) -> None:
     assert path.read_text().startswith("#"), "a recipe opens with what it reproduces"
 
 
-def test_every_knob_is_explained_and_its_default_fits() -> None:
-    for knob in KNOBS:
-        assert knob.help, knob.name
-        items = knob.default if knob.nargs else [] if knob.default is None else [knob.default]
-        assert all(isinstance(item, knob.type) for item in items), knob.name
-        assert knob.choices is None or set(items) <= set(knob.choices), knob.name
-    assert len({knob.name for knob in KNOBS}) == len(KNOBS)
+def test_every_setting_is_explained_and_its_default_fits() -> None:
+    for each in SETTINGS:
+        assert each.help, each.flag
+        items = each.default if each.many else [] if each.default is None else [each.default]
+        assert all(type(item) is each.read for item in items), each.flag
+        assert each.choices is None or set(items) <= set(each.choices), each.flag
+    assert len({each.flag for each in SETTINGS}) == len(SETTINGS) > 120
 
 
 def test_the_help_page_lists_the_section_of_the_recipe(parser: argparse.ArgumentParser) -> None:
     page = parser.format_help()
     assert "OGER recipe" in page
-    for knob in KNOBS:
-        assert f"--oger.{knob.name}" in page
+    for each in SETTINGS:
+        assert f"--{each.flag}" in page
 
 
 def test_the_parser_has_what_openrlhf_declares() -> None:

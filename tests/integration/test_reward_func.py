@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-import oger_recipe.rewards.verifiers as verifiers
+from oger_recipe.rewards import samples, verifiers
 from oger_recipe.rewards.samples import worst_examples
 
 PROMPT = "<|im_start|>user\nUsing the numbers [3, 5, 12], ...<|im_end|>\n<|im_start|>assistant\n"
@@ -49,7 +49,7 @@ BAD_LABELS: list[Any] = [
 @pytest.fixture()
 def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.delenv("OGER_RUN_DIR", raising=False)
-    path = Path(verifiers.__file__).with_name("reward_func.py")
+    path = Path(samples.__file__).with_name("reward_func.py")
     spec = importlib.util.spec_from_file_location("reward_func", str(path))
     assert spec and spec.loader
     loaded = importlib.util.module_from_spec(spec)

@@ -43,7 +43,7 @@ def test_who_asked_hears_of_every_rollout_of_a_training_batch_and_of_no_evaluate
     upstream, heard = OgerSamplesGenerator.__base__, []
 
     def one_batch(self, **kwargs):
-        responses = ({"text": "r1", "verdict": {"score": 1.0}}, {"text": "r2"})
+        responses = ({"text": "r1", "graded": "right"}, {"text": "r2", "graded": "wrong"})
         return [self._process_response_into_experience(each, **kwargs) for each in responses], None, 1, False
 
     monkeypatch.setattr(upstream, "generate_samples", one_batch)
@@ -59,7 +59,7 @@ def test_who_asked_hears_of_every_rollout_of_a_training_batch_and_of_no_evaluate
     generator.generate_eval_samples()
     assert heard == []
     assert generator.generate_samples()[0] == heard
-    assert [(sample.text, sample.verdict) for sample in heard] == [("r1", {"score": 1.0}), ("r2", None)]
+    assert [(sample.text, sample.graded) for sample in heard] == [("r1", "right"), ("r2", "wrong")]
     generator.generate_eval_samples()
     assert len(heard) == 2
 

@@ -54,7 +54,7 @@ class OgerSamplesGenerator(SamplesGenerator):
 
     def _process_response_into_experience(self, response, **generate_kwargs) -> Experience:
         experience = super()._process_response_into_experience(response, **generate_kwargs)
-        experience.verdict = response.get("verdict")  # for evaluation, whose rollouts stay single
+        experience.graded = response["graded"]  # while rollouts are single: batches keep fields of tensors alone
         if "guided" in generate_kwargs and self.arrived is not None:  # evaluation does not say
             self.arrived(experience)
         self.come += 1

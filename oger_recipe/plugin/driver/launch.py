@@ -152,7 +152,7 @@ def _recipe_on_its_parser() -> Iterator[None]:
     """OpenRLHF builds its parser and parses in one block; the recipe's section is added in between."""
     import torch
 
-    from oger_recipe.settings.recipe_file import extend_parser
+    from oger_recipe.settings.parser import extend_parser
 
     upstream = argparse.ArgumentParser.parse_args
 

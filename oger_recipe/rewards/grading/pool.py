@@ -22,13 +22,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from oger_recipe.cpu import CORES
 from oger_recipe.progress import Progress
 from oger_recipe.rewards.grading.worker import grade, receive_message, seconds_until, send_message
-from oger_recipe.rewards.verifiers import BOUNDED, Verdict
+from oger_recipe.rewards.verdict import Graded, Verdict
+from oger_recipe.rewards.verifiers import BOUNDED
 
 ENVIRONMENT = "OGER_GRADING"
 _START_LIMIT_S = 120.0  # importing verifiers on a busy machine
@@ -61,20 +62,6 @@ class GradingSettings:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
-
-
-@dataclass(frozen=True)
-class Graded:
-    """A verdict, and what kept it from being one: then it is reward 0, score 0, and ``error`` says why.
-
-    unreadable: the reference answer is at fault. Only the recipe's own verifiers tell; of others this is not known.
-    """
-
-    verdict: Verdict
-    error: str | None
-    timed_out: bool
-    seconds: float
-    unreadable: bool = False
 
 
 class GradingPool:
@@ -140,14 +127,15 @@ class GradingPool:
         task, response, reference, options = answer
         if task in BOUNDED:
             started = time.monotonic()
-            return _graded(grade(task, response, reference, dict(options or {})), time.monotonic() - started)
+            graded = grade(task, response, reference, dict(options or {}))
+            return replace(graded, seconds=time.monotonic() - started)
         key = _key(answer)
         with self._cache_lock:
             verdict = self._cache.get(key)
             if verdict is None:
                 return None
             self._cache.move_to_end(key)
-        return Graded(verdict, None, False, 0.0)
+        return Graded(verdict)
 
     def _by_worker(self, answers: list[Answer]) -> list[Graded]:
         """One worker's share, one after the other. A worker that is lost takes one answer with it."""
@@ -164,7 +152,7 @@ class GradingPool:
                     worker = None
         except OSError as error:
             reason = f"no grading process could be started: {error}"
-            results += [_failed(reason, False, 0.0)] * (len(answers) - len(results))
+            results += [Graded.failed(reason)] * (len(answers) - len(results))
         finally:
             self._free.put(worker)
         self._remember(answers, results)
@@ -199,7 +187,8 @@ class _Worker:
                 reply = receive_message(self._connection, deadline, _LARGEST_REPLY)
                 if reply["number"] != self.answered:
                     raise ValueError("it is the reply to another answer")
-                results.append(_graded(reply, time.monotonic() - started))
+                graded = Graded.from_json(reply["graded"])
+                results.append(replace(graded, seconds=time.monotonic() - started))
             except TimeoutError:
                 results.append(self._give_up(f"grading took more than {limit_s} s", True, started))
             except (OSError, EOFError):
@@ -217,7 +206,7 @@ class _Worker:
 
     def _give_up(self, reason: str, timed_out: bool, started: float) -> Graded:
         self.lost = True
-        return _failed(reason, timed_out, time.monotonic() - started)
+        return Graded.failed(reason, timed_out=timed_out, seconds=time.monotonic() - started)
 
     def close(self) -> None:
         """Ends the process at once, and with it those that its verifiers have started."""
@@ -302,16 +291,6 @@ def _key(answer: Answer) -> bytes:
 
 def _text_length(verdict: Verdict) -> int:
     return sum(map(len, (verdict.reason, verdict.extracted or "", *verdict.components)))
-
-
-def _graded(reply: dict[str, Any], seconds: float) -> Graded:
-    if "error" in reply:
-        return _failed(str(reply["error"]), False, seconds, reply.get("unreadable", False))
-    return Graded(Verdict(**reply["verdict"]), None, False, seconds)
-
-
-def _failed(reason: str, timed_out: bool, seconds: float, unreadable: bool = False) -> Graded:
-    return Graded(Verdict(0.0, 0.0, f"not graded: {reason}", {}), reason, timed_out, seconds, unreadable)
 
 
 _shared: GradingPool | None = None

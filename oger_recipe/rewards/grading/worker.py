@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import math
 import os
 import resource
 import select
@@ -17,12 +16,12 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.rewards.verifiers import VERIFIERS, Verdict, resolve, verify
+from oger_recipe.rewards.verdict import Graded, NoVerdict, UnreadableAnswer, as_verdict
+from oger_recipe.rewards.verifiers import VERIFIERS, resolve, verify
 
 _LENGTH = struct.Struct("!Q")
 # Graded before anything is forked: verifiers import more when they are called, and what their parsers and SymPy have
@@ -52,7 +51,6 @@ _WARM_UP = [
 ]
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _END_LIMIT_S = 5.0  # a process that does not die of SIGKILL hangs in the kernel
-_NAMED = frozenset({"reward", "score", "reason", "extracted", "pred", "components"})
 
 
 def send_message(connection: socket.socket, message: Any) -> None:
@@ -90,115 +88,23 @@ def seconds_until(deadline: float) -> float:
     return seconds
 
 
-class NoVerdict(Exception):
-    """What a verifier returned cannot be read as a verdict; the message says why."""
-
-
-def as_verdict(returned: Any) -> Verdict:
-    """The verdict that a verifier's return value stands for.
-
-    A `Verdict` stands for itself. A number is the reward. A dict has "reward", or as verl's only "score", which then
-    is the reward; it may have "score", "reason", "extracted" (or verl's "pred") and "components". Its other entries
-    are components where they are numbers, and left out where they are not. A pair of a number and a dict is that dict
-    with the number as its reward.
-
-    A score is 0 or 1; where none is given it is 1 for a reward of 1 or more. Numbers are int, float, bool and what
-    gives one by .item(), as NumPy's and PyTorch's do, and are finite. What was extracted is a text or None; of a
-    number the text is taken. Raises NoVerdict, with what is wrong, for everything else.
-    """
-    fields: dict[Any, Any]
-    if isinstance(returned, Verdict):
-        fields = dict(vars(returned))
-    elif isinstance(returned, Mapping):
-        fields = dict(returned)
-    elif isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
-        if "reward" in returned[1]:
-            raise NoVerdict("the verifier returned two rewards: in front of its dict and in it")
-        fields = {**returned[1], "reward": returned[0]}
-    elif _plain(returned) is not None:
-        fields = {"reward": returned}
-    else:
-        raise NoVerdict(
-            f"the verifier returned a value of type {type(returned).__name__}; allowed are a Verdict, a number, "
-            'a dict with "reward", and a pair of a number and a dict'
-        )
-    if "reward" not in fields:
-        if "score" not in fields:
-            raise NoVerdict('the dict that the verifier returned has neither "reward" nor "score"')
-        fields["reward"] = fields.pop("score")
-    reward = _number("reward", fields["reward"])
-    others = {name: value for name, value in fields.items() if name not in _NAMED and _plain(value) is not None}
-    named = fields.get("components")
-    if not isinstance(named, Mapping | None):
-        raise NoVerdict(f"components is of type {type(named).__name__}, not a dict")
-    return Verdict(
-        reward=reward,
-        score=_score(fields.get("score"), reward),
-        reason=str(fields.get("reason") or ""),
-        components={
-            str(name): _number(f"component {name}", value) for name, value in (others | dict(named or {})).items()
-        },
-        extracted=_extracted(fields.get("extracted", fields.get("pred"))),
-    )
-
-
-def _plain(value: Any) -> int | float | None:
-    """The Python number that a value is, or None if it is none."""
-    if not isinstance(value, int | float) and hasattr(value, "item"):
-        try:
-            value = value.item()
-        except (TypeError, ValueError, RuntimeError):  # several elements
-            return None
-    return value if isinstance(value, int | float) else None
-
-
-def _number(name: str, value: Any) -> float:
-    number = _plain(value)
-    if number is None:
-        raise NoVerdict(f"{name} is of type {type(value).__name__}, not one number")
+def grade(task: str, response: str, answer: str, options: dict[str, Any]) -> Graded:
+    """The verdict, or what kept it from being one."""
     try:
-        number = float(number)
-    except OverflowError:
-        raise NoVerdict(f"{name} is too large a number") from None
-    if not math.isfinite(number):
-        raise NoVerdict(f"{name} is {number}, not a finite number")
-    return number
-
-
-def _score(given: Any, reward: float) -> float:
-    if given is None:
-        return float(reward >= 1)
-    score = _number("score", given)
-    if score not in (0.0, 1.0):
-        raise NoVerdict(f"score {score:g}: a score is 0 or 1; put partial credit into reward")
-    return score
-
-
-def _extracted(value: Any) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, int | float):
-        return str(value)
-    raise NoVerdict(f"extracted is of type {type(value).__name__}, not a text")
-
-
-def grade(task: str, response: str, answer: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The verdict's fields, or what kept it from being one; "unreadable" where that is the reference answer."""
-    try:
-        return {"verdict": asdict(as_verdict(verify(task, response, answer, **options)))}
+        return Graded(as_verdict(verify(task, response, answer, **options)))
+    except UnreadableAnswer as error:
+        return Graded.failed(str(error)[:1000], unreadable=True)
     except NoVerdict as error:
-        return {"error": str(error)[:1000]}
+        return Graded.failed(str(error)[:1000])
     except MemoryError:
-        return {"error": "MemoryError: grading took more memory than its limit"}
+        return Graded.failed("MemoryError: grading took more memory than its limit")
     except Exception as error:
-        # The recipe's verifiers raise ValueError for the reference alone; others may for anything.
-        unreadable = task in VERIFIERS and isinstance(error, ValueError)
-        return {"error": f"{type(error).__name__}: {error}"[:1000], "unreadable": unreadable}
+        return Graded.failed(f"{type(error).__name__}: {error}"[:1000])
     except BaseException as error:
         if task in VERIFIERS or isinstance(error, KeyboardInterrupt):  # a signal's, to the process that grades
             raise
         what = f"called sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"raised {error!r}"
-        return {"error": f"the verifier {what}"[:1000]}
+        return Graded.failed(f"the verifier {what}"[:1000])
 
 
 def _serve(connection: socket.socket, memory_limit: int) -> None:
@@ -220,7 +126,7 @@ def _serve(connection: socket.socket, memory_limit: int) -> None:
         reply = grade(*answer)
         if os.getpid() != worker:  # a child that the verifier forked came back from it, too
             os._exit(0)
-        send_message(connection, {"number": number} | reply)
+        send_message(connection, {"number": number, "graded": asdict(reply)})
 
 
 def _fork_workers(control: socket.socket, memory_limit: int) -> None:

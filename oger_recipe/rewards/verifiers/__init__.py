@@ -10,24 +10,11 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
+from oger_recipe.rewards.verdict import UnreadableAnswer, Verdict
 
-@dataclass(frozen=True)
-class Verdict:
-    """What a verifier says about one response.
-
-    reward: what the policy is trained on; score: 1 for right, else 0, whatever the reward's shaping; reason: one line
-    for people; components: named parts of the verdict, the same names for every response of a task; extracted: the
-    answer that was found in the response, in a form in which equal answers are equal texts (for majority votes).
-    """
-
-    reward: float
-    score: float
-    reason: str
-    components: dict[str, float] = field(default_factory=dict)
-    extracted: str | None = None
+__all__ = ["VERIFIERS", "UnreadableAnswer", "Verdict", "verify"]
 
 
 Verifier = Callable[..., Verdict]

@@ -22,7 +22,7 @@ import sympy
 from math_verify import parse, verify
 
 from oger_recipe.rewards.rules import EXTRACTIONS, MATH_EXTRACT, MATH_RULES, MathRule
-from oger_recipe.rewards.verifiers import Verdict
+from oger_recipe.rewards.verdict import UnreadableAnswer, Verdict
 from oger_recipe.rewards.verifiers.boxed import last_answer_tag, last_boxed
 
 for _name in ("math_verify.parser", "math_verify.grader"):
@@ -60,7 +60,7 @@ def verify_math(
     answer, in this order; the first place that has one decides (rules that ask for a box look there alone).
     ``anywhere`` is math-verify's own search, which takes the last formula or number it finds. The components format
     (an answer was where the rule wants it) and correct are 0 or 1.
-    Raises ValueError for an empty answer, an unknown rule or an unknown place.
+    Raises UnreadableAnswer for an empty answer, ValueError for an unknown rule or an unknown place.
     """
     chosen = _rule(rule, extract)
     reference = _reference(answer)
@@ -117,7 +117,7 @@ def _reference(answer: str) -> _Expression:
     boxed = last_boxed(answer)
     expression = _boxed_expression(answer if boxed is None else boxed)
     if not expression.text:
-        raise ValueError(f"a math answer is not empty: {answer!r}")
+        raise UnreadableAnswer(f"a math answer is not empty: {answer!r}")
     return expression
 
 

@@ -1,0 +1,62 @@
+"""Settings of what a rollout is worth: exploration bonus, truncation, advantage."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from oger_recipe.algorithm.advantage import BASELINES
+from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS, SCHEDULES, SHAPINGS
+from oger_recipe.algorithm.token_stats import ENTROPY_POSITIONS
+from oger_recipe.settings.fields import Section, setting
+from oger_recipe.settings.ranges import COUNT, FINITE, PART, WEIGHT
+
+
+@dataclass(frozen=True)
+class AdvantageSettings(Section):
+    title: ClassVar[str] = "oger.advantage"
+    about: ClassVar[str] = "truncated rollouts, baseline, weights of teacher tokens"
+
+    non_stop_penalty: float = setting(0.0, "added to the reward of a truncated rollout", range=FINITE)
+    non_stop_fixed_reward: float | None = setting(
+        None, "reward of a truncated rollout, whatever it says; it earns no bonus", range=FINITE
+    )
+    disable_truncation_advantage: bool = setting(False, "truncated rollouts are left out of the policy loss")
+    kl_penalty_coef: float = setting(0.0, "in-reward KL (k1) beside a loss-side one (algo.kl.use_loss)", range=WEIGHT)
+    advantage_baseline: str = setting(
+        "group", "the mean (and std) is over: the hybrid group, or its rollouts", choices=BASELINES
+    )
+    prefix_reward_weight_alpha: float = setting(1.0, "weight of the advantage on teacher tokens", range=WEIGHT)
+    prefix_reward_weight_beta: float = setting(1.0, "weight of the advantage on the policy's own tokens", range=WEIGHT)
+    use_sft_prefix_reward: bool = setting(False, "a fixed advantage on teacher tokens, in place of the group's")
+    sft_prefix_reward_weight: float = setting(1.0, "that advantage, times the size of the group", range=WEIGHT)
+
+
+@dataclass(frozen=True)
+class BonusSettings(Section):
+    title: ClassVar[str] = "oger.bonus"
+    about: ClassVar[str] = "the exploration bonus"
+
+    bonus_weight: float = setting(1.0, "beta: the weight of the exploration bonus; 0 turns it off", range=WEIGHT)
+    bonus_schedule: str = setting(
+        "constant", "beta over the steps, from bonus_weight to bonus_weight_end", choices=SCHEDULES
+    )
+    bonus_weight_end: float = setting(0.0, "beta at the end of a linear or cosine schedule", range=WEIGHT)
+    bonus_schedule_steps: int | None = setting(None, "steps of the schedule (default: those of the run)", range=COUNT)
+    similarity_reverse: bool = setting(True, "reward divergence (1 - similarity); false rewards similarity")
+    similarity_reverse_fail: bool = setting(
+        False, "wrong rollouts earn the opposite measure: closeness to the teachers"
+    )
+    similarity_shaping: str = setting("none", "map of the rewarded measure before it is weighed", choices=SHAPINGS)
+    repeating_check: bool = setting(False, "degenerate repetition earns no bonus")
+    last_token_enp_reward: str = setting("exp_neg_entropy", "entropy weight of the bonus", choices=ENTROPY_WEIGHTS)
+    entropy_position: str = setting(
+        "last",
+        "entropy (nats) that weighs the bonus: of the distribution that produced the last response token, the mean "
+        "over the response, or the mean of its highest entropy_top_share",
+        choices=ENTROPY_POSITIONS,
+    )
+    entropy_top_share: float = setting(0.2, "share of the response's tokens for entropy_position top", range=PART)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the bonus is ever anything but 0."""
+        return self.bonus_weight != 0 or (self.bonus_schedule != "constant" and self.bonus_weight_end != 0)

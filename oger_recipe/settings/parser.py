@@ -1,0 +1,82 @@
+"""The recipe's own settings on OpenRLHF's parser."""
+
+import argparse
+import json
+from typing import Any, NoReturn
+
+from oger_recipe.errors import RecipeError
+from oger_recipe.settings.fields import Setting
+from oger_recipe.settings.oger import SETTINGS
+from oger_recipe.settings.openrlhf_parser import openrlhf_parser
+from oger_recipe.settings.upstream import CPU_DEFAULTS, METHOD_DEFAULTS
+
+
+class ListAction(argparse.Action):
+    """``--flag a b``, or one JSON list, ``--flag=["a", "-b"]``: that is how any text can be an item."""
+
+    def __init__(self, *args: Any, setting: Setting, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.setting = setting
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        items = list(values)
+        if len(items) == 1 and items[0].startswith("["):
+            try:
+                items = json.loads(items[0])
+            except ValueError:
+                parser.error(f"argument {option_string}: {items[0]!r} is not a JSON list")
+        setattr(namespace, self.dest, tuple(self._item(item, parser, option_string) for item in items))
+
+    def _item(self, item: Any, parser: argparse.ArgumentParser, option_string: Any) -> Any:
+        try:
+            converted = self.setting.read(item)
+        except argparse.ArgumentTypeError as what:
+            parser.error(f"argument {option_string}: {item!r} is not one of {what}")
+        except (TypeError, ValueError):
+            parser.error(f"argument {option_string}: {item!r} is not of type {self.setting.read.__name__}")
+        if self.setting.choices and converted not in self.setting.choices:
+            parser.error(f"argument {option_string}: {item!r} is not one of {', '.join(self.setting.choices)}")
+        return converted
+
+
+def build_parser(*, cpu: bool) -> argparse.ArgumentParser:
+    """OpenRLHF's parser with the recipe's section and defaults."""
+    parser = openrlhf_parser()
+    parser.prog = "oger train"
+    parser.allow_abbrev = False
+    parser.error = _refuse  # type: ignore[method-assign]
+    extend_parser(parser, cpu=cpu)
+    return parser
+
+
+def _refuse(message: str) -> NoReturn:
+    """In place of argparse's error, which prints the usage of two hundred flags before the sentence that matters."""
+    raise RecipeError(message)
+
+
+def extend_parser(parser: argparse.ArgumentParser, *, cpu: bool) -> None:
+    """Adds the recipe's section to OpenRLHF's parser and sets the recipe's defaults."""
+    group = parser.add_argument_group("OGER recipe")
+    for each in SETTINGS:
+        text = each.help.replace("%", "%%")
+        shown = f" (default: {each.default})" if each.default is not None and each.read is not bool else ""
+        kind: dict[str, Any] = {"type": each.read, "choices": each.choices}
+        if each.many:
+            kind = {"action": ListAction, "nargs": "*", "setting": each}
+        elif each.read is bool:
+            kind = {"action": argparse.BooleanOptionalAction}
+        group.add_argument(f"--{each.flag}", default=each.default, help=text + shown, **kind)
+    _add_opposites(parser)
+    parser.set_defaults(**METHOD_DEFAULTS, **(CPU_DEFAULTS if cpu else {}))
+
+
+def _add_opposites(parser: argparse.ArgumentParser) -> None:
+    """``--no-FLAG`` for OpenRLHF's switches, which have none: else nothing could switch off what a recipe sets."""
+    for action in [each for each in parser._actions if isinstance(each, argparse._StoreTrueAction)]:
+        for name in action.option_strings:
+            opposite = f"--no-{name.removeprefix('--')}"
+            parser.add_argument(
+                opposite, dest=action.dest, action="store_false", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+            )

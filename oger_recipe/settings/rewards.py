@@ -1,0 +1,32 @@
+"""Settings of the sources that a reward is made of."""
+
+from argparse import ArgumentTypeError
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from oger_recipe.settings.fields import Section, setting
+
+ON_ERROR = ("zero", "neutral", "drop_group", "stop")
+
+
+def named_source(item: Any) -> dict[str, Any]:
+    """One entry of oger.reward.sources; raises ArgumentTypeError for what is none."""
+    if not isinstance(item, Mapping) or not all(isinstance(item.get(key), str) for key in ("name", "kind")):
+        raise ArgumentTypeError("mappings with a name and a kind, such as {name: rule, kind: verifier}")
+    return dict(item)
+
+
+@dataclass(frozen=True)
+class RewardSettings(Section):
+    title: ClassVar[str] = "oger.reward"
+    about: ClassVar[str] = "what a reward is made of"
+    prefix: ClassVar[str] = "reward."
+
+    sources: tuple[Mapping[str, Any], ...] = setting(
+        (),
+        "sources of the reward, mappings with name and kind; on the command line one JSON list "
+        "(default: the verifier, and the exploration bonus on top)",
+        read=named_source,
+    )
+    on_error: str = setting("zero", "what a rollout gets from a source that failed", choices=ON_ERROR)

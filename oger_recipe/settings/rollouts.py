@@ -1,0 +1,37 @@
+"""Settings of prompts and of how rollouts are sampled."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from oger_recipe.data.templates import TEMPLATES
+from oger_recipe.settings.fields import Section, setting
+from oger_recipe.settings.ranges import COUNT, COUNT_OR_NONE, TOP_K
+
+
+@dataclass(frozen=True)
+class RolloutSettings(Section):
+    title: ClassVar[str] = "oger.rollouts"
+    about: ClassVar[str] = "prompt templates, stops, prepared data"
+
+    data_cache: str = setting("~/.cache/oger/data", "folder of prepared prompts and teachers, by content")
+    prompt_template: str | None = setting(
+        None, "named prompt format, in place of data.apply_chat_template", choices=TEMPLATES
+    )
+    max_prompt_length: int | None = setting(
+        None, "leave out prompts of more tokens (default: what data.max_len allows)", range=COUNT
+    )
+    top_k: int = setting(-1, "top-k of the rollouts; -1: all tokens", range=TOP_K)
+    stop: tuple[str, ...] = setting((), "texts that end a response (default: the prompt template's)")
+    stop_kept: tuple[str, ...] = setting(
+        ("</answer>",),
+        "those of the stop texts that belong to the response; the others are cut off before it is graded",
+    )
+    stop_token_ids: tuple[int, ...] = setting(
+        (), "tokens that end a response (default: the prompt template's)", range=COUNT_OR_NONE
+    )
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """The texts that end a response: the user's, else the prompt template's."""
+        template = TEMPLATES.get(self.prompt_template or "")
+        return self.stop or (template.stop if template else ())

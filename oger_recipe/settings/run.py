@@ -1,0 +1,78 @@
+"""Settings of the run as a whole: its folder and length, evaluation, supervised training first, guards."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from oger_recipe.settings.fields import Section, setting
+from oger_recipe.settings.ranges import COUNT, COUNT_OR_NONE, PART, SHARE, TOP_K, WEIGHT
+
+
+@dataclass(frozen=True)
+class RunSettings(Section):
+    title: ClassVar[str] = "oger.run"
+    about: ClassVar[str] = "run folder, steps, evaluation before and after"
+
+    run_dir: str | None = setting(
+        None, "folder that receives everything the run writes (default: runs/<name of the recipe>)"
+    )
+    prompts_per_update: int | None = setting(
+        None, "prompts per optimizer step; sets train.batch_size, which counts rollouts", range=COUNT
+    )
+    total_training_steps: int | None = setting(
+        None,
+        "stop after this many steps; 0 evaluates alone, after oger.sft if that is set (default: after the episodes)",
+        range=COUNT_OR_NONE,
+    )
+    val_before_train: bool = setting(True, "evaluate on --eval.dataset before the first step")
+    val_after_train: bool = setting(True, "evaluate on --eval.dataset after the last step")
+    logical_gpus: int | None = setting(
+        None, "GPUs declared to Ray on a machine without CUDA (default: as many as are asked)", range=COUNT
+    )
+    verbose: bool = setting(False, "show the log of every worker, not only the progress")
+    trust_remote_code: bool = setting(False, "run code that the model's folder or repository brings")
+
+
+@dataclass(frozen=True)
+class EvalSettings(Section):
+    title: ClassVar[str] = "oger.eval"
+    about: ClassVar[str] = "what evaluation does otherwise than rollouts"
+    prefix: ClassVar[str] = "eval."
+
+    top_p: float | None = setting(None, "nucleus of the evaluation (default: that of the rollouts)", range=PART)
+    top_k: int = setting(-1, "top-k of the evaluation; -1: all tokens", range=TOP_K)
+    max_new_tokens: int | None = setting(
+        None, "tokens of an evaluated response (default: rollout.max_new_tokens)", range=COUNT
+    )
+    max_samples: int | None = setting(
+        None, "problems to evaluate on, from the start of the dataset (default: all)", range=COUNT
+    )
+    input_key: str | None = setting(None, "column of the problem in eval.dataset (default: data.input_key)")
+    label_key: str | None = setting(None, "column of the answer in eval.dataset (default: data.label_key)")
+
+
+@dataclass(frozen=True)
+class SftSettings(Section):
+    title: ClassVar[str] = "oger.sft"
+    about: ClassVar[str] = "supervised training on the teachers first"
+    prefix: ClassVar[str] = "sft."
+
+    epochs: int = setting(0, "epochs over the teacher trajectories; 0: none", range=COUNT_OR_NONE)
+    max_samples: int | None = setting(None, "teacher trajectories to learn from (default: all)", range=COUNT)
+    batch_size: int = setting(64, "teacher trajectories per optimizer step", range=COUNT)
+    micro_batch_size: int = setting(8, "of them, per forward pass and device", range=COUNT)
+    lr: float = setting(1e-5, "peak learning rate", range=SHARE)
+
+
+@dataclass(frozen=True)
+class GuardSettings(Section):
+    title: ClassVar[str] = "oger.guards"
+    about: ClassVar[str] = "when a run stops by itself"
+
+    max_reward_error_rate: float = setting(
+        0.05, "stop when a larger share of a step's rollouts could not be graded", range=SHARE
+    )
+    max_logprob_difference: float | None = setting(
+        None,
+        "stop when engine and policy differ by more (mean |log p| per token; default: 3 times what step 1 shows)",
+        range=WEIGHT,
+    )

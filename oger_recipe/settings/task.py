@@ -1,0 +1,48 @@
+"""Settings of the built-in task."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from oger_recipe.settings.fields import Section, setting
+from oger_recipe.settings.ranges import COUNT, SEED, SHARE, Range
+
+_NUMBERS = Range("2 to 6", 2, 6)
+
+
+@dataclass(frozen=True)
+class TaskSettings(Section):
+    title: ClassVar[str] = "oger.task"
+    about: ClassVar[str] = "the built-in Countdown task"
+    prefix: ClassVar[str] = "task."
+
+    name: str | None = setting(None, "a task whose data and policy the recipe builds itself", choices=("countdown",))
+    cache: str = setting("~/.cache/oger/tasks", "folder of built data and policies, by content")
+    num_numbers: int = setting(3, "numbers of a Countdown problem", range=_NUMBERS)
+    max_number: int = setting(20, "largest number of a Countdown problem", range=Range("2 or more", 2))
+    max_target: int = setting(100, "largest target of a Countdown problem", range=COUNT)
+    operators: str = setting("+-*/", "operators of a Countdown problem")
+    train_problems: int = setting(1024, "problems to train on", range=COUNT)
+    eval_problems: int = setting(128, "held-out problems, of each number of numbers", range=COUNT)
+    eval_numbers: tuple[int, ...] = setting(
+        (), "numbers of the held-out problems, a benchmark each (default: task.num_numbers)", range=_NUMBERS
+    )
+    wrong_teacher_share: float = setting(0.0, "share of teacher trajectories that are made wrong", range=SHARE)
+    data_seed: int = setting(0, "seed of problems and teachers", range=SEED)
+    warm_start_steps: int = setting(300, "supervised steps that make the tiny policy", range=COUNT)
+    warm_start_batch_size: int = setting(128, "solutions per supervised step, each on a fresh problem", range=COUNT)
+    warm_start_lr: float = setting(2e-3, "peak learning rate of the supervised steps", range=SHARE)
+    warm_start_problems: int | None = setting(
+        None, "problems it is made with (default: enough to see each solution once)", range=COUNT
+    )
+    warm_start_numbers: tuple[str, ...] = setting(
+        (), "numbers of its problems, number=weight (default: task.num_numbers)"
+    )
+    warm_start_decay: float = setting(
+        0.0, "share of the supervised steps, the last, over which the rate falls", range=SHARE
+    )
+    hidden_size: int = setting(
+        128,
+        "width of the tiny policy",
+        range=Range("a multiple of 32, the width of one attention head", 32, multiple=32),
+    )
+    num_layers: int = setting(4, "layers of the tiny policy", range=COUNT)

@@ -1,0 +1,96 @@
+"""The settings as dataclasses: the same from flags and from OpenRLHF's namespace, frozen, and read back as written."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openrlhf.utils.config import hierarchize
+
+from oger_recipe.errors import RecipeError
+from oger_recipe.settings.credit import BonusSettings
+from oger_recipe.settings.grading import VerifierSettings
+from oger_recipe.settings.oger import SECTIONS, SETTINGS, OgerSettings
+from oger_recipe.settings.parser import build_parser
+from oger_recipe.settings.recipe_file import read_recipe, write_resolved
+from oger_recipe.settings.rewards import RewardSettings
+from oger_recipe.settings.run import EvalSettings, SftSettings
+from oger_recipe.settings.task import TaskSettings
+
+FLAGS = [
+    "--oger.bonus_weight=0.5", "--oger.sft.lr=0.25", "--oger.sft.epochs=3", "--oger.eval.top_k=7", "--oger.top_k=9",
+    "--oger.task.name=countdown", "--oger.task.eval_numbers", "3", "4", "--no-oger.similarity_reverse",
+    "--oger.math_extract=boxed",
+]  # fmt: skip
+
+
+def test_a_section_is_the_same_from_flags_and_from_openrlhfs_namespace(parser: argparse.ArgumentParser) -> None:
+    args = parser.parse_args(FLAGS)
+    for settings in (vars(args), hierarchize(args).oger):
+        assert BonusSettings.of(settings) == BonusSettings(bonus_weight=0.5, similarity_reverse=False)
+        assert SftSettings.of(settings) == SftSettings(epochs=3, lr=0.25)
+        assert EvalSettings.of(settings) == EvalSettings(top_k=7)
+        assert TaskSettings.of(settings) == TaskSettings(name="countdown", eval_numbers=(3, 4))
+        assert VerifierSettings.of(settings) == VerifierSettings(math_extract=("boxed",))
+        assert OgerSettings.of(settings).rollouts.top_k == 9
+    assert OgerSettings.of(vars(parser.parse_args([]))) == OgerSettings()
+
+
+def test_settings_are_frozen_and_hashable() -> None:
+    assert len({OgerSettings(), OgerSettings(sft=SftSettings(epochs=1)), OgerSettings()}) == 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        BonusSettings().bonus_weight = 2.0  # type: ignore[misc]
+
+
+def test_every_field_is_one_flag_and_every_flag_of_the_recipe_is_one_field(parser: argparse.ArgumentParser) -> None:
+    flags = [action.dest for action in parser._actions if action.dest.startswith("oger.")]
+    assert flags == [each.flag for each in SETTINGS]
+    assert len({section.title for section in SECTIONS}) == len(SECTIONS)
+
+
+SOURCES = (
+    {"name": "rule", "kind": "verifier"},
+    {"name": "style", "kind": "my.module:score", "weight": 0.25, "gate": "rule_nonzero", "options": {"a": [1, "x y"]}},
+)
+
+
+def test_reward_sources_are_a_list_of_mappings_in_a_file_and_json_among_flags(
+    read: Callable[..., dict[str, Any]], parser: argparse.ArgumentParser
+) -> None:
+    text = (
+        "oger:\n  reward:\n    on_error: stop\n    sources:\n      - {name: rule, kind: verifier}\n"
+        "      - name: style\n        kind: my.module:score\n        weight: 0.25\n        gate: rule_nonzero\n"
+        "        options: {a: [1, x y]}\n"
+    )
+    assert RewardSettings.of(read(text)) == RewardSettings(SOURCES, "stop")
+    for flags in ([f"--oger.reward.sources={json.dumps(SOURCES)}"], ["--oger.reward.sources", json.dumps(SOURCES)]):
+        assert RewardSettings.of(hierarchize(parser.parse_args(flags)).oger).sources == SOURCES
+
+
+def test_reward_sources_are_written_into_the_run_folder_as_they_are(
+    tmp_path: Path, parser: argparse.ArgumentParser
+) -> None:
+    settings = vars(parser.parse_args([f"--oger.reward.sources={json.dumps(SOURCES)}"]))
+    path = tmp_path / "resolved.yaml"
+    write_resolved({key: value for key, value in settings.items() if value not in (None, float("inf"))}, path)
+    assert vars(parser.parse_args(read_recipe(path, parser))) == settings
+
+
+@pytest.mark.parametrize("item", ["rule", 5, None, {"name": "rule"}, {"kind": "verifier"}, {"name": 1, "kind": "a"}])
+def test_a_source_without_name_or_kind_is_refused(read: Callable[..., Any], item: Any) -> None:
+    said = r"mappings with a name and a kind, such as \{name: rule, kind: verifier\}"
+    with pytest.raises(RecipeError, match=rf"recipe\.yaml:1: 'oger\.reward\.sources' takes {said}, found "):
+        read(f"oger: {{reward: {{sources: [{json.dumps(item)}]}}}}")
+    with pytest.raises(RecipeError, match=rf"argument --oger\.reward\.sources: .* is not one of {said}"):
+        build_parser(cpu=True).parse_args([f"--oger.reward.sources={json.dumps([item])}"])
+
+
+@pytest.mark.parametrize("text", ["rule", "'[1'", "{name: rule, kind: verifier}"])
+def test_sources_that_are_no_list_are_refused(read: Callable[..., Any], text: str) -> None:
+    with pytest.raises(RecipeError, match=r"^\S*recipe\.yaml:1: .*oger\.reward\.sources.* mappings"):
+        read(f"oger: {{reward: {{sources: {text}}}}}")
