@@ -46,8 +46,8 @@ from doubles import Engine, Group, Model, Recorded, Remote, Strategy, embedding_
 # Every name of this recipe that the replay holds on to, besides flags, recipe files and the files of a run's folder.
 from oger_recipe.cli import train
 from oger_recipe.cli.train_ppo_ray import build_parser
-from oger_recipe.plugin import launch  # its function launch(tokens, run_dir, *, environment, ...) starts Ray
-from oger_recipe.plugin.install import install
+from oger_recipe.plugin.driver import launch  # its function launch(tokens, run_dir, *, environment, ...) starts Ray
+from oger_recipe.plugin.driver.install import install
 
 HERE = Path(__file__).parent
 CONFIGS = HERE.parents[2] / "configs"
