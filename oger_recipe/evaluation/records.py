@@ -1,14 +1,15 @@
 """Answer records: one JSON line for each sampled answer, the same from `oger eval` and from a training run.
 
 Keys: uid, benchmark, sample (0 to n-1), prompt (as sent), text (without special tokens), answer (the reference),
-score, reward, format, extracted, reason, response_length (tokens), truncated, graded (false when the grader failed).
+score, reward, format, extracted, reason, components, response_length (tokens), truncated, graded (false: the grader
+failed).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from oger_recipe.rewards.grading.pool import Graded
+from oger_recipe.rewards.verdict import Graded, verdict_columns
 
 Record = dict[str, Any]
 
@@ -20,7 +21,6 @@ def verdict_fields(graded: Graded) -> Record:
         "score": verdict.score,
         "reward": verdict.reward,
         "format": verdict.components.get("format", 0.0),
-        "extracted": verdict.extracted,
-        "reason": verdict.reason,
+        **verdict_columns(graded),
         "graded": graded.error is None,
     }

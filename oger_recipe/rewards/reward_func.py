@@ -25,4 +25,4 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> di
     of each, and lists in the order of the queries for any other number of them.
     """
     samples = list(itertools.islice(itertools.zip_longest(queries, prompts, labels), len(queries)))
-    return answer_of([each.values for each in grade_samples(samples)])
+    return answer_of(grade_samples(samples))

@@ -1,4 +1,4 @@
-"""Samples as OpenRLHF sends them, graded: query, prompt and label to numbers, with the whole verdict beside them.
+"""Samples as OpenRLHF sends them, graded: query, prompt and label to a verdict, and to the numbers that it reads.
 
 Nothing is raised here: a failure gives reward 0 and ``reward_error`` 1, is logged with its traceback, and is appended
 to ``$OGER_RUN_DIR/reward_errors.jsonl`` when that variable is set.
@@ -9,58 +9,57 @@ from __future__ import annotations
 import json
 import logging
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from oger_recipe.rewards.grading.pool import Answer, Graded, shared_pool
+from oger_recipe.rewards.grading.pool import shared_pool
+from oger_recipe.rewards.grading.processes import Answer
 from oger_recipe.rewards.rules import labelled_answer
+from oger_recipe.rewards.verdict import Graded
 
 logger = logging.getLogger(__name__)
 
 ERRORS = "reward_errors.jsonl"
 _ASSISTANT_TURN = "<|im_start|>assistant\n"
-_KEYS = ("reward", "score", "reward_format", "reward_error", "reward_timeout")
+
+Sample = tuple[Any, Any, Any]  # query, prompt, label, as they come
 
 
-def answer_of(graded: list[dict[str, float]]) -> dict[str, Any]:
-    """The values of samples in the form that OpenRLHF reads."""
-    columns: dict[str, Any] = {key: [sample[key] for sample in graded] for key in _KEYS}
-    if len(graded) == 1:
-        columns = graded[0]
+def answer_of(graded: Sequence[Graded]) -> dict[str, Any]:
+    """What OpenRLHF reads of graded samples: plain numbers of one, as it makes a tensor of each; else lists."""
+
+    def column(values: list[float]) -> float | list[float]:
+        return values[0] if len(values) == 1 else values
+
     return {
-        "rewards": columns["reward"],
-        "scores": columns["score"],
-        "extra_logs": {key: columns[key] for key in ("reward_format", "reward_error", "reward_timeout")},
+        "rewards": column([each.verdict.reward for each in graded]),
+        "scores": column([each.verdict.score for each in graded]),
+        "extra_logs": {
+            "reward_format": column([each.verdict.components.get("format", 0.0) for each in graded]),
+            "reward_error": column([float(each.error is not None) for each in graded]),
+            "reward_timeout": column([float(each.timed_out) for each in graded]),
+        },
     }
 
 
-@dataclass(frozen=True)
-class GradedSample:
-    """The numbers of a sample that OpenRLHF takes; the whole verdict (None: the sample itself could not be read); and
-    why it was not graded (None: it was)."""
-
-    values: dict[str, float]
-    graded: Graded | None
-    error: str | None
-
-
-def grade_samples(samples: list[tuple[Any, Any, Any]]) -> list[GradedSample]:
-    """Of (query, prompt, label). What a sample does wrong is its own error, never its neighbours'."""
-    values: list[GradedSample | None] = [None] * len(samples)
+def grade_samples(samples: Sequence[Sample]) -> list[Graded]:
+    """What a sample does wrong is its own error, never its neighbours'."""
+    results: dict[int, Graded] = {}
     answers: dict[int, Answer] = {}
     for position, (query, prompt, label) in enumerate(samples):
         try:
             answers[position] = _answer(query, prompt, label)
         except Exception as error:
-            values[position] = GradedSample(failed(error, samples[position]), None, _reason(error))
+            results[position] = failed(error, samples[position])
     try:
-        verdicts = shared_pool().grade_many(list(answers.values()))
-        for position, graded in zip(answers, verdicts, strict=True):
-            values[position] = GradedSample(_values(graded, samples[position]), graded, graded.error)
+        graded = shared_pool().grade_many(list(answers.values()))
     except Exception as error:  # the pool itself: none of its answers was graded
-        for position in answers:
-            values[position] = GradedSample(failed(error, samples[position]), None, _reason(error))
-    return [value for value in values if value is not None]
+        return [results.get(position) or failed(error, sample) for position, sample in enumerate(samples)]
+    for position, each in zip(answers, graded, strict=True):
+        if each.error is not None:
+            _report(each, samples[position])
+        results[position] = each
+    return [results[position] for position in range(len(samples))]
 
 
 def _answer(query: str, prompt: str, label: str) -> Answer:
@@ -70,37 +69,21 @@ def _answer(query: str, prompt: str, label: str) -> Answer:
     return answer
 
 
-def _values(graded: Graded, sample: tuple[Any, Any, Any]) -> dict[str, float]:
-    verdict = graded.verdict
-    values = {
-        "reward": verdict.reward,
-        "score": verdict.score,
-        "reward_format": float(verdict.components.get("format", 0.0)),
-    }
-    if graded.error is not None:
-        return failed(graded.error, sample, timed_out=graded.timed_out, seconds=graded.seconds)
-    return {**values, "reward_error": 0.0, "reward_timeout": 0.0}
+def failed(error: Exception | str, sample: Sample) -> Graded:
+    """A sample that could not be graded, after it was logged and recorded."""
+    reason = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    graded = Graded.failed(reason)
+    _report(graded, sample, error if isinstance(error, Exception) else None)
+    return graded
 
 
-def failed(
-    error: Exception | str, sample: tuple[Any, Any, Any], *, timed_out: bool = False, seconds: float = 0.0
-) -> dict[str, float]:
-    """The values of a sample that could not be graded, after it was logged and recorded."""
+def _report(graded: Graded, sample: Sample, raised: Exception | None = None) -> None:
     query, _, label = sample
     uid = _uid_of(label)
-    reason = _reason(error)
     logger.error(
-        "reward of %s failed and counts as 0: %s", uid or "a sample without uid", reason,
-        exc_info=error if isinstance(error, Exception) else None,
-    )  # fmt: skip
-    _record({"error": reason, "uid": uid, "seconds": round(seconds, 3), "query": query, "label": label})
-    return {
-        "reward": 0.0, "score": 0.0, "reward_format": 0.0, "reward_error": 1.0, "reward_timeout": float(timed_out),
-    }  # fmt: skip
-
-
-def _reason(error: Exception | str) -> str:
-    return error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        "reward of %s failed and counts as 0: %s", uid or "a sample without uid", graded.error, exc_info=raised
+    )
+    _record({"error": graded.error, "uid": uid, "seconds": round(graded.seconds, 3), "query": query, "label": label})
 
 
 def _response_of(query: str, prompt: str) -> str:

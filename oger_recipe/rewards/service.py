@@ -1,8 +1,9 @@
 """The reward function behind HTTP, for `--reward.remote_url http://host:port/get_reward`.
 
 POST /get_reward takes OpenRLHF's JSON ``{"query": [...], "prompts": [...], "labels": [...]}`` and answers what
-`reward_func` returns: plain numbers for one query, because OpenRLHF makes a tensor of each, and lists for several. A
-further key that OpenRLHF does not read, "errors", lists for every query why it was not graded, or null.
+`reward_func` returns: plain numbers for one query, because OpenRLHF makes a tensor of each, and lists for several. Two
+further keys that OpenRLHF does not read list for every query "errors", why it was not graded, or null, and "graded",
+the whole verdict (verdict.py), which this recipe's runs keep.
 Every refusal is JSON ``{"error": "<one sentence>"}``.
 """
 
@@ -16,7 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import prometheus_client
@@ -26,8 +27,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from oger_recipe.rewards.samples import GradedSample, answer_of
-from oger_recipe.rewards.verifiers import BOUNDED, VERIFIERS
+from oger_recipe.rewards.samples import answer_of
+from oger_recipe.rewards.verdict import Graded
+from oger_recipe.rewards.verifiers import VERIFIERS
 
 GRADE_PATH = "/get_reward"
 BODY_TIMEOUT_S = 60.0
@@ -41,20 +43,21 @@ access_log = logging.getLogger("oger_recipe.rewards.service.access")
 
 Samples = tuple[list[str], list[str], list[str]]  # queries, prompts, labels
 # As `grade_samples`: of (query, prompt, label).
-Grade = Callable[[list[tuple[str, str, str]]], list[GradedSample]]
+Grade = Callable[[list[tuple[str, str, str]]], list[Graded]]
 
 
 @dataclass(frozen=True)
 class ServiceLimits:
     """token: what a request must present, None for no token; max_request_bytes: of one body; max_concurrency: requests
     that are read, queued or graded at a time; workers: of the grading pool; tasks: the import paths that labels may
-    name beside VERIFIERS."""
+    name beside VERIFIERS; bounded: tasks that need no worker."""
 
     token: str | None
     max_request_bytes: int
     max_concurrency: int
     workers: int
     tasks: frozenset[str] = frozenset()
+    bounded: frozenset[str] = frozenset()
 
 
 class RewardService:
@@ -94,7 +97,7 @@ class RewardService:
             body = await _read_body(request, self.limits.max_request_bytes)
             loop = asyncio.get_running_loop()
             samples, tasks = await loop.run_in_executor(self._quick, self._parsed, body)
-            threads = self._quick if BOUNDED.issuperset(tasks) else self._pooled
+            threads = self._quick if self.limits.bounded.issuperset(tasks) else self._pooled
             content = await loop.run_in_executor(threads, self._graded, samples, tasks)
         return Response(content, media_type="application/json")
 
@@ -144,10 +147,10 @@ class RewardService:
 
     def _graded(self, samples: Samples, tasks: list[str]) -> bytes:
         graded = self._grade(list(zip(*samples, strict=True)))
-        result = answer_of([sample.values for sample in graded])
-        for task, verdict in zip(tasks, verdicts(result), strict=True):
-            self._answers.labels(task if self._known(task) else "other", verdict).inc()
-        return json.dumps(result | {"errors": [sample.error for sample in graded]}).encode()
+        for task, each in zip(tasks, graded, strict=True):
+            self._answers.labels(task if self._known(task) else "other", _outcome(each)).inc()
+        more = {"errors": [each.error for each in graded], "graded": [asdict(each) for each in graded]}
+        return json.dumps(answer_of(graded) | more).encode()
 
     def _known(self, task: str) -> bool:
         return task in VERIFIERS or task in self.limits.tasks
@@ -205,18 +208,10 @@ def parse_request(body: bytes) -> Samples:
     return queries, prompts, labels
 
 
-def verdicts(result: dict[str, Any]) -> list[str]:
-    """right, wrong, error or timeout of each answer in a result of `reward_func`."""
-    logs = result["extra_logs"]
-    columns = [_column(values) for values in (result["scores"], logs["reward_error"], logs["reward_timeout"])]
-    return [
-        "timeout" if timeout else "error" if error else "right" if score == 1.0 else "wrong"
-        for score, error, timeout in zip(*columns, strict=True)
-    ]
-
-
-def _column(values: float | list[float]) -> list[float]:
-    return values if isinstance(values, list) else [values]
+def _outcome(graded: Graded) -> str:
+    if graded.error is not None:
+        return "timeout" if graded.timed_out else "error"
+    return "right" if graded.verdict.score == 1.0 else "wrong"
 
 
 def _texts(document: dict[str, Any], name: str) -> list[str]:

@@ -8,20 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe import remote_code
-from oger_recipe.data.prepare import Budget, PromptFormat
-from oger_recipe.data.prepared import prepare_once
 from oger_recipe.data.rows import Row
-from oger_recipe.data.shortage import losses, require_teachers, require_usable_teachers
 from oger_recipe.data.sources import TEACHERS, Columns, Seen, read_dataset
 from oger_recipe.data.templates import TEMPLATES
+from oger_recipe.data.train_files import Budget, PromptFormat, TeacherChoice
+from oger_recipe.data.train_files_cache import write_train_files_once
 from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.benchmarks import BENCHMARKS, asked_once, load_benchmark, uid_in_a_run
 from oger_recipe.imports import without_garbage_collection
 from oger_recipe.patches import apply_import_patches
 from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 from oger_recipe.rewards.rules import TIMES_ASKED
-from oger_recipe.rewards.verifiers import BOUNDED
 from oger_recipe.run.plan import READ_WHOLE, Size, counted, local_files
+from oger_recipe.run.shortage import losses, require_teachers, require_usable_teachers
 from oger_recipe.settings.grading import VerifierSettings, grading_rules
 from oger_recipe.settings.run import EvalSettings
 from oger_recipe.settings.task import TaskSettings
@@ -88,7 +87,7 @@ def _write_training(
 ) -> dict[str, Any]:
     path, budget = folder / "train.jsonl", _budget(value, value["rollout.max_new_tokens"])
     places = {"prompts_path": path, "teachers_path": folder / "teachers.arrow"}
-    counts.update(prepare_once(rows[: value["data.max_samples"]], budget=budget, **places, **shared))
+    counts.update(write_train_files_once(rows[: value["data.max_samples"]], budget=budget, **places, **shared))
     (folder / "counts.json").write_text(json.dumps(counts, indent=2, sort_keys=True))
     _print_counts("data", counts, losses(value, counts, budget))
     require_usable_teachers(value, counts)
@@ -105,7 +104,7 @@ def _write_evaluation(
     sampling = EvalSettings.of(value).sampling(value["rollout.top_p"], value["rollout.max_new_tokens"])
     path, budget = folder / "eval.jsonl", _budget(value, sampling["max_new_tokens"])
     shared = shared | {"rules": grading_rules(value, evaluation=True)}
-    counts.update(prepare_once(rows, budget=budget, prompts_path=path, teachers_path=None, **shared))
+    counts.update(write_train_files_once(rows, budget=budget, prompts_path=path, teachers_path=None, **shared))
     _print_counts("evaluation data", counts, losses(value, counts, budget))
     return {_EVAL: str(path), "eval.split": "train"}
 
@@ -133,23 +132,25 @@ def preparation(value: Mapping[str, Any]) -> dict[str, Any]:
         "tokenizer": _tokenizer(value["actor.model_name_or_path"], needs_template=chat),
         "prompt_format": PromptFormat(chat, value["data.input_template"], text_template),
         "rules": grading_rules(value),
-        "keep_wrong_teachers": value["oger.keep_wrong_teachers"],
-        "max_prefix_len": value["oger.max_prefix_len"],
-        "long_teachers": value["oger.long_teachers"],
-        "teacher_sources": value["oger.teacher_sources"],
+        "choice": TeacherChoice(
+            value["oger.keep_wrong_teachers"],
+            value["oger.max_prefix_len"],
+            value["oger.long_teachers"],
+            value["oger.teacher_sources"],
+        ),
     }
 
 
 def grading_settings(value: Mapping[str, Any], rows: Sequence[Row]) -> GradingSettings:
     """How answers are graded in a run with these settings, whose rows name the tasks."""
-    own = VerifierSettings.of(value).own
-    return GradingSettings(
+    own, tasks = VerifierSettings.of(value).own, {str(row["task"]) for row in rows}
+    settings = GradingSettings(
         workers=value["oger.grading_workers"],
         time_limit_s=value["oger.grading_time_limit"],
         memory_limit_mb=value["oger.grading_memory_limit"],
         path=value["oger.verifier_path"],
-        preload=tuple(sorted({own.get(row["task"], row["task"]) for row in rows} - BOUNDED)),
     )
+    return settings.for_tasks(own.get(task, task) for task in tasks)
 
 
 def _tokenizer(model: str, *, needs_template: bool) -> Any:

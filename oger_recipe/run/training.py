@@ -118,14 +118,14 @@ def _launch(
 ) -> None:
     """``seconds``: what was taken before."""
     from oger_recipe.plugin.driver.launch import launch
-    from oger_recipe.report.progress import Progress
+    from oger_recipe.report.console import Console
     from oger_recipe.report.summary import Report
 
     value, run_dir = job.value, job.run_dir
     gpus = value["oger.logical_gpus"] or sum(gpus_by_role(value).values())
     environment = {"OGER_GRADING": grading.to_json()} | handed_on(value, run_dir) | remote_code.environment(value)
     verbose = value["oger.verbose"]
-    with explained(run_dir, job.checkpoints, sys.argv), Progress(Report(run_dir, seconds, started)):
+    with explained(run_dir, job.checkpoints, sys.argv), Console(Report(run_dir, seconds, started)):
         launch(flags, run_dir, cpu=job.cpu, logical_gpus=gpus, verbose=verbose, environment=environment, lock=lock)
 
 

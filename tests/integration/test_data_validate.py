@@ -52,13 +52,15 @@ def _validate(capsys: pytest.CaptureFixture[str], path: Path, *flags: str) -> tu
         data.main(["validate", str(path), *flags])
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1
-    *lines, counts, usable, teachers = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr().out.splitlines()
+    bad = next(number for number, line in enumerate(printed) if line.startswith(f"{path}: "))
+    lines, summary = printed[:bad], printed[bad:]
     reasons = {}
     for line in lines:
         number, _, reason = line.removeprefix(f"{path}:").partition(": ")
         reasons[int(number)] = reason
     assert len(reasons) == len(lines)
-    return code, reasons, [counts.removeprefix(f"{path}: "), usable, teachers]
+    return code, reasons, [summary[0].removeprefix(f"{path}: "), *summary[1:]]
 
 
 def test_a_file_without_defects_has_a_summary_and_exit_code_0(
@@ -140,11 +142,23 @@ def test_luffys_files_are_checked_as_they_are(tmp_path: Path, capsys: pytest.Cap
 def test_the_users_verifiers_are_known_and_read_the_answers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "own_grading.py").write_text("def grade(response, answer):\n    raise ValueError(f'odd: {answer}')\n")
+    (tmp_path / "own_grading.py").write_text("""
+from oger_recipe.rewards.verifiers import UnreadableAnswer
+def grade(response, answer):
+    if answer != "2":
+        raise UnreadableAnswer(f"odd: {answer}")
+    return float(response)
+""")
     monkeypatch.syspath_prepend(tmp_path)
-    path = _write(tmp_path / "rows.jsonl", _row("a"), _row("b", task="mine"))
+    path = _write(tmp_path / "rows.jsonl", _row("a"), _row("b", task="mine"), _row("c", task="mine", answer="3"))
     assert _validate(capsys, path)[1][2].startswith("unknown task 'mine'")
-    assert _validate(capsys, path, "--verifiers", "mine=own_grading:grade")[1] == {2: "odd: 2"}
+    code, reasons, summary = _validate(capsys, path, "--verifiers", "mine=own_grading:grade")
+    assert (code, reasons) == (1, {3: "odd: 3"})
+    # What the verifier says of an empty response is no word on the answer.
+    assert summary[-1] == (
+        "the reference answers of mine were not checked: its verifier fails on an empty response "
+        "(ValueError: could not convert string to float: '')"
+    )
 
 
 def test_what_cannot_be_read_at_all_is_one_sentence(tmp_path: Path) -> None:

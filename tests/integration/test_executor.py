@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from oger_recipe.patches import apply_training_patches
+import asyncio
+import http.server
+import json
+import threading
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-apply_training_patches()
+import pytest
+import torch
 
-import asyncio  # noqa: E402
-import http.server  # noqa: E402
-import json  # noqa: E402
-import threading  # noqa: E402
-from pathlib import Path  # noqa: E402
-from types import SimpleNamespace  # noqa: E402
-from typing import Any  # noqa: E402
-
-import pytest  # noqa: E402
-import torch  # noqa: E402
-
-from oger_recipe.plugin.engine.executor import OgerExecutor  # noqa: E402
-from oger_recipe.rewards import reward_func  # noqa: E402
+from oger_recipe.plugin.controller.answers import evaluate_samples
+from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
+from oger_recipe.plugin.engine.executor import OgerExecutor
+from oger_recipe.rewards import reward_func
+from oger_recipe.rewards.verdict import Graded, Verdict
 
 QUESTION = "Is it 42? </s>"
 
@@ -31,6 +31,9 @@ class Tokenizer:
 
     def decode(self, tokens: list[int], **_: Any) -> str:
         return "<s>" + "".join(map(chr, tokens)).replace("</s>", "")
+
+    def batch_decode(self, texts: list[torch.Tensor], **_: Any) -> list[str]:
+        return [self.decode(text.tolist()).removeprefix("<s>") for text in texts]
 
 
 class Engine:
@@ -60,21 +63,40 @@ def test_the_answer_in_the_question_is_not_the_policys() -> None:
 
 def test_the_verdict_stays_with_the_response_and_only_numbers_go_to_openrlhf() -> None:
     found = _executed("so 41")
-    assert found["verdict"] == {
-        "score": 0.0, "reward": 0.0, "format": 1.0, "extracted": "41", "reason": "41, not 42", "graded": True,
-    }  # fmt: skip
+    verdict = Verdict(0.0, 0.0, "41, not 42", {"format": 1.0, "correct": 0.0}, "41")
+    assert replace(found["graded"], seconds=0.0) == Graded(verdict)
     assert found["extra_logs"] == {"reward_format": 1.0, "reward_error": 0.0, "reward_timeout": 0.0}
     assert found["observation_tokens"] == [ord(character) for character in QUESTION + "so 41"]
 
 
-def test_a_users_own_reward_function_keeps_its_say(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("returned", "scores", "graded"),
+    [
+        ("'rewards': 0.25, 'scores': 1.0", 1.0, Graded(Verdict(0.25, 1.0, ""))),
+        ("'rewards': 0.25", 0.25, Graded(Verdict(0.25, 1.0, ""))),  # right, as solve rates count it
+        ("'rewards': -1.0", -1.0, Graded(Verdict(-1.0, 0.0, ""))),
+        (
+            "'rewards': 1.0, 'scores': 0.0, 'extra_logs': {'length': 7, 'style': [0.5]}",
+            0.0,
+            Graded(Verdict(1.0, 0.0, "", {"length": 7.0, "style": 0.5})),
+        ),
+        (
+            "'rewards': 0.0, 'extra_logs': {'reward_error': 1}",
+            0.0,
+            Graded(
+                Verdict(0.0, 0.0, "", {"reward_error": 1.0}), "the reward function says that it failed (reward_error)"
+            ),
+        ),
+    ],
+)
+def test_a_users_own_reward_function_keeps_its_say_and_its_numbers_are_components(
+    tmp_path: Path, returned: str, scores: float, graded: Graded
+) -> None:
     own = tmp_path / "own.py"
-    own.write_text("def reward_func(queries, prompts, labels):\n    return {'rewards': 0.25, 'scores': 1.0}\n")
-    executor = OgerExecutor(str(own))
-    arguments = {"max_length": 100, "hf_tokenizer": Tokenizer(), "llm_engine": Engine("x"), "images": None}
-    params = SimpleNamespace(max_tokens=50, logprobs=None)
-    found = asyncio.run(executor.execute(prompt="p", label="{}", sampling_params=params, **arguments))
-    assert (found["reward"], found["scores"], found["verdict"]) == (0.25, 1.0, None)
+    own.write_text(f"def reward_func(queries, prompts, labels):\n    return {{{returned}}}\n")
+    found = _executed("x", own)
+    assert (found["reward"], found["scores"], found["graded"]) == (graded.verdict.reward, scores, graded)
+    assert found["extra_logs"].keys() == {"reward_error"} | graded.verdict.components.keys()
 
 
 @pytest.mark.parametrize("cut", [[], ["\nUser:"]])
@@ -110,6 +132,7 @@ def test_what_is_no_finite_number_is_a_failed_grade(
     assert response["extra_logs"]["reward_error"] == error
     recorded = tmp_path / "reward_errors.jsonl"
     assert recorded.exists() is bool(error)
+    assert (response["graded"].error is not None) is bool(error) and response["graded"].verdict.reward == reward
     if error:
         entry = json.loads(recorded.read_text())
         assert entry["uid"] == "u" and entry["error"].startswith("no reward: ")
@@ -118,6 +141,8 @@ def test_what_is_no_finite_number_is_a_failed_grade(
 class Graders(http.server.BaseHTTPRequestHandler):
     """A reward server that asks for a token."""
 
+    answer: dict[str, Any]
+
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         right = self.path == "/get_reward?token=secret"
@@ -125,15 +150,68 @@ class Graders(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.end_headers()
         if right:
-            self.wfile.write(json.dumps({"rewards": [0.5], "scores": [1.0], "extra_logs": {}}).encode())
+            self.wfile.write(json.dumps(self.answer).encode())
 
     def log_message(self, *_: Any) -> None: ...
 
 
-def test_the_token_of_a_reward_server_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+VERDICT = Verdict(0.5, 1.0, "why", {"format": 1.0}, "7", (0.5,))
+
+
+@pytest.mark.parametrize(
+    ("more", "graded"),
+    [
+        ({}, Graded(Verdict(0.5, 1.0, "", {"length": 3.0}))),
+        ({"graded": [asdict(Graded(VERDICT))]}, Graded(VERDICT)),  # as `oger serve-reward` answers
+        ({"graded": ["A+"]}, Graded(Verdict(0.5, 1.0, "", {"length": 3.0}))),
+    ],
+)
+def test_a_reward_server_has_its_say_whole_and_its_token_comes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], graded: Graded
+) -> None:
     monkeypatch.setenv("OGER_REWARD_TOKEN", "secret")
+    answer = {"rewards": [0.5], "scores": [1.0], "extra_logs": {"length": 3}} | more
+    monkeypatch.setattr(Graders, "answer", answer, raising=False)
     with http.server.HTTPServer(("127.0.0.1", 0), Graders) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         found = _executed("x", grader=f"http://127.0.0.1:{server.server_port}/get_reward?token=$OGER_REWARD_TOKEN")
         server.shutdown()
-    assert (found["reward"], found["scores"]) == (0.5, 1.0)
+    assert (found["reward"], found["scores"], found["graded"]) == (0.5, 1.0, graded)
+    assert found["extra_logs"] == {"reward_error": 0.0, "length": 3}
+
+
+COUNTING = """
+from pathlib import Path
+
+def _count():
+    with Path(__file__).with_name("calls").open("a") as file: file.write("x")
+
+def verify(response, answer):
+    _count()
+    return {"reward": 1.0, "extracted": "seven", "style": 0.5}
+
+def reward_func(queries, prompts, labels):
+    _count()
+    return {"rewards": 1.0, "extra_logs": {"style": 0.5}}
+"""
+
+
+@pytest.mark.parametrize("who", ["a verifier", "a reward function"])
+def test_an_evaluated_answer_is_graded_once_whoever_grades_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    (tmp_path / "counting.py").write_text(COUNTING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    if who == "a verifier":
+        response = _executed("7", task="counting:verify")
+    else:
+        response = _executed("7", grader=tmp_path / "counting.py")
+    args = SimpleNamespace(rollout=SimpleNamespace(n_samples_per_prompt=1))
+    generator = OgerSamplesGenerator(SimpleNamespace(args=args), [], [], Tokenizer(), [])
+    sample = generator._process_response_into_experience(response, max_len=100)
+    problems = [(["bench"], [QUESTION], [response["label"]], [None])]
+    (record,) = evaluate_samples([sample], problems, Tokenizer()).records
+    assert (tmp_path / "calls").read_text() == "x"
+    assert (record["text"], record["score"], record["graded"]) == ("7", 1.0, True)
+    assert record["components"] == {"style": 0.5}
+    assert record["extracted"] == ("seven" if who == "a verifier" else None)

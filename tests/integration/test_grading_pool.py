@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 import signal
@@ -13,19 +12,16 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
-from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
-from oger_recipe.rewards.grading.worker import NoVerdict, as_verdict
-from oger_recipe.rewards.verifiers import Verdict
+from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings, Limits
+from oger_recipe.rewards.verdict import Verdict
+from oger_recipe.rewards.verifiers import TaskSpec
 
 VERIFIER = """
 import os, socket, stat, struct, subprocess, sys, time
-from oger_recipe.rewards.grading_worker import send_message
+from oger_recipe.rewards.grading.messages import send_message
 from oger_recipe.rewards.verifiers import Verdict
 
 def spawn(response, answer, then="return"):
@@ -63,8 +59,8 @@ def connection():
 
 def intrude(response, answer):
     if response == "other number":
-        verdict = {"reward": 1.0, "score": 1.0, "reason": "", "components": {}, "extracted": None}
-        send_message(connection(), {"number": 7, "verdict": verdict})
+        verdict = {"reward": 1.0, "score": 1.0, "reason": "", "components": {}, "extracted": None, "steps": []}
+        send_message(connection(), {"number": 7, "graded": {"verdict": verdict}})
     if response == "no reply":
         send_message(connection(), [1])
     if response == "drip":
@@ -196,17 +192,17 @@ def test_what_a_verifier_started_ends_with_its_worker(how: str, task: str, tmp_p
         _wait_until_dead(given_up)
         assert pool.grade("own_grading:spawn", how, str(started)).verdict.score == 1.0
         left = int(started.read_text().split()[1])
-        time.sleep(1.2)  # the nursery looks for orphans once a second
+        time.sleep(1.2)  # the fork server looks for orphans once a second
         assert _alive(left) or how == "orphan"  # a verifier may keep a helper for its next answers
     _wait_until_dead(left)
 
 
-def test_what_a_verifier_started_ends_after_the_nursery_was_killed(task: str, tmp_path: Path) -> None:
+def test_what_a_verifier_started_ends_after_the_fork_server_was_killed(task: str, tmp_path: Path) -> None:
     with GradingPool(GradingSettings(workers=1, time_limit_s=1.5)) as pool:
         assert pool.grade("own_grading:spawn", "child", str(tmp_path / "started")).verdict.score == 1.0
         worker = int(pool.grade(task, "pid", "").verdict.reward)
-        assert pool._nursery._process is not None
-        pool._nursery._process.kill()
+        assert pool._fork_server._process is not None
+        pool._fork_server._process.kill()
         _wait_until_dead(worker)
         assert pool.grade(task, "", "").error is not None  # the answer that finds out
         _wait_until_dead(int((tmp_path / "started").read_text()))
@@ -250,12 +246,12 @@ def test_a_reply_of_any_length_is_not_waited_for(pool: GradingPool, task: str) -
     assert "4611686018427387904 bytes are more than 16777216" in graded.error
 
 
-def test_a_dead_nursery_is_replaced(task: str) -> None:
+def test_a_dead_fork_server_is_replaced(task: str) -> None:
     with GradingPool(GradingSettings(workers=1, time_limit_s=0.5)) as pool:
         assert pool.grade(task, "a", "a").verdict.score == 1.0
-        assert pool._nursery._process is not None
-        pool._nursery._process.kill()  # its worker goes with it
-        pool._nursery._process.wait()
+        assert pool._fork_server._process is not None
+        pool._fork_server._process.kill()  # its worker goes with it
+        pool._fork_server._process.wait()
         time.sleep(0.1)
         assert pool.grade(task, "b", "b").error is not None  # the answer that finds out
         assert pool.grade(task, "c", "c").verdict.score == 1.0
@@ -311,7 +307,7 @@ def test_only_the_recipes_verifiers_tell_of_unreadable_references(pool: GradingP
     assert not pool.grade(task, "raise", "").unreadable
     with GradingPool(GradingSettings(workers=1, time_limit_s=60)) as patient:  # it imports math-verify
         in_worker = patient.grade("math", r"\boxed{1}", "")
-        assert in_worker.error is not None and in_worker.error.startswith("ValueError: ") and in_worker.unreadable
+        assert in_worker.error == "a math answer is not empty: ''" and in_worker.unreadable
         unknown = patient.grade("math", r"\boxed{1}", "1", {"no_such_option": 1})
         assert unknown.error is not None and not unknown.unreadable
 
@@ -332,94 +328,93 @@ def verify(response, answer):
         assert pool.grade("own_exit:verify", "", "").error == "the verifier called sys.exit('no licence')"
 
 
-RETURNED: list[tuple[Any, tuple[float, float, str, dict[str, float], str | None]]] = [
-    (True, (1.0, 1.0, "", {}, None)),
-    (0, (0.0, 0.0, "", {}, None)),
-    (0.1, (0.1, 0.0, "", {}, None)),
-    (1.5, (1.5, 1.0, "", {}, None)),
-    (-1, (-1.0, 0.0, "", {}, None)),
-    (np.int64(1), (1.0, 1.0, "", {}, None)),
-    (np.float32(0.5), (0.5, 0.0, "", {}, None)),
-    (torch.tensor(0.25), (0.25, 0.0, "", {}, None)),
-    (torch.tensor([1]), (1.0, 1.0, "", {}, None)),
-    ({"reward": 0.1}, (0.1, 0.0, "", {}, None)),
-    ({"reward": 0.1, "score": True}, (0.1, 1.0, "", {}, None)),
-    ({"reward": 2, "score": 0, "reason": "so", "extracted": "x"}, (2.0, 0.0, "so", {}, "x")),
-    ({"reward": 1, "score": None, "reason": None, "extracted": None, "components": None}, (1.0, 1.0, "", {}, None)),
-    ({"score": 1.0, "acc": True, "pred": "7"}, (1.0, 1.0, "", {"acc": 1.0}, "7")),  # as verl's
-    ({"score": -1.0, "acc": False, "pred": 7}, (-1.0, 0.0, "", {"acc": 0.0}, "7")),
-    ({"reward": 1, "extracted": False}, (1.0, 1.0, "", {}, "False")),
-    (
-        {"reward": 1, "components": {"format": 1}, "length": torch.tensor(3), "feedback": "none"},
-        (1.0, 1.0, "", {"length": 3.0, "format": 1.0}, None),
-    ),
-    ((0.5, {"format": 1, "note": "x"}), (0.5, 0.0, "", {"format": 1.0}, None)),
-    ((0.5, {"score": 1, "pred": "7"}), (0.5, 1.0, "", {}, "7")),
-    (Verdict(0.1, 0, "why", {"format": True}, "e"), (0.1, 0.0, "why", {"format": 1.0}, "e")),
-    (Verdict(1.2, 1.0, "", {}), (1.2, 1.0, "", {}, None)),
-]
+LIMITED = """
+import os, time
+from pathlib import Path
+from oger_recipe.rewards.verifiers import TaskSpec
+
+HERE = Path(__file__)
+
+def sleep(response, answer):
+    time.sleep(float(response))
+    return 1.0
+
+def take(response, answer):
+    return float(len(bytearray(int(response) * 2**20)) > 0)
+
+def pid(response, answer):
+    return float(os.getpid())
+
+def warm_up():
+    HERE.with_name("warm").touch()
+    raise RuntimeError("no matter")
+
+patient = TaskSpec(sleep, time_limit_s=30)
+hasty = TaskSpec(sleep, time_limit_s=0.2)
+large = TaskSpec(take, memory_limit_mb=700)
+here = TaskSpec(pid, bounded=True)
+warm = TaskSpec(pid, warm_up=warm_up)
+"""
 
 
-@pytest.mark.parametrize(("returned", "expected"), RETURNED, ids=[str(number) for number in range(len(RETURNED))])
-def test_what_verifiers_return_is_read_as_a_verdict(returned: Any, expected: tuple[Any, ...]) -> None:
-    verdict = as_verdict(returned)
-    assert verdict == Verdict(*expected)
-    numbers = [verdict.reward, verdict.score, *verdict.components.values()]
-    assert all(type(number) is float for number in numbers)
+@pytest.fixture(scope="module")
+def limited(task: str) -> Iterator[GradingPool]:
+    """A pool of tasks that set limits of their own, beside plain ones; `large` and `take` need 512 MiB."""
+    Path(sys.path[0], "own_limited.py").write_text(LIMITED)
+    names = ("patient", "hasty", "sleep", "large", "take", "here", "warm", "absent")
+    settings = GradingSettings(workers=1, time_limit_s=1.0, memory_limit_mb=256)
+    settings = settings.for_tasks([f"own_limited:{name}" for name in names])
+    with GradingPool(settings) as pool:
+        yield pool
 
 
-REFUSED: list[tuple[Any, list[str]]] = [
-    (None, ["NoneType", "allowed are"]),
-    ("1.0", ["str", "allowed are"]),
-    ([1.0], ["list", "allowed are"]),
-    ((1.0, "right"), ["tuple", "allowed are"]),
-    (1j, ["complex", "allowed are"]),
-    (np.array([1.0, 0.0]), ["ndarray", "allowed are"]),
-    (torch.tensor([1.0, 0.0]), ["Tensor", "allowed are"]),
-    (math.nan, ["reward is nan"]),
-    (-math.inf, ["reward is -inf"]),
-    (10**400, ["reward is too large"]),
-    ({}, ['neither "reward" nor "score"']),
-    ({"acc": 1.0}, ['neither "reward" nor "score"']),
-    ({"reward": None}, ["reward", "NoneType"]),
-    ({"reward": torch.tensor([1.0, 0.0])}, ["reward", "Tensor"]),
-    ({"reward": 1, "score": 0.1}, ["score 0.1: a score is 0 or 1; put partial credit into reward"]),
-    ({"reward": 1, "score": math.nan}, ["score is nan"]),
-    ({"reward": 1, "score": "1"}, ["score", "str"]),
-    ({"reward": 1, "length": math.inf}, ["component length is inf"]),
-    ({"reward": 1, "components": {"format": math.nan}}, ["component format is nan"]),
-    ({"reward": 1, "components": {"format": "good"}}, ["component format", "str"]),
-    ({"reward": 1, "components": [1.0]}, ["components", "list"]),
-    ({"reward": 1, "extracted": ["7"]}, ["extracted", "list"]),
-    ({"reward": 1, "pred": b"7"}, ["extracted", "bytes"]),
-    ((1.0, {"reward": 0.0}), ["two rewards"]),
-    (("1", {}), ["reward", "str"]),
-    (Verdict(0.5, 0.5, "", {}), ["score 0.5: a score is 0 or 1"]),
-    (Verdict(1.0, 1.0, "", {"format": math.nan}), ["component format is nan"]),
-]
+def test_a_task_has_its_own_time_limit_and_the_others_the_runs(limited: GradingPool) -> None:
+    assert limited.grade("own_limited:patient", "1.5", "").verdict.reward == 1.0
+    assert limited.grade("own_limited:sleep", "1.5", "").error == "grading took more than 1.0 s"
+    assert limited.grade("own_limited:hasty", "0.6", "").error == "grading took more than 0.2 s"
+    assert limited.grade("own_limited:sleep", "0.6", "").verdict.reward == 1.0
 
 
-@pytest.mark.parametrize(("returned", "words"), REFUSED, ids=[str(number) for number in range(len(REFUSED))])
-def test_what_is_no_verdict_is_refused_with_the_reason(returned: Any, words: list[str]) -> None:
-    with pytest.raises(NoVerdict) as refused:
-        as_verdict(returned)
-    assert all(word in str(refused.value) for word in words)
+def test_a_task_has_its_own_memory_limit_whichever_worker_was_free(limited: GradingPool) -> None:
+    tasks = ["own_limited:take", "own_limited:large"] * 3
+    graded = limited.grade_many([(name, "512", str(number), None) for number, name in enumerate(tasks)])
+    assert [each.verdict.reward for each in graded] == [0.0, 1.0] * 3
+    assert {each.error for each in graded[::2]} == {"MemoryError: grading took more memory than its limit"}
+    assert limited.grade("own_limited:take", "128", "").verdict.reward == 1.0
+    assert limited.grade("own_limited:large", "1024", "").error is not None
+
+
+def test_a_users_bounded_task_is_graded_here_and_an_absent_one_says_so(limited: GradingPool) -> None:
+    assert limited.grade("own_limited:here", "", "").verdict.reward == os.getpid()
+    error = limited.grade("own_limited:absent", "", "").error
+    assert error is not None and "has no attribute 'absent'" in error
+
+
+def test_a_warm_up_is_called_before_the_first_answer_and_may_fail(limited: GradingPool) -> None:
+    assert limited.grade("own_limited:warm", "", "").verdict.reward not in (0.0, os.getpid())
+    assert Path(sys.path[0], "warm").exists()
+
+
+def test_no_limit_is_none(task: str) -> None:
+    for limit in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="has to be above 0"):
+            TaskSpec(lambda response, answer: 1.0, time_limit_s=limit)
 
 
 def test_bounded_tasks_start_no_process() -> None:
     with GradingPool(GradingSettings()) as pool:
         result = pool.grade("countdown", "<answer>1+2</answer>", '{"numbers": [1, 2], "target": 3}')
         assert result.verdict.reward == 1.0 and result.error is None
-        assert pool._nursery._process is None
+        assert pool._fork_server._process is None
         unreadable = pool.grade("countdown", "<answer>1+2</answer>", "3")
-        assert unreadable.error is not None and unreadable.error.startswith("ValueError")
+        assert unreadable.error == "Countdown answer is not {'numbers': [...], 'target': ...}: '3'"
 
 
 def test_nothing_is_left_when_the_process_of_the_pool_is_killed(task: str, tmp_path: Path) -> None:
     script = f"""
 import sys, threading, time
 sys.path.insert(0, {sys.path[0]!r})
-from oger_recipe.rewards.grading_pool import GradingPool, GradingSettings
+from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 pool = GradingPool(GradingSettings(workers=2, time_limit_s=60))
 pid = int(pool.grade({task!r}, "pid", "").verdict.reward)
 threading.Thread(target=pool.grade, args=({task!r}, "hang", ""), daemon=True).start()
@@ -427,7 +422,7 @@ time.sleep(0.3)
 other = int(pool.grade({task!r}, "pid", "x").verdict.reward)
 for how in ("child", "session", "fork"):
     pool.grade("own_grading:spawn", how, {str(tmp_path / "started")!r})
-print(pid, other, pool._nursery._process.pid, open({str(tmp_path / "started")!r}).read(), flush=True)
+print(pid, other, pool._fork_server._process.pid, open({str(tmp_path / "started")!r}).read(), flush=True)
 time.sleep(60)
 """
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
@@ -443,17 +438,17 @@ time.sleep(60)
 def test_settings_travel_through_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OGER_GRADING", raising=False)
     assert GradingSettings.from_environment() == GradingSettings()
-    settings = GradingSettings(workers=3, time_limit_s=1.5, memory_limit_mb=100, cache_size=7, preload=("math",))
+    limits = {"mine:grade": Limits(20.0, 100), "mine:quick": Limits(1.5, 100, bounded=True)}
+    settings = GradingSettings(3, 1.5, 100, 7, preload=("math",), own=limits, path=("here",))
     monkeypatch.setenv("OGER_GRADING", settings.to_json())
     assert GradingSettings.from_environment() == settings
 
 
 def _alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # before it was opened, or while it was read
         return False
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def _wait_until_dead(pid: int) -> None:

@@ -19,7 +19,7 @@ N = 3
 SETTINGS = ["--n", str(N), "--max_new_tokens", "24", "--temperature", "1.0", "--seed", "5"]
 KEYS = {
     "uid", "benchmark", "sample", "prompt", "text", "answer", "score", "reward", "format", "extracted", "reason",
-    "response_length", "truncated", "graded",
+    "components", "response_length", "truncated", "graded",
 }  # fmt: skip
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

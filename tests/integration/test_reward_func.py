@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-import oger_recipe.rewards.verifiers as verifiers
+from oger_recipe.rewards import samples, verifiers
 from oger_recipe.rewards.samples import worst_examples
 
 PROMPT = "<|im_start|>user\nUsing the numbers [3, 5, 12], ...<|im_end|>\n<|im_start|>assistant\n"
@@ -49,7 +49,7 @@ BAD_LABELS: list[Any] = [
 @pytest.fixture()
 def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.delenv("OGER_RUN_DIR", raising=False)
-    path = Path(verifiers.__file__).with_name("reward_func.py")
+    path = Path(samples.__file__).with_name("reward_func.py")
     spec = importlib.util.spec_from_file_location("reward_func", str(path))
     assert spec and spec.loader
     loaded = importlib.util.module_from_spec(spec)
@@ -173,7 +173,7 @@ def test_values_that_are_not_finite_count_as_errors(
     field: str, value: float, grade: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verdict = verifiers.Verdict(**{"reward": 1.0, "score": 1.0, "reason": "", "components": {}, field: value})
-    monkeypatch.setitem(verifiers.VERIFIERS, "countdown", lambda response, answer: verdict)
+    monkeypatch.setitem(verifiers.VERIFIERS, "countdown", verifiers.TaskSpec(lambda *texts: verdict, bounded=True))
     assert grade(PROMPT + RIGHT) == FAILED
 
 
@@ -181,7 +181,7 @@ def test_a_verifier_without_a_format_component_logs_zero(
     grade: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verdict = verifiers.Verdict(reward=1, score=1, reason="", components={})
-    monkeypatch.setitem(verifiers.VERIFIERS, "countdown", lambda response, answer: verdict)
+    monkeypatch.setitem(verifiers.VERIFIERS, "countdown", verifiers.TaskSpec(lambda *texts: verdict, bounded=True))
     result = grade(PROMPT + RIGHT)
     assert result["extra_logs"] == {"reward_format": 0.0, "reward_error": 0.0, "reward_timeout": 0.0}
     assert type(result["rewards"]) is float and type(result["scores"]) is float

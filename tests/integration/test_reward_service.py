@@ -25,6 +25,7 @@ import pytest
 import torch
 
 from oger_recipe.cli.serve_reward import HEADER_TIMEOUT_S, main
+from oger_recipe.rewards.verdict import Graded
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\n"
@@ -178,7 +179,9 @@ def test_openrlhfs_client_gets_numbers_for_one_query(service: Service) -> None:
     for sample, reward in ((RIGHT, 1.0), (WRONG, 0.0), (MATH, 1.0)):
         (result,) = fetch(f"{service.url}/get_reward", sample)
         logs = {"reward_format": 1.0, "reward_error": 0.0, "reward_timeout": 0.0}
+        (graded,) = result.pop("graded")
         assert result == {"rewards": reward, "scores": reward, "extra_logs": logs, "errors": [None]}
+        assert Graded.from_json(graded).verdict.components == {"format": 1.0, "correct": reward}  # the whole verdict
         values = [result["rewards"], result["scores"], *result["extra_logs"].values()]
         assert [torch.tensor([value]).shape for value in values] == [(1,)] * 5
 

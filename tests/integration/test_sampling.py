@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from oger_recipe.patches import apply_training_patches
+import asyncio
+import json
+from types import SimpleNamespace
 
-apply_training_patches()
+import pytest
+from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
+from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
 
-import asyncio  # noqa: E402
-import json  # noqa: E402
-from types import SimpleNamespace  # noqa: E402
-
-import pytest  # noqa: E402
-from openrlhf.trainer.ray.vllm_engine import RolloutRayActor  # noqa: E402
-from vllm import SamplingParams  # noqa: E402
-from vllm.sampling_params import RequestOutputKind  # noqa: E402
-
-from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator  # noqa: E402
-from oger_recipe.plugin.engine.rollout_engine import OgerRolloutActor  # noqa: E402
-from oger_recipe.plugin.ray_actor import undecorated  # noqa: E402
-from oger_recipe.seeds import stable_seed  # noqa: E402
+from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
+from oger_recipe.plugin.engine.rollout_engine import OgerRolloutActor
+from oger_recipe.plugin.ray_actor import undecorated
+from oger_recipe.seeds import stable_seed
 
 
 def _generator(**oger) -> OgerSamplesGenerator:
@@ -43,7 +39,7 @@ def test_who_asked_hears_of_every_rollout_of_a_training_batch_and_of_no_evaluate
     upstream, heard = OgerSamplesGenerator.__base__, []
 
     def one_batch(self, **kwargs):
-        responses = ({"text": "r1", "verdict": {"score": 1.0}}, {"text": "r2"})
+        responses = ({"text": "r1", "graded": "right"}, {"text": "r2", "graded": "wrong"})
         return [self._process_response_into_experience(each, **kwargs) for each in responses], None, 1, False
 
     monkeypatch.setattr(upstream, "generate_samples", one_batch)
@@ -59,7 +55,7 @@ def test_who_asked_hears_of_every_rollout_of_a_training_batch_and_of_no_evaluate
     generator.generate_eval_samples()
     assert heard == []
     assert generator.generate_samples()[0] == heard
-    assert [(sample.text, sample.verdict) for sample in heard] == [("r1", {"score": 1.0}), ("r2", None)]
+    assert [(sample.text, sample.graded) for sample in heard] == [("r1", "right"), ("r2", "wrong")]
     generator.generate_eval_samples()
     assert len(heard) == 2
 

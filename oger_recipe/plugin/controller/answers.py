@@ -9,8 +9,6 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from oger_recipe.evaluation.metrics import evaluate_answers
 from oger_recipe.evaluation.records import verdict_fields
-from oger_recipe.rewards.grading.pool import shared_pool
-from oger_recipe.rewards.rules import labelled_answer
 
 
 @dataclass(frozen=True)
@@ -32,13 +30,13 @@ def evaluate_samples(samples: list[Experience], eval_dataloader, tokenizer) -> E
     benchmarks: dict[str, str] = {}
     for sources, _, labels, _ in eval_dataloader:
         benchmarks |= zip(labels, sources, strict=True)
-    records: list[dict[str, Any]] = []
-    for label, group in groupby(samples, key=lambda sample: sample.labels[0]):
-        records += [_record(sample, benchmarks[label], number) for number, sample in enumerate(group)]
     responses = [sample.sequences[0, 1:][sample.action_mask[0].bool()] for sample in samples]
-    texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
-    verdicts = [getattr(sample, "verdict", None) for sample in samples]
-    _grade(records, texts, [json.loads(sample.labels[0]) for sample in samples], verdicts)
+    texts = iter(tokenizer.batch_decode(responses, skip_special_tokens=True))
+    records = [
+        _record(sample, benchmarks[label], number, next(texts))
+        for label, group in groupby(samples, key=lambda sample: sample.labels[0])
+        for number, sample in enumerate(group)
+    ]
     result = evaluate_answers(records)
     problems = sum(benchmark["problems"] for benchmark in result["benchmarks"].values())
     average = result["average"]
@@ -48,31 +46,19 @@ def evaluate_samples(samples: list[Experience], eval_dataloader, tokenizer) -> E
     return Evaluation(records, result, figures, _flat(result["benchmarks"] | {"average": average}))
 
 
-def _record(sample: Experience, benchmark: str, number: int) -> dict[str, Any]:
+def _record(sample: Experience, benchmark: str, number: int, text: str) -> dict[str, Any]:
     label = json.loads(sample.labels[0])
     return {
         "uid": label["uid"],
         "benchmark": benchmark,
         "sample": number,
         "prompt": sample.prompts[0],
+        "text": text,
         "answer": label["answer"],
+        **verdict_fields(sample.graded),
         "response_length": int(sample.response_length[0]),
         "truncated": bool(sample.truncated[0]),
     }
-
-
-def _grade(
-    records: list[dict[str, Any]],
-    texts: list[str],
-    labels: list[dict[str, Any]],
-    verdicts: list[dict[str, Any] | None],
-) -> None:
-    """Adds text and verdict. What a service or the user's own function rewarded has none: it is graded here."""
-    ungraded = [row for row, verdict in enumerate(verdicts) if verdict is None]
-    answers = [labelled_answer(labels[row], texts[row]) for row in ungraded]
-    found = dict(zip(ungraded, map(verdict_fields, shared_pool().grade_many(answers)), strict=True)) if answers else {}
-    for row, (record, text) in enumerate(zip(records, texts, strict=True)):
-        record |= {"text": text} | (verdicts[row] or found[row])
 
 
 def _flat(figures: dict[str, dict[str, Any]]) -> dict[str, float]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from typing import Any
 
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 
-from oger_recipe.evaluation.records import verdict_fields
 from oger_recipe.rewards.reward_func import reward_func as own_reward_func
 from oger_recipe.rewards.samples import answer_of, failed, grade_samples
+from oger_recipe.rewards.verdict import Graded, Verdict
 
-_VERDICT = "verdict"  # among the extra logs on its way through upstream's executor
+_GRADED = "graded"  # among the extra logs on its way through upstream's executor
 
 
 class PromptAsWritten:
@@ -40,7 +41,7 @@ class PromptAsWritten:
 
 
 class OgerExecutor(SingleTurnAgentExecutor):
-    """OpenRLHF's executor of single turns; its responses have the whole ``verdict`` where this recipe graded them."""
+    """OpenRLHF's executor of single turns; each of its responses has ``graded``, whoever graded it."""
 
     def __init__(self, remote_rm_url: Any) -> None:
         super().__init__(_with_variables(remote_rm_url))
@@ -50,8 +51,17 @@ class OgerExecutor(SingleTurnAgentExecutor):
     async def execute(self, prompt: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         kwargs["hf_tokenizer"] = PromptAsWritten(kwargs["hf_tokenizer"], prompt)
         response: dict[str, Any] = await super().execute(prompt, *args, **kwargs)
-        response["verdict"] = response["extra_logs"].pop(_VERDICT, None)
-        return response if self.reward_func is _graded_here else _checked(response, prompt)
+        graded = response["extra_logs"].pop(_GRADED, None)
+        return _checked(response, prompt, graded)
+
+    async def _fetch_rewards_via_http(self, *samples: Any) -> list[dict[str, Any]]:
+        """The answers of servers; from `oger serve-reward` the verdicts come whole."""
+        answers: list[dict[str, Any]] = await super()._fetch_rewards_via_http(*samples)
+        for answer in answers:
+            with contextlib.suppress(KeyError, TypeError, ValueError):  # another server: it has numbers alone
+                (document,) = answer["graded"]
+                answer["extra_logs"][_GRADED] = Graded.from_json(document)
+        return answers
 
 
 def _with_variables(urls: Any) -> Any:
@@ -61,18 +71,34 @@ def _with_variables(urls: Any) -> Any:
     return [_with_variables(url) for url in urls] if isinstance(urls, list) else urls
 
 
-def _checked(response: dict[str, Any], prompt: str) -> dict[str, Any]:
-    """The response, graded by somebody else's function or server; what is no finite number is a failed grade.
+def _checked(response: dict[str, Any], prompt: str, graded: Graded | None) -> dict[str, Any]:
+    """The response with its verdict: where somebody else graded it, one that is made of his numbers.
 
-    It would end in advantages, and then in parameters, that are not finite. Every rollout has the same extra logs.
+    What is no finite number is a failed grade: it would end in advantages, and then in parameters, that are not
+    finite. Every rollout has the same extra logs.
     """
     logs = {"reward_error": 0.0} | response["extra_logs"]
     try:
-        numbers = {name: _number(response[name]) for name in ("reward", "scores")}
+        reward, score = _number(response["reward"]), _number(response["scores"])
     except (TypeError, ValueError) as error:
-        failed(f"no reward: {error}", (prompt, prompt, response["label"]))
-        return response | {"reward": 0.0, "scores": 0.0, "extra_logs": logs | {"reward_error": 1.0}}
-    return response | numbers | {"extra_logs": logs}
+        graded = failed(f"no reward: {error}", (prompt, prompt, response["label"]))
+        return response | {"reward": 0.0, "scores": 0.0, "extra_logs": logs | {"reward_error": 1.0}, "graded": graded}
+    return response | {
+        "reward": reward,
+        "scores": score,
+        "extra_logs": logs,
+        "graded": graded or _of_numbers(reward, score, response["extra_logs"]),
+    }
+
+
+def _of_numbers(reward: float, score: float, logs: dict[str, Any]) -> Graded:
+    components = {}
+    for name, value in logs.items():
+        with contextlib.suppress(TypeError, ValueError):
+            components[name] = _number(value)
+    error = "the reward function says that it failed (reward_error)" if components.get("reward_error") else None
+    right = float(score > 0)  # as solve rates count it
+    return Graded(Verdict(reward, right, "", components), error)
 
 
 def _number(value: Any) -> float:
@@ -90,8 +116,7 @@ def _file(function: Any) -> str:
 
 
 def _graded_here(queries: list[str], prompts: list[str], labels: list[str]) -> dict[str, Any]:
-    """reward_func for one query, with the verdict's fields among the extra logs."""
-    (sample,) = grade_samples(list(zip(queries, prompts, labels, strict=True)))
-    answer = answer_of([sample.values])
-    verdict = verdict_fields(sample.graded) if sample.graded else None
-    return answer | {"extra_logs": answer["extra_logs"] | {_VERDICT: verdict}}
+    """reward_func for one query, with the whole verdict among the extra logs."""
+    graded = grade_samples(list(zip(queries, prompts, labels, strict=True)))
+    answer = answer_of(graded)
+    return answer | {"extra_logs": answer["extra_logs"] | {_GRADED: graded[0]}}

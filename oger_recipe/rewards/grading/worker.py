@@ -1,211 +1,49 @@
-"""The processes of the grading pool: ``python -m oger_recipe.rewards.grading.worker``, started by the pool alone.
-
-One process imports the verifiers once and then only forks: a worker for each socket that it is sent. So a worker that
-had to be killed is replaced in milliseconds.
-"""
+"""A process that grades: one answer after the other, until the pool hangs up or kills it."""
 
 from __future__ import annotations
 
 import ctypes
-import json
-import math
 import os
 import resource
-import select
 import signal
 import socket
-import struct
-import sys
-import time
-from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from oger_recipe.rewards.verifiers import VERIFIERS, Verdict, resolve, verify
+from oger_recipe.rewards.grading.messages import receive_message, send_message
+from oger_recipe.rewards.verdict import Graded, NoVerdict, UnreadableAnswer, as_verdict
+from oger_recipe.rewards.verifiers import VERIFIERS, verify
 
-_LENGTH = struct.Struct("!Q")
-# Graded before anything is forked: verifiers import more when they are called, and what their parsers and SymPy have
-# learnt, every worker then begins with. The texts differ, so that mathematics is needed to compare them.
-_WARM_UP = [
-    (f"so \\boxed{{{text}}}", answer)
-    for text, answer in (
-        (r"\frac{x}{2}+x", r"\frac{3x}{2}"),
-        ("12+0", "12"),
-        ("-0.50", r"-\frac{1}{2}"),
-        (r"2\sqrt{3}+1", r"1+\sqrt{12}"),
-        ("(1, 2+1)", "(1,3)"),
-        (r"[0,1)\cup(2,\infty)", r"(2,\infty)\cup[0,1)"),
-        (r"\{1,2,3\}", r"\{3,2,1\}"),
-        ("x = 5+1", "6"),
-        ("x^2+2x+1", "(x+1)^2"),
-        (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4+0\end{pmatrix}"),
-        (r"\frac{\pi}{4}", r"0.25\pi"),
-        (r"50\%", "0.5"),
-        (r"60^\circ", "60+0"),
-        (r"\text{east}", r"\text{(B)}"),
-        ("3+4i", "4i+3"),
-        (r"\sin(x)+\log_2 8", r"3+\sin x"),
-        ("2^{10}", "1024+0"),
-        ("1,000", "1000+0"),
-    )
-]
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_END_LIMIT_S = 5.0  # a process that does not die of SIGKILL hangs in the kernel
-_NAMED = frozenset({"reward", "score", "reason", "extracted", "pred", "components"})
+_PR_SET_PDEATHSIG = 1
 
 
-def send_message(connection: socket.socket, message: Any) -> None:
-    """One JSON document. ASCII only, so that every text survives, broken Unicode included."""
-    body = json.dumps(message).encode("ascii")
-    connection.sendall(_LENGTH.pack(len(body)) + body)
-
-
-def receive_message(connection: socket.socket, deadline: float | None = None, largest: int | None = None) -> Any:
-    """The next JSON document. Raises EOFError when the other side is gone, TimeoutError at the deadline (as by
-    time.monotonic) or by the socket's own timeout, ValueError for more than the largest number of bytes or no JSON."""
-    (length,) = _LENGTH.unpack(_receive(connection, _LENGTH.size, deadline))
-    if largest is not None and length > largest:
-        raise ValueError(f"{length} bytes are more than {largest}")
-    return json.loads(_receive(connection, length, deadline))
-
-
-def _receive(connection: socket.socket, count: int, deadline: float | None) -> bytes:
-    parts = bytearray()
-    while len(parts) < count:
-        if deadline is not None:
-            connection.settimeout(seconds_until(deadline))
-        part = connection.recv(min(count - len(parts), 1 << 20))
-        if not part:
-            raise EOFError
-        parts += part
-    return bytes(parts)
-
-
-def seconds_until(deadline: float) -> float:
-    """For a socket's timeout, which has to be more than 0. Raises TimeoutError when there is no time left."""
-    seconds = deadline - time.monotonic()
-    if seconds <= 0:
-        raise TimeoutError
-    return seconds
-
-
-class NoVerdict(Exception):
-    """What a verifier returned cannot be read as a verdict; the message says why."""
-
-
-def as_verdict(returned: Any) -> Verdict:
-    """The verdict that a verifier's return value stands for.
-
-    A `Verdict` stands for itself. A number is the reward. A dict has "reward", or as verl's only "score", which then
-    is the reward; it may have "score", "reason", "extracted" (or verl's "pred") and "components". Its other entries
-    are components where they are numbers, and left out where they are not. A pair of a number and a dict is that dict
-    with the number as its reward.
-
-    A score is 0 or 1; where none is given it is 1 for a reward of 1 or more. Numbers are int, float, bool and what
-    gives one by .item(), as NumPy's and PyTorch's do, and are finite. What was extracted is a text or None; of a
-    number the text is taken. Raises NoVerdict, with what is wrong, for everything else.
-    """
-    fields: dict[Any, Any]
-    if isinstance(returned, Verdict):
-        fields = dict(vars(returned))
-    elif isinstance(returned, Mapping):
-        fields = dict(returned)
-    elif isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
-        if "reward" in returned[1]:
-            raise NoVerdict("the verifier returned two rewards: in front of its dict and in it")
-        fields = {**returned[1], "reward": returned[0]}
-    elif _plain(returned) is not None:
-        fields = {"reward": returned}
-    else:
-        raise NoVerdict(
-            f"the verifier returned a value of type {type(returned).__name__}; allowed are a Verdict, a number, "
-            'a dict with "reward", and a pair of a number and a dict'
-        )
-    if "reward" not in fields:
-        if "score" not in fields:
-            raise NoVerdict('the dict that the verifier returned has neither "reward" nor "score"')
-        fields["reward"] = fields.pop("score")
-    reward = _number("reward", fields["reward"])
-    others = {name: value for name, value in fields.items() if name not in _NAMED and _plain(value) is not None}
-    named = fields.get("components")
-    if not isinstance(named, Mapping | None):
-        raise NoVerdict(f"components is of type {type(named).__name__}, not a dict")
-    return Verdict(
-        reward=reward,
-        score=_score(fields.get("score"), reward),
-        reason=str(fields.get("reason") or ""),
-        components={
-            str(name): _number(f"component {name}", value) for name, value in (others | dict(named or {})).items()
-        },
-        extracted=_extracted(fields.get("extracted", fields.get("pred"))),
-    )
-
-
-def _plain(value: Any) -> int | float | None:
-    """The Python number that a value is, or None if it is none."""
-    if not isinstance(value, int | float) and hasattr(value, "item"):
-        try:
-            value = value.item()
-        except (TypeError, ValueError, RuntimeError):  # several elements
-            return None
-    return value if isinstance(value, int | float) else None
-
-
-def _number(name: str, value: Any) -> float:
-    number = _plain(value)
-    if number is None:
-        raise NoVerdict(f"{name} is of type {type(value).__name__}, not one number")
+def grade(task: str, response: str, answer: str, options: dict[str, Any]) -> Graded:
+    """The verdict, or what kept it from being one."""
     try:
-        number = float(number)
-    except OverflowError:
-        raise NoVerdict(f"{name} is too large a number") from None
-    if not math.isfinite(number):
-        raise NoVerdict(f"{name} is {number}, not a finite number")
-    return number
-
-
-def _score(given: Any, reward: float) -> float:
-    if given is None:
-        return float(reward >= 1)
-    score = _number("score", given)
-    if score not in (0.0, 1.0):
-        raise NoVerdict(f"score {score:g}: a score is 0 or 1; put partial credit into reward")
-    return score
-
-
-def _extracted(value: Any) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, int | float):
-        return str(value)
-    raise NoVerdict(f"extracted is of type {type(value).__name__}, not a text")
-
-
-def grade(task: str, response: str, answer: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The verdict's fields, or what kept it from being one; "unreadable" where that is the reference answer."""
-    try:
-        return {"verdict": asdict(as_verdict(verify(task, response, answer, **options)))}
+        return Graded(as_verdict(verify(task, response, answer, **options)))
+    except UnreadableAnswer as error:
+        return Graded.failed(str(error)[:1000], unreadable=True)
     except NoVerdict as error:
-        return {"error": str(error)[:1000]}
+        return Graded.failed(str(error)[:1000])
     except MemoryError:
-        return {"error": "MemoryError: grading took more memory than its limit"}
+        return Graded.failed("MemoryError: grading took more memory than its limit")
     except Exception as error:
-        # The recipe's verifiers raise ValueError for the reference alone; others may for anything.
-        unreadable = task in VERIFIERS and isinstance(error, ValueError)
-        return {"error": f"{type(error).__name__}: {error}"[:1000], "unreadable": unreadable}
+        return Graded.failed(f"{type(error).__name__}: {error}"[:1000])
     except BaseException as error:
         if task in VERIFIERS or isinstance(error, KeyboardInterrupt):  # a signal's, to the process that grades
             raise
         what = f"called sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"raised {error!r}"
-        return {"error": f"the verifier {what}"[:1000]}
+        return Graded.failed(f"the verifier {what}"[:1000])
 
 
-def _serve(connection: socket.socket, memory_limit: int) -> None:
+def serve(connection: socket.socket, memory_limit: int) -> None:
     """A worker's life: answers until the pool hangs up. Its group is its own, for the pool to kill as a whole."""
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    for ignored in (signal.SIGCHLD, signal.SIGTERM):  # by the nursery; verifiers read what their children exit with
+    for ignored in (
+        signal.SIGCHLD,
+        signal.SIGTERM,
+    ):  # by the fork server; a verifier reads what its children exit with
         signal.signal(ignored, signal.SIG_DFL)
     with open("/proc/self/statm") as statm:
         in_use = int(statm.read().split()[0]) * resource.getpagesize()
@@ -220,82 +58,4 @@ def _serve(connection: socket.socket, memory_limit: int) -> None:
         reply = grade(*answer)
         if os.getpid() != worker:  # a child that the verifier forked came back from it, too
             os._exit(0)
-        send_message(connection, {"number": number} | reply)
-
-
-def _fork_workers(control: socket.socket, memory_limit: int) -> None:
-    """Forks a worker for every socket that arrives, and answers with its process id; ends with the pool's process."""
-    parent = os.getppid()
-    known = _children()  # beside workers: what verifiers' modules started when they were imported
-    while os.getppid() == parent:
-        ready = select.select([control], [], [], 1.0)[0]
-        _kill(_children() - known)  # what a verifier had started in a worker that is no more
-        if not ready:
-            continue
-        message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
-        if not message:
-            return
-        pid = os.fork()
-        if pid == 0:
-            try:
-                control.close()
-                _serve(socket.socket(fileno=descriptors[0]), memory_limit)
-            finally:
-                os._exit(0)
-        known.add(pid)
-        os.close(descriptors[0])
-        send_message(control, pid)
-
-
-def _children() -> set[int]:
-    """This process's children, with those of its workers' descendants that lost their parents."""
-    me = os.getpid()
-    try:
-        return {int(pid) for pid in Path(f"/proc/{me}/task/{me}/children").read_text().split()}
-    except FileNotFoundError:  # a kernel without it
-        return set()
-
-
-def _kill(pids: set[int]) -> None:
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            continue
-
-
-def _end() -> None:
-    """Kills every descendant, and then ends this process. Children of those that are killed become its own."""
-    deadline = time.monotonic() + _END_LIMIT_S
-    while (children := _children()) and time.monotonic() < deadline:
-        _kill(children)
-        time.sleep(0.005)
-    os._exit(0)
-
-
-def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # killed workers leave no zombies
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    control = socket.socket(fileno=int(sys.argv[1]))
-    memory_limit, preload = json.loads(sys.argv[2])
-    for task in preload:
-        try:
-            verifier = resolve(task)
-        except (Exception, SystemExit):  # every answer of the task will say so
-            continue
-        for response, answer in _WARM_UP if task in VERIFIERS else []:  # a user's own may do anything with these
-            try:
-                verifier(response, answer)  # the outcome does not matter here
-            except Exception:
-                continue
-    # From the pool, which hangs up as well: an exception would break off the end that has begun.
-    signal.signal(signal.SIGTERM, lambda *_: _end())
-    try:
-        _fork_workers(control, memory_limit)
-    finally:
-        _end()
-
-
-if __name__ == "__main__":
-    main()
+        send_message(connection, {"number": number, "graded": asdict(reply)})

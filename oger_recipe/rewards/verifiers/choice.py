@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from oger_recipe.rewards.verifiers import Verdict
+from oger_recipe.rewards.verdict import UnreadableAnswer, Verdict
 from oger_recipe.rewards.verifiers.boxed import last_answer_tag, last_boxed
 
 _LETTERS = "ABCDEFGHIJ"
@@ -45,11 +45,11 @@ def verify_choice(response: str, answer: str) -> Verdict:
 
     "A or B" is no choice. answer: one letter, A to J. The components format (a letter was found) and correct are 0
     or 1.
-    Raises ValueError for another answer.
+    Raises UnreadableAnswer for another answer.
     """
     reference = answer.strip().strip("()").upper()
     if len(reference) != 1 or reference not in _LETTERS:
-        raise ValueError(f"a multiple-choice answer is one letter, A to J, not {answer!r}")
+        raise UnreadableAnswer(f"a multiple-choice answer is one letter, A to J, not {answer!r}")
     letter = _chosen(_SPECIAL_TOKEN.sub("", response).rpartition("</think>")[2])
     if letter is None:
         return Verdict(0.0, 0.0, "no choice was found", {"format": 0.0, "correct": 0.0})

@@ -15,7 +15,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from oger_recipe.rewards.verifiers import Verdict
+from oger_recipe.rewards.verdict import UnreadableAnswer, Verdict
 from oger_recipe.rewards.verifiers.boxed import last_answer_tag, last_boxed
 
 WRONG_REWARD = 0.1
@@ -49,7 +49,7 @@ def verify_countdown(
     """Grade the last <answer>...</answer> on the response's last line; with answer_in ``boxed``, the last
     ``\\boxed{}`` there, in which LaTeX's signs of operations count as well.
 
-    answer: JSON ``{"numbers": [ints], "target": int}``; anything else is a defect of the data and raises ValueError.
+    answer: JSON ``{"numbers": [ints], "target": int}``; anything else raises UnreadableAnswer.
     strict_oat: OAT's scoring to the letter: a line break after the answer makes it none, ``**``, ``//`` and decimals
     (which count as two numbers) are allowed, and a value within 1e-5 of the target is right.
     The components format, numbers_ok and correct are 0 or 1.
@@ -108,9 +108,9 @@ def _read_answer(answer: str) -> tuple[list[int], int]:
         numbers, target = document["numbers"], document["target"]
         valid = bool(numbers) and isinstance(numbers, list) and all(type(value) is int for value in [*numbers, target])
     except (TypeError, ValueError, KeyError) as error:
-        raise ValueError(f"Countdown answer is not {{'numbers': [...], 'target': ...}}: {answer!r}") from error
+        raise UnreadableAnswer(f"Countdown answer is not {{'numbers': [...], 'target': ...}}: {answer!r}") from error
     if not valid:
-        raise ValueError(f"Countdown answer needs a list of integers and an integer target: {answer!r}")
+        raise UnreadableAnswer(f"Countdown answer needs a list of integers and an integer target: {answer!r}")
     return numbers, target
 
 

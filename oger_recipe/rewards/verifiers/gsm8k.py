@@ -7,7 +7,7 @@ from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 
 from oger_recipe.rewards.rules import GSM8K_FORMATS
-from oger_recipe.rewards.verifiers import Verdict
+from oger_recipe.rewards.verdict import UnreadableAnswer, Verdict
 from oger_recipe.rewards.verifiers.boxed import last_answer_tag, last_boxed
 
 _GROUPED = re.compile(r"(?<=\d)(?:\{,\}|\\,|\\!)(?=\d)")  # thousands in LaTeX: 70{,}000
@@ -22,13 +22,13 @@ def verify_gsm8k(
 
     answer: a number, or a GSM8K solution that ends in ``#### <number>``. Numbers are compared by value, so that 18.0
     is 18; with ``strict_oat`` as texts, as OAT does. The components format and correct are 0 or 1.
-    Raises ValueError for an answer without a number and for an unknown format.
+    Raises UnreadableAnswer for an answer without a number, ValueError for an unknown format.
     """
     if answer_format not in GSM8K_FORMATS:
         raise ValueError(f"answer_format={answer_format!r} is unknown; valid values: {', '.join(GSM8K_FORMATS)}")
     reference = _last_number(answer.rpartition("####")[2])
     if reference is None:
-        raise ValueError(f"GSM8K answer without a number: {answer!r}")
+        raise UnreadableAnswer(f"GSM8K answer without a number: {answer!r}")
     response = _READERS[answer_format](response)
     if not strict_oat:
         response = _GROUPED.sub("", response)

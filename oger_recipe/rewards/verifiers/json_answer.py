@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from oger_recipe.rewards.verifiers import Verdict
+from oger_recipe.rewards.verdict import UnreadableAnswer, Verdict
 
 TYPES: dict[str, Callable[[Any], bool]] = {
     "str": lambda value: isinstance(value, str),
@@ -25,7 +25,7 @@ def verify_json(response: str, answer: str) -> Verdict:
 
     answer: JSON ``{"fields": {name: type}, "values": {name: value}}`` with the types of TYPES; ``values`` is optional.
     The components format (an object was found), fields_ok, values_ok and correct are 0 or 1.
-    Raises ValueError for another answer.
+    Raises UnreadableAnswer for another answer.
     """
     fields, values = _read_answer(answer)
     found = _last_object(response.rpartition("</think>")[2])
@@ -64,11 +64,11 @@ def _read_answer(answer: str) -> tuple[dict[str, str], dict[str, Any]]:
         fields, values = document["fields"], document.get("values") or {}
         known = all(kind in TYPES for kind in fields.values()) and isinstance(values, dict)
     except (AttributeError, TypeError, ValueError, KeyError) as error:
-        raise ValueError(
+        raise UnreadableAnswer(
             f"a JSON answer is {{'fields': {{name: type}}, 'values': {{...}}}}, not {answer!r}"
         ) from error
     if not known:
-        raise ValueError(f"JSON answer {answer!r}: types are {', '.join(TYPES)}; values is an object")
+        raise UnreadableAnswer(f"JSON answer {answer!r}: types are {', '.join(TYPES)}; values is an object")
     return fields, values
 
 

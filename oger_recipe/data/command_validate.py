@@ -1,16 +1,17 @@
-"""Everything that is wrong with a file of rows, at once."""
+"""`oger data validate`: everything that is wrong with a file of rows, at once."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
 
-from oger_recipe.data.build import problem_key
-from oger_recipe.data.rows import Row, teacher_columns
+from oger_recipe.data.rows import Row, problem_key, teacher_columns
 from oger_recipe.data.sources import Columns, Seen, each_row
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.grading.pool import GradingPool
 from oger_recipe.rewards.rules import GradingRules
+from oger_recipe.rewards.verdict import Graded
+from oger_recipe.rewards.verifiers import VERIFIERS
 
 
 @dataclass
@@ -18,7 +19,8 @@ class Report:
     """rows: read, empty lines not counted; bad: by number what is wrong with a row, its file and number in front;
     repeated: rows that a run leaves out, because they have no uid and an earlier row has the same prompt and answer;
     problems: different questions; teachers: of usable rows, by source; tasks: of usable rows; may_be_teachers: where
-    no usable row has any, the columns that look like it."""
+    no usable row has any, the columns that look like it; unchecked: tasks of the user's whose verifiers fail on an
+    empty response, and how."""
 
     rows: int = 0
     bad: dict[int, str] = field(default_factory=dict)
@@ -28,6 +30,7 @@ class Report:
     teachers: Counter[str] = field(default_factory=Counter)
     tasks: Counter[str] = field(default_factory=Counter)
     may_be_teachers: list[str] = field(default_factory=list)
+    unchecked: dict[str, str] = field(default_factory=dict)
 
 
 def validate(source: str, columns: Columns, rules: GradingRules, pool: GradingPool, split: str = "train") -> Report:
@@ -48,9 +51,13 @@ def validate(source: str, columns: Columns, rules: GradingRules, pool: GradingPo
             good[number] = row
     if not report.rows:
         raise RecipeError(f"{source}: the dataset has no rows")
-    for number, reason in _unreadable_answers(good, rules, pool).items():
-        report.bad[number] = f"{source}:{number}: {reason}"
-        del good[number]
+    for number, error in _unread_answers(good, rules, pool).items():
+        task = good[number]["task"]
+        if error.unreadable or task in VERIFIERS:
+            report.bad[number] = f"{source}:{number}: {error.error}"
+            del good[number]
+        else:  # a verifier of the user's that fails on an empty response has said nothing of the answer
+            report.unchecked.setdefault(task, str(error.error))
     report.bad = dict(sorted(report.bad.items()))
     report.problems = len({problem_key(row["prompt"]) for row in good.values()})
     for row in good.values():
@@ -63,16 +70,11 @@ def validate(source: str, columns: Columns, rules: GradingRules, pool: GradingPo
     return report
 
 
-def _unreadable_answers(rows: dict[int, Row], rules: GradingRules, pool: GradingPool) -> dict[int, str]:
-    """What the verifiers raise for the answers of rows; an empty response is enough for them to read the reference."""
+def _unread_answers(rows: dict[int, Row], rules: GradingRules, pool: GradingPool) -> dict[int, Graded]:
+    """What keeps the verifiers from grading; an empty response is enough for them to read the reference."""
     answers = []
     for row in rows.values():
         task, options = rules.call(row)
         answers.append((task, "", row["answer"], options))
-    errors = [graded.error for graded in pool.grade_many(answers, progress=len(answers) > 2000)]
-    unread = {number: error for number, error in zip(rows, errors, strict=True) if error is not None}
-    return {
-        # A ValueError is the verifier's own word on the reference.
-        number: error.removeprefix("ValueError: ") if "ValueError: " in error else f"the answer was not read: {error}"
-        for number, error in unread.items()
-    }
+    graded = pool.grade_many(answers, progress=len(answers) > 2000)
+    return {number: each for number, each in zip(rows, graded, strict=True) if each.error is not None}
