@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from oger_recipe.errors import RecipeError
-from oger_recipe.settings.grading import VerifierSettings, grading_rules
+from oger_recipe.settings.grading import VerifierSettings, answer_places, grading_rules
 from oger_recipe.settings.rollouts import RolloutSettings
 from oger_recipe.settings.run import EvalSettings
 
@@ -140,7 +140,6 @@ def _settings_of_run(args: argparse.Namespace, flags: list[str]) -> Mapping[str,
 
     from oger_recipe.cli.train_ppo_ray import build_parser as run_parser
     from oger_recipe.rewards.verifiers import look_in
-    from oger_recipe.settings.checks import answer_places
     from oger_recipe.settings.derived import with_verifier_path
     from oger_recipe.settings.recipe_file import read_recipe
     from oger_recipe.settings.shipped import find_recipe

@@ -43,12 +43,11 @@ def _said(setting: Setting) -> tuple[str, str]:
 def _may_be(setting: Setting) -> str:
     if setting.choices:
         allowed = ", ".join(f"`{choice}`" for choice in setting.choices)
+    elif setting.range:
+        allowed = f"whole, {setting.range.text}" if setting.read is int else setting.range.text
     else:
-        allowed = (
-            setting.range.text if setting.range else {bool: "on or off", str: "text"}.get(setting.read, "mapping")
-        )
-    whole = "whole, " if setting.read is int else ""
-    return f"{'several: ' if setting.many else ''}{whole}{allowed}"
+        allowed = "on or off" if setting.read is bool else "text" if setting.read is str else "mapping"
+    return f"several: {allowed}" if setting.many else allowed
 
 
 if __name__ == "__main__":
