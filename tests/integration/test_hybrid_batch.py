@@ -22,6 +22,7 @@ from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from openrlhf.utils.loss_utils import iter_grad_accum_global_norm
 
+from oger_recipe.algorithm.batches import off_policy_mask
 from oger_recipe.embedding.base import EmbeddingError
 from oger_recipe.embedding.similarity import EmbeddingSimilarity
 from oger_recipe.plugin.controller.hybrid_batch import (
@@ -32,7 +33,6 @@ from oger_recipe.plugin.controller.hybrid_batch import (
     read_rollouts,
     teacher_experience,
 )
-from oger_recipe.algorithm.batches import off_policy_mask
 from oger_recipe.plugin.policy.loss import HybridPolicyLoss
 from oger_recipe.plugin.policy.trainer import OgerActorPPOTrainer
 from oger_recipe.settings.loss import LossSettings
