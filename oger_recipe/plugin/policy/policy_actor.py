@@ -9,6 +9,8 @@ from oger_recipe.plugin.policy.trainer import OgerActorPPOTrainer
 from oger_recipe.plugin.policy.updates import UpdateHealth
 from oger_recipe.plugin.ray_actor import undecorated
 from oger_recipe.run_folder.checkpoints import place
+from oger_recipe.settings.credit import BonusSettings
+from oger_recipe.settings.loss import LossSettings
 
 # PolicyModelActor builds its trainer by this name, which is looked up in this process.
 ppo_actor.ActorPPOTrainer = OgerActorPPOTrainer
@@ -18,7 +20,8 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
     """OpenRLHF's policy actor whose forward pass also returns the entropies that weigh the bonus."""
 
     def init_model_from_pretrained(self, strategy, *args, **kwargs):
-        if strategy.args.oger.chunked_token_stats:
+        self.bonus = BonusSettings.of(strategy.args.oger)
+        if LossSettings.of(strategy.args.oger).chunked_token_stats:
             ppo_actor.Actor = ChunkedActor  # upstream builds its model by this name
         return super().init_model_from_pretrained(strategy, *args, **kwargs)
 
@@ -49,7 +52,6 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
 
     def _forward(self, sequences, action_mask, attention_mask) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities [B, A], and the two entropies of each row, [2, B]."""
-        oger = self.strategy.args.oger
         self.actor.eval()
         with torch.no_grad():
             log_probs, output = self.actor(
@@ -62,8 +64,8 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
             )
             of_tokens = output.entropy[:, -action_mask.shape[1] :]
             entropies = [
-                response_entropy(of_tokens, action_mask, position=position, top_share=oger.entropy_top_share)
-                for position in (oger.entropy_position, "mean")
+                response_entropy(of_tokens, action_mask, position=position, top_share=self.bonus.entropy_top_share)
+                for position in (self.bonus.entropy_position, "mean")
             ]
         self.actor.train()
         return log_probs.float().cpu(), torch.stack(entropies).float().cpu()
