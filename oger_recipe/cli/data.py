@@ -181,12 +181,11 @@ def _validate(args: argparse.Namespace) -> bool:
     from oger_recipe.data.sources import Columns
     from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
     from oger_recipe.rewards.rules import GradingRules
-    from oger_recipe.rewards.verifiers import BOUNDED, VERIFIERS
+    from oger_recipe.rewards.verifiers import VERIFIERS
 
     own = VerifierSettings(verifiers=tuple(args.verifiers)).own
     columns = Columns(args.input_key, args.label_key, args.teacher_key, args.task_name, tuple(own))
-    preload = tuple(sorted({*VERIFIERS, *own.values()} - BOUNDED))  # where any of them is needed at all
-    with GradingPool(GradingSettings(preload=preload)) as pool:
+    with GradingPool(GradingSettings().for_tasks([*VERIFIERS, *own.values()])) as pool:  # started where it is needed
         report = validate(args.dataset, columns, GradingRules(own=own), pool, args.prompt_split)
     for mistake in without_repetitions(report.bad.values()):
         print(mistake)

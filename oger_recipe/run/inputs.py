@@ -20,7 +20,6 @@ from oger_recipe.imports import without_garbage_collection
 from oger_recipe.patches import apply_import_patches
 from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 from oger_recipe.rewards.rules import TIMES_ASKED
-from oger_recipe.rewards.verifiers import BOUNDED
 from oger_recipe.run.shortage import losses, require_teachers, require_usable_teachers
 from oger_recipe.settings.grading import VerifierSettings, grading_rules
 
@@ -99,13 +98,13 @@ def preparation(args: argparse.Namespace) -> dict[str, Any]:
 def grading_settings(value: dict[str, Any], rows: Sequence[Row]) -> GradingSettings:
     """How answers are graded in a run with these settings, whose rows name the tasks."""
     own = VerifierSettings.of(value).own
-    return GradingSettings(
+    settings = GradingSettings(
         workers=value["oger.grading_workers"],
         time_limit_s=value["oger.grading_time_limit"],
         memory_limit_mb=value["oger.grading_memory_limit"],
         path=value["oger.verifier_path"],
-        preload=tuple(sorted({own.get(row["task"], row["task"]) for row in rows} - BOUNDED)),
     )
+    return settings.for_tasks(own.get(row["task"], row["task"]) for row in rows)
 
 
 def _tokenizer(model: str, *, needs_template: bool) -> Any:
