@@ -11,6 +11,7 @@ from oger_recipe.remote_code import untrusted
 from oger_recipe.secrets import secret_problems
 from oger_recipe.settings.combinations import combination_problems
 from oger_recipe.settings.encoder import EmbeddingSettings
+from oger_recipe.settings.grading import grading_problems
 from oger_recipe.settings.machine import machine_problems, policy_ranks, refused
 from oger_recipe.settings.values import out_of_range
 
@@ -33,7 +34,7 @@ def recipe_problems(value: Mapping[str, Any], where: Mapping[str, str] | None = 
     """What no machine could do; ``where`` see out_of_range."""
     problems = [*out_of_range(value, where), *secret_problems(value)]
     problems += [] if problems else _lengths_and_batches(value)  # which divides by the sizes
-    return [*problems, *combination_problems(value), *_unsupported(value), *_paths(value)]
+    return [*problems, *combination_problems(value), *grading_problems(value), *_unsupported(value), *_paths(value)]
 
 
 _GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")

@@ -6,10 +6,7 @@ from typing import Any
 import torch
 
 from oger_recipe.algorithm.policy_loss import reshape_probability
-from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.verifiers import VERIFIERS, look_in, resolve
 from oger_recipe.settings.credit import AdvantageSettings
-from oger_recipe.settings.grading import VerifierSettings, answer_places
 from oger_recipe.settings.loss import LossSettings
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.teachers import PrefixSettings, TeacherSettings
@@ -28,8 +25,6 @@ def combination_problems(value: Mapping[str, Any]) -> Iterator[str]:
     yield from _replacement(oger)
     yield from _baselines(value, oger)
     yield from _truncation(value["reward.stop_properly_penalty_coef"], oger.advantage)
-    yield from answer_places(value)
-    yield from _verifiers(oger.verifiers)
 
 
 def _loss(loss: LossSettings) -> Iterator[str]:
@@ -126,23 +121,3 @@ def _truncation(stop_properly: float | None, advantage: AdvantageSettings) -> It
             "reward.stop_properly_penalty_coef and oger.non_stop_* both change the reward of truncated rollouts; "
             "choose one"
         )
-
-
-def _verifiers(verifiers: VerifierSettings) -> Iterator[str]:
-    if not verifiers.math_extract:
-        yield "oger.math_extract is empty: name the places where a math answer is looked for, e.g. boxed"
-    try:
-        own = verifiers.own
-    except RecipeError as error:
-        yield str(error)
-        return
-    look_in(verifiers.verifier_path)
-    named = [("oger.verifiers", path) for path in own.values()]
-    if verifiers.task_name is not None:
-        named.append(("oger.task_name", own.get(verifiers.task_name, verifiers.task_name)))
-    for key, name in named:
-        if name not in VERIFIERS:
-            try:
-                resolve(name)
-            except ValueError as error:
-                yield f"{key}: {error}"
