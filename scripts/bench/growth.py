@@ -17,26 +17,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from oger_recipe.patches import apply_training_patches
+from oger_recipe.plugin.controller.hybrid_batch import make_hybrid, read_rollouts
+from oger_recipe.plugin.controller.step_metrics import step_metrics
 
-apply_training_patches()
+# isort: split
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
 
-import torch  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-
-from oger_recipe.algorithm.advantage import group_advantage  # noqa: E402
-from oger_recipe.algorithm.exploration import exploration_bonus  # noqa: E402
-from oger_recipe.algorithm.policy_loss import hybrid_policy_loss  # noqa: E402
-from oger_recipe.cpu import CORES  # noqa: E402
-from oger_recipe.embedding.cache import EmbeddingCache  # noqa: E402
-from oger_recipe.embedding.encoder import TrajectoryEncoder  # noqa: E402
-from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings  # noqa: E402
-from oger_recipe.embedding.similarity import EmbeddingSimilarity  # noqa: E402
-from oger_recipe.plugin.controller.hybrid_batch import make_hybrid, read_rollouts  # noqa: E402
-from oger_recipe.plugin.controller.step_metrics import step_metrics  # noqa: E402
-from oger_recipe.run_folder.records import write_samples  # noqa: E402
-from oger_recipe.settings.oger import SETTINGS  # noqa: E402
-from oger_recipe.teachers.store import Teacher, TeacherStore, write_teacher_store  # noqa: E402
+from oger_recipe.algorithm.advantage import group_advantage
+from oger_recipe.algorithm.exploration import exploration_bonus
+from oger_recipe.algorithm.policy_loss import hybrid_policy_loss
+from oger_recipe.cpu import CORES
+from oger_recipe.embedding.cache import EmbeddingCache
+from oger_recipe.embedding.encoder import TrajectoryEncoder
+from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
+from oger_recipe.embedding.similarity import EmbeddingSimilarity
+from oger_recipe.run_folder.records import write_samples
+from oger_recipe.settings.oger import SETTINGS
+from oger_recipe.teachers.store import Teacher, TeacherStore, write_teacher_store
 
 BASE = {"prompts": 32, "group": 8, "length": 256, "teachers": 3}
 SWEEPS = {

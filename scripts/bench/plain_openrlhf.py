@@ -4,21 +4,23 @@
 folder the environment's PREPARED_DATA names.
 """
 
+from oger_recipe.imports import without_garbage_collection
 from oger_recipe.patches import apply_training_patches
 
-apply_training_patches()
+with without_garbage_collection():
+    apply_training_patches()
 
-import os  # noqa: E402
-import sys  # noqa: E402
-from pathlib import Path  # noqa: E402
-from types import ModuleType  # noqa: E402
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
 
-import ray  # noqa: E402
-from openrlhf.trainer import ppo_trainer  # noqa: E402
-from openrlhf.trainer.ray import ppo_actor, vllm_engine  # noqa: E402
+import ray
+from openrlhf.trainer import ppo_trainer
+from openrlhf.trainer.ray import ppo_actor, vllm_engine
 
-from oger_recipe.plugin.ray_actor import undecorated  # noqa: E402
-from oger_recipe.run_folder import records as run_folder  # noqa: E402
+from oger_recipe.plugin.ray_actor import undecorated
+from oger_recipe.run_folder import records as run_folder
 
 
 class PlainPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]

@@ -19,8 +19,13 @@ import yaml
 from oger_recipe.cli import train
 from oger_recipe.cli.train_ppo_ray import build_parser
 from oger_recipe.files import read_jsonl, write_jsonl
+from oger_recipe.patches import apply_training_patches, apply_vllm_import_patches
 from oger_recipe.settings.recipe_file import read_recipe
 from oger_recipe.tasks import countdown, tiny_policy
+
+# Before any module of tests imports OpenRLHF or vLLM.
+apply_training_patches()
+apply_vllm_import_patches()
 
 
 @pytest.fixture(scope="session")

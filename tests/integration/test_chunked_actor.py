@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from oger_recipe.patches import apply_training_patches
+from pathlib import Path
+from types import SimpleNamespace
 
-apply_training_patches()
+import pytest
+import torch
+from openrlhf.models.actor import Actor
 
-from pathlib import Path  # noqa: E402
-from types import SimpleNamespace  # noqa: E402
-
-import pytest  # noqa: E402
-import torch  # noqa: E402
-from openrlhf.models.actor import Actor  # noqa: E402
-
-from oger_recipe.algorithm import token_stats  # noqa: E402
-from oger_recipe.plugin.policy.chunked_actor import ChunkedActor  # noqa: E402
-from oger_recipe.plugin.policy.policy_actor import OgerPolicyModelActor  # noqa: E402
+from oger_recipe.algorithm import token_stats
+from oger_recipe.plugin.policy.chunked_actor import ChunkedActor
+from oger_recipe.plugin.policy.policy_actor import OgerPolicyModelActor
 
 # Two rows, one padded on both sides; the responses have four and two tokens.
 SEQUENCES = torch.tensor([[9, 8, 7, 6, 5, 4, 3], [0, 5, 6, 7, 8, 0, 0]])

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from oger_recipe.patches import apply_training_patches
+import asyncio
+import http.server
+import json
+import threading
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-apply_training_patches()
+import pytest
+import torch
 
-import asyncio  # noqa: E402
-import http.server  # noqa: E402
-import json  # noqa: E402
-import threading  # noqa: E402
-from dataclasses import asdict, replace  # noqa: E402
-from pathlib import Path  # noqa: E402
-from types import SimpleNamespace  # noqa: E402
-from typing import Any  # noqa: E402
-
-import pytest  # noqa: E402
-import torch  # noqa: E402
-
-from oger_recipe.plugin.controller.answers import evaluate_samples  # noqa: E402
-from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator  # noqa: E402
-from oger_recipe.plugin.engine.executor import OgerExecutor  # noqa: E402
-from oger_recipe.rewards import reward_func  # noqa: E402
-from oger_recipe.rewards.verdict import Graded, Verdict  # noqa: E402
+from oger_recipe.plugin.controller.answers import evaluate_samples
+from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
+from oger_recipe.plugin.engine.executor import OgerExecutor
+from oger_recipe.rewards import reward_func
+from oger_recipe.rewards.verdict import Graded, Verdict
 
 QUESTION = "Is it 42? </s>"
 

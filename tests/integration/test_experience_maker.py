@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from oger_recipe.patches import apply_training_patches
+import json
+import math
+from types import SimpleNamespace
 
-apply_training_patches()
+import pytest
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
+from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController
 
-import json  # noqa: E402
-import math  # noqa: E402
-from types import SimpleNamespace  # noqa: E402
-
-import pytest  # noqa: E402
-import torch  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
-from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController  # noqa: E402
-
-from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker, penalise_truncated  # noqa: E402
-from oger_recipe.plugin.controller.hybrid_batch import UNKNOWN, Rollouts  # noqa: E402
-from oger_recipe.plugin.controller.step_metrics import step_metrics  # noqa: E402
-from oger_recipe.teachers.history import History  # noqa: E402
+from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker, penalise_truncated
+from oger_recipe.plugin.controller.hybrid_batch import UNKNOWN, Rollouts
+from oger_recipe.plugin.controller.step_metrics import step_metrics
+from oger_recipe.teachers.history import History
 
 REWARDS = torch.tensor([1.0, 0.0, 1.0, 0.0])
 TRUNCATED = torch.tensor([False, False, True, True])

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from oger_recipe.patches import apply_training_patches
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-apply_training_patches()
+import pytest
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
-import asyncio  # noqa: E402
-from pathlib import Path  # noqa: E402
-from types import SimpleNamespace  # noqa: E402
-from typing import Any  # noqa: E402
-
-import pytest  # noqa: E402
-from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
-
-from oger_recipe.plugin.controller.samples_generator import (  # noqa: E402
+from oger_recipe.plugin.controller.samples_generator import (
     OgerSamplesGenerator,
     teachers_enter_in_rollout,
 )
-from oger_recipe.plugin.engine.rollout_engine import _PrefixedEngine  # noqa: E402
-from oger_recipe.teachers.history import History  # noqa: E402
-from oger_recipe.teachers.store import Teacher, write_teacher_store  # noqa: E402
+from oger_recipe.plugin.engine.rollout_engine import _PrefixedEngine
+from oger_recipe.teachers.history import History
+from oger_recipe.teachers.store import Teacher, write_teacher_store
 
 END = 1
 SHORT = Teacher("short", "abc", [10, 11, 12, END], 1.0, 1.0)

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from oger_recipe.patches import apply_training_patches
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-apply_training_patches()
-
-import json  # noqa: E402
-import math  # noqa: E402
-from collections.abc import Callable, Sequence  # noqa: E402
-from dataclasses import fields  # noqa: E402
-from pathlib import Path  # noqa: E402
-from types import SimpleNamespace  # noqa: E402
-from typing import Any  # noqa: E402
-
-import pytest  # noqa: E402
-import torch  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
+import pytest
+import torch
+from openrlhf.trainer.ppo_utils.experience import (
     Experience,
     make_experience_batch,
     remove_padding_in_sequences,
     split_experience_batch,
 )
-from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer  # noqa: E402
-from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
-from openrlhf.utils.loss_utils import iter_grad_accum_global_norm  # noqa: E402
+from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
+from openrlhf.utils.loss_utils import iter_grad_accum_global_norm
 
-from oger_recipe.embedding.base import EmbeddingError  # noqa: E402
-from oger_recipe.embedding.similarity import EmbeddingSimilarity  # noqa: E402
-from oger_recipe.plugin.controller.hybrid_batch import (  # noqa: E402
+from oger_recipe.embedding.base import EmbeddingError
+from oger_recipe.embedding.similarity import EmbeddingSimilarity
+from oger_recipe.plugin.controller.hybrid_batch import (
     UNKNOWN,
     HybridBatch,
     Rollouts,
@@ -36,9 +32,9 @@ from oger_recipe.plugin.controller.hybrid_batch import (  # noqa: E402
     read_rollouts,
     teacher_experience,
 )
-from oger_recipe.plugin.policy.policy_actor import HybridPolicyLoss, OgerActorPPOTrainer, off_policy_mask  # noqa: E402
-from oger_recipe.teachers.history import History  # noqa: E402
-from oger_recipe.teachers.store import Teacher, TeacherStore, write_teacher_store  # noqa: E402
+from oger_recipe.plugin.policy.policy_actor import HybridPolicyLoss, OgerActorPPOTrainer, off_policy_mask
+from oger_recipe.teachers.history import History
+from oger_recipe.teachers.store import Teacher, TeacherStore, write_teacher_store
 
 PAD, END = 0, 1  # every other token is the letter of that code
 GROUP = 4

@@ -538,7 +538,12 @@ def test_nothing_is_replaced_or_imported_where_there_is_cuda():
 
 @pytest.mark.parametrize(
     ("module", "needed"),
-    [("policy_actor", set()), ("rollout_engine", set()), ("engine_process", COMPILER), ("trainer", {"datasets"})],
+    [
+        ("policy.policy_actor", set()),
+        ("engine.rollout_engine", set()),
+        ("engine.engine_process", COMPILER),
+        ("controller.trainer", {"datasets"}),
+    ],
 )
 def test_processes_start_without_what_nothing_in_them_needs(module: str, needed: set[str]):
     processes = {patched: _start(process_that_imports, module, patched) for patched in ("no", "yes")}

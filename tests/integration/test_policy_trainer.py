@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from oger_recipe.patches import apply_training_patches
+import math
+from types import SimpleNamespace
 
-apply_training_patches()
+import pytest
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 
-import math  # noqa: E402
-from types import SimpleNamespace  # noqa: E402
-
-import pytest  # noqa: E402
-import torch  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer  # noqa: E402
-
-from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker  # noqa: E402
-from oger_recipe.plugin.policy.policy_actor import (  # noqa: E402
+from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker
+from oger_recipe.plugin.policy.policy_actor import (
     HybridPolicyLoss,
     LengthSortedBatches,
     OgerActorPPOTrainer,
 )
-from oger_recipe.settings.oger import SETTINGS  # noqa: E402
+from oger_recipe.settings.oger import SETTINGS
 
 LENGTHS = [3, 9, 4, 4, 12, 2, 7, 5]  # of the responses; prompts have two tokens
 

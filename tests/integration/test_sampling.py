@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from oger_recipe.patches import apply_training_patches
+import asyncio
+import json
+from types import SimpleNamespace
 
-apply_training_patches()
+import pytest
+from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
+from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
 
-import asyncio  # noqa: E402
-import json  # noqa: E402
-from types import SimpleNamespace  # noqa: E402
-
-import pytest  # noqa: E402
-from openrlhf.trainer.ray.vllm_engine import RolloutRayActor  # noqa: E402
-from vllm import SamplingParams  # noqa: E402
-from vllm.sampling_params import RequestOutputKind  # noqa: E402
-
-from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator  # noqa: E402
-from oger_recipe.plugin.engine.rollout_engine import OgerRolloutActor  # noqa: E402
-from oger_recipe.plugin.ray_actor import undecorated  # noqa: E402
-from oger_recipe.seeds import stable_seed  # noqa: E402
+from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
+from oger_recipe.plugin.engine.rollout_engine import OgerRolloutActor
+from oger_recipe.plugin.ray_actor import undecorated
+from oger_recipe.seeds import stable_seed
 
 
 def _generator(**oger) -> OgerSamplesGenerator:

@@ -5,26 +5,22 @@ What the parts do with a setting is tested beside them; here a setting that is p
 
 from __future__ import annotations
 
-from oger_recipe.patches import apply_training_patches
+import argparse
+import re
+from pathlib import Path
+from types import SimpleNamespace
 
-apply_training_patches()
+import pytest
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController
+from openrlhf.utils.config import hierarchize
 
-import argparse  # noqa: E402
-import re  # noqa: E402
-from pathlib import Path  # noqa: E402
-from types import SimpleNamespace  # noqa: E402
-
-import pytest  # noqa: E402
-import torch  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController  # noqa: E402
-from openrlhf.utils.config import hierarchize  # noqa: E402
-
-from oger_recipe.embedding.similarity import RerankerSimilarity, make_similarity  # noqa: E402
-from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker  # noqa: E402
-from oger_recipe.plugin.policy.policy_actor import HybridPolicyLoss  # noqa: E402
-from oger_recipe.settings.effects import compares  # noqa: E402
-from oger_recipe.settings.oger import SETTINGS  # noqa: E402
+from oger_recipe.embedding.similarity import RerankerSimilarity, make_similarity
+from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker
+from oger_recipe.plugin.policy.policy_actor import HybridPolicyLoss
+from oger_recipe.settings.effects import compares
+from oger_recipe.settings.oger import SETTINGS
 
 PACKAGE = Path(__file__).parents[2] / "oger_recipe"
 # Where a setting is named without an effect on a run: conversion, and in settings what only looks at it.

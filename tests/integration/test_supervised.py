@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from oger_recipe.patches import apply_training_patches
+import argparse
+import json
+from pathlib import Path
+from types import SimpleNamespace
 
-apply_training_patches()
+import pytest
+from transformers import AutoTokenizer
 
-import argparse  # noqa: E402
-import json  # noqa: E402
-from pathlib import Path  # noqa: E402
-from types import SimpleNamespace  # noqa: E402
-
-import pytest  # noqa: E402
-from transformers import AutoTokenizer  # noqa: E402
-
-from oger_recipe.files import read_jsonl  # noqa: E402
-from oger_recipe.plugin.policy.supervised_dataset import TeacherDataset  # noqa: E402
-from oger_recipe.run.sft import _write_examples  # noqa: E402
-from oger_recipe.teachers.store import Teacher, write_teacher_store  # noqa: E402
+from oger_recipe.files import read_jsonl
+from oger_recipe.plugin.policy.supervised_dataset import TeacherDataset
+from oger_recipe.run.sft import _write_examples
+from oger_recipe.teachers.store import Teacher, write_teacher_store
 
 
 @pytest.fixture

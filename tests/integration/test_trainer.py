@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from oger_recipe.patches import apply_training_patches, apply_vllm_import_patches
+from pathlib import Path
+from types import SimpleNamespace
 
-apply_training_patches()
-apply_vllm_import_patches()
+import pytest
+import ray
 
-from pathlib import Path  # noqa: E402
-from types import SimpleNamespace  # noqa: E402
-
-import pytest  # noqa: E402
-import ray  # noqa: E402
-
-from oger_recipe.files import read_jsonl  # noqa: E402
-from oger_recipe.plugin.controller.trainer import OgerPPOTrainer  # noqa: E402
-from oger_recipe.run_folder import checkpoints  # noqa: E402
+from oger_recipe.files import read_jsonl
+from oger_recipe.plugin.controller.trainer import OgerPPOTrainer
+from oger_recipe.run_folder import checkpoints
 
 
 def test_of_the_best_checkpoints_the_newest_alone_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

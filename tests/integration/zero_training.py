@@ -17,18 +17,16 @@ from oger_recipe.cpu import CPU_ENVIRONMENT
 
 os.environ.update(CPU_ENVIRONMENT | {"OMP_NUM_THREADS": "1"})
 
-from oger_recipe.patches import apply_training_patches  # noqa: E402
+from oger_recipe.plugin.policy import critic_actor, policy_actor
 
-apply_training_patches()
+# isort: split
+import torch
+from deepspeed.utils import safe_get_full_fp32_param
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.utils import get_strategy
+from openrlhf.utils.config import hierarchize
 
-import torch  # noqa: E402
-from deepspeed.utils import safe_get_full_fp32_param  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from openrlhf.utils import get_strategy  # noqa: E402
-from openrlhf.utils.config import hierarchize  # noqa: E402
-
-from oger_recipe.cli.train_ppo_ray import build_parser  # noqa: E402
-from oger_recipe.plugin.policy import critic_actor, policy_actor  # noqa: E402
+from oger_recipe.cli.train_ppo_ray import build_parser
 
 ROWS, PROMPT, LONGEST = 8, 3, 20
 LENGTHS = [[3, 18, 5, 20, 4, 11, 7, 16], [20, 2, 9, 6, 17, 3, 12, 8]]  # of the responses of the two steps

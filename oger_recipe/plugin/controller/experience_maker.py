@@ -1,33 +1,29 @@
 """OpenRLHF's experience maker with hybrid groups and the exploration bonus."""
 
-from oger_recipe.patches import apply_training_patches
+import json
+import math
+from pathlib import Path
 
-apply_training_patches()
+import torch
+from openrlhf.models.utils import compute_approx_kl, compute_reward
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
+from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
-import json  # noqa: E402
-import math  # noqa: E402
-from pathlib import Path  # noqa: E402
-
-import torch  # noqa: E402
-from openrlhf.models.utils import compute_approx_kl, compute_reward  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
-from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties  # noqa: E402
-
-from oger_recipe.algorithm.advantage import (  # noqa: E402
+from oger_recipe.algorithm.advantage import (
     BASELINES,
     group_advantage,
     keep_teacher_nonnegative,
     teacher_fixed_advantage,
     weigh_token_advantages,
 )
-from oger_recipe.algorithm.engine_check import HIGHEST_KL, Agreement  # noqa: E402
-from oger_recipe.algorithm.exploration import exploration_bonus, scheduled_weight  # noqa: E402
-from oger_recipe.algorithm.hybrid_group import solve_rates  # noqa: E402
-from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES  # noqa: E402
-from oger_recipe.cpu import CORES  # noqa: E402
-from oger_recipe.embedding.similarity import make_similarity  # noqa: E402
-from oger_recipe.plugin.controller.hybrid_batch import (  # noqa: E402
+from oger_recipe.algorithm.engine_check import HIGHEST_KL, Agreement
+from oger_recipe.algorithm.exploration import exploration_bonus, scheduled_weight
+from oger_recipe.algorithm.hybrid_group import solve_rates
+from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
+from oger_recipe.cpu import CORES
+from oger_recipe.embedding.similarity import make_similarity
+from oger_recipe.plugin.controller.hybrid_batch import (
     UNKNOWN,
     Rollouts,
     make_hybrid,
@@ -35,14 +31,14 @@ from oger_recipe.plugin.controller.hybrid_batch import (  # noqa: E402
     texts_of,
     uid_of,
 )
-from oger_recipe.plugin.controller.step_metrics import info_value, step_metrics  # noqa: E402
-from oger_recipe.plugin.policy.policy_actor import experience_off_policy_mask, longest_first  # noqa: E402
-from oger_recipe.rewards.repetition import is_repetitive  # noqa: E402
-from oger_recipe.rewards.samples import worst_examples  # noqa: E402
-from oger_recipe.run_folder import records as run_folder  # noqa: E402
-from oger_recipe.settings.effects import compares  # noqa: E402
-from oger_recipe.teachers.history import History  # noqa: E402
-from oger_recipe.teachers.store import TeacherStore  # noqa: E402
+from oger_recipe.plugin.controller.step_metrics import info_value, step_metrics
+from oger_recipe.plugin.policy.policy_actor import experience_off_policy_mask, longest_first
+from oger_recipe.rewards.repetition import is_repetitive
+from oger_recipe.rewards.samples import worst_examples
+from oger_recipe.run_folder import records as run_folder
+from oger_recipe.settings.effects import compares
+from oger_recipe.teachers.history import History
+from oger_recipe.teachers.store import TeacherStore
 
 _TEXTS_READ = 32  # rollouts whose tokens are counted in a step
 GROUP_ESTIMATORS = {"dr_grpo": False, "group_norm": True}  # estimator -> divides by the group's std

@@ -1,27 +1,22 @@
 """Prompts to vLLM with the recipe's sampling: stop rules, top-k, and seeds that no order of requests can change."""
 
-from oger_recipe.patches import apply_training_patches, apply_vllm_import_patches
+import heapq
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-apply_training_patches()
-apply_vllm_import_patches()
+import ray
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
+from vllm import SamplingParams
 
-import heapq  # noqa: E402
-import json  # noqa: E402
-from collections.abc import Callable  # noqa: E402
-from pathlib import Path  # noqa: E402
-from typing import Any  # noqa: E402
-
-import ray  # noqa: E402
-import torch  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
-from vllm import SamplingParams  # noqa: E402
-
-from oger_recipe.algorithm.prefix import prefix_ratios  # noqa: E402
-from oger_recipe.rewards.rules import TIMES_ASKED  # noqa: E402
-from oger_recipe.seeds import stable_seed  # noqa: E402
-from oger_recipe.teachers.draw import draw, may_enter  # noqa: E402
-from oger_recipe.teachers.store import TeacherStore  # noqa: E402
+from oger_recipe.algorithm.prefix import prefix_ratios
+from oger_recipe.rewards.rules import TIMES_ASKED
+from oger_recipe.seeds import stable_seed
+from oger_recipe.teachers.draw import draw, may_enter
+from oger_recipe.teachers.store import TeacherStore
 
 
 class OgerSamplesGenerator(SamplesGenerator):

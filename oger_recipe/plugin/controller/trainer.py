@@ -6,30 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.imports import without_garbage_collection
-from oger_recipe.plugin.ray_actor import give_way_to_engine, undecorated
+import ray
+import torch
+from openrlhf.trainer import ppo_trainer
 
-give_way_to_engine()
-
-with without_garbage_collection():
-    from oger_recipe.patches import apply_training_patches, apply_vllm_import_patches
-
-    apply_training_patches()
-    apply_vllm_import_patches()
-
-    import ray
-    import torch
-    from openrlhf.trainer import ppo_trainer
-
-    from oger_recipe.errors import RecipeError
-    from oger_recipe.evaluation.tables import headlines
-    from oger_recipe.files import read_jsonl
-    from oger_recipe.plugin.controller.answers import evaluate_samples
-    from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker
-    from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
-    from oger_recipe.plugin.policy.update_health import bad_numbers, collapsed
-    from oger_recipe.run_folder import checkpoints
-    from oger_recipe.run_folder import records as run_folder
+from oger_recipe.errors import RecipeError
+from oger_recipe.evaluation.tables import headlines
+from oger_recipe.files import read_jsonl
+from oger_recipe.plugin.controller.answers import evaluate_samples
+from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker
+from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
+from oger_recipe.plugin.policy.update_health import bad_numbers, collapsed
+from oger_recipe.plugin.ray_actor import undecorated
+from oger_recipe.run_folder import checkpoints
+from oger_recipe.run_folder import records as run_folder
 
 # PPOTrainer and BasePPOTrainer build these by name, which is looked up in this process.
 ppo_trainer.SamplesGenerator = OgerSamplesGenerator

@@ -1,11 +1,9 @@
 """OpenRLHF's extension of vLLM's worker, for the CPU. Lives in vLLM's own processes, which Ray does not start."""
 
-from oger_recipe.patches import apply_engine_patches, apply_vllm_import_patches
+import torch
+from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
 
-apply_vllm_import_patches()
-
-import torch  # noqa: E402
-from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap  # noqa: E402
+from oger_recipe.patches import apply_engine_patches
 
 apply_engine_patches()
 

@@ -11,22 +11,15 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from oger_recipe.imports import without_garbage_collection
+import torch
+from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
+from transformers import AutoConfig
+from vllm.sampling_params import RequestOutputKind
 
-with without_garbage_collection():
-    from oger_recipe.patches import apply_vllm_import_patches
-
-    apply_vllm_import_patches()
-
-    import torch
-    from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
-    from transformers import AutoConfig
-    from vllm.sampling_params import RequestOutputKind
-
-    from oger_recipe.plugin.engine.executor import OgerExecutor
-    from oger_recipe.plugin.ray_actor import undecorated
-    from oger_recipe.remote_code import may_run
-    from oger_recipe.seeds import stable_seed
+from oger_recipe.plugin.engine.executor import OgerExecutor
+from oger_recipe.plugin.ray_actor import undecorated
+from oger_recipe.remote_code import may_run
+from oger_recipe.seeds import stable_seed
 
 ENGINE_PROCESS = "oger_recipe.plugin.engine.engine_process"
 KV_BLOCK = 128  # tokens; vLLM's on CPUs

@@ -1,25 +1,16 @@
 """OpenRLHF's critic with dynamic batches that accumulate, and with figures that do not depend on the cut."""
 
-from oger_recipe.imports import without_garbage_collection
-from oger_recipe.plugin.ray_actor import give_way_to_engine, undecorated
+import torch
+from openrlhf.models import ValueLoss
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ray import ppo_critic
+from openrlhf.utils.loss_utils import get_loss_batch_info
 
-give_way_to_engine()
-
-with without_garbage_collection():
-    from oger_recipe.patches import apply_training_patches
-
-    apply_training_patches()
-
-    import torch
-    from openrlhf.models import ValueLoss
-    from openrlhf.trainer.ppo_utils.experience import Experience
-    from openrlhf.trainer.ray import ppo_critic
-    from openrlhf.utils.loss_utils import get_loss_batch_info
-
-    from oger_recipe.algorithm.value_stats import clipped_tokens, explained_variance, value_sums
-    from oger_recipe.plugin.policy.accumulation import accumulate_until_last
-    from oger_recipe.plugin.policy.update_health import UpdateHealth
-    from oger_recipe.run_folder.checkpoints import place
+from oger_recipe.algorithm.value_stats import clipped_tokens, explained_variance, value_sums
+from oger_recipe.plugin.policy.accumulation import accumulate_until_last
+from oger_recipe.plugin.policy.update_health import UpdateHealth
+from oger_recipe.plugin.ray_actor import undecorated
+from oger_recipe.run_folder.checkpoints import place
 
 
 class CountingValueLoss(ValueLoss):

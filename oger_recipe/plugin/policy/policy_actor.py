@@ -5,28 +5,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from oger_recipe.imports import without_garbage_collection
-from oger_recipe.plugin.ray_actor import give_way_to_engine, undecorated
+import ray
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
+from openrlhf.trainer.ray import ppo_actor
+from openrlhf.utils.loss_utils import get_loss_batch_info
 
-give_way_to_engine()
-
-with without_garbage_collection():
-    from oger_recipe.patches import apply_training_patches
-
-    apply_training_patches()
-
-    import ray
-    import torch
-    from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
-    from openrlhf.trainer.ray import ppo_actor
-    from openrlhf.utils.loss_utils import get_loss_batch_info
-
-    from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES, hybrid_policy_loss
-    from oger_recipe.algorithm.token_stats import response_entropy
-    from oger_recipe.plugin.policy.accumulation import accumulate_until_last
-    from oger_recipe.plugin.policy.chunked_actor import ChunkedActor
-    from oger_recipe.plugin.policy.update_health import UpdateHealth
-    from oger_recipe.run_folder.checkpoints import place
+from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES, hybrid_policy_loss
+from oger_recipe.algorithm.token_stats import response_entropy
+from oger_recipe.plugin.policy.accumulation import accumulate_until_last
+from oger_recipe.plugin.policy.chunked_actor import ChunkedActor
+from oger_recipe.plugin.policy.update_health import UpdateHealth
+from oger_recipe.plugin.ray_actor import undecorated
+from oger_recipe.run_folder.checkpoints import place
 
 
 def off_policy_mask(action_mask: torch.Tensor, off_policy_tokens: torch.Tensor) -> torch.Tensor:

@@ -1,16 +1,8 @@
 """OpenRLHF's reference and reward actors; their module is imported after the machine's patches."""
 
-from oger_recipe.imports import without_garbage_collection
-from oger_recipe.plugin.ray_actor import give_way_to_engine, undecorated
+from openrlhf.trainer.ray import launcher
 
-give_way_to_engine()
-
-with without_garbage_collection():
-    from oger_recipe.patches import apply_training_patches
-
-    apply_training_patches()
-
-    from openrlhf.trainer.ray import launcher
+from oger_recipe.plugin.ray_actor import undecorated
 
 
 class OgerReferenceModelActor(undecorated(launcher.ReferenceModelActor)):  # type: ignore[misc]
