@@ -69,7 +69,7 @@ def evaluate(
         if there:
             print(f"{name}: {there} answers are there already", flush=True)
     if any(missing.values()):
-        tasks = {rules.own.get(problem.task, problem.task) for each in benchmarks.values() for problem in each}
+        tasks = rules.tasks(problem.row(None) for each in benchmarks.values() for problem in each)
         with GradingPool(grading.for_tasks(tasks)) as pool, _explained(folder):
             for name in benchmarks:
                 _check_references(name, benchmarks[name], prompting, rules, pool)
@@ -148,10 +148,8 @@ def _check_references(
     name: str, problems: Sequence[Problem], prompting: Prompting, rules: GradingRules, pool: GradingPool
 ) -> None:
     """Raises RecipeError for a reference answer that its verifier cannot read, before anything is generated."""
-    calls = [rules.call(problem.row(prompting.template)) for problem in problems]
-    graded = pool.grade_many(
-        [(task, "", problem.answer, options) for problem, (task, options) in zip(problems, calls, strict=True)]
-    )
+    answers = [rules.answer(problem.row(prompting.template), "") for problem in problems]
+    graded = pool.grade_many(answers)
     bad = [(problem.uid, each.error) for problem, each in zip(problems, graded, strict=True) if each.unreadable]
     if bad:
         uid, error = bad[0]
@@ -220,10 +218,10 @@ class _Grader:
     def records(
         self, name: str, asked: list[tuple[Prompt, int]], responses: list[Response], context: int
     ) -> list[Record]:
-        answers = []
-        for (prompt, _), response in zip(asked, responses, strict=True):
-            task, options = self.rules.call(prompt.problem.row(self.prompting.template))
-            answers.append((task, self.rules.read(response.text), prompt.problem.answer, options))
+        answers = [
+            self.rules.answer(prompt.problem.row(self.prompting.template), response.text)
+            for (prompt, _), response in zip(asked, responses, strict=True)
+        ]
         graded = self.pool.grade_many(answers, progress=sys.stderr.isatty())
         return [
             _record(name, prompt, number, response, verdict, context)

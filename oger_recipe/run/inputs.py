@@ -19,7 +19,7 @@ from oger_recipe.evaluation.benchmarks import BENCHMARKS, asked_once, load_bench
 from oger_recipe.imports import without_garbage_collection
 from oger_recipe.patches import apply_import_patches
 from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
-from oger_recipe.rewards.rules import TIMES_ASKED
+from oger_recipe.rewards.rules import TIMES_ASKED, GradingRules
 from oger_recipe.run.shortage import losses, require_teachers, require_usable_teachers
 from oger_recipe.settings.grading import VerifierSettings, grading_rules
 
@@ -104,7 +104,7 @@ def grading_settings(value: dict[str, Any], rows: Sequence[Row]) -> GradingSetti
         memory_limit_mb=value["oger.grading_memory_limit"],
         path=value["oger.verifier_path"],
     )
-    return settings.for_tasks(own.get(row["task"], row["task"]) for row in rows)
+    return settings.for_tasks(GradingRules(own=own).tasks(rows))
 
 
 def _tokenizer(model: str, *, needs_template: bool) -> Any:
