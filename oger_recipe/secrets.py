@@ -23,27 +23,28 @@ _KEYS = ("WANDB_API_KEY", "OGER_EMBEDDING_API_KEY", _REWARD_TOKEN)
 _HANDED_ON = (*_KEYS, "WANDB_MODE", "WANDB_BASE_URL", "WANDB_DIR")
 
 
-def hide_secrets(tokens: Sequence[str]) -> list[str]:
-    """The command-line tokens with a word for the environment in the place of each secret, which goes there.
+def hide_secrets(words: Sequence[str]) -> list[str]:
+    """The words of a command line with a word for the environment in the place of each secret, which goes there.
 
     The last one counts, as for every flag. What is left as it is, `secret_problems` refuses.
     """
-    hidden = list(tokens)
-    for position, token in enumerate(hidden):
-        name, separator, value = token.removeprefix("--").partition("=")
-        if not token.startswith("--") or name not in (*SECRETS, REWARD_URL):
+    hidden = list(words)
+    for position, word in enumerate(hidden):
+        name, separator, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or name not in (*SECRETS, REWARD_URL):
             continue
         if separator:
-            hidden[position] = f"--{name}={_hide(name, value)}"
+            hidden[position] = f"--{name}={hide_secret(name, value)}"
         elif position + 1 < len(hidden):
-            hidden[position + 1] = _hide(name, hidden[position + 1])
+            hidden[position + 1] = hide_secret(name, hidden[position + 1])
     return hidden
 
 
-def _hide(name: str, value: str) -> str:
+def hide_secret(name: str, value: Any) -> Any:
+    """The value of one setting in the same way; of another setting than these it stays as it is."""
     if name == REWARD_URL:
         return _hide_token(value)
-    if len(value) < _SHORTEST_KEY:
+    if name not in SECRETS or len(value) < _SHORTEST_KEY:
         return value
     os.environ[SECRETS[name]] = value
     return FROM_ENVIRONMENT

@@ -18,7 +18,9 @@ from oger_recipe.convert.values import UNSET, Flag, Get, NoEffect, Unsupported, 
 from oger_recipe.convert.verl_mix.dialect import VERL_MIX
 from oger_recipe.errors import RecipeError
 from oger_recipe.settings.checks import check_run
-from oger_recipe.settings.recipe_file import in_prompts, read_recipe
+from oger_recipe.settings.derived import in_prompts
+from oger_recipe.settings.flags import defaults
+from oger_recipe.settings.recipe_file import read_recipe
 
 DIALECTS = {dialect.name: dialect for dialect in (VERL_MIX,)}
 # Settings whose files may lie on another machine.
@@ -186,9 +188,8 @@ def _refusals(text: str, parser: argparse.ArgumentParser) -> list[str]:
         path = Path(folder) / "recipe.yaml"
         path.write_text(text, encoding="utf-8")
         try:
-            tokens = read_recipe(path, parser)
-            args = parser.parse_args(in_prompts(parser.parse_args(tokens), tokens))
-            check_run(args, cpu=False, gpus_here=None)
+            settings = in_prompts(defaults(parser) | read_recipe(path, parser))
+            check_run(settings, cpu=False, gpus_here=None)
         except RecipeError as error:
             first, *sentences = str(error).replace(f"{path}:", "line ").split("\n  - ")
             return sentences or [first]

@@ -1,6 +1,5 @@
 """Data and policy of the built-in task, built once per content and kept in a cache."""
 
-import argparse
 import hashlib
 import importlib.metadata
 import json
@@ -12,6 +11,7 @@ from typing import Any
 
 from oger_recipe.errors import RecipeError
 from oger_recipe.files import atomic_folder
+from oger_recipe.settings.task import TaskSettings
 from oger_recipe.tasks import countdown, countdown_problem, countdown_teachers, tiny_policy
 from oger_recipe.teachers.draw import weights
 
@@ -28,11 +28,10 @@ class BuiltTask:
     policy: Path | None
 
 
-def build_countdown(args: argparse.Namespace, *, data: bool = True, policy: bool = True) -> BuiltTask:
+def build_countdown(settings: TaskSettings, *, data: bool = True, policy: bool = True) -> BuiltTask:
     """Builds what is asked for and not in the cache yet. Raises RecipeError where settings allow too few problems."""
     rows = trained = None
-    task = {key.removeprefix("oger.task."): value for key, value in vars(args).items() if key.startswith("oger.task.")}
-    cache = Path(task.pop("cache")).expanduser()
+    task, cache = asdict(settings), Path(settings.cache).expanduser()
     try:
         difficulty = countdown.Difficulty(
             task["num_numbers"], task["max_number"], task["max_target"], task["operators"]
