@@ -111,15 +111,20 @@ def _rewards(value: Mapping[str, Any]) -> Iterator[str]:
             "reward.stop_properly_penalty_coef and oger.non_stop_* both change the reward of truncated rollouts; "
             "choose one"
         )
-    yield from answer_places(value)
-    if not value["oger.math_extract"]:
-        yield "oger.math_extract is empty: name the places where a math answer is looked for, e.g. boxed"
+    yield from grading_problems(value)
     for key in ("data.input_key", "oger.eval.input_key"):
         if value[key] == "":
             yield f"{key} is empty: name the column of the prompts"
     for key in ("data.label_key", "oger.eval.label_key"):
         if value[key] == "":
             yield f"{key} is empty: without the reference answer every reward would be 0; name its column"
+
+
+def grading_problems(value: Mapping[str, Any]) -> Iterator[str]:
+    """What keeps the verifiers from grading by these settings; it is said of whatever grades by them."""
+    yield from answer_places(value)
+    if not value["oger.math_extract"]:
+        yield "oger.math_extract is empty: name the places where a math answer is looked for, e.g. boxed"
     try:
         own = VerifierSettings.of(value).own
     except RecipeError as error:
