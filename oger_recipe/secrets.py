@@ -1,4 +1,4 @@
-"""Keys that must not be written anywhere: they go from the command line or the recipe into the environment at once."""
+"""Moves keys, which must not be written anywhere, from the command line or the recipe into the environment."""
 
 import os
 import re
@@ -59,7 +59,7 @@ def _hide_token(url: str) -> str:
 
 
 def secret_problems(value: Mapping[str, Any]) -> list[str]:
-    """What stands in the place of a secret and is none; it is not repeated: it may be a part of one."""
+    """Says where a value in the place of a secret is none; it is not repeated: it may be a part of one."""
     problems = [
         f"{name} is neither a key nor the word {FROM_ENVIRONMENT}, which takes the key from {variable} or from "
         "`wandb login`"
@@ -72,13 +72,13 @@ def secret_problems(value: Mapping[str, Any]) -> list[str]:
 
 
 def handed_on(value: Mapping[str, Any], run_dir: Path) -> dict[str, str]:
-    """Variables for the processes of a run. What W&B writes goes into the run folder."""
+    """Returns variables for the processes of a run. W&B writes into the run folder."""
     folder = {"WANDB_DIR": str(run_dir)} if value[WANDB_KEY] else {}
     return folder | {name: os.environ[name] for name in _HANDED_ON if name in os.environ}
 
 
 def redacted(text: str) -> str:
-    """The text, which others wrote, without the keys of this process's environment."""
+    """Removes the keys of this process's environment from a text that others wrote."""
     for name in _KEYS:
         if key := os.environ.get(name):
             text = text.replace(key, f"${name}")

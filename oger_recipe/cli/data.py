@@ -115,7 +115,7 @@ def _tokenizer(name: str) -> Any:
 
 
 def _summary(part: Part) -> str:
-    """How many problems have how many teachers."""
+    """Says how many problems have how many teachers."""
     from collections import Counter
 
     by_number = Counter(len(row["teachers"]) for row in part.rows)
@@ -124,7 +124,7 @@ def _summary(part: Part) -> str:
 
 
 def table(part: Part) -> str:
-    """What became of each source; the columns that are nowhere needed are left out."""
+    """Tabulates the counts of each source, without columns that no source needs."""
     from collections import Counter
 
     from oger_recipe.data.command_prepare import Tally
@@ -169,7 +169,7 @@ def _line(name: str, tally: Tally) -> dict[str, str]:
 
 
 def _validate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> bool:
-    """Prints the report; whether anything is bad."""
+    """Prints the report, and tells whether anything is bad."""
     from oger_recipe.cli.run_settings import settings_of_run
     from oger_recipe.data.command_validate import validate
     from oger_recipe.data.rows import without_repetitions
