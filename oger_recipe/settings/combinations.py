@@ -28,8 +28,7 @@ def combination_problems(value: Mapping[str, Any]) -> Iterator[str]:
     yield from _replacement(oger)
     yield from _baselines(value, oger)
     yield from _truncation(value["reward.stop_properly_penalty_coef"], oger.advantage)
-    yield from answer_places(value)
-    yield from _verifiers(oger.verifiers)
+    yield from grading_problems(value)
 
 
 def _loss(loss: LossSettings) -> Iterator[str]:
@@ -128,7 +127,10 @@ def _truncation(stop_properly: float | None, advantage: AdvantageSettings) -> It
         )
 
 
-def _verifiers(verifiers: VerifierSettings) -> Iterator[str]:
+def grading_problems(value: Mapping[str, Any]) -> Iterator[str]:
+    """What keeps the verifiers from grading by these settings; said of whatever grades by them."""
+    yield from answer_places(value)
+    verifiers = VerifierSettings.of(value)
     if not verifiers.math_extract:
         yield "oger.math_extract is empty: name the places where a math answer is looked for, e.g. boxed"
     try:
