@@ -11,6 +11,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_ba
 from openrlhf.trainer.ray import ppo_actor
 from openrlhf.utils.loss_utils import get_loss_batch_info
 
+from oger_recipe.algorithm.batches import longest_first, off_policy_mask
 from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES, hybrid_policy_loss
 from oger_recipe.algorithm.token_stats import response_entropy
 from oger_recipe.plugin.policy.accumulation import accumulate_until_last
@@ -18,12 +19,6 @@ from oger_recipe.plugin.policy.chunked_actor import ChunkedActor
 from oger_recipe.plugin.policy.update_health import UpdateHealth
 from oger_recipe.plugin.ray_actor import undecorated
 from oger_recipe.run_folder.checkpoints import place
-
-
-def off_policy_mask(action_mask: torch.Tensor, off_policy_tokens: torch.Tensor) -> torch.Tensor:
-    """The first ``off_policy_tokens`` [B] response tokens of each row, as a boolean mask [B, A]."""
-    position = action_mask.long().cumsum(dim=-1)
-    return action_mask.bool() & (position <= off_policy_tokens.unsqueeze(-1))
 
 
 def experience_off_policy_mask(experience: Experience) -> torch.Tensor:
@@ -114,11 +109,6 @@ class HybridPolicyLoss(torch.nn.Module):
             **self.settings,
         )
         return loss * dp_size, self.metrics["clip_fraction"], self.metrics["ppo_kl"], None, None
-
-
-def longest_first(lengths: list[int]) -> list[int]:
-    """Positions by falling length; the order of equal ones stays. What needs most memory is met at once."""
-    return sorted(range(len(lengths)), key=lambda position: -lengths[position])
 
 
 class LengthSortedBatches(torch.utils.data.Sampler[list[int]]):
