@@ -5,14 +5,14 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from oger_recipe.convert.conversion import Conversion, convert
+from oger_recipe.convert.engine import DIALECTS, Conversion, convert
 from oger_recipe.convert.page import page
 
 
 def main(argv: list[str] | None = None) -> None:
     args = _parser().parse_args(argv)
     if args.table:
-        print(page(), end="")
+        print(page(DIALECTS[args.table]), end="")
         return
     if args.command is None:
         _stop(["COMMAND is missing: the shell script, or a page of text that quotes the command"])
@@ -36,12 +36,14 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("oger convert", allow_abbrev=False, description=__doc__)
-    parser.add_argument("command", nargs="?", type=Path, help="shell script or text with one verl.mix_src command")
+    parser.add_argument("command", nargs="?", type=Path, help="shell script or text with one training command")
     parser.add_argument("--out", type=Path, help="recipe file to write (default: to the terminal)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="value of a variable of the script"
     )
-    parser.add_argument("--table", action="store_true", help="print the page of all flags and stop")
+    parser.add_argument(
+        "--table", nargs="?", choices=DIALECTS, const="verl_mix", help="print the page of all flags and stop"
+    )
     return parser
 
 

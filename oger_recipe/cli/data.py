@@ -11,8 +11,8 @@ from oger_recipe.errors import RecipeError
 from oger_recipe.settings.grading import VerifierSettings
 
 if TYPE_CHECKING:
-    from oger_recipe.data.build import Figures, Part
-    from oger_recipe.data.validate import Report
+    from oger_recipe.data.command_prepare import Part, Tally
+    from oger_recipe.data.command_validate import Report
 
 SUFFIXES = (".jsonl", ".parquet")
 
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _prepare(args: argparse.Namespace) -> None:
-    from oger_recipe.data.build import build, write_rows
+    from oger_recipe.data.command_prepare import build, write_rows
     from oger_recipe.data.mix import read_mix
     from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 
@@ -133,13 +133,13 @@ def table(part: Part) -> str:
     """What became of each source; the columns that are nowhere needed are left out."""
     from collections import Counter
 
-    from oger_recipe.data.build import Figures
+    from oger_recipe.data.command_prepare import Tally
 
-    total = Figures()
-    for figures in part.figures.values():
-        total.problems |= figures.problems
-        total.counts = Counter(total.counts) + figures.counts
-    lines = [_line(name, figures) for name, figures in part.figures.items()]
+    total = Tally()
+    for tally in part.tallies.values():
+        total.problems |= tally.problems
+        total.counts = Counter(total.counts) + tally.counts
+    lines = [_line(name, tally) for name, tally in part.tallies.items()]
     lines += [_line("all", total)] if len(lines) > 1 else []
     always = ("source", "rows", "problems", "kept", "wrong", "duplicates", "too long")
     used = [name for name in lines[0] if name in always or any(line[name] not in ("", "0") for line in lines)]
@@ -154,39 +154,38 @@ def _cell(line: dict[str, str], name: str, widths: dict[str, int]) -> str:
     return line[name].ljust(widths[name]) if name == "source" else line[name].rjust(widths[name])
 
 
-def _line(name: str, figures: Figures) -> dict[str, str]:
-    tokens = figures["tokens"] / figures["teachers"] if figures["teachers"] else 0
+def _line(name: str, tally: Tally) -> dict[str, str]:
+    tokens = tally["tokens"] / tally["teachers"] if tally["teachers"] else 0
     return {
         "source": name,
-        "rows": str(figures["rows"]),
-        "held out": str(figures["rows_held_out"]),
-        "problem too long": str(figures["rows_too_long"]),
-        "other answer": str(figures["rows_other_answer"]),
-        "problems": str(len(figures.problems)),
-        "kept": str(figures["teachers"]),
-        "wrong": str(figures["wrong"]),
-        "duplicates": str(figures["duplicates"]),
-        "too long": str(figures["too_long"]),
-        "not graded": str(figures["ungraded"]),
+        "rows": str(tally["rows"]),
+        "held out": str(tally["rows_held_out"]),
+        "problem too long": str(tally["rows_too_long"]),
+        "other answer": str(tally["rows_other_answer"]),
+        "problems": str(len(tally.problems)),
+        "kept": str(tally["teachers"]),
+        "wrong": str(tally["wrong"]),
+        "duplicates": str(tally["duplicates"]),
+        "too long": str(tally["too_long"]),
+        "not graded": str(tally["ungraded"]),
         "tokens": f"{tokens:.0f}" if tokens else "",
-        "accuracy": "" if figures.accuracy is None else f"{100 * figures.accuracy:.1f} %",
-        "said otherwise": str(figures["disagreed"]),
+        "accuracy": "" if tally.accuracy is None else f"{100 * tally.accuracy:.1f} %",
+        "said otherwise": str(tally["disagreed"]),
     }
 
 
 def _validate(args: argparse.Namespace) -> bool:
     """Prints the report; whether anything is bad."""
+    from oger_recipe.data.command_validate import validate
     from oger_recipe.data.rows import without_repetitions
     from oger_recipe.data.sources import Columns
-    from oger_recipe.data.validate import validate
     from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
     from oger_recipe.rewards.rules import GradingRules
-    from oger_recipe.rewards.verifiers import BOUNDED, VERIFIERS
+    from oger_recipe.rewards.verifiers import VERIFIERS
 
     own = VerifierSettings(verifiers=tuple(args.verifiers)).own
     columns = Columns(args.input_key, args.label_key, args.teacher_key, args.task_name, tuple(own))
-    preload = tuple(sorted({*VERIFIERS, *own.values()} - BOUNDED))  # where any of them is needed at all
-    with GradingPool(GradingSettings(preload=preload)) as pool:
+    with GradingPool(GradingSettings().for_tasks([*VERIFIERS, *own.values()])) as pool:  # started where it is needed
         report = validate(args.dataset, columns, GradingRules(own=own), pool, args.prompt_split)
     for mistake in without_repetitions(report.bad.values()):
         print(mistake)

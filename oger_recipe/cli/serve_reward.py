@@ -153,8 +153,8 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
         workers=args.workers,
         time_limit_s=args.time_limit,
         memory_limit_mb=args.memory_limit,
-        preload=("math", *args.allow_task),
-    )
+        path=(os.getcwd(),),
+    ).for_tasks([*VERIFIERS, *args.allow_task])
     os.environ[ENVIRONMENT] = settings.to_json()
     limits = ServiceLimits(
         token=args.token or None,
@@ -162,6 +162,7 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
         max_concurrency=args.max_concurrency,
         workers=args.workers,
         tasks=frozenset(args.allow_task),
+        bounded=frozenset(task for task in [*VERIFIERS, *args.allow_task] if settings.limits(task).bounded),
     )
     service = RewardService(grade_samples, limits)
     config = uvicorn.Config(

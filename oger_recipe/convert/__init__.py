@@ -1,1 +1,1 @@
-"""From a command line of OGER or LUFFY (``verl.mix_src.main_mix_ppo``) to a recipe file."""
+"""From a command line of another trainer to a recipe file: an engine, and a folder for each dialect."""

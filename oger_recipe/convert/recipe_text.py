@@ -12,8 +12,13 @@ _ORDER = ("oger", "actor", "critic", "ref", "algo", "data", "rollout", "train", 
 _WIDTH = 118
 
 
-def recipe_text(settings: dict[str, tuple[Any, list[str], bool]], header: Iterable[str]) -> str:
-    """``settings``: our flag -> (value, the flags that it comes from, whether one of them was given)."""
+def recipe_text(
+    settings: dict[str, tuple[Any, list[str], bool]], header: Iterable[str], common_prefix: str = ""
+) -> str:
+    """``settings``: our flag -> (value, the flags that it comes from, whether one of them was given).
+
+    Leaves ``common_prefix`` out of these flags' names.
+    """
     root: dict[str, Any] = {}
     for key in sorted(settings, key=lambda key: _ORDER.index(key.split(".")[0])):  # stable: else as they came
         *parents, leaf = key.split(".")
@@ -21,7 +26,7 @@ def recipe_text(settings: dict[str, tuple[Any, list[str], bool]], header: Iterab
         for parent in parents:
             node = node.setdefault(parent, {})
         node[leaf] = settings[key]
-    return "".join(f"{line}\n" for line in [*_comment(header), *_lines(root, "")])
+    return "".join(f"{line}\n" for line in [*_comment(header), *_lines(root, "", common_prefix)])
 
 
 def _comment(lines: Iterable[str]) -> Iterator[str]:
@@ -32,15 +37,15 @@ def _comment(lines: Iterable[str]) -> Iterator[str]:
         yield from ((indent + part).rstrip() for part in wrapped or [""])
 
 
-def _lines(node: dict[str, Any], indent: str) -> Iterator[str]:
+def _lines(node: dict[str, Any], indent: str, prefix: str) -> Iterator[str]:
     settings = {key: child for key, child in node.items() if not isinstance(child, dict)}
     for key, (value, names, given) in settings.items():
-        sources = ", ".join(dict.fromkeys(name.removeprefix("actor_rollout_ref.") for name in names))
+        sources = ", ".join(dict.fromkeys(name.removeprefix(prefix) for name in names))
         yield f"{indent}{key}: {_scalar(value)} # {sources}{'' if given else ' (default)'}"
     for key, child in node.items():
         if key not in settings:
             yield f"{indent}{key}:"
-            yield from _lines(child, indent + "  ")
+            yield from _lines(child, indent + "  ", prefix)
 
 
 def _scalar(value: Any) -> str:

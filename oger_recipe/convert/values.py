@@ -1,4 +1,4 @@
-"""Values of a command's flags, and the vocabulary in which the table says what becomes of them."""
+"""What a dialect's table is made of: a flag, its default there, and the rule that says what becomes of it here."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ Rule = Callable[[Any, Get], Settings]
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag of ``verl.mix_src``: its default there, what becomes of it here, and what to say about it."""
+    """One flag of another trainer: its default there, what becomes of it here, and what to say about it."""
 
     name: str  # "trainer.exp*": all that begin so
     default: Any
     rule: Rule
     ours: str = ""  # our flags as the page names them, separated by commas; "": none
     remark: str = ""
-    seed: str | None = None  # its value in OGER's published command
+    published: str | None = None  # its value in the command that the trainer's page publishes
     kind: type | None = None  # of the value, where the default does not tell
     differs: bool = False  # what it does here is not exactly what it does there, as the remark says
 
@@ -50,29 +50,6 @@ class Flag:
         if self.kind or self.default in (UNSET, None):
             return self.kind
         return type(self.default)
-
-
-def parse(text: str, kind: type | None = None) -> Any:
-    """A value as Hydra reads it: null, a switch, a number, a list; else, and for ``str``, the text without quotes."""
-    word = text.strip()
-    if word in ("", "null", "None", "~", "{}"):
-        return None
-    if kind is str and not word.startswith("["):
-        return _text(word)
-    if word.lower() in ("true", "false"):
-        return word.lower() == "true"
-    if re.fullmatch(r"[+-]?\d+", word):
-        return int(word)
-    try:
-        return float(word) if re.fullmatch(r"[+-]?[\d.]+(?:[eE][+-]?\d+)?", word) else _text(word)
-    except ValueError:  # 1.2.3
-        return word
-
-
-def _text(word: str) -> Any:
-    if word.startswith("[") and word.endswith("]"):
-        return [parse(item) for item in word[1:-1].split(",") if item.strip()]
-    return word[1:-1] if len(word) > 1 and word[0] == word[-1] and word[0] in "'\"" else word
 
 
 def checked(value: Any, flag: Flag) -> Any:

@@ -51,7 +51,7 @@ class Mix:
     keep_wrong_teachers: bool = False
 
 
-_KINDS = {"split": str, "task": str, "datasource": str, "name": str, "path": str, "answer_from": str}
+_KINDS: dict[str, type] = {"split": str, "task": str, "datasource": str, "name": str, "path": str, "answer_from": str}
 _KINDS |= {"tokenizer": str, "max_prefix_len": int, "max_prompt_length": int, "columns": dict, "sources": list}
 _KINDS |= {"keep_wrong_teachers": bool, "held_out": bool}
 _IN_WORDS = {str: "a text", int: "a number of 1 or more", dict: "a mapping", list: "a list", bool: "true or false"}
@@ -100,7 +100,7 @@ def _checked(document: Any, kind: type, where: str) -> dict[str, Any]:
         value, expected = document.get(field.name), _KINDS[field.name]
         if value is None and field.default is not MISSING:
             continue
-        if type(value) is not expected or (expected is not bool and not value) or (expected is int and value < 1):
+        if type(value) is not expected or (expected is not bool and not value) or (type(value) is int and value < 1):
             raise RecipeError(f"{where}: '{field.name}' has to be {_IN_WORDS[expected]}, found {value!r}")
     return {key: value for key, value in document.items() if value is not None}
 

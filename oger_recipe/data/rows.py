@@ -7,6 +7,7 @@ compared with the verifier's verdict, which decides; how many differ is counted.
 """
 
 import json
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -119,6 +120,13 @@ def _are_probabilities(values: Any) -> bool:
         return False
     numbers = np.array(values, dtype=np.float64)  # at once: a data set has hundreds of millions of them
     return bool(((numbers > 0) & (numbers <= 1 + _ABOVE_ONE)).all())
+
+
+def problem_key(prompt: str | list[dict[str, Any]]) -> str:
+    """What is the same for two prompts that ask the same: the user's words, without differences in white space."""
+    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    question = " ".join(str(turn["content"]) for turn in turns if turn["role"] == "user")
+    return unicodedata.normalize("NFC", " ".join(question.split()))
 
 
 def teacher_columns(rows: Iterable[Row], input_key: str, label_key: str) -> list[str]:

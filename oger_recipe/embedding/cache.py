@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from oger_recipe.embedding.base import Encoder, stop_on_failures
 from oger_recipe.files import atomic_write
+from oger_recipe.progress import Progress
 
 SLICE = 1024  # texts; a process that is killed loses at most so many
 _KEY_BYTES = 32
@@ -46,13 +46,13 @@ class EmbeddingCache:
         """
         failed: dict[str, str] = {}
         new = [text for text in dict.fromkeys(texts) if _text_key(text) not in self._rows]
-        with tqdm(total=len(new), desc="embedding", unit=" texts", disable=len(new) <= SLICE) as bar:
+        with Progress("embedding", "texts", len(new)) as progress:
             for start in range(0, len(new), SLICE):
                 part = new[start : start + SLICE]
                 vectors, reasons = self._encoder.encode_each(part)
                 self.put(part, vectors)
                 failed |= reasons
-                bar.update(len(part))
+                progress.add(len(part))
         stop_on_failures(texts, failed, max_error_rate)
         rows = np.array([self._rows.get(_text_key(text), -1) for text in texts], int)
         result = np.full((len(texts), self._encoder.dimension), np.nan, np.float32)

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import torch
 
+from oger_recipe.arithmetic import fast_products
 from oger_recipe.embedding import LONG_TEXTS
-from oger_recipe.embedding.base import Encoder, fast_products, mean_direction, unit_rows
+from oger_recipe.embedding.base import Encoder, mean_direction, unit_rows
 from oger_recipe.embedding.remote import RemoteEncoder
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 
@@ -52,7 +53,9 @@ class TrajectoryEncoder(Encoder):
 
     @property
     def dimension(self) -> int:
-        return int(self._model.get_embedding_dimension())
+        dimension = self._model.get_embedding_dimension()
+        assert dimension is not None, f"{self.settings.model} has no pooling layer"
+        return int(dimension)
 
     @property
     def _longest(self) -> int:

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from oger_recipe.embedding.base import fast_products
+from oger_recipe.arithmetic import fast_products
 
 
 class Reranker:

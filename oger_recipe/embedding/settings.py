@@ -61,6 +61,6 @@ class EncoderSettings:
 
 
 def _local_arithmetic() -> str:
-    from oger_recipe.embedding.base import matmul_dtype  # loads torch
+    from oger_recipe.arithmetic import matmul_dtype  # loads torch
 
     return str(matmul_dtype())

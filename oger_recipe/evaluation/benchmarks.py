@@ -241,9 +241,8 @@ def uid_in_a_run(name: str, uid: str) -> str:
 
 def problem_of(row: Record) -> Problem:
     """A row of the recipe as a problem."""
-    fields = ("uid", "prompt", "answer", "task")
-    others = {name: value for name, value in row.items() if name not in fields}
-    return Problem(*(row[name] for name in fields), columns=others)
+    others = {name: value for name, value in row.items() if name not in ("uid", "prompt", "answer", "task")}
+    return Problem(row["uid"], row["prompt"], row["answer"], row["task"], columns=others)
 
 
 def _has_rows(file: Path) -> bool:

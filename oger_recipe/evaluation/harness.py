@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ from oger_recipe.remote_code import refusals
 from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 from oger_recipe.rewards.rules import GradingRules
 from oger_recipe.rewards.verdict import Graded
-from oger_recipe.rewards.verifiers import BOUNDED
 from oger_recipe.seeds import stable_seed
 
 SETTINGS = "settings.json"
@@ -76,7 +75,8 @@ def evaluate(
         if there:
             print(f"{name}: {there} answers are there already", flush=True)
     if any(missing.values()):
-        with GradingPool(_preloading(grading or GradingSettings(), benchmarks, rules)) as pool, _explained(folder):
+        tasks = {rules.own.get(problem.task, problem.task) for each in benchmarks.values() for problem in each}
+        with GradingPool((grading or GradingSettings()).for_tasks(tasks)) as pool, _explained(folder):
             for name in benchmarks:
                 _check_references(name, benchmarks[name], prompting, rules, pool)
             _generate_all(missing, sampler, sampling, _Grader(prompting, rules, pool), folder)
@@ -241,13 +241,6 @@ def _sorted_records(folder: Path, name: str, prompts: list[Prompt], sampling: Sa
         with atomic_write(path) as partial:
             write_jsonl(records, partial)
     return [record for record in records if record["sample"] < _samples(prompts[place[record["uid"]]], sampling)]
-
-
-def _preloading(
-    grading: GradingSettings, benchmarks: dict[str, list[Problem]], rules: GradingRules
-) -> GradingSettings:
-    tasks = {rules.own.get(problem.task, problem.task) for problems in benchmarks.values() for problem in problems}
-    return replace(grading, preload=tuple(sorted(tasks - BOUNDED)))
 
 
 def _check_references(

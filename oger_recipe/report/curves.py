@@ -13,14 +13,14 @@ from oger_recipe.evaluation.tables import main_metrics
 from oger_recipe.report.panels import COLOURS, band, dress, from_zero_if_near, label_ends, save, sheet, steps_from_zero
 
 Record = dict[str, Any]
-Value = str | Callable[[Record], float | None]  # a figure's name, or how it follows from a step's figures
+Value = str | Callable[[Record], float | None]  # a metric's name, or how it follows from a step's metrics
 SMOOTHED_FROM = 30  # steps
 LONGEST_NAME = 20  # letters of a benchmark's name that a panel's title has room for
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves of one unit: label -> figure. ``deviation``: of the first one's rows, drawn as a band around it."""
+    """Curves of one unit: label -> metric. ``deviation``: of the first one's rows, drawn as a band around it."""
 
     title: str
     curves: dict[str, Value]
@@ -122,16 +122,16 @@ def _draw_solve_rate(steps: list[Record], evaluations: list[Record], path: Path)
 
 def _draw_benchmark(panel: Axes, name: str, points: list[tuple[int, Record]], last: int) -> None:
     """Scores on held-out problems by step; the first and the last carry their values."""
-    metrics = list(dict.fromkeys(key for _, figures in points for key in main_metrics(figures.get("n"))))
+    metrics = list(dict.fromkeys(key for _, scores in points for key in main_metrics(scores.get("n"))))
     first_ends, last_ends = [], []
     for metric, colour, marker in zip(metrics, COLOURS, "o^sDvP*", strict=False):
-        of_metric = [(step, figures) for step, figures in points if metric in figures]
+        of_metric = [(step, scores) for step, scores in points if metric in scores]
         if not of_metric:
             continue
-        at, values = [step for step, _ in of_metric], [figures[metric] for _, figures in of_metric]
+        at, values = [step for step, _ in of_metric], [scores[metric] for _, scores in of_metric]
         panel.plot(at, values, marker=marker, markersize=4, color=colour, linewidth=1.4)
         if metric == metrics[0]:
-            low, high = zip(*(figures[f"{metric}_interval"] for _, figures in of_metric), strict=True)
+            low, high = zip(*(scores[f"{metric}_interval"] for _, scores in of_metric), strict=True)
             band(panel, at, low, high, colour)
         last_ends.append((at[-1], values[-1], f"{metric.replace('_at_', '@')} {values[-1]:.2f}", colour))
         if len(at) > 1:
@@ -169,7 +169,7 @@ def _draw_panel(axes: Axes, panel: Panel, steps: list[Record]) -> None:
 
 
 def _series(steps: list[Record], value: Value) -> list[float]:
-    """nan where a step has no such figure."""
+    """nan where a step has no such metric."""
     found = [value(step) if callable(value) else step.get(value) for step in steps]
     return [math.nan if each is None else float(each) for each in found]
 

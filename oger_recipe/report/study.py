@@ -132,7 +132,8 @@ def draw(records: list[Record], path: Path) -> None:
     by_regime = {regime: runs for regime, runs in by_regime.items() if runs}
     figure = Figure(figsize=(10.5, 3.5 + 2.8 * len(by_regime)), layout="constrained")
     # Figures of their own: the arms' long names do not push the curves aside.
-    top, bottom = figure.subfigures(2, 1, height_ratios=[1.3, len(by_regime)])
+    halves: Any = figure.subfigures(2, 1, height_ratios=[1.3, len(by_regime)])
+    top, bottom = halves
     of_scores = top.subplots(1, len(by_regime), squeeze=False)[0]
     of_curves = bottom.subplots(len(by_regime), len(PANELS), squeeze=False)
     for scores, panels, (regime, runs) in zip(of_scores, of_curves, by_regime.items(), strict=True):

@@ -34,8 +34,8 @@ class Report:
         ready = [event for event in events if event["event"] == "ready"]
         steps = self._steps()
         return {
-            **{moment: _figures(found[-1]) for moment, found in (("before", before), ("after", after)) if found},
-            "evaluations": [{"step": event["step"]} | _figures(event) for event in evaluated],
+            **{moment: _scores(found[-1]) for moment, found in (("before", before), ("after", after)) if found},
+            "evaluations": [{"step": event["step"]} | _scores(event) for event in evaluated],
             "steps": steps[-1]["step"] if steps else 0,
             "planned_steps": ready[-1]["steps"] if ready else None,
             "resumed_at": ready[-1]["resumed_at"] if ready else 0,
@@ -65,7 +65,7 @@ class Report:
             say(f"note: summary and curves of {self.run_dir} could not be written: {type(error).__name__}: {error}")
 
 
-def _figures(event: Record) -> Record:
+def _scores(event: Record) -> Record:
     return {key: value for key, value in event.items() if "_at_" in key or key in ("n_problems", "benchmarks")}
 
 
@@ -108,9 +108,9 @@ def result(summary: Record, run_dir: Path) -> str:
     """What a run reached, as lines of text for its end."""
     moments = {f"{when} training": summary[when] for when in ("before", "after") if when in summary}
     lines = []
-    if any(figures.get("benchmarks") for figures in moments.values()):
-        lines.append(comparison({moment: figures.get("benchmarks", {}) for moment, figures in moments.items()}))
-        problems = max(figures["n_problems"] for figures in moments.values())
+    if any(scores.get("benchmarks") for scores in moments.values()):
+        lines.append(comparison({moment: scores.get("benchmarks", {}) for moment, scores in moments.items()}))
+        problems = max(scores["n_problems"] for scores in moments.values())
         lines.append(f"{problems} held-out problems; in brackets: 95 % intervals over the problems")
     seconds, planned = summary["seconds"], summary["planned_steps"]
     resumed = f", the last {summary['steps'] - summary['resumed_at']} of them" if summary["resumed_at"] else ""

@@ -21,12 +21,10 @@ def curves(summary: dict[str, Any]) -> dict[str, tuple[str, Points]]:
     points: dict[str, Points] = {}
     metrics: dict[str, str] = {}
     for evaluation in sorted(summary["evaluations"], key=lambda evaluation: evaluation["step"]):
-        for name, figures in evaluation["benchmarks"].items():
-            metric = metrics.setdefault(name, main_metrics(figures.get("n"))[0])
-            if metric in figures:
-                points.setdefault(name, []).append(
-                    (evaluation["step"], figures[metric], figures[f"{metric}_interval"])
-                )
+        for name, scores in evaluation["benchmarks"].items():
+            metric = metrics.setdefault(name, main_metrics(scores.get("n"))[0])
+            if metric in scores:
+                points.setdefault(name, []).append((evaluation["step"], scores[metric], scores[f"{metric}_interval"]))
     if not points:
         raise ValueError("the run was not evaluated: set eval.dataset and eval.steps")
     return {name: (metrics[name], of_benchmark) for name, of_benchmark in points.items()}

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from oger_recipe.rewards.verifiers import resolved
+
 PLACES = ("boxed", "answer_tag")  # where a prompt can ask for the answer: \boxed{}, or <answer></answer>
 EXTRACTIONS = ("boxed", "answer_tag", "last_number", "anywhere")  # where a math answer can be looked for
 GSM8K_FORMATS = ("last_number", "hashes", "boxed", "answer_tag")
@@ -53,7 +55,9 @@ class GradingRules:
         options. The user's verifiers are also offered the prompt and the row's other columns."""
         task = self.own.get(row["task"], row["task"])
         given = self.options.get(row["task"], {})
-        options = place_options(task, row.get("answer_in") or self.place, given) | given
+        spec = resolved(task)
+        places = {} if spec is None or given.get("strict_oat") else spec.places  # OAT's scoring has its own
+        options = dict(places.get(row.get("answer_in") or self.place or "", {})) | given
         if ":" in task:
             other = {name: value for name, value in row.items() if name not in _KNOWN and _is_json(value)}
             options = {"prompt": row.get("prompt"), "row": other} | options
@@ -95,14 +99,3 @@ def graded_text(response: str, cut: Sequence[str] = (), strip: bool = False) -> 
     ends = [position for stop in cut if (position := response.find(stop)) >= 0]
     text = response[: min(ends)] if ends else response
     return text.strip() if strip else text
-
-
-def place_options(task: str, place: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments that make a task's verifier look first where the prompt asks for the answer."""
-    if place is None or given.get("strict_oat"):  # which has a place of its own
-        return {}
-    if task == "math":
-        return {"extract": [place, *(other for other in MATH_EXTRACT if other != place)]}
-    if task == "gsm8k":
-        return {"answer_format": place}
-    return {"answer_in": place} if task == "countdown" and place != "answer_tag" else {}

@@ -12,7 +12,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from oger_recipe.rewards.grading.pool import Answer, shared_pool
+from oger_recipe.rewards.grading.pool import shared_pool
+from oger_recipe.rewards.grading.processes import Answer
 from oger_recipe.rewards.rules import labelled_answer
 from oger_recipe.rewards.verdict import Graded
 

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oger_recipe.rewards.samples import answer_of
 from oger_recipe.rewards.verdict import Graded
-from oger_recipe.rewards.verifiers import BOUNDED, VERIFIERS
+from oger_recipe.rewards.verifiers import VERIFIERS
 
 GRADE_PATH = "/get_reward"
 BODY_TIMEOUT_S = 60.0
@@ -50,13 +50,14 @@ Grade = Callable[[list[tuple[str, str, str]]], list[Graded]]
 class ServiceLimits:
     """token: what a request must present, None for no token; max_request_bytes: of one body; max_concurrency: requests
     that are read, queued or graded at a time; workers: of the grading pool; tasks: the import paths that labels may
-    name beside VERIFIERS."""
+    name beside VERIFIERS; bounded: tasks that need no worker."""
 
     token: str | None
     max_request_bytes: int
     max_concurrency: int
     workers: int
     tasks: frozenset[str] = frozenset()
+    bounded: frozenset[str] = frozenset()
 
 
 class RewardService:
@@ -96,7 +97,7 @@ class RewardService:
             body = await _read_body(request, self.limits.max_request_bytes)
             loop = asyncio.get_running_loop()
             samples, tasks = await loop.run_in_executor(self._quick, self._parsed, body)
-            threads = self._quick if BOUNDED.issuperset(tasks) else self._pooled
+            threads = self._quick if self.limits.bounded.issuperset(tasks) else self._pooled
             content = await loop.run_in_executor(threads, self._graded, samples, tasks)
         return Response(content, media_type="application/json")
 

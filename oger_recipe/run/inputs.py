@@ -9,19 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe import remote_code
-from oger_recipe.data.prepare import Budget, PromptFormat
-from oger_recipe.data.prepared import prepare_once
 from oger_recipe.data.rows import Row
-from oger_recipe.data.shortage import losses, require_teachers, require_usable_teachers
 from oger_recipe.data.sources import Columns, Seen, read_dataset
 from oger_recipe.data.templates import TEMPLATES
+from oger_recipe.data.train_files import Budget, PromptFormat, TeacherChoice
+from oger_recipe.data.train_files_cache import write_train_files_once
 from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.benchmarks import BENCHMARKS, asked_once, load_benchmark, uid_in_a_run
 from oger_recipe.imports import without_garbage_collection
 from oger_recipe.patches import apply_import_patches
 from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 from oger_recipe.rewards.rules import TIMES_ASKED
-from oger_recipe.rewards.verifiers import BOUNDED
+from oger_recipe.run.shortage import losses, require_teachers, require_usable_teachers
 from oger_recipe.settings.grading import VerifierSettings, grading_rules
 
 
@@ -45,7 +44,7 @@ def write_data(args: argparse.Namespace, run_dir: Path) -> tuple[list[str], Grad
         train = rows["train"][: value["data.max_samples"]]
         budget = _budget(args, value["rollout.max_new_tokens"])
         places = {"prompts_path": folder / "train.jsonl", "teachers_path": folder / "teachers.arrow"}
-        counts["train"].update(prepare_once(train, budget=budget, **places, **shared))
+        counts["train"].update(write_train_files_once(train, budget=budget, **places, **shared))
         (folder / "counts.json").write_text(json.dumps(counts["train"], indent=2, sort_keys=True))
         _print_counts("data", counts["train"], losses(value, counts["train"], budget))
         require_usable_teachers(value, counts["train"])
@@ -57,7 +56,7 @@ def write_data(args: argparse.Namespace, run_dir: Path) -> tuple[list[str], Grad
             budget = _budget(args, value["oger.eval.max_new_tokens"] or value["rollout.max_new_tokens"])
             shared["rules"] = grading_rules(value, evaluation=True)
             places = {"prompts_path": folder / "eval.jsonl", "teachers_path": None}
-            counts["eval"].update(prepare_once(rows["eval"], budget=budget, **places, **shared))
+            counts["eval"].update(write_train_files_once(rows["eval"], budget=budget, **places, **shared))
             _print_counts("evaluation data", counts["eval"], losses(value, counts["eval"], budget))
             flags += ["--eval.dataset", str(folder / "eval.jsonl"), "--eval.split", "train"]
     return flags, grading
@@ -87,23 +86,25 @@ def preparation(args: argparse.Namespace) -> dict[str, Any]:
         "tokenizer": _tokenizer(value["actor.model_name_or_path"], needs_template=chat),
         "prompt_format": PromptFormat(chat, value["data.input_template"], text_template),
         "rules": grading_rules(value),
-        "keep_wrong_teachers": value["oger.keep_wrong_teachers"],
-        "max_prefix_len": value["oger.max_prefix_len"],
-        "long_teachers": value["oger.long_teachers"],
-        "teacher_sources": value["oger.teacher_sources"],
+        "choice": TeacherChoice(
+            value["oger.keep_wrong_teachers"],
+            value["oger.max_prefix_len"],
+            value["oger.long_teachers"],
+            value["oger.teacher_sources"],
+        ),
     }
 
 
 def grading_settings(value: dict[str, Any], rows: Sequence[Row]) -> GradingSettings:
     """How answers are graded in a run with these settings, whose rows name the tasks."""
     own = VerifierSettings.of(value).own
-    return GradingSettings(
+    settings = GradingSettings(
         workers=value["oger.grading_workers"],
         time_limit_s=value["oger.grading_time_limit"],
         memory_limit_mb=value["oger.grading_memory_limit"],
         path=value["oger.verifier_path"],
-        preload=tuple(sorted({own.get(row["task"], row["task"]) for row in rows} - BOUNDED)),
     )
+    return settings.for_tasks(own.get(row["task"], row["task"]) for row in rows)
 
 
 def _tokenizer(model: str, *, needs_template: bool) -> Any:

@@ -335,10 +335,11 @@ def _verifiers(job: Job) -> Found:
         return
     tasks += [value["oger.task_name"]] if ":" in (value["oger.task_name"] or "") else []
     seconds, megabytes = value["oger.grading_time_limit"], value["oger.grading_memory_limit"]
-    limits = GradingSettings(1, seconds, megabytes, path=value["oger.verifier_path"])
-    with GradingPool(limits) as pool:
-        for name in tasks:
-            task, options = grading_rules(value).call({"task": name, "prompt": "What is 1?", "answer": "1"})
+    rules = grading_rules(value)
+    calls = {name: rules.call({"task": name, "prompt": "What is 1?", "answer": "1"}) for name in tasks}
+    settings = GradingSettings(1, seconds, megabytes, path=value["oger.verifier_path"])
+    with GradingPool(settings.for_tasks(task for task, _ in calls.values())) as pool:
+        for name, (task, options) in calls.items():
             graded = pool.grade(task, _EXAMPLE, "1", options)
             if graded.error:
                 yield Finding(WARNING, f"{name}: the response {_EXAMPLE!r} to the answer '1': {graded.error}")

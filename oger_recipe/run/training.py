@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe import remote_code
-from oger_recipe.data.shortage import require_teachers
 from oger_recipe.data.sources import TEACHERS
 from oger_recipe.errors import RecipeError
 from oger_recipe.run import resume
@@ -24,6 +23,7 @@ from oger_recipe.run.inputs import rows_of, too_few, write_data
 from oger_recipe.run.plan import READ_WHOLE, Size, counted, describe, local_files, on_this_machine
 from oger_recipe.run.preflight import Job, findings, stop_on_problems
 from oger_recipe.run.sft import supervise
+from oger_recipe.run.shortage import require_teachers
 from oger_recipe.secrets import handed_on
 from oger_recipe.settings.checks import recipe_problems, refuse
 from oger_recipe.settings.machine import gpus_by_role, gpus_found, machine_problems
@@ -120,11 +120,11 @@ def _attempt(
     supervised = time.time()
 
     from oger_recipe.plugin.driver.launch import launch
-    from oger_recipe.report.progress import Progress
+    from oger_recipe.report.console import Console
     from oger_recipe.report.summary import Report
 
     seconds = {"task": built - started, "data": prepared - built, "supervised": supervised - prepared}
-    with explained(run_dir, checkpoint_folder, sys.argv), Progress(Report(run_dir, seconds, started)):
+    with explained(run_dir, checkpoint_folder, sys.argv), Console(Report(run_dir, seconds, started)):
         gpus = args.__dict__["oger.logical_gpus"] or sum(gpus_by_role(vars(args)).values())
         environment = {"OGER_GRADING": grading.to_json()} | handed_on(vars(args), run_dir)
         environment |= remote_code.environment(vars(args))

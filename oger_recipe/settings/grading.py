@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.rules import EXTRACTIONS, GSM8K_FORMATS, MATH_EXTRACT, MATH_RULES, GradingRules
+from oger_recipe.rewards.verifiers import VERIFIERS, resolved
 from oger_recipe.settings.fields import Section, setting
 from oger_recipe.settings.ranges import COUNT, POSITIVE
 from oger_recipe.settings.rollouts import RolloutSettings
@@ -60,17 +61,17 @@ class VerifierSettings(Section):
     @property
     def options(self) -> dict[str, dict[str, Any]]:
         """Keyword arguments of the verifiers by task, where they differ from the verifiers' defaults."""
-        chosen = {
-            "math": {"rule": "math_rule", "extract": "math_extract"},
-            "gsm8k": {"answer_format": "gsm8k_answer_format", "strict_oat": "gsm8k_strict_oat"},
-            "countdown": {"strict_oat": "countdown_strict_oat"},
-        }
+        own = {task: resolved(path) for task, path in self.own.items()}
+        chosen = {task: spec.options for task, spec in (VERIFIERS | own).items() if spec is not None}
+        names = {key for keys in chosen.values() for key in keys.values()}
+        if unknown := names - {each.name for each in fields(self)}:
+            raise RecipeError(f"oger.verifiers: a TaskSpec has options that no setting gives: {', '.join(unknown)}")
         set_here = {each.name for each in fields(self) if getattr(self, each.name) != each.default}
-        options = {
+        given = {
             task: {name: getattr(self, key) for name, key in keys.items() if key in set_here}
             for task, keys in chosen.items()
         }
-        return {task: keywords for task, keywords in options.items() if keywords}
+        return {task: keywords for task, keywords in given.items() if keywords}
 
 
 def grading_rules(settings: Mapping[str, Any], *, evaluation: bool = False) -> GradingRules:

@@ -12,10 +12,11 @@ from typing import Any
 
 from oger_recipe.errors import RecipeError
 from oger_recipe.files import atomic_folder
-from oger_recipe.tasks import countdown, countdown_teachers, tiny_policy
+from oger_recipe.tasks import countdown, countdown_problem, countdown_teachers, tiny_policy
 from oger_recipe.teachers.draw import weights
 
 HELD_OUT_SHARE = 0.1
+_GENERATOR = (countdown, countdown_problem, countdown_teachers)  # what makes problems and trajectories
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,14 @@ def build_countdown(args: argparse.Namespace, *, data: bool = True, policy: bool
 
 def _data_key(task: dict[str, Any], difficulty: countdown.Difficulty) -> dict[str, Any]:
     names = ("train_problems", "eval_problems", "eval_numbers", "wrong_teacher_share", "data_seed")
-    return asdict(difficulty) | {name: task[name] for name in names} | _sources(countdown, countdown_teachers)
+    return asdict(difficulty) | {name: task[name] for name in names} | _sources(*_GENERATOR)
 
 
 def _policy_key(task: dict[str, Any], difficulty: countdown.Difficulty) -> dict[str, Any]:
     settings = {name: value for name, value in task.items() if name.startswith("warm_start")}
     names = ("hidden_size", "num_layers", "data_seed")
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")}
-    sources = _sources(countdown, countdown_teachers, tiny_policy)
+    sources = _sources(*_GENERATOR, tiny_policy)
     return asdict(difficulty) | settings | {name: task[name] for name in names} | versions | sources
 
 

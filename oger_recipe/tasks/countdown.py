@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 from oger_recipe.files import atomic_write, write_jsonl
 from oger_recipe.rewards.verifiers import verify
-from oger_recipe.tasks.countdown_teachers import OPERATORS, TEACHERS, Expression, random_expression, slip, steps
+from oger_recipe.tasks.countdown_problem import OPERATORS, Expression, Problem, random_expression, steps
+from oger_recipe.tasks.countdown_teachers import TEACHERS, slip
 
 Split = Literal["train", "held_out"]
 
@@ -47,20 +48,6 @@ class Difficulty:
             bool(distinct) and distinct <= set(OPERATORS) and len(distinct) == len(self.operators),
             f"operators must be some of {OPERATORS}, each at most once, not {self.operators!r}",
         )
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Numbers in the order shown to the policy, the target, and the tree by which the generator reached it."""
-
-    numbers: tuple[int, ...]
-    target: int
-    expression: Expression
-
-    @property
-    def uid(self) -> str:
-        """Name that depends on the numbers, not on their order, and on the target."""
-        return f"countdown-{'-'.join(map(str, sorted(self.numbers)))}-{self.target}"
 
 
 def _require(condition: bool, message: str) -> None:

@@ -1,66 +1,27 @@
-"""Expression trees of Countdown, and three teachers that explain a solution in visibly different styles.
+"""Three teachers of Countdown that explain a solution in visibly different styles.
 
-A tree is an integer or ``(operator, left, right)`` with the operators ``+ - * /``; all values in it are positive
-integers. Every arithmetic statement a teacher writes is computed from a tree, so it is true. Nothing is glued to
-letters or padded with spaces, which keeps the texts short for a policy that reads characters.
+Every arithmetic statement of theirs is computed from a tree, so it is true. Nothing is glued to letters or padded with
+spaces, which keeps the texts short for a policy that reads characters.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from oger_recipe.tasks.countdown import Problem
-
-OPERATORS = "+-*/"
-Expression: TypeAlias = "int | tuple[str, Expression, Expression]"
-Step: TypeAlias = tuple[int, str, int, int]
-
-
-def combine(operator: str, left: int, right: int) -> int | None:
-    """Value of one step on positive integers, or None where it is not a positive integer."""
-    if operator == "+":
-        return left + right
-    if operator == "*":
-        return left * right
-    if operator == "-":
-        return left - right if left > right else None
-    return left // right if left % right == 0 else None
-
-
-def value_of(expression: Expression) -> int:
-    """Value of a tree. Raises ValueError where some step has no positive integer value."""
-    if isinstance(expression, int):
-        return expression
-    operator, left, right = expression
-    value = combine(operator, value_of(left), value_of(right))
-    if value is None:
-        raise ValueError(f"{render(expression)} has a step that is not a positive integer")
-    return value
-
-
-def render(expression: Expression) -> str:
-    """Text of a tree: every inner operation in brackets, the outermost without, no spaces."""
-    if isinstance(expression, int):
-        return str(expression)
-    operator, left, right = expression
-    return f"{_operand(left)}{operator}{_operand(right)}"
-
-
-def _operand(expression: Expression) -> str:
-    return str(expression) if isinstance(expression, int) else f"({render(expression)})"
-
-
-def steps(expression: Expression) -> list[Step]:
-    """The operations of a tree as (left, operator, right, result), innermost first."""
-    if isinstance(expression, int):
-        return []
-    operator, left, right = expression
-    return [*steps(left), *steps(right), (value_of(left), operator, value_of(right), value_of(expression))]
+from oger_recipe.tasks.countdown_problem import (
+    OPERATORS,
+    Expression,
+    Problem,
+    Step,
+    random_expression,
+    render,
+    steps,
+    value_of,
+)
 
 
 def _goals(expression: Expression) -> list[Step]:
@@ -69,34 +30,6 @@ def _goals(expression: Expression) -> list[Step]:
         return []
     operator, left, right = expression
     return [(value_of(left), operator, value_of(right), value_of(expression)), *_goals(left), *_goals(right)]
-
-
-def random_expression(
-    numbers: Sequence[int], operators: str, rng: random.Random, limit: int
-) -> tuple[Expression, int] | None:
-    """Combine all numbers in random order with random operators.
-
-    Returns (tree, value), every value in it a positive integer <= limit, or None where the draw ran into a dead end.
-    """
-    pool: list[tuple[Expression, int]] = [(number, number) for number in numbers]
-    while len(pool) > 1:
-        left = pool.pop(int(rng.random() * len(pool)))
-        right = pool.pop(int(rng.random() * len(pool)))
-        joined = _join(left, right, operators, rng, limit)
-        if joined is None:
-            return None
-        pool.append(joined)
-    return pool[0]
-
-
-def _join(
-    left: tuple[Expression, int], right: tuple[Expression, int], operators: str, rng: random.Random, limit: int
-) -> tuple[Expression, int] | None:
-    for operator in rng.sample(operators, len(operators)):
-        value = combine(operator, left[1], right[1])
-        if value is not None and value <= limit:
-            return (operator, left[0], right[0]), value
-    return None
 
 
 def dead_end(problem: Problem, rng: random.Random) -> Expression:
@@ -137,7 +70,7 @@ def backward(problem: Problem, _rng: random.Random) -> str:
     return _response(f"{', '.join(goals)}, found.", problem.expression)
 
 
-Teacher: TypeAlias = "Callable[[Problem, random.Random], str]"
+Teacher: TypeAlias = Callable[[Problem, random.Random], str]
 TEACHERS: dict[str, Teacher] = {"forward": forward, "search": search, "backward": backward}
 
 

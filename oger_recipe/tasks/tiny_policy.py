@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from oger_recipe.embedding.base import matmul_dtype
+from oger_recipe.arithmetic import matmul_dtype
 
 # The pieces are learnt (byte-level BPE) within these cuts: whole numbers, words with the spaces around them,
 # punctuation with the space after it, and everything else character by character.
@@ -113,7 +113,7 @@ def warm_start(
 
     The learning rate is constant but for the last ``decay`` of the steps, over which it falls to a twentieth.
     """
-    from transformers import Trainer, TrainingArguments, set_seed
+    from transformers import Trainer, set_seed
 
     set_seed(seed)
     # The turns' names belong to the text that is cut: "assistant" should be one piece.
@@ -122,8 +122,21 @@ def warm_start(
     tokenizer = build_tokenizer(texts)
     examples = _examples(tokenizer, rows)
     model = build_model(tokenizer, hidden_size, num_layers)
-    settings = TrainingArguments(
-        output_dir=str(folder / "trainer"),
+    settings = _training_arguments(folder / "trainer", steps, batch_size, learning_rate, decay, seed)
+    Trainer(model, settings, train_dataset=examples, data_collator=_collator(tokenizer.pad_token_id)).train()
+    # The engine samples in bfloat16 and the policy starts from it: save what both will load.
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    _require_same_tokenizer(tokenizer, folder, rows[0]["prompt"] + rows[0]["teachers"][0]["text"])
+
+
+def _training_arguments(
+    folder: Path, steps: int, batch_size: int, learning_rate: float, decay: float, seed: int
+) -> Any:
+    from transformers import TrainingArguments
+
+    return TrainingArguments(
+        output_dir=str(folder),
         use_cpu=not torch.cuda.is_available(),
         max_steps=steps,
         per_device_train_batch_size=batch_size,
@@ -138,11 +151,6 @@ def warm_start(
         report_to=[],
         seed=seed,
     )
-    Trainer(model, settings, train_dataset=examples, data_collator=_collator(tokenizer.pad_token_id)).train()
-    # The engine samples in bfloat16 and the policy starts from it: save what both will load.
-    model.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    _require_same_tokenizer(tokenizer, folder, rows[0]["prompt"] + rows[0]["teachers"][0]["text"])
 
 
 def _require_same_tokenizer(tokenizer: Any, folder: Path, text: str) -> None:

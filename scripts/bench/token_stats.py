@@ -102,6 +102,26 @@ def run_side(name: str, arguments: list[str]) -> dict[str, float] | str:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
+def run_sides(repeats: int, arguments: list[str]) -> tuple[dict[str, list[dict[str, float]]], dict[str, str]]:
+    """What each side measured, time after time, and why some did not."""
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in SIDES}
+    absent: dict[str, str] = {}
+    for _ in range(repeats):
+        for name in [name for name in SIDES if name not in absent]:
+            found = run_side(name, arguments)
+            if isinstance(found, str):
+                absent[name] = found
+            else:
+                results[name].append(found)
+    return results, absent
+
+
+def _row(name: str, runs: list[dict[str, float]]) -> str:
+    seconds = [run["seconds"] for run in runs]
+    spread = f"{statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
+    return f"| {name} | {spread} | {statistics.median(run['bytes'] for run in runs) / 2**30:.2f} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=8192)
@@ -121,24 +141,12 @@ def main() -> None:
         return
     names = ("tokens", "vocabulary", "hidden", "dtype", "device")
     arguments = [f"--{name}={getattr(args, name)}" for name in names]
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in SIDES}
-    absent: dict[str, str] = {}
-    for _ in range(args.repeats):
-        for name in SIDES:
-            if name in absent:
-                continue
-            found = run_side(name, arguments)
-            if isinstance(found, str):
-                absent[name] = found
-            else:
-                results[name].append(found)
+    results, absent = run_sides(args.repeats, arguments)
     sizes = ", ".join(f"{name} {getattr(args, name)}" for name in names)
     print(f"{sizes}\n\n| side | seconds, median (least to most) | GiB beside the inputs |\n|---|---|---|")
     for name, runs in results.items():
         if runs:
-            seconds = [run["seconds"] for run in runs]
-            spread = f"{statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
-            print(f"| {name} | {spread} | {statistics.median(run['bytes'] for run in runs) / 2**30:.2f} |")
+            print(_row(name, runs))
     for name, reason in absent.items():
         print(f"| {name} | did not run: {reason} | |")
     if args.out:

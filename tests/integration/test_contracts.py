@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from dataclasses import fields
 
 import pytest
 
@@ -14,10 +15,11 @@ from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.embedding import LONG_TEXTS, PARTS
 from oger_recipe.embedding.base import part_of
 from oger_recipe.evaluation.benchmarks import BENCHMARKS
-from oger_recipe.rewards.rules import EXTRACTIONS, GSM8K_FORMATS, MATH_RULES, PLACES, place_options
-from oger_recipe.rewards.verifiers import BOUNDED, VERIFIERS, Verdict, verify
+from oger_recipe.rewards.rules import EXTRACTIONS, GSM8K_FORMATS, MATH_RULES, PLACES
+from oger_recipe.rewards.verifiers import VERIFIERS, Verdict, verify
 from oger_recipe.rewards.verifiers.gsm8k import verify_gsm8k
 from oger_recipe.rewards.verifiers.math_answer import verify_math
+from oger_recipe.settings.grading import VerifierSettings
 from oger_recipe.settings.oger import SETTINGS
 
 ANSWERS = ["18", "#### 18", "C", r"\frac{1}{2}", '{"numbers": [3, 5, 12], "target": 96}', '{"fields": {"a": "int"}}']
@@ -56,7 +58,7 @@ def test_a_verifier_judges_any_text_in_the_same_form_or_refuses_the_answer(task:
 @pytest.mark.parametrize("task", VERIFIERS)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_verifier_takes_the_options_that_a_prompts_place_gives_it(task: str, place: str) -> None:
-    options = place_options(task, place, {})
+    options = VERIFIERS[task].places.get(place, {})
     for answer in ANSWERS:
         try:
             verify(task, r"\boxed{18} <answer>18</answer>", answer, **options)
@@ -64,8 +66,14 @@ def test_a_verifier_takes_the_options_that_a_prompts_place_gives_it(task: str, p
             assert "unknown" not in str(error)
 
 
-def test_bounded_verifiers_are_verifiers() -> None:
-    assert BOUNDED <= VERIFIERS.keys()
+@pytest.mark.parametrize("task", VERIFIERS)
+def test_a_verifiers_options_are_settings_and_its_places_places(task: str) -> None:
+    spec = VERIFIERS[task]
+    assert set(spec.options.values()) <= {each.name for each in fields(VerifierSettings)}
+    assert spec.places.keys() <= set(PLACES)
+    assert spec.warm_up is None or not spec.bounded
+    if spec.warm_up is not None:
+        spec.warm_up()
 
 
 @pytest.mark.parametrize("rule", MATH_RULES)

@@ -12,17 +12,20 @@ import pytest
 
 from oger_recipe.cli import convert as command_line
 from oger_recipe.cli.train_ppo_ray import build_parser
-from oger_recipe.convert.conversion import Conversion, convert
-from oger_recipe.convert.flags import ENVIRONMENT, FLAGS
+from oger_recipe.convert.dialect import Dialect
+from oger_recipe.convert.engine import DIALECTS, Conversion, convert
+from oger_recipe.convert.hydra import parse
 from oger_recipe.convert.page import page
-from oger_recipe.convert.values import UNSET, NoEffect, checked, parse
+from oger_recipe.convert.values import UNSET, NoEffect, checked
+from oger_recipe.convert.verl_mix.dialect import VERL_MIX
 from oger_recipe.settings.checks import check_run
 from oger_recipe.settings.recipe_file import read_recipe
 
+FLAGS, ENVIRONMENT = VERL_MIX.flags, VERL_MIX.environment
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT.parent / "shared" / "seeds" / "000_e39033487543f5dd.txt"
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
-OGER = {flag.name: flag.seed for flag in FLAGS.values() if flag.seed is not None}
+OGER = {flag.name: flag.published for flag in FLAGS.values() if flag.published is not None}
 VARIABLES = {"MODEL_PATH": "m/model", "DATA_DIR": "data", "PROJECT_NAME": "p", "EXPERIMENT_NAME": "e", "save_dir": "s"}
 ADDED = {name: None for name in OGER if re.match(r"trainer\.(max_rep|replace|sim|use_|last|skip|rep)", name)}
 LUFFY = ADDED | {
@@ -329,6 +332,8 @@ def test_values_are_translated(changes: dict[str, str | None], wanted: dict[str,
         ({"trainer.logger": "['console','mlflow']"}, "mlflow: there are console, tensorboard and wandb"),
         ({ROLLOUT + "tensor_model_parallel_size": "3"}, "8 GPUs do not divide into engines of 3"),
         ({ROLLOUT + "n": "1"}, "rollout.n_samples_per_prompt is 1"),
+        ({ACTOR + "ppo_max_token_len_per_gpu": "0"}, f"{ACTOR}entropy_coeff=0.001: a flag that it is divided by is 0"),
+        ({"trainer.experiment_name": "${trainer.n_gpus_per_node}", ROLLOUT + "n": "${x.y}"}, "n=${x.y}: the variable"),
         ({"trainer.experience": "True"}, "ExGRPO's replay"),
         ({"data.sample_target_ratio": "0.5"}, "remove the teachers of a share of the rows"),
     ],
@@ -453,8 +458,10 @@ def test_every_flag_of_luffy_has_a_line() -> None:
     assert not missing
 
 
-def test_the_page_is_what_the_table_writes() -> None:
-    assert (ROOT / "docs" / "oger_flags.md").read_text() == page(), "oger convert --table > docs/oger_flags.md"
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+def test_the_page_is_what_the_table_writes(dialect: Dialect) -> None:
+    written = (ROOT / "docs" / dialect.page).read_text()
+    assert written == page(dialect), f"oger convert --table {dialect.name} > docs/{dialect.page}"
 
 
 def test_the_command_line_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -483,4 +490,4 @@ def test_the_command_line_refuses_with_all_problems(tmp_path: Path) -> None:
 
 def test_the_table_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
     command_line.main(["--table"])
-    assert capsys.readouterr().out == page()
+    assert capsys.readouterr().out == page(VERL_MIX)

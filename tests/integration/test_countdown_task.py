@@ -23,7 +23,8 @@ from oger_recipe.tasks.countdown import (
     split_of,
     write_rows,
 )
-from oger_recipe.tasks.countdown_teachers import TEACHERS, backward, forward, render, search
+from oger_recipe.tasks.countdown_problem import render
+from oger_recipe.tasks.countdown_teachers import TEACHERS, backward, forward, search
 
 EXAMPLE = Problem(numbers=(3, 5, 12), target=96, expression=("*", ("+", 3, 5), 12))
 STATEMENT = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")

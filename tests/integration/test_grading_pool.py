@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import subprocess
@@ -14,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
+from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings, Limits
 from oger_recipe.rewards.verdict import Verdict
+from oger_recipe.rewards.verifiers import TaskSpec
 
 VERIFIER = """
 import os, socket, stat, struct, subprocess, sys, time
-from oger_recipe.rewards.grading.worker import send_message
+from oger_recipe.rewards.grading.messages import send_message
 from oger_recipe.rewards.verifiers import Verdict
 
 def spawn(response, answer, then="return"):
@@ -57,8 +59,8 @@ def connection():
 
 def intrude(response, answer):
     if response == "other number":
-        verdict = {"reward": 1.0, "score": 1.0, "reason": "", "components": {}, "extracted": None}
-        send_message(connection(), {"number": 7, "verdict": verdict})
+        verdict = {"reward": 1.0, "score": 1.0, "reason": "", "components": {}, "extracted": None, "steps": []}
+        send_message(connection(), {"number": 7, "graded": {"verdict": verdict}})
     if response == "no reply":
         send_message(connection(), [1])
     if response == "drip":
@@ -190,17 +192,17 @@ def test_what_a_verifier_started_ends_with_its_worker(how: str, task: str, tmp_p
         _wait_until_dead(given_up)
         assert pool.grade("own_grading:spawn", how, str(started)).verdict.score == 1.0
         left = int(started.read_text().split()[1])
-        time.sleep(1.2)  # the nursery looks for orphans once a second
+        time.sleep(1.2)  # the fork server looks for orphans once a second
         assert _alive(left) or how == "orphan"  # a verifier may keep a helper for its next answers
     _wait_until_dead(left)
 
 
-def test_what_a_verifier_started_ends_after_the_nursery_was_killed(task: str, tmp_path: Path) -> None:
+def test_what_a_verifier_started_ends_after_the_fork_server_was_killed(task: str, tmp_path: Path) -> None:
     with GradingPool(GradingSettings(workers=1, time_limit_s=1.5)) as pool:
         assert pool.grade("own_grading:spawn", "child", str(tmp_path / "started")).verdict.score == 1.0
         worker = int(pool.grade(task, "pid", "").verdict.reward)
-        assert pool._nursery._process is not None
-        pool._nursery._process.kill()
+        assert pool._fork_server._process is not None
+        pool._fork_server._process.kill()
         _wait_until_dead(worker)
         assert pool.grade(task, "", "").error is not None  # the answer that finds out
         _wait_until_dead(int((tmp_path / "started").read_text()))
@@ -244,12 +246,12 @@ def test_a_reply_of_any_length_is_not_waited_for(pool: GradingPool, task: str) -
     assert "4611686018427387904 bytes are more than 16777216" in graded.error
 
 
-def test_a_dead_nursery_is_replaced(task: str) -> None:
+def test_a_dead_fork_server_is_replaced(task: str) -> None:
     with GradingPool(GradingSettings(workers=1, time_limit_s=0.5)) as pool:
         assert pool.grade(task, "a", "a").verdict.score == 1.0
-        assert pool._nursery._process is not None
-        pool._nursery._process.kill()  # its worker goes with it
-        pool._nursery._process.wait()
+        assert pool._fork_server._process is not None
+        pool._fork_server._process.kill()  # its worker goes with it
+        pool._fork_server._process.wait()
         time.sleep(0.1)
         assert pool.grade(task, "b", "b").error is not None  # the answer that finds out
         assert pool.grade(task, "c", "c").verdict.score == 1.0
@@ -326,11 +328,84 @@ def verify(response, answer):
         assert pool.grade("own_exit:verify", "", "").error == "the verifier called sys.exit('no licence')"
 
 
+LIMITED = """
+import os, time
+from pathlib import Path
+from oger_recipe.rewards.verifiers import TaskSpec
+
+HERE = Path(__file__)
+
+def sleep(response, answer):
+    time.sleep(float(response))
+    return 1.0
+
+def take(response, answer):
+    return float(len(bytearray(int(response) * 2**20)) > 0)
+
+def pid(response, answer):
+    return float(os.getpid())
+
+def warm_up():
+    HERE.with_name("warm").touch()
+    raise RuntimeError("no matter")
+
+patient = TaskSpec(sleep, time_limit_s=30)
+hasty = TaskSpec(sleep, time_limit_s=0.2)
+large = TaskSpec(take, memory_limit_mb=700)
+here = TaskSpec(pid, bounded=True)
+warm = TaskSpec(pid, warm_up=warm_up)
+"""
+
+
+@pytest.fixture(scope="module")
+def limited(task: str) -> Iterator[GradingPool]:
+    """A pool of tasks that set limits of their own, beside plain ones; `large` and `take` need 512 MiB."""
+    Path(sys.path[0], "own_limited.py").write_text(LIMITED)
+    names = ("patient", "hasty", "sleep", "large", "take", "here", "warm", "absent")
+    settings = GradingSettings(workers=1, time_limit_s=1.0, memory_limit_mb=256)
+    settings = settings.for_tasks([f"own_limited:{name}" for name in names])
+    with GradingPool(settings) as pool:
+        yield pool
+
+
+def test_a_task_has_its_own_time_limit_and_the_others_the_runs(limited: GradingPool) -> None:
+    assert limited.grade("own_limited:patient", "1.5", "").verdict.reward == 1.0
+    assert limited.grade("own_limited:sleep", "1.5", "").error == "grading took more than 1.0 s"
+    assert limited.grade("own_limited:hasty", "0.6", "").error == "grading took more than 0.2 s"
+    assert limited.grade("own_limited:sleep", "0.6", "").verdict.reward == 1.0
+
+
+def test_a_task_has_its_own_memory_limit_whichever_worker_was_free(limited: GradingPool) -> None:
+    tasks = ["own_limited:take", "own_limited:large"] * 3
+    graded = limited.grade_many([(name, "512", str(number), None) for number, name in enumerate(tasks)])
+    assert [each.verdict.reward for each in graded] == [0.0, 1.0] * 3
+    assert {each.error for each in graded[::2]} == {"MemoryError: grading took more memory than its limit"}
+    assert limited.grade("own_limited:take", "128", "").verdict.reward == 1.0
+    assert limited.grade("own_limited:large", "1024", "").error is not None
+
+
+def test_a_users_bounded_task_is_graded_here_and_an_absent_one_says_so(limited: GradingPool) -> None:
+    assert limited.grade("own_limited:here", "", "").verdict.reward == os.getpid()
+    error = limited.grade("own_limited:absent", "", "").error
+    assert error is not None and "has no attribute 'absent'" in error
+
+
+def test_a_warm_up_is_called_before_the_first_answer_and_may_fail(limited: GradingPool) -> None:
+    assert limited.grade("own_limited:warm", "", "").verdict.reward not in (0.0, os.getpid())
+    assert Path(sys.path[0], "warm").exists()
+
+
+def test_no_limit_is_none(task: str) -> None:
+    for limit in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="has to be above 0"):
+            TaskSpec(lambda response, answer: 1.0, time_limit_s=limit)
+
+
 def test_bounded_tasks_start_no_process() -> None:
     with GradingPool(GradingSettings()) as pool:
         result = pool.grade("countdown", "<answer>1+2</answer>", '{"numbers": [1, 2], "target": 3}')
         assert result.verdict.reward == 1.0 and result.error is None
-        assert pool._nursery._process is None
+        assert pool._fork_server._process is None
         unreadable = pool.grade("countdown", "<answer>1+2</answer>", "3")
         assert unreadable.error == "Countdown answer is not {'numbers': [...], 'target': ...}: '3'"
 
@@ -347,7 +422,7 @@ time.sleep(0.3)
 other = int(pool.grade({task!r}, "pid", "x").verdict.reward)
 for how in ("child", "session", "fork"):
     pool.grade("own_grading:spawn", how, {str(tmp_path / "started")!r})
-print(pid, other, pool._nursery._process.pid, open({str(tmp_path / "started")!r}).read(), flush=True)
+print(pid, other, pool._fork_server._process.pid, open({str(tmp_path / "started")!r}).read(), flush=True)
 time.sleep(60)
 """
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
@@ -363,7 +438,8 @@ time.sleep(60)
 def test_settings_travel_through_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OGER_GRADING", raising=False)
     assert GradingSettings.from_environment() == GradingSettings()
-    settings = GradingSettings(workers=3, time_limit_s=1.5, memory_limit_mb=100, cache_size=7, preload=("math",))
+    limits = {"mine:grade": Limits(20.0, 100), "mine:quick": Limits(1.5, 100, bounded=True)}
+    settings = GradingSettings(3, 1.5, 100, 7, preload=("math",), own=limits, path=("here",))
     monkeypatch.setenv("OGER_GRADING", settings.to_json())
     assert GradingSettings.from_environment() == settings
 

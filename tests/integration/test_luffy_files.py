@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from oger_recipe.data.prepare import Budget, PromptFormat, prepare
 from oger_recipe.data.sources import Columns, read_dataset
+from oger_recipe.data.train_files import Budget, PromptFormat, TeacherChoice, write_train_files
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 from oger_recipe.rewards.rules import GradingRules
@@ -169,7 +169,7 @@ def thinking(letters: Any) -> Any:
 
 def _prepare(tmp_path: Path, rows: list[dict[str, Any]], tokenizer: Any, **settings: Any) -> tuple[Any, TeacherStore]:
     with GradingPool(GradingSettings(workers=1, time_limit_s=60)) as pool:
-        counts = prepare(
+        counts = write_train_files(
             rows,
             tokenizer=tokenizer,
             prompt_format=PromptFormat(True, None),
@@ -178,7 +178,7 @@ def _prepare(tmp_path: Path, rows: list[dict[str, Any]], tokenizer: Any, **setti
             teachers_path=tmp_path / "teachers.arrow",
             rules=GradingRules(),
             pool=pool,
-            **settings,
+            choice=TeacherChoice(**settings),
         )
     return counts, TeacherStore(tmp_path / "teachers.arrow")
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from oger_recipe.files import read_jsonl
-from oger_recipe.report import progress
-from oger_recipe.report.progress import Progress, evaluation_text, pace, step_line, waiting_line
+from oger_recipe.report import console
+from oger_recipe.report.console import Console, evaluation_text, pace, step_line, waiting_line
 from oger_recipe.report.summary import Report, clock, kept_evaluations, last_attempts, result
 from oger_recipe.run_folder.records import Phases
 
@@ -277,7 +277,7 @@ def _report(run_dir: Path) -> Report:
 def test_progress_follows_the_events_of_this_run_only(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events = run_dir / "events.jsonl"
     _append(events, _event(0, "evaluated", when="before", step=0, avg_at_8=0.111, n_problems=16))
-    with Progress(_report(run_dir)):
+    with Console(_report(run_dir)):
         _append(
             events,
             _event(1, "ready", steps=4, resumed_at=2),
@@ -310,8 +310,8 @@ def test_on_a_terminal_the_bar_has_the_times_and_what_the_step_is_at(
 ) -> None:
     screen = _Terminal()
     monkeypatch.setattr("sys.stdout", screen)
-    monkeypatch.setattr(progress, "LONG_WAIT", 0.0)  # no lines of waiting where there is a bar
-    follower = Progress(_report(run_dir))
+    monkeypatch.setattr(console, "LONG_WAIT", 0.0)  # no lines of waiting where there is a bar
+    follower = Console(_report(run_dir))
     for event in (
         _event(1, "ready", steps=4, resumed_at=2),
         _event(4, "training"),
@@ -331,9 +331,9 @@ def test_on_a_terminal_the_bar_has_the_times_and_what_the_step_is_at(
 def test_without_a_terminal_a_long_step_says_what_it_is_at(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "LONG_WAIT", 0.0)  # seconds
+    monkeypatch.setattr(console, "LONG_WAIT", 0.0)  # seconds
     _append(run_dir / "events.jsonl")
-    follower = Progress(_report(run_dir))
+    follower = Console(_report(run_dir))
     for event in (
         _event(1, "ready", steps=40, resumed_at=0),
         _event(2, "training"),
@@ -405,7 +405,7 @@ def test_phases_are_told_at_once_and_counts_not_too_often(tmp_path: Path, monkey
 def test_a_run_that_fails_leaves_its_summary_and_says_what_it_reached(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(RuntimeError, match="the engine died"), Progress(_report(run_dir)):
+    with pytest.raises(RuntimeError, match="the engine died"), Console(_report(run_dir)):
         _append(
             run_dir / "events.jsonl",
             _event(time.time(), "ready", steps=4, resumed_at=0),
@@ -423,7 +423,7 @@ def test_a_run_that_fails_leaves_its_summary_and_says_what_it_reached(
 
 def test_a_run_that_never_started_overwrites_nothing(run_dir: Path) -> None:
     (run_dir / "summary.json").write_text("of the attempt before")
-    with pytest.raises(RuntimeError), Progress(_report(run_dir)):
+    with pytest.raises(RuntimeError), Console(_report(run_dir)):
         raise RuntimeError("no engine")
     assert (run_dir / "summary.json").read_text() == "of the attempt before"
 
@@ -431,8 +431,8 @@ def test_a_run_that_never_started_overwrites_nothing(run_dir: Path) -> None:
 def test_summary_and_curves_follow_every_step_while_the_run_goes_on(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "REPORT_PAUSE", 0.0)
-    with Progress(_report(run_dir)):
+    monkeypatch.setattr(console, "REPORT_PAUSE", 0.0)
+    with Console(_report(run_dir)):
         _append(run_dir / "metrics.jsonl", {"step": 1, **FIGURES})
         _append(
             run_dir / "events.jsonl",

@@ -173,7 +173,7 @@ def test_values_that_are_not_finite_count_as_errors(
     field: str, value: float, grade: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verdict = verifiers.Verdict(**{"reward": 1.0, "score": 1.0, "reason": "", "components": {}, field: value})
-    monkeypatch.setitem(verifiers.VERIFIERS, "countdown", lambda response, answer: verdict)
+    monkeypatch.setitem(verifiers.VERIFIERS, "countdown", verifiers.TaskSpec(lambda *texts: verdict, bounded=True))
     assert grade(PROMPT + RIGHT) == FAILED
 
 
@@ -181,7 +181,7 @@ def test_a_verifier_without_a_format_component_logs_zero(
     grade: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verdict = verifiers.Verdict(reward=1, score=1, reason="", components={})
-    monkeypatch.setitem(verifiers.VERIFIERS, "countdown", lambda response, answer: verdict)
+    monkeypatch.setitem(verifiers.VERIFIERS, "countdown", verifiers.TaskSpec(lambda *texts: verdict, bounded=True))
     result = grade(PROMPT + RIGHT)
     assert result["extra_logs"] == {"reward_format": 0.0, "reward_error": 0.0, "reward_timeout": 0.0}
     assert type(result["rewards"]) is float and type(result["scores"]) is float

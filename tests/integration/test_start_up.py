@@ -85,8 +85,8 @@ def test_a_checkout_uses_its_own_patches_whichever_one_is_installed(tmp_path: Pa
     assert done.stdout.strip() == str(tmp_path / "patches" / "guard.py"), done.stderr
 
 
-@pytest.mark.parametrize("module", ["oger_recipe.cli.data", "oger_recipe.data.validate", "oger_recipe.data.build"])
+@pytest.mark.parametrize("module", ["cli.data", "data.rows", "data.command_prepare", "data.command_validate"])
 def test_checking_and_building_data_waits_for_no_torch(module: str):
-    code = f"import sys, {module}; print('torch' in sys.modules)"
+    code = f"import sys, oger_recipe.{module}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout == "False\n", done.stderr

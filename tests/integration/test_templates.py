@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from oger_recipe.data.prepare import Budget, PromptFormat, prepare
 from oger_recipe.data.templates import TEMPLATES
+from oger_recipe.data.train_files import Budget, PromptFormat, TeacherChoice, write_train_files
 from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 from oger_recipe.rewards.rules import GradingRules
 from oger_recipe.teachers.store import TeacherStore
@@ -74,7 +74,7 @@ def test_a_teacher_does_not_open_the_thought_that_the_prompt_has_opened(
 ) -> None:
     row = {"uid": "p", "prompt": "Think in <think> tags: 2+2?", "answer": "4", "task": "gsm8k"}
     row["teachers"] = [{"source": "r1", "text": teacher, "correct": None}]
-    prepare(
+    write_train_files(
         [row],
         tokenizer=letters,
         prompt_format=PromptFormat(False, None, TEMPLATES[name]),
@@ -83,7 +83,7 @@ def test_a_teacher_does_not_open_the_thought_that_the_prompt_has_opened(
         teachers_path=tmp_path / "teachers.arrow",
         rules=GradingRules(),
         pool=GradingPool(GradingSettings()),
-        keep_wrong_teachers=True,
+        choice=TeacherChoice(keep_wrong_teachers=True),
     )
     (found,) = TeacherStore(tmp_path / "teachers.arrow")["p"]
     assert found.text == kept

@@ -1,14 +1,16 @@
 """Puts the recipe's classes in the places where OpenRLHF's command line looks for its own."""
 
+# First these packages, which prepare the process.
+from oger_recipe.plugin.controller import trainer
+from oger_recipe.plugin.engine import rollout_engine
+from oger_recipe.plugin.policy import critic_actor, policy_actor, reference_actor
+
+# isort: split
 import openrlhf.utils
 import ray
 import torch
 from openrlhf.trainer import ppo_trainer
 from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic, vllm_engine
-
-from oger_recipe.plugin.controller import trainer
-from oger_recipe.plugin.engine import rollout_engine
-from oger_recipe.plugin.policy import critic_actor, policy_actor, reference_actor
 
 
 def install() -> None:

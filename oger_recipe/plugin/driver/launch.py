@@ -15,8 +15,6 @@ import ray
 
 from oger_recipe.cpu import CPU_ENVIRONMENT
 from oger_recipe.errors import RecipeError, RunDied
-from oger_recipe.imports import without_garbage_collection
-from oger_recipe.patches import apply_training_patches, apply_vllm_import_patches
 from oger_recipe.plugin.driver import worker_logs
 from oger_recipe.plugin.driver.deaths import Processes, why
 
@@ -137,10 +135,7 @@ def _check_cluster(gpus: int) -> None:
 
 
 def _run_openrlhf(tokens: list[str]) -> None:
-    with without_garbage_collection():
-        apply_training_patches()
-        apply_vllm_import_patches()
-        from oger_recipe.plugin.driver.install import install
+    from oger_recipe.plugin.driver.install import install
 
     install()
     module = "openrlhf.cli.train_ppo_ray"

@@ -13,52 +13,73 @@ import hashlib
 import json
 import os
 import queue
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from oger_recipe.cpu import CORES
 from oger_recipe.progress import Progress
-from oger_recipe.rewards.grading.worker import grade, receive_message, seconds_until, send_message
+from oger_recipe.rewards.grading.processes import Answer, ForkServer, Worker
+from oger_recipe.rewards.grading.worker import grade
 from oger_recipe.rewards.verdict import Graded, Verdict
-from oger_recipe.rewards.verifiers import BOUNDED
+from oger_recipe.rewards.verifiers import VERIFIERS, TaskSpec, look_in, resolved
 
 ENVIRONMENT = "OGER_GRADING"
-_START_LIMIT_S = 120.0  # importing verifiers on a busy machine
 _BATCH = 16  # answers that a caller of grade_many asks of a worker before it makes room for other callers
 _ANSWERS_PER_WORKER = 5000  # then it is replaced: what libraries keep in memory ends with it
-_LARGEST_REPLY = 16 * 2**20  # bytes; more is no verdict, whatever wrote it
 _LONGEST_REMEMBERED = 2000  # characters of a verdict's texts, with which a full cache stays below 1 GB
-_END_LIMIT_S = 10.0  # for the nursery to kill what is below it
 
-Answer = tuple[str, str, str, "Mapping[str, Any] | None"]  # task, response, reference answer, options
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one answer. bounded: it needs none, nor a process around it."""
+
+    time_s: float
+    memory_mb: int
+    bounded: bool = False
 
 
 @dataclass(frozen=True)
 class GradingSettings:
-    """workers: processes (None: one a core, at most 8); preload: tasks whose verifiers are imported at the start;
-    path: folders where the modules of the user's verifiers lie, besides the installed packages."""
+    """workers: processes (None: one a core, at most 8); time_limit_s and memory_limit_mb: of one answer, where its
+    task has none of its own; preload: tasks whose verifiers are imported at the start; own: limits of tasks that are
+    import paths; path: folders where the modules of the user's verifiers lie, besides the installed packages."""
 
     workers: int | None = None
     time_limit_s: float = 5.0
     memory_limit_mb: int = 2048
     cache_size: int = 100_000
     preload: tuple[str, ...] = ()
+    own: Mapping[str, Limits] = field(default_factory=dict)
     path: tuple[str, ...] = ()
+
+    def for_tasks(self, tasks: Iterable[str]) -> GradingSettings:
+        """With what these tasks say of themselves. Imports the modules of the user's, which the processes of a run
+        then need not do."""
+        limits = {task: self._limits(resolved(task)) for task in sorted(set(tasks))}
+        preload = tuple(task for task, each in limits.items() if not each.bounded)
+        own = {task: each for task, each in limits.items() if task not in VERIFIERS}
+        return replace(self, preload=preload, own=own)
+
+    def limits(self, task: str) -> Limits:
+        return self.own.get(task) or self._limits(VERIFIERS.get(task))
+
+    def _limits(self, spec: TaskSpec | None) -> Limits:
+        if spec is None:
+            return Limits(self.time_limit_s, self.memory_limit_mb)
+        time_s, memory_mb = spec.time_limit_s or self.time_limit_s, spec.memory_limit_mb or self.memory_limit_mb
+        return Limits(time_s, memory_mb, spec.bounded)
 
     @classmethod
     def from_environment(cls) -> GradingSettings:
         """What the run has set for its processes; the defaults elsewhere."""
         values = json.loads(os.environ.get(ENVIRONMENT, "{}"))
-        return cls(**(values | {name: tuple(values.get(name, ())) for name in ("preload", "path")}))
+        own = {task: Limits(**each) for task, each in values.pop("own", {}).items()}
+        return cls(**values | {name: tuple(values.get(name, ())) for name in ("preload", "path")}, own=own)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -70,11 +91,11 @@ class GradingPool:
     def __init__(self, settings: GradingSettings) -> None:
         self.settings = settings
         count = settings.workers or min(CORES, 8)
-        self._free: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        self._free: queue.LifoQueue[Worker | None] = queue.LifoQueue()
         for _ in range(count):
             self._free.put(None)
         self._count = count
-        self._nursery = _Nursery(settings)
+        self._fork_server = ForkServer(settings.preload, settings.path)
         self._cache: OrderedDict[bytes, Verdict] = OrderedDict()
         self._cache_lock = threading.Lock()
 
@@ -86,6 +107,7 @@ class GradingPool:
         """Many answers, in their order; with ``progress`` a bar on the terminal."""
         results: list[Graded | None] = [self._at_once(answer) for answer in answers]
         waiting = [position for position, result in enumerate(results) if result is None]
+        waiting.sort(key=lambda position: self.settings.limits(answers[position][0]).memory_mb)  # as workers have it
         batches = [waiting[start : start + _BATCH] for start in range(0, len(waiting), _BATCH)]
         with contextlib.ExitStack() as stack:
             bar = None
@@ -114,7 +136,7 @@ class GradingPool:
                 worker.close()
         for _ in range(self._count):
             self._free.put(None)
-        self._nursery.close()
+        self._fork_server.close()
 
     def __enter__(self) -> GradingPool:
         return self
@@ -125,7 +147,7 @@ class GradingPool:
     def _at_once(self, answer: Answer) -> Graded | None:
         """The result where no worker is needed: from the cache, or by a verifier that is bounded by itself."""
         task, response, reference, options = answer
-        if task in BOUNDED:
+        if self.settings.limits(task).bounded:
             started = time.monotonic()
             graded = grade(task, response, reference, dict(options or {}))
             return replace(graded, seconds=time.monotonic() - started)
@@ -142,11 +164,14 @@ class GradingPool:
         results: list[Graded] = []
         worker = self._free.get()
         try:
-            while len(results) < len(answers):
+            for answer in answers:
+                limits = self.settings.limits(answer[0])
+                if worker is not None and worker.memory_limit_mb != limits.memory_mb:
+                    worker.close()
+                    worker = None
                 if worker is None:
-                    worker = self._nursery.worker()
-                sent = answers[len(results) :]
-                results += worker.grade(sent, self.settings.time_limit_s)
+                    worker = self._fork_server.worker(limits.memory_mb)
+                results.append(worker.grade(answer, limits.time_s))
                 if worker.lost or worker.answered >= _ANSWERS_PER_WORKER:
                     worker.close()
                     worker = None
@@ -165,120 +190,6 @@ class GradingPool:
                     self._cache[_key(answer)] = graded.verdict
             while len(self._cache) > self.settings.cache_size:
                 self._cache.popitem(last=False)
-
-
-class _Worker:
-    """A process that grades, seen from the pool's side."""
-
-    def __init__(self, connection: socket.socket, pid: int) -> None:
-        self._connection, self._pid = connection, pid
-        self.answered, self.lost = 0, False
-
-    def grade(self, answers: list[Answer], limit_s: float) -> list[Graded]:
-        """The results of the first answers: all of them, or up to the one that cost the worker its life."""
-        results: list[Graded] = []
-        for task, response, reference, options in answers:
-            started = time.monotonic()
-            deadline = started + limit_s
-            self.answered += 1
-            try:
-                self._connection.settimeout(seconds_until(deadline))  # of sending as a whole
-                send_message(self._connection, [self.answered, task, response, reference, dict(options or {})])
-                reply = receive_message(self._connection, deadline, _LARGEST_REPLY)
-                if reply["number"] != self.answered:
-                    raise ValueError("it is the reply to another answer")
-                graded = Graded.from_json(reply["graded"])
-                results.append(replace(graded, seconds=time.monotonic() - started))
-            except TimeoutError:
-                results.append(self._give_up(f"grading took more than {limit_s} s", True, started))
-            except (OSError, EOFError):
-                results.append(
-                    self._give_up("the grading process died (memory, or a crash of its libraries)", False, started)
-                )
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                # Another process than the worker, or the verifier itself, wrote to its connection.
-                results.append(
-                    self._give_up(f"the grading process's reply cannot be trusted: {error}", False, started)
-                )
-            if self.lost:
-                break
-        return results
-
-    def _give_up(self, reason: str, timed_out: bool, started: float) -> Graded:
-        self.lost = True
-        return Graded.failed(reason, timed_out=timed_out, seconds=time.monotonic() - started)
-
-    def close(self) -> None:
-        """Ends the process at once, and with it those that its verifiers have started."""
-        self._connection.close()
-        for kill in (os.killpg, os.kill):  # a worker that has not begun has no group yet, and no children
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                kill(self._pid, signal.SIGKILL)
-
-
-class _Nursery:
-    """Where workers come from: a process with the verifiers loaded that forks them; started when first needed."""
-
-    def __init__(self, settings: GradingSettings) -> None:
-        self._settings = settings
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-
-    def worker(self) -> _Worker:
-        """A new worker. Raises OSError when none can be had."""
-        with self._lock:
-            for last in (False, True):
-                ours, theirs = socket.socketpair()
-                try:
-                    control = self._running()
-                    socket.send_fds(control, [b"f"], [theirs.fileno()])
-                    return _Worker(ours, int(receive_message(control)))
-                except (OSError, EOFError) as error:
-                    ours.close()
-                    self._end()  # it died: once more with a new one
-                    if last:
-                        raise OSError(str(error) or "it ended at once") from None
-                finally:
-                    theirs.close()
-        raise AssertionError("unreachable")
-
-    def close(self) -> None:
-        with self._lock:
-            self._end()
-
-    def _running(self) -> socket.socket:
-        if self._control is None:
-            control, theirs = socket.socketpair()
-            limits = json.dumps([self._settings.memory_limit_mb * 2**20, self._settings.preload])
-            # In a session of its own: an interrupt from the terminal is the pool's to handle.
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "oger_recipe.rewards.grading.worker", str(theirs.fileno()), limits],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": self._python_path(), "OMP_NUM_THREADS": "1"},
-                start_new_session=True,
-            )
-            theirs.close()
-            control.settimeout(_START_LIMIT_S)
-            self._control = control
-        return self._control
-
-    def _python_path(self) -> str:
-        return os.pathsep.join(filter(None, [*sys.path, *self._settings.path]))
-
-    def _end(self) -> None:
-        if self._control is not None and self._process is not None:
-            self._control.close()
-            self._process.terminate()  # it kills its workers first, and what they have started
-            try:
-                self._process.wait(_END_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()  # and its workers with it
-                self._process.wait()
-        self._control, self._process = None, None
 
 
 def _key(answer: Answer) -> bytes:
@@ -302,6 +213,9 @@ def shared_pool() -> GradingPool:
     global _shared
     with _shared_lock:
         if _shared is None:
-            _shared = GradingPool(GradingSettings.from_environment())
-            atexit.register(_shared._nursery.close)
+            settings = GradingSettings.from_environment()
+            if any(limits.bounded for limits in settings.own.values()):  # these are graded in this process
+                look_in(settings.path)
+            _shared = GradingPool(settings)
+            atexit.register(_shared._fork_server.close)
         return _shared

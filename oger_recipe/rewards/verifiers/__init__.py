@@ -1,6 +1,6 @@
 """Rule verifiers by task name. A new one is a function ``(response, answer) -> Verdict`` and one line in VERIFIERS.
 
-A task that is not registered here can be an import path, ``package.module:function``.
+A task that is not registered here can be an import path, ``package.module:name`` of a function or a TaskSpec.
 """
 
 from __future__ import annotations
@@ -9,37 +9,78 @@ import difflib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from oger_recipe.rewards.verdict import UnreadableAnswer, Verdict
 
-__all__ = ["VERIFIERS", "UnreadableAnswer", "Verdict", "verify"]
+__all__ = ["VERIFIERS", "TaskSpec", "UnreadableAnswer", "Verdict", "verify"]
+
+Verifier = Callable[..., Any]  # (response, answer, **options) -> what as_verdict reads
 
 
-Verifier = Callable[..., Verdict]
+@dataclass(frozen=True)
+class TaskSpec:
+    """How the answers of a task are graded, in training, teachers, evaluation and `oger serve-reward` alike.
+
+    options: keyword arguments of ``verify`` that settings give ("rule": "math_rule" is oger.math_rule); places:
+    keyword arguments with which it looks first where a prompt asks for the answer (one of rules.PLACES); bounded: its
+    time and memory are bounded by the length of the text, so that it needs no process around it and has no limits.
+    For those that need one: warm_up, called once before processes are forked, to import and to fill caches (what it
+    raises is of no matter); time_limit_s and memory_limit_mb of one answer (None: what the run sets for all tasks).
+    """
+
+    verify: Verifier
+    options: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    bounded: bool = False
+    warm_up: Callable[[], object] | None = None
+    time_limit_s: float | None = None
+    memory_limit_mb: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("time_limit_s", "memory_limit_mb"):
+            limit = getattr(self, name)
+            if limit is not None and not 0 < limit < float("inf"):
+                raise ValueError(f"{name} is {limit}: it has to be above 0 and finite, or None")
 
 
-def _imported_when_called(module: str, function: str) -> Verifier:
-    """Verifiers import `Verdict` from here and some need heavy libraries, so a task loads only what it uses."""
+def _lazy(path: str) -> Verifier:
+    """A function of a module here. Some of these need heavy libraries, so a task loads only what it uses."""
+    module, _, name = path.partition(":")
 
-    def verifier(response: str, answer: str, **options: Any) -> Verdict:
-        verdict: Verdict = getattr(importlib.import_module(module), function)(response, answer, **options)
-        return verdict
+    def imported(*args: Any, **options: Any) -> Any:
+        return getattr(importlib.import_module(f"{__name__}.{module}"), name)(*args, **options)
 
-    return verifier
+    return imported
 
 
-VERIFIERS: dict[str, Verifier] = {
-    "math": _imported_when_called("oger_recipe.rewards.verifiers.math_answer", "verify_math"),
-    "gsm8k": _imported_when_called("oger_recipe.rewards.verifiers.gsm8k", "verify_gsm8k"),
-    "countdown": _imported_when_called("oger_recipe.rewards.verifiers.countdown", "verify_countdown"),
-    "choice": _imported_when_called("oger_recipe.rewards.verifiers.choice", "verify_choice"),
-    "json": _imported_when_called("oger_recipe.rewards.verifiers.json_answer", "verify_json"),
+VERIFIERS: dict[str, TaskSpec] = {
+    "math": TaskSpec(
+        _lazy("math_answer:verify_math"),
+        options={"rule": "math_rule", "extract": "math_extract"},
+        places={
+            "boxed": {"extract": ["boxed", "answer_tag", "anywhere"]},
+            "answer_tag": {"extract": ["answer_tag", "boxed", "anywhere"]},
+        },
+        warm_up=_lazy("math_answer:warm_up"),
+    ),
+    "gsm8k": TaskSpec(
+        _lazy("gsm8k:verify_gsm8k"),
+        options={"answer_format": "gsm8k_answer_format", "strict_oat": "gsm8k_strict_oat"},
+        places={"boxed": {"answer_format": "boxed"}, "answer_tag": {"answer_format": "answer_tag"}},
+        bounded=True,
+    ),
+    "countdown": TaskSpec(
+        _lazy("countdown:verify_countdown"),
+        options={"strict_oat": "countdown_strict_oat"},
+        places={"boxed": {"answer_in": "boxed"}},
+        bounded=True,
+    ),
+    "choice": TaskSpec(_lazy("choice:verify_choice"), bounded=True),
+    "json": TaskSpec(_lazy("json_answer:verify_json"), bounded=True),
 }
-
-# Verifiers whose time and memory are bounded by the length of the text: they need no worker process around them.
-BOUNDED = frozenset({"gsm8k", "countdown", "choice", "json"})
 
 
 def verify(task: str, response: str, answer: str, **options: Any) -> Verdict:
@@ -47,12 +88,14 @@ def verify(task: str, response: str, answer: str, **options: Any) -> Verdict:
 
     task: a name in VERIFIERS or an import path; options: keyword arguments of that verifier.
     The user's own verifiers get of ``prompt`` and ``row`` (the row's other columns) what their signatures name.
-    Raises ValueError for a task without verifier, and whatever the verifier raises for an answer it cannot read.
+    Raises ValueError for a task without verifier, UnreadableAnswer for a reference answer that its verifier cannot
+    read, and whatever else the verifier raises.
     """
-    verifier = resolve(task)
+    verifier = resolve(task).verify
     if task not in VERIFIERS:
         options = {name: value for name, value in options.items() if name not in _CONTEXT or _takes(verifier, name)}
-    return verifier(response, answer, **options)
+    verdict: Verdict = verifier(response, answer, **options)
+    return verdict
 
 
 _CONTEXT = ("prompt", "row")
@@ -63,24 +106,33 @@ def _takes(verifier: Verifier, name: str) -> bool:
     return any(each.name == name or each.kind is each.VAR_KEYWORD for each in parameters)
 
 
-def resolve(task: str) -> Verifier:
-    """The verifier of a task. Raises ValueError when there is none, or its import path leads nowhere."""
+def resolve(task: str) -> TaskSpec:
+    """How a task is graded. Raises ValueError when it has no verifier, or its import path leads nowhere."""
     if task in VERIFIERS:
         return VERIFIERS[task]
-    module, separator, function = task.partition(":")
+    module, separator, name = task.partition(":")
     if not separator:
         nearest = difflib.get_close_matches(task, VERIFIERS, n=1, cutoff=0.0)[0]
         raise ValueError(f"no verifier for task {task!r}; known: {', '.join(VERIFIERS)}; nearest: {nearest!r}")
     try:
-        verifier = getattr(importlib.import_module(module), function)
+        found = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         places = ", ".join([*_looked_in, "the installed packages"])
         raise ValueError(f"task {task!r} is no verifier: {error} (looked in {places})") from error
     except Exception as error:  # whatever the user's module does when it is imported
         kind = "" if isinstance(error, ImportError | AttributeError | ValueError) else f"{type(error).__name__}: "
         raise ValueError(f"task {task!r} is no verifier: {kind}{error}") from error
-    _require_two_texts(task, verifier)
-    return verifier  # type: ignore[no-any-return]
+    spec = found if isinstance(found, TaskSpec) else TaskSpec(found)
+    _require_two_texts(task, spec.verify)
+    return spec
+
+
+def resolved(task: str) -> TaskSpec | None:
+    """How a task is graded, or None: every answer of it will say why."""
+    try:
+        return resolve(task)
+    except ValueError:
+        return None
 
 
 def look_in(folders: Iterable[str]) -> None:
@@ -94,7 +146,9 @@ _looked_in: list[str] = []
 
 def _require_two_texts(task: str, verifier: Any) -> None:
     if not callable(verifier):
-        raise ValueError(f"task {task!r} is no verifier: it is a {type(verifier).__name__}, not a function")
+        raise ValueError(
+            f"task {task!r} is no verifier: it is a {type(verifier).__name__}, not a function or a TaskSpec"
+        )
     try:
         inspect.signature(verifier).bind("", "", **{name: None for name in _CONTEXT if _takes(verifier, name)})
     except TypeError as error:

@@ -51,6 +51,38 @@ _SINGLE_SCRIPT = re.compile(r"([_^])\{(\w)\}")
 _TEXT = re.compile(r"\\(?:text|textbf|mathrm|mbox)\{([^{}]*)\}")
 
 
+# What parsers and SymPy learn from these, every worker begins with. The texts differ, so that mathematics is needed to
+# compare them.
+_WARM_UP = [
+    (f"so \\boxed{{{text}}}", answer)
+    for text, answer in (
+        (r"\frac{x}{2}+x", r"\frac{3x}{2}"),
+        ("12+0", "12"),
+        ("-0.50", r"-\frac{1}{2}"),
+        (r"2\sqrt{3}+1", r"1+\sqrt{12}"),
+        ("(1, 2+1)", "(1,3)"),
+        (r"[0,1)\cup(2,\infty)", r"(2,\infty)\cup[0,1)"),
+        (r"\{1,2,3\}", r"\{3,2,1\}"),
+        ("x = 5+1", "6"),
+        ("x^2+2x+1", "(x+1)^2"),
+        (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4+0\end{pmatrix}"),
+        (r"\frac{\pi}{4}", r"0.25\pi"),
+        (r"50\%", "0.5"),
+        (r"60^\circ", "60+0"),
+        (r"\text{east}", r"\text{(B)}"),
+        ("3+4i", "4i+3"),
+        (r"\sin(x)+\log_2 8", r"3+\sin x"),
+        ("2^{10}", "1024+0"),
+        ("1,000", "1000+0"),
+    )
+]
+
+
+def warm_up() -> None:
+    for response, answer in _WARM_UP:
+        verify_math(response, answer)
+
+
 def verify_math(
     response: str, answer: str, *, rule: str = "math_verify", extract: Sequence[str] = MATH_EXTRACT
 ) -> Verdict:

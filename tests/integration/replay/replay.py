@@ -1,16 +1,18 @@
 """Recorded rollouts through everything that this recipe does with them, without Ray and without a model.
 
-What is replayed: ``oger train`` on a recipe file of ``configs/``, two steps of six prompts with eight rollouts each.
-The command line reads the recipe and prepares the data. Where it would start Ray, OpenRLHF's controller, rollout
-actor, policy and critic (the recipe's classes, in their places) run in this process: prompts are drawn, teachers
-enter, answers are graded by the grading pool, experience is made, and every micro-batch passes through the losses and
-back.
+What is replayed: ``oger train`` on a recipe file of ``configs/``, with flags that make it small (CASES): two or four
+steps of six prompts with eight rollouts each. The command line reads the recipe and prepares the data. Where it would
+start Ray, OpenRLHF's controller, rollout actor, policy and critic (the recipe's classes, in their places) run in this
+process: prompts are drawn, teachers enter, answers are graded by the grading pool, experience is made, and every
+micro-batch passes through the losses and back. Not replayed: evaluation, the supervised stage, teacher prefixes that
+are not whole, dynamic batches, several ranks, and whatever is inside a model (chunked logits, how long texts are
+embedded).
 
 What is recorded (``inputs/``) answers in place of the models, by tokens or text: the engine's tokens and
 log-probabilities, the policy's log-probabilities and entropies before and after the updates of the recorded step, the
 reference's log-probabilities, the critic's values before and after, and the embeddings. While the policy trains, it
-says what it said after the updates: so ratios are not 1. Where the replay stops with a KeyError or an IndexError of
-doubles.py, the code asked for a trajectory that it did not ask for before: another teacher, one rollout more.
+says what it said after the updates: so ratios are not 1. Where the replay stops with a KeyError of doubles.py, the
+code asked for a trajectory that it did not ask for before, another teacher maybe.
 
 What comes out (``expected/``, written by record.py) is compared by test_replay.py: the experience that policy and
 critic are given, the loss and the gradients of every micro-batch, metrics.jsonl and samples/. More keys are allowed.
@@ -18,7 +20,8 @@ critic are given, the loss and the gradients of every micro-batch, metrics.jsonl
 How the inputs were made, on 22 November 2026: by two runs of ``oger train`` on a machine with two cores and without
 CUDA, two steps each, of a copy of this repository that also wrote down what RolloutRayActor.generate returned, what
 the policy and the critic said of these tokens and of the prompts' teachers at the beginning and at the end of
-``ppo_train``, what the reference's ``forward`` returned, and what the encoder made of each text.
+``ppo_train``, what the reference's ``forward`` returned, and what the encoder made of each text. The encoder embedded
+the texts of prompts without teachers afterwards, as no run had asked for them.
 - group.npz: configs/oger_cpu.yaml, rollout.batch_size 64, oger.prompts_per_update 32, rollout.temperature 0.6,
   rollout.max_new_tokens 44. Used by all recipes whose models are the policy alone.
 - ppo.npz: configs/oat_gsm8k_ppo_cpu.yaml, rollout.batch_size 32, train.batch_size 128, rollout.max_new_tokens 44.
@@ -75,6 +78,13 @@ CASES: dict[str, tuple[str, str, list[str]]] = {  # recipe, inputs, flags
         "--oger.off_policy_loss=sft", "--oger.sft_loss_coef=0.5", "--oger.loss_aggregation=sequence_mean",
         "--oger.on_policy_reshape=pow", "--oger.all_max_clip=0.99", "--no-oger.loss_remove_clip",
     ]),
+    "grpo_cpu with options": ("grpo_cpu", "group", [
+        *_GROUPS, "--algo.advantage.estimator=rloo", "--oger.max_replace_num=2", "--no-oger.replace_after_rm",
+        "--oger.replace_mode=random", "--oger.max_prefix_len=34", "--oger.teacher_draw=shortest",
+        "--oger.bonus_weight=0.5", "--oger.last_token_enp_reward=entropy", "--oger.entropy_position=mean",
+        "--no-oger.similarity_reverse", "--oger.similarity_shaping=ratio", "--oger.off_policy_reshape=square_root",
+        "--oger.off_policy_max_clip=0.9",
+    ]),
     "oat_gsm8k_ppo_cpu with options": ("oat_gsm8k_ppo_cpu", "ppo", [
         *_PPO, "--algo.advantage.gamma=0.99", "--algo.advantage.lambd=0.9", "--oger.kl_penalty_coef=0.05",
         "--oger.non_stop_penalty=-0.5",
@@ -83,7 +93,7 @@ CASES: dict[str, tuple[str, str, list[str]]] = {  # recipe, inputs, flags
 _FLAGS = [
     "--data.apply_chat_template", "--rollout.batch_size=6", "--rollout.micro_batch_size=16",
     "--rollout.max_new_tokens=44", "--train.micro_batch_size=12", "--ckpt.save_steps=-1", "--ckpt.disable_ds",
-    "--no-oger.chunked_token_stats",
+    "--no-oger.chunked_token_stats", "--oger.grading_time_limit=60",
 ]  # fmt: skip
 _OF_TOKENS = ("action_log_probs", "base_action_log_probs", "rollout_log_probs", "values", "returns", "advantages")
 _OF_ROWS = ("rewards", "scores", "truncated", "response_length", "total_length")
@@ -186,7 +196,10 @@ def _rollout_actor(actor_class: Any, args: Any) -> Any:
 
 @contextlib.contextmanager
 def _one_process(recorded: Recorded, folder: Path) -> Iterator[pytest.MonkeyPatch]:
-    """The recipe is installed, models are recorded ones, Ray's promises are results; all is put back in the end."""
+    """The recipe is installed, models are recorded ones, Ray's promises are results; all is put back in the end.
+
+    The names in the list are rebound by `install` and by the recipe's policy.
+    """
     import datasets.config
     import openrlhf.utils
     import vllm
@@ -201,7 +214,7 @@ def _one_process(recorded: Recorded, folder: Path) -> Iterator[pytest.MonkeyPatc
         for module, name in (
             (ppo_trainer, "PPOTrainer"), (ppo_actor, "PolicyModelActor"), (vllm_engine, "RolloutRayActor"),
             (launcher, "ReferenceModelActor"), (launcher, "RewardModelActor"), (ppo_critic, "CriticModelActor"),
-            (openrlhf.utils, "get_strategy"),
+            (openrlhf.utils, "get_strategy"), (ppo_actor, "DataLoader"), (ppo_actor, "iter_grad_accum_global_norm"),
         ):  # fmt: skip
             patch.setattr(module, name, getattr(module, name))
         install()

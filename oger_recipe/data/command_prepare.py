@@ -1,22 +1,20 @@
-"""From the datasets of a mix to one file of rows: a row for each problem, with the right teachers of all sources."""
+"""`oger data prepare`: from the datasets of a mix to one file of rows, one a problem, with the right teachers."""
 
 from __future__ import annotations
 
 import hashlib
-import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from oger_recipe.data.mix import Mix, Source
-from oger_recipe.data.rows import Row, check_row
+from oger_recipe.data.rows import Row, check_row, problem_key
 from oger_recipe.data.sources import Columns, as_text, read_records, to_row
 from oger_recipe.errors import RecipeError
 from oger_recipe.files import atomic_write, write_jsonl
+from oger_recipe.progress import Progress, progress
 from oger_recipe.rewards.grading.pool import GradingPool
 from oger_recipe.rewards.verdict import Graded
 from oger_recipe.rewards.verifiers import verify
@@ -27,7 +25,7 @@ _BATCH = 256  # texts that the tokenizer is given at once
 
 
 @dataclass
-class Figures:
+class Tally:
     """What became of one source. Rows: ``rows`` were read, of which ``rows_held_out`` ask problems that are held out,
     ``rows_too_long`` ask one that is too long, and ``rows_other_answer`` give another answer than the first source.
 
@@ -55,7 +53,7 @@ class _Trajectory:
     source: str
     text: str
     probs: list[float] | None
-    said: list[tuple[Figures, bool | None]]
+    said: list[tuple[Tally, bool | None]]
     tokens: int = 0
 
 
@@ -68,8 +66,8 @@ class _Problem:
     where: str
     uid_where: str
     trajectories: dict[str, _Trajectory] = field(default_factory=dict)
-    others: list[tuple[Figures, str]] = field(default_factory=list)
-    asked_by: list[Figures] = field(default_factory=list)
+    others: list[tuple[Tally, str]] = field(default_factory=list)
+    asked_by: list[Tally] = field(default_factory=list)
 
 
 @dataclass
@@ -77,7 +75,7 @@ class Part:
     """Rows to write, and by the sources' names what became of each."""
 
     rows: list[Row]
-    figures: dict[str, Figures]
+    tallies: dict[str, Tally]
 
 
 def build(mix: Mix, pool: GradingPool, tokenizer: Any = None, *, held_out: bool = False) -> tuple[Part, Part | None]:
@@ -91,38 +89,31 @@ def build(mix: Mix, pool: GradingPool, tokenizer: Any = None, *, held_out: bool 
     """
     ours = [source for source in mix.sources if not source.held_out]
     theirs = [source for source in mix.sources if source.held_out]
-    kept_out, figures_out = _collect(theirs, ())
-    problems, figures = _collect(ours, kept_out)
-    part = _part(problems, figures, mix, pool, tokenizer)
+    kept_out, tallies_out = _collect(theirs, ())
+    problems, tallies = _collect(ours, kept_out)
+    part = _part(problems, tallies, mix, pool, tokenizer)
     if not part.rows:
         raise RecipeError("no problem is left: all are held out or longer than max_prompt_length")
-    return part, _part(kept_out, figures_out, mix, pool, tokenizer) if held_out else None
-
-
-def problem_key(prompt: str | list[dict[str, Any]]) -> str:
-    """What is the same for two prompts that ask the same: the user's words, without differences in white space."""
-    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    question = " ".join(str(turn["content"]) for turn in turns if turn["role"] == "user")
-    return unicodedata.normalize("NFC", " ".join(question.split()))
+    return part, _part(kept_out, tallies_out, mix, pool, tokenizer) if held_out else None
 
 
 # ---- reading
 
 
-def _collect(sources: Sequence[Source], held_out: Collection[str]) -> tuple[dict[str, _Problem], dict[str, Figures]]:
+def _collect(sources: Sequence[Source], held_out: Collection[str]) -> tuple[dict[str, _Problem], dict[str, Tally]]:
     problems: dict[str, _Problem] = {}
-    by_name: dict[str, Figures] = {}
+    by_name: dict[str, Tally] = {}
     for source in sources:
-        figures = by_name.setdefault(source.name, Figures())
+        tally = by_name.setdefault(source.name, Tally())
         for row, where in _rows(source):
-            figures.counts["rows"] += 1
+            tally.counts["rows"] += 1
             key = problem_key(row["prompt"])
             if key in held_out:
-                figures.counts["rows_held_out"] += 1
+                tally.counts["rows_held_out"] += 1
                 continue
-            figures.problems.add(key)
+            tally.problems.add(key)
             problem = problems.setdefault(key, _Problem(row, where, where))
-            _add(problem, row, where, figures)
+            _add(problem, row, where, tally)
     _name(problems)
     return problems, by_name
 
@@ -130,7 +121,7 @@ def _collect(sources: Sequence[Source], held_out: Collection[str]) -> tuple[dict
 def _rows(source: Source) -> Iterator[tuple[Row, str]]:
     records = read_records(source.path, source.split)
     number = 0
-    for number, record in tqdm(records, desc=source.name, unit=" rows", disable=None):
+    for number, record in progress(records, source.name, "rows"):
         where = f"{source.path}:{number}"
         row = _mapped(record, source, where) if source.columns else _as_it_is(record, source, where)
         if isinstance(row, dict):
@@ -205,14 +196,14 @@ def _teachers(value: Any, said: Any, name: str, where: str) -> list[dict[str, An
 # ---- grouping
 
 
-def _add(problem: _Problem, row: Row, where: str, figures: Figures) -> None:
-    problem.asked_by.append(figures)
+def _add(problem: _Problem, row: Row, where: str, tally: Tally) -> None:
+    problem.asked_by.append(tally)
     if row["answer"] != problem.row["answer"]:
-        problem.others.append((figures, row["answer"]))
+        problem.others.append((tally, row["answer"]))
     if problem.row["uid"] == _NO_UID:
         problem.row["uid"], problem.uid_where = row["uid"], where
     for teacher in row.get("teachers") or []:
-        text, said = teacher["text"], (figures, teacher.get("correct"))
+        text, said = teacher["text"], (tally, teacher.get("correct"))
         found = problem.trajectories.get(text.strip())
         if found is None:
             found = _Trajectory(teacher["source"], text, teacher.get("probs"), [])
@@ -239,7 +230,7 @@ def _name(problems: dict[str, _Problem]) -> None:
 
 
 def _part(
-    problems: dict[str, _Problem], figures: dict[str, Figures], mix: Mix, pool: GradingPool, tokenizer: Any
+    problems: dict[str, _Problem], tallies: dict[str, Tally], mix: Mix, pool: GradingPool, tokenizer: Any
 ) -> Part:
     kept = _short_problems(list(problems.values()), mix, tokenizer)
     pairs = [(problem, trajectory) for problem in kept for trajectory in problem.trajectories.values()]
@@ -259,7 +250,7 @@ def _part(
     _check_answers([problem for problem in kept if not problem.trajectories], pool)
     _compare_answers(kept, pool)
     chats = any(not isinstance(problem.row["prompt"], str) for problem in kept)
-    return Part([_written(problem.row, teachers, chats) for problem in kept], figures)
+    return Part([_written(problem.row, teachers, chats) for problem in kept], tallies)
 
 
 def _short_problems(problems: list[_Problem], mix: Mix, tokenizer: Any) -> list[_Problem]:
@@ -271,20 +262,20 @@ def _short_problems(problems: list[_Problem], mix: Mix, tokenizer: Any) -> list[
         if length <= mix.max_prompt_length:
             kept.append(problem)
             continue
-        for figures in problem.asked_by:
-            figures.counts["rows_too_long"] += 1
-            figures.problems.discard(problem_key(problem.row["prompt"]))
+        for tally in problem.asked_by:
+            tally.counts["rows_too_long"] += 1
+            tally.problems.discard(problem_key(problem.row["prompt"]))
     return kept
 
 
 def _lengths(texts: list[str], tokenizer: Any) -> list[int]:
     """Numbers of tokens, without special tokens."""
     lengths: list[int] = []
-    with tqdm(total=len(texts), desc="tokens", unit=" texts", disable=None) as bar:
+    with Progress("tokens", "texts", len(texts)) as counted:
         for start in range(0, len(texts), _BATCH):
             batch = texts[start : start + _BATCH]
             lengths += map(len, tokenizer(batch, add_special_tokens=False)["input_ids"])
-            bar.update(len(batch))
+            counted.add(len(batch))
     return lengths
 
 
@@ -294,10 +285,10 @@ def _is_used(problem: _Problem, trajectory: _Trajectory, graded: Graded, mix: Mi
     right = bool(graded.verdict.score)
     (owner, _), *copies = trajectory.said
     if graded.error is None:
-        for figures, said in trajectory.said:
-            figures.counts += Counter(graded=1, right=right, disagreed=said is not None and bool(said) != right)
-    for figures, _ in copies:
-        figures.counts["duplicates"] += 1
+        for tally, said in trajectory.said:
+            tally.counts += Counter(graded=1, right=right, disagreed=said is not None and bool(said) != right)
+    for tally, _ in copies:
+        tally.counts["duplicates"] += 1
     if graded.error is not None:
         owner.counts["ungraded"] += 1
         return False
@@ -327,8 +318,8 @@ def _compare_answers(problems: list[_Problem], pool: GradingPool) -> None:
     """Counts answers that differ from the problem's in more than their text."""
     others = [(problem, *other) for problem in problems for other in problem.others]
     answers = [(p.row["task"], _as_response(p.row["task"], text), p.row["answer"], None) for p, _, text in others]
-    for (_, figures, _), graded in zip(others, pool.grade_many(answers), strict=True):
-        figures.counts["rows_other_answer"] += not graded.verdict.score
+    for (_, tally, _), graded in zip(others, pool.grade_many(answers), strict=True):
+        tally.counts["rows_other_answer"] += not graded.verdict.score
 
 
 def _as_response(task: str, answer: str) -> str:

@@ -27,7 +27,7 @@ PHASES = {
 }
 
 
-class Progress:
+class Console:
     """Shows a run's events on the console while it goes on in the main thread, and keeps its report up to date."""
 
     def __init__(self, report: Report) -> None:
@@ -40,8 +40,8 @@ class Progress:
         self._bar: tqdm | None = None
         self._ready, self._steps, self._resumed_at = False, 0, 0
         self._moments: list[float] = []  # when training began and each step ended, by the run's own clock
-        self._said = time.monotonic()  # when a line was written
-        self._begin("starting Ray, the engine and the policy")
+        self._doing, self._phase, self._since = "starting Ray, the engine and the policy", "", time.monotonic()
+        self._said = self._since  # when a line was written
 
     def __enter__(self) -> None:
         self._say(f"{self._doing} ...")
@@ -73,45 +73,54 @@ class Progress:
                 self._show(json.loads(line))
 
     def _show(self, event: dict[str, Any]) -> None:
-        name = event["event"]
-        if name == "ready":
-            self._ready, self._steps, self._resumed_at = True, event["steps"], event["resumed_at"]
-            resumed = f", resuming after step {event['resumed_at']}" if event["resumed_at"] else ""
-            waited = time.monotonic() - self._since
-            self._say(f"ready after {waited:.0f} s: {event['steps']} steps{resumed}")
-        elif name == "training":
-            self._moments = [event["time"]]
-            self._next_report = time.monotonic() + REPORT_PAUSE
-            self._open_bar()
-            self._begin_step(self._resumed_at + 1)
-        elif name == "phase":
-            self._phase = PHASES.get(event["phase"], event["phase"]).format(**event)
-            if self._bar is not None:
-                self._bar.set_postfix_str(self._phase)
-        elif name == "step":
-            self._moments.append(event["time"])
-            self._say(self._line(event))
-            self._begin_step(event["step"] + 1)
-            self._news = True
-            if self._bar is not None:
-                self._bar.update(event["step"] - self._bar.n)
-        elif name == "note":
-            self._say(event["text"])
-        elif name == "trained":
-            self._close_bar()
-        elif name == "evaluating":
-            self._begin(f"evaluating {_moment(event)}")
-            self._say(f"{self._doing} ...")
-        elif name == "evaluated":
-            self._news = True
-            self._say(evaluation_text(event))
-            self._begin_step(event["step"] + 1)
-        elif name == "finished":
-            self._begin("saving the model")
+        show = getattr(self, f"_on_{event['event']}", None)
+        if show is not None:
+            show(event)
+
+    def _on_ready(self, event: dict[str, Any]) -> None:
+        self._ready, self._steps, self._resumed_at = True, event["steps"], event["resumed_at"]
+        resumed = f", resuming after step {event['resumed_at']}" if event["resumed_at"] else ""
+        self._say(f"ready after {time.monotonic() - self._since:.0f} s: {event['steps']} steps{resumed}")
+
+    def _on_training(self, event: dict[str, Any]) -> None:
+        self._moments = [event["time"]]
+        self._next_report = time.monotonic() + REPORT_PAUSE
+        self._open_bar()
+        self._begin_step(self._resumed_at + 1)
+
+    def _on_phase(self, event: dict[str, Any]) -> None:
+        self._phase = PHASES.get(event["phase"], event["phase"]).format(**event)
+        if self._bar is not None:
+            self._bar.set_postfix_str(self._phase)
+
+    def _on_step(self, event: dict[str, Any]) -> None:
+        self._moments.append(event["time"])
+        self._say(self._line(event))
+        self._begin_step(event["step"] + 1)
+        self._news = True
+        if self._bar is not None:
+            self._bar.update(event["step"] - self._bar.n)
+
+    def _on_note(self, event: dict[str, Any]) -> None:
+        self._say(event["text"])
+
+    def _on_trained(self, event: dict[str, Any]) -> None:
+        self._close_bar()
+
+    def _on_evaluating(self, event: dict[str, Any]) -> None:
+        self._begin(f"evaluating {_moment(event)}")
+        self._say(f"{self._doing} ...")
+
+    def _on_evaluated(self, event: dict[str, Any]) -> None:
+        self._news = True
+        self._say(evaluation_text(event))
+        self._begin_step(event["step"] + 1)
+
+    def _on_finished(self, event: dict[str, Any]) -> None:
+        self._begin("saving the model")
 
     def _begin(self, what: str) -> None:
-        self._doing, self._phase = what, ""
-        self._since = time.monotonic()
+        self._doing, self._phase, self._since = what, "", time.monotonic()
 
     def _begin_step(self, step: int) -> None:
         self._begin(f"step {step:>4}/{self._steps}" if step <= self._steps else "after the last step")
@@ -177,9 +186,9 @@ def evaluation_text(event: dict[str, Any]) -> str:
     )
 
 
-def _scores(figures: dict[str, Any]) -> str:
+def _scores(metrics: dict[str, Any]) -> str:
     return ", ".join(
-        f"{key} {value:.3f}" for key, value in figures.items() if "_at_" in key and isinstance(value, float)
+        f"{key} {value:.3f}" for key, value in metrics.items() if "_at_" in key and isinstance(value, float)
     )
 
 
@@ -195,27 +204,27 @@ def pace(moments: Sequence[float], steps_left: int) -> str:
     return f"{clock(moments[-1] - moments[0])} elapsed, {clock(left)} left"
 
 
-def step_line(figures: dict[str, Any], steps: int) -> str:
-    """One line for one step's figures; those that its method lacks, or that are 0 in this step, are left out."""
-    bonus = _if_any(figures, " + bonus {:.3f}", "oger/bonus")
+def step_line(metrics: dict[str, Any], steps: int) -> str:
+    """One line for one step's metrics; those that its method lacks, or that are 0 in this step, are left out."""
+    bonus = _if_any(metrics, " + bonus {:.3f}", "oger/bonus")
     parts = [
-        f"step {figures['step']:>4}/{steps}",
-        f"solved {figures['rollout/solve_rate']:.3f}",
-        f"reward {figures['rollout/reward']:.3f}{bonus}",
-        _if_any(figures, "entropy {:.3f}", "rollout/entropy"),
-        _if_any(figures, "divergence {:.3f}", "oger/divergence"),
-        _if_any(figures, "replaced {:.0f}", "oger/replaced")
-        or _if_any(figures, "teachers' share {:.3f}", "oger/prefix_ratio"),
-        _if_any(figures, "kl {:.4f}", "hybrid_batch/kl"),
-        _if_any(figures, "critic loss {:.4f}", "critic_loss"),
-        _if_any(figures, "explained variance {:.3f}", "explained_variance"),
-        f"length {figures['rollout/response_length']:.0f}",
-        f"{figures['tokens_per_second']:.0f} tokens/s",
-        _if_any(figures, "{:.0f} NOT GRADED", "rollout/reward_error"),
-        _if_any(figures, "{:.0f} UPDATES SKIPPED", "skipped_updates"),
+        f"step {metrics['step']:>4}/{steps}",
+        f"solved {metrics['rollout/solve_rate']:.3f}",
+        f"reward {metrics['rollout/reward']:.3f}{bonus}",
+        _if_any(metrics, "entropy {:.3f}", "rollout/entropy"),
+        _if_any(metrics, "divergence {:.3f}", "oger/divergence"),
+        _if_any(metrics, "replaced {:.0f}", "oger/replaced")
+        or _if_any(metrics, "teachers' share {:.3f}", "oger/prefix_ratio"),
+        _if_any(metrics, "kl {:.4f}", "hybrid_batch/kl"),
+        _if_any(metrics, "critic loss {:.4f}", "critic_loss"),
+        _if_any(metrics, "explained variance {:.3f}", "explained_variance"),
+        f"length {metrics['rollout/response_length']:.0f}",
+        f"{metrics['tokens_per_second']:.0f} tokens/s",
+        _if_any(metrics, "{:.0f} NOT GRADED", "rollout/reward_error"),
+        _if_any(metrics, "{:.0f} UPDATES SKIPPED", "skipped_updates"),
     ]
     return " | ".join(part for part in parts if part)
 
 
-def _if_any(figures: dict[str, Any], text: str, key: str) -> str:
-    return text.format(figures[key]) if figures.get(key) else ""
+def _if_any(metrics: dict[str, Any], text: str, key: str) -> str:
+    return text.format(metrics[key]) if metrics.get(key) else ""

@@ -1,4 +1,4 @@
-"""Prepared data by content: what was prepared once from the same rows in the same way is not prepared again."""
+"""Cache of the files that `oger train` reads: the same rows, prepared in the same way, are not prepared again."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import oger_recipe
-from oger_recipe.data.prepare import prepare
 from oger_recipe.data.rows import Row
+from oger_recipe.data.train_files import write_train_files
 from oger_recipe.files import atomic_folder
 from oger_recipe.rewards.grading.pool import GradingPool
 
 _PROMPTS, _TEACHERS, _COUNTS = "prompts.jsonl", "teachers.arrow", "counts.json"
 
 
-def prepare_once(
+def write_train_files_once(
     rows: Sequence[Row], *, cache: Path, prompts_path: Path, teachers_path: Path | None, **how: Any
 ) -> Counter[str]:
-    """As `prepare`, whose arguments ``how`` are; from ``cache`` where it holds the same rows prepared in the same way.
+    """As `write_train_files` with the arguments ``how``; from ``cache`` where it has the same rows and arguments.
 
     Nothing is kept whose outcome may differ the next time: see `content_key`, and teachers that could not be graded.
     """
@@ -35,7 +35,7 @@ def prepare_once(
     if folder is not None and (counts := _kept(folder, places)) is not None:
         print(f"prepared before: from {folder}", flush=True)
         return counts
-    counts = prepare(rows, prompts_path=prompts_path, teachers_path=teachers_path, **how)
+    counts = write_train_files(rows, prompts_path=prompts_path, teachers_path=teachers_path, **how)
     if folder is not None and not counts["teachers_ungraded"]:
         _keep(folder, places, counts)
     return counts

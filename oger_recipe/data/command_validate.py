@@ -1,12 +1,11 @@
-"""Everything that is wrong with a file of rows, at once."""
+"""`oger data validate`: everything that is wrong with a file of rows, at once."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
 
-from oger_recipe.data.build import problem_key
-from oger_recipe.data.rows import Row, teacher_columns
+from oger_recipe.data.rows import Row, problem_key, teacher_columns
 from oger_recipe.data.sources import Columns, Seen, each_row
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.grading.pool import GradingPool

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from oger_recipe.data.prepare import Budget
 from oger_recipe.data.rows import Row, teacher_columns
+from oger_recipe.data.train_files import Budget
 from oger_recipe.errors import RecipeError
 from oger_recipe.settings.effects import has_bonus, needs_teachers, own_section
 

@@ -1,4 +1,4 @@
-"""A command's flags, one by one through the table: settings, reasons, errors."""
+"""From another trainer's command to a recipe: its flags, one by one through its dialect's table."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.convert.command import Command, Override, read_command
-from oger_recipe.convert.flags import ENVIRONMENT, FLAGS
+from oger_recipe.convert.dialect import Argument, Dialect
 from oger_recipe.convert.recipe_text import recipe_text
-from oger_recipe.convert.values import UNSET, Flag, Get, NoEffect, Unsupported, checked, is_placeholder, parse
+from oger_recipe.convert.script import Command, read_command
+from oger_recipe.convert.values import UNSET, Flag, Get, NoEffect, Unsupported, checked, is_placeholder
+from oger_recipe.convert.verl_mix.dialect import VERL_MIX
 from oger_recipe.errors import RecipeError
 from oger_recipe.settings.checks import check_run
 from oger_recipe.settings.recipe_file import in_prompts, read_recipe
 
+DIALECTS = {dialect.name: dialect for dialect in (VERL_MIX,)}
 # Settings whose files may lie on another machine.
 _FILES = (
     "actor.model_name_or_path", "data.prompt_dataset", "eval.dataset", "oger.embedding_model",
     "oger.similarity_reranker",
 )  # fmt: skip
-_HYDRA_REFERENCE = re.compile(r"\$\{([\w.]+\.[\w.]+)\}")
 
 
 @dataclass
@@ -46,62 +47,62 @@ def convert(text: str, source: str, parser: argparse.ArgumentParser, variables: 
     ``parser`` is that of `oger train` on a GPU machine: what equals its defaults is not written unless the command
     says it. Problems are collected; nothing raises.
     """
-    command = read_command(text, variables)
+    command = read_command(text, variables, list(DIALECTS.values()))
     result = Conversion(remarks=list(command.remarks), problems=list(command.problems))
-    given = _given(command, result)
-    values = {name: value for name, (value, _) in given.items()}
-    for name, (value, line) in given.items():
-        _apply(_find(name), name, value, line, _getter(values), result)
-    for flag in FLAGS.values():
-        if flag.name not in given and flag.default is not UNSET and not result.problems:
-            _apply_default(flag, _getter(values), result, parser)
-    _environment(command, result)
-    result.problems = list(dict.fromkeys(result.problems))
-    if not result.problems:
-        _finish(result, source, parser)
+    if command.dialect is not None:
+        _convert(command, command.dialect, source, parser, result)
     return result
 
 
-def _given(command: Command, result: Conversion) -> dict[str, tuple[Any, int]]:
+def _convert(
+    command: Command, dialect: Dialect, source: str, parser: argparse.ArgumentParser, result: Conversion
+) -> None:
+    given = _given(command, dialect, result)
+    get = _getter({name: value for name, (value, _) in given.items()}, dialect)
+    for name, (value, line) in given.items():
+        _apply(dialect.find(name), name, value, line, get, result)
+    for flag in dialect.flags.values():
+        if flag.name not in given and flag.default is not UNSET and not result.problems:
+            _apply_default(flag, get, result, parser)
+    _environment(command, dialect, result)
+    result.problems = list(dict.fromkeys(result.problems))
+    if not result.problems:
+        _finish(result, dialect, source, parser)
+
+
+def _given(command: Command, dialect: Dialect, result: Conversion) -> dict[str, tuple[Any, int]]:
     """The command's flags with their values and lines; the last of several counts."""
     given: dict[str, tuple[Any, int]] = {}
-    texts = {override.name: override.text for override in command.overrides}
-    for override in command.overrides:
-        flag = _find(override.name)
+    for argument in command.arguments:
+        flag = dialect.find(argument.name)
         if flag is None:
-            result.problems.append(_unknown(override))
+            result.problems.append(_unknown(argument, dialect))
             continue
-        if override.name in given:
-            result.remarks.append(f"{override.name} is given more than once: the last counts ({override.text})")
-        text = _HYDRA_REFERENCE.sub(lambda match: texts.get(match[1], match[0]), override.text)
+        if argument.name in given:
+            result.remarks.append(f"{argument.name} is given more than once: the last counts ({argument.text})")
         try:
-            given[override.name] = (checked(parse(text, flag.value_type()), flag), override.line)
+            value = dialect.value(argument.text, flag.value_type())
+            given[argument.name] = (checked(value, flag), argument.line)
         except Unsupported as problem:
-            result.problems.append(f"line {override.line}: {override.name}={override.text}: {problem}")
+            result.problems.append(f"line {argument.line}: {argument.name}={argument.text}: {problem}")
     return given
 
 
-def _find(name: str) -> Flag | None:
-    if name in FLAGS:
-        return FLAGS[name]
-    families = (flag for key, flag in FLAGS.items() if key.endswith("*") and name.startswith(key[:-1]))
-    return next(families, None)
-
-
-def _unknown(override: Override) -> str:
-    leaves = {name.rpartition(".")[2]: name for name in FLAGS}
-    near = difflib.get_close_matches(override.name, FLAGS, n=1, cutoff=0.8)
-    near = near or [leaves[leaf] for leaf in difflib.get_close_matches(override.name.rpartition(".")[2], leaves, n=1)]
-    near = near or difflib.get_close_matches(override.name, FLAGS, n=1, cutoff=0.5)
+def _unknown(argument: Argument, dialect: Dialect) -> str:
+    name, leaf = argument.name, argument.name.rpartition(".")[2]
+    leaves = {known.rpartition(".")[2]: known for known in dialect.flags}
+    near = difflib.get_close_matches(name, dialect.flags, n=1, cutoff=0.8)
+    near = near or [leaves[each] for each in difflib.get_close_matches(leaf, leaves, n=1)]
+    near = near or difflib.get_close_matches(name, dialect.flags, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else ""
-    return f"line {override.line}: unknown flag {override.name}{hint}"
+    return f"line {argument.line}: unknown flag {name}{hint}"
 
 
-def _getter(values: dict[str, Any]) -> Get:
+def _getter(values: Mapping[str, Any], dialect: Dialect) -> Get:
     def get(name: str) -> Any:
         if name in values:
             return values[name]
-        default = FLAGS[name].default
+        default = dialect.flags[name].default
         return None if default is UNSET else default
 
     return get
@@ -116,6 +117,9 @@ def _apply(flag: Flag | None, name: str, value: Any, line: int, get: Get, result
         return
     except Unsupported as problem:
         result.problems.append(f"line {line}: {name}={_word(value)}: {problem}")
+        return
+    except ZeroDivisionError:
+        result.problems.append(f"line {line}: {name}={_word(value)}: a flag that it is divided by is 0")
         return
     if flag.differs:
         result.differing[name] = flag.remark
@@ -150,17 +154,17 @@ def _word(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-def _environment(command: Command, result: Conversion) -> None:
+def _environment(command: Command, dialect: Dialect, result: Conversion) -> None:
     """Exported variables: settings, or something that whoever trains has to export as well."""
-    known = {flag.name: flag for flag in ENVIRONMENT}
+    known = {flag.name: flag for flag in dialect.environment}
     for name, value in command.environment.items():
         if name in known:
-            _apply(known[name], name, value, 0, _getter({}), result)
+            _apply(known[name], name, value, 0, _getter({}, dialect), result)
         elif name not in command.used:
             result.remarks.append(f"{name} is exported there: export it where `oger train` starts, if it is needed")
 
 
-def _finish(result: Conversion, source: str, parser: argparse.ArgumentParser) -> None:
+def _finish(result: Conversion, dialect: Dialect, source: str, parser: argparse.ArgumentParser) -> None:
     """Writes the recipe and reads it back as `oger train` will."""
     order = {name[2:]: place for place, action in enumerate(parser._actions) for name in action.option_strings}
     result.settings = dict(sorted(result.settings.items(), key=lambda item: order[item[0]]))
@@ -172,7 +176,8 @@ def _finish(result: Conversion, source: str, parser: argparse.ArgumentParser) ->
             result.to_do.append(sentence)
         elif key not in unset:
             result.problems.append(f"the recipe would be refused: {sentence}")
-    result.text = "" if result.problems else recipe_text(result.settings, _header(result, source))
+    if not result.problems:
+        result.text = recipe_text(result.settings, _header(result, dialect, source), dialect.common_prefix)
 
 
 def _refusals(text: str, parser: argparse.ArgumentParser) -> list[str]:
@@ -190,11 +195,12 @@ def _refusals(text: str, parser: argparse.ArgumentParser) -> list[str]:
     return []
 
 
-def _header(result: Conversion, source: str) -> Iterable[str]:
+def _header(result: Conversion, dialect: Dialect, source: str) -> Iterable[str]:
+    without = f", without {dialect.common_prefix.rstrip('.')}" if dialect.common_prefix else ""
     yield (
-        f"Written by `oger convert` from the training command in {source}. Names behind # are the command's flags, "
-        "without actor_rollout_ref; (default) marks what the command leaves at the default of verl.mix_src. All flags "
-        "are explained in docs/oger_flags.md."
+        f"Written by `oger convert` from the training command in {source}. Names behind # are the command's flags"
+        f"{without}; (default) marks what the command leaves at the default of {dialect.trainer}. All flags are "
+        f"explained in docs/{dialect.page}."
     )
     for title, lines in (
         ("Set this before training:", result.to_do),

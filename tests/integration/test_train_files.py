@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from oger_recipe.data.prepare import Budget, PromptFormat, prepare
 from oger_recipe.data.templates import TEMPLATES
+from oger_recipe.data.train_files import Budget, PromptFormat, TeacherChoice, write_train_files
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 from oger_recipe.rewards.rules import GradingRules
@@ -42,12 +42,11 @@ def prepared(tmp_path: Path, letters: Any) -> Callable[..., tuple[Counter[str], 
         *rows: dict[str, Any],
         budget: tuple[int | None, ...] = (100, 50),
         prompt_format: PromptFormat = PLAIN,
-        keep_wrong_teachers: bool = False,
         rules: GradingRules = PLAIN_RULES,
         **teachers: Any,
     ) -> tuple[Counter[str], list[dict[str, Any]], TeacherStore]:
         prompts, store = tmp_path / "train.jsonl", tmp_path / "teachers.arrow"
-        counts = prepare(
+        counts = write_train_files(
             rows,
             tokenizer=letters,
             prompt_format=prompt_format,
@@ -56,8 +55,7 @@ def prepared(tmp_path: Path, letters: Any) -> Callable[..., tuple[Counter[str], 
             teachers_path=store,
             rules=rules,
             pool=GradingPool(GradingSettings()),
-            keep_wrong_teachers=keep_wrong_teachers,
-            **teachers,
+            choice=TeacherChoice(**teachers),
         )
         return counts, [json.loads(line) for line in prompts.read_text().splitlines()], TeacherStore(store)
 
@@ -207,7 +205,7 @@ def test_an_answer_that_no_verifier_can_read_is_refused_with_its_uid(prepared: C
 
 
 def test_an_evaluation_set_has_no_store(tmp_path: Path, letters: Any) -> None:
-    counts = prepare(
+    counts = write_train_files(
         [_row(RIGHT)],
         tokenizer=letters,
         prompt_format=PLAIN,

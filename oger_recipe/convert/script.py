@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from oger_recipe.convert.dialect import Argument, Dialect
 from oger_recipe.convert.foreign import recognised
 
-ENTRY = "main_mix_ppo"  # python3 -m verl.mix_src.main_mix_ppo
-_SECTIONS = ("actor_rollout_ref", "algorithm", "critic", "data", "reward_model", "trainer")
-_OVERRIDE = re.compile(r"(\+{0,2})([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
-_STRAY = re.compile(rf"\s*['\"]?\+{{0,2}}(?:{'|'.join(_SECTIONS)})\.[\w.]+=")
 _ASSIGNMENT = re.compile(r"\s*(export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(
     r"'[^']*'"  # nothing is a variable between single quotes
@@ -23,20 +20,12 @@ _PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*](?::\d+)?\})")
 _OPERATOR = re.compile(r"(?:[0-9&]?>{1,2}(?:&[0-9-])?|<|\|{1,2}|&{1,2}|;).*", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Override:
-    """One ``name=value`` of the command: the value as text, and the line of the file that it is on."""
-
-    name: str
-    text: str
-    line: int
-
-
 @dataclass
 class Command:
     """What was found. ``problems`` are sentences about what cannot be read; ``remarks`` about what was passed over."""
 
-    overrides: list[Override] = field(default_factory=list)
+    dialect: Dialect | None = None  # None: with problems
+    arguments: list[Argument] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)  # exported, with their values
     used: set[str] = field(default_factory=set)  # variables that the command or another variable needs
     problems: list[str] = field(default_factory=list)
@@ -52,34 +41,31 @@ class _Line:
     last: int
 
 
-def read_command(text: str, variables: Mapping[str, str]) -> Command:
+def read_command(text: str, variables: Mapping[str, str], dialects: Sequence[Dialect]) -> Command:
     """The one training command in ``text``; ``variables`` win over those that the text sets."""
     command = Command()
     known = dict(variables)
     lines = list(_joined(text))
-    entries = [line for line in lines if _is_entry(line.text)]
+    entries = [(line, dialect) for line in lines for dialect in dialects if dialect.command.search(line.text)]
     if len(entries) != 1:
-        numbers = ", ".join(str(line.first) for line in entries)
+        numbers = ", ".join(str(line.first) for line, _ in entries)
         found = f"there are {len(entries)} (lines {numbers}): leave one" if entries else "there is none"
         advice = None if entries else recognised(text)
-        wanted = f"a command that runs verl.mix_src.{ENTRY} was looked for, and {found}"
+        programs = " or ".join(dialect.program for dialect in dialects)
+        wanted = f"a command that runs {programs} was looked for, and {found}"
         command.problems.append(wanted + (f"; {advice}" if advice else ""))
         return command
-    entry = entries[0]
+    ((entry, command.dialect),) = entries
     for line in lines:
         if line.first < entry.first:
             _read_assignments(line.text, command, known, fixed=variables)
-        elif line.first > entry.first and _STRAY.match(line.text):
+        elif line.first > entry.first and command.dialect.stray.match(line.text):
             command.problems.append(
                 f"line {line.first}: {line.text.split('=')[0].strip()} comes after the end of the command in line "
                 f"{entry.last}: a backslash is missing there, or a comment cuts the command"
             )
-    _read_overrides(entry, text.splitlines(), command, known)
+    _read_arguments(entry, text.splitlines(), command, command.dialect, known)
     return command
-
-
-def _is_entry(text: str) -> bool:
-    return bool(re.search(rf"(?:-m\s+|/)[\w./]*{ENTRY}\b", text))
 
 
 def _joined(text: str) -> Iterator[_Line]:
@@ -142,44 +128,35 @@ def _read_assignments(text: str, command: Command, known: dict[str, str], fixed:
                 command.environment[name] = known[name]
 
 
-def _read_overrides(entry: _Line, lines: list[str], command: Command, known: Mapping[str, str]) -> None:
+def _read_arguments(
+    entry: _Line, lines: list[str], command: Command, dialect: Dialect, known: Mapping[str, str]
+) -> None:
+    """The words behind the program, in the dialect's syntax; exported variables before it."""
     try:
         words = shlex.split(_expand(entry.text, known, command.used))
     except ValueError as error:
         command.problems.append(f"line {entry.first}: the command has a quotation mark without its partner ({error})")
         return
-    start = next(index for index, word in enumerate(words) if ENTRY in word)
+    start = next(index for index, word in enumerate(words) if dialect.command.search(f"-m {word}"))
     for word in words[:start]:
         name, separator, value = word.partition("=")
         if separator and name.isidentifier():
             command.environment[name] = value
+    arguments = []
     for word in words[start + 1 :]:
         if _OPERATOR.fullmatch(word):
             break
-        _read_override(word.removesuffix(";"), entry, lines, command)
+        if _PASSED_ON.fullmatch(word):
+            command.remarks.append(
+                f"{word}: what the script was called with went on to the command; further flags of `oger train` go "
+                "behind its recipe"
+            )
+        else:
+            arguments.append(word.removesuffix(";"))
         if word.endswith(";"):
             break
-
-
-def _read_override(word: str, entry: _Line, lines: list[str], command: Command) -> None:
-    if _PASSED_ON.fullmatch(word):
-        command.remarks.append(
-            f"{word}: what the script was called with went on to the command; further flags of `oger train` go behind "
-            "its recipe"
-        )
-        return
-    match = _OVERRIDE.fullmatch(word)
-    if match:
-        command.overrides.append(Override(match[2], match[3], _line_of(match[2], entry, lines)))
-    elif word.startswith("-"):
-        command.problems.append(
-            f"line {_line_of(word, entry, lines)}: {word}: settings from another file or Hydra's own flags are not "
-            "read; give the settings as name=value"
-        )
-    elif word.startswith("~"):
-        command.problems.append(f"line {_line_of(word, entry, lines)}: {word}: removing a setting is not supported")
-    else:
-        command.problems.append(f"line {_line_of(word, entry, lines)}: {word!r} is not name=value")
+    command.arguments, problems = dialect.read(arguments, lambda name: _line_of(name, entry, lines))
+    command.problems += problems
 
 
 def _line_of(name: str, entry: _Line, lines: list[str]) -> int:

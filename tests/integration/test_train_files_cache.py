@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from oger_recipe.data import prepared
-from oger_recipe.data.prepare import Budget, PromptFormat, prepare
-from oger_recipe.data.prepared import content_key, prepare_once
+from oger_recipe.data import train_files_cache
 from oger_recipe.data.templates import TEMPLATES
+from oger_recipe.data.train_files import Budget, PromptFormat, TeacherChoice, write_train_files
+from oger_recipe.data.train_files_cache import content_key, write_train_files_once
 from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 from oger_recipe.rewards.rules import GradingRules
 
@@ -35,30 +35,27 @@ ROWS = [_row("a", RIGHT, WRONG), _row("b", RIGHT * 2), _row("c"), _row("d", prom
 
 @pytest.fixture()
 def how(letters: Any) -> dict[str, Any]:
-    """Every argument of `prepare` but rows and files."""
+    """Every argument of `write_train_files` but rows and files."""
     return {
         "tokenizer": letters,
         "prompt_format": PromptFormat(apply_chat_template=False, input_template=None),
         "budget": Budget(100, 30),
         "rules": GradingRules(),
         "pool": GradingPool(GradingSettings()),
-        "keep_wrong_teachers": False,
-        "max_prefix_len": None,
-        "long_teachers": "drop",
-        "teacher_sources": (),
+        "choice": TeacherChoice(),
     }
 
 
 @pytest.fixture()
 def once(tmp_path: Path, how: dict[str, Any]) -> Callable[..., tuple[Counter[str], bytes, bytes]]:
-    """Counts and files of `prepare_once`, each time in another run's folder."""
+    """Counts and files of `write_train_files_once`, each time in another run's folder."""
     runs = iter(range(100))
 
     def run(rows: list[dict[str, Any]] = ROWS, **other: Any) -> tuple[Counter[str], bytes, bytes]:
         folder = tmp_path / f"run{next(runs)}"
         folder.mkdir()
         files = {"prompts_path": folder / "train.jsonl", "teachers_path": folder / "teachers.arrow"}
-        counts = prepare_once(rows, cache=tmp_path / "cache", **files, **(how | other))
+        counts = write_train_files_once(rows, cache=tmp_path / "cache", **files, **(how | other))
         return counts, files["prompts_path"].read_bytes(), files["teachers_path"].read_bytes()
 
     return run
@@ -68,11 +65,11 @@ def test_a_second_run_finds_what_the_first_made_and_both_are_what_prepare_makes(
     once: Callable[..., Any], how: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {"prompts_path": tmp_path / "train.jsonl", "teachers_path": tmp_path / "teachers.arrow"}
-    counts = prepare(ROWS, **files, **how)
+    counts = write_train_files(ROWS, **files, **how)
     plain = (counts, files["prompts_path"].read_bytes(), files["teachers_path"].read_bytes())
     assert counts["teachers"] == 2 and counts["teachers_wrong"] == 1 and counts["prompts_too_long"] == 1
     assert once() == plain
-    monkeypatch.setattr(prepared, "prepare", None)  # is not called
+    monkeypatch.setattr(train_files_cache, "write_train_files", None)  # is not called
     assert once() == plain
 
 
@@ -87,7 +84,7 @@ def _other_rules() -> dict[str, Any]:
 
 
 def _others(how: dict[str, Any], letters: Any) -> dict[str, list[Any]]:
-    """For each argument of `prepare` other values, each of which makes other files of some rows."""
+    """For each argument of `write_train_files` other values, each of which makes other files of some rows."""
     eos, chat, more = (copy.deepcopy(letters) for _ in range(3))
     eos.eos_token, chat.chat_template = "<think>", "{{ messages[0]['content'] }}"
     more.add_tokens(["(3+5)"])
@@ -100,23 +97,24 @@ def _others(how: dict[str, Any], letters: Any) -> dict[str, list[Any]]:
         "budget": [Budget(101, 30), Budget(100, 31), Budget(100, None), Budget(100, 30, 20)],
         "rules": [dataclasses.replace(how["rules"], **{n: v}) for n, v in _other_rules().items() if n != "own"],
         "pool": [GradingPool(GradingSettings(time_limit_s=1)), GradingPool(GradingSettings(memory_limit_mb=64))],
-        "keep_wrong_teachers": [True],
-        "max_prefix_len": [10],
-        "long_teachers": ["truncate"],
-        "teacher_sources": [("s0",), ("s1",)],
+        "choice": [
+            TeacherChoice(keep_wrong_teachers=True), TeacherChoice(max_prefix_len=10),
+            TeacherChoice(long_teachers="truncate"), TeacherChoice(teacher_sources=("s0",)),
+        ],
     }  # fmt: skip
 
 
 def test_whatever_prepare_is_given_is_part_of_the_key(how: dict[str, Any], letters: Any) -> None:
-    parameters = set(inspect.signature(prepare).parameters) - {"rows", "prompts_path", "teachers_path"}
+    parameters = set(inspect.signature(write_train_files).parameters) - {"rows", "prompts_path", "teachers_path"}
     others = _others(how, letters)
     assert set(others) == set(how) == parameters, "a new argument needs its place here"
     keys = [content_key(ROWS, how)]
     keys += [content_key(ROWS, how | {name: value}) for name, values in others.items() for value in values]
     assert None not in keys and len(set(keys)) == len(keys)
-    for kind in (Budget, PromptFormat, GradingRules, GradingSettings):  # each field, those of later days included
-        for field in dataclasses.fields(kind):
-            argument = {Budget: "budget", PromptFormat: "prompt_format", GradingRules: "rules"}.get(kind)
+    names = {Budget: "budget", PromptFormat: "prompt_format", GradingRules: "rules", TeacherChoice: "choice"}
+    for kind in (Budget, PromptFormat, GradingRules, TeacherChoice, GradingSettings):
+        for field in dataclasses.fields(kind):  # those of later days included
+            argument = names.get(kind)
             if field.name == "own":
                 continue
             given = how[argument] if argument else how["pool"].settings
@@ -151,7 +149,7 @@ def test_other_rows_have_another_key(how: dict[str, Any], rows: list[dict[str, A
 def test_with_and_without_a_teacher_store_are_two_things(once: Callable[..., Any], how: Any, tmp_path: Path) -> None:
     once()
     prompts = tmp_path / "eval.jsonl"
-    assert prepare_once(ROWS, cache=tmp_path / "cache", prompts_path=prompts, teachers_path=None, **how) == {
+    assert write_train_files_once(ROWS, cache=tmp_path / "cache", prompts_path=prompts, teachers_path=None, **how) == {
         "prompts": 3, "prompts_too_long": 1,
     }  # fmt: skip
     assert len(list((tmp_path / "cache").iterdir())) == 2
@@ -160,10 +158,10 @@ def test_with_and_without_a_teacher_store_are_two_things(once: Callable[..., Any
 def test_other_code_and_other_packages_make_another_key(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     key = content_key(ROWS, how)
     for name in ("_code", "_packages"):
-        real = getattr(prepared, name)()
+        real = getattr(train_files_cache, name)()
         assert len(real) > 50
         with monkeypatch.context() as changed:
-            changed.setattr(prepared, name, lambda real=real: real[:-1])
+            changed.setattr(train_files_cache, name, lambda real=real: real[:-1])
             assert content_key(ROWS, how) != key
     assert content_key(ROWS, how) == key
 

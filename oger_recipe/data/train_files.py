@@ -1,11 +1,11 @@
-"""From dataset rows to what a run reads: prompts with labels for OpenRLHF, and the store of teacher trajectories."""
+"""Files that `oger train` reads, from dataset rows: prompts with labels for OpenRLHF, and the teacher store."""
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from oger_recipe.data.rows import Row, refuse_rows
 from oger_recipe.data.templates import PromptTemplate
@@ -83,6 +83,31 @@ def _question(prompt: Any) -> str:
 
 
 @dataclass(frozen=True)
+class TeacherChoice:
+    """Which teachers a run takes, by the names of its flags.
+
+    A teacher of more than ``max_prefix_len`` tokens, end of sequence included, or of more than the prompt leaves, is
+    dropped, or with ``long_teachers`` "truncate" cut to the tokens that fit. A cut trajectory has no end of sequence,
+    its text is that of its tokens, and its verdict is the verdict of that text. Teachers of other sources than
+    ``teacher_sources`` are left out, unless it is empty.
+    """
+
+    keep_wrong_teachers: bool = False
+    max_prefix_len: int | None = None
+    long_teachers: str = "drop"
+    teacher_sources: Collection[str] = ()
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    """A prompt that fits: its row, its text, and the tokens that it leaves to a response."""
+
+    row: Row
+    text: str
+    room: int
+
+
+@dataclass(frozen=True)
 class _Candidate:
     """A teacher trajectory that has still to be verified; probs: as many as tokens; marked: the data's `correct`."""
 
@@ -94,8 +119,8 @@ class _Candidate:
     marked: bool | None = None
 
 
-def prepare(
-    rows: Iterable[Row],
+def write_train_files(
+    rows: Sequence[Row],
     *,
     tokenizer: Tokenizer,
     prompt_format: PromptFormat,
@@ -104,66 +129,39 @@ def prepare(
     teachers_path: Path | None,
     rules: GradingRules,
     pool: GradingPool,
-    keep_wrong_teachers: bool = False,
-    max_prefix_len: int | None = None,
-    long_teachers: Literal["drop", "truncate"] = "drop",
-    teacher_sources: Collection[str] = (),
+    choice: TeacherChoice = TeacherChoice(),
 ) -> Counter[str]:
     """Writes the prompts (JSONL: prompt, label, datasource) and, unless ``teachers_path`` is None, the teacher store.
 
-    A teacher that takes more tokens than ``max_prefix_len`` or than the prompt leaves, end of sequence included, is
-    dropped, or with ``long_teachers`` "truncate" cut to the tokens that fit. A cut trajectory has no end of sequence,
-    its text is that of its tokens, and its verdict is the verdict of that text. Teachers of other sources than
-    ``teacher_sources`` are left out, unless it is empty.
-
-    Counts ``prompts``, ``prompts_too_long``, ``prompts_without_teacher``, and each teacher as one of ``teachers``,
-    ``teachers_wrong``, ``teachers_too_long``, ``teachers_ungraded`` and ``teachers_other_source``; beside these,
-    ``teachers_truncated`` and ``teachers_marked_otherwise``: the verifier decides, whatever the data's ``correct``
-    says, and this many differ. Over-long prompts are left out: OpenRLHF would cut their beginning.
+    Leaves over-long prompts out: OpenRLHF would cut their beginning. Counts ``prompts``, ``prompts_too_long``,
+    ``prompts_without_teacher``, and each teacher as one of ``teachers``, ``teachers_wrong``, ``teachers_too_long``,
+    ``teachers_ungraded`` and ``teachers_other_source``; beside these, ``teachers_truncated`` and
+    ``teachers_marked_otherwise``, where the data's ``correct`` differs from the verifier, which decides.
 
     Raises:
         RecipeError: no prompt fits the budget, two rows (of two files) have the same uid, an answer is unreadable, or
             a teacher has not as many probabilities as tokens.
     """
     counts: Counter[str] = Counter(prompts=0)
-    rows = list(rows)
     _refuse_shared_uids(rows)
+    uids: list[str] = []
     candidates: list[_Candidate] = []
-    kept: list[Row] = []
-    with (
-        atomic_write(prompts_path) as partial,  # an earlier run's file is never written into
-        partial.open("w", encoding="utf-8") as prompts,
-        Progress("tokens", "prompts", len(rows)) as progress,
-    ):
-        for start in range(0, len(rows), _BATCH):
-            batch = rows[start : start + _BATCH]
-            texts = [prompt_format.text(row["prompt"], tokenizer) for row in batch]
-            lengths = [len(tokens) for tokens in _tokens(texts, tokenizer)]
-            fitting = [each for each in zip(batch, texts, lengths, strict=True) if each[2] <= budget.longest_prompt()]
-            counts["prompts"] += len(fitting)
-            if len(fitting) < len(batch):
-                counts["prompts_too_long"] += len(batch) - len(fitting)
-            for row, _, _ in fitting:
-                prompts.write(json.dumps(_prompt(row, prompt_format, rules), ensure_ascii=False) + "\n")
-            kept += [row for row, _, _ in fitting]
+    with atomic_write(prompts_path) as partial, partial.open("w", encoding="utf-8") as file:
+        for prompts in _fitting(rows, prompt_format, budget, tokenizer, counts):
+            file.writelines(_line(prompt.row, prompt_format, rules) for prompt in prompts)
+            uids += [prompt.row["uid"] for prompt in prompts]
             if teachers_path is not None:
-                longest = [
-                    min(budget.longest_response(length), max_prefix_len or budget.max_len) for *_, length in fitting
-                ]
-                given = [(row, text) for row, text, _ in fitting]
-                for candidate, limit in _candidates(given, longest, tokenizer, teacher_sources, counts):
-                    candidates += _fitted(candidate, limit, long_teachers, tokenizer, counts)
-            progress.add(len(batch))
-        if not kept:
+                candidates += _candidates(prompts, choice, tokenizer, counts)
+        if not uids:
             raise RecipeError(_none_fits(len(rows), budget))
     if teachers_path is not None:
-        teachers = _verified(candidates, rules, pool, keep_wrong_teachers, counts)
-        counts["prompts_without_teacher"] += sum(row["uid"] not in teachers for row in kept)
+        teachers = _verified(candidates, rules, pool, choice.keep_wrong_teachers, counts)
+        counts["prompts_without_teacher"] += sum(uid not in teachers for uid in uids)
         write_teacher_store(teachers, teachers_path)
     return counts
 
 
-def _refuse_shared_uids(rows: list[Row]) -> None:
+def _refuse_shared_uids(rows: Sequence[Row]) -> None:
     uids = Counter(row["uid"] for row in rows)
     refuse_rows(
         [
@@ -181,32 +179,53 @@ def _none_fits(prompts: int, budget: Budget) -> str:
     return f"all {prompts} prompts are longer than {budget.longest_prompt()} tokens ({limit}"
 
 
-def _prompt(row: Row, prompt_format: PromptFormat, rules: GradingRules) -> dict[str, Any]:
-    return {
+def _fitting(
+    rows: Sequence[Row], prompt_format: PromptFormat, budget: Budget, tokenizer: Tokenizer, counts: Counter[str]
+) -> Iterator[list[_Prompt]]:
+    """The prompts that fit the budget, batch by batch; the others are counted."""
+    with Progress("tokens", "prompts", len(rows)) as progress:
+        for start in range(0, len(rows), _BATCH):
+            batch = rows[start : start + _BATCH]
+            texts = [prompt_format.text(row["prompt"], tokenizer) for row in batch]
+            lengths = [len(tokens) for tokens in _tokens(texts, tokenizer)]
+            fitting = [
+                _Prompt(row, text, budget.longest_response(length))
+                for row, text, length in zip(batch, texts, lengths, strict=True)
+                if length <= budget.longest_prompt()
+            ]
+            counts["prompts"] += len(fitting)
+            if len(fitting) < len(batch):
+                counts["prompts_too_long"] += len(batch) - len(fitting)
+            yield fitting
+            progress.add(len(batch))
+
+
+def _line(row: Row, prompt_format: PromptFormat, rules: GradingRules) -> str:
+    """A row of the prompt file."""
+    record = {
         "prompt": prompt_format.written(row["prompt"]),
         "label": json.dumps(rules.label(row), ensure_ascii=False),
         "datasource": row.get("datasource") or "default",
     }
+    return json.dumps(record, ensure_ascii=False) + "\n"
 
 
 def _candidates(
-    prompts: list[tuple[Row, str]],
-    longest: list[int],
-    tokenizer: Tokenizer,
-    sources: Collection[str],
-    counts: Counter[str],
-) -> Iterator[tuple[_Candidate, int]]:
-    """The teachers of these sources, whatever their length, each with the longest that its prompt leaves."""
+    prompts: list[_Prompt], choice: TeacherChoice, tokenizer: Tokenizer, counts: Counter[str]
+) -> Iterator[_Candidate]:
+    """The teachers of the chosen sources, cut or left out where they are too long."""
     found = []
-    for (row, prompt), limit in zip(prompts, longest, strict=True):
-        for teacher in row.get("teachers") or []:
-            if sources and teacher["source"] not in sources:
+    for prompt in prompts:
+        for teacher in prompt.row.get("teachers") or []:
+            if choice.teacher_sources and teacher["source"] not in choice.teacher_sources:
                 counts["teachers_other_source"] += 1
             else:
-                found.append((row, teacher, _text(teacher, prompt, tokenizer), limit))
-    tokenized = _tokens([text for *_, text, _ in found], tokenizer)
-    for (row, teacher, text, limit), tokens in zip(found, tokenized, strict=True):
-        yield _candidate(row, teacher, text, [*tokens, tokenizer.eos_token_id]), limit
+                found.append((prompt, teacher, _text(teacher, prompt.text, tokenizer)))
+    tokenized = _tokens([text for *_, text in found], tokenizer)
+    for (prompt, teacher, text), tokens in zip(found, tokenized, strict=True):
+        candidate = _candidate(prompt.row, teacher, text, [*tokens, tokenizer.eos_token_id])
+        longest = min(prompt.room, choice.max_prefix_len or prompt.room)
+        yield from _fitted(candidate, longest, choice.long_teachers, tokenizer, counts)
 
 
 def _text(teacher: dict[str, Any], prompt: str, tokenizer: Tokenizer) -> str:

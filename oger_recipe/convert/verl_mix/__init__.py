@@ -1,0 +1,1 @@
+"""The commands of OGER and LUFFY, which train with a branch of verl."""

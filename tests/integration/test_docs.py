@@ -1,0 +1,99 @@
+"""The pages for people name what exists: files, links, settings, flags of commands."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+PAGES += sorted(set((ROOT / "docs").rglob("*.md")) - {ROOT / "docs" / "oger_flags.md"})  # that one is generated
+ROOMS = {path.name for path in (ROOT / "oger_recipe").iterdir() if path.is_dir()}
+FOLDERS = {"oger_recipe", "patches", "scripts", "configs", "docs", "tests"}
+SECTIONS = "actor|critic|ref|reward|algo|train|rollout|eval|data|vllm|ds|ckpt|logger|oger"
+pytestmark = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def words(page: Path) -> list[str]:
+    """What stands in backticks, but for code blocks and the names of files that a block is."""
+    return re.findall(
+        r"`([^`\n]+)`", re.sub(r"^(?:`[^`\n]+`:\n\n)?```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    )
+
+
+def blocks(page: Path, language: str) -> str:
+    return "\n".join(re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), flags=re.M | re.S))
+
+
+def test_files_and_modules_that_a_page_names_exist(page: Path) -> None:
+    missing = []
+    for word in words(page):
+        first = re.split("[/.]", word)[0]
+        if re.fullmatch(r"oger_recipe(\.\w+)+", word):
+            missing += [] if _exists(word) else [word]
+        elif re.fullmatch(r"[\w./-]*test_\w+\.py", word):
+            missing += [] if list((ROOT / "tests").rglob(word.removeprefix("tests/"))) else [word]
+        elif re.fullmatch(r"[\w./-]+/[\w.-]*", word) and first in ROOMS | FOLDERS:
+            missing += [] if any((base / word).exists() for base in (ROOT, ROOT / "oger_recipe")) else [word]
+    assert not missing
+
+
+def _exists(name: str) -> bool:
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def test_registries_that_a_page_names_are_in_their_modules(page: Path) -> None:
+    for names, path in re.findall(r"\| ((?:`[A-Z_]+`(?:, )?)+) \| `([\w/]+)\.py` \|", page.read_text()):
+        module = importlib.import_module(f"oger_recipe.{path.replace('/', '.')}".removesuffix(".__init__"))
+        assert all(isinstance(getattr(module, name), dict | list | tuple) for name in re.findall(r"\w+", names)), path
+
+
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)#\s]*)(?:#[\w-]*)?\)", text):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+    for target, heading in re.findall(r"\]\(([^)#\s]*)#([\w-]+)\)", text):
+        headings = re.findall(r"^#+ (.*)$", ((page.parent / target) if target else page).read_text(), flags=re.M)
+        assert heading in [re.sub(r"[^\w -]", "", each).strip().lower().replace(" ", "-") for each in headings]
+
+
+def test_settings_that_a_page_names_exist(page: Path, parser: argparse.ArgumentParser) -> None:
+    """Sections of `--help`, and names of verl's in the first cells of from_verl.md, are no settings."""
+    known = {name[2:] for action in parser._actions for name in action.option_strings if name.startswith("--")}
+    text = " ".join([*words(page), blocks(page, "bash")])
+    if page.name == "from_verl.md":
+        text = " ".join(line.split("|")[2] for line in page.read_text().splitlines() if line.startswith("| `"))
+    text = re.sub(r"--help \S+", "", text)
+    for name in re.findall(rf"(?<![\w./-])(?:--(?:no-)?)?((?:{SECTIONS})\.[a-z]\w*(?:\.\w+)*)(?![\w/(.*])", text):
+        if name.split(".")[-1] not in ("py", "md", "yaml", "jsonl", "json"):
+            assert name in known or any(each.startswith(f"{name}.") for each in known), name
+
+
+def test_commands_that_a_page_shows_have_these_flags(page: Path) -> None:
+    for command, rest in re.findall(r"^(?:\.venv/bin/)?oger ([\w-]+)((?:\\\n|[^\n#])*)", blocks(page, "bash"), re.M):
+        flags = re.findall(r"(?<!\S)--\w[\w.-]*", rest)
+        own = [flag for flag in flags if "." not in flag]  # the others are settings
+        assert set(own) <= _flags(command), (command, own)
+
+
+_HELP: dict[str, set[str]] = {}
+
+
+def _flags(command: str) -> set[str]:
+    if command not in _HELP:
+        run = [sys.executable, "-m", "oger_recipe.cli.main", command]
+        parts = (["prepare", "--help"], ["validate", "--help"]) if command == "data" else (["--help"],)
+        shown = [subprocess.run([*run, *part], capture_output=True, text=True, check=True).stdout for part in parts]
+        _HELP[command] = set(re.findall(r"--\w[\w-]*", "".join(shown))) | {"--help"}
+    return _HELP[command]

@@ -1,0 +1,150 @@
+"""The import contract: what each room may import, and that nothing imports in a circle.
+
+A room is a folder of oger_recipe/ (patches/ is one of them). The modules beside the folders are the ground floor: it
+imports nothing of ours, and every room but algorithm/ may import it. Imports inside functions count; those for type
+checkers alone do not.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GROUND = "the ground floor"
+
+# Room -> the other rooms that it imports, and nothing is listed that it does not import.
+ROOMS = {
+    "algorithm": "",
+    "patches": "",
+    "rewards": "",
+    "teachers": "algorithm",
+    "embedding": "algorithm",
+    "data": "rewards teachers",
+    "evaluation": "data rewards",
+    "run_folder": "algorithm evaluation",
+    "tasks": "rewards teachers",
+    "report": "evaluation",
+    "settings": "algorithm data embedding rewards teachers",
+    "plugin": "algorithm embedding evaluation patches rewards run_folder settings teachers",
+    "run": "algorithm data embedding evaluation patches plugin report rewards run_folder settings tasks teachers",
+    "convert": "algorithm settings",
+    "cli": "convert data evaluation rewards run settings",
+}
+# The same within plugin/, whose folders are the processes of a run; what several of them need lies in plugin/ itself.
+PROCESSES = {
+    "plugin": "",
+    "engine": "plugin",
+    "policy": "plugin",
+    "controller": "plugin",
+    "driver": "controller engine plugin policy",
+}
+
+TRAINERS = {"openrlhf", "ray", "vllm", "deepspeed"}
+ONLY_HERE = ("plugin", "patches")
+ELSEWHERE = {"oger_recipe.evaluation.sampler": {"vllm"}}  # `oger eval` has an engine of its own
+
+
+def _sources() -> dict[str, Path]:
+    """Every module of the package, patches/ included, by its name."""
+    found = {}
+    for folder, package in ((ROOT / "oger_recipe", "oger_recipe"), (ROOT / "patches", "oger_recipe.patches")):
+        for path in folder.rglob("*.py"):
+            parts = path.relative_to(folder).with_suffix("").parts
+            found[".".join((package, *parts)).removesuffix(".__init__")] = path
+    return found
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """The dotted names that a module imports, of ``from a import b`` both ``a`` and ``a.b``."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for other in node.orelse:
+                yield from imported(other)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level and node.module, "imports are absolute"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        else:
+            yield from imported(node)
+
+
+SOURCES = _sources()
+IMPORTED = {name: set(imported(ast.parse(path.read_text()))) for name, path in SOURCES.items()}
+# Module -> modules of ours; importing a package's member imports the package as well, which holds no code to speak of.
+OURS = {name: {other for other in names if other in SOURCES and other != name} for name, names in IMPORTED.items()}
+
+
+def room_of(module: str) -> str:
+    _, *folders = module.split(".")
+    return folders[0] if folders and folders[0] in ROOMS else GROUND
+
+
+def process_of(module: str) -> str:
+    folders = module.split(".")[2:-1]
+    return folders[0] if folders else "plugin"
+
+
+def _between(part_of, modules) -> dict[str, set[str]]:
+    """Part -> the other parts that its modules import."""
+    found: dict[str, set[str]] = {}
+    for module in modules:
+        others = {part_of(other) for other in OURS[module] if other in modules}
+        found.setdefault(part_of(module), set()).update(others - {part_of(module)})
+    return found
+
+
+def _no_circle(graph: dict[str, set[str]]) -> None:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle: {' <- '.join(error.args[1])}")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_the_rooms_that_are_listed_and_no_other(room: str) -> None:
+    found = _between(room_of, SOURCES)[room] - {GROUND}
+    assert sorted(found) == sorted(ROOMS[room].split())
+
+
+def test_every_folder_is_a_listed_room() -> None:
+    folders = {path.parent.name for path in (ROOT / "oger_recipe").glob("*/*.py")}
+    assert folders | {"patches"} == set(ROOMS)
+
+
+def test_the_ground_floor_imports_nothing_of_ours() -> None:
+    assert {name: OURS[name] for name in SOURCES if room_of(name) == GROUND and OURS[name] - {"oger_recipe"}} == {}
+
+
+def test_algorithm_is_tensor_mathematics() -> None:
+    """No files, no processes, no settings: torch and what Python's library has for types."""
+    names = {name for module in SOURCES if room_of(module) == "algorithm" for name in IMPORTED[module]}
+    outside = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names)
+    assert outside == {"torch", "oger_recipe"}
+
+
+def test_the_folders_of_the_plugin_are_processes_that_share_what_lies_beside_them() -> None:
+    modules = {name for name in SOURCES if room_of(name) == "plugin" and name.count(".") > 1}
+    found = {part: sorted(others) for part, others in _between(process_of, modules).items()}
+    assert found == {part: sorted(others.split()) for part, others in PROCESSES.items()}
+
+
+def test_the_trainer_is_imported_by_the_plugin_and_the_patches_alone() -> None:
+    found = {name: {other.partition(".")[0] for other in names} & TRAINERS for name, names in IMPORTED.items()}
+    elsewhere = {name: names for name, names in found.items() if names and room_of(name) not in ONLY_HERE}
+    assert elsewhere == ELSEWHERE
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    _no_circle(OURS)
+
+
+def test_no_room_imports_itself_by_way_of_others() -> None:
+    _no_circle(_between(room_of, SOURCES))
