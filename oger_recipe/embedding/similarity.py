@@ -1,8 +1,11 @@
 """How close the rollouts of each prompt are to its references: teachers, and the policy's own earlier solutions."""
 
+from __future__ import annotations
+
 import math
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,7 +15,9 @@ from oger_recipe.embedding.cache import EmbeddingCache
 from oger_recipe.embedding.encoder import make_encoder
 from oger_recipe.embedding.reranker import Reranker
 from oger_recipe.embedding.settings import EncoderSettings
-from oger_recipe.settings.encoder import EmbeddingSettings
+
+if TYPE_CHECKING:
+    from oger_recipe.settings.encoder import EmbeddingSettings
 
 
 class EmbeddingSimilarity:

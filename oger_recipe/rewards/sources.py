@@ -204,7 +204,7 @@ def own_function(path: str) -> Callable[[Group], Any]:
     except Exception as error:  # whatever the user's module does when it is imported
         raise ValueError(f"{path!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(function):
-        raise ValueError(f"{path!r} is a {type(function).__name__}, not a function")
+        raise ValueError(f"{path!r} is of type {type(function).__name__}, no function")
     try:
         inspect.signature(function).bind(None)
     except TypeError as error:

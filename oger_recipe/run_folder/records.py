@@ -10,15 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.evaluation.tables import markdown_table
-
-
-def append_json(path: Path, record: dict[str, Any]) -> None:
-    """Append one line; numbers that are not finite become null, as JSON has none."""
-    clean = {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()
-    }
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(clean, ensure_ascii=False) + "\n")
+from oger_recipe.files import append_json
 
 
 def event(run_dir: Path, name: str, **facts: Any) -> None:

@@ -1,10 +1,16 @@
 """Which of a prompt's teachers enter its group."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
 
 from oger_recipe.algorithm.hybrid_group import draw_teachers
-from oger_recipe.settings.teachers import TeacherSettings
 from oger_recipe.teachers.store import Teacher
+
+if TYPE_CHECKING:
+    from oger_recipe.settings.teachers import TeacherSettings
 
 
 def draw(

@@ -9,12 +9,13 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from oger_recipe.algorithm.engine_check import HIGHEST_KL, Agreement
 from oger_recipe.embedding.similarity import Similarity
+from oger_recipe.files import append_json
 from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts
 from oger_recipe.plugin.controller.step_metrics import info_value
 from oger_recipe.rewards.compose import ON_ERROR
 from oger_recipe.rewards.samples import worst_examples
 from oger_recipe.rewards.sources import Group
-from oger_recipe.run_folder.records import append_json, event
+from oger_recipe.run_folder.records import event
 from oger_recipe.settings.encoder import EmbeddingSettings
 
 
