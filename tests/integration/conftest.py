@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from oger_recipe.cli import train
-from oger_recipe.cli.train_ppo_ray import build_parser
+from oger_recipe.cli.train_ppo_ray import build_parser, parse
 from oger_recipe.files import read_jsonl, write_jsonl
 from oger_recipe.patches import apply_training_patches, apply_vllm_import_patches
 from oger_recipe.settings.recipe_file import read_recipe
@@ -34,6 +34,19 @@ def parser() -> argparse.ArgumentParser:
     return build_parser(cpu=True)
 
 
+@pytest.fixture(scope="session")
+def nested(parser: argparse.ArgumentParser) -> Callable[..., Any]:
+    """The namespace that OpenRLHF's processes get, from flags."""
+    from openrlhf.utils.config import hierarchize
+
+    def settings(*flags: str) -> Any:
+        args = hierarchize(parser.parse_args(list(flags)))
+        args.actor.eps_clip_low_high = args.actor.eps_clip_low_high or (args.actor.eps_clip, args.actor.eps_clip)
+        return args
+
+    return settings
+
+
 @pytest.fixture()
 def read(tmp_path: Path, parser: argparse.ArgumentParser) -> Callable[..., dict[str, Any]]:
     """Settings by their dotted names, from the text of a recipe file and flags of the command line."""
@@ -41,7 +54,7 @@ def read(tmp_path: Path, parser: argparse.ArgumentParser) -> Callable[..., dict[
     def settings(text: str, *flags: str) -> dict[str, Any]:
         path = tmp_path / "recipe.yaml"
         path.write_text(text)
-        return vars(parser.parse_args([*read_recipe(path, parser), *flags]))
+        return parse(parser, flags, read_recipe(path, parser))
 
     return settings
 

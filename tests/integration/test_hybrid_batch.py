@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from doubles import Strategy
 from openrlhf.trainer.ppo_utils.experience import (
     Experience,
     make_experience_batch,
@@ -20,6 +21,7 @@ from openrlhf.trainer.ppo_utils.experience import (
 )
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
+from openrlhf.trainer.ray import ppo_actor
 from openrlhf.utils.loss_utils import iter_grad_accum_global_norm
 
 from oger_recipe.algorithm.batches import off_policy_mask
@@ -33,8 +35,10 @@ from oger_recipe.plugin.controller.hybrid_batch import (
     read_rollouts,
     teacher_experience,
 )
-from oger_recipe.plugin.policy.policy_actor import HybridPolicyLoss, OgerActorPPOTrainer
+from oger_recipe.plugin.policy.loss import HybridPolicyLoss
+from oger_recipe.plugin.policy.trainer import OgerActorPPOTrainer
 from oger_recipe.rewards.verdict import Graded, Verdict
+from oger_recipe.settings.loss import LossSettings
 from oger_recipe.settings.teachers import TeacherSettings
 from oger_recipe.teachers.history import History
 from oger_recipe.teachers.store import Teacher, TeacherStore, write_teacher_store
@@ -481,17 +485,11 @@ LONGEST = 9  # rollout.max_new_tokens
 
 
 def _loss(aggregation: str, **settings: Any) -> HybridPolicyLoss:
-    oger = {
-        "off_policy_reshape": "p_div_p_0.1", "off_policy_reshape_weight": 0.1, "off_policy_reshape_pow_exp": 0.5,
-        "off_policy_loss": "reshape", "sft_loss_coef": 1.0, "off_policy_max_clip": None, "off_policy_min_clip": None,
-        "all_max_clip": None, "on_policy_reshape": "no_reshape", "on_policy_reshape_weight": 0.1,
-        "on_policy_reshape_pow_exp": 0.5,
-    }  # fmt: skip
     return HybridPolicyLoss(
         SimpleNamespace(
             rollout=SimpleNamespace(max_new_tokens=LONGEST),
             actor=SimpleNamespace(eps_clip_low_high=[0.2, 0.2]),
-            oger=SimpleNamespace(**(oger | settings), loss_remove_clip=False, loss_aggregation=aggregation),
+            oger=LossSettings(loss_aggregation=aggregation, **settings),
         )
     )
 
@@ -645,17 +643,23 @@ def _expected_supervised_gradient(items: list[Experience], aggregation: str) -> 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
 @pytest.mark.parametrize("packs", CUTS, ids=str)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_the_supervised_loss_is_one_mean_over_the_steps_teacher_tokens_however_cut(items, packs, aggregation, dynamic):
-    trainer = object.__new__(OgerActorPPOTrainer)
-    trainer.strategy = None  # one rank
-    trainer.actor_loss_fn = loss_fn = _loss(aggregation, off_policy_loss="sft", sft_loss_coef=2.0)
+def test_the_supervised_loss_is_one_mean_over_the_steps_teacher_tokens_however_cut(
+    items, packs, aggregation, dynamic, nested, monkeypatch
+):
+    monkeypatch.setattr(ppo_actor, "torch_dist_barrier_and_cuda_sync", lambda: None)
+    args = nested(
+        f"--rollout.max_new_tokens={LONGEST}", f"--oger.loss_aggregation={aggregation}", "--oger.off_policy_loss=sft",
+        "--oger.sft_loss_coef=2", "--train.micro_batch_size=1",
+    )  # fmt: skip
+    trainer = OgerActorPPOTrainer(Strategy(args), None, None, None, None)
+    loss_fn = trainer.actor_loss_fn
     leaves = [log_probs.requires_grad_() for log_probs in _policy(items)]
     batches = [make_experience_batch([items[row] for row in pack]) for pack in packs]
     if dynamic:
         # Another optimizer step, of one row, goes before; OpenRLHF's totals are those of the step, undivided.
-        trainer.replay_buffer = SimpleNamespace(
-            items=items, dynamic_indices=[[1], *packs], dynamic_optimizer_step=[1] + [0] * (len(packs) - 1) + [1]
-        )
+        buffer = trainer.replay_buffer
+        buffer.items, buffer.dynamic_indices = items, [[1], *packs]
+        buffer.dynamic_optimizer_step = [1] + [0] * (len(packs) - 1) + [1]
         tokens = torch.tensor(float(sum(int(item.action_mask.sum()) for item in items)))
         totals = {"dp_size": 1, "batch_num_tokens": tokens, "global_batch_size": torch.tensor(8.0)}
         steps, scale = [(batch, totals) for batch in batches], 1

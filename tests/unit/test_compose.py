@@ -274,7 +274,7 @@ RULE_ENTRY = {"name": "rule", "kind": "verifier"}
         ({"name": "a", "kind": "bonus", "gate": "rule_equals"}, "did you mean 'rule_equals_1'? known: always, rule_"),
         ({"name": "a", "kind": "mine_of_compose:scores"}, "kind 'mine_of_compose:scores' cannot be imported: Attr"),
         ({"name": "a", "kind": "nowhere:score"}, "kind 'nowhere:score' cannot be imported: ModuleNotFoundError"),
-        ({"name": "a", "kind": "mine_of_compose:number"}, "kind 'mine_of_compose:number' is a int, not a function"),
+        ({"name": "a", "kind": "mine_of_compose:number"}, "kind 'mine_of_compose:number' is of type int, no function"),
         (
             {"name": "a", "kind": "mine_of_compose:pair"},
             "cannot be called with one group: missing a required argument",

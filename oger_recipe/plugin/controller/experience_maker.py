@@ -26,7 +26,6 @@ from oger_recipe.plugin.controller.step_metrics import Credit, step_metrics
 from oger_recipe.plugin.controller.step_rewards import StepRewards
 from oger_recipe.plugin.controller.step_samples import sample_lines
 from oger_recipe.run_folder import records as run_folder
-from oger_recipe.settings.effects import compares
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.teachers.history import History
 from oger_recipe.teachers.store import TeacherStore
@@ -45,8 +44,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.size = rollout.n_samples_per_prompt
         self.store = TeacherStore(self.run_dir / "data" / "teachers.arrow")
         has_references = len(self.store) or settings.teachers.use_history_samples
-        compares_rollouts = has_references and compares(vars(self.args.oger))
-        self.measure = make_similarity(settings.embedding) if compares_rollouts else None
+        self.measure = make_similarity(settings.embedding) if has_references and settings.compares else None
         self.history: History | None = None
         self.reach = EncoderReach(self.measure, settings.embedding, self.run_dir)
         self.step_rewards = StepRewards(settings, self.run_dir)
