@@ -5,16 +5,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from oger_recipe.algorithm.credit import ESTIMATORS
+from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
 from oger_recipe.data.sources import is_hub_name
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.errors import RecipeError
 from oger_recipe.remote_code import untrusted
+from oger_recipe.rewards.compose import ON_ERROR, entry_problems
 from oger_recipe.rewards.rules import MATH_EXTRACT, MATH_RULES
 from oger_recipe.rewards.verifiers import VERIFIERS, look_in, resolve
 from oger_recipe.secrets import secret_problems
-from oger_recipe.settings.credit import BonusSettings
 from oger_recipe.settings.grading import VerifierSettings
 from oger_recipe.settings.machine import machine_problems, policy_ranks, refused
+from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.values import out_of_range
 from oger_recipe.teachers.draw import weights
 
@@ -41,13 +44,14 @@ def recipe_problems(value: Mapping[str, Any], where: Mapping[str, str] | None = 
             *_paths(value)]  # fmt: skip
 
 
-_GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
+_GROUP_ESTIMATORS = ("rloo", "reinforce_baseline")  # of OpenRLHF's; all of ESTIMATORS compare a group
 _POLYNOMIAL_END = 1e-7  # where transformers' polynomial schedule ends
 
 
 def _lengths_and_batches(value: Mapping[str, Any]) -> Iterator[str]:
     samples, estimator = value["rollout.n_samples_per_prompt"], value["algo.advantage.estimator"]
-    if samples < 2 and estimator in _GROUP_ESTIMATORS:
+    compares_groups = estimator in (*_GROUP_ESTIMATORS, *ESTIMATORS)
+    if samples < 2 and compares_groups:
         yield (
             f"rollout.n_samples_per_prompt is {samples}: {estimator} compares the rollouts of a group, and a group of "
             "one has nothing to compare with; use 2 or more"
@@ -71,7 +75,7 @@ def _lengths_and_batches(value: Mapping[str, Any]) -> Iterator[str]:
     for key in ("rollout.max_new_tokens", "oger.eval.max_new_tokens"):
         if value[key] is not None and value[key] >= longest:
             yield f"{key} {value[key]} leaves no room for a prompt within data.max_len {longest}"
-    if value["oger.max_replace_num"] >= samples and (samples > 1 or estimator not in _GROUP_ESTIMATORS):
+    if value["oger.max_replace_num"] >= samples and (samples > 1 or not compares_groups):
         yield f"oger.max_replace_num {value['oger.max_replace_num']} leaves no rollout in a group of {samples}"
 
 
@@ -111,6 +115,14 @@ def _rewards(value: Mapping[str, Any]) -> Iterator[str]:
             "reward.stop_properly_penalty_coef and oger.non_stop_* both change the reward of truncated rollouts; "
             "choose one"
         )
+    look_in(value["oger.verifier_path"])
+    yield from entry_problems(value["oger.reward.sources"])
+    how, estimator = value["oger.reward.on_error"], value["algo.advantage.estimator"]
+    if ON_ERROR[how].drops_group and estimator not in ("rloo", *ESTIMATORS):
+        yield (
+            f"oger.reward.on_error {how} is for {', '.join(ESTIMATORS)} and rloo, not {estimator}, which compares "
+            "groups with each other: use zero, neutral or stop"
+        )
     yield from answer_places(value)
     if not value["oger.math_extract"]:
         yield "oger.math_extract is empty: name the places where a math answer is looked for, e.g. boxed"
@@ -125,7 +137,6 @@ def _rewards(value: Mapping[str, Any]) -> Iterator[str]:
     except RecipeError as error:
         yield str(error)
         return
-    look_in(value["oger.verifier_path"])
     task = value["oger.task_name"]
     for key, name in [("oger.verifiers", path) for path in own.values()] + [("oger.task_name", own.get(task, task))]:
         if name is not None and name not in VERIFIERS:
@@ -215,7 +226,7 @@ def _teachers(value: Mapping[str, Any]) -> Iterator[str]:
     if value["oger.use_off_policy_probs"] and (guides or not value["oger.replace_after_rm"]):
         yield "oger.use_off_policy_probs works for whole teachers that replace rollouts (oger.replace_after_rm)"
     in_rollout = guides or (replaces and not value["oger.replace_after_rm"])
-    if value["oger.all_correct_group"] in ("online", "skip") and in_rollout:
+    if not ALL_CORRECT_GROUPS[value["oger.all_correct_group"]].teachers_enter and in_rollout:
         yield (
             f"oger.all_correct_group {value['oger.all_correct_group']} keeps teachers out of solved groups, but with "
             "oger.n_prefix or without oger.replace_after_rm they are in before anything is graded: use keep or clip"
@@ -229,18 +240,19 @@ def _teachers(value: Mapping[str, Any]) -> Iterator[str]:
 
 def _baselines(value: Mapping[str, Any]) -> Iterator[str]:
     estimator = value["algo.advantage.estimator"]
-    if value["oger.all_correct_group"] == "clip" and estimator not in ("group_norm", "dr_grpo"):
-        yield f"oger.all_correct_group clip is for group_norm and dr_grpo, not {estimator}: use keep, online or skip"
+    solved, ours = value["oger.all_correct_group"], " and ".join(ESTIMATORS)
+    if ALL_CORRECT_GROUPS[solved].spares_teachers and estimator not in ESTIMATORS:
+        yield f"oger.all_correct_group {solved} is for {ours}, not {estimator}: use keep, online or skip"
     if value["oger.advantage_baseline"] != "rollouts":
         return
-    if estimator not in ("group_norm", "dr_grpo"):
-        yield f"oger.advantage_baseline rollouts is for group_norm and dr_grpo, not {estimator}"
+    if estimator not in ESTIMATORS:
+        yield f"oger.advantage_baseline rollouts is for {ours}, not {estimator}"
     if value["oger.n_prefix"] in (-1, value["rollout.n_samples_per_prompt"]):
         yield (
             f"oger.advantage_baseline rollouts with oger.n_prefix {value['oger.n_prefix']}: teachers begin every "
             "rollout, and none is left to measure by; use oger.advantage_baseline group, or a smaller oger.n_prefix"
         )
-    if estimator == "group_norm" and BonusSettings.of(value).is_on:
+    if estimator == "group_norm" and OgerSettings.of(value).has_bonus:
         yield (
             "oger.advantage_baseline rollouts with group_norm and a bonus: right rollouts differ by the bonus alone, "
             "and a right teacher measured by so small a spread gets an advantage of -10; use "
