@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError
@@ -52,9 +53,9 @@ class Processes(threading.Thread):
 
     def look(self) -> None:
         parents = {int(path.name): _parent(path) for path in Path("/proc").glob("[0-9]*")}
-        for pid in parents:
-            if self._driver in _ancestors(pid, parents):
-                self._note(pid, parents[pid])
+        for pid, parent in parents.items():
+            if parent is not None and self._driver in _ancestors(pid, parents):
+                self._note(pid, parent)
 
     def _note(self, pid: int, parent: int) -> None:
         try:
@@ -198,7 +199,7 @@ def _of_actor(text: str) -> str:
 def _rays_own_dead(logs: Path) -> str | None:
     """Ray's processes that the driver itself started: their exit codes are known."""
     node = ray._private.worker._global_node
-    started = node.all_processes if node is not None else {}
+    started: dict[str, Any] = node.all_processes if node is not None else {}
     for name, processes in started.items():
         for each in processes:
             code = each.process.poll()

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -95,7 +96,7 @@ def _cleared_up(logs: Path, lock: int) -> Iterator[Path]:
 
 
 def _start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool, folder: Path | None):
-    shared = {"log_to_driver": verbose, "logging_level": "warning"}
+    shared: dict[str, Any] = {"log_to_driver": verbose, "logging_level": "warning"}
     if folder is None:
         context = ray.init(runtime_env={"env_vars": environment}, **shared)
         _check_cluster(logical_gpus)
@@ -153,18 +154,19 @@ def _recipe_on_its_parser() -> Iterator[None]:
 
     from oger_recipe.settings.parser import extend_parser
 
-    upstream = argparse.ArgumentParser.parse_args
+    parser: Any = argparse.ArgumentParser
+    upstream = parser.parse_args
 
-    def parse_args(self: argparse.ArgumentParser, *args, **kwargs) -> argparse.Namespace:
-        argparse.ArgumentParser.parse_args = upstream
+    def parse_args(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> argparse.Namespace:
+        parser.parse_args = upstream
         extend_parser(self, cpu=not torch.cuda.is_available())
         return self.parse_args(*args, **kwargs)
 
-    argparse.ArgumentParser.parse_args = parse_args
+    parser.parse_args = parse_args
     try:
         yield
     finally:
-        argparse.ArgumentParser.parse_args = upstream
+        parser.parse_args = upstream
 
 
 @contextlib.contextmanager
