@@ -1,15 +1,15 @@
-"""Matrix products in the narrowest number that the hardware multiplies well."""
+"""Chooses the numbers in which matrices are multiplied."""
 
 import torch
 
 
 def matmul_dtype() -> torch.dtype:
-    """bfloat16 where the hardware multiplies it (three times as fast, cosines above 0.9999), else float32."""
+    """Returns bfloat16 where the hardware multiplies it (three times as fast, cosines above 0.9999), else float32."""
     if torch.cuda.is_available():
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
     return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
 
 
 def fast_products(device_type: str) -> torch.autocast:
-    """Weights stay float32: rounding them would cost more than rounding the products does."""
+    """Multiplies in `matmul_dtype`. Weights stay float32: rounding them costs more than rounding the products."""
     return torch.autocast(device_type, matmul_dtype(), enabled=matmul_dtype() != torch.float32)

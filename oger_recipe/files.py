@@ -12,7 +12,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Where to write a file that appears at ``path`` whole or not at all. Missing folders are made."""
+    """Gives a place for a file that appears at ``path`` whole or not at all. Makes missing folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -24,7 +24,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Where to write a folder that appears at ``path`` whole or not at all; one that another process has made there
+    """Gives a place for a folder that appears at ``path`` whole or not at all; one that another process has made there
     in the meantime stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
@@ -45,7 +45,7 @@ def write_jsonl(records: Iterable[dict[str, Any]], path: Path) -> None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSONL file; none where it does not exist, and without a last one that was cut off by a kill."""
+    """Reads the records of a JSONL file: none where it does not exist, and not a last one that a kill cut off."""
     if not path.exists():
         return []
     with path.open(encoding="utf-8") as file:  # str.splitlines would cut at U+2028, which texts may have

@@ -1,4 +1,4 @@
-"""Whether names of the Hugging Face hub can be had, asked once and quickly; its libraries ask again and again."""
+"""Asks the Hugging Face hub for names, once and quickly; its libraries ask again and again."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ def is_offline() -> bool:
 
 
 def refusal(kind: str, name: str, revision: str | None = None) -> str | None:
-    """Why the hub does not hand out this repository (kind: model, dataset), and what to do; None where it does.
+    """Says why the hub does not hand out this repository (kind: model, dataset), and what to do; None where it does.
 
     Raises Unreachable.
     """
@@ -49,7 +49,7 @@ def refusal(kind: str, name: str, revision: str | None = None) -> str | None:
 
 
 def is_cached(kind: str, name: str) -> bool:
-    """Whether the hub's cache, or that of `datasets`, has something of this repository."""
+    """Tells whether the hub's cache, or that of `datasets`, has something of this repository."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE) / f"{_CACHE[kind]}--{name.replace('/', '--')}" / "snapshots"

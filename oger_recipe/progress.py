@@ -1,4 +1,4 @@
-"""How far something long is: a bar on a terminal, elsewhere a line now and then."""
+"""Shows how far something long is: by a bar on a terminal, elsewhere by a line now and then."""
 
 import sys
 import time
@@ -12,10 +12,10 @@ _EVERY_S = 10.0  # between two lines
 
 
 class Progress:
-    """A count that is told from any thread."""
+    """A count that any thread may add to."""
 
     def __init__(self, what: str, unit: str, total: int | None = None, *, done: int = 0) -> None:
-        """what is done, of what, how many there are and how many of them were done before."""
+        """what: the work, as its line names it; done: how many of ``total`` were done before."""
         self._what, self._unit, self._total, self._done = what, unit, total, done
         self._bar = tqdm(total=total, initial=done, desc=what, unit=f" {unit}", leave=False, disable=None)
         self._said = time.monotonic()
@@ -36,7 +36,7 @@ class Progress:
 
 
 def progress(items: Iterable[T], what: str, unit: str, total: int | None = None) -> Iterator[T]:
-    """The items, as they are."""
+    """Yields the items as they are."""
     with Progress(what, unit, total) as shown:
         for item in items:
             yield item

@@ -29,14 +29,14 @@ def environment(value: Mapping[str, Any]) -> dict[str, str]:
 
 
 def may_run() -> bool:
-    """Whether this process may run code of models."""
+    """Tells whether this process may run code of models."""
     return os.environ.get(_VARIABLE) == "1"
 
 
 def untrusted(value: Mapping[str, Any], *, hub: bool) -> Iterator[str]:
-    """A sentence for every model of the run that brings code which the settings do not allow.
+    """Returns a sentence for every model of the run that brings code without permission.
 
-    Folders alone are read, or with ``hub`` models of the Hub alone, whose configurations are fetched.
+    Reads folders alone, or with ``hub`` models of the Hub alone, whose configurations it fetches.
     """
     for key in () if value[SETTING] else _MODELS:
         for model in filter(None, (value[key] or "").split(",")):
@@ -45,7 +45,7 @@ def untrusted(value: Mapping[str, Any], *, hub: bool) -> Iterator[str]:
 
 
 def refusals(model: str, key: str, revision: str | None = None, *, hub: bool = True) -> Iterator[str]:
-    """The same for one model, which ``key`` names; one sentence at most."""
+    """Does the same for one model, which ``key`` names; one sentence at most."""
     for name in (*_FILES, _GENERATE):
         try:
             path = Path(model) / name if Path(model).is_dir() else _fetched(model, name, revision) if hub else None
@@ -68,7 +68,7 @@ def refusals(model: str, key: str, revision: str | None = None, *, hub: bool = T
 
 
 def _auto_map(path: Path) -> Any:
-    """What the file says of code; nothing where it cannot be read, which is left to who loads the model."""
+    """Reads what the file says of code; nothing where it cannot be read: loading the model will say so."""
     try:
         return json.loads(path.read_text()).get("auto_map")
     except (OSError, ValueError, AttributeError):
@@ -76,14 +76,14 @@ def _auto_map(path: Path) -> Any:
 
 
 def _texts(value: Any) -> list[str]:
-    """The texts in a JSON value."""
+    """Yields the texts in a JSON value."""
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [value] if isinstance(value, str) else [text for each in inside for text in _texts(each)]
 
 
 def _fetched(model: str, name: str, revision: str | None) -> Path | None:
-    """A file of a model of the Hub, None where it has none; raises OSError where it has no config.json, or is out of
-    reach, which is found out once."""
+    """Fetches a file of a model of the Hub; None where it has none. Raises OSError where it has no config.json, or is
+    out of reach, which is found out once."""
     from transformers.utils import cached_file
 
     optional = name != _FILES[0]

@@ -1,4 +1,4 @@
-"""Keys that must not be written anywhere: they go from the command line or the recipe into the environment at once."""
+"""Moves keys, which must not be written anywhere, from the command line or the recipe into the environment."""
 
 import os
 import re
@@ -23,27 +23,28 @@ _KEYS = ("WANDB_API_KEY", "OGER_EMBEDDING_API_KEY", _REWARD_TOKEN)
 _HANDED_ON = (*_KEYS, "WANDB_MODE", "WANDB_BASE_URL", "WANDB_DIR")
 
 
-def hide_secrets(tokens: Sequence[str]) -> list[str]:
-    """The command-line tokens with a word for the environment in the place of each secret, which goes there.
+def hide_secrets(words: Sequence[str]) -> list[str]:
+    """The words of a command line with a word for the environment in the place of each secret, which goes there.
 
     The last one counts, as for every flag. What is left as it is, `secret_problems` refuses.
     """
-    hidden = list(tokens)
-    for position, token in enumerate(hidden):
-        name, separator, value = token.removeprefix("--").partition("=")
-        if not token.startswith("--") or name not in (*SECRETS, REWARD_URL):
+    hidden = list(words)
+    for position, word in enumerate(hidden):
+        name, separator, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or name not in (*SECRETS, REWARD_URL):
             continue
         if separator:
-            hidden[position] = f"--{name}={_hide(name, value)}"
+            hidden[position] = f"--{name}={hide_secret(name, value)}"
         elif position + 1 < len(hidden):
-            hidden[position + 1] = _hide(name, hidden[position + 1])
+            hidden[position + 1] = hide_secret(name, hidden[position + 1])
     return hidden
 
 
-def _hide(name: str, value: str) -> str:
+def hide_secret(name: str, value: Any) -> Any:
+    """The value of one setting in the same way; of another setting than these it stays as it is."""
     if name == REWARD_URL:
         return _hide_token(value)
-    if len(value) < _SHORTEST_KEY:
+    if name not in SECRETS or len(value) < _SHORTEST_KEY:
         return value
     os.environ[SECRETS[name]] = value
     return FROM_ENVIRONMENT
@@ -58,7 +59,7 @@ def _hide_token(url: str) -> str:
 
 
 def secret_problems(value: Mapping[str, Any]) -> list[str]:
-    """What stands in the place of a secret and is none; it is not repeated: it may be a part of one."""
+    """Says where a value in the place of a secret is none; it is not repeated: it may be a part of one."""
     problems = [
         f"{name} is neither a key nor the word {FROM_ENVIRONMENT}, which takes the key from {variable} or from "
         "`wandb login`"
@@ -71,13 +72,13 @@ def secret_problems(value: Mapping[str, Any]) -> list[str]:
 
 
 def handed_on(value: Mapping[str, Any], run_dir: Path) -> dict[str, str]:
-    """Variables for the processes of a run. What W&B writes goes into the run folder."""
+    """Returns variables for the processes of a run. W&B writes into the run folder."""
     folder = {"WANDB_DIR": str(run_dir)} if value[WANDB_KEY] else {}
     return folder | {name: os.environ[name] for name in _HANDED_ON if name in os.environ}
 
 
 def redacted(text: str) -> str:
-    """The text, which others wrote, without the keys of this process's environment."""
+    """Removes the keys of this process's environment from a text that others wrote."""
     for name in _KEYS:
         if key := os.environ.get(name):
             text = text.replace(key, f"${name}")

@@ -121,7 +121,7 @@ def _tokenizer(name: str) -> Any:
 
 
 def _summary(part: Part) -> str:
-    """How many problems have how many teachers."""
+    """Says how many problems have how many teachers."""
     from collections import Counter
 
     by_number = Counter(len(row["teachers"]) for row in part.rows)
@@ -130,7 +130,7 @@ def _summary(part: Part) -> str:
 
 
 def table(part: Part) -> str:
-    """What became of each source; the columns that are nowhere needed are left out."""
+    """Tabulates the counts of each source, without columns that no source needs."""
     from collections import Counter
 
     from oger_recipe.data.command_prepare import Tally
@@ -175,7 +175,7 @@ def _line(name: str, tally: Tally) -> dict[str, str]:
 
 
 def _validate(args: argparse.Namespace) -> bool:
-    """Prints the report; whether anything is bad."""
+    """Prints the report, and tells whether anything is bad."""
     from oger_recipe.data.command_validate import validate
     from oger_recipe.data.rows import without_repetitions
     from oger_recipe.data.sources import Columns

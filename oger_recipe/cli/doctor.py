@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oger_recipe.errors import RecipeError
-from oger_recipe.run.preflight import PROBLEM, Finding, Job, findings
-from oger_recipe.secrets import hide_secrets
-from oger_recipe.settings.recipe_file import in_prompts, read_recipe, with_verifier_path
+from oger_recipe.run.job import Job
+from oger_recipe.run.preflight import PROBLEM, Finding, findings
+from oger_recipe.settings.derived import in_prompts
 from oger_recipe.settings.shipped import find_recipe
 
 
@@ -37,22 +37,18 @@ def main(argv: list[str] | None = None) -> None:
 def _findings(recipe: Path | None, flags: list[str]) -> Iterator[Finding]:
     import torch
 
-    from oger_recipe.cli.train_ppo_ray import build_parser, parse
+    from oger_recipe.cli.train_ppo_ray import build_parser, settings_of
     from oger_recipe.settings.checks import recipe_problems
     from oger_recipe.settings.machine import gpus_found, machine_problems
 
     cpu = not torch.cuda.is_available()
-    parser = build_parser(cpu=cpu)
-    tokens = hide_secrets((read_recipe(recipe, parser) if recipe else []) + flags)
-    args = parse(parser, tokens)
-    args = parse(parser, in_prompts(args, with_verifier_path(args, tokens, recipe)))
-    value = vars(args)
+    value = in_prompts(settings_of(build_parser(cpu=cpu), flags, recipe))
     if recipe:
-        yield from (Finding(PROBLEM, text, "recipe") for text in recipe_problems(args))
-        here = machine_problems(args, cpu=cpu, gpus_here=gpus_found(value))
+        yield from (Finding(PROBLEM, text, "recipe") for text in recipe_problems(value))
+        here = machine_problems(value, cpu=cpu, gpus_here=gpus_found(value))
         yield from (Finding(PROBLEM, text, "this machine") for text in here)
-    run_dir = Path(value["oger.run_dir"] or "runs").absolute()
-    yield from findings(Job(value, run_dir, cpu, has_recipe=recipe is not None), slow=True)
+    job = Job(value, Path(value["oger.run_dir"] or "runs").absolute(), cpu, recipe)
+    yield from findings(job, has_recipe=recipe is not None, slow=True)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from oger_recipe.errors import RecipeError
 from oger_recipe.settings.grading import VerifierSettings, grading_rules
 from oger_recipe.settings.rollouts import RolloutSettings
+from oger_recipe.settings.run import EvalSettings
 
 if TYPE_CHECKING:
     from oger_recipe.evaluation.benchmarks import Problem
@@ -132,32 +134,33 @@ def _evaluate(args: argparse.Namespace, flags: list[str]) -> None:
     print(f"results: {folder / 'results.md'}, {folder / 'results.json'}\nanswers: {folder / 'answers'}")
 
 
-def _settings_of_run(args: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
+def _settings_of_run(args: argparse.Namespace, flags: list[str]) -> Mapping[str, Any]:
     """The settings of a run: the defaults, the recipe's, the flags'; --prompt_template is one of them."""
     import torch
 
     from oger_recipe.cli.train_ppo_ray import build_parser as run_parser
     from oger_recipe.rewards.verifiers import look_in
     from oger_recipe.settings.checks import answer_places
-    from oger_recipe.settings.recipe_file import read_recipe, with_verifier_path
+    from oger_recipe.settings.derived import with_verifier_path
+    from oger_recipe.settings.recipe_file import read_recipe
     from oger_recipe.settings.shipped import find_recipe
 
     parser = run_parser(cpu=not torch.cuda.is_available())
-    tokens = [*(read_recipe(find_recipe(args.recipe), parser) if args.recipe else []), *flags]
+    given = read_recipe(find_recipe(args.recipe), parser) if args.recipe else {}
     if args.prompt_template:
-        tokens.append(f"--oger.prompt_template={args.prompt_template}")
-    settings, unknown = parser.parse_known_args(tokens)
+        flags = [*flags, f"--oger.prompt_template={args.prompt_template}"]
+    settings, unknown = parser.parse_known_args(flags, argparse.Namespace(**given))
     if unknown:
         raise RecipeError(f"unrecognized arguments: {' '.join(unknown)} (oger eval --help shows all options)")
     problems = list(answer_places(vars(settings)))
     if problems:
         raise RecipeError("\n  - ".join(["this evaluation cannot be graded:", *problems]))
-    found = vars(parser.parse_args(with_verifier_path(settings, tokens, args.recipe)))
+    found = with_verifier_path(vars(settings), args.recipe)
     look_in(found["oger.verifier_path"])
     return found
 
 
-def _model(args: argparse.Namespace, settings: dict[str, Any]) -> Model:
+def _model(args: argparse.Namespace, settings: Mapping[str, Any]) -> Model:
     from oger_recipe.evaluation.sampler import Model
 
     given = {field.name: vars(args).get(field.name) for field in dataclasses.fields(Model) if field.name != "name"}
@@ -166,17 +169,15 @@ def _model(args: argparse.Namespace, settings: dict[str, Any]) -> Model:
     return Model(args.model, **given)
 
 
-def _sampling(args: argparse.Namespace, settings: dict[str, Any]) -> Sampling:
+def _sampling(args: argparse.Namespace, settings: Mapping[str, Any]) -> Sampling:
     """What was given, else what the run's evaluation has, else the defaults."""
     from oger_recipe.evaluation.sampler import Sampling
 
     of_run = {
         "n": settings["eval.n_samples_per_prompt"],
         "temperature": settings["eval.temperature"],
-        "top_p": settings["oger.eval.top_p"] or settings["rollout.top_p"],
-        "top_k": settings["oger.eval.top_k"],
-        "max_new_tokens": settings["oger.eval.max_new_tokens"] or settings["rollout.max_new_tokens"],
         "seed": settings["train.seed"],
+        **EvalSettings.of(settings).sampling(settings["rollout.top_p"], settings["rollout.max_new_tokens"]),
     }
     chosen = {name: value for name, value in of_run.items() if value is not None} if args.recipe else {}
     chosen |= {name: vars(args)[name] for name in of_run if vars(args)[name] is not None}
@@ -185,17 +186,18 @@ def _sampling(args: argparse.Namespace, settings: dict[str, Any]) -> Sampling:
     )
 
 
-def _prompting(args: argparse.Namespace, settings: dict[str, Any]) -> Prompting:
+def _prompting(args: argparse.Namespace, settings: Mapping[str, Any]) -> Prompting:
     from oger_recipe.evaluation.prompts import Prompting
 
     template, chat = settings["oger.prompt_template"], args.chat_template
     if chat is None:
         of_task = settings["oger.task.name"] is not None and not template  # as a run gives it to its own task
-        chat = settings["data.apply_chat_template"] or of_task if args.recipe else True
+        of_run = settings["data.apply_chat_template"]
+        chat = (of_task if of_run is None else of_run) if args.recipe else True
     return Prompting(template, chat, args.system_prompt, settings["data.input_template"])
 
 
-def _benchmarks(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, list[Problem]]:
+def _benchmarks(args: argparse.Namespace, settings: Mapping[str, Any]) -> dict[str, list[Problem]]:
     from oger_recipe.evaluation.benchmarks import find_file, load_benchmark, problem_of
 
     benchmarks: dict[str, list[Problem]] = {}

@@ -4,6 +4,7 @@ import argparse
 import difflib
 import textwrap
 from collections.abc import Iterator
+from typing import Any
 
 from oger_recipe.cli.openrlhf_help import SENTENCES
 from oger_recipe.errors import RecipeError
@@ -105,7 +106,8 @@ def _default(action: argparse.Action) -> str:
 def _flag(action: argparse.Action) -> Iterator[str]:
     names = ", ".join(action.option_strings)
     several_of = action.setting if isinstance(action, ListAction) else None
-    kind, choices = (several_of.read, several_of.choices) if several_of else (action.type, action.choices)
+    kind: Any = several_of.read if several_of else action.type
+    choices = several_of.choices if several_of else action.choices
     value = f"{{{','.join(map(str, choices))}}}" if choices else kind.__name__ if kind else ""
     several = {None: "", 0: "", "*": " ...", "+": " ..."}.get(action.nargs, f" x {action.nargs}")
     line = f"{names} {value}{several}".rstrip()

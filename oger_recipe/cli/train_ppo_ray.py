@@ -6,26 +6,48 @@ Everything that can be checked is checked before anything heavy is imported or s
 import argparse
 import difflib
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from oger_recipe.convert.foreign import recognised_flags
 from oger_recipe.errors import RecipeError
-from oger_recipe.secrets import SECRETS, hide_secrets
+from oger_recipe.secrets import SECRETS, hide_secret, hide_secrets
+from oger_recipe.settings.derived import with_verifier_path
 from oger_recipe.settings.parser import build_parser
-from oger_recipe.settings.recipe_file import read_recipe, with_verifier_path
+from oger_recipe.settings.recipe_file import read_recipe
 from oger_recipe.settings.upstream import CPU_DEFAULTS
 
 
-def parse(parser: argparse.ArgumentParser, tokens: list[str]) -> argparse.Namespace:
-    """The flat namespace. Raises RecipeError for flags that there are not, with the nearest that there are."""
-    args, rest = parser.parse_known_args(tokens)
-    flags = [token for token in rest if token.startswith("--")]
+def settings_of(
+    parser: argparse.ArgumentParser, flags: Sequence[str], recipe: Path | None = None
+) -> Mapping[str, Any]:
+    """The settings by flag that a recipe file and the flags over it make. Keys in them go into the environment.
+
+    Raises RecipeError for what is wrong in either, with the nearest name for one that there is not.
+    """
+    file = read_recipe(recipe, parser) if recipe else {}
+    hidden = {name: hide_secret(name, value) for name, value in file.items()}, hide_secrets(flags)
+    if hidden != (file, list(flags)):
+        print(
+            "note: a key in a recipe file or a command line is read by others, and a run keeps it nowhere: set "
+            "WANDB_API_KEY and write logger.wandb.key env; set OGER_REWARD_TOKEN and write ?token=$OGER_REWARD_TOKEN",
+            flush=True,
+        )
+    return with_verifier_path(parse(parser, hidden[1], hidden[0]), recipe)
+
+
+def parse(
+    parser: argparse.ArgumentParser, flags: Sequence[str], settings: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """``settings`` with the flags over them. Raises RecipeError for flags that there are not."""
+    args, rest = parser.parse_known_args(flags, argparse.Namespace(**settings or {}))
+    unknown = [flag for flag in rest if flag.startswith("--")]
     if rest and (advice := recognised_flags(rest)):
         raise RecipeError(f"{_unknown(rest[0], parser)}: {advice}")
     if rest:
-        raise RecipeError("; ".join(_unknown(flag, parser) for flag in flags) or f"unknown argument '{rest[0]}'")
-    return args
+        raise RecipeError("; ".join(_unknown(flag, parser) for flag in unknown) or f"unknown argument '{rest[0]}'")
+    return vars(args)
 
 
 def _unknown(flag: str, parser: argparse.ArgumentParser) -> str:
@@ -57,33 +79,20 @@ def main(
         if asked := {"-h", "--help"} & set(flags):
             print(_help(parser, flags[flags.index(asked.pop()) + 1 :]))
             return
-        tokens = _without_secrets((read_recipe(recipe, parser) if recipe else []) + flags)
-        args = parse(parser, tokens)
-        tokens = with_verifier_path(args, tokens, recipe)
-        args = parse(parser, tokens)
+        settings = settings_of(parser, flags, recipe)
         if cpu:
-            _print_cpu_defaults(args)
+            _print_cpu_defaults(settings)
+        from oger_recipe.run.job import Job
         from oger_recipe.run.training import train
 
-        train(args, parser, tokens, recipe, dry_run=dry_run, overwrite=overwrite)
+        job = Job.of(settings, recipe, cpu=cpu, overwrite=overwrite)
+        train(job, parser, dry_run=dry_run, overwrite=overwrite)
     except RecipeError as error:
         sys.exit(f"oger train: {error}")
 
 
-def _without_secrets(tokens: list[str]) -> list[str]:
-    hidden = hide_secrets(tokens)
-    if hidden != tokens:
-        print(
-            "note: a key in a recipe file or a command line is read by others, and a run keeps it nowhere: set "
-            "WANDB_API_KEY and write logger.wandb.key env; set OGER_REWARD_TOKEN and write ?token=$OGER_REWARD_TOKEN",
-            flush=True,
-        )
-    return hidden
-
-
-def _print_cpu_defaults(args: argparse.Namespace) -> None:
-    values: dict[str, Any] = vars(args)
-    chosen = [f"{key} {values[key]}" for key, default in CPU_DEFAULTS.items() if values[key] == default]
+def _print_cpu_defaults(settings: Mapping[str, Any]) -> None:
+    chosen = [f"{key} {settings[key]}" for key, default in CPU_DEFAULTS.items() if settings[key] == default]
     print("no CUDA here, so: " + ", ".join(chosen) + " (each flag can be set)", flush=True)
 
 

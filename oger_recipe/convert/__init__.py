@@ -1,1 +1,1 @@
-"""From a command line of another trainer to a recipe file: an engine, and a folder for each dialect."""
+"""Turns another trainer's command line into a recipe file: an engine, and a folder for each dialect."""

@@ -1,4 +1,4 @@
-"""What `oger convert` has to know of another trainer's command line. A dialect is a folder here that makes one."""
+"""What `oger convert` has to know of another trainer's commands. Each dialect's folder makes one `Dialect`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Argument:
     line: int
 
 
-# From the words behind the program to its settings, and sentences about what cannot be read; the function that it is
-# given tells the line on which a word stands.
+# Takes the words behind the program, and a function that tells a word's line. Returns the settings, and a sentence for
+# each word that cannot be read.
 Reader = Callable[[Sequence[str], Callable[[str], int]], tuple[list[Argument], list[str]]]
 
 
@@ -29,12 +29,12 @@ Reader = Callable[[Sequence[str], Callable[[str], int]], tuple[list[Argument], l
 class Dialect:
     """A trainer whose commands `oger convert` reads.
 
-    How its command looks: ``command`` is found in the line that runs ``program``; ``stray`` at the beginning of lines
-    that belong to a command, so that a missing backslash is found; ``read`` takes its words apart (hydra.py), and
-    ``value`` makes of a text, and of the type that its flag has, a value.
-    What its flags mean: ``sections`` of its table, by title, and exported variables that are settings.
-    What its page in docs/ says: ``page`` is its file, ``introduction`` its beginning, ``published`` the title of the
-    column with the values of the trainer's own command.
+    Its command: ``command`` matches in the line that runs ``program``. ``stray`` matches the beginning of a line that
+    belongs to a command, so that a missing backslash is found. ``read`` takes the words apart, and ``value`` turns a
+    text into a value of the flag's type (hydra.py has both for Hydra).
+    Its flags: ``sections`` holds the table by title, ``environment`` the exported variables that are settings.
+    Its page: ``page`` names the file in docs/, ``introduction`` is its beginning, and ``published`` heads the column
+    of the values in the trainer's own command.
     """
 
     name: str
@@ -56,6 +56,6 @@ class Dialect:
         return {flag.name: flag for section in self.sections.values() for flag in section}
 
     def find(self, name: str) -> Flag | None:
-        """The flag of this name, or the family that it belongs to."""
+        """Returns the flag of this name, or the family that it belongs to."""
         families = (flag for key, flag in self.flags.items() if key.endswith("*") and name.startswith(key[:-1]))
         return self.flags.get(name) or next(families, None)

@@ -1,4 +1,4 @@
-"""From another trainer's command to a recipe: its flags, one by one through its dialect's table."""
+"""Turns a command into a recipe: looks its flags up, one by one, in the table of its dialect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from oger_recipe.convert.values import UNSET, Flag, Get, NoEffect, Unsupported, 
 from oger_recipe.convert.verl_mix.dialect import VERL_MIX
 from oger_recipe.errors import RecipeError
 from oger_recipe.settings.checks import check_run
-from oger_recipe.settings.recipe_file import in_prompts, read_recipe
+from oger_recipe.settings.derived import in_prompts
+from oger_recipe.settings.flags import defaults
+from oger_recipe.settings.recipe_file import read_recipe
 
 DIALECTS = {dialect.name: dialect for dialect in (VERL_MIX,)}
 # Settings whose files may lie on another machine.
@@ -42,10 +44,10 @@ class Conversion:
 
 
 def convert(text: str, source: str, parser: argparse.ArgumentParser, variables: Mapping[str, str]) -> Conversion:
-    """The recipe of the one training command in ``text``, which comes from the file ``source``.
+    """Converts the one training command in ``text``, the content of the file ``source``.
 
     ``parser`` is that of `oger train` on a GPU machine: what equals its defaults is not written unless the command
-    says it. Problems are collected; nothing raises.
+    says it. Collects problems and raises nothing.
     """
     command = read_command(text, variables, list(DIALECTS.values()))
     result = Conversion(remarks=list(command.remarks), problems=list(command.problems))
@@ -71,7 +73,7 @@ def _convert(
 
 
 def _given(command: Command, dialect: Dialect, result: Conversion) -> dict[str, tuple[Any, int]]:
-    """The command's flags with their values and lines; the last of several counts."""
+    """Returns the command's flags with their values and lines; the last of several counts."""
     given: dict[str, tuple[Any, int]] = {}
     for argument in command.arguments:
         flag = dialect.find(argument.name)
@@ -155,7 +157,7 @@ def _word(value: Any) -> str:
 
 
 def _environment(command: Command, dialect: Dialect, result: Conversion) -> None:
-    """Exported variables: settings, or something that whoever trains has to export as well."""
+    """Turns exported variables into settings, or into remarks: the user may have to export them here as well."""
     known = {flag.name: flag for flag in dialect.environment}
     for name, value in command.environment.items():
         if name in known:
@@ -181,14 +183,13 @@ def _finish(result: Conversion, dialect: Dialect, source: str, parser: argparse.
 
 
 def _refusals(text: str, parser: argparse.ArgumentParser) -> list[str]:
-    """What `oger train` would say of the recipe."""
+    """Returns the sentences by which `oger train` would refuse the recipe."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recipe.yaml"
         path.write_text(text, encoding="utf-8")
         try:
-            tokens = read_recipe(path, parser)
-            args = parser.parse_args(in_prompts(parser.parse_args(tokens), tokens))
-            check_run(args, cpu=False, gpus_here=None)
+            settings = in_prompts(defaults(parser) | read_recipe(path, parser))
+            check_run(settings, cpu=False, gpus_here=None)
         except RecipeError as error:
             first, *sentences = str(error).replace(f"{path}:", "line ").split("\n  - ")
             return sentences or [first]

@@ -1,4 +1,4 @@
-"""What to say of another trainer's command that is handed to `oger train` or `oger convert`."""
+"""Advice for users who hand another trainer's command to `oger train` or `oger convert`."""
 
 import re
 from collections.abc import Sequence
@@ -55,11 +55,11 @@ _TRL_FLAGS = frozenset(
 
 
 def recognised(text: str) -> str | None:
-    """What to do with a script or page of another trainer; None if it is none."""
+    """Says what to do with a script or page of another trainer. Returns None where it is none."""
     return next((advice for sign, advice in _SIGNS if sign.search(text)), None)
 
 
 def recognised_flags(tokens: Sequence[str]) -> str | None:
-    """The same for words that stand where flags of `oger train` are expected."""
+    """Says the same of words that stand where flags of `oger train` are expected."""
     names = {token.removeprefix("--").partition("=")[0] for token in tokens}
     return TRL if names & _TRL_FLAGS else recognised(" ".join(tokens))

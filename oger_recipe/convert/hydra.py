@@ -1,4 +1,4 @@
-"""Hydra's command line: ``name=value``, and how it reads a value."""
+"""Reads a command line as Hydra does: words of the form ``name=value``, and their values."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _REFERENCE = re.compile(r"\$\{([\w.]+\.[\w.]+)\}")
 
 
 def stray(sections: Sequence[str]) -> re.Pattern[str]:
-    """The beginning of a line that sets something in one of these sections."""
+    """Matches the beginning of a line that sets something in one of these sections."""
     return re.compile(rf"\s*['\"]?\+{{0,2}}(?:{'|'.join(sections)})\.[\w.]+=")
 
 
 def read_overrides(words: Sequence[str], line_of: Callable[[str], int]) -> tuple[list[Argument], list[str]]:
-    """The settings among the words, with references to other settings resolved, and what is wrong with the others."""
+    """Returns the settings, references among them resolved, and a sentence for every word that is none."""
     overrides: list[Argument] = []
     problems = []
     for word in words:
@@ -42,7 +42,7 @@ def _refusal(word: str) -> str:
 
 
 def parse(text: str, kind: type | None = None) -> Any:
-    """A value as Hydra reads it: null, a switch, a number, a list; else, and for ``str``, the text without quotes."""
+    """Returns null, a switch, a number or a list as Hydra does; else, and for ``str``, the text without quotes."""
     word = text.strip()
     if word in ("", "null", "None", "~", "{}"):
         return None

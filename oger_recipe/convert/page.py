@@ -1,4 +1,4 @@
-"""A dialect's page in docs/, from its table."""
+"""Writes a dialect's page in docs/ from its table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from oger_recipe.convert.values import Flag
 
 
 def page(dialect: Dialect) -> str:
-    """The page's text."""
+    """Returns the page's text."""
     return "\n".join([dialect.introduction, *_sections(dialect)])
 
 

@@ -1,4 +1,4 @@
-"""A recipe file with a comment behind every setting."""
+"""Writes a recipe file with a comment behind every setting."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _WIDTH = 118
 def recipe_text(
     settings: dict[str, tuple[Any, list[str], bool]], header: Iterable[str], common_prefix: str = ""
 ) -> str:
-    """``settings``: our flag -> (value, the flags that it comes from, whether one of them was given).
+    """Returns the file's text. ``settings``: our flag -> (value, the flags that it comes from, whether one was given).
 
-    Leaves ``common_prefix`` out of these flags' names.
+    Leaves ``common_prefix`` out of the names of these flags.
     """
     root: dict[str, Any] = {}
     for key in sorted(settings, key=lambda key: _ORDER.index(key.split(".")[0])):  # stable: else as they came
@@ -49,6 +49,6 @@ def _lines(node: dict[str, Any], indent: str, prefix: str) -> Iterator[str]:
 
 
 def _scalar(value: Any) -> str:
-    """The value as YAML on one line."""
+    """Writes the value as YAML on one line."""
     text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...").strip()

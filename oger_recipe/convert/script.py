@@ -1,4 +1,4 @@
-"""The training command in a shell script, or in a page of text that quotes one."""
+"""Finds the training command in a shell script, or in a page of text that quotes one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPERATOR = re.compile(r"(?:[0-9&]?>{1,2}(?:&[0-9-])?|<|\|{1,2}|&{1,2}|;).*", re
 
 @dataclass
 class Command:
-    """What was found. ``problems`` are sentences about what cannot be read; ``remarks`` about what was passed over."""
+    """A command as it was found. ``problems``: what cannot be read; ``remarks``: what is passed over."""
 
     dialect: Dialect | None = None  # None: with problems
     arguments: list[Argument] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Command:
 
 @dataclass(frozen=True)
 class _Line:
-    """Lines that backslashes join, and the number of the first and of the last of them."""
+    """Lines joined by backslashes, with the numbers of the first and the last."""
 
     text: str
     first: int
@@ -42,7 +42,7 @@ class _Line:
 
 
 def read_command(text: str, variables: Mapping[str, str], dialects: Sequence[Dialect]) -> Command:
-    """The one training command in ``text``; ``variables`` win over those that the text sets."""
+    """Reads the one training command in ``text``; ``variables`` win over those that the text sets."""
     command = Command()
     known = dict(variables)
     lines = list(_joined(text))
@@ -69,7 +69,7 @@ def read_command(text: str, variables: Mapping[str, str], dialects: Sequence[Dia
 
 
 def _joined(text: str) -> Iterator[_Line]:
-    """Logical lines. A comment ends the line that it is on, and with it the joining, as in a shell."""
+    """Joins lines as a shell does: a comment ends its line, and with it the joining."""
     parts: list[str] = []
     first = 1
     for number, line in enumerate(text.splitlines(), start=1):
@@ -97,7 +97,7 @@ def _without_comment(line: str) -> tuple[str, bool]:
 
 
 def _expand(text: str, known: Mapping[str, str], used: set[str]) -> str:
-    """``text`` with the known variables in place; unknown ones stay as they are written."""
+    """Puts known variables in place; unknown ones stay as they are written."""
 
     def value(match: re.Match[str]) -> str:
         name = match["plain"] or match["braced"]
@@ -112,7 +112,7 @@ def _expand(text: str, known: Mapping[str, str], used: set[str]) -> str:
 
 
 def _read_assignments(text: str, command: Command, known: dict[str, str], fixed: Mapping[str, str]) -> None:
-    """``NAME=value`` and ``export NAME=value ...`` before the command."""
+    """Reads ``NAME=value`` and ``export NAME=value ...`` before the command."""
     match = _ASSIGNMENT.fullmatch(text)
     if match is None:
         return
@@ -131,7 +131,7 @@ def _read_assignments(text: str, command: Command, known: dict[str, str], fixed:
 def _read_arguments(
     entry: _Line, lines: list[str], command: Command, dialect: Dialect, known: Mapping[str, str]
 ) -> None:
-    """The words behind the program, in the dialect's syntax; exported variables before it."""
+    """Reads the words behind the program by the dialect's syntax, and variables in front of it."""
     try:
         words = shlex.split(_expand(entry.text, known, command.used))
     except ValueError as error:

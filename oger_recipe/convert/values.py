@@ -1,4 +1,4 @@
-"""What a dialect's table is made of: a flag, its default there, and the rule that says what becomes of it here."""
+"""The parts of a dialect's table: flags, and the rules that turn their values into settings of ours."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Rule = Callable[[Any, Get], Settings]
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag of another trainer: its default there, what becomes of it here, and what to say about it."""
+    """One flag of another trainer: its default there, its rule here, and what its page says of it."""
 
     name: str  # "trainer.exp*": all that begin so
     default: Any
@@ -53,7 +53,7 @@ class Flag:
 
 
 def checked(value: Any, flag: Flag) -> Any:
-    """The value as the flag's type; null where that is a value.
+    """Returns the value as the flag's type; null where that is a value.
 
     Raises:
         Unsupported: it is of another type, or still a variable where a number or a switch is needed.
@@ -70,12 +70,12 @@ def checked(value: Any, flag: Flag) -> Any:
 
 
 def is_placeholder(value: Any) -> bool:
-    """Whether a text stands for what the user has to fill in."""
+    """Tells whether a text stands for what the user has to fill in."""
     return isinstance(value, str) and bool(re.search(r"\$|path/to|<[^>]+>|your[-_ /]", value))
 
 
 def one_of(value: Any, choices: Mapping[Any, Any]) -> Any:
-    """What the value means among ``choices``. Raises Unsupported with all of them and the nearest one."""
+    """Returns what the value means among ``choices``. Raises Unsupported with all of them and the nearest one."""
     if value in choices:
         return choices[value]
     names = [str(choice) for choice in choices]
@@ -84,22 +84,22 @@ def one_of(value: Any, choices: Mapping[Any, Any]) -> Any:
 
 
 def to(*targets: str) -> Rule:
-    """The value itself, for each of these flags of ours."""
+    """Gives the value itself to each of these flags of ours."""
     return lambda value, get: dict.fromkeys(targets, value)
 
 
 def choice(target: str, choices: Mapping[Any, Any]) -> Rule:
-    """Another word for the same thing."""
+    """Replaces their word for a thing by ours."""
     return lambda value, get: {target: one_of(value, choices)}
 
 
 def bound_of(target: str) -> Rule:
-    """A bound of -1 is none."""
+    """Sets a bound; -1 is none."""
     return lambda value, get: {target: None if value == -1 else value}
 
 
 def inert(reason: str) -> Rule:
-    """Whatever its value is."""
+    """Says that no value has an effect, and why."""
 
     def rule(value: Any, get: Get) -> Settings:
         raise NoEffect(reason)
@@ -108,7 +108,7 @@ def inert(reason: str) -> Rule:
 
 
 def only(works: Any, reason: str, instead: str) -> Rule:
-    """One value is what happens here anyway; any other cannot be honoured."""
+    """Accepts the one value that happens here anyway, and refuses any other."""
 
     def rule(value: Any, get: Get) -> Settings:
         if value == works:
@@ -119,7 +119,7 @@ def only(works: Any, reason: str, instead: str) -> Rule:
 
 
 def where(condition: Callable[[Get], str], rule: Rule) -> Rule:
-    """``rule``, unless ``condition`` gives a reason why the flag does nothing in this command."""
+    """Applies ``rule``, unless ``condition`` gives a reason why the flag does nothing in this command."""
 
     def conditional(value: Any, get: Get) -> Settings:
         reason = condition(get)

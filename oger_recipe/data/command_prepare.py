@@ -26,12 +26,13 @@ _BATCH = 256  # texts that the tokenizer is given at once
 
 @dataclass
 class Tally:
-    """What became of one source. Rows: ``rows`` were read, of which ``rows_held_out`` ask problems that are held out,
-    ``rows_too_long`` ask one that is too long, and ``rows_other_answer`` give another answer than the first source.
+    """Counts of one source.
 
+    Rows: ``rows`` were read; of these ``rows_held_out`` ask a problem that is held out, ``rows_too_long`` one that is
+    too long, and ``rows_other_answer`` give another answer than the first source.
     Trajectories: each is one of ``teachers`` (written), ``wrong`` (also written, where wrong ones are kept),
     ``duplicates`` (an earlier source has the same text for the problem), ``too_long`` and ``ungraded``. ``right`` of
-    ``graded`` trajectories, copies and long ones included, are right; ``disagreed``: the source had said otherwise.
+    ``graded`` ones, copies and long ones included, are right; of ``disagreed`` ones the source says otherwise.
     ``tokens`` are those of ``teachers``.
     """
 
@@ -48,7 +49,7 @@ class Tally:
 
 @dataclass
 class _Trajectory:
-    """A text, by the first that has it; said: what each source that has it claims about it."""
+    """A text of a teacher. ``source``: the first that has it; ``said``: the claim of each source that has it."""
 
     source: str
     text: str
@@ -59,8 +60,8 @@ class _Trajectory:
 
 @dataclass
 class _Problem:
-    """The first row that asks a problem, and the trajectories of all; others: answers that differ in their text;
-    uid_where: the row that gave the uid."""
+    """A problem by the first row that asks it, with the trajectories of all rows. ``others``: answers with another
+    text; ``uid_where``: the place of the row that gave the uid."""
 
     row: Row
     where: str
@@ -72,17 +73,18 @@ class _Problem:
 
 @dataclass
 class Part:
-    """Rows to write, and by the sources' names what became of each."""
+    """Rows to write, and the counts of each source by its name."""
 
     rows: list[Row]
     tallies: dict[str, Tally]
 
 
 def build(mix: Mix, pool: GradingPool, tokenizer: Any = None, *, held_out: bool = False) -> tuple[Part, Part | None]:
-    """The rows of a mix and, where asked for, those of the problems that it holds out.
+    """Builds the rows of a mix and, where asked for, those of the problems that it holds out.
 
     Two rows ask the same problem when their questions are the same up to white space; the first decides on prompt,
-    answer and task. Every trajectory is verified. tokenizer: needed where the mix has limits; counts tokens.
+    answer and task. Every trajectory is verified. ``tokenizer`` counts tokens where the mix has limits.
+
     Raises:
         RecipeError: a source cannot be read, a row is malformed, an answer cannot be read by its verifier, two
             problems have the same uid, or no problem is left.
@@ -155,7 +157,7 @@ def _mapped(record: Any, source: Source, where: str) -> Any:
 
 
 def _column(record: dict[str, Any], column: str, where: str) -> Any:
-    """The value of a column, or of a field inside one: ``outer.inner``."""
+    """Returns the value of a column, or of a field inside one: ``outer.inner``."""
     if column in record:
         return record[column]
     value: Any = record
@@ -182,7 +184,7 @@ def _answer(text: Any, answer_from: str | None, where: str) -> Any:
 
 
 def _teachers(value: Any, said: Any, name: str, where: str) -> list[dict[str, Any]]:
-    """One trajectory or a list of them, as texts or as messages; what is empty is none."""
+    """Reads one trajectory or a list of them, as texts or as messages; leaves empty ones out."""
     values = value if isinstance(value, list) else [value]
     claims = said if isinstance(said, list) else [said] * len(values)
     if len(claims) != len(values):
@@ -212,7 +214,7 @@ def _add(problem: _Problem, row: Row, where: str, tally: Tally) -> None:
 
 
 def _name(problems: dict[str, _Problem]) -> None:
-    """A uid for every problem that has none. Raises RecipeError when two have the same."""
+    """Gives a uid to every problem without one. Raises RecipeError when two have the same."""
     used: dict[str, str] = {}
     for key, problem in problems.items():
         if problem.row["uid"] == _NO_UID:
@@ -269,7 +271,7 @@ def _short_problems(problems: list[_Problem], mix: Mix, tokenizer: Any) -> list[
 
 
 def _lengths(texts: list[str], tokenizer: Any) -> list[int]:
-    """Numbers of tokens, without special tokens."""
+    """Counts the tokens of each text, without special tokens."""
     lengths: list[int] = []
     with Progress("tokens", "texts", len(texts)) as counted:
         for start in range(0, len(texts), _BATCH):
@@ -280,7 +282,7 @@ def _lengths(texts: list[str], tokenizer: Any) -> list[int]:
 
 
 def _is_used(problem: _Problem, trajectory: _Trajectory, graded: Graded, mix: Mix) -> bool:
-    """Whether a trajectory is written; counts what becomes of it for each source that has it."""
+    """Tells whether a trajectory is written, and counts it for each source that has it."""
     _refuse_unreadable(problem, graded)
     right = bool(graded.verdict.score)
     (owner, _), *copies = trajectory.said
@@ -303,7 +305,7 @@ def _is_used(problem: _Problem, trajectory: _Trajectory, graded: Graded, mix: Mi
 
 
 def _check_answers(problems: list[_Problem], pool: GradingPool) -> None:
-    """Has the verifiers read answers to which there is no trajectory; an empty response is enough for that."""
+    """Has the verifiers read the answers of problems without a trajectory; an empty response is enough for that."""
     answers = [(problem.row["task"], "", problem.row["answer"], None) for problem in problems]
     for problem, graded in zip(problems, pool.grade_many(answers, progress=len(answers) > 2000), strict=True):
         _refuse_unreadable(problem, graded)
@@ -323,12 +325,12 @@ def _compare_answers(problems: list[_Problem], pool: GradingPool) -> None:
 
 
 def _as_response(task: str, answer: str) -> str:
-    """A mathematical answer is found for certain in a box; others are responses already."""
+    """Puts a mathematical answer into a box, where it is found for certain; others are responses already."""
     return f"\\boxed{{{answer}}}" if task == "math" and last_boxed(answer) is None else answer
 
 
 def _written(row: Row, teachers: dict[str, list[dict[str, Any]]], chats: bool) -> Row:
-    """The row as it goes to the file, where prompts are all chats or all texts: readers want one type a column."""
+    """Returns the row for the file, where prompts are all chats or all texts: readers want one type a column."""
     prompt = row["prompt"]
     if chats and isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]

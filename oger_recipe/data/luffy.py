@@ -1,4 +1,4 @@
-"""Records in the shape of the files that LUFFY and OGER released, as rows of the recipe.
+"""Turns records of the files that LUFFY and OGER released into rows of the recipe.
 
 ``prompt`` chat messages, ``target`` [{role, content}] or null, ``target_lst`` list of texts, ``reward_model``
 {style, ground_truth}, ``data_source`` str, ``ability`` str, ``extra_info`` {split, index}, and
@@ -18,12 +18,12 @@ _ABILITIES = {"math": "math"}
 
 
 def is_luffy(record: Any) -> bool:
-    """Whether a record keeps its reference answer where these files have it, and is no row of the recipe's own."""
+    """Tells whether a record keeps its answer where these files have it, and is no row of the recipe's own."""
     return isinstance(record, dict) and "teachers" not in record and "ground_truth" in _mapping(record, "reward_model")
 
 
 def index_uid(record: dict[str, Any]) -> str | None:
-    """``data_source/split/index``; None for a record without an index."""
+    """Returns ``data_source/split/index``, or None for a record without an index."""
     extra = _mapping(record, "extra_info")
     if extra.get("index") is None:
         return None
@@ -32,8 +32,10 @@ def index_uid(record: dict[str, Any]) -> str | None:
 
 
 def own_record(record: dict[str, Any], answer: str, task: str | None, flag: str, where: str) -> dict[str, Any]:
-    """The record with the recipe's columns in place of LUFFY's. A column ``answer`` of the record's own goes before
-    the ground truth, and ``task``, which is the user's by ``flag``, before what data_source and ability say.
+    """Puts the recipe's columns in place of LUFFY's.
+
+    A column ``answer`` of the record's own goes before the ground truth. ``task``, the user's by ``flag``, goes before
+    the task of data_source and ability.
 
     Raises:
         RecipeError: no verifier is known for the record, or its targets are malformed.
@@ -50,7 +52,7 @@ def own_record(record: dict[str, Any], answer: str, task: str | None, flag: str,
 
 
 def _teachers(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    """The target and the list of targets, each text once."""
+    """Collects the target and the list of targets, each text once."""
     teachers: dict[str, dict[str, Any]] = {}
     target = _target(record.get("target"), where)
     if target:
@@ -66,7 +68,7 @@ def _teachers(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
 
 
 def _target(target: Any, where: str) -> str | None:
-    """The text of the first message, which is the only one that LUFFY trains on."""
+    """Returns the text of the first message, the only one that LUFFY trains on."""
     if not target:
         return None
     content = target[0].get("content") if isinstance(target, list) and isinstance(target[0], dict) else target

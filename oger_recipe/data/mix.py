@@ -38,7 +38,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Mix:
-    """Sources, in the order in which they contribute, and what is left out.
+    """Sources, in the order in which they contribute, and limits.
 
     tokenizer: folder or hub name; max_prefix_len: tokens of a teacher with its end of sequence; max_prompt_length:
     tokens of a problem without its template; None: no limit.
@@ -58,7 +58,7 @@ _IN_WORDS = {str: "a text", int: "a number of 1 or more", dict: "a mapping", lis
 
 
 def read_mix(path: Path) -> Mix:
-    """The mix that a YAML file describes. Raises RecipeError with the file, the source and what can be written."""
+    """Reads a mix from a YAML file. Raises RecipeError with the file, the source and what can be written."""
     try:
         document = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -92,7 +92,7 @@ def _source(entry: Any, where: str) -> Source:
 
 
 def _checked(document: Any, kind: type, where: str) -> dict[str, Any]:
-    """The mapping, if it has only fields of ``kind``, all that are required, each of its type."""
+    """Returns the mapping, if it has only fields of ``kind``, all that are required, each of its type."""
     if not isinstance(document, dict):
         raise RecipeError(f"{where}: expected a mapping, found {type(document).__name__}")
     _refuse_unknown(document, [field.name for field in fields(kind)], where)

@@ -1,4 +1,4 @@
-"""Dataset rows and what is required of them.
+"""Dataset rows and their checks.
 
 A row: ``uid`` str, ``prompt`` str or chat messages, ``answer`` str, ``task`` str, ``datasource`` str (optional),
 ``teachers`` list of {``source`` str, ``text`` str, ``correct`` bool or null, ``probs`` list of float (optional)}
@@ -25,7 +25,7 @@ _ABOVE_ONE = 1e-4  # what rounding in half precision adds to a probability of 1
 
 
 def decode_line(line: bytes, where: str) -> Any:
-    """The JSON document of a line (or a file). Raises RecipeError where it is none, or is no text."""
+    """Decodes the JSON document of a line (or a file). Raises RecipeError where it is none, or is no text."""
     try:
         row = json.loads(line.decode("utf-8-sig"))  # some editors begin a file with a byte order mark
         if rb"\ud" in line or rb"\uD" in line:  # half of a surrogate pair is valid JSON, but no text
@@ -48,7 +48,7 @@ def refuse_rows(mistakes: Sequence[str]) -> None:
 
 
 def without_repetitions(mistakes: Iterable[str]) -> Iterator[str]:
-    """The mistakes; one that is in many rows at the first of them alone, with the number of the others."""
+    """Shortens a list of mistakes: one that many rows share is said at the first, with the number of the others."""
     rows: dict[str, list[str]] = {}
     for mistake in mistakes:
         rows.setdefault(_reason(mistake), []).append(mistake)
@@ -123,14 +123,14 @@ def _are_probabilities(values: Any) -> bool:
 
 
 def problem_key(prompt: str | list[dict[str, Any]]) -> str:
-    """What is the same for two prompts that ask the same: the user's words, without differences in white space."""
+    """Returns a key that prompts share when they ask the same: the user's words, white space evened out."""
     turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     question = " ".join(str(turn["content"]) for turn in turns if turn["role"] == "user")
     return unicodedata.normalize("NFC", " ".join(question.split()))
 
 
 def teacher_columns(rows: Iterable[Row], input_key: str, label_key: str) -> list[str]:
-    """Columns beside the prompt's that hold lists or long texts; the reference answer may be a whole solution."""
+    """Lists columns beside the prompt's with lists or long texts; the reference answer may be a whole solution."""
     used = {"uid", "prompt", "task", "datasource", "teachers", "answer", input_key} - {label_key}
     kinds: dict[str, str] = {}
     for row in islice(rows, _LOOKED_AT):

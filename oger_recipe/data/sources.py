@@ -1,4 +1,4 @@
-"""Where dataset rows come from: files, folders and Hub datasets, with the names of their columns."""
+"""Reads dataset rows from files, folders and Hub datasets, by the names of their columns."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ SUFFIXES = (".jsonl", ".json", ".parquet")
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of the problem, its reference answer and its teachers; the task of rows that name none; the user's own
-    tasks; for messages, the flags that name the first two columns and the task. by_content: rows without a uid of
-    their own that ask the same are repetitions, whatever index LUFFY's files give them.
+    """Columns of the problem, its reference answer and its teachers.
+
+    ``task``: of rows that name none; ``own_tasks``: the user's; ``flags`` and ``task_flag``: for messages, the flags
+    that name the first two columns and the task. ``by_content``: rows without a uid of their own that ask the same
+    are repetitions, whatever index LUFFY's files give them.
     """
 
     prompt: str = "prompt"
@@ -41,8 +43,8 @@ class Columns:
 
 @dataclass
 class Seen:
-    """Uids of the rows that were read so far: derived ones with how often their rows came, and those of LUFFY's
-    files. Later sources differ."""
+    """Uids of the rows read so far: derived ones with the number of their rows, and those of LUFFY's files. Uids of
+    later sources differ from the latter."""
 
     derived: Counter[str] = field(default_factory=Counter)
     indices: set[str] = field(default_factory=set)
@@ -57,12 +59,13 @@ def read_dataset(
     counts: Counter[str] | None = None,
     seen: Seen | None = None,
 ) -> list[Row]:
-    """Checked rows of a comma-separated dataset setting: .jsonl, .json and .parquet files, folders that `datasets`
-    saved, and Hub datasets, ``owner/name`` or ``config@owner/name``.
+    """Reads and checks the rows of a comma-separated dataset setting: .jsonl, .json and .parquet files, folders that
+    `datasets` saved, and Hub datasets, ``owner/name`` or ``config@owner/name``.
 
     The files that LUFFY and OGER released are read as they are; their uid is ``data_source/split/index`` where no
     other row has the same. Rows without a ``uid`` get one from prompt and answer; among them, repetitions are left
     out, and counted as ``duplicates`` in ``counts``; ``seen`` tells how often each came.
+
     Raises:
         RecipeError: a source cannot be read or rows are malformed; with their file and lines.
     """
@@ -75,7 +78,7 @@ def read_dataset(
 
 
 def is_hub_name(source: str) -> bool:
-    """Whether a source can only be a Hub dataset."""
+    """Tells whether a source can only be a Hub dataset."""
     return not Path(source).exists() and not source.endswith(SUFFIXES) and not source.startswith((".", "/", "~"))
 
 
@@ -98,8 +101,8 @@ def _read_source(source: str, columns: Columns, split: str, seen: Seen, counts: 
 
 
 def each_row(source: str, columns: Columns, split: str, seen: Seen) -> Iterator[tuple[int, Row | RecipeError | None]]:
-    """Every record of a source with its number: as a checked row, as what is wrong with it, or as None where it
-    repeats a row and neither has a uid. Raises RecipeError when the source cannot be read."""
+    """Yields every record of a source with its number: as a checked row, as what is wrong with it, or as None where
+    it repeats a row and neither has a uid. Raises RecipeError when the source cannot be read."""
     records = list(progress(_records_or_errors(source, split), f"reading {source}", "rows"))
     indices = Counter(index_uid(record) for _, record in records if is_luffy(record) and not columns.by_content)
     unique = {uid for uid, count in indices.items() if uid is not None and count == 1} - seen.indices
@@ -131,13 +134,13 @@ def each_row(source: str, columns: Columns, split: str, seen: Seen) -> Iterator[
 
 
 def _first_use(row: Any, number: int, uids: dict[str, int]) -> int:
-    """The first line whose row has this uid; this one, if it has none."""
+    """Returns the first line whose row has this uid; this one, if it has none."""
     uid = row.get("uid") if isinstance(row, dict) else None
     return uids.setdefault(uid, number) if isinstance(uid, str) and uid else number
 
 
 def to_row(record: Any, columns: Columns, where: str) -> Any:
-    """A record with the columns of the recipe's rows, unchecked; its uid is the record's own, if it has one.
+    """Gives a record the columns of the recipe's rows, unchecked; its uid is the record's own, if it has one.
 
     Raises:
         RecipeError: a column that was asked for is missing, or LUFFY's columns are malformed.
@@ -169,8 +172,8 @@ def _no_column(name: str, flag: str, record: dict[str, Any], where: str) -> Reci
 
 
 def _teachers(value: Any, column: str) -> Any:
-    """Texts as teachers: one is named after its column, those of a list after their place in it; what is empty is
-    none. Whatever else is there is left for the check."""
+    """Makes teachers of texts: one is named after its column, those of a list after their place in it. Leaves empty
+    ones out, and everything else to the check."""
     if isinstance(value, str):
         return [{"source": column, "text": value, "correct": None}] if value else []
     if not isinstance(value, list):
@@ -182,7 +185,7 @@ def _teachers(value: Any, column: str) -> Any:
 
 
 def _derive_uid(row: Any) -> bool:
-    """Gives a row without a uid one from prompt and answer; whether it did."""
+    """Gives a row without a uid one from prompt and answer, and tells whether it did."""
     if not isinstance(row, dict) or row.get("uid") or not row["prompt"] or not row["answer"]:
         return False
     content = json.dumps([row["prompt"], row["answer"]], sort_keys=True, default=str)
@@ -191,7 +194,7 @@ def _derive_uid(row: Any) -> bool:
 
 
 def as_text(answer: Any) -> Any:
-    """Answers are texts; datasets also keep them as JSON documents or numbers, whole ones often as 27.0."""
+    """Makes a text of an answer: datasets also keep JSON documents, and numbers, whole ones often as 27.0."""
     if isinstance(answer, dict | list):
         return json.dumps(answer)
     if isinstance(answer, float):
@@ -200,7 +203,7 @@ def as_text(answer: Any) -> Any:
 
 
 def read_records(source: str, split: str) -> Iterable[tuple[int, Any]]:
-    """Numbered records of one source as they are. Raises RecipeError when it cannot be read."""
+    """Numbers the records of one source as they are. Raises RecipeError when it cannot be read."""
     path = Path(source).expanduser()
     if path.is_dir():
         return enumerate(_saved(path, split), start=1)
@@ -216,7 +219,7 @@ def read_records(source: str, split: str) -> Iterable[tuple[int, Any]]:
 
 
 def _records_or_errors(source: str, split: str) -> Iterable[tuple[int, Any]]:
-    """The numbered records, with an error in the place of a line that cannot be decoded."""
+    """Numbers the records, with an error in the place of a line that cannot be decoded."""
     path = Path(source).expanduser()
     if path.suffix != ".jsonl" or path.is_dir():
         return read_records(source, split)
@@ -241,7 +244,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that hold anything."""
+    """Yields the lines of a file that hold anything, with their numbers."""
     _require_file(path)
     with path.open("rb") as lines:
         yield from ((number, line) for number, line in enumerate(lines, start=1) if line.strip())

@@ -13,9 +13,13 @@ BOXED = "Please reason step by step, and put your final answer within \\boxed{}.
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """text: the prompt with ``{question}`` in it, None for the tokenizer's own chat template; stop: texts that end a
-    response besides the end-of-sequence token; place: where it asks for the answer (one of rewards.rules.PLACES, None:
-    it does not say); thinks: whether responses hold a thought that ``</think>`` ends (None: not known)."""
+    """A prompt format.
+
+    ``text``: the prompt with ``{question}`` in it, None for the tokenizer's own chat template; ``stop``: texts that
+    end a response besides the end-of-sequence token; ``place``: where it asks for the answer (one of
+    rewards.rules.PLACES, None: it does not say); ``thinks``: whether ``</think>`` ends a thought in responses (None:
+    not known).
+    """
 
     text: str | None
     stop: tuple[str, ...] = ()
@@ -23,7 +27,7 @@ class PromptTemplate:
     thinks: bool | None = None
 
     def apply(self, question: str) -> str:
-        """The prompt for a question; braces in either are just text. Raises ValueError for the chat template."""
+        """Puts a question into the template; braces are just text. Raises ValueError for the chat template."""
         if self.text is None:
             raise ValueError("the chat template is the tokenizer's: use its apply_chat_template")
         return self.text.replace(PLACEHOLDER, question)

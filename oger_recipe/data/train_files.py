@@ -20,7 +20,7 @@ _BATCH = 256  # prompts that the tokenizer is given at once: it has threads of i
 
 
 class Tokenizer(Protocol):
-    """What is used of a transformers tokenizer."""
+    """The part of a transformers tokenizer that is used here."""
 
     eos_token: str
     eos_token_id: int
@@ -49,14 +49,14 @@ class Budget:
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """How a row's prompt becomes text: by a named template here, or by OpenRLHF's own two flags later."""
+    """Turns a row's prompt into text: by a named template here, or by OpenRLHF's own two flags later."""
 
     apply_chat_template: bool
     input_template: str | None
     template: PromptTemplate | None = None
 
     def written(self, prompt: Any) -> Any:
-        """What the prompt file holds: the final text under a named template, else the prompt as it is."""
+        """Returns the prompt for the prompt file: the final text under a named template, else as it is."""
         return self.template.apply(_question(prompt)) if self.template else prompt
 
     def text(self, prompt: Any, tokenizer: Tokenizer) -> str:
@@ -84,7 +84,7 @@ def _question(prompt: Any) -> str:
 
 @dataclass(frozen=True)
 class TeacherChoice:
-    """Which teachers a run takes, by the names of its flags.
+    """The choice of a run's teachers, by the names of its flags.
 
     A teacher of more than ``max_prefix_len`` tokens, end of sequence included, or of more than the prompt leaves, is
     dropped, or with ``long_teachers`` "truncate" cut to the tokens that fit. A cut trajectory has no end of sequence,
@@ -100,7 +100,7 @@ class TeacherChoice:
 
 @dataclass(frozen=True)
 class _Prompt:
-    """A prompt that fits: its row, its text, and the tokens that it leaves to a response."""
+    """A prompt that fits: its row, its text, and the tokens left for a response."""
 
     row: Row
     text: str
@@ -109,7 +109,7 @@ class _Prompt:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A teacher trajectory that has still to be verified; probs: as many as tokens; marked: the data's `correct`."""
+    """A teacher trajectory before verification. ``probs``: as many as tokens; ``marked``: the data's ``correct``."""
 
     row: Row
     source: str
@@ -182,7 +182,7 @@ def _none_fits(prompts: int, budget: Budget) -> str:
 def _fitting(
     rows: Sequence[Row], prompt_format: PromptFormat, budget: Budget, tokenizer: Tokenizer, counts: Counter[str]
 ) -> Iterator[list[_Prompt]]:
-    """The prompts that fit the budget, batch by batch; the others are counted."""
+    """Yields the prompts that fit the budget, batch by batch, and counts the others."""
     with Progress("tokens", "prompts", len(rows)) as progress:
         for start in range(0, len(rows), _BATCH):
             batch = rows[start : start + _BATCH]
@@ -201,7 +201,7 @@ def _fitting(
 
 
 def _line(row: Row, prompt_format: PromptFormat, rules: GradingRules) -> str:
-    """A row of the prompt file."""
+    """Returns a row as a line of the prompt file."""
     record = {
         "prompt": prompt_format.written(row["prompt"]),
         "label": json.dumps(rules.label(row), ensure_ascii=False),
@@ -213,7 +213,7 @@ def _line(row: Row, prompt_format: PromptFormat, rules: GradingRules) -> str:
 def _candidates(
     prompts: list[_Prompt], choice: TeacherChoice, tokenizer: Tokenizer, counts: Counter[str]
 ) -> Iterator[_Candidate]:
-    """The teachers of the chosen sources, cut or left out where they are too long."""
+    """Yields the teachers of the chosen sources; cuts or leaves out those that are too long."""
     found = []
     for prompt in prompts:
         for teacher in prompt.row.get("teachers") or []:
@@ -229,7 +229,7 @@ def _candidates(
 
 
 def _text(teacher: dict[str, Any], prompt: str, tokenizer: Tokenizer) -> str:
-    """Without an end of sequence, whether or not the text carries it; chat templates put a newline after."""
+    """Removes the end of sequence from a teacher's text; chat templates put a newline after it."""
     text = _continuation(teacher["text"], prompt)
     if text.rstrip().endswith(tokenizer.eos_token):
         text = text.rstrip().removesuffix(tokenizer.eos_token)
@@ -249,7 +249,7 @@ def _candidate(row: Row, teacher: dict[str, Any], text: str, tokens: list[int]) 
 def _fitted(
     candidate: _Candidate, longest: int, long_teachers: str, tokenizer: Tokenizer, counts: Counter[str]
 ) -> list[_Candidate]:
-    """The teacher, cut to ``longest`` tokens where it has more, or nothing in its place."""
+    """Cuts a teacher of more than ``longest`` tokens, or leaves it out."""
     if len(candidate.tokens) <= longest:
         return [candidate]
     if long_teachers == "drop":
@@ -263,7 +263,7 @@ def _fitted(
 
 
 def _continuation(text: str, prompt: str) -> str:
-    """A teacher as it goes on from the prompt: a thought that the prompt has opened is not opened once more."""
+    """Lets a teacher go on from the prompt: a thought that the prompt has opened is not opened once more."""
     before, tag, after = prompt.rpartition("<think>")
     opened = tag and not after.strip() and text.startswith("<think>")
     return text.removeprefix("<think>").removeprefix(after) if opened else text
@@ -272,7 +272,7 @@ def _continuation(text: str, prompt: str) -> str:
 def _verified(
     candidates: list[_Candidate], rules: GradingRules, pool: GradingPool, keep_wrong: bool, counts: Counter[str]
 ) -> dict[str, list[Teacher]]:
-    """The usable teachers by uid; the others are counted."""
+    """Verifies teachers. Returns the usable ones by uid and counts the others."""
     calls = [(c, *rules.call(c.row)) for c in candidates]
     answers = [(task, rules.read(c.text), c.row["answer"], options) for c, task, options in calls]
     teachers: dict[str, list[Teacher]] = {}

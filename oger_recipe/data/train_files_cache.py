@@ -1,4 +1,4 @@
-"""Cache of the files that `oger train` reads: the same rows, prepared in the same way, are not prepared again."""
+"""Cache of the files that `oger train` reads: the same rows are not prepared in the same way twice."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _PROMPTS, _TEACHERS, _COUNTS = "prompts.jsonl", "teachers.arrow", "counts.json"
 def write_train_files_once(
     rows: Sequence[Row], *, cache: Path, prompts_path: Path, teachers_path: Path | None, **how: Any
 ) -> Counter[str]:
-    """As `write_train_files` with the arguments ``how``; from ``cache`` where it has the same rows and arguments.
+    """Calls `write_train_files` with ``how``, unless ``cache`` has the files of the same rows and arguments.
 
-    Nothing is kept whose outcome may differ the next time: see `content_key`, and teachers that could not be graded.
+    Keeps nothing whose outcome may differ the next time: see `content_key`, and teachers that could not be graded.
     """
     key = content_key(rows, how | {"with_teachers": teachers_path is not None})
     places = {_PROMPTS: prompts_path} | ({_TEACHERS: teachers_path} if teachers_path is not None else {})
@@ -42,9 +42,9 @@ def write_train_files_once(
 
 
 def content_key(rows: Sequence[Row], how: Mapping[str, Any]) -> str | None:
-    """A hash of the rows, of everything in ``how``, and of all code and installed packages that may have a part in it.
+    """Hashes the rows, everything in ``how``, and all code and installed packages that may have a part in the outcome.
 
-    None where that is not all that decides: the user's own verifiers, and tokenizers with code of their own.
+    Returns None where more decides: the user's own verifiers, and tokenizers with code of their own.
     Raises TypeError for an argument whose content is not known here.
     """
     tokenizer = how["tokenizer"]
@@ -63,7 +63,7 @@ def content_key(rows: Sequence[Row], how: Mapping[str, Any]) -> str | None:
 
 
 def _content(value: Any) -> Any:
-    """A JSON document that differs where the value does."""
+    """Returns a JSON document that differs where the value does."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if dataclasses.is_dataclass(value):
@@ -94,7 +94,7 @@ def _packages() -> list[str]:
 
 
 def _kept(folder: Path, places: Mapping[str, Path]) -> Counter[str] | None:
-    """Copies the files to their places; the counts, or None where the folder is not there or not whole."""
+    """Copies the files to their places. Returns the counts, or None where the folder is not there or not whole."""
     try:
         kept = json.loads((folder / _COUNTS).read_text())
         if any((folder / name).stat().st_size != kept["sizes"][name] for name in places):

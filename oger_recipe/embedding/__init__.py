@@ -13,9 +13,8 @@ PARTS: dict[str, Callable[[str, str], str]] = {
 
 @dataclass(frozen=True)
 class LongText:
-    """Of a text longer than the encoder reads, what is embedded. pieces: of (text, characters), where a server embeds;
-    cut_from: the side that a tokenizer cuts where the encoder is loaded here; None: nothing is cut, all is read in
-    windows."""
+    """The part of a long text that is embedded. ``pieces``: of (text, characters), where a server embeds;
+    ``cut_from``: the side that a tokenizer cuts where the encoder is loaded here; None: it reads all in windows."""
 
     pieces: Callable[[str, int], list[str]]
     cut_from: str | None

@@ -1,4 +1,4 @@
-"""What every encoder shares: each distinct text once, and no vector in place of one that could not be had."""
+"""The base of all encoders: each distinct text is embedded once, and no vector stands in for one that failed."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -31,7 +31,7 @@ class EmbeddingError(ValueError):
 
 
 def part_of(text: str, part: str) -> str:
-    """What ``part`` (see EncoderSettings) names of a text."""
+    """Returns the ``part`` (see EncoderSettings) of a text."""
     thought, tag, answer = text.rpartition("</think>")
     return PARTS[part](thought, answer) if tag else text
 
@@ -46,33 +46,33 @@ class Encoder(ABC):
     @property
     @abstractmethod
     def dimension(self) -> int:
-        """d, the length of a vector."""
+        """Returns d, the length of a vector."""
 
     @property
     @abstractmethod
     def _longest(self) -> int:
-        """The tokens of a text that are read at a time, without special ones."""
+        """Returns how many tokens are read at a time, without special ones."""
 
     @abstractmethod
     def _lengths(self, texts: list[str]) -> list[int]:
-        """The tokens of each text, without special ones."""
+        """Counts the tokens of each text, without special ones."""
 
     @abstractmethod
     def _embed(self, texts: list[str]) -> tuple[torch.Tensor, dict[int, str]]:
-        """[n, d] float32 unit rows of distinct texts, on the CPU; the row of a failed text is not finite.
+        """Returns [n, d] float32 unit rows of distinct texts, on the CPU; the row of a failed text is not finite.
 
         The second result has reasons, by the text's position, where there is more to say than that.
         """
 
     def share_read(self, texts: list[str]) -> float:
-        """Of the tokens of these texts (of their ``part``), the share that decides their vectors."""
+        """Returns the share of these texts' tokens (of their ``part``) that decides their vectors."""
         if LONG_TEXTS[self.settings.long_texts].cut_from is None:
             return 1.0
         lengths = self._lengths([part_of(text, self.settings.part) for text in texts]) if texts else []
         return sum(min(length, self._longest) for length in lengths) / sum(lengths) if any(lengths) else 1.0
 
     def encode(self, texts: list[str], max_error_rate: float = 0.0) -> torch.Tensor:
-        """[len(texts), d] float32, unit rows, on the CPU. Failed texts have rows of nan, if they are few enough.
+        """Returns [len(texts), d] float32 unit rows, on the CPU, of nan for failed texts, if they are few enough.
 
         Raises:
             EmbeddingError: a larger share of the texts than max_error_rate has no embedding.
@@ -82,7 +82,7 @@ class Encoder(ABC):
         return rows
 
     def encode_each(self, texts: list[str]) -> tuple[torch.Tensor, dict[str, str]]:
-        """Rows as of encode, however many are nan, and for each failed text the reason."""
+        """Returns the rows of `encode`, however many are nan, and for each failed text the reason."""
         if not texts:
             return torch.empty(0, self.dimension), {}
         distinct = list(dict.fromkeys(texts))
@@ -109,11 +109,11 @@ def stop_on_failures(texts: list[str], failed: dict[str, str], max_error_rate: f
 
 
 def unit_rows(vectors: torch.Tensor) -> torch.Tensor:
-    """[n, d]; a row of zeros has no direction and becomes nan."""
+    """Normalises rows [n, d]; a row of zeros has no direction and becomes nan."""
     return vectors / vectors.norm(dim=1, keepdim=True)
 
 
 def mean_direction(vectors: torch.Tensor, owners: torch.Tensor, count: int) -> torch.Tensor:
-    """[count, d] unit rows: the mean of the unit vectors [P, d] of each text's pieces; owners [P] has the texts."""
+    """Averages the unit vectors [P, d] of each text's pieces to unit rows [count, d]; owners [P] has the texts."""
     total = torch.zeros(count, vectors.shape[1]).index_add_(0, owners, vectors)
     return unit_rows(total)  # dividing by the number of pieces first would change nothing

@@ -37,9 +37,9 @@ class EmbeddingCache:
         self._refresh()
 
     def encode(self, texts: list[str], max_error_rate: float = 0.0) -> torch.Tensor:
-        """[len(texts), d] float32 unit rows; new texts are encoded and kept, ``SLICE`` at a time.
+        """Returns [len(texts), d] float32 unit rows; encodes and keeps new texts, ``SLICE`` at a time.
 
-        Texts without an embedding are not kept; their rows are nan, if they are few enough.
+        Keeps no text without an embedding; such rows are nan, if they are few enough.
 
         Raises:
             EmbeddingError: a larger share of the texts than max_error_rate has no embedding.
@@ -101,7 +101,7 @@ class EmbeddingCache:
         )
 
     def _append(self, known: dict[bytes, int], vectors: np.ndarray) -> None:
-        """Writes what is still new of ``known``, whose values are rows of ``vectors``."""
+        """Writes the keys of ``known`` that are still new; its values are rows of ``vectors``."""
         with (self._folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two runs may share the cache
             self._refresh()

@@ -1,4 +1,4 @@
-"""Embeddings of trajectories by a sentence-transformers model, and the choice of an encoder."""
+"""Embeds trajectories with a sentence-transformers model, and chooses the encoder of a run."""
 
 import importlib.util
 from pathlib import Path
@@ -13,12 +13,12 @@ from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 
 
 def make_encoder(settings: EncoderSettings, batch_size: int) -> Encoder:
-    """The encoder that the settings describe: a server's where they have a url, else one that is loaded here."""
+    """Makes the encoder of the settings: a server's where they have a url, else one that is loaded here."""
     return (RemoteEncoder if settings.url else TrajectoryEncoder)(settings, batch_size)
 
 
 def model_location(model: str) -> str:
-    """The packaged model's folder, or the name as it is (a folder or a hub name)."""
+    """Returns the packaged model's folder, or the name as it is (a folder or a hub name)."""
     if model != PACKAGED_MODEL:
         return model
     spec = importlib.util.find_spec(PACKAGED_MODEL.replace("-", "_"))
@@ -74,12 +74,12 @@ class TrajectoryEncoder(Encoder):
         return mean_direction(unit_rows(vectors), owners, len(texts)), {}
 
     def _embed_cut(self, texts: list[str]) -> torch.Tensor:
-        """[n, d]: what the tokenizer leaves of each text at its truncation side; shortest batches last."""
+        """Embeds what the tokenizer leaves of each text at its truncation side: [n, d]; shortest batches last."""
         vectors = self._model.encode(texts, batch_size=self.batch_size, show_progress_bar=False)
         return torch.from_numpy(vectors).float()
 
     def _embed_chunks(self, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """[P, d]: consecutive windows of tokens of all texts, as many to a batch as texts; [P]: whose they are.
+        """Embeds consecutive windows of the texts' tokens: [P, d], and [P] with the text of each.
 
         Windows are of token ids: the text of a window may have other tokens than it had within the whole.
         """

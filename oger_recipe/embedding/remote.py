@@ -1,4 +1,4 @@
-"""Embeddings of trajectories by a server with OpenAI's interface: POST {url}/embeddings."""
+"""Embeds trajectories by a server with OpenAI's interface: POST {url}/embeddings."""
 
 import math
 import os
@@ -23,7 +23,7 @@ _REFUSES_AN_INPUT = (400, 413, 422)  # HTTP status that another input may not ge
 
 
 class _Failed(Exception):
-    """A request is given up."""
+    """The end of a request's attempts."""
 
     def __init__(self, reason: str, of_input: bool = False) -> None:
         super().__init__(reason)
@@ -74,7 +74,7 @@ class RemoteEncoder(Encoder):
         return mean_direction(unit_rows(vectors), torch.tensor(owners), len(texts)), why
 
     def _vectors_or_reasons(self, pieces: list[str]) -> tuple[torch.Tensor, list[str]]:
-        """[n, d], nan where a piece failed, and n reasons, empty where none did."""
+        """Returns [n, d], nan where a piece failed, and n reasons, empty where none did."""
         try:
             vectors = self._post(pieces)
             if vectors.shape[1] != self.dimension:
@@ -88,7 +88,7 @@ class RemoteEncoder(Encoder):
         return torch.cat([rows for rows, _ in halves]), halves[0][1] + halves[1][1]
 
     def _post(self, pieces: list[str]) -> torch.Tensor:
-        """[n, d] float32 as the server answers, in the order of the pieces; raises _Failed."""
+        """Returns [n, d] float32 as the server answers, in the order of the pieces. Raises _Failed."""
         reason = ""
         for attempt in range(_ATTEMPTS):
             if attempt:
@@ -110,7 +110,7 @@ class RemoteEncoder(Encoder):
 
 
 def probe(settings: EncoderSettings, connect_s: float = 5, answer_s: float = 30) -> int:
-    """The length of a vector of the server's, asked for once.
+    """Asks the server once for the length of a vector.
 
     Raises:
         ValueError: what RemoteEncoder raises it for, without its repetitions.
@@ -149,12 +149,12 @@ def _api_key() -> str:
 
 
 def _pieces(text: str, settings: EncoderSettings) -> list[str]:
-    """What is sent of a text; for an empty one, itself."""
+    """Cuts a text into the pieces that are sent; an empty one is its own piece."""
     return LONG_TEXTS[settings.long_texts].pieces(text, CHARACTERS_PER_TOKEN * settings.max_tokens)
 
 
 def _in_order(answer: httpx.Response, count: int) -> torch.Tensor:
-    """[count, d]: the answer's embeddings by their index; raises _Failed when it does not have just these."""
+    """Returns the answer's embeddings by their index, [count, d]. Raises _Failed when it does not have just these."""
     try:
         items: list[dict[str, Any]] = sorted(answer.json()["data"], key=lambda item: item["index"])
         vectors = torch.tensor([item["embedding"] for item in items], dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Similarity of pairs of texts by a cross-encoder, which reads both together."""
+"""Scores pairs of texts with a cross-encoder, which reads both together."""
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ class Reranker:
         self._model.max_seq_length = min(max_tokens, self._model.max_seq_length or max_tokens)
 
     def similarity(self, pairs: list[tuple[str, str]]) -> torch.Tensor:
-        """[len(pairs)] float32 in [0, 1], on the CPU; equal pairs are scored once.
+        """Returns [len(pairs)] float32 in [0, 1], on the CPU; scores equal pairs once.
 
         Raises:
             ValueError: a score is not a number (with the count and the beginning of the first such pair).

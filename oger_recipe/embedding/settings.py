@@ -1,4 +1,4 @@
-"""What decides an embedding besides its text. Importing this loads neither torch nor a model library."""
+"""The settings of an encoder. Importing this loads neither torch nor a model library."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -13,10 +13,10 @@ CHARACTERS_PER_TOKEN = 4  # where a server embeds: its tokenizer is not known he
 
 @dataclass(frozen=True)
 class EncoderSettings:
-    """What decides a vector besides the text; two equal settings give equal vectors.
+    """All that decides a vector besides the text: equal settings give equal vectors.
 
-    ``part``: what is read of a text: all of it, the thought (before the last ``</think>``), or the answer (after it);
-    a text without that tag is read whole.
+    ``part``: all of a text, its thought (before the last ``</think>``), or its answer (after it); a text without that
+    tag is read whole.
     ``long_texts``: of a text of more than ``max_tokens`` tokens, the encoder reads its first ``max_tokens`` (head),
     its last (tail), or all of it in windows of ``max_tokens`` whose unit vectors are averaged (chunks).
     ``url``: the OpenAI-compatible endpoint (.../v1) that serves ``model``; None loads the model here.
@@ -45,12 +45,12 @@ class EncoderSettings:
 
     @classmethod
     def of_run(cls, oger: Mapping[str, Any]) -> "EncoderSettings":
-        """From a run's settings, by their names in the recipe's section."""
+        """Reads a run's settings by their names in the recipe's section."""
         names = ("model", "revision", "max_tokens", "long_texts", "part", "trust_remote_code", "url")
         return cls(**{name: oger[f"embedding_{name}"] for name in names})
 
     def fingerprint(self) -> dict[str, Any]:
-        """The settings, and for a model folder also its files: another model may lie under the same name later."""
+        """Returns the settings, and of a model folder also its files: they may be another model's later."""
         folder = Path(self.model)
         if self.url:
             return asdict(self) | {"characters_per_token": CHARACTERS_PER_TOKEN}

@@ -1,1 +1,1 @@
-"""What a person looks at: progress lines, the summary and the curves of a run."""
+"""Shows a run to people: lines on the console, the summary and the curves."""

@@ -73,6 +73,7 @@ class Console:
                 self._show(json.loads(line))
 
     def _show(self, event: dict[str, Any]) -> None:
+        """Calls the method of the event's name; events without one show nothing."""
         show = getattr(self, f"_on_{event['event']}", None)
         if show is not None:
             show(event)
@@ -136,7 +137,7 @@ class Console:
         )
 
     def _line(self, event: dict[str, Any]) -> str:
-        """Where there is a bar, that has the times."""
+        """Adds the times where no bar has them."""
         line = step_line(event, self._steps)
         return line if self._has_bar() else f"{line} | {pace(self._moments, self._steps - event['step'])}"
 
@@ -175,7 +176,7 @@ def _moment(event: dict[str, Any]) -> str:
 
 
 def evaluation_text(event: dict[str, Any]) -> str:
-    """One line for an evaluation; with several benchmarks one for each, and their average above."""
+    """Writes one line for an evaluation; with several benchmarks one for each, and their average above."""
     benchmarks = event.get("benchmarks", {})
     several = len(benchmarks) > 1
     text = f"{_moment(event)}: {'average ' if several else ''}{_scores(event)} on {event['n_problems']} problems"
@@ -193,19 +194,19 @@ def _scores(metrics: dict[str, Any]) -> str:
 
 
 def waiting_line(doing: str, phase: str, seconds: float) -> str:
-    """What goes on while nothing ends."""
+    """Says what goes on while nothing ends."""
     return " | ".join(part for part in (doing, phase, f"for {clock(seconds)}") if part)
 
 
 def pace(moments: Sequence[float], steps_left: int) -> str:
-    """Time since the first moment, and how long the steps left take at the pace of the latest ones."""
+    """Says how long it took since the first moment, and how long the steps left take at the latest pace."""
     recent = moments[-RECENT_STEPS - 1 :]
     left = steps_left * (recent[-1] - recent[0]) / max(len(recent) - 1, 1)
     return f"{clock(moments[-1] - moments[0])} elapsed, {clock(left)} left"
 
 
 def step_line(metrics: dict[str, Any], steps: int) -> str:
-    """One line for one step's metrics; those that its method lacks, or that are 0 in this step, are left out."""
+    """Writes one line for one step's metrics, without those that its method lacks or that are 0 in this step."""
     bonus = _if_any(metrics, " + bonus {:.3f}", "oger/bonus")
     parts = [
         f"step {metrics['step']:>4}/{steps}",

@@ -1,4 +1,4 @@
-"""The pictures of a run: how often it is right, what bonus and teachers do, and how the policy fares."""
+"""Draws a run: how often it is right, what bonus and teachers do, and how the policy fares."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -85,7 +85,7 @@ PICTURES = {
 
 
 def draw_curves(steps: list[Record], evaluations: list[Record], folder: Path) -> None:
-    """solve_rate.png with a panel for each benchmark, and one picture for each of PICTURES that has any curve."""
+    """Draws solve_rate.png, a panel for each benchmark, and one picture for each of PICTURES that has any curve."""
     _draw_solve_rate(steps, evaluations, folder / "solve_rate.png")
     for name, panels in PICTURES.items():
         if name == "bonus_and_teachers" and not any(_acts(step) for step in steps):
@@ -121,7 +121,7 @@ def _draw_solve_rate(steps: list[Record], evaluations: list[Record], path: Path)
 
 
 def _draw_benchmark(panel: Axes, name: str, points: list[tuple[int, Record]], last: int) -> None:
-    """Scores on held-out problems by step; the first and the last carry their values."""
+    """Draws the scores on held-out problems by step, with the values of the first and the last."""
     metrics = list(dict.fromkeys(key for _, scores in points for key in main_metrics(scores.get("n"))))
     first_ends, last_ends = [], []
     for metric, colour, marker in zip(metrics, COLOURS, "o^sDvP*", strict=False):
@@ -169,7 +169,7 @@ def _draw_panel(axes: Axes, panel: Panel, steps: list[Record]) -> None:
 
 
 def _series(steps: list[Record], value: Value) -> list[float]:
-    """nan where a step has no such metric."""
+    """Lists the values by step; nan where a step has no such metric."""
     found = [value(step) if callable(value) else step.get(value) for step in steps]
     return [math.nan if each is None else float(each) for each in found]
 
@@ -179,7 +179,7 @@ def _is_known(values: Sequence[float]) -> bool:
 
 
 def _is_drawn(values: Sequence[float]) -> bool:
-    """Something is known, and not only zeros, which would hide each other on the axis."""
+    """Tells whether anything but zeros is known; those would hide each other on the axis."""
     return any(value and not math.isnan(value) for value in values)
 
 
@@ -188,7 +188,7 @@ def _is_zero(panel: Panel, steps: list[Record]) -> bool:
 
 
 def _window(steps: int) -> int:
-    """Neighbours that a curve is averaged over: an odd number, 1 for a short run."""
+    """Returns how many neighbours a curve is averaged over: an odd number, 1 for a short run."""
     return 1 if steps < SMOOTHED_FROM else steps // 24 * 2 + 3
 
 
@@ -198,7 +198,7 @@ def _smoothing(steps: list[Record]) -> list[str]:
 
 
 def moving_mean(values: Sequence[float], width: int) -> list[float]:
-    """Mean over ``width`` (odd) neighbours, at the ends over those that there are; nan does not count and stays."""
+    """Averages over ``width`` (odd) neighbours, at the ends over fewer; nan does not count and stays."""
     half = width // 2
     array = np.array(values, dtype=float)
     known = ~np.isnan(array)

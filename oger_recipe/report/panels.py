@@ -1,4 +1,4 @@
-"""Small multiples: panels of one unit each, in colours that everyone can tell apart, that say what is left out."""
+"""Small multiples: panels of one unit each, in colours that everyone can tell apart."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ LABEL_GAP = 0.075  # of a panel's height, between the middles of two labels
 
 
 def sheet(count: int, *, columns: int = 3) -> tuple[Figure, list[Axes]]:
-    """A figure of ``count`` panels, row by row. It is no pyplot figure: those belong to the main thread."""
+    """Makes a figure of ``count`` panels, row by row. It is no pyplot figure: those belong to the main thread."""
     columns = min(count, columns)
     rows = -(-count // columns)
     figure = Figure(figsize=(4.1 * columns, 3.1 * rows), layout="constrained")
@@ -29,7 +29,7 @@ def sheet(count: int, *, columns: int = 3) -> tuple[Figure, list[Axes]]:
 
 
 def save(figure: Figure, path: Path, *, note: str = "") -> None:
-    """The whole file or none; ``note`` stands below the panels."""
+    """Writes the whole file or none; ``note`` stands below the panels."""
     if note:
         figure.supxlabel(note, fontsize=8, color=GREY)
     with atomic_write(path) as partial:
@@ -37,7 +37,7 @@ def save(figure: Figure, path: Path, *, note: str = "") -> None:
 
 
 def dress(panel: Axes, title: str, *, legend: bool = True) -> None:
-    """Title, grid and whole steps; the legend stands between title and curves, where it hides nothing."""
+    """Sets title, grid and whole steps; puts the legend between title and curves, where it hides nothing."""
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
     panel.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
@@ -63,21 +63,21 @@ def dress(panel: Axes, title: str, *, legend: bool = True) -> None:
 
 
 def steps_from_zero(panel: Axes, last: float, *, left: int = 0, right: int = 0) -> None:
-    """The axis of steps from 0 to ``last``, with room for labels of so many letters on both sides."""
+    """Sets the axis of steps from 0 to ``last``, with room for labels of so many letters on both sides."""
     span = max(last, 1)
     panel.set_xlim(-(0.03 + LETTER * left) * span, (1.03 + LETTER * right) * span)
     panel.set_xticks([tick for tick in MaxNLocator(5, integer=True).tick_values(0, span) if 0 <= tick <= span])
 
 
 def from_zero_if_near(panel: Axes, values: Sequence[float]) -> None:
-    """An axis that begins at 0 where that hides nothing of the curves; zeros themselves stay in sight."""
+    """Begins the axis at 0 where that hides nothing of the curves; zeros themselves stay in sight."""
     low, high = np.nanmin(values), np.nanmax(values)
     if 0 <= low < high / 2:
         panel.set_ylim(bottom=-0.02 * high)
 
 
 def label_ends(panel: Axes, ends: Sequence[tuple[float, float, str, str]], side: str) -> None:
-    """Texts beside points (x, y, text, colour), left or right of them, moved apart where they would overlap."""
+    """Writes texts beside points (x, y, text, colour), moved apart where they would overlap."""
     low, high = panel.get_ylim()
     gap = LABEL_GAP * (high - low)
     heights = spread([y for _, y, _, _ in ends], gap, low + gap / 2, high - gap / 2)
@@ -96,7 +96,7 @@ def label_ends(panel: Axes, ends: Sequence[tuple[float, float, str, str]], side:
 
 
 def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """The values, moved as little as possible (least squares) to be ``gap`` apart and, if that fits, in [low, high].
+    """Moves values as little as possible (least squares) to be ``gap`` apart and, if that fits, in [low, high].
 
     Less its rank times the gap, each has to be at least the one below it: neighbours that are not are pooled.
     """

@@ -1,4 +1,4 @@
-"""The study's runs as one table and one figure: ``python -m oger_recipe.report.study {has,add,table} FOLDER ...``.
+"""Makes one table and one figure of the study's runs: ``python -m oger_recipe.report.study {has,add,table} FOLDER``.
 
 Every run is a line of results.jsonl, so that its folder need not be kept.
 """
@@ -47,7 +47,7 @@ Record = dict[str, Any]
 
 
 def record(folder: Path, regime: str, arm: str, seed: int) -> Record:
-    """The line of one finished run."""
+    """Returns the line of one finished run."""
     last = max((folder / "eval").glob("step_*.json"))
     summary = json.loads((folder / "summary.json").read_text())
     steps = last_attempts(read_jsonl(folder / "metrics.jsonl"))
@@ -63,7 +63,7 @@ def record(folder: Path, regime: str, arm: str, seed: int) -> Record:
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Mean and half the width of its 95 % interval (Student's t over seeds); nan for a single value."""
+    """Returns the mean and half the width of its 95 % interval (Student's t over seeds); nan for a single value."""
     from scipy import stats
 
     mean = float(np.mean(values))
@@ -73,7 +73,7 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 
 def table(records: list[Record], regime: str) -> str:
-    """Markdown: one row an arm, in points; differences are from GRPO's and from OGER's run of the same seed."""
+    """Writes Markdown, one row an arm, in points; differences are from GRPO's and OGER's run of the same seed."""
     own, other = REGIMES[regime], next(name for name in REGIMES.values() if name != REGIMES[regime])
     by_arm: dict[str, dict[int, Record]] = defaultdict(dict)
     for each in records:
@@ -98,7 +98,7 @@ def table(records: list[Record], regime: str) -> str:
 
 
 def _gains(runs: dict[int, Record], others: dict[int, Record], benchmark: str) -> str:
-    """avg@64 above that of the other arm's runs, over the seeds that both have."""
+    """Says how far avg@64 is above that of the other arm's runs, over the seeds that both have."""
     gains = [
         _figure(runs[seed], benchmark, "avg_at_64") - _figure(others[seed], benchmark, "avg_at_64")
         for seed in sorted(runs.keys() & others.keys())
@@ -121,13 +121,13 @@ def _points(values: list[float], *, signed: bool = False) -> str:
 
 
 def _end(runs: dict[int, Record], curve: str) -> str:
-    """Mean over the last ten steps and the seeds; empty where nothing was measured."""
+    """Averages over the last ten steps and the seeds; empty where nothing was measured."""
     ends = [np.mean(run["curves"][curve][-10:]) for run in runs.values() if run["curves"][curve]]
     return f"{np.mean(ends):.3f}" if ends and any(ends) else ""
 
 
 def draw(records: list[Record], path: Path) -> None:
-    """The arms' scores in every regime, and below the curves of the main arms over the steps."""
+    """Draws the arms' scores in every regime, and below the curves of the main arms over the steps."""
     by_regime = {regime: [each for each in records if each["regime"] == regime] for regime in REGIMES}
     by_regime = {regime: runs for regime, runs in by_regime.items() if runs}
     figure = Figure(figsize=(10.5, 3.5 + 2.8 * len(by_regime)), layout="constrained")
@@ -147,7 +147,7 @@ def draw(records: list[Record], path: Path) -> None:
 
 
 def _draw_scores(panel: Axes, records: list[Record], regime: str) -> None:
-    """avg@64 of every arm, best arms of the study's order first."""
+    """Draws avg@64 of every arm, in the study's order from above."""
     arms = [arm for arm in ARMS if any(each["arm"] == arm for each in records)]
     for row, arm in enumerate(reversed(arms)):
         scores = [100 * _figure(each, REGIMES[regime], "avg_at_64") for each in records if each["arm"] == arm]
@@ -168,7 +168,7 @@ def _draw_scores(panel: Axes, records: list[Record], regime: str) -> None:
 
 
 def _draw_curve(panel: Axes, records: list[Record], curve: str) -> None:
-    """Means over the seeds, smoothed over five steps, with their intervals; the variants of OGER stand in grey."""
+    """Draws means over the seeds, smoothed over five steps, with intervals; the variants of OGER in grey."""
     drawn: list[float] = []
     for arm in sorted(ARMS, key=lambda arm: arm in MAIN):
         curves = [each["curves"][curve] for each in records if each["arm"] == arm]

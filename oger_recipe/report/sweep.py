@@ -1,4 +1,4 @@
-"""Held-out curves of runs that differ in one setting: ``python -m oger_recipe.report.sweep FOLDER NAME``."""
+"""Draws held-out curves of runs that differ in one setting: ``python -m oger_recipe.report.sweep FOLDER NAME``."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ Points = list[tuple[int, float, list[float]]]  # step, score, its interval
 
 
 def curves(summary: dict[str, Any]) -> dict[str, tuple[str, Points]]:
-    """For each benchmark the name of its first metric (avg_at_<n>) and its scores by step.
+    """Returns for each benchmark the name of its first metric (avg_at_<n>) and its scores by step.
 
     Raises ValueError for a run without evaluation.
     """

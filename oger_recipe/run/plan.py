@@ -1,6 +1,5 @@
 """What a run will do, in numbers, before anything is started: ``oger train --dry-run``."""
 
-import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,20 +47,20 @@ def counted(files: Iterable[Path]) -> Size | None:
     return Size(rows)
 
 
-def describe(args: argparse.Namespace, training: Size | None, evaluation: Size | None) -> str:
+def describe(value: Mapping[str, Any], training: Size | None, evaluation: Size | None) -> str:
     """GPUs by role, the arithmetic of a step, the number of steps and the memory, as lines of text.
 
-    ``args`` is the flat, checked namespace; a dataset's size is None where it is not known.
+    ``value``: the checked settings by flag; a dataset's size is None where it is not known.
     """
     return "\n".join(
         [
-            *_gpus(args),
+            *_gpus(value),
             "",
-            *_step(args),
-            *_steps(vars(args), training),
-            *_evaluation(vars(args), evaluation),
+            *_step(value),
+            *_steps(value, training),
+            *_evaluation(value, evaluation),
             "",
-            *_memory(vars(args)),
+            *_memory(value),
         ]
     )
 
@@ -75,15 +74,15 @@ def on_this_machine(problems: Iterable[str], found: Iterable[Finding]) -> str:
     return "\n".join(["on this machine:", *(lines or ["  nothing speaks against the run"])])
 
 
-def _gpus(args: argparse.Namespace) -> list[str]:
-    value, asked = vars(args), gpus_by_role(vars(args))
+def _gpus(value: Mapping[str, Any]) -> list[str]:
+    asked = gpus_by_role(value)
     layout = {
         role: f"{value[f'{key}.num_nodes']} nodes x {value[f'{key}.num_gpus_per_node']}" for role, key in _GROUPS
     }
     layout["vLLM engines"] = f"{value['vllm.num_engines']} engines x {value['vllm.tensor_parallel_size']}"
     lines = ["GPUs by role:"]
     lines += [f"  {role:<14}{layout[role]:<20}{count:>4}" for role, count in asked.items()]
-    shared = [role for role in layout if role not in asked and _is_used(role, args)]
+    shared = [role for role in layout if role not in asked and _is_used(role, value)]
     lines += [f"  {role:<14}{layout[role]:<20}   on the actor's" for role in shared]
     return [*lines, f"  {'together':<34}{sum(asked.values()):>4}"]
 
@@ -91,8 +90,7 @@ def _gpus(args: argparse.Namespace) -> list[str]:
 _GROUPS = (("actor", "actor"), ("reference", "ref"), ("critic", "critic"))
 
 
-def _is_used(role: str, args: argparse.Namespace) -> bool:
-    value = vars(args)
+def _is_used(role: str, value: Mapping[str, Any]) -> bool:
     used = {
         "reference": value["algo.kl.init_coef"] > 0,
         "critic": value["algo.advantage.estimator"] == "gae",
@@ -101,10 +99,9 @@ def _is_used(role: str, args: argparse.Namespace) -> bool:
     return used.get(role, False)
 
 
-def _step(args: argparse.Namespace) -> list[str]:
-    value = vars(args)
+def _step(value: Mapping[str, Any]) -> list[str]:
     prompts, samples = value["rollout.batch_size"], value["rollout.n_samples_per_prompt"]
-    rows, batch, ranks = prompts * samples, value["train.batch_size"], policy_ranks(vars(args))
+    rows, batch, ranks = prompts * samples, value["train.batch_size"], policy_ranks(value)
     cut = (
         f"{batch // ranks // value['train.micro_batch_size']} micro-batches of {value['train.micro_batch_size']} rows"
     )

@@ -25,26 +25,14 @@ from oger_recipe.data.sources import is_hub_name
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.benchmarks import BENCHMARKS
+from oger_recipe.run.job import Job
 from oger_recipe.run.memory import checkpoint_bytes, estimate, in_main_memory, readable, shape_of
 from oger_recipe.secrets import WANDB_KEY
-from oger_recipe.settings.effects import compares, embeds, own_section
 from oger_recipe.settings.grading import VerifierSettings, grading_rules
 from oger_recipe.settings.machine import gpus_by_role
+from oger_recipe.settings.oger import OgerSettings
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
-
-
-@dataclass(frozen=True)
-class Job:
-    """A run that is to start: its settings by flag, its folder, and whether this machine lacks CUDA.
-
-    ``has_recipe``: False where only the machine is looked at.
-    """
-
-    value: Mapping[str, Any]
-    run_dir: Path
-    cpu: bool
-    has_recipe: bool = True
 
 
 @dataclass(frozen=True)
@@ -72,10 +60,10 @@ class Check:
     slow: bool = False
 
 
-def findings(job: Job, *, slow: bool = False) -> Found:
-    """What the checks find, the slow ones where they are asked for."""
+def findings(job: Job, *, has_recipe: bool = True, slow: bool = False) -> Found:
+    """What the checks find, the slow ones where they are asked for; without a recipe, those of the machine."""
     for check in CHECKS:
-        if (job.has_recipe or not check.of_recipe) and (slow or not check.slow):
+        if (has_recipe or not check.of_recipe) and (slow or not check.slow):
             for found in check.find(job):
                 yield Finding(found.state, found.text, check.what)
 
@@ -239,20 +227,21 @@ _Name = tuple[str, str, str, str | None]  # flag, kind, name, revision
 
 def _hub_names(value: Mapping[str, Any]) -> Iterator[_Name]:
     """What is to come from the Hugging Face hub."""
-    oger = own_section(value)
+    oger = OgerSettings.of(value)
+    embedding = oger.embedding
     models = {
         "actor.model_name_or_path": not value["use_ms"],
         "critic.model_name_or_path": not value["use_ms"] and value["algo.advantage.estimator"] == "gae",
-        "oger.similarity_reranker": compares(oger),
-        "oger.embedding_model": embeds(oger)
-        and not oger["embedding_url"]
-        and oger["embedding_model"] != PACKAGED_MODEL,
+        "oger.similarity_reranker": oger.compares,
+        "oger.embedding_model": oger.embeds
+        and not embedding.embedding_url
+        and embedding.embedding_model != PACKAGED_MODEL,
     }
     for flag, is_used in models.items():
         name, is_encoder = value[flag], flag == "oger.embedding_model"
         if is_used and name and not Path(name).exists():
             owner = "sentence-transformers/" if is_encoder and "/" not in name else ""
-            yield flag, "model", owner + name, oger["embedding_revision"] if is_encoder else None
+            yield flag, "model", owner + name, embedding.embedding_revision if is_encoder else None
     for flag in ("data.prompt_dataset", "eval.dataset"):
         for source in map(str.strip, (value[flag] or "").split(",")):
             if flag == "eval.dataset" and source in BENCHMARKS:
@@ -264,7 +253,8 @@ def _hub_names(value: Mapping[str, Any]) -> Iterator[_Name]:
 def _hub(job: Job) -> Found:
     """Each name is asked for once, and none any more when the hub does not answer."""
     reason = "HF_HUB_OFFLINE is set" if hub.is_offline() else None
-    absent, cached = [], []
+    absent: list[str] = []
+    cached: list[str] = []
     for flag, kind, name, revision in dict.fromkeys(_hub_names(job.value)):
         if reason is None:
             print(f"looking for the {kind} {name} on the Hugging Face hub ...", flush=True)
@@ -296,12 +286,12 @@ def _hub(job: Job) -> Found:
 def _embedding_server(job: Job) -> Found:
     from oger_recipe.embedding.remote import probe
 
-    oger = own_section(job.value)
-    if not oger["embedding_url"] or not embeds(oger):
+    oger = OgerSettings.of(job.value)
+    if not oger.embedding.embedding_url or not oger.embeds:
         return
     try:
-        length = probe(EncoderSettings.of_run(oger))
-        yield Finding(OK, f"{oger['embedding_model']} answers, {length} numbers a vector")
+        length = probe(EncoderSettings.of_run(vars(oger.embedding)))
+        yield Finding(OK, f"{oger.embedding.embedding_model} answers, {length} numbers a vector")
     except ValueError as error:
         yield Finding(PROBLEM, f"oger.embedding_url: {error}; start the server or correct the url, or leave it out")
 
@@ -309,16 +299,17 @@ def _embedding_server(job: Job) -> Found:
 def _encoder(job: Job) -> Found:
     from oger_recipe.embedding.encoder import make_encoder
 
-    oger = own_section(job.value)
-    if oger["embedding_url"] or not embeds(oger):
+    oger = OgerSettings.of(job.value)
+    embedding = oger.embedding
+    if embedding.embedding_url or not oger.embeds:
         return
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # its progress bars
-            encoder = make_encoder(EncoderSettings.of_run(oger), oger["embedding_batch_size"])
+            encoder = make_encoder(EncoderSettings.of_run(vars(embedding)), embedding.embedding_batch_size)
             encoder.encode(["A text."])
-        yield Finding(OK, f"{oger['embedding_model']} loads, {encoder.dimension} numbers a vector")
+        yield Finding(OK, f"{embedding.embedding_model} loads, {encoder.dimension} numbers a vector")
     except Exception as error:  # whatever can be wrong with a model's files
-        yield Finding(PROBLEM, f"oger.embedding_model {oger['embedding_model']}: {type(error).__name__}: {error}")
+        yield Finding(PROBLEM, f"oger.embedding_model {embedding.embedding_model}: {type(error).__name__}: {error}")
 
 
 _EXAMPLE = "I think that the answer is \\boxed{1}."

@@ -2,12 +2,13 @@
 
 import argparse
 import fnmatch
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from oger_recipe.errors import RecipeError
 from oger_recipe.run_folder import checkpoints
+from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.recipe_file import read_recipe
 
 # Why a setting has to stay as it was. What is neither here nor below is followed, with a note.
@@ -65,7 +66,7 @@ FREE = (
 )  # fmt: skip
 
 
-def check_settings(args: argparse.Namespace, parser: argparse.ArgumentParser, began_with: Path) -> Iterator[str]:
+def check_settings(value: Mapping[str, Any], parser: argparse.ArgumentParser, began_with: Path) -> Iterator[str]:
     """Notes on the settings that differ from the recipe file of the run's first attempt.
 
     Raises:
@@ -73,9 +74,9 @@ def check_settings(args: argparse.Namespace, parser: argparse.ArgumentParser, be
     """
     if not began_with.exists():
         return
-    was = vars(parser.parse_args(read_recipe(began_with, parser)))
+    was = defaults(parser) | read_recipe(began_with, parser)
     refused = []
-    for key, before, now in differences(_in_cache(was), _in_cache(vars(args))):
+    for key, before, now in differences(_in_cache(was), _in_cache(value)):
         if reason := _fixed(key):
             refused.append(f"{key} was {before} -> is {now}: {reason}")
         elif not any(fnmatch.fnmatchcase(key, pattern) for pattern in FREE):
@@ -87,7 +88,7 @@ def check_settings(args: argparse.Namespace, parser: argparse.ArgumentParser, be
         )
 
 
-def _in_cache(settings: dict[str, Any]) -> dict[str, Any]:
+def _in_cache(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with the built-in task's files named as they are in its cache, which may have moved."""
     cache = f"{Path(settings['oger.task.cache']).expanduser()}/"
     return {key: value.removeprefix(cache) if isinstance(value, str) else value for key, value in settings.items()}

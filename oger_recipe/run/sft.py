@@ -1,11 +1,11 @@
 """Supervised training on the run's teacher trajectories before its first step, by OpenRLHF's own train_sft."""
 
-import argparse
 import json
 import os
 import random
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,18 @@ from oger_recipe.files import read_jsonl
 from oger_recipe.teachers.store import TeacherStore
 
 
-def supervise(args: argparse.Namespace, run_dir: Path, *, cpu: bool) -> Path:
+def supervise(value: Mapping[str, Any], run_dir: Path, *, cpu: bool) -> Path:
     """Trains actor.model_name_or_path on the prepared teachers; the folder of the result, which a resumed run reuses.
 
     Runs on this node's policy GPUs (actor.num_gpus_per_node) by torchrun; its output goes to logs/supervised.log.
     Raises:
         RecipeError: there are too few teachers for one optimizer step, or the training failed.
     """
-    value = vars(args)
     model = run_dir / "supervised_model"
     if (model / "config.json").exists():
         return model
     data = run_dir / "data" / "supervised.jsonl"
-    count = _write_examples(args, run_dir / "data", data)
+    count = _write_examples(value, run_dir / "data", data)
     if count < value["oger.sft.batch_size"]:
         raise RecipeError(
             f"{count} teacher trajectories do not fill one oger.sft.batch_size of {value['oger.sft.batch_size']}"
@@ -36,7 +35,7 @@ def supervise(args: argparse.Namespace, run_dir: Path, *, cpu: bool) -> Path:
     print(f"supervised training: {count} teacher trajectories, {epochs} epochs; output: {log}", flush=True)
     processes = 1 if cpu else value["actor.num_gpus_per_node"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    command += ["-m", "oger_recipe.plugin.policy.sft", *_flags(args, data, model)]
+    command += ["-m", "oger_recipe.plugin.policy.sft", *_flags(value, data, model)]
     environment = os.environ | (CPU_ENVIRONMENT if cpu else {})
     with log.open("w") as output:
         code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment).returncode
@@ -48,14 +47,14 @@ def supervise(args: argparse.Namespace, run_dir: Path, *, cpu: bool) -> Path:
     return model
 
 
-def _write_examples(args: argparse.Namespace, folder: Path, path: Path) -> int:
+def _write_examples(value: Mapping[str, Any], folder: Path, path: Path) -> int:
     """One line a teacher trajectory, {"prompt": tokens, "response": tokens}, in a seeded order.
 
     The tokens are those of a rollout's prompt and of the store: a trajectory that was cut has no end here either.
     """
     from oger_recipe.run.inputs import preparation
 
-    value, settings = vars(args), preparation(args)
+    settings = preparation(value)
     tokenizer, prompt_format = settings["tokenizer"], settings["prompt_format"]
     store, examples = TeacherStore(folder / "teachers.arrow"), []
     for row in read_jsonl(folder / "train.jsonl"):
@@ -70,8 +69,7 @@ def _write_examples(args: argparse.Namespace, folder: Path, path: Path) -> int:
     return len(examples)
 
 
-def _flags(args: argparse.Namespace, data: Path, model: Path) -> list[str]:
-    value: dict[str, Any] = vars(args)
+def _flags(value: Mapping[str, Any], data: Path, model: Path) -> list[str]:
     flags = {
         "model.model_name_or_path": value["actor.model_name_or_path"],
         "data.dataset": data,

@@ -6,7 +6,7 @@ from typing import Any
 from oger_recipe.data.rows import Row, teacher_columns
 from oger_recipe.data.train_files import Budget
 from oger_recipe.errors import RecipeError
-from oger_recipe.settings.effects import has_bonus, needs_teachers, own_section
+from oger_recipe.settings.oger import OgerSettings
 
 _LOST = {
     "teachers_wrong": "wrong",
@@ -26,7 +26,7 @@ _ADVICE = {
 
 def require_teachers(value: Mapping[str, Any], rows: Sequence[Row]) -> None:
     """Raises RecipeError where the settings ask for teachers and no row has one; names columns that may hold them."""
-    if not needs_teachers(own_section(value)) or any(row.get("teachers") for row in rows):
+    if not OgerSettings.of(value).needs_teachers or any(row.get("teachers") for row in rows):
         return
     columns = (
         ", ".join(teacher_columns(rows, value["data.input_key"], value["data.label_key"]))
@@ -41,7 +41,7 @@ def require_teachers(value: Mapping[str, Any], rows: Sequence[Row]) -> None:
 
 def require_usable_teachers(value: Mapping[str, Any], counts: Mapping[str, int]) -> None:
     """Raises RecipeError where the settings ask for teachers and none can be used."""
-    if needs_teachers(own_section(value)) and not counts.get("teachers"):
+    if OgerSettings.of(value).needs_teachers and not counts.get("teachers"):
         lost = ", ".join(f"{counts[name]:,} {word}" for name, word in _LOST.items() if counts.get(name))
         raise RecipeError(
             f"{_asking(value)}, and none can be used ({lost or 'the prompts that are left have none'}): "
@@ -64,7 +64,7 @@ def losses(value: Mapping[str, Any], counts: Mapping[str, int], budget: Budget) 
         reasons = ", ".join(f"{count:,} {_LOST[name]}" for name, count in lost.items())
         yield f"{sum(lost.values()):,} of {teachers:,} teachers are left out ({reasons}): {_advice(lost)}"
     without = counts.get("prompts_without_teacher", 0)
-    if 2 * without > counts["prompts"] and needs_teachers(own_section(value)):
+    if 2 * without > counts["prompts"] and OgerSettings.of(value).needs_teachers:
         yield f"{without:,} of {counts['prompts']:,} prompts have no teacher: they train as plain GRPO"
 
 
@@ -91,4 +91,4 @@ def _without(value: Mapping[str, Any]) -> str:
 
 def _uses(value: Mapping[str, Any]) -> list[str]:
     names = [f"oger.{name}" for name in ("max_replace_num", "n_prefix", "sft.epochs") if value[f"oger.{name}"]]
-    return names + (["oger.bonus_weight"] if has_bonus(own_section(value)) else [])
+    return names + (["oger.bonus_weight"] if OgerSettings.of(value).bonus.is_on else [])

@@ -1,6 +1,5 @@
 """Everything about a run that can be refused before anything is loaded. Each check yields sentences; none raises."""
 
-import argparse
 import importlib.util
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,19 +12,19 @@ from oger_recipe.remote_code import untrusted
 from oger_recipe.rewards.rules import MATH_EXTRACT, MATH_RULES
 from oger_recipe.rewards.verifiers import VERIFIERS, look_in, resolve
 from oger_recipe.secrets import secret_problems
-from oger_recipe.settings.effects import has_bonus, own_section
+from oger_recipe.settings.credit import BonusSettings
 from oger_recipe.settings.grading import VerifierSettings
 from oger_recipe.settings.machine import machine_problems, policy_ranks, refused
 from oger_recipe.settings.values import out_of_range
 from oger_recipe.teachers.draw import weights
 
 
-def check_run(args: argparse.Namespace, *, cpu: bool, gpus_here: int | None) -> None:
+def check_run(value: Mapping[str, Any], *, cpu: bool, gpus_here: int | None) -> None:
     """Raises RecipeError with every problem of the recipe and of this machine with it.
 
-    ``args`` is the flat namespace of the parser; ``gpus_here`` see machine_problems.
+    ``value``: the settings by flag; ``gpus_here`` see machine_problems.
     """
-    refuse([*recipe_problems(args), *machine_problems(args, cpu=cpu, gpus_here=gpus_here)])
+    refuse([*recipe_problems(value), *machine_problems(value, cpu=cpu, gpus_here=gpus_here)])
 
 
 def refuse(problems: list[str]) -> None:
@@ -34,20 +33,19 @@ def refuse(problems: list[str]) -> None:
         raise RecipeError("\n  - ".join(["this recipe cannot run:", *problems]))
 
 
-def recipe_problems(args: argparse.Namespace, where: Mapping[str, str] | None = None) -> list[str]:
+def recipe_problems(value: Mapping[str, Any], where: Mapping[str, str] | None = None) -> list[str]:
     """What no machine could do; ``where`` see out_of_range."""
-    problems = [*out_of_range(vars(args), where), *secret_problems(vars(args))]
-    problems += [] if problems else _lengths_and_batches(args)  # which divides by the sizes
-    return [*problems, *_loss_names(args), *_method(args), *_teachers(args), *_rewards(args), *_unsupported(args),
-            *_paths(args)]  # fmt: skip
+    problems = [*out_of_range(value, where), *secret_problems(value)]
+    problems += [] if problems else _lengths_and_batches(value)  # which divides by the sizes
+    return [*problems, *_loss_names(value), *_method(value), *_teachers(value), *_rewards(value), *_unsupported(value),
+            *_paths(value)]  # fmt: skip
 
 
 _GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 _POLYNOMIAL_END = 1e-7  # where transformers' polynomial schedule ends
 
 
-def _lengths_and_batches(args: argparse.Namespace) -> Iterator[str]:
-    value = vars(args)
+def _lengths_and_batches(value: Mapping[str, Any]) -> Iterator[str]:
     samples, estimator = value["rollout.n_samples_per_prompt"], value["algo.advantage.estimator"]
     if samples < 2 and estimator in _GROUP_ESTIMATORS:
         yield (
@@ -77,7 +75,7 @@ def _lengths_and_batches(args: argparse.Namespace) -> Iterator[str]:
         yield f"oger.max_replace_num {value['oger.max_replace_num']} leaves no rollout in a group of {samples}"
 
 
-def _nearest_batches(value: dict[str, Any], rows: int) -> str:
+def _nearest_batches(value: Mapping[str, Any], rows: int) -> str:
     """The batch sizes next to train.batch_size into which the rollouts of a step divide, and which themselves divide
     into micro-batches, where there are any."""
     share = 1 if value["train.dynamic_batch_enable"] else value["train.micro_batch_size"] * policy_ranks(value)
@@ -88,8 +86,7 @@ def _nearest_batches(value: dict[str, Any], rows: int) -> str:
     return " or ".join(map(str, below[-1:] + above[:1]))
 
 
-def _method(args: argparse.Namespace) -> Iterator[str]:
-    value = vars(args)
+def _method(value: Mapping[str, Any]) -> Iterator[str]:
     for role in ("actor", "critic"):
         rate = value[f"{role}.adam.lr"]
         if value[f"{role}.lr_scheduler"] == "polynomial" and rate <= _POLYNOMIAL_END:
@@ -100,12 +97,12 @@ def _method(args: argparse.Namespace) -> Iterator[str]:
             "algo.kl.init_coef above 0; for an in-reward KL alone use algo.kl.init_coef without algo.kl.use_loss"
         )
     template = value["oger.prompt_template"]
-    if template and (value["data.apply_chat_template"] or value["data.input_template"]):
+    chats = value["data.apply_chat_template"] and template != "chat"  # which says the same
+    if template and (chats or value["data.input_template"]):
         yield f"oger.prompt_template {template} beside data.apply_chat_template or data.input_template: choose one"
 
 
-def _rewards(args: argparse.Namespace) -> Iterator[str]:
-    value = vars(args)
+def _rewards(value: Mapping[str, Any]) -> Iterator[str]:
     fixed, penalty = value["oger.non_stop_fixed_reward"], value["oger.non_stop_penalty"]
     if fixed is not None and penalty:
         yield "oger.non_stop_fixed_reward and oger.non_stop_penalty both change truncated rollouts; choose one"
@@ -138,7 +135,7 @@ def _rewards(args: argparse.Namespace) -> Iterator[str]:
                 yield f"{key}: {error}"
 
 
-def answer_places(value: dict[str, Any]) -> Iterator[str]:
+def answer_places(value: Mapping[str, Any]) -> Iterator[str]:
     """What the prompt template asks for against what rules, extraction and stops let the verifiers find."""
     name = value["oger.prompt_template"]
     template = TEMPLATES.get(name)
@@ -172,12 +169,11 @@ def answer_places(value: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _loss_names(args: argparse.Namespace) -> Iterator[str]:
+def _loss_names(value: Mapping[str, Any]) -> Iterator[str]:
     import torch
 
     from oger_recipe.algorithm.policy_loss import reshape_probability
 
-    value = vars(args)
     for key in ("oger.off_policy_reshape", "oger.on_policy_reshape"):
         try:
             reshape_probability(torch.zeros(1), value[key], 0.1, 0.5)
@@ -190,9 +186,8 @@ def _loss_names(args: argparse.Namespace) -> Iterator[str]:
         )
 
 
-def _teachers(args: argparse.Namespace) -> Iterator[str]:
+def _teachers(value: Mapping[str, Any]) -> Iterator[str]:
     """Draws, replacement, prefix guidance and what teacher tokens are worth."""
-    value = vars(args)
     replaces, guides = value["oger.max_replace_num"] > 0, value["oger.n_prefix"] != 0
     try:
         weights(value["oger.teacher_source_weights"])
@@ -232,7 +227,7 @@ def _teachers(args: argparse.Namespace) -> Iterator[str]:
             yield "oger.similarity_reranker and oger.embedding_url both measure similarity: choose one"
 
 
-def _baselines(value: dict[str, Any]) -> Iterator[str]:
+def _baselines(value: Mapping[str, Any]) -> Iterator[str]:
     estimator = value["algo.advantage.estimator"]
     if value["oger.all_correct_group"] == "clip" and estimator not in ("group_norm", "dr_grpo"):
         yield f"oger.all_correct_group clip is for group_norm and dr_grpo, not {estimator}: use keep, online or skip"
@@ -245,7 +240,7 @@ def _baselines(value: dict[str, Any]) -> Iterator[str]:
             f"oger.advantage_baseline rollouts with oger.n_prefix {value['oger.n_prefix']}: teachers begin every "
             "rollout, and none is left to measure by; use oger.advantage_baseline group, or a smaller oger.n_prefix"
         )
-    if estimator == "group_norm" and has_bonus(own_section(value)):
+    if estimator == "group_norm" and BonusSettings.of(value).is_on:
         yield (
             "oger.advantage_baseline rollouts with group_norm and a bonus: right rollouts differ by the bonus alone, "
             "and a right teacher measured by so small a spread gets an advantage of -10; use "
@@ -275,9 +270,8 @@ _UNSUPPORTED = {
 }
 
 
-def _unsupported(args: argparse.Namespace) -> Iterator[str]:
-    yield from refused(args, _UNSUPPORTED, "")
-    value = vars(args)
+def _unsupported(value: Mapping[str, Any]) -> Iterator[str]:
+    yield from refused(value, _UNSUPPORTED, "")
     if value["ds.grad_accum_dtype"] not in (None, value["ds.param_dtype"]) and value["ds.zero_stage"] == 0:
         yield (
             f"ds.grad_accum_dtype {value['ds.grad_accum_dtype']} is not supported by DeepSpeed without ZeRO "
@@ -285,8 +279,7 @@ def _unsupported(args: argparse.Namespace) -> Iterator[str]:
         )
 
 
-def _paths(args: argparse.Namespace) -> Iterator[str]:
-    value = vars(args)
+def _paths(value: Mapping[str, Any]) -> Iterator[str]:
     if value["oger.task.name"] is None:
         for key in ("actor.model_name_or_path", "data.prompt_dataset"):
             if not value[key]:

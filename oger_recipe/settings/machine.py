@@ -1,18 +1,17 @@
 """What of a run this machine cannot do: it lacks CUDA, or has fewer GPUs than are asked for."""
 
-import argparse
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 
-def machine_problems(args: argparse.Namespace, *, cpu: bool, gpus_here: int | None) -> list[str]:
+def machine_problems(value: Mapping[str, Any], *, cpu: bool, gpus_here: int | None) -> list[str]:
     """What this machine cannot do of a recipe that is right.
 
     ``cpu``: it has no CUDA; ``gpus_here``: the GPUs that Ray will find, None where that is not known yet (a running
     cluster).
     """
-    return [*_layout(args, cpu, gpus_here), *(_unsupported_on_cpu(args) if cpu else ())]
+    return [*_layout(value, cpu, gpus_here), *(_unsupported_on_cpu(value) if cpu else ())]
 
 
 def gpus_found(value: Mapping[str, Any]) -> int | None:
@@ -68,23 +67,23 @@ _UNSUPPORTED_ON_CPU = {
 }
 
 
-def refused(args: argparse.Namespace, table: Mapping[str, tuple[Any, str]], where: str) -> Iterator[str]:
+def refused(value: Mapping[str, Any], table: Mapping[str, tuple[Any, str]], where: str) -> Iterator[str]:
     """A sentence for every flag of ``table`` that is set to anything but the value that works."""
     for key, (works, instead) in table.items():
-        found = vars(args)[key]
+        found = value[key]
         if found != works:
             yield f"{key} {found} is not supported{where}: {instead}"
 
 
-def _unsupported_on_cpu(args: argparse.Namespace) -> Iterator[str]:
-    yield from refused(args, _UNSUPPORTED_ON_CPU, " on a machine without CUDA")
-    attention = vars(args)["ds.attn_implementation"]
+def _unsupported_on_cpu(value: Mapping[str, Any]) -> Iterator[str]:
+    yield from refused(value, _UNSUPPORTED_ON_CPU, " on a machine without CUDA")
+    attention = value["ds.attn_implementation"]
     if "flash" in attention:
         yield f"ds.attn_implementation {attention} needs CUDA: use sdpa or eager"
 
 
-def _layout(args: argparse.Namespace, cpu: bool, gpus_here: int | None) -> Iterator[str]:
-    value, asked = vars(args), gpus_by_role(vars(args))
+def _layout(value: Mapping[str, Any], cpu: bool, gpus_here: int | None) -> Iterator[str]:
+    asked = gpus_by_role(value)
     declared = (value["oger.logical_gpus"] or sum(asked.values())) if cpu else gpus_here
     if declared is not None and sum(asked.values()) > declared:
         roles = " + ".join(f"{role} {count}" for role, count in asked.items())

@@ -1,21 +1,21 @@
 """Remarks on settings that work but are easily not meant, printed before a run."""
 
-import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from oger_recipe.settings.effects import has_bonus, own_section, without_effect
+from oger_recipe.settings.credit import BonusSettings
+from oger_recipe.settings.effects import without_effect
 from oger_recipe.settings.machine import gpus_by_role
 
 
-def notes(args: argparse.Namespace, default: Callable[[str], Any]) -> list[str]:
-    """The remarks on ``args``, the flat namespace of the parser; ``default`` gives the default of a flag."""
-    value = vars(args)
+def notes(value: Mapping[str, Any], default: Callable[[str], Any]) -> list[str]:
+    """The remarks on ``value``, the settings by flag; ``default`` gives the default of a flag."""
     remarks = list(without_effect(value, default))
-    shaping, oger = value["oger.similarity_shaping"], own_section(value)
-    if shaping in ("group_minmax", "group_rank") and has_bonus(oger) and value["oger.all_correct_group"] != "skip":
-        weight = max(value["oger.bonus_weight"], value["oger.bonus_weight_end"])
+    bonus = BonusSettings.of(value)
+    shaping = bonus.similarity_shaping
+    if shaping in ("group_minmax", "group_rank") and bonus.is_on and value["oger.all_correct_group"] != "skip":
+        weight = max(bonus.bonus_weight, bonus.bonus_weight_end)
         remarks.append(
             f"oger.similarity_shaping {shaping} spreads the bonus of a group's right rollouts over 0 to {weight:g}, "
             "so that in solved groups the least divergent of them are pushed down; a smaller oger.bonus_weight does "
@@ -33,7 +33,7 @@ def notes(args: argparse.Namespace, default: Callable[[str], Any]) -> list[str]:
                 "them), --ckpt.best_metric_key none keeps no best"
             )
     if value["algo.kl.init_coef"] > 0:
-        gpus = gpus_by_role(vars(args)).get("reference")
+        gpus = gpus_by_role(value).get("reference")
         where = f"takes {gpus} GPUs" if gpus else "shares the policy's GPUs"
         remarks.append(f"KL is on (algo.kl.init_coef {value['algo.kl.init_coef']}): a reference model {where}")
     if value["rollout.top_p"] < 1 or value["oger.top_k"] > 0:

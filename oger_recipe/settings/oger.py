@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Self, get_type_hints
 
+from oger_recipe.algorithm.hybrid_group import REPLACE_MODES
 from oger_recipe.settings.credit import AdvantageSettings, BonusSettings
 from oger_recipe.settings.encoder import EmbeddingSettings
 from oger_recipe.settings.fields import Section, Setting
@@ -40,6 +41,34 @@ class OgerSettings:
     def of(cls, settings: Mapping[str, Any] | SimpleNamespace) -> Self:
         """From all settings of a run by flag, or from OpenRLHF's nested namespace ``args.oger``."""
         return cls(**{name: section.of(settings) for name, section in get_type_hints(cls).items()})
+
+    @property
+    def teachers_enter(self) -> bool:
+        """Whether tokens of teachers are trained on."""
+        return self.teachers.max_replace_num > 0 or self.prefix.n_prefix != 0
+
+    @property
+    def compares(self) -> bool:
+        """Whether anything of the run depends on how close rollouts are to teachers."""
+        replaces = self.teachers.max_replace_num > 0 and self.teachers.replace_after_rm
+        ranks = replaces and REPLACE_MODES[self.teachers.replace_mode].similarity is not None
+        return self.bonus.is_on or ranks
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the encoder of trajectories is used."""
+        return self.compares and not self.embedding.similarity_reranker
+
+    @property
+    def uses_teachers(self) -> bool:
+        """Whether teachers make any difference to the run."""
+        return self.teachers_enter or self.compares or self.sft.epochs > 0
+
+    @property
+    def needs_teachers(self) -> bool:
+        """Whether a run without any teacher would be another method than the one that is asked for."""
+        rewards_distance = self.bonus.is_on and not self.teachers.use_history_samples
+        return self.teachers_enter or self.sft.epochs > 0 or rewards_distance
 
 
 SECTIONS: tuple[type[Section], ...] = tuple(get_type_hints(OgerSettings).values())

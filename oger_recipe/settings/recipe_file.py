@@ -6,8 +6,7 @@ A recipe file is nested YAML whose paths are the flags of the command line: ``ac
 
 import argparse
 import difflib
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,44 +18,46 @@ from oger_recipe.settings.parser import ListAction
 from oger_recipe.settings.shipped import shipped
 
 EXTENDS = "extends"  # a recipe file's key for the file it builds on
+_NULL = "tag:yaml.org,2002:null"
 
 
-def read_recipe(path: Path, parser: argparse.ArgumentParser) -> list[str]:
-    """The recipe file as command-line tokens. Its settings lie over those of the file that its key `extends` names.
+def read_recipe(path: Path, parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """The settings that the file decides, by flag. They lie over those of the file that its key `extends` names.
 
     Raises:
         RecipeError: the file is missing or not YAML, a key is unknown, or a value has the wrong type; with all that
             is wrong in it, and in the files that it builds on.
     """
-    actions = _by_name(parser)
+    return {flag: value for flag, (value, _) in _decided(path, parser).items()}
+
+
+def set_in(path: Path, parser: argparse.ArgumentParser, value: Mapping[str, Any]) -> dict[str, str]:
+    """Of the settings ``value``, those that the recipe file or one it builds on decides: flag -> file and line."""
+    decided = _decided(path, parser)
+    return {flag: place for flag, (alone, place) in decided.items() if repr(alone) == repr(value[flag])}  # nan too
+
+
+def _decided(path: Path, parser: argparse.ArgumentParser) -> dict[str, tuple[Any, str]]:
+    """Flag -> its value in the file and the file and line. A switch and its opposite are one setting: the last of
+    them decides; null leaves a setting at its default."""
+    actions = {name[2:]: action for action in parser._actions for name in action.option_strings if name[:2] == "--"}
     mistakes: list[str] = []
-    tokens: dict[str, list[str]] = {}  # a flag and its opposite are one setting: the last of them decides
+    decided: dict[str, tuple[Any, str]] = {}
     for key, (node, file) in _settings(path, (), mistakes).items():
         try:
-            found = _tokens(key, node, actions, file)
+            value = _value(key, node, actions, file)
         except RecipeError as mistake:
             is_secret = key in SECRETS  # which is not repeated
             mistakes.append(f"{_at(file, node)}: '{key}' takes one text" if is_secret else str(mistake))
             continue
         if key in actions:  # else a section without settings
-            tokens[actions[key].dest] = found
+            decided.pop(actions[key].dest, None)
+        if value is not None:
+            decided[actions[key].dest] = (value, _at(file, node))
     if mistakes := list(dict.fromkeys(mistakes)):
         heading = [f"{len(mistakes)} mistakes in the recipe:"] if len(mistakes) > 1 else []
         raise RecipeError("\n  - ".join([*heading, *mistakes]))
-    return [token for found in tokens.values() for token in found]
-
-
-def set_in(path: Path, parser: argparse.ArgumentParser, value: dict[str, Any]) -> dict[str, str]:
-    """Of the settings ``value``, those that the recipe file or one it builds on decides: flag -> file and line."""
-    actions, alone = _by_name(parser), vars(parser.parse_args(read_recipe(path, parser)))
-    nodes = {key: place for key, place in _settings(path, (), []).items() if key in actions}
-    places = {actions[key].dest: _at(file, node) for key, (node, file) in nodes.items()}
-    return {flag: place for flag, place in places.items() if repr(alone[flag]) == repr(value[flag])}  # nan is not nan
-
-
-def _by_name(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """The parser's settings by their names in a recipe file."""
-    return {name[2:]: action for action in parser._actions for name in action.option_strings if name[:2] == "--"}
+    return decided
 
 
 def _settings(path: Path, children: tuple[Path, ...], mistakes: list[str]) -> dict[str, tuple[yaml.Node, Path]]:
@@ -91,7 +92,7 @@ def _settings(path: Path, children: tuple[Path, ...], mistakes: list[str]) -> di
 
 def _is_null(node: yaml.Node) -> bool:
     """Whether null is written there: a section whose settings are all commented out is null too, and says nothing."""
-    return node.tag == "tag:yaml.org,2002:null" and bool(node.value)
+    return node.tag == _NULL and bool(node.value)
 
 
 def _root(path: Path) -> yaml.Node | None:
@@ -138,52 +139,55 @@ def _leaves(
                 yield key, value
 
 
-def _tokens(key: str, node: yaml.Node, actions: dict[str, argparse.Action], path: Path) -> list[str]:
-    action = actions.get(key)
+def _value(key: str, node: yaml.Node, actions: Mapping[str, argparse.Action], path: Path) -> Any:
+    """What the node says, as the parser would have it from flags; None where it says nothing."""
+    action, where = actions.get(key), _at(path, node)
     if action is None:
-        if any(name.startswith(key + ".") for name in actions):
-            if node.tag == "tag:yaml.org,2002:null":
-                return []  # a section whose settings are all commented out
-            raise RecipeError(f"{_at(path, node)}: '{key}' is a section: its settings go below it, one a line")
-        above = key.rpartition(".")[0]
-        if isinstance(actions.get(above), ListAction):
-            raise RecipeError(f"{_at(path, node)}: '{above}' takes a list; of mappings each begins with a dash")
-        near = difflib.get_close_matches(key, actions, n=1, cutoff=0.5)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise RecipeError(f"{_at(path, node)}: unknown setting '{key}'{hint}")
-    value = _value(key, node, action, path)
+        return _no_setting(key, node, actions, where)
+    value = _read(key, node, action, where)
     if value is None:
-        return []
-    if isinstance(action, argparse._StoreTrueAction | argparse._StoreFalseAction | argparse.BooleanOptionalAction):
-        return _switch(key, value, actions, _at(path, node))
-    values = value if isinstance(value, list) else [value]
+        return None
+    if isinstance(action, _SWITCHES):
+        if not isinstance(value, bool):
+            raise RecipeError(f"{where}: '{key}' is true or false, found {value!r}")
+        return not value if isinstance(action, argparse._StoreFalseAction) else value
     if isinstance(value, list) and action.nargs is None:
-        raise RecipeError(f"{_at(path, node)}: '{key}' takes one value, found the list {value}")
-    if isinstance(action.nargs, int) and len(values) != action.nargs:
-        raise RecipeError(f"{_at(path, node)}: '{key}' takes {action.nargs} values, found {values}")
-    for item in values:
-        _check_value(key, item, action, _at(path, node))
+        raise RecipeError(f"{where}: '{key}' takes one value, found the list {value}")
     if action.nargs is None:
-        return [f"--{key}={value}"]  # one token: the value may begin with a dash
-    default = list(action.default) if isinstance(action.default, tuple) else action.default
+        return _checked(key, value, action, where)
+    values = value if isinstance(value, list) else [value]
+    if isinstance(action.nargs, int) and len(values) != action.nargs:
+        raise RecipeError(f"{where}: '{key}' takes {action.nargs} values, found {values}")
+    checked = [_checked(key, item, action, where) for item in values]
     if isinstance(action, ListAction):
-        return [f"--{key}={json.dumps(values)}"]
-    # Given as a flag, a default like the text "all-linear" would come back as a list.
-    return [] if value == default else [f"--{key}", *(_word(item, action) for item in values)]
+        return tuple(checked)
+    default = list(action.default) if isinstance(action.default, tuple) else action.default
+    return None if value == default else checked  # a default may be a text such as "all-linear", or a tuple
 
 
-def _word(item: object, action: argparse.Action) -> str:
-    """One of several values as a token. argparse takes -1e-05 for a flag, but nothing with a space in it."""
-    text = str(item)
-    return f" {text}" if text.startswith("-") and action.type in (int, float) else text
+_SWITCHES = argparse._StoreTrueAction | argparse._StoreFalseAction | argparse.BooleanOptionalAction
 
 
-def _value(key: str, node: yaml.Node, action: argparse.Action, path: Path) -> object:
+def _no_setting(key: str, node: yaml.Node, actions: Mapping[str, argparse.Action], where: str) -> None:
+    """Raises RecipeError unless the key is a section whose settings are all commented out."""
+    if any(name.startswith(key + ".") for name in actions):
+        if node.tag == _NULL:
+            return
+        raise RecipeError(f"{where}: '{key}' is a section: its settings go below it, one a line")
+    above = key.rpartition(".")[0]
+    if isinstance(actions.get(above), ListAction):
+        raise RecipeError(f"{where}: '{above}' takes a list; of mappings each begins with a dash")
+    near = difflib.get_close_matches(key, actions, n=1, cutoff=0.5)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    raise RecipeError(f"{where}: unknown setting '{key}'{hint}")
+
+
+def _read(key: str, node: yaml.Node, action: argparse.Action, where: str) -> object:
     """The value that YAML reads; for a text setting the text itself: YAML would read 0123 as 83 and off as false."""
     try:
         value = yaml.safe_load(yaml.serialize(node))
     except (yaml.YAMLError, ValueError) as error:
-        raise RecipeError(f"{_at(path, node)}: '{key}' has a value that YAML cannot read: {error}") from None
+        raise RecipeError(f"{where}: '{key}' has a value that YAML cannot read: {error}") from None
     kind = action.setting.read if isinstance(action, ListAction) else action.type
     if kind not in (None, str) or action.nargs == 0:  # 0: a switch
         return value
@@ -199,23 +203,7 @@ def _as_written(node: yaml.Node, choices: Sequence[str] = ()) -> object:
     return value if not isinstance(node, yaml.ScalarNode) or value is None or is_bool else node.value
 
 
-def _switch(key: str, value: object, actions: dict[str, argparse.Action], where: str) -> list[str]:
-    action = actions[key]
-    if not isinstance(value, bool):
-        raise RecipeError(f"{where}: '{key}' is true or false, found {value!r}")
-    if isinstance(action, argparse.BooleanOptionalAction):
-        return [f"--{key}" if value else f"--no-{key}"]
-    if value:
-        return [f"--{key}"]
-    if isinstance(action, argparse._StoreFalseAction) or not action.default:
-        return []
-    for name, other in actions.items():
-        if isinstance(other, argparse._StoreFalseAction) and other.dest == action.dest:
-            return [f"--{name}"]
-    raise RecipeError(f"{where}: '{key}' cannot be turned to {value} here (it is {action.default} on this machine)")
-
-
-def _check_value(key: str, item: object, action: argparse.Action, where: str) -> None:
+def _checked(key: str, item: object, action: argparse.Action, where: str) -> Any:
     setting = action.setting if isinstance(action, ListAction) else None
     kind: Any = setting.read if setting else action.type or str
     choices = setting.choices if setting else action.choices
@@ -231,28 +219,11 @@ def _check_value(key: str, item: object, action: argparse.Action, where: str) ->
         near = difflib.get_close_matches(str(item), [str(choice) for choice in choices], n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise RecipeError(f"{where}: '{key}' is one of {', '.join(map(str, choices))}, found {item!r}{hint}")
+    return converted
 
 
 def _at(path: Path, node: yaml.Node) -> str:
     return f"{path}:{node.start_mark.line + 1}"
-
-
-def in_prompts(args: argparse.Namespace, tokens: Sequence[str]) -> list[str]:
-    """The flags with train.batch_size, which counts rollouts, where the optimizer step is given in prompts."""
-    prompts = vars(args)["oger.prompts_per_update"]
-    if prompts is None:
-        return list(tokens)
-    return [*tokens, f"--train.batch_size={prompts * vars(args)['rollout.n_samples_per_prompt']}"]
-
-
-def with_verifier_path(args: argparse.Namespace, tokens: Sequence[str], recipe: Path | None) -> list[str]:
-    """The flags with oger.verifier_path, by default the recipe file's folder and the working directory.
-
-    As flags they are kept with the run: continued from its own folder it still finds its verifiers.
-    """
-    given = vars(args)["oger.verifier_path"] or ([recipe.parent] if recipe else []) + [Path.cwd()]
-    folders = list(dict.fromkeys(str(Path(folder).expanduser().absolute()) for folder in given))
-    return [*tokens, f"--oger.verifier_path={json.dumps(folders)}"]
 
 
 def nested(flat: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Settings of the run as a whole: its folder and length, evaluation, supervised training first, guards."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from oger_recipe.settings.fields import Section, setting
 from oger_recipe.settings.ranges import COUNT, COUNT_OR_NONE, PART, SHARE, TOP_K, WEIGHT
@@ -48,6 +48,14 @@ class EvalSettings(Section):
     )
     input_key: str | None = setting(None, "column of the problem in eval.dataset (default: data.input_key)")
     label_key: str | None = setting(None, "column of the answer in eval.dataset (default: data.label_key)")
+
+    def sampling(self, top_p: float, max_new_tokens: int | None) -> dict[str, Any]:
+        """How responses are sampled in an evaluation, in a run with these settings of the rollouts."""
+        return {
+            "top_p": top_p if self.top_p is None else self.top_p,
+            "top_k": self.top_k,
+            "max_new_tokens": self.max_new_tokens or max_new_tokens,
+        }
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ METHOD_DEFAULTS: dict[str, Any] = {
     "rollout.n_samples_per_prompt": 8,
     "data.input_key": "prompt",
     "data.label_key": "answer",
+    "data.apply_chat_template": None,  # not said: on for the policy of the built-in task, else off
     "reward.remote_url": str(Path(oger_recipe.__file__).parent / "rewards" / "reward_func.py"),
     "vllm.num_engines": 1,
 }

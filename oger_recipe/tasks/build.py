@@ -1,6 +1,5 @@
-"""Data and policy of the built-in task, built once per content and kept in a cache."""
+"""Builds data and policy of the built-in task, once per content, and keeps them in a cache."""
 
-import argparse
 import hashlib
 import importlib.metadata
 import json
@@ -12,6 +11,7 @@ from typing import Any
 
 from oger_recipe.errors import RecipeError
 from oger_recipe.files import atomic_folder
+from oger_recipe.settings.task import TaskSettings
 from oger_recipe.tasks import countdown, countdown_problem, countdown_teachers, tiny_policy
 from oger_recipe.teachers.draw import weights
 
@@ -28,11 +28,10 @@ class BuiltTask:
     policy: Path | None
 
 
-def build_countdown(args: argparse.Namespace, *, data: bool = True, policy: bool = True) -> BuiltTask:
-    """Builds what is asked for and not in the cache yet. Raises RecipeError where settings allow too few problems."""
+def build_countdown(settings: TaskSettings, *, data: bool = True, policy: bool = True) -> BuiltTask:
+    """Builds data and policy unless the cache has them. Raises RecipeError where settings allow too few problems."""
     rows = trained = None
-    task = {key.removeprefix("oger.task."): value for key, value in vars(args).items() if key.startswith("oger.task.")}
-    cache = Path(task.pop("cache")).expanduser()
+    task, cache = asdict(settings), Path(settings.cache).expanduser()
     try:
         difficulty = countdown.Difficulty(
             task["num_numbers"], task["max_number"], task["max_target"], task["operators"]
@@ -62,12 +61,12 @@ def _policy_key(task: dict[str, Any], difficulty: countdown.Difficulty) -> dict[
 
 
 def _sources(*modules: Any) -> dict[str, str]:
-    """Hashes of the code that makes the content: an edited generator must not find what the old one made."""
+    """Hashes the code that makes the content: an edited generator must not find what the old one made."""
     return {m.__name__: hashlib.sha256(Path(m.__file__).read_bytes()).hexdigest() for m in modules}
 
 
 def _cached(cache: Path, kind: str, key: dict[str, Any], write: Callable[[Path], None]) -> Path:
-    """The folder for this content."""
+    """Returns the folder for this content."""
     text = json.dumps(key, sort_keys=True)
     folder = cache / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     if folder.is_dir():
@@ -102,7 +101,7 @@ def _problems(
 
 
 def _write_policy(folder: Path, task: dict[str, Any], difficulty: countdown.Difficulty) -> None:
-    """Warm start on training problems of another seed."""
+    """Trains the warm start on training problems of another seed."""
     steps, batch_size = task["warm_start_steps"], task["warm_start_batch_size"]
     shares = weights(task["warm_start_numbers"]) or {str(difficulty.num_numbers): 1.0}
     wanted = task["warm_start_problems"] or -(-steps * batch_size // len(countdown_teachers.TEACHERS))

@@ -25,7 +25,7 @@ from oger_recipe.tasks.countdown_problem import (
 
 
 def _goals(expression: Expression) -> list[Step]:
-    """The same operations as `steps`, outermost first."""
+    """Lists the operations of `steps`, outermost first."""
     if isinstance(expression, int):
         return []
     operator, left, right = expression
@@ -33,7 +33,7 @@ def _goals(expression: Expression) -> list[Step]:
 
 
 def dead_end(problem: Problem, rng: random.Random) -> Expression:
-    """A tree over all the numbers with another value than the problem's own tree."""
+    """Draws a tree over all the numbers with another value than the problem's own tree."""
     solved = value_of(problem.expression)
     # The sum is always within this limit, and any numbers reach at least one value besides their sum, so this ends.
     limit = max(10 * problem.target, sum(problem.numbers))
@@ -75,14 +75,14 @@ TEACHERS: dict[str, Teacher] = {"forward": forward, "search": search, "backward"
 
 
 def slip(problem: Problem, teacher: Teacher, rng: random.Random) -> str:
-    """A wrong response in the teacher's style: it settles for another value, or miscopies a number into the answer."""
+    """Writes a wrong response in the teacher's style: with another value, or a number miscopied into the answer."""
     if rng.random() < 0.5:
         return teacher(replace(problem, expression=dead_end(problem, rng)), rng)
     return _miscopy(teacher(problem, rng), rng)
 
 
 def _miscopy(text: str, rng: random.Random) -> str:
-    """The text with one number of its answer off by one, which always breaks the rule on the numbers."""
+    """Moves one number of the answer by one, which always breaks the rule on the numbers."""
     thought, answer = text.split("<answer>")
     token = rng.choice(list(re.finditer(r"\d+", answer)))
     number = int(token.group())

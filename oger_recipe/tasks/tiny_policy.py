@@ -20,7 +20,7 @@ MAX_POSITIONS = 1024
 
 
 def build_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Any:
-    """A transformers tokenizer trained on ``texts``; any text survives encoding and decoding."""
+    """Trains a transformers tokenizer on ``texts``; any text survives encoding and decoding."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -48,7 +48,7 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Any:
 
 
 def build_model(tokenizer: Any, hidden_size: int, num_layers: int) -> Any:
-    """A randomly initialised Qwen3 with tied embeddings, as the small Qwen models have them."""
+    """Makes a randomly initialised Qwen3 with tied embeddings, as the small Qwen models have them."""
     # Not Qwen2: for that architecture transformers replaces any saved tokenizer's cuts by Qwen2's own.
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -72,7 +72,7 @@ def build_model(tokenizer: Any, hidden_size: int, num_layers: int) -> Any:
 
 
 def _examples(tokenizer: Any, rows: list[dict[str, Any]]) -> list[dict[str, list[int]]]:
-    """One example per teacher trajectory; only the response is learnt."""
+    """Makes one example of each teacher trajectory; only the response is learnt."""
     pairs = [(row["prompt"], teacher["text"]) for row in rows for teacher in row["teachers"]]
     chats = [[{"role": "user", "content": prompt}] for prompt, _ in pairs]
     prompts = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
@@ -154,7 +154,7 @@ def _training_arguments(
 
 
 def _require_same_tokenizer(tokenizer: Any, folder: Path, text: str) -> None:
-    """Engine and policy load the tokenizer by AutoTokenizer, which may choose another class than the one saved."""
+    """Reads the tokenizer back as engine and policy do: AutoTokenizer may choose another class than the one saved."""
     from transformers import AutoTokenizer
 
     if AutoTokenizer.from_pretrained(folder)(text)["input_ids"] != tokenizer(text)["input_ids"]:

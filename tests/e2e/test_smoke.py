@@ -119,7 +119,7 @@ def test_run_can_be_repeated_from_what_it_wrote(smoke_run):
     from oger_recipe.settings.recipe_file import read_recipe
 
     parser = build_parser(cpu=True)
-    args = vars(parser.parse_args(read_recipe(smoke_run / "recipe.yaml", parser)))
+    args = read_recipe(smoke_run / "recipe.yaml", parser)
     assert args["oger.run_dir"] == str(smoke_run) and args["rollout.batch_size"] == PROMPTS
     assert "oger_recipe.cli.train_ppo_ray" in (smoke_run / "command.sh").read_text()
     environment = json.loads((smoke_run / "environment.json").read_text())

@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from oger_recipe.cli import train
-from oger_recipe.cli.train_ppo_ray import build_parser
+from oger_recipe.cli.train_ppo_ray import build_parser, parse
 from oger_recipe.files import read_jsonl, write_jsonl
 from oger_recipe.patches import apply_training_patches, apply_vllm_import_patches
 from oger_recipe.settings.recipe_file import read_recipe
@@ -54,7 +54,7 @@ def read(tmp_path: Path, parser: argparse.ArgumentParser) -> Callable[..., dict[
     def settings(text: str, *flags: str) -> dict[str, Any]:
         path = tmp_path / "recipe.yaml"
         path.write_text(text)
-        return vars(parser.parse_args([*read_recipe(path, parser), *flags]))
+        return parse(parser, flags, read_recipe(path, parser))
 
     return settings
 

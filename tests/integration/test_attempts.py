@@ -108,14 +108,14 @@ def test_what_came_after_the_checkpoint_is_taken_out_of_every_record(run_dir: Pa
 
 
 def settings_of(parser, tmp_path: Path, *flags: str):
-    args = parser.parse_args(["--oger.task.name", "countdown", "--oger.task.cache", str(tmp_path / "a"), *flags])
-    vars(args)["actor.model_name_or_path"] = f"{vars(args)['oger.task.cache']}/countdown-policy-1"
-    return args
+    given = ["--oger.task.name", "countdown", "--oger.task.cache", str(tmp_path / "a"), *flags]
+    value = vars(parser.parse_args(given))
+    return value | {"actor.model_name_or_path": f"{value['oger.task.cache']}/countdown-policy-1"}
 
 
 @pytest.fixture()
 def began_with(parser, tmp_path: Path) -> Path:
-    known = {key: value for key, value in vars(settings_of(parser, tmp_path)).items()
+    known = {key: value for key, value in settings_of(parser, tmp_path).items()
              if value is not None and value != float("inf")}  # fmt: skip
     write_resolved(known, tmp_path / "recipe.yaml")
     assert nested(known) and read_recipe(tmp_path / "recipe.yaml", parser)
@@ -129,7 +129,7 @@ def test_what_would_make_it_another_run_is_refused_at_once(parser, tmp_path: Pat
     first, *others = str(refused.value).split("\n  ")
     assert first == "this run cannot be continued with other settings than it began with:"
     named = [line.removeprefix("- ").split(":")[0] for line in others if line.startswith("- ")]
-    before = vars(settings_of(parser, tmp_path))
+    before = settings_of(parser, tmp_path)
     assert named == [
         f"actor.adam.lr was {before['actor.adam.lr']} -> is 0.5",
         f"oger.task.train_problems was {before['oger.task.train_problems']} -> is 77",

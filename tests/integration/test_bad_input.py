@@ -430,13 +430,13 @@ def test_more_gpus_than_a_cuda_machine_has_are_refused(recipe: Path) -> None:
     from oger_recipe.settings.recipe_file import read_recipe
 
     parser = train_ppo_ray.build_parser(cpu=False)
-    args = parser.parse_args([*read_recipe(recipe, parser), "--actor.num_gpus_per_node", "8"])
-    check_run(args, cpu=False, gpus_here=9)
-    check_run(args, cpu=False, gpus_here=None)
+    settings = train_ppo_ray.parse(parser, ["--actor.num_gpus_per_node", "8"], read_recipe(recipe, parser))
+    check_run(settings, cpu=False, gpus_here=9)
+    check_run(settings, cpu=False, gpus_here=None)
     with pytest.raises(
         RecipeError, match=r"actor 8 \+ vLLM engines 1 = 9 .* 8 are declared \(found on this machine\)"
     ):
-        check_run(args, cpu=False, gpus_here=8)
+        check_run(settings, cpu=False, gpus_here=8)
 
 
 @pytest.mark.parametrize(

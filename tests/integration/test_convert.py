@@ -19,6 +19,7 @@ from oger_recipe.convert.page import page
 from oger_recipe.convert.values import UNSET, NoEffect, checked
 from oger_recipe.convert.verl_mix.dialect import VERL_MIX
 from oger_recipe.settings.checks import check_run
+from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.recipe_file import read_recipe
 
 FLAGS, ENVIRONMENT = VERL_MIX.flags, VERL_MIX.environment
@@ -77,7 +78,7 @@ def settings(
         assert not result.problems
         path = tmp_path / "recipe.yaml"
         path.write_text(result.text)
-        return vars(gpu_parser.parse_args(read_recipe(path, gpu_parser)))
+        return defaults(gpu_parser) | read_recipe(path, gpu_parser)
 
     return values
 
@@ -105,8 +106,8 @@ def test_the_users_document_becomes_the_papers_recipe(
     }
     path = tmp_path / "recipe.yaml"
     path.write_text(result.text)
-    found = vars(gpu_parser.parse_args(read_recipe(path, gpu_parser)))
-    paper = vars(gpu_parser.parse_args(read_recipe(ROOT / "configs" / "oger_paper.yaml", gpu_parser)))
+    found = defaults(gpu_parser) | read_recipe(path, gpu_parser)
+    paper = defaults(gpu_parser) | read_recipe(ROOT / "configs" / "oger_paper.yaml", gpu_parser)
     assert differing(found, paper) == {
         *("oger.run_dir", "oger.embedding_model", "actor.model_name_or_path", "data.prompt_dataset", "eval.dataset"),
         *("logger.tensorboard_dir", "logger.wandb.project"),
@@ -155,7 +156,7 @@ def test_the_recipe_files_are_what_the_commands_become(
     recipe: str, changes: dict, beside: set[str], settings: Callable, gpu_parser: argparse.ArgumentParser
 ) -> None:
     file = ROOT / "configs" / f"{recipe}.yaml"
-    wanted = vars(gpu_parser.parse_args(read_recipe(file, gpu_parser)))
+    wanted = defaults(gpu_parser) | read_recipe(file, gpu_parser)
     assert differing(settings(script(changes)), wanted) <= NAMES | beside
 
 
@@ -170,9 +171,9 @@ def test_a_converted_recipe_would_start(
     assert not result.problems and not result.to_do
     path = tmp_path / "recipe.yaml"
     path.write_text(result.text)
-    args = gpu_parser.parse_args(read_recipe(path, gpu_parser))
-    check_run(args, cpu=False, gpus_here=8)
-    assert vars(args)["eval.dataset"] == f"{rows},{rows}"
+    found = defaults(gpu_parser) | read_recipe(path, gpu_parser)
+    check_run(found, cpu=False, gpus_here=8)
+    assert found["eval.dataset"] == f"{rows},{rows}"
     assert all(len(line) < 120 for line in result.text.splitlines() if line.startswith("#"))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from oger_recipe.settings.effects import NEEDS, without_effect
+from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.oger import SETTINGS
 from oger_recipe.settings.recipe_file import read_recipe
 
@@ -98,5 +99,5 @@ def test_every_setting_of_the_table_has_a_case_or_a_sibling_with_one(parser) -> 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_no_shipped_recipe_sets_what_has_no_effect(parser, path: Path) -> None:
-    value = vars(parser.parse_args(read_recipe(path, parser)))
+    value = defaults(parser) | read_recipe(path, parser)
     assert list(without_effect(value, parser.get_default)) == []

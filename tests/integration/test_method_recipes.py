@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from oger_recipe.run.plan import describe
+from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.recipe_file import read_recipe
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -31,7 +32,7 @@ FREE = (
 
 
 def settings(name: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
-    return vars(parser.parse_args(read_recipe(CONFIGS / f"{name}.yaml", parser)))
+    return defaults(parser) | read_recipe(CONFIGS / f"{name}.yaml", parser)
 
 
 def test_every_method_has_a_twin() -> None:
@@ -73,10 +74,10 @@ def test_what_the_methods_differ_in(parser: argparse.ArgumentParser) -> None:
 @pytest.mark.parametrize(("name", "teachers"), [("oger", 128), ("luffy", 128), ("grpo", 0)])
 def test_a_plan_counts_teachers_however_they_enter(name: str, teachers: int, parser: argparse.ArgumentParser) -> None:
     """128 prompts x 8 rollouts: one of each group makes room for a teacher, or is one from its start."""
-    args = parser.parse_args(read_recipe(CONFIGS / f"{name}.yaml", parser))
-    assert f"8 rollouts = 1024 rows, of them at most {teachers} with teachers' tokens" in describe(args, None, None)
+    value = settings(name, parser)
+    assert f"8 rollouts = 1024 rows, of them at most {teachers} with teachers' tokens" in describe(value, None, None)
 
 
 def test_a_plan_counts_every_rollout_where_teachers_begin_all(parser: argparse.ArgumentParser) -> None:
-    args = parser.parse_args([*read_recipe(CONFIGS / "luffy.yaml", parser), "--oger.n_prefix", "-1"])
-    assert "at most 1024 with teachers' tokens" in describe(args, None, None)
+    value = settings("luffy", parser) | {"oger.n_prefix": -1}
+    assert "at most 1024 with teachers' tokens" in describe(value, None, None)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.recipe_file import read_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -111,7 +112,7 @@ GRPO_VALUES = {
 
 @pytest.mark.parametrize(("name", "values"), [("oat_gsm8k_ppo", PPO_VALUES), ("oat_countdown_grpo", GRPO_VALUES)])
 def test_the_recipe_files_have_the_commands_values(name: str, values: dict, parser: argparse.ArgumentParser) -> None:
-    settings = vars(parser.parse_args(read_recipe(ROOT / "configs" / f"{name}.yaml", parser)))
+    settings = defaults(parser) | read_recipe(ROOT / "configs" / f"{name}.yaml", parser)
     assert {key: settings[key] for key in values} == values
 
 
@@ -120,6 +121,6 @@ def test_the_twins_differ_in_model_data_sizes_and_machine_alone(parser: argparse
     method += ("rollout.n_samples", "train.max_epochs", "oger.loss", "oger.kl", "oger.non_stop", "oger.max_replace")
     for name in ("oat_gsm8k_ppo", "oat_countdown_grpo"):
         files = (ROOT / "configs" / f"{name}{suffix}.yaml" for suffix in ("", "_cpu"))
-        full, twin = (vars(parser.parse_args(read_recipe(file, parser))) for file in files)
+        full, twin = (defaults(parser) | read_recipe(file, parser) for file in files)
         assert twin["oger.task.name"] == "countdown"
         assert not [key for key in full if key.startswith(method) and full[key] != twin[key]]

@@ -97,6 +97,11 @@ def test_a_template_goes_over_the_users_prompts_with_and_without_the_task(
         assert settings["data.apply_chat_template"] == (template is None and not more)
 
 
+def test_no_chat_template_goes_over_prompts_where_it_is_switched_off(beside_task: Run) -> None:
+    settings, _, prompts, _ = beside_task("--no-data.apply_chat_template")
+    assert settings["data.apply_chat_template"] is False and prompts
+
+
 def test_teachers_come_from_the_column_that_is_named(beside_task: Run, policy_folder: Path, tmp_path: Path) -> None:
     from oger_recipe.teachers.store import TeacherStore
 

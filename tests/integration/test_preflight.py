@@ -19,7 +19,8 @@ import yaml
 
 from oger_recipe.cli import doctor, train
 from oger_recipe.run import preflight
-from oger_recipe.run.preflight import CHECKS, OK, PROBLEM, WARNING, Finding, Job
+from oger_recipe.run.job import Job
+from oger_recipe.run.preflight import CHECKS, OK, PROBLEM, WARNING, Finding
 
 KEY = "0123456789abcdef" * 2 + "76543210"
 
@@ -284,7 +285,7 @@ def _hub(found_flags: list[str], endpoint: str, home: Path, **environment: str) 
     """The lines of the hub's check by `oger doctor`, in a process of its own: libraries read the endpoint once."""
     code = (
         "import sys; from pathlib import Path; from oger_recipe.cli.train_ppo_ray import build_parser;"
-        "from oger_recipe.run.preflight import Job, findings;"
+        "from oger_recipe.run.job import Job; from oger_recipe.run.preflight import findings;"
         "value = vars(build_parser(cpu=True).parse_args(sys.argv[1:]));"
         "[print(each) for each in findings(Job(value, Path('run'), True)) if each.what == 'Hugging Face hub']"
     )

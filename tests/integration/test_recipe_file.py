@@ -19,6 +19,7 @@ import oger_recipe
 from oger_recipe.cli.train_ppo_ray import build_parser
 from oger_recipe.errors import RecipeError
 from oger_recipe.settings.checks import check_run
+from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.oger import SETTINGS
 from oger_recipe.settings.openrlhf_parser import openrlhf_parser
 from oger_recipe.settings.recipe_file import nested, read_recipe, write_resolved
@@ -131,8 +132,8 @@ def test_every_switch_of_openrlhf_has_an_opposite_and_keeps_its_default(parser: 
     for action in openrlhf_parser()._actions:
         if isinstance(action, argparse._StoreTrueAction):
             assert vars(parser.parse_args([f"--no-{action.dest}"]))[action.dest] is False
-            default = vars(parser.parse_args([]))[action.dest]
-            assert default is (True if action.dest == "vllm.enforce_eager" else action.default), action.dest
+            ours = {"vllm.enforce_eager": True, "data.apply_chat_template": None}  # of a CPU; of nobody
+            assert defaults(parser)[action.dest] is ours.get(action.dest, action.default), action.dest
 
 
 def test_off_without_quotes_is_a_choice_named_off(read: Read) -> None:
@@ -270,7 +271,7 @@ def test_the_resolved_recipe_reads_back_to_the_same_run(
     settings = vars(parser.parse_args(flags))
     path = tmp_path / "resolved.yaml"
     write_resolved(_resolved(settings), path)
-    assert vars(parser.parse_args(read_recipe(path, parser))) == settings
+    assert defaults(parser) | read_recipe(path, parser) == settings
 
 
 def test_a_resolved_recipe_is_nested_yaml_that_says_what_was_chosen(tmp_path: Path) -> None:
@@ -290,7 +291,7 @@ def test_dotted_names_share_their_sections() -> None:
 def test_every_recipe_file_of_the_repository_is_accepted(path: Path) -> None:
     for cpu in {False, "cpu" in path.stem}:
         parser = build_parser(cpu=cpu)
-        parser.parse_args(read_recipe(path, parser))
+        read_recipe(path, parser)
     assert path.read_text().startswith("#"), "a recipe opens with what it reproduces"
 
 
@@ -479,16 +480,15 @@ def test_a_file_that_extends_nothing_or_itself_is_refused(read: Callable[..., An
 def test_every_recipe_file_reads_and_would_start_on_its_machine(path: Path) -> None:
     cpu = path.stem.partition("_cpu")[1] == "_cpu"
     parser = build_parser(cpu=cpu)
-    given = ["--actor.model_name_or_path", "my/model", "--data.prompt_dataset", "my/data"]
-    tokens = read_recipe(path, parser)
+    settings = defaults(parser) | read_recipe(path, parser)
     if path.stem in ("own_data", "own_data_cpu"):  # which leave these two to the user, and nothing else
         with pytest.raises(RecipeError) as error:
-            check_run(parser.parse_args(tokens), cpu=cpu, gpus_here=None if cpu else 8)
+            check_run(settings, cpu=cpu, gpus_here=None if cpu else 8)
         assert [line.split(" is not set")[0] for line in str(error.value).splitlines()[1:]] == [
             "  - actor.model_name_or_path", "  - data.prompt_dataset"
         ]  # fmt: skip
-        tokens += given
-    check_run(parser.parse_args(tokens), cpu=cpu, gpus_here=None if cpu else 8)
+        settings |= {"actor.model_name_or_path": "my/model", "data.prompt_dataset": "my/data"}
+    check_run(settings, cpu=cpu, gpus_here=None if cpu else 8)
     assert path.read_text().startswith("#"), "a recipe file opens with what it reproduces"
 
 

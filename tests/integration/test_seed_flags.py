@@ -19,8 +19,7 @@ from openrlhf.utils.config import hierarchize
 from oger_recipe.embedding.similarity import RerankerSimilarity, make_similarity
 from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker
 from oger_recipe.plugin.policy.loss import HybridPolicyLoss
-from oger_recipe.settings.effects import compares
-from oger_recipe.settings.oger import SETTINGS
+from oger_recipe.settings.oger import SETTINGS, OgerSettings
 
 PACKAGE = Path(__file__).parents[2] / "oger_recipe"
 # Where a setting is named without an effect on a run: conversion, and in settings what only looks at it.
@@ -243,4 +242,4 @@ def test_a_reranker_reads_the_part_that_is_asked_for(arguments, monkeypatch: pyt
     ],
 )
 def test_nothing_is_embedded_for_a_run_that_compares_nothing(arguments, flags: list[str], needed: bool) -> None:
-    assert compares(vars(arguments(*flags).oger)) == needed
+    assert OgerSettings.of(arguments(*flags).oger).compares == needed

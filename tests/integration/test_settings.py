@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from openrlhf.utils.config import hierarchize
 
 from oger_recipe.errors import RecipeError
 from oger_recipe.settings.credit import BonusSettings
+from oger_recipe.settings.flags import defaults, flags_of
 from oger_recipe.settings.grading import VerifierSettings
 from oger_recipe.settings.oger import SECTIONS, SETTINGS, OgerSettings
-from oger_recipe.settings.parser import build_parser
+from oger_recipe.settings.parser import ListAction, build_parser
 from oger_recipe.settings.recipe_file import read_recipe, write_resolved
 from oger_recipe.settings.rewards import RewardSettings
 from oger_recipe.settings.run import EvalSettings, SftSettings
@@ -78,7 +80,43 @@ def test_reward_sources_are_written_into_the_run_folder_as_they_are(
     settings = vars(parser.parse_args([f"--oger.reward.sources={json.dumps(SOURCES)}"]))
     path = tmp_path / "resolved.yaml"
     write_resolved({key: value for key, value in settings.items() if value not in (None, float("inf"))}, path)
-    assert vars(parser.parse_args(read_recipe(path, parser))) == settings
+    assert defaults(parser) | read_recipe(path, parser) == settings
+
+
+def _another(action: argparse.Action, default: Any) -> Any:
+    """A value that the default is not, awkward to write on a command line."""
+    own = action.setting if isinstance(action, ListAction) else None
+    kind, choices = (own.read, own.choices) if own else (action.type, action.choices)
+    if action.nargs == 0:
+        return not default
+    if own and own.flag == "oger.reward.sources":
+        return SOURCES
+    one = (
+        {int: -7, float: -1e-05}.get(kind, "-x 'y'\n[z]=é")
+        if not choices
+        else next(c for c in choices if c != default)
+    )
+    if own:
+        return (one, one)
+    return [one] * action.nargs if isinstance(action.nargs, int) else [one] if action.nargs else one
+
+
+def test_flags_say_every_setting_exactly(parser: argparse.ArgumentParser) -> None:
+    unsaid = defaults(parser)
+    assert flags_of(unsaid, parser) == []
+    actions = {action.dest: action for action in parser._actions if action.dest in unsaid}
+    several = "ds.lora.target_modules"  # its items are words, which OpenRLHF's parser takes without a dash alone
+    every = {name: _another(action, unsaid[name]) for name, action in actions.items()} | {several: ["q", "v"]}
+    for name, value in every.items():
+        changed = unsaid | {name: value}
+        assert repr(vars(parser.parse_args(flags_of(changed, parser)))) == repr(changed), name
+    assert repr(vars(parser.parse_args(flags_of(every, parser)))) == repr(every)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e-05, 0.1 + 0.2, 1.0, 12345678901234567.0])
+def test_a_number_comes_back_as_it_was(parser: argparse.ArgumentParser, value: float) -> None:
+    settings = defaults(parser) | {"oger.bonus_weight": value, "reward.clip_range": [-value, value]}
+    assert repr(vars(parser.parse_args(flags_of(settings, parser)))) == repr(settings)
 
 
 @pytest.mark.parametrize("item", ["rule", 5, None, {"name": "rule"}, {"kind": "verifier"}, {"name": 1, "kind": "a"}])

@@ -26,8 +26,8 @@ def examples(tmp_path: Path, parser: argparse.ArgumentParser, policy_folder: Pat
     write_teacher_store(teachers, tmp_path / "teachers.arrow")
     rows = [{"prompt": f"make {uid}", "label": json.dumps({"uid": uid})} for uid in teachers]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    args = parser.parse_args(["--actor.model_name_or_path", str(policy_folder), "--data.apply_chat_template"])
-    assert _write_examples(args, tmp_path, tmp_path / "supervised.jsonl") == 2
+    settings = parser.parse_args(["--actor.model_name_or_path", str(policy_folder), "--data.apply_chat_template"])
+    assert _write_examples(vars(settings), tmp_path, tmp_path / "supervised.jsonl") == 2
     dataset = TeacherDataset(
         list(read_jsonl(tmp_path / "supervised.jsonl")), tokenizer, 128, SimpleNamespace(), pretrain_mode=False
     )

@@ -28,7 +28,7 @@ ROOMS = {
     "data": "rewards teachers",
     "evaluation": "data rewards",
     "run_folder": "algorithm evaluation",
-    "tasks": "rewards teachers",
+    "tasks": "rewards settings teachers",
     "report": "evaluation",
     "settings": "algorithm data embedding rewards teachers",
     "plugin": "algorithm embedding evaluation patches rewards run_folder settings teachers",
@@ -126,8 +126,8 @@ def test_the_ground_floor_imports_nothing_of_ours() -> None:
 def test_algorithm_is_tensor_mathematics() -> None:
     """No files, no processes, no settings: torch and what Python's library has for types."""
     names = {name for module in SOURCES if room_of(module) == "algorithm" for name in IMPORTED[module]}
-    outside = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names)
-    assert outside == {"torch", "oger_recipe"}
+    assert {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) == {"torch", "oger_recipe"}
+    assert {room_of(name) for name in names if name in SOURCES} == {"algorithm"}
 
 
 def test_the_folders_of_the_plugin_are_processes_that_share_what_lies_beside_them() -> None:

@@ -1,4 +1,4 @@
-"""Flags of which several together make one setting, or which count in other units than ours."""
+"""Rules for flags that make a setting together, or that count in other units than ours."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ALWAYS_WRITTEN = ("console", "tensorboard")
 
 
 def paths(target: str):
-    """One file, or a list of them."""
+    """Takes one file, or a list of them."""
 
     def rule(value: Any, get: Get) -> Settings:
         files = value if isinstance(value, list) else [value]
@@ -30,7 +30,7 @@ def paths(target: str):
 
 
 def length(target: str):
-    """Of the prompt or the response; ours is of both together as well."""
+    """Sets the length of prompt or response, and with it data.max_len, that of both together."""
 
     def rule(value: Any, get: Get) -> Settings:
         return {target: value, "data.max_len": get("data.max_prompt_length") + get("data.max_response_length")}
@@ -54,7 +54,7 @@ def reward(value: Any, get: Get) -> Settings:
 
 
 def machine(setting: str):
-    """``num_nodes`` or ``num_gpus_per_node`` of every role: verl's trainer and vLLM take turns on all GPUs."""
+    """Sets ``num_nodes`` or ``num_gpus_per_node`` of every role: verl's trainer and vLLM take turns on all GPUs."""
 
     def rule(value: Any, get: Get) -> Settings:
         roles = ["actor", *(["ref"] if _kl_coefficient(get) else []), *(["critic"] if _has_critic(get) else [])]
@@ -76,7 +76,7 @@ def _ranks(get: Get) -> int:
 
 
 def micro_batch(value: Any, get: Get) -> Settings:
-    """verl counts prompts over all ranks, we count rollouts on one."""
+    """Converts prompts over all ranks, as verl counts, to rollouts on one."""
     if get(ACTOR + "use_dynamic_bsz"):
         raise NoEffect("use_dynamic_bsz is True: micro-batches are cut by their tokens")
     return {"train.micro_batch_size": max(value * get(ROLLOUT + "n") // _ranks(get), 1)}
@@ -156,7 +156,7 @@ def _kl_coefficient(get: Get) -> float:
 
 
 def kl(value: Any, get: Get) -> Settings:
-    """In the loss or in the reward, never both; a coefficient of 0 loads no reference."""
+    """Puts the KL into the loss or the reward, never both; a coefficient of 0 loads no reference."""
     in_loss, coefficient = get(ACTOR + "use_kl_loss"), _kl_coefficient(get)
     if not coefficient:
         return {"algo.kl.init_coef": 0.0}
@@ -186,7 +186,7 @@ def kl_kind(value: Any, get: Get) -> Settings:
 
 
 def of_micro_batches(target: str):
-    """A coefficient of such a mean, in our unit: the mean over the optimizer step beside our policy loss.
+    """Converts a coefficient of such a mean to our unit: the mean over the optimizer step beside our policy loss.
 
     On each rank LUFFY adds up its micro-batches: of the policy loss (loss_remove_token_mean) the sum over rows of
     sum_t loss / L_max, of this term a mean each. We divide the first by the rows, so this term as well:
@@ -205,7 +205,7 @@ def of_micro_batches(target: str):
 
 
 def in_steps_unit(value: float, get: Get) -> float:
-    """of_micro_batches's arithmetic."""
+    """Does the arithmetic of `of_micro_batches`."""
     if not get(ACTOR + "loss_remove_token_mean"):
         return value
     if get(ACTOR + "use_dynamic_bsz"):
@@ -224,7 +224,7 @@ def teacher_loss(value: Any, get: Get) -> Settings:
 
 
 def reshape(target: str):
-    """One of the named functions; p_div_p_<gamma> takes any number."""
+    """Takes one of the named functions; p_div_p_<gamma> with any number."""
 
     def rule(value: Any, get: Get) -> Settings:
         names = ["no_reshape", "logp", "p_logp", "square_root", "pow", "p_div_p_0.1", "p_div_p_0.3", "p_div_p_0.5"]
@@ -244,7 +244,7 @@ def only_supervised(get: Get) -> str:
 
 
 def clip(value: Any, get: Get) -> Settings:
-    """The ratio's upper bound is the larger of clip_upper_bound and 1 + clip_ratio."""
+    """Takes the larger of clip_upper_bound and 1 + clip_ratio as the ratio's upper bound."""
     if get(ACTOR + "loss_remove_clip"):
         raise NoEffect("loss_remove_clip is True")
     low, upper = get(ACTOR + "clip_ratio"), get(ACTOR + "clip_upper_bound")
@@ -257,7 +257,7 @@ def clip(value: Any, get: Get) -> Settings:
 
 
 def guidance(value: Any, get: Get) -> Settings:
-    """How many rollouts begin with a teacher's tokens."""
+    """Sets how many rollouts begin with a teacher's tokens."""
     reason = prefix_is_inert(get)
     if reason:
         raise NoEffect(reason)
@@ -304,7 +304,7 @@ def replace_mode(value: Any, get: Get) -> Settings:
 
 
 def _measures(get: Get) -> bool:
-    """Whether the command compares rollouts with teachers at all."""
+    """Tells whether the command compares rollouts with teachers at all."""
     replaces = not only_replacement(get) and get("trainer.max_replace_num") != 0
     mode = REPLACE_MODES.get(get("trainer.replace_mode"))
     ranks = replaces and (mode is None or mode.similarity is not None)

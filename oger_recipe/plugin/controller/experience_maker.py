@@ -36,7 +36,7 @@ from oger_recipe.plugin.controller.step_metrics import info_value, step_metrics
 from oger_recipe.rewards.repetition import is_repetitive
 from oger_recipe.rewards.samples import worst_examples
 from oger_recipe.run_folder import records as run_folder
-from oger_recipe.settings.effects import compares
+from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.teachers.history import History
 from oger_recipe.teachers.store import TeacherStore
 
@@ -55,7 +55,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         # Ray gives an actor without CPUs of its own a single thread; this process only works while others wait.
         torch.set_num_threads(CORES)
         has_references = len(self.store) or oger.use_history_samples
-        self.measure = make_similarity(oger) if has_references and compares(vars(oger)) else None
+        self.measure = make_similarity(oger) if has_references and OgerSettings.of(oger).compares else None
         self.history: History | None = None
         counts = json.loads((self.run_dir / "data" / "counts.json").read_text())
         self.dropped = {f"data/{name}": counts.get(name, 0) for name in ("teachers_too_long", "teachers_wrong")}

@@ -20,6 +20,7 @@ from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
 from oger_recipe.plugin.ray_actor import undecorated
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder import records as run_folder
+from oger_recipe.settings.run import EvalSettings
 
 # PPOTrainer and BasePPOTrainer build these by name, which is looked up in this process.
 ppo_trainer.SamplesGenerator = OgerSamplesGenerator
@@ -213,14 +214,12 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         return result.logs
 
     def _eval_sampling(self) -> dict[str, Any]:
-        evaluation, ours, rollout = self.args.eval, self.args.oger.eval, self.args.rollout
+        evaluation, rollout = self.args.eval, self.args.rollout
         return {
             "temperature": evaluation.temperature,
             "n_samples_per_prompt": evaluation.n_samples_per_prompt,
-            "top_p": rollout.top_p if ours.top_p is None else ours.top_p,
-            "top_k": ours.top_k,
-            "max_new_tokens": ours.max_new_tokens or rollout.max_new_tokens,
             "seed": self.args.train.seed,
+            **EvalSettings.of(self.args.oger).sampling(rollout.top_p, rollout.max_new_tokens),
         }
 
     def _detect_eval_metric_key(self, eval_metrics):
