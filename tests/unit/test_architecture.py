@@ -143,7 +143,7 @@ def test_the_trainer_is_imported_by_the_plugin_and_the_patches_alone() -> None:
 
 
 def test_no_shortcut_of_old_comes_back() -> None:
-    """Importing a package of plugin/ prepares the process, conftest.py prepares the tests; constructors make objects."""
+    """Importing a package of plugin/ prepares its process, conftest.py the tests; constructors make objects."""
     shortcuts = {"noqa" + ": E402", "object." + "__new__"}
     sources = [
         path for folder in ("oger_recipe", "patches", "scripts", "tests") for path in (ROOT / folder).rglob("*.py")
