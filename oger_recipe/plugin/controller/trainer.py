@@ -36,6 +36,8 @@ HYBRID_KEYS = (
 class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
     """Evaluates on scores before and after, records every step, and can stop after a number of steps."""
 
+    best_eval_metric_value: float
+
     def __init__(self, pretrain, strategy, *args, **kwargs) -> None:
         torch.manual_seed(strategy.args.train.seed)  # the sampler of the prompts draws its order's seed from here
         super().__init__(pretrain, strategy, *args, **kwargs)
