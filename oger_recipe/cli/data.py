@@ -82,7 +82,8 @@ def main(argv: list[str] | None = None) -> None:
 def _prepare(args: argparse.Namespace) -> None:
     from oger_recipe.data.command_prepare import build, write_rows
     from oger_recipe.data.mix import read_mix
-    from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
+    from oger_recipe.rewards.grading.pool import GradingSettings
+    from oger_recipe.rewards.rules import GradingRules
 
     mix = read_mix(args.mix)
     inputs = {Path(source.path).expanduser().resolve() for source in mix.sources}
@@ -94,8 +95,7 @@ def _prepare(args: argparse.Namespace) -> None:
     if args.held_out and args.held_out.resolve() == args.out.resolve():
         raise RecipeError(f"--held_out and --out are the same file, {args.out}")
     tokenizer = _tokenizer(mix.tokenizer) if mix.tokenizer else None
-    with GradingPool(GradingSettings()) as pool:
-        parts = build(mix, pool, tokenizer, held_out=args.held_out is not None)
+    parts = build(mix, GradingRules(), GradingSettings(), tokenizer, held_out=args.held_out is not None)
     for path, part in zip(files, parts, strict=False):
         assert part is not None
         write_rows(part.rows, path)
@@ -179,14 +179,12 @@ def _validate(args: argparse.Namespace) -> bool:
     from oger_recipe.data.command_validate import validate
     from oger_recipe.data.rows import without_repetitions
     from oger_recipe.data.sources import Columns
-    from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
+    from oger_recipe.rewards.grading.pool import GradingSettings
     from oger_recipe.rewards.rules import GradingRules
-    from oger_recipe.rewards.verifiers import VERIFIERS
 
     own = VerifierSettings(verifiers=tuple(args.verifiers)).own
     columns = Columns(args.input_key, args.label_key, args.teacher_key, args.task_name, tuple(own))
-    with GradingPool(GradingSettings().for_tasks([*VERIFIERS, *own.values()])) as pool:  # started where it is needed
-        report = validate(args.dataset, columns, GradingRules(own=own), pool, args.prompt_split)
+    report = validate(args.dataset, columns, GradingRules(own=own), GradingSettings(), args.prompt_split)
     for mistake in without_repetitions(report.bad.values()):
         print(mistake)
     print(_verdict(args.dataset, report))

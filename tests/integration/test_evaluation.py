@@ -17,11 +17,11 @@ from transformers import AutoTokenizer
 from oger_recipe.cli import eval as oger_eval
 from oger_recipe.cli.train_ppo_ray import build_parser
 from oger_recipe.errors import RecipeError
-from oger_recipe.evaluation import harness
+from oger_recipe.evaluation import folder, harness
 from oger_recipe.evaluation.benchmarks import BENCHMARKS, Problem, load_benchmark
 from oger_recipe.evaluation.metrics import evaluate_answers
 from oger_recipe.evaluation.prompts import Prompting, prompt_texts, prompt_tokens
-from oger_recipe.evaluation.sampler import Sampling
+from oger_recipe.evaluation.sampling import Sampling
 from oger_recipe.evaluation.tables import comparison, headlines, markdown_table
 from oger_recipe.rewards.verifiers import verify
 from oger_recipe.settings.rollouts import RolloutSettings
@@ -160,12 +160,12 @@ def test_an_evaluation_asks_each_benchmark_as_often_as_its_file_does(tmp_path: P
     often, seldom = (
         Problem(uid, uid, "4", "gsm8k", columns=columns) for uid, columns in (("a", {"times_asked": 3}), ("b", {}))
     )
-    prompts = [harness.Prompt(problem, problem.uid, [1]) for problem in (often, seldom)]
-    asked = harness._missing(tmp_path, "mine", prompts, Sampling(n=2))
+    prompts = [folder.Prompt(problem, problem.uid, [1]) for problem in (often, seldom)]
+    asked = folder.missing_samples(tmp_path, "mine", prompts, Sampling(n=2))
     assert [(prompt.problem.uid, sample) for prompt, sample in asked] == (
         [("a", sample) for sample in range(6)] + [("b", sample) for sample in range(2)]
     )
-    greedy = harness._missing(tmp_path, "mine", prompts, Sampling(n=1, temperature=0.0))
+    greedy = folder.missing_samples(tmp_path, "mine", prompts, Sampling(n=1, temperature=0.0))
     assert [(prompt.problem.uid, sample) for prompt, sample in greedy] == [("a", 0), ("b", 0)]
 
 

@@ -204,7 +204,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         samples = self.samples_generator.generate_eval_samples(**(generate_kwargs | self._eval_sampling()))
         result = evaluate_samples(samples, self.eval_dataloader, self.tokenizer)
         run_folder.write_evaluation(self.run_dir, global_step, result)
-        self.evaluation = result.figures | {"benchmarks": headlines(result.result)}
+        self.evaluation = result.metrics | {"benchmarks": headlines(result.result)}
         run_folder.event(self.run_dir, "evaluated", when=when, step=global_step, **self.evaluation)
         for tracker in (self.wandb_logger, self.tensorboard_logger):
             if tracker:
