@@ -2,18 +2,18 @@
 
 import functools
 import os
+import sys
 from typing import Any
-
-import ray
 
 
 @functools.cache  # once in a process, whichever of the modules it imports
 def give_way_to_engine() -> None:
-    """For the modules of all other actors, before they import: the engine is the last to be ready, so it goes first.
+    """For the packages of all other actors, before they import: the engine is the last to be ready, so it goes first.
 
     Only where all share the cores of one machine. It stays so: texts are embedded with what the engine leaves.
     """
-    in_actor = ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
+    ray: Any = sys.modules.get("ray")  # an actor's process has imported it; a supervised training needs none
+    in_actor = ray is not None and ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
     if in_actor and os.environ.get("DS_ACCELERATOR") == "cpu":
         os.nice(4)  # of the 15 at which Ray's workers run
 

@@ -24,8 +24,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from oger_recipe.kv_cache import kv_bytes_per_token
 from oger_recipe.settings.machine import policy_ranks
 
 GIB = 2**30
@@ -40,7 +42,7 @@ class Shape:
     layers: int
     hidden: int
     vocabulary: int
-    kv_width: int  # key-value heads times the width of one
+    kv_bytes_per_token: int
 
 
 def shape_of(model: str | None) -> Shape | None:
@@ -52,16 +54,14 @@ def shape_of(model: str | None) -> Shape | None:
         config |= config.get("text_config", {})  # models that also see
         files = list(folder.glob("*.safetensors")) or list(folder.glob("*.bin"))
         width = _BYTES[config.get("dtype") or config.get("torch_dtype")]
-        heads = config["num_attention_heads"]
-        head = config.get("head_dim") or config["hidden_size"] // heads
         return Shape(
             parameters=sum(file.stat().st_size for file in files) // width,
             layers=config["num_hidden_layers"],
             hidden=config["hidden_size"],
             vocabulary=config["vocab_size"],
-            kv_width=config.get("num_key_value_heads", heads) * head,
+            kv_bytes_per_token=kv_bytes_per_token(SimpleNamespace(**config)),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -102,7 +102,7 @@ def estimate(value: Mapping[str, Any], shape: Shape) -> Memory:
         policy=policy,
         offloaded=adam if value["ds.adam_offload"] else 0,
         engine_weights=2 * count / value["vllm.tensor_parallel_size"],
-        kv_cache_per_token=4 * shape.layers * shape.kv_width / value["vllm.tensor_parallel_size"],
+        kv_cache_per_token=shape.kv_bytes_per_token / value["vllm.tensor_parallel_size"],
     )
 
 

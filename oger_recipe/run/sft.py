@@ -1,12 +1,8 @@
-"""Supervised training on the run's teacher trajectories before its first step, by OpenRLHF's own train_sft.
-
-``python -m oger_recipe.run.sft FLAGS`` is openrlhf.cli.train_sft with what a machine without CUDA needs.
-"""
+"""Supervised training on the run's teacher trajectories before its first step, by OpenRLHF's own train_sft."""
 
 import json
 import os
 import random
-import runpy
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -39,7 +35,7 @@ def supervise(value: Mapping[str, Any], run_dir: Path, *, cpu: bool) -> Path:
     print(f"supervised training: {count} teacher trajectories, {epochs} epochs; output: {log}", flush=True)
     processes = 1 if cpu else value["actor.num_gpus_per_node"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    command += ["-m", "oger_recipe.run.sft", *_flags(value, data, model)]
+    command += ["-m", "oger_recipe.plugin.policy.sft", *_flags(value, data, model)]
     environment = os.environ | (CPU_ENVIRONMENT if cpu else {})
     with log.open("w") as output:
         code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment).returncode
@@ -97,20 +93,3 @@ def _flags(value: Mapping[str, Any], data: Path, model: Path) -> list[str]:
         "ds.use_liger_kernel": value["ds.use_liger_kernel"],
     }
     return [f"--{key}={setting}" for key, setting in flags.items()] + [f"--{key}" for key in switches if switches[key]]
-
-
-def main() -> None:
-    from oger_recipe.patches import apply_training_patches
-
-    apply_training_patches()
-    import openrlhf.datasets
-
-    from oger_recipe.plugin.policy.supervised_dataset import TeacherDataset
-
-    openrlhf.datasets.SFTDataset = TeacherDataset  # train_sft takes it from there by name
-    sys.argv[0] = "openrlhf.cli.train_sft"
-    runpy.run_module("openrlhf.cli.train_sft", run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -34,6 +34,19 @@ def parser() -> argparse.ArgumentParser:
     return build_parser(cpu=True)
 
 
+@pytest.fixture(scope="session")
+def nested(parser: argparse.ArgumentParser) -> Callable[..., Any]:
+    """The namespace that OpenRLHF's processes get, from flags."""
+    from openrlhf.utils.config import hierarchize
+
+    def settings(*flags: str) -> Any:
+        args = hierarchize(parser.parse_args(list(flags)))
+        args.actor.eps_clip_low_high = args.actor.eps_clip_low_high or (args.actor.eps_clip, args.actor.eps_clip)
+        return args
+
+    return settings
+
+
 @pytest.fixture()
 def read(tmp_path: Path, parser: argparse.ArgumentParser) -> Callable[..., dict[str, Any]]:
     """Settings by their dotted names, from the text of a recipe file and flags of the command line."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
+from doubles import Strategy
 from openrlhf.models.actor import Actor
+from openrlhf.trainer.ray import ppo_actor
 
 from oger_recipe.algorithm import token_stats
 from oger_recipe.plugin.policy.chunked_actor import ChunkedActor
@@ -73,13 +75,27 @@ def test_a_model_that_changes_its_logits_afterwards_is_found_out(policy_folder) 
         actor(SEQUENCES, ACTIONS, ATTENTION)
 
 
+@pytest.fixture()
+def policy_actor(nested, policy_folder, monkeypatch) -> Callable[..., OgerPolicyModelActor]:
+    """Makes OpenRLHF's actor of the policy from flags, on one rank without DeepSpeed."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "")  # written by the actor's constructor
+    monkeypatch.setattr(ppo_actor, "torch_dist_barrier_and_cuda_sync", lambda: None)
+    monkeypatch.setattr(ppo_actor, "Actor", Actor)  # put back: which one is chosen for the process
+
+    def make(*flags: str) -> OgerPolicyModelActor:
+        given = ("--ds.attn_implementation=eager", "--oger.entropy_top_share=0.5")
+        actor = OgerPolicyModelActor(1, 0, "127.0.0.1", 1)
+        actor.init_model_from_pretrained(Strategy(nested(*given, *flags)), str(policy_folder), max_steps=1)
+        return actor
+
+    return make
+
+
 @pytest.mark.parametrize("position", ["last", "mean", "top"])
 @pytest.mark.parametrize("asked", [(0, 1), (1,), (0,), ()], ids=str)
-def test_only_rows_with_response_tokens_pass_through_the_model(policy_folder, monkeypatch, asked, position) -> None:
-    policy = object.__new__(OgerPolicyModelActor)
-    oger = SimpleNamespace(entropy_position=position, entropy_top_share=0.5)
-    policy.strategy = SimpleNamespace(ring_attn_group=None, args=SimpleNamespace(oger=oger))
-    policy.actor = _make(ChunkedActor, policy_folder, 1.0)
+def test_only_rows_with_response_tokens_pass_through_the_model(policy_actor, asked, position) -> None:
+    policy = policy_actor(f"--oger.entropy_position={position}")
     policy.actor.model.double()  # in float32 a row rounds otherwise alone than in a batch
     everything = policy.forward(SEQUENCES, ACTIONS, ATTENTION)
     passed = []
@@ -101,14 +117,14 @@ def test_only_rows_with_response_tokens_pass_through_the_model(policy_folder, mo
 @pytest.mark.parametrize("packing", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("position", ["last", "mean", "top"])
 def test_the_entropy_of_a_rollout_is_that_of_its_own_tokens_however_batched(
-    policy_folder, kind, packing, position
+    policy_actor, kind, packing, position
 ) -> None:
     """Against the whole logits of each row alone: position t of them makes token t + 1."""
-    policy = object.__new__(OgerPolicyModelActor)
-    oger = SimpleNamespace(entropy_position=position, entropy_top_share=0.5)
-    policy.strategy = SimpleNamespace(ring_attn_group=None, args=SimpleNamespace(oger=oger))
+    flags = ["--ds.packing_samples"] if packing else []
+    flags.append(f"--{'no-' if kind is Actor else ''}oger.chunked_token_stats")
     # Untrained, the policy has nearly the same entropy everywhere; cooled down, rows and tokens differ.
-    policy.actor = kind(str(policy_folder), attn_implementation="eager", packing_samples=packing, temperature=0.1)
+    policy = policy_actor(*flags, f"--oger.entropy_position={position}", "--rollout.temperature=0.1")
+    assert type(policy.actor) is kind
     policy.actor.model.double()
     log_probs, found, of_tokens = policy.forward(SEQUENCES, ACTIONS, ATTENTION)
     for row, (tokens, first) in enumerate([(SEQUENCES[0], 3), (SEQUENCES[1, 1:5], 2)]):

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import pkgutil
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ PAGES += sorted(set((ROOT / "docs").rglob("*.md")) - {ROOT / "docs" / "oger_flag
 ROOMS = {path.name for path in (ROOT / "oger_recipe").iterdir() if path.is_dir()}
 FOLDERS = {"oger_recipe", "patches", "scripts", "configs", "docs", "tests"}
 SECTIONS = "actor|critic|ref|reward|algo|train|rollout|eval|data|vllm|ds|ckpt|logger|oger"
-pytestmark = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def words(page: Path) -> list[str]:
@@ -32,6 +33,7 @@ def blocks(page: Path, language: str) -> str:
     return "\n".join(re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), flags=re.M | re.S))
 
 
+@each_page
 def test_files_and_modules_that_a_page_names_exist(page: Path) -> None:
     missing = []
     for word in words(page):
@@ -53,12 +55,14 @@ def _exists(name: str) -> bool:
     return True
 
 
+@each_page
 def test_registries_that_a_page_names_are_in_their_modules(page: Path) -> None:
     for names, path in re.findall(r"\| ((?:`[A-Z_]+`(?:, )?)+) \| `([\w/]+)\.py` \|", page.read_text()):
         module = importlib.import_module(f"oger_recipe.{path.replace('/', '.')}".removesuffix(".__init__"))
         assert all(isinstance(getattr(module, name), dict | list | tuple) for name in re.findall(r"\w+", names)), path
 
 
+@each_page
 def test_links_lead_somewhere(page: Path) -> None:
     text = page.read_text()
     for target in re.findall(r"\]\(([^)#\s]*)(?:#[\w-]*)?\)", text):
@@ -68,6 +72,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert heading in [re.sub(r"[^\w -]", "", each).strip().lower().replace(" ", "-") for each in headings]
 
 
+@each_page
 def test_settings_that_a_page_names_exist(page: Path, parser: argparse.ArgumentParser) -> None:
     """Sections of `--help`, and names of verl's in the first cells of from_verl.md, are no settings."""
     known = {name[2:] for action in parser._actions for name in action.option_strings if name.startswith("--")}
@@ -80,6 +85,7 @@ def test_settings_that_a_page_names_exist(page: Path, parser: argparse.ArgumentP
             assert name in known or any(each.startswith(f"{name}.") for each in known), name
 
 
+@each_page
 def test_commands_that_a_page_shows_have_these_flags(page: Path) -> None:
     for command, rest in re.findall(r"^(?:\.venv/bin/)?oger ([\w-]+)((?:\\\n|[^\n#])*)", blocks(page, "bash"), re.M):
         flags = re.findall(r"(?<!\S)--\w[\w.-]*", rest)
@@ -97,3 +103,9 @@ def _flags(command: str) -> set[str]:
         shown = [subprocess.run([*run, *part], capture_output=True, text=True, check=True).stdout for part in parts]
         _HELP[command] = set(re.findall(r"--\w[\w-]*", "".join(shown))) | {"--help"}
     return _HELP[command]
+
+
+def test_the_readmes_rooms_are_those_that_the_architectures_test_holds() -> None:
+    rows = re.findall(r"^\| `(\w+)/` \| .* \| ([\w, ]*)\|$", (ROOT / "README.md").read_text(), re.M)
+    tested = runpy.run_path(str(ROOT / "tests" / "unit" / "test_architecture.py"))["ROOMS"]
+    assert {room: imports.strip().replace(",", "") for room, imports in rows} == tested

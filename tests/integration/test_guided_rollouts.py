@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,7 @@ from typing import Any
 import pytest
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
-from oger_recipe.plugin.controller.samples_generator import (
-    OgerSamplesGenerator,
-    teachers_enter_in_rollout,
-)
+from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
 from oger_recipe.plugin.engine.rollout_engine import _PrefixedEngine
 from oger_recipe.teachers.history import History
 from oger_recipe.teachers.store import Teacher, write_teacher_store
@@ -65,78 +63,81 @@ def test_a_cut_trajectory_that_fills_the_budget_is_not_continued_and_a_shorter_o
     assert engine.asked == [([3, 4, *cut], 1)]
 
 
-def _generator(tmp_path: Path, **oger: Any) -> OgerSamplesGenerator:
-    write_teacher_store({"taught": [SHORT, LONG], "lone": [LONG]}, tmp_path / "teachers.arrow")
-    (tmp_path / "data").mkdir(exist_ok=True)
-    (tmp_path / "teachers.arrow").rename(tmp_path / "data" / "teachers.arrow")
-    settings = {
-        "run_dir": str(tmp_path), "replace_after_rm": True, "max_replace_num": 0, "n_prefix": 0,
-        "prefix_strategy": "fixed", "min_prefix_ratio": 0.0, "max_prefix_ratio": 1.0, "prefix_steps": 1000,
-        "prefix_linear_max_ratio": 0.8, "prefix_share_across_samples": False, "teacher_draw": "uniform",
-        "teacher_source_weights": (),
-    }  # fmt: skip
-    generator = object.__new__(OgerSamplesGenerator)
-    generator.args = SimpleNamespace(
-        oger=SimpleNamespace(**(settings | oger)),
-        rollout=SimpleNamespace(n_samples_per_prompt=4),
-        train=SimpleNamespace(seed=5),
-    )
-    generator._store, generator.step = None, 1
-    return generator
+@pytest.fixture()
+def generator(tmp_path: Path, nested) -> Callable[..., OgerSamplesGenerator]:
+    """At the first step of a run with two prompts that have teachers; groups are of four."""
+    (tmp_path / "data").mkdir()
+    write_teacher_store({"taught": [SHORT, LONG], "lone": [LONG]}, tmp_path / "data" / "teachers.arrow")
+
+    def make(*flags: str) -> OgerSamplesGenerator:
+        given = (f"--oger.run_dir={tmp_path}", "--rollout.n_samples_per_prompt=4", "--train.seed=5")
+        made = OgerSamplesGenerator(SimpleNamespace(args=nested(*given, *flags)), None, None, None, [])
+        made.step = 1
+        return made
+
+    return make
 
 
-def test_without_replacement_after_rewards_the_first_rollouts_are_whole_teachers(tmp_path):
-    generator = _generator(tmp_path, replace_after_rm=False, max_replace_num=2)
-    assert teachers_enter_in_rollout(generator.args.oger)
-    prefixes = generator._prefixes("taught")
+def test_without_replacement_after_rewards_the_first_rollouts_are_whole_teachers(generator):
+    luffy = generator("--no-oger.replace_after_rm", "--oger.max_replace_num=2")
+    prefixes = luffy._prefixes("taught")
     assert sorted(prefixes[:2]) == sorted([SHORT.tokens, LONG.tokens]) and prefixes[2:] == [[], []]
-    assert generator._prefixes("lone") == [LONG.tokens, [], [], []]
-    assert generator._prefixes("nobody") == [[]] * 4
+    assert luffy._prefixes("lone") == [LONG.tokens, [], [], []]
+    assert luffy._prefixes("nobody") == [[]] * 4
 
 
-def test_prefixes_have_their_share_of_the_teachers_tokens(tmp_path):
-    generator = _generator(tmp_path, n_prefix=3, min_prefix_ratio=0.2, max_prefix_ratio=1.0)
+def test_prefixes_have_their_share_of_the_teachers_tokens(generator):
+    guided = generator("--oger.n_prefix=3", "--oger.prefix_strategy=fixed", "--oger.min_prefix_ratio=0.2")
     # Shares 0.2, 0.6 and 1 of ten tokens; the fourth rollout is the policy's alone.
-    assert generator._prefixes("lone") == [LONG.tokens[:2], LONG.tokens[:6], LONG.tokens, []]
+    assert guided._prefixes("lone") == [LONG.tokens[:2], LONG.tokens[:6], LONG.tokens, []]
 
 
-def test_a_prompt_whose_only_teachers_have_weight_zero_is_the_policys_alone(tmp_path):
-    settings = {"teacher_draw": "source_weights", "teacher_source_weights": ("long=0",)}
-    generator = _generator(tmp_path, n_prefix=2, **settings)
-    assert generator._prefixes("lone") == [[]] * 4
-    assert generator._prefixes("taught")[1] == SHORT.tokens  # the whole of the one that may enter
+def test_a_prompt_whose_only_teachers_have_weight_zero_is_the_policys_alone(generator):
+    weights = ("--oger.teacher_draw=source_weights", "--oger.teacher_source_weights=long=0")
+    guided = generator("--oger.n_prefix=2", "--oger.prefix_strategy=fixed", *weights)
+    assert guided._prefixes("lone") == [[]] * 4
+    assert guided._prefixes("taught")[1] == SHORT.tokens  # the whole of the one that may enter
 
 
-def test_the_draw_is_the_steps_own(tmp_path):
-    generator = _generator(tmp_path, n_prefix=-1, prefix_strategy="random")
-    first = generator._prefixes("taught")
-    assert first == generator._prefixes("taught")
-    generator.step = 2
-    assert first != generator._prefixes("taught")
+def test_the_draw_is_the_steps_own(generator):
+    guided = generator("--oger.n_prefix=-1", "--oger.prefix_strategy=random")
+    first = guided._prefixes("taught")
+    assert first == guided._prefixes("taught")
+    guided.step = 2
+    assert first != guided._prefixes("taught")
 
 
-def test_the_samplers_step_is_the_trainers_in_every_episode_and_after_a_resume(tmp_path, monkeypatch):
+def test_the_samplers_step_is_the_trainers_in_every_episode_and_after_a_resume(generator, monkeypatch):
     """Two episodes of three batches; each ends with a call that has nothing left, as OpenRLHF's data loader does."""
 
-    def sampled(generator, calls):
+    def sampled(calls):
         monkeypatch.setattr(SamplesGenerator, "generate_samples", lambda self, **_: next(calls))
         trained = []
         for _ in range(8):
-            samples, *_ = generator.generate_samples()
-            trained += [generator.step] if samples else []
+            samples, *_ = made.generate_samples()
+            trained += [made.step] if samples else []
         return trained
 
     full, empty, short = (["row"] * 4, None, 4, False), ([], None, 0, True), (["row"] * 3, None, 3, False)
-    generator = _generator(tmp_path)
-    generator.step, generator.args.train.batch_size = 0, 4
-    assert sampled(generator, iter([full, full, full, empty, full, full, full, empty])) == [1, 2, 3, 4, 5, 6]
-    generator.step = 3  # resumed after the first episode
-    assert sampled(generator, iter([full, short, full, empty, full, empty, full, empty])) == [4, 5, 6, 7]
+    made = generator("--train.batch_size=4")
+    made.step = 0
+    assert sampled(iter([full, full, full, empty, full, full, full, empty])) == [1, 2, 3, 4, 5, 6]
+    made.step = 3  # resumed after the first episode
+    assert sampled(iter([full, short, full, empty, full, empty, full, empty])) == [4, 5, 6, 7]
 
 
-def test_nothing_is_guided_by_default():
-    oger = SimpleNamespace(n_prefix=0, max_replace_num=1, replace_after_rm=True)
-    assert not teachers_enter_in_rollout(oger)
+@pytest.mark.parametrize(
+    ("flags", "guided"),
+    [
+        ([], False),
+        (["--oger.max_replace_num=0", "--no-oger.replace_after_rm"], False),
+        (["--no-oger.replace_after_rm"], True),
+        (["--oger.n_prefix=-1"], True),
+    ],
+)
+def test_the_engine_is_told_of_teachers_only_where_they_enter_in_rollouts(generator, monkeypatch, flags, guided):
+    monkeypatch.setattr(SamplesGenerator, "generate_samples", lambda self, guided: ([], guided, 0, True))
+    assert generator(*flags).generate_samples()[1] is guided
 
 
 # ---- history

@@ -22,6 +22,7 @@ from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from openrlhf.utils.loss_utils import iter_grad_accum_global_norm
 
+from oger_recipe.algorithm.batches import off_policy_mask
 from oger_recipe.embedding.base import EmbeddingError
 from oger_recipe.embedding.similarity import EmbeddingSimilarity
 from oger_recipe.plugin.controller.hybrid_batch import (
@@ -32,7 +33,9 @@ from oger_recipe.plugin.controller.hybrid_batch import (
     read_rollouts,
     teacher_experience,
 )
-from oger_recipe.plugin.policy.policy_actor import HybridPolicyLoss, OgerActorPPOTrainer, off_policy_mask
+from oger_recipe.plugin.policy.loss import HybridPolicyLoss
+from oger_recipe.plugin.policy.trainer import OgerActorPPOTrainer
+from oger_recipe.settings.loss import LossSettings
 from oger_recipe.teachers.history import History
 from oger_recipe.teachers.store import Teacher, TeacherStore, write_teacher_store
 
@@ -484,17 +487,11 @@ LONGEST = 9  # rollout.max_new_tokens
 
 
 def _loss(aggregation: str, **settings: Any) -> HybridPolicyLoss:
-    oger = {
-        "off_policy_reshape": "p_div_p_0.1", "off_policy_reshape_weight": 0.1, "off_policy_reshape_pow_exp": 0.5,
-        "off_policy_loss": "reshape", "sft_loss_coef": 1.0, "off_policy_max_clip": None, "off_policy_min_clip": None,
-        "all_max_clip": None, "on_policy_reshape": "no_reshape", "on_policy_reshape_weight": 0.1,
-        "on_policy_reshape_pow_exp": 0.5,
-    }  # fmt: skip
     return HybridPolicyLoss(
         SimpleNamespace(
             rollout=SimpleNamespace(max_new_tokens=LONGEST),
             actor=SimpleNamespace(eps_clip_low_high=[0.2, 0.2]),
-            oger=SimpleNamespace(**(oger | settings), loss_remove_clip=False, loss_aggregation=aggregation),
+            oger=LossSettings(loss_aggregation=aggregation, **settings),
         )
     )
 

@@ -139,7 +139,7 @@ def test_the_parameters_are_those_of_the_model(policy_folder: Path) -> None:
     assert shape_of("me/policy") is None and shape_of(None) is None
 
 
-SHAPE = Shape(parameters=1000, layers=4, hidden=10, vocabulary=100, kv_width=5)
+SHAPE = Shape(parameters=1000, layers=4, hidden=10, vocabulary=100, kv_bytes_per_token=80)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_engines_checkpoints_and_main_memory(parser: argparse.ArgumentParser) ->
 
 
 def test_chunks_bound_the_logits(parser: argparse.ArgumentParser) -> None:
-    large = Shape(parameters=1, layers=1, hidden=1, vocabulary=2**20, kv_width=1)
+    large = Shape(parameters=1, layers=1, hidden=1, vocabulary=2**20, kv_bytes_per_token=4)
     value = vars(parser.parse_args(["--data.max_len", "4096"]))
     assert estimate(value, large).policy["logits"] == 8 * 2**26
     assert estimate(value | {"oger.chunked_token_stats": False}, large).policy["logits"] == 8 * 2**32

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from doubles import Strategy
 from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
+from openrlhf.trainer.ray import ppo_actor
 
+from oger_recipe.algorithm.micro_batches import LengthSortedBatches
 from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker
-from oger_recipe.plugin.policy.policy_actor import (
-    HybridPolicyLoss,
-    LengthSortedBatches,
-    OgerActorPPOTrainer,
-)
-from oger_recipe.settings.oger import SETTINGS
+from oger_recipe.plugin.policy.trainer import OgerActorPPOTrainer
+from oger_recipe.plugin.policy.updates import UpdateHealth
 
 LENGTHS = [3, 9, 4, 4, 12, 2, 7, 5]  # of the responses; prompts have two tokens
 
@@ -55,53 +55,37 @@ class Policy(torch.nn.Module):
         return -self.weight * sequences[:, 1:] * action_mask, SimpleNamespace(entropy=sequences[:, 1:] / 100)
 
 
-class Strategy:
+class OneRank(Strategy):
     """DeepSpeed's part: every loss counts 1 / gas."""
 
-    ring_attn_group = ds_device_mesh = None
-
-    def __init__(self, accumulated_gradient: int) -> None:
-        self.accumulated_gradient = accumulated_gradient
-
-    def backward(self, loss, *_) -> None:
+    def backward(self, loss: torch.Tensor, *_: Any) -> None:
         (loss / self.accumulated_gradient).backward()
 
-    def optimizer_step(self, *_, **__) -> None: ...
-    def get_grad_norm(self, _) -> float:
-        return 0.0
 
-    def all_reduce(self, values, op="mean"):
-        return values
+@pytest.fixture()
+def train(nested, monkeypatch) -> Callable[[int], tuple[Policy, dict[str, float]]]:
+    """Trains one optimizer step of all rows, cut into micro-batches of this size."""
+    monkeypatch.setattr(ppo_actor, "torch_dist_barrier_and_cuda_sync", lambda: None)
 
-    def is_rank_0(self) -> bool:
-        return False
+    def trained(micro_batch_size: int) -> tuple[Policy, dict[str, float]]:
+        sizes = (f"--train.batch_size={len(LENGTHS)}", f"--train.micro_batch_size={micro_batch_size}")
+        args = nested(*sizes, "--rollout.max_new_tokens=12", "--actor.entropy_coef=0")
+        scheduler = SimpleNamespace(get_last_lr=lambda: [0.0])
+        trainer = OgerActorPPOTrainer(
+            OneRank(args), Policy(), None, None, scheduler, micro_train_batch_size=micro_batch_size,
+            dataloader_pin_memory=False,
+        )  # fmt: skip
+        trainer.replay_buffer.append(Experience.concat_experiences(_rows(), 0))
+        return trainer.actor, trainer.ppo_train(0.0)
 
-
-def _train(micro_batch_size: int) -> tuple[Policy, dict[str, float]]:
-    trainer = object.__new__(OgerActorPPOTrainer)
-    trainer.strategy = Strategy(len(LENGTHS) // micro_batch_size)
-    trainer.args = SimpleNamespace(
-        train=SimpleNamespace(dynamic_batch_enable=False),
-        ds=SimpleNamespace(tensor_parallel_size=1),
-        algo=SimpleNamespace(kl=SimpleNamespace(use_loss=False)),
-        actor=SimpleNamespace(entropy_coef=0.0, eps_clip_low_high=(0.2, 0.2)),
-        rollout=SimpleNamespace(max_new_tokens=12),
-        oger=SimpleNamespace(**{each.name: each.default for each in SETTINGS}),
-    )
-    trainer.max_epochs, trainer.aux_loss, trainer.ema_model, trainer.dataloader_pin_memory = 1, False, None, False
-    trainer.actor, trainer.actor_optim = Policy(), None
-    trainer.actor_scheduler = SimpleNamespace(get_last_lr=lambda: [0.0])
-    trainer.actor_loss_fn = HybridPolicyLoss(trainer.args)
-    trainer.replay_buffer = NaiveReplayBuffer(micro_batch_size)
-    trainer.replay_buffer.append(Experience.concat_experiences(_rows(), 0))
-    return trainer.actor, trainer.ppo_train(0.0)
+    return trained
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_step_cut_by_length_has_the_gradient_and_the_report_of_the_step_in_one_piece(seed: int) -> None:
+def test_a_step_cut_by_length_has_the_gradient_and_the_report_of_the_step_in_one_piece(seed: int, train) -> None:
     torch.manual_seed(seed)
-    whole, expected = _train(len(LENGTHS))
-    cut, found = _train(2)
+    whole, expected = train(len(LENGTHS))
+    cut, found = train(2)
     assert cut.seen == [[12, 9], [7, 5], [4, 4], [3, 2]]
     assert cut.weight.grad.item() == pytest.approx(whole.weight.grad.item(), rel=1e-5)
     assert found.keys() == expected.keys()
@@ -155,3 +139,20 @@ def test_forward_passes_get_rows_of_like_length_and_every_rank_long_and_short_on
         for position, row in enumerate(batch.index):
             length = rows[row].sequences.shape[1]
             assert torch.equal(batch.sequences[position, :length], rows[row].sequences[0])
+
+
+class Engine:
+    """DeepSpeed's counts, and a module."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.global_steps, self.skipped_steps, self.module = 10, 2, module
+
+
+def test_updates_are_counted_from_the_beginning_of_the_step(nested) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2))
+    engine = Engine(module)
+    health = UpdateHealth(Strategy(nested("--train.micro_batch_size=1")), engine)
+    engine.global_steps, engine.skipped_steps = 16, 7
+    with torch.no_grad():
+        module[0].bias[1], module[1].weight[0, 1] = math.inf, math.nan
+    assert health.since() == {"updates": 6.0, "skipped_updates": 5.0, "nonfinite_parameters": 2.0}

@@ -5,37 +5,35 @@ from __future__ import annotations
 import asyncio
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
+import vllm
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
 from oger_recipe.plugin.engine.rollout_engine import OgerRolloutActor
-from oger_recipe.plugin.ray_actor import undecorated
 from oger_recipe.seeds import stable_seed
 
 
-def _generator(**oger) -> OgerSamplesGenerator:
-    generator = object.__new__(OgerSamplesGenerator)
-    settings = {"top_k": -1, "stop": (), "stop_token_ids": ()} | oger
-    generator.args = SimpleNamespace(oger=SimpleNamespace(**settings))
-    return generator
+def _generator(args: Any, eval_dataloader: Any = None) -> OgerSamplesGenerator:
+    return OgerSamplesGenerator(SimpleNamespace(args=args), None, eval_dataloader, None, [])
 
 
-def test_stop_rules_and_top_k_reach_the_engine_in_training_and_evaluation():
-    generator = _generator(top_k=40, stop=("</answer>", "\nUser:"), stop_token_ids=(5, 6))
+def test_stop_rules_and_top_k_reach_the_engine_in_training_and_evaluation(nested):
+    stops = ("--oger.stop", '["</answer>", "\\nUser:"]', "--oger.stop_token_ids", "[5, 6]")
+    generator = _generator(nested("--oger.top_k=40", *stops))
     for kwargs in ({"temperature": 1.2, "top_p": 0.9, "max_new_tokens": 64}, {"temperature": 0.0, "top_k": -1}):
         params = generator._sampling_params(kwargs)
         assert params.stop == ["</answer>", "\nUser:"] and params.stop_token_ids == [5, 6]
         assert params.temperature == kwargs["temperature"]
     assert generator._sampling_params({"top_p": 0.9}).top_k == 40
     assert generator._sampling_params({"top_k": 3}).top_k == 3  # the evaluation's own
-    assert _generator()._sampling_params({}).stop in (None, [])
+    assert _generator(nested())._sampling_params({}).stop in (None, [])
 
 
-def test_who_asked_hears_of_every_rollout_of_a_training_batch_and_of_no_evaluated_one(monkeypatch):
+def test_who_asked_hears_of_every_rollout_of_a_training_batch_and_of_no_evaluated_one(nested, monkeypatch):
     upstream, heard = OgerSamplesGenerator.__base__, []
 
     def one_batch(self, **kwargs):
@@ -49,9 +47,8 @@ def test_who_asked_hears_of_every_rollout_of_a_training_batch_and_of_no_evaluate
         "_process_response_into_experience",
         lambda self, response, **_: SimpleNamespace(text=response["text"]),
     )
-    generator = _generator(n_prefix=0, max_replace_num=0, replace_after_rm=True)
-    generator.args.train = SimpleNamespace(batch_size=2)
-    generator.eval_dataloader, generator.arrived = [], heard.append
+    generator = _generator(nested("--train.batch_size=2"), eval_dataloader=[])
+    generator.arrived = heard.append
     generator.generate_eval_samples()
     assert heard == []
     assert generator.generate_samples()[0] == heard
@@ -60,23 +57,47 @@ def test_who_asked_hears_of_every_rollout_of_a_training_batch_and_of_no_evaluate
     assert len(heard) == 2
 
 
+class Engine:
+    """In place of vLLM's: ends every response at once, and notes with which parameters it was asked for."""
+
+    def __init__(self, end: int) -> None:
+        self.end, self.asked = end, []
+
+    async def is_sleeping(self) -> bool:
+        return False
+
+    async def generate(self, prompt: Any, params: SamplingParams, **_: Any) -> Any:
+        self.asked.append(params)
+        output = SimpleNamespace(token_ids=[self.end], logprobs=[{}], finish_reason="stop")
+        yield SimpleNamespace(outputs=[output])
+
+
+class RolloutActor(OgerRolloutActor):
+    def __init__(self, **settings: Any) -> None:  # Ray awaits a constructor, Python does not
+        asyncio.run(super().__init__(**settings))
+
+    def _configure_vllm_env(self, *_: Any) -> None: ...  # it asks Ray for its address
+
+
 @pytest.fixture
-def ask(monkeypatch):
+def ask(tmp_path, policy_folder, letters, monkeypatch):
     """The parameters that the engine is called with for one prompt."""
-
-    async def generate_responses(self, prompt, label, sampling_params, *args, num_samples=1, **kwargs):
-        await asyncio.sleep(0)
-        return [(prompt, sampling_params)] * num_samples
-
-    monkeypatch.setattr(undecorated(RolloutRayActor), "generate_responses", generate_responses)
-    actor = object.__new__(OgerRolloutActor)
+    engine = Engine(letters.eos_token_id)
+    monkeypatch.setattr(vllm, "AsyncEngineArgs", lambda **_: None)
+    monkeypatch.setattr(vllm, "AsyncLLMEngine", SimpleNamespace(from_engine_args=lambda _: engine))
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")  # which the actor takes out of its environment
+    (tmp_path / "graded.py").write_text("def reward_func(queries, prompts, labels):\n    return {'rewards': 0.0}\n")
+    settings = {"model": str(policy_folder), "max_model_len": 64, "num_gpus": 1}
+    actor = RolloutActor(**settings, remote_rm_url=[str(tmp_path / "graded.py")])
 
     def responses(label: str, seed: int | None, num_samples: int = 3, stop: str | None = None) -> list[SamplingParams]:
         params = SamplingParams(temperature=0.7, seed=seed, stop=stop)
         document = json.dumps({"uid": label, "answer": "1", "task": "gsm8k"})
-        answer = asyncio.run(actor.generate_responses("p", document, params, 64, None, num_samples=num_samples))
+        engine.asked.clear()
+        asked = {"max_length": 64, "hf_tokenizer": letters, "num_samples": num_samples}
+        assert len(asyncio.run(actor.generate_responses("p", document, params, **asked))) == num_samples
         assert params.seed == seed  # shared by all prompts of the batch
-        return [given for _, given in answer]
+        return list(engine.asked)
 
     return responses
 

@@ -18,7 +18,7 @@ from openrlhf.utils.config import hierarchize
 
 from oger_recipe.embedding.similarity import RerankerSimilarity, make_similarity
 from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker
-from oger_recipe.plugin.policy.policy_actor import HybridPolicyLoss
+from oger_recipe.plugin.policy.loss import HybridPolicyLoss
 from oger_recipe.settings.oger import SETTINGS, OgerSettings
 
 PACKAGE = Path(__file__).parents[2] / "oger_recipe"

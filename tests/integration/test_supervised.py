@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from oger_recipe.files import read_jsonl
-from oger_recipe.plugin.policy.supervised_dataset import TeacherDataset
+from oger_recipe.plugin.policy.sft import TeacherDataset
 from oger_recipe.run.sft import _write_examples
 from oger_recipe.teachers.store import Teacher, write_teacher_store
 

@@ -17,6 +17,7 @@ from oger_recipe.algorithm.advantage import (
     teacher_fixed_advantage,
     weigh_token_advantages,
 )
+from oger_recipe.algorithm.batches import longest_first, off_policy_mask
 from oger_recipe.algorithm.engine_check import HIGHEST_KL, Agreement
 from oger_recipe.algorithm.exploration import exploration_bonus, scheduled_weight
 from oger_recipe.algorithm.hybrid_group import solve_rates
@@ -32,7 +33,6 @@ from oger_recipe.plugin.controller.hybrid_batch import (
     uid_of,
 )
 from oger_recipe.plugin.controller.step_metrics import info_value, step_metrics
-from oger_recipe.plugin.policy.policy_actor import experience_off_policy_mask, longest_first
 from oger_recipe.rewards.repetition import is_repetitive
 from oger_recipe.rewards.samples import worst_examples
 from oger_recipe.run_folder import records as run_folder
@@ -259,7 +259,8 @@ class OgerExperienceMaker(RemoteExperienceMaker):
 
     def _teacher_tokens_weighed(self, experience: Experience) -> torch.Tensor:
         """[B, A]: LUFFY's weights on the advantages of teacher tokens and of the policy's own."""
-        oger, is_teachers = self.args.oger, experience_off_policy_mask(experience)
+        oger, tokens = self.args.oger, torch.stack(list(experience.info["off_policy_tokens"]))
+        is_teachers = off_policy_mask(experience.action_mask, tokens)
         advantages = weigh_token_advantages(
             experience.advantages,
             is_teachers,

@@ -15,6 +15,7 @@ from vllm import SamplingParams
 from oger_recipe.algorithm.prefix import prefix_ratios
 from oger_recipe.rewards.rules import TIMES_ASKED
 from oger_recipe.seeds import stable_seed
+from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.teachers.draw import draw, may_enter
 from oger_recipe.teachers.store import TeacherStore
 
@@ -30,6 +31,7 @@ class OgerSamplesGenerator(SamplesGenerator):
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
+        self.settings = OgerSettings.of(self.args.oger)
         self._store: TeacherStore | None = None
 
     def generate_samples(self, **generate_kwargs):
@@ -37,7 +39,7 @@ class OgerSamplesGenerator(SamplesGenerator):
             return [], None, 0, True
         self.step += 1
         self.asked = self.come = 0
-        generate_kwargs["guided"] = teachers_enter_in_rollout(self.args.oger)
+        generate_kwargs["guided"] = self._teachers_enter_in_rollout()
         samples, pass_rate, consumed, exhausted = super().generate_samples(**generate_kwargs)
         if len(samples) % self.args.train.batch_size:
             samples = []
@@ -104,50 +106,52 @@ class OgerSamplesGenerator(SamplesGenerator):
 
     def _prefixes(self, uid: str) -> list[list[int]]:
         """For each rollout of a group the teacher's tokens that it begins with; none for a prompt without teachers."""
-        oger, n = self.args.oger, self.args.rollout.n_samples_per_prompt
+        settings, n = self.settings.teachers, self.args.rollout.n_samples_per_prompt
         if self._store is None:
-            self._store = TeacherStore(Path(oger.run_dir) / "data" / "teachers.arrow")
-        teachers = may_enter(self._store[uid], oger)
+            self._store = TeacherStore(Path(self.args.oger.run_dir) / "data" / "teachers.arrow")
+        teachers = may_enter(self._store[uid], settings)
         if not teachers:
             return [[] for _ in range(n)]
         generator = torch.Generator().manual_seed(stable_seed(self.args.train.seed, uid, self.step))
-        if not oger.replace_after_rm:
-            chosen = draw(teachers, oger.max_replace_num, oger, generator, self.step)
+        if not settings.replace_after_rm:
+            chosen = draw(teachers, settings.max_replace_num, settings, generator, self.step)
             return [teacher.tokens for teacher in chosen] + [[] for _ in range(n - len(chosen))]
-        ratios = prefix_ratios(
+        ratios = self._prefix_ratios(n, generator)
+        chosen = draw(teachers, n, settings, generator, self.step)
+        tokens = [chosen[row % len(chosen)].tokens for row in range(n)]
+        return [whole[: int(len(whole) * ratio)] for whole, ratio in zip(tokens, ratios, strict=True)]
+
+    def _prefix_ratios(self, n: int, generator: torch.Generator) -> list[float]:
+        settings = self.settings.prefix
+        return prefix_ratios(
             n,
-            n_prefix=oger.n_prefix,
-            strategy=oger.prefix_strategy,
-            min_ratio=oger.min_prefix_ratio,
-            max_ratio=oger.max_prefix_ratio,
-            steps=oger.prefix_steps,
-            linear_max_ratio=oger.prefix_linear_max_ratio,
-            share=oger.prefix_share_across_samples,
+            n_prefix=settings.n_prefix,
+            strategy=settings.prefix_strategy,
+            min_ratio=settings.min_prefix_ratio,
+            max_ratio=settings.max_prefix_ratio,
+            steps=settings.prefix_steps,
+            linear_max_ratio=settings.prefix_linear_max_ratio,
+            share=settings.prefix_share_across_samples,
             step=self.step,
             generator=generator,
         )
-        chosen = draw(teachers, n, oger, generator, self.step)
-        return [
-            chosen[row % len(chosen)].tokens[: int(len(chosen[row % len(chosen)].tokens) * ratio)]
-            for row, ratio in enumerate(ratios)
-        ]
+
+    def _teachers_enter_in_rollout(self) -> bool:
+        """Whether rollouts begin with a teacher's tokens, or are a whole trajectory of his, before they are graded."""
+        teachers = self.settings.teachers
+        return self.settings.prefix.n_prefix != 0 or (teachers.max_replace_num > 0 and not teachers.replace_after_rm)
 
     def _sampling_params(self, generate_kwargs: dict[str, Any]) -> SamplingParams:
-        oger = self.args.oger
+        rollouts = self.settings.rollouts
         return SamplingParams(
             temperature=generate_kwargs.get("temperature", 1.0),
             top_p=generate_kwargs.get("top_p", 1.0),
-            top_k=generate_kwargs.get("top_k", oger.top_k),
+            top_k=generate_kwargs.get("top_k", rollouts.top_k),
             max_tokens=generate_kwargs.get("max_new_tokens"),  # None: what the prompt leaves
             min_tokens=generate_kwargs.get("min_new_tokens", 1),
             skip_special_tokens=generate_kwargs.get("skip_special_tokens", False),
-            stop=list(oger.stop) or None,
-            stop_token_ids=list(oger.stop_token_ids) or None,
+            stop=list(rollouts.stop) or None,
+            stop_token_ids=list(rollouts.stop_token_ids) or None,
             include_stop_str_in_output=True,
             seed=generate_kwargs.get("seed"),
         )
-
-
-def teachers_enter_in_rollout(oger) -> bool:
-    """Whether rollouts begin with a teacher's tokens, or are a teacher's whole trajectory, before they are graded."""
-    return oger.n_prefix != 0 or (oger.max_replace_num > 0 and not oger.replace_after_rm)

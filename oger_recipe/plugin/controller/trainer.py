@@ -10,13 +10,13 @@ import ray
 import torch
 from openrlhf.trainer import ppo_trainer
 
+from oger_recipe.algorithm.lost_training import bad_numbers, collapsed
 from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.tables import headlines
 from oger_recipe.files import read_jsonl
 from oger_recipe.plugin.controller.answers import evaluate_samples
 from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker
 from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
-from oger_recipe.plugin.policy.update_health import bad_numbers, collapsed
 from oger_recipe.plugin.ray_actor import undecorated
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder import records as run_folder

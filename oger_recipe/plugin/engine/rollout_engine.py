@@ -16,6 +16,7 @@ from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 from transformers import AutoConfig
 from vllm.sampling_params import RequestOutputKind
 
+from oger_recipe.kv_cache import kv_bytes_per_token
 from oger_recipe.plugin.engine.executor import OgerExecutor
 from oger_recipe.plugin.ray_actor import undecorated
 from oger_recipe.remote_code import may_run
@@ -85,11 +86,8 @@ def _kv_cache_bytes(model: str, rows: int, length: int) -> int:
     """
     limit = int(os.environ.pop("VLLM_CPU_KVCACHE_SPACE", 1)) * 2**30  # vLLM would take this in place of the argument
     config = AutoConfig.from_pretrained(model, trust_remote_code=may_run()).get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    of_token = 2 * 2 * config.num_hidden_layers * heads * width  # keys and values, two bytes each
     blocks = rows * math.ceil(length / KV_BLOCK) + 1  # vLLM keeps one to itself
-    return min(blocks * KV_BLOCK * of_token, limit)
+    return min(blocks * KV_BLOCK * kv_bytes_per_token(config), limit)
 
 
 @contextlib.contextmanager

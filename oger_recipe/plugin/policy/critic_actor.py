@@ -7,8 +7,7 @@ from openrlhf.trainer.ray import ppo_critic
 from openrlhf.utils.loss_utils import get_loss_batch_info
 
 from oger_recipe.algorithm.value_stats import clipped_tokens, explained_variance, value_sums
-from oger_recipe.plugin.policy.accumulation import accumulate_until_last
-from oger_recipe.plugin.policy.update_health import UpdateHealth
+from oger_recipe.plugin.policy.updates import UpdateHealth, accumulate_until_last
 from oger_recipe.plugin.ray_actor import undecorated
 from oger_recipe.run_folder.checkpoints import place
 

@@ -1,10 +1,16 @@
-"""Teacher trajectories as supervised examples, token by token as they are in a rollout."""
+"""``python -m oger_recipe.plugin.policy.sft FLAGS``: openrlhf.cli.train_sft on teacher trajectories (run/sft.py).
 
+They are learnt token by token as they are in a rollout.
+"""
+
+import runpy
+import sys
+
+import openrlhf.datasets
 import torch
-from openrlhf.datasets import SFTDataset
 
 
-class TeacherDataset(SFTDataset):
+class TeacherDataset(openrlhf.datasets.SFTDataset):
     """Rows {"prompt": tokens, "response": tokens} behind the interface of OpenRLHF's SFTDataset.
 
     Upstream joins texts, tokenizes them together, and ends every one with the end-of-sequence token, a trajectory that
@@ -24,3 +30,13 @@ class TeacherDataset(SFTDataset):
         loss_mask = torch.zeros(tokens.shape)
         loss_mask[0, len(row["prompt"]) - 1 : -1] = 1
         return tokens, torch.ones_like(tokens), loss_mask
+
+
+def main() -> None:
+    openrlhf.datasets.SFTDataset = TeacherDataset  # train_sft takes it from there by name
+    sys.argv[0] = "openrlhf.cli.train_sft"
+    runpy.run_module("openrlhf.cli.train_sft", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,16 +1,16 @@
-"""When a step's figures say that training is lost."""
+"""When a step's metrics say that training is lost."""
 
 import math
 
 import pytest
 
-from oger_recipe.plugin.policy.update_health import UpdateHealth, bad_numbers, collapsed
+from oger_recipe.algorithm.lost_training import bad_numbers, collapsed
 
 FINE = {"policy_loss": -0.1, "actor_grad_norm": 1.0, "updates": 6.0, "skipped_updates": 5.0, "nonfinite_parameters": 0}
 
 
 @pytest.mark.parametrize(
-    ("figures", "said"),
+    ("metrics", "said"),
     [
         ({}, None),
         ({"skipped_updates": 6.0}, "DeepSpeed skipped all 6 updates of the policy"),
@@ -22,13 +22,13 @@ FINE = {"policy_loss": -0.1, "actor_grad_norm": 1.0, "updates": 6.0, "skipped_up
         ({"critic_updates": 2.0, "critic_skipped_updates": 2.0}, "DeepSpeed skipped all 2 updates of the critic"),
     ],
 )
-def test_what_is_not_finite_and_what_was_not_learnt_is_bad(figures, said) -> None:
-    found = bad_numbers(FINE | figures)
+def test_what_is_not_finite_and_what_was_not_learnt_is_bad(metrics, said) -> None:
+    found = bad_numbers(FINE | metrics)
     assert found is None if said is None else found.startswith(said)
 
 
 def test_a_step_in_which_the_policy_rests_is_fine() -> None:
-    """critic.freezing_steps: the figures of the policy are not there."""
+    """critic.freezing_steps: the metrics of the policy are not there."""
     assert bad_numbers({"critic_loss": 0.3}) is None
 
 
@@ -46,28 +46,3 @@ def test_a_step_in_which_the_policy_rests_is_fine() -> None:
 )
 def test_a_policy_that_solved_and_solves_nothing_any_more_has_collapsed(rates, lost) -> None:
     assert bool(collapsed(rates)) is lost
-
-
-class Engine:
-    """DeepSpeed's counts, and a module."""
-
-    def __init__(self, module) -> None:
-        self.global_steps, self.skipped_steps, self.module = 10, 2, module
-
-
-class OneRank:
-    @staticmethod
-    def all_reduce(value: float, op: str) -> float:
-        return value
-
-
-def test_updates_are_counted_from_the_beginning_of_the_step() -> None:
-    import torch
-
-    module = torch.nn.Linear(3, 2)
-    engine = Engine(module)
-    health = UpdateHealth(OneRank, engine)
-    engine.global_steps, engine.skipped_steps = 16, 7
-    with torch.no_grad():
-        module.bias[1] = math.inf
-    assert health.since() == {"updates": 6.0, "skipped_updates": 5.0, "nonfinite_parameters": 1.0}

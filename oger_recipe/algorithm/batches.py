@@ -1,0 +1,22 @@
+"""Rows of a batch: in which order they are cut, and which of their tokens are a teacher's. All masks are [B, A].
+
+A action positions span prompt and response, shifted by one; action_mask is set on those of the response.
+"""
+
+from torch import Tensor
+
+
+def longest_first(lengths: list[int]) -> list[int]:
+    """Positions by falling length; equal ones keep their order. What needs most memory is met at once."""
+    return sorted(range(len(lengths)), key=lambda position: -lengths[position])
+
+
+def off_policy_mask(action_mask: Tensor, off_policy_tokens: Tensor) -> Tensor:
+    """Mark the first `off_policy_tokens` [B] response tokens of each row (bool [B, A])."""
+    position = action_mask.long().cumsum(dim=-1)
+    return action_mask.bool() & (position <= off_policy_tokens.unsqueeze(-1))
+
+
+def of_first_token(values: Tensor, action_mask: Tensor) -> Tensor:
+    """Take from values [B, A] that of each row's first response token, [B]."""
+    return values.gather(1, action_mask.long().argmax(dim=1, keepdim=True)).squeeze(1)

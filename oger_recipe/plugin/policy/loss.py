@@ -1,0 +1,90 @@
+"""The hybrid loss in the place of OpenRLHF's policy loss."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+import torch
+
+from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES, hybrid_policy_loss
+from oger_recipe.settings.loss import LossSettings
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Tokens of one kind in an optimizer step, over all ranks, and the rows that have one; None: not known."""
+
+    tokens: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, upstream: dict[str, Any]) -> Self:
+        return cls(upstream["batch_num_tokens"], upstream["global_batch_size"])
+
+
+class HybridPolicyLoss(torch.nn.Module):
+    """hybrid_policy_loss behind OpenRLHF's PolicyLoss; the trainer sets ``off_policy_mask`` and the totals first."""
+
+    def __init__(self, args: Any) -> None:
+        super().__init__()
+        settings = LossSettings.of(args.oger)
+        clip_low, clip_high = args.actor.eps_clip_low_high
+        how, aggregation = TEACHER_LOSSES[settings.off_policy_loss], AGGREGATIONS[settings.loss_aggregation]
+        self._counts_rollout_tokens = how.apart
+        self._counts_rollout_rows = how.apart and aggregation.rows_with_tokens
+        self._loss = partial(
+            hybrid_policy_loss,
+            reshape=settings.off_policy_reshape,
+            reshape_weight=settings.off_policy_reshape_weight,
+            reshape_power=settings.off_policy_reshape_pow_exp,
+            clip_low=clip_low,
+            clip_high=clip_high,
+            use_clip=not settings.loss_remove_clip,
+            aggregation=settings.loss_aggregation,
+            teacher_loss=settings.off_policy_loss,
+            sft_loss_coef=settings.sft_loss_coef,
+            off_policy_max_clip=settings.off_policy_max_clip,
+            off_policy_min_clip=settings.off_policy_min_clip,
+            all_max_clip=settings.all_max_clip,
+            on_policy_reshape=settings.on_policy_reshape,
+            on_policy_reshape_weight=settings.on_policy_reshape_weight,
+            on_policy_reshape_power=settings.on_policy_reshape_pow_exp,
+            max_response_length=args.rollout.max_new_tokens or args.data.max_len,
+        )
+        self.off_policy_mask: torch.Tensor | None = None
+        self.of_teachers = self.of_rollouts = Totals()  # of the optimizer step, as upstream's totals are
+        self.metrics: dict[str, torch.Tensor] = {}
+
+    def forward(
+        self,
+        log_probs,
+        old_log_probs,
+        advantages,
+        action_mask,
+        rollout_log_probs,
+        dp_size,
+        batch_num_tokens,
+        global_batch_size,
+    ):
+        """OpenRLHF's five values: loss, clip ratio, policy KL, and None twice (no engine correction).
+
+        ``batch_num_tokens`` and ``global_batch_size`` are the totals of the optimizer step, divided by the number of
+        micro-batches where DeepSpeed scales every loss by that (not with dynamic batches); ``dp_size`` undoes the
+        averaging over ranks.
+        ``rollout_log_probs`` is None, or the teachers' own log-probabilities.
+        """
+        teacher_probs = None
+        if rollout_log_probs is not None:
+            teacher_probs = torch.where(rollout_log_probs <= 0, rollout_log_probs.exp(), torch.nan)
+        loss, self.metrics = self._loss(
+            log_probs,
+            old_log_probs,
+            advantages,
+            action_mask,
+            self.off_policy_mask,
+            num_rows=self.of_rollouts.rows if self._counts_rollout_rows else global_batch_size,
+            num_tokens=self.of_rollouts.tokens if self._counts_rollout_tokens else batch_num_tokens,
+            teacher_probs=teacher_probs,
+            num_teacher_tokens=self.of_teachers.tokens,
+        )
+        return loss * dp_size, self.metrics["clip_fraction"], self.metrics["ppo_kl"], None, None

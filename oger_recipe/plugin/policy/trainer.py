@@ -1,0 +1,134 @@
+"""OpenRLHF's trainer of the policy with the hybrid loss, and with metrics of teachers and rollouts apart."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+import ray
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
+from openrlhf.trainer.ray import ppo_actor
+from openrlhf.utils.loss_utils import get_loss_batch_info
+
+from oger_recipe.algorithm.batches import off_policy_mask
+from oger_recipe.algorithm.micro_batches import LengthSortedBatches
+from oger_recipe.plugin.policy.loss import HybridPolicyLoss, Totals
+from oger_recipe.plugin.policy.updates import accumulate_until_last
+
+_LOADER = ppo_actor.DataLoader
+_ITERATE = ppo_actor.iter_grad_accum_global_norm
+
+
+def _teachers_tokens(experience: Experience) -> torch.Tensor:
+    """[B, A], bool."""
+    tokens = torch.stack(list(experience.info["off_policy_tokens"])).to(experience.action_mask.device)
+    return off_policy_mask(experience.action_mask, tokens)
+
+
+def _rollouts_tokens(experience: Experience) -> torch.Tensor:
+    """[B, A], bool."""
+    return experience.action_mask.bool() & ~_teachers_tokens(experience)
+
+
+_KINDS = (_teachers_tokens, _rollouts_tokens)
+
+# The rest of the loss's metrics: means over the teacher's tokens or over the rollouts' tokens.
+OFF_POLICY_METRICS = (
+    "off_policy_loss", "off_policy_prob", "off_policy_ratio", "off_policy_ratio_max_clip_fraction",
+    "off_policy_ratio_min_clip_fraction",
+)  # fmt: skip
+ON_POLICY_METRICS = ("on_policy_loss", "on_policy_prob", "on_policy_ratio", "clip_fraction", "ppo_kl")
+
+
+class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
+    """OpenRLHF's policy trainer with the hybrid loss."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.actor_loss_fn = HybridPolicyLoss(self.args)
+
+    def _init_vllm_sync_group(self, backend: str) -> None:
+        """Upstream's; it would wait for an engine that could not start until the group's time limit."""
+        ray.get([engine.__ray_ready__.remote() for engine in self.vllm_engines])
+        super()._init_vllm_sync_group(backend)
+
+    def training_step(self, experience: Experience, kl_ctl: float, step: int, loss_batch_info=None):
+        if loss_batch_info is None:  # dynamic batches
+            loss_batch_info = get_loss_batch_info(
+                self.strategy, experience.action_mask, replay_buffer=self.replay_buffer, step=step, dynamic_batch=True
+            )
+            self._set_totals_of_dynamic_step(step)
+            accumulate_until_last(self.actor.model, self.replay_buffer, step)
+        self.actor_loss_fn.off_policy_mask = _teachers_tokens(experience)
+        status = super().training_step(experience, kl_ctl, step, loss_batch_info)
+        self._add_loss_metrics(status)
+        self._even_out(status, loss_batch_info)
+        return status
+
+    @staticmethod
+    def _even_out(status, totals) -> None:
+        """Upstream's losses are shares of a step's mean and are then averaged by tokens; shares are to be summed.
+
+        So they become means over the micro-batch's own tokens.
+        """
+        share = totals["dp_size"] * status["num_action_tokens"] / totals["batch_num_tokens"]
+        for name in status["metrics"].keys() & {"policy_loss", "entropy_loss", "kl"}:
+            if status["weights"][name] != "token":  # a KL that is no part of the loss: a mean of every row
+                continue
+            status["metrics"][name] = status["metrics"][name] / share if share > 0 else status["metrics"][name]
+
+    def _add_loss_metrics(self, status) -> None:
+        """A mean over one kind of token is reported as mean * share of that kind; ppo_train divides by the share."""
+        metrics = self.actor_loss_fn.metrics
+        off_share = metrics["off_policy_token_share"]
+        shares = {name: off_share for name in OFF_POLICY_METRICS} | {name: 1 - off_share for name in ON_POLICY_METRICS}
+        for name in ("off_policy_token_share", "all_clip_fraction"):
+            status["metrics"][name], status["weights"][name] = metrics[name], "token"
+        for name, share in shares.items():
+            status["metrics"][name] = metrics[name] * share
+            status["weights"][name] = "token"
+        # Upstream's name for clip_fraction; its ppo_kl is overwritten above.
+        del status["metrics"]["ppo_clip_ratio"], status["weights"]["ppo_clip_ratio"]
+
+    def _set_totals_of_dynamic_step(self, step: int) -> None:
+        """The loss learns the totals of the optimizer step that micro-batch ``step`` belongs to."""
+        buffer, first, last = self.replay_buffer, step, step
+        while first > 0 and not buffer.dynamic_optimizer_step[first - 1]:
+            first -= 1
+        if first < step:  # known from the step's first micro-batch
+            return
+        while not buffer.dynamic_optimizer_step[last]:
+            last += 1
+        rows = itertools.chain.from_iterable(buffer.dynamic_indices[first : last + 1])
+        whole_step = make_experience_batch([buffer.items[row] for row in rows])
+        self.actor_loss_fn.of_teachers, self.actor_loss_fn.of_rollouts = (
+            Totals.of(get_loss_batch_info(self.strategy, mask_of(whole_step))) for mask_of in _KINDS
+        )
+
+    def _with_totals(self, micro_batches: Iterable, strategy, steps: int, mask_of) -> Iterator:
+        """OpenRLHF's micro-batches with the totals of their optimizer step; the loss learns those of each kind."""
+        masks = (mask_of, *_KINDS)
+        copies = itertools.tee(micro_batches, len(masks))
+        with_totals = (_ITERATE(copy, strategy, steps, mask) for copy, mask in zip(copies, masks, strict=True))
+        for (experience, totals), (_, of_teachers), (_, of_rollouts) in zip(*with_totals, strict=True):
+            self.actor_loss_fn.of_teachers = Totals.of(of_teachers)
+            self.actor_loss_fn.of_rollouts = Totals.of(of_rollouts)
+            yield experience, totals
+
+    def _loader(self, buffer, batch_size: int, shuffle: bool, drop_last: bool, **settings):
+        """OpenRLHF's loader of micro-batches; where it would shuffle rows, sorted by length within a step."""
+        if not shuffle:
+            return _LOADER(buffer, batch_size=batch_size, shuffle=False, drop_last=drop_last, **settings)
+        lengths = [len(item.sequences) for item in buffer.items]
+        batches = LengthSortedBatches(lengths, batch_size, self.strategy.accumulated_gradient)
+        return _LOADER(buffer, batch_sampler=batches, **settings)
+
+    def ppo_train(self, kl_ctl: float):
+        # ppo_train finds these two by their names in the module.
+        ppo_actor.DataLoader = self._loader
+        ppo_actor.iter_grad_accum_global_norm = self._with_totals
+        status = super().ppo_train(kl_ctl)
+        off_share = status.get("off_policy_token_share", 0.0)
+        for names, share in ((OFF_POLICY_METRICS, off_share), (ON_POLICY_METRICS, 1 - off_share)):
+            for name in status.keys() & set(names):
+                status[name] = status[name] / share if share > 0 else 0.0
+        return status
