@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from oger_recipe.algorithm.credit import ESTIMATORS
 from oger_recipe.data.sources import is_hub_name
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.errors import RecipeError
@@ -41,7 +42,7 @@ def recipe_problems(value: Mapping[str, Any], where: Mapping[str, str] | None = 
             *_paths(value)]  # fmt: skip
 
 
-_GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
+_GROUP_ESTIMATORS = {"rloo", "reinforce_baseline", *ESTIMATORS}
 _POLYNOMIAL_END = 1e-7  # where transformers' polynomial schedule ends
 
 
@@ -229,12 +230,13 @@ def _teachers(value: Mapping[str, Any]) -> Iterator[str]:
 
 def _baselines(value: Mapping[str, Any]) -> Iterator[str]:
     estimator = value["algo.advantage.estimator"]
-    if value["oger.all_correct_group"] == "clip" and estimator not in ("group_norm", "dr_grpo"):
-        yield f"oger.all_correct_group clip is for group_norm and dr_grpo, not {estimator}: use keep, online or skip"
+    known = " and ".join(ESTIMATORS)
+    if value["oger.all_correct_group"] == "clip" and estimator not in ESTIMATORS:
+        yield f"oger.all_correct_group clip is for {known}, not {estimator}: use keep, online or skip"
     if value["oger.advantage_baseline"] != "rollouts":
         return
-    if estimator not in ("group_norm", "dr_grpo"):
-        yield f"oger.advantage_baseline rollouts is for group_norm and dr_grpo, not {estimator}"
+    if estimator not in ESTIMATORS:
+        yield f"oger.advantage_baseline rollouts is for {known}, not {estimator}"
     if value["oger.n_prefix"] in (-1, value["rollout.n_samples_per_prompt"]):
         yield (
             f"oger.advantage_baseline rollouts with oger.n_prefix {value['oger.n_prefix']}: teachers begin every "
