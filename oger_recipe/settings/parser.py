@@ -4,6 +4,7 @@ import argparse
 import json
 from typing import Any, NoReturn
 
+from oger_recipe.algorithm.credit import ESTIMATORS
 from oger_recipe.errors import RecipeError
 from oger_recipe.settings.fields import Setting
 from oger_recipe.settings.oger import SETTINGS
@@ -60,14 +61,14 @@ def extend_parser(parser: argparse.ArgumentParser, *, cpu: bool) -> None:
     """Adds the recipe's section to OpenRLHF's parser and sets the recipe's defaults."""
     group = parser.add_argument_group("OGER recipe")
     for each in SETTINGS:
-        text = each.help.replace("%", "%%")
-        shown = f" (default: {each.default})" if each.default is not None and each.read is not bool else ""
         kind: dict[str, Any] = {"type": each.read, "choices": each.choices}
         if each.many:
             kind = {"action": ListAction, "nargs": "*", "setting": each}
         elif each.read is bool:
             kind = {"action": argparse.BooleanOptionalAction}
-        group.add_argument(f"--{each.flag}", default=each.default, help=text + shown, **kind)
+        group.add_argument(f"--{each.flag}", default=each.default, help=each.help.replace("%", "%%"), **kind)
+    estimator = next(action for action in parser._actions if action.dest == "algo.advantage.estimator")
+    estimator.choices = list(dict.fromkeys([*(estimator.choices or ()), *ESTIMATORS]))
     _add_opposites(parser)
     parser.set_defaults(**METHOD_DEFAULTS, **(CPU_DEFAULTS if cpu else {}))
 

@@ -43,9 +43,9 @@ def _response(template: str, task: str) -> str:
 
 
 def _score(settings: dict[str, Any], task: str, response: str) -> float:
-    rules = grading_rules(settings)
-    name, options = rules.call({"task": task, "prompt": "Q"})
-    return verify(name, rules.read(response), GOLD[task][1], **options).score
+    row = {"task": task, "prompt": "Q", "answer": GOLD[task][1]}
+    name, text, answer, options = grading_rules(settings).answer(row, response)
+    return verify(name, text, answer, **options).score
 
 
 @pytest.mark.parametrize("task", GOLD)
