@@ -34,7 +34,7 @@ class ListAction(argparse.Action):
         try:
             converted = self.setting.read(item)
         except argparse.ArgumentTypeError as what:
-            parser.error(f"argument {option_string}: {item!r} is not one of {what}")
+            parser.error(f"argument {option_string}: takes {what}, found {item!r}")
         except (TypeError, ValueError):
             parser.error(f"argument {option_string}: {item!r} is not of type {self.setting.read.__name__}")
         if self.setting.choices and converted not in self.setting.choices:

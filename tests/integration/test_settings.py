@@ -149,7 +149,7 @@ def test_a_source_without_name_or_kind_is_refused(read: Callable[..., Any], item
     said = r"mappings with a name and a kind, such as \{name: rule, kind: verifier\}"
     with pytest.raises(RecipeError, match=rf"recipe\.yaml:1: 'oger\.reward\.sources' takes {said}, found "):
         read(f"oger: {{reward: {{sources: [{json.dumps(item)}]}}}}")
-    with pytest.raises(RecipeError, match=rf"argument --oger\.reward\.sources: .* is not one of {said}"):
+    with pytest.raises(RecipeError, match=rf"argument --oger\.reward\.sources: takes {said}, found "):
         build_parser(cpu=True).parse_args([f"--oger.reward.sources={json.dumps([item])}"])
 
 
