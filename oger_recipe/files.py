@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -50,3 +51,12 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         return []
     with path.open(encoding="utf-8") as file:  # str.splitlines would cut at U+2028, which texts may have
         return [json.loads(line) for line in file if line.endswith("\n")]
+
+
+def append_json(path: Path, record: dict[str, Any]) -> None:
+    """Append one line; numbers that are not finite become null, as JSON has none."""
+    clean = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()
+    }
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(clean, ensure_ascii=False) + "\n")

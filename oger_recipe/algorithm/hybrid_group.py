@@ -89,6 +89,27 @@ def select_replaced(
     return REPLACE_MODES[mode].rank(similarity, reward, generator)[:max_replace_num]
 
 
+@dataclass(frozen=True)
+class AllCorrect:
+    """What becomes of a group whose rollouts are all right.
+
+    teachers_enter: it gets its teachers; bonus: its rollouts earn the bonus; spares_teachers: a teacher's negative
+    advantage is 0 there.
+    """
+
+    teachers_enter: bool = True
+    bonus: bool = True
+    spares_teachers: bool = False
+
+
+ALL_CORRECT_GROUPS: dict[str, AllCorrect] = {
+    "keep": AllCorrect(),  # as the paper has it
+    "clip": AllCorrect(spares_teachers=True),
+    "online": AllCorrect(teachers_enter=False),
+    "skip": AllCorrect(teachers_enter=False, bonus=False),
+}
+
+
 def own_or_all(own: Tensor) -> Tensor:
     """The rows [groups, n] (bool) by which a group is judged: the policy's own rollouts, all where it has none.
 

@@ -8,11 +8,23 @@ With p = pi_theta(token), r = pi_theta(token) / pi_old(token) and the advantage 
 f reshapes the probability that the policy gives to a teacher's token; the teacher's own probability is taken as 1, so
 p stands where the importance ratio would. The gradient flows through p: df/dtheta = f'(p) p dlog(p)/dtheta.
 Two other losses for teacher tokens: PPO's own, as if they were rollouts, and the supervised one beside PPO's.
+The loss of teacher tokens by `teacher_loss`:
+
+    reshape: -A f(p), f(p) clamped to off_policy_min_clip and off_policy_max_clip where given. Where teacher_probs
+             [B, T], the teacher's own probabilities, is given and above 0, f(p) is p / (teacher_prob + 1e-6)
+    ppo:     that of rollout tokens
+    sft:     sft_loss_coef * sum(-log p) / num_teacher_tokens, added to the aggregated loss of the rollout tokens.
+             num_teacher_tokens (default: this batch's) is of the whole optimizer step. num_tokens, and the
+             num_rows of sequence_mean, are then of rollout tokens alone; constant still divides by all rows
+
+all_max_clip: tokens of either kind with p above it are as if outside action_mask, except for totals that are given
+and for the metrics all_clip_fraction and off_policy_token_share, which are shares of all tokens in action_mask.
+Of the metrics, on_policy_*, ppo_kl and clip_fraction are of rollout tokens, the other off_policy_* of the teacher's,
+whatever teacher_loss is: off_policy_ratio is PPO's under ppo, the unused f(p) under sft; neither is clamped.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,112 +70,106 @@ TEACHER_LOSSES: dict[str, TeacherLoss] = {
 
 
 def hybrid_policy_loss(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantages: Tensor,
-    action_mask: Tensor,
-    off_policy_mask: Tensor,
-    *,
-    reshape: str = "p_div_p_0.1",
-    reshape_weight: float = 0.1,
-    reshape_power: float = 0.5,
-    off_policy_max_clip: float | None = None,
-    off_policy_min_clip: float | None = None,
-    teacher_probs: Tensor | None = None,
-    teacher_loss: str = "reshape",
-    sft_loss_coef: float = 1.0,
-    on_policy_reshape: str = "no_reshape",
-    on_policy_reshape_weight: float = 0.1,
-    on_policy_reshape_power: float = 0.5,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    use_clip: bool = True,
-    all_max_clip: float | None = None,
-    aggregation: str = "constant",
-    max_response_length: int | None = None,
-    num_rows: float | Tensor | None = None,
-    num_tokens: float | Tensor | None = None,
-    num_teacher_tokens: float | Tensor | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, action_mask: Tensor, off_policy_mask: Tensor, *,
+    reshape: str = "p_div_p_0.1", reshape_weight: float = 0.1, reshape_power: float = 0.5,
+    off_policy_max_clip: float | None = None, off_policy_min_clip: float | None = None,
+    teacher_probs: Tensor | None = None, teacher_loss: str = "reshape", sft_loss_coef: float = 1.0,
+    on_policy_reshape: str = "no_reshape", on_policy_reshape_weight: float = 0.1, on_policy_reshape_power: float = 0.5,
+    clip_low: float = 0.2, clip_high: float = 0.2, use_clip: bool = True, all_max_clip: float | None = None,
+    aggregation: str = "constant", max_response_length: int | None = None, num_rows: float | Tensor | None = None,
+    num_tokens: float | Tensor | None = None, num_teacher_tokens: float | Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
     """The loss (0-d) of a batch, and detached 0-d metrics whose keys never change; a mean over no token is 0.
 
     All tensors are [B, T], log-probabilities in nats. Tokens outside action_mask are ignored whatever they hold; those
     inside are the teacher's where off_policy_mask is set. Only log_probs receives a gradient. reshape_probability
     explains `reshape`, reshape_ratio `on_policy_reshape`, aggregate_token_loss `aggregation`, `max_response_length`
-    and the totals.
-
-    The loss of teacher tokens by `teacher_loss`:
-
-        reshape: -A f(p), f(p) clamped to off_policy_min_clip and off_policy_max_clip where given. Where teacher_probs
-                 [B, T], the teacher's own probabilities, is given and above 0, f(p) is p / (teacher_prob + 1e-6)
-        ppo:     that of rollout tokens
-        sft:     sft_loss_coef * sum(-log p) / num_teacher_tokens, added to the aggregated loss of the rollout tokens.
-                 num_teacher_tokens (default: this batch's) is of the whole optimizer step. num_tokens, and the
-                 num_rows of sequence_mean, are then of rollout tokens alone; constant still divides by all rows
-
-    all_max_clip: tokens of either kind with p above it are as if outside action_mask, except for totals that are given
-    and for the metrics all_clip_fraction and off_policy_token_share, which are shares of all tokens in action_mask.
-    on_policy_*, ppo_kl and clip_fraction are of rollout tokens, the other off_policy_* of the teacher's, whatever
-    teacher_loss is: off_policy_ratio is PPO's under ppo, the unused f(p) under sft; neither is clamped.
-    Raises ValueError for differing shapes and for unknown names.
+    and the totals, the module the rest. Raises ValueError for differing shapes and for unknown names.
     """
     given = () if teacher_probs is None else (teacher_probs,)
     _require_one_shape(log_probs, old_log_probs, advantages, action_mask, off_policy_mask, *given)
     if teacher_loss not in TEACHER_LOSSES:
         raise ValueError(f"teacher_loss={teacher_loss!r} is unknown; valid values: {', '.join(TEACHER_LOSSES)}")
-    dtype = torch.promote_types(log_probs.dtype, torch.float32)
-    log_probs, old_log_probs = log_probs.to(dtype), old_log_probs.detach().to(dtype)
-    advantages = advantages.detach().to(dtype)
-    is_action = action_mask.bool()
-    kept = is_action if all_max_clip is None else is_action & ~(log_probs.detach().exp() > all_max_clip)
-    is_teacher = kept & off_policy_mask.bool()
     how = TEACHER_LOSSES[teacher_loss]
-    as_rollout = kept if how.as_rollouts else kept & ~is_teacher
-    on_settings = _RolloutSettings(
-        on_policy_reshape,
-        on_policy_reshape_weight,
-        on_policy_reshape_power,
-        (clip_low, clip_high) if use_clip else None,
-    )
-    on_loss, ratio, clipped = _rollout_terms(log_probs, old_log_probs, advantages, as_rollout, on_settings)
-    unbounded = _teacher_ratio(
-        log_probs,
-        is_teacher,
-        teacher_probs,
-        (reshape, reshape_weight, reshape_power),
-    )
+    tokens = _tokens(log_probs, old_log_probs, advantages, action_mask, off_policy_mask, all_max_clip)
+    as_rollout = tokens.kept if how.as_rollouts else tokens.is_rollout
+    rollout_reshaping = (on_policy_reshape, on_policy_reshape_weight, on_policy_reshape_power)
+    on = _rollout_terms(tokens, as_rollout, rollout_reshaping, (clip_low, clip_high) if use_clip else None)
     bounds = (off_policy_min_clip, off_policy_max_clip) if how.reshapes else (None, None)
-    off_ratio = unbounded if bounds == (None, None) else unbounded.clamp(*bounds)
-    if how.token_loss is None:
-        off_loss, off_ratio = on_loss, ratio
-    else:
-        theirs = (torch.where(is_teacher, log_probs, 0.0), torch.where(is_teacher, advantages, 0.0))
-        off_loss = torch.where(is_teacher, how.token_loss(*theirs, off_ratio), 0.0)
-    totals: dict[str, Any] = {
-        "max_response_length": max_response_length,
-        "num_rows": num_rows,
-        "num_tokens": num_tokens,
-    }
+    off = _teacher_terms(tokens, how, on, (reshape, reshape_weight, reshape_power), bounds, teacher_probs)
+    totals = Totals(max_response_length, num_rows, num_tokens)
     if how.apart:
-        supervised = _divide(off_loss.sum(), is_teacher.sum() if num_teacher_tokens is None else num_teacher_tokens)
-        loss = aggregate_token_loss(on_loss, as_rollout, aggregation, **totals) + sft_loss_coef * supervised
+        taught = tokens.is_teacher.sum() if num_teacher_tokens is None else num_teacher_tokens
+        supervised = sft_loss_coef * _divide(off.loss.sum(), taught)
+        loss = _aggregated(on.loss, as_rollout, aggregation, totals) + supervised
     else:
-        loss = aggregate_token_loss(torch.where(is_teacher, off_loss, on_loss), kept, aggregation, **totals)
-    is_rollout = kept & ~is_teacher
-    difference = torch.where(is_rollout, old_log_probs, 0.0) - torch.where(is_rollout, log_probs, 0.0)
-    return loss, {
-        "on_policy_loss": _mean(on_loss, is_rollout),
-        "on_policy_ratio": _mean(ratio, is_rollout),
-        "on_policy_prob": _mean(torch.where(is_rollout, old_log_probs, 0.0).exp(), is_rollout),
+        loss = _aggregated(torch.where(tokens.is_teacher, off.loss, on.loss), tokens.kept, aggregation, totals)
+    return loss, _metrics(tokens, on, off, bounds)
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """A batch in float32 or better, all [B, T]; kept: those of is_action that enter the loss."""
+
+    log_probs: Tensor
+    old_log_probs: Tensor
+    advantages: Tensor
+    is_action: Tensor
+    is_off_policy: Tensor
+    kept: Tensor
+
+    @property
+    def is_teacher(self) -> Tensor:
+        return self.kept & self.is_off_policy
+
+    @property
+    def is_rollout(self) -> Tensor:
+        return self.kept & ~self.is_off_policy
+
+
+def _tokens(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    action_mask: Tensor,
+    off_policy_mask: Tensor,
+    all_max_clip: float | None,
+) -> _Tokens:
+    dtype = torch.promote_types(log_probs.dtype, torch.float32)
+    log_probs, is_action = log_probs.to(dtype), action_mask.bool()
+    kept = is_action if all_max_clip is None else is_action & ~(log_probs.detach().exp() > all_max_clip)
+    old_log_probs, advantages = old_log_probs.detach().to(dtype), advantages.detach().to(dtype)
+    return _Tokens(log_probs, old_log_probs, advantages, is_action, off_policy_mask.bool(), kept)
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """Of tokens of one kind, all [B, T]: their losses, 0 elsewhere; the ratio in it; and clipped (1 or 0, of
+    rollouts) or the ratio before its bounds (of teachers)."""
+
+    loss: Tensor
+    ratio: Tensor
+    before: Tensor
+
+
+def _metrics(tokens: _Tokens, on: _Terms, off: _Terms, bounds: tuple[float | None, float | None]) -> dict[str, Tensor]:
+    is_rollout, is_teacher, dtype = tokens.is_rollout, tokens.is_teacher, tokens.log_probs.dtype
+    log_probs, old_log_probs = tokens.log_probs, torch.where(is_rollout, tokens.old_log_probs, 0.0)
+    difference = old_log_probs - torch.where(is_rollout, log_probs, 0.0)
+    off_policy_share = (tokens.is_action & tokens.is_off_policy).to(dtype)
+    return {
+        "on_policy_loss": _mean(on.loss, is_rollout),
+        "on_policy_ratio": _mean(on.ratio, is_rollout),
+        "on_policy_prob": _mean(old_log_probs.exp(), is_rollout),
         "ppo_kl": _mean(difference, is_rollout),
-        "clip_fraction": _mean(clipped, is_rollout),
-        "off_policy_loss": _mean(off_loss, is_teacher),
-        "off_policy_ratio": _mean(off_ratio, is_teacher),
+        "clip_fraction": _mean(on.before, is_rollout),
+        "off_policy_loss": _mean(off.loss, is_teacher),
+        "off_policy_ratio": _mean(off.ratio, is_teacher),
         "off_policy_prob": _mean(torch.where(is_teacher, log_probs, 0.0).exp(), is_teacher),
-        "off_policy_ratio_max_clip_fraction": _mean(_exceeds(unbounded, bounds[1]), is_teacher),
-        "off_policy_ratio_min_clip_fraction": _mean(_exceeds(-unbounded, _negated(bounds[0])), is_teacher),
-        "off_policy_token_share": _mean((is_action & off_policy_mask.bool()).to(dtype), is_action),
-        "all_clip_fraction": _mean((is_action & ~kept).to(dtype), is_action),
+        "off_policy_ratio_max_clip_fraction": _mean(_exceeds(off.before, bounds[1]), is_teacher),
+        "off_policy_ratio_min_clip_fraction": _mean(_exceeds(-off.before, _negated(bounds[0])), is_teacher),
+        "off_policy_token_share": _mean(off_policy_share, tokens.is_action),
+        "all_clip_fraction": _mean((tokens.is_action & ~tokens.kept).to(dtype), tokens.is_action),
     }
 
 
@@ -227,49 +233,50 @@ def aggregate_token_loss(
     its tokens; for sequence_mean its rows that have a token; for constant all its rows. A total of 0 gives loss 0.
     Raises ValueError for an aggregation outside AGGREGATIONS.
     """
+    return _aggregated(token_loss, mask, aggregation, Totals(max_response_length, num_rows, num_tokens))
+
+
+def _aggregated(token_loss: Tensor, mask: Tensor, aggregation: str, totals: Totals) -> Tensor:
     if aggregation not in AGGREGATIONS:
         raise ValueError(f"aggregation={aggregation!r} is unknown; valid values: {', '.join(AGGREGATIONS)}")
-    return AGGREGATIONS[aggregation].loss(token_loss, mask, Totals(max_response_length, num_rows, num_tokens))
-
-
-@dataclass(frozen=True)
-class _RolloutSettings:
-    reshape: str
-    weight: float
-    power: float
-    clip: tuple[float, float] | None
+    return AGGREGATIONS[aggregation].loss(token_loss, mask, totals)
 
 
 def _rollout_terms(
-    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, settings: _RolloutSettings
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The PPO loss [B, T] of the masked tokens, 0 elsewhere; the ratio, and whether (1 or 0) clipping decided."""
+    tokens: _Tokens, mask: Tensor, reshaping: tuple[str, float, float], clip: tuple[float, float] | None
+) -> _Terms:
+    """PPO's loss of the masked tokens; `before`: whether (1 or 0) clipping decided."""
     # Foreign values leave before exp and before any product: a mask applied afterwards turns inf into nan (inf * 0).
-    advantages, old_log_probs = torch.where(mask, advantages, 0.0), torch.where(mask, old_log_probs, 0.0)
-    log_probs = torch.where(mask, log_probs, 0.0)
-    ratio = reshape_ratio(log_probs, old_log_probs, settings.reshape, settings.weight, settings.power)
+    advantages, old_log_probs = torch.where(mask, tokens.advantages, 0.0), torch.where(mask, tokens.old_log_probs, 0.0)
+    ratio = reshape_ratio(torch.where(mask, tokens.log_probs, 0.0), old_log_probs, *reshaping)
     unclipped = -advantages * ratio
-    if settings.clip is None:
-        return unclipped, ratio, torch.zeros_like(ratio)
-    low, high = settings.clip
+    if clip is None:
+        return _Terms(unclipped, ratio, torch.zeros_like(ratio))
+    low, high = clip
     loss = torch.maximum(unclipped, -advantages * ratio.clamp(1 - low, 1 + high))
-    return loss, ratio, (loss > unclipped).to(loss.dtype)
+    return _Terms(loss, ratio, (loss > unclipped).to(loss.dtype))
 
 
-def _teacher_ratio(
-    log_probs: Tensor,
-    mask: Tensor,
-    teacher_probs: Tensor | None,
+def _teacher_terms(
+    tokens: _Tokens,
+    how: TeacherLoss,
+    on: _Terms,
     reshaping: tuple[str, float, float],
-) -> Tensor:
-    """What stands for the importance ratio of the masked tokens [B, T], anything finite elsewhere."""
-    log_probs = torch.where(mask, log_probs, 0.0)
-    ratio = reshape_probability(log_probs, *reshaping)
+    bounds: tuple[float | None, float | None],
+    teacher_probs: Tensor | None,
+) -> _Terms:
+    """The loss of the teacher's tokens; `before`: what stands for their importance ratio before its bounds."""
+    mask = tokens.is_teacher
+    log_probs, advantages = torch.where(mask, tokens.log_probs, 0.0), torch.where(mask, tokens.advantages, 0.0)
+    unbounded = reshape_probability(log_probs, *reshaping)
     if teacher_probs is not None:
         known = mask & (teacher_probs > 0)
-        behaviour = torch.where(known, teacher_probs.detach().to(ratio.dtype), 1.0) + _TEACHER_PROB_EPS
-        ratio = torch.where(known, log_probs.exp() / behaviour, ratio)
-    return ratio
+        behaviour = torch.where(known, teacher_probs.detach().to(unbounded.dtype), 1.0) + _TEACHER_PROB_EPS
+        unbounded = torch.where(known, log_probs.exp() / behaviour, unbounded)
+    if how.token_loss is None:
+        return _Terms(on.loss, on.ratio, unbounded)
+    ratio = unbounded if bounds == (None, None) else unbounded.clamp(*bounds)
+    return _Terms(torch.where(mask, how.token_loss(log_probs, advantages, ratio), 0.0), ratio, unbounded)
 
 
 def _exceeds(values: Tensor, bound: float | None) -> Tensor:

@@ -97,14 +97,9 @@ def prefix_ratios(
     Raises ValueError for a strategy outside PREFIX_STRATEGIES, an n_prefix outside -1..n, fewer than one of `steps` or
     unless 0 <= min_ratio <= max_ratio <= 1.
     """
-    if strategy not in PREFIX_STRATEGIES:
-        raise ValueError(f"strategy={strategy!r} is unknown; valid values: {', '.join(PREFIX_STRATEGIES)}")
     if not -1 <= n_prefix <= n:
         raise ValueError(f"n_prefix must be -1 (all) or 0 to {n}, not {n_prefix}")
-    if steps < 1:
-        raise ValueError(f"steps must be 1 or more, not {steps}")
-    if not 0 <= min_ratio <= max_ratio <= 1:
-        raise ValueError(f"0 <= min_ratio <= max_ratio <= 1 does not hold for {min_ratio} and {max_ratio}")
+    _require_possible(strategy, steps, min_ratio, max_ratio)
     guided = n if n_prefix == -1 else n_prefix
     drawn = torch.rand(guided, generator=generator, dtype=torch.float64).tolist()
     given, how = Guidance(min_ratio, max_ratio, steps, linear_max_ratio, step), PREFIX_STRATEGIES[strategy]
@@ -112,3 +107,12 @@ def prefix_ratios(
     if share and guided:
         ratios = [how.shared(given) if how.shared else ratios[0]] * guided
     return [min(max(ratio, 0.0), 1.0) for ratio in ratios] + [0.0] * (n - guided)
+
+
+def _require_possible(strategy: str, steps: int, min_ratio: float, max_ratio: float) -> None:
+    if strategy not in PREFIX_STRATEGIES:
+        raise ValueError(f"strategy={strategy!r} is unknown; valid values: {', '.join(PREFIX_STRATEGIES)}")
+    if steps < 1:
+        raise ValueError(f"steps must be 1 or more, not {steps}")
+    if not 0 <= min_ratio <= max_ratio <= 1:
+        raise ValueError(f"0 <= min_ratio <= max_ratio <= 1 does not hold for {min_ratio} and {max_ratio}")

@@ -86,8 +86,8 @@ def build(
     """Builds the rows of a mix and, where asked for, those of the problems that it holds out.
 
     Two rows ask the same problem when their questions are the same up to white space; the first decides on prompt,
-    answer and task. Every trajectory is verified, by the rules and limits of a run. ``tokenizer``
-    counts tokens where the mix has limits.
+    answer and task. Every trajectory is verified by the rules and limits of a run. ``tokenizer`` counts tokens where
+    the mix has limits.
 
     Raises:
         RecipeError: a source cannot be read, a row is malformed, an answer cannot be read by its verifier, two

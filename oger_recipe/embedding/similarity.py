@@ -1,8 +1,11 @@
 """How close the rollouts of each prompt are to its references: teachers, and the policy's own earlier solutions."""
 
+from __future__ import annotations
+
 import math
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,6 +15,9 @@ from oger_recipe.embedding.cache import EmbeddingCache
 from oger_recipe.embedding.encoder import make_encoder
 from oger_recipe.embedding.reranker import Reranker
 from oger_recipe.embedding.settings import EncoderSettings
+
+if TYPE_CHECKING:
+    from oger_recipe.settings.encoder import EmbeddingSettings
 
 
 class EmbeddingSimilarity:
@@ -24,7 +30,7 @@ class EmbeddingSimilarity:
         self._arrived: list[str] = []  # not enough yet for a batch of the encoder
         self._ahead: list[tuple[list[str], Future]] = []
 
-    def foresee(self, text: str) -> None:
+    def prefetch(self, text: str) -> None:
         """Encodes, beside whatever else goes on, a rollout that `of_groups` will be asked about."""
         self._arrived.append(text)
         if len(self._arrived) >= self._encoder.batch_size:
@@ -78,7 +84,7 @@ class RerankerSimilarity:
     def __init__(self, reranker: Reranker, part: str = "all") -> None:
         self._reranker, self._part = reranker, part
 
-    def foresee(self, text: str) -> None:
+    def prefetch(self, text: str) -> None:
         """Nothing can be done ahead: a score belongs to a pair."""
 
     def of_groups(self, rollouts: list[list[str]], references: list[list[str]], reduce: str) -> torch.Tensor:
@@ -105,14 +111,15 @@ class RerankerSimilarity:
         """Nothing can be kept either."""
 
 
-def make_similarity(oger) -> EmbeddingSimilarity | RerankerSimilarity:
-    """The measure that ``args.oger`` asks for, with its model loaded."""
-    if oger.similarity_reranker:
-        trust, batch_size = oger.embedding_trust_remote_code, oger.embedding_batch_size
-        reranker = Reranker(oger.similarity_reranker, oger.embedding_max_tokens, batch_size, trust)
-        return RerankerSimilarity(reranker, oger.embedding_part)
-    settings = EncoderSettings.of_run(vars(oger))
-    encoder = make_encoder(settings, oger.embedding_batch_size)
-    return EmbeddingSimilarity(
-        encoder, EmbeddingCache(encoder, Path(oger.embedding_cache)), oger.max_embedding_error_rate
-    )
+Similarity = EmbeddingSimilarity | RerankerSimilarity
+
+
+def make_similarity(settings: EmbeddingSettings) -> Similarity:
+    """The measure that the settings ask for, with its model loaded."""
+    if settings.similarity_reranker:
+        trust, batch_size = settings.embedding_trust_remote_code, settings.embedding_batch_size
+        reranker = Reranker(settings.similarity_reranker, settings.embedding_max_tokens, batch_size, trust)
+        return RerankerSimilarity(reranker, settings.embedding_part)
+    encoder = make_encoder(EncoderSettings.of_run(vars(settings)), settings.embedding_batch_size)
+    cache = EmbeddingCache(encoder, Path(settings.embedding_cache))
+    return EmbeddingSimilarity(encoder, cache, settings.max_embedding_error_rate)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from oger_recipe.algorithm.credit import ESTIMATORS
 from oger_recipe.data.sources import is_hub_name
 from oger_recipe.errors import RecipeError
 from oger_recipe.remote_code import untrusted
@@ -36,12 +37,13 @@ def recipe_problems(value: Mapping[str, Any], where: Mapping[str, str] | None = 
     return [*problems, *combination_problems(value), *_unsupported(value), *_paths(value)]
 
 
-_GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
+_GROUP_ESTIMATORS = ("rloo", "reinforce_baseline")  # of OpenRLHF's; all of ESTIMATORS compare a group
 
 
 def _lengths_and_batches(value: Mapping[str, Any]) -> Iterator[str]:
     samples, estimator = value["rollout.n_samples_per_prompt"], value["algo.advantage.estimator"]
-    if samples < 2 and estimator in _GROUP_ESTIMATORS:
+    compares_groups = estimator in (*_GROUP_ESTIMATORS, *ESTIMATORS)
+    if samples < 2 and compares_groups:
         yield (
             f"rollout.n_samples_per_prompt is {samples}: {estimator} compares the rollouts of a group, and a group of "
             "one has nothing to compare with; use 2 or more"
@@ -65,7 +67,7 @@ def _lengths_and_batches(value: Mapping[str, Any]) -> Iterator[str]:
     for key in ("rollout.max_new_tokens", "oger.eval.max_new_tokens"):
         if value[key] is not None and value[key] >= longest:
             yield f"{key} {value[key]} leaves no room for a prompt within data.max_len {longest}"
-    if value["oger.max_replace_num"] >= samples and (samples > 1 or estimator not in _GROUP_ESTIMATORS):
+    if value["oger.max_replace_num"] >= samples and (samples > 1 or not compares_groups):
         yield f"oger.max_replace_num {value['oger.max_replace_num']} leaves no rollout in a group of {samples}"
 
 

@@ -5,8 +5,11 @@ from typing import Any
 
 import torch
 
+from oger_recipe.algorithm.credit import ESTIMATORS
+from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
 from oger_recipe.algorithm.policy_loss import reshape_probability
 from oger_recipe.errors import RecipeError
+from oger_recipe.rewards.compose import ON_ERROR, entry_problems
 from oger_recipe.rewards.verifiers import VERIFIERS, look_in, resolve
 from oger_recipe.settings.credit import AdvantageSettings
 from oger_recipe.settings.grading import VerifierSettings, answer_places
@@ -14,8 +17,6 @@ from oger_recipe.settings.loss import LossSettings
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.teachers import PrefixSettings, TeacherSettings
 from oger_recipe.teachers.draw import weights
-
-_MEASURED_BY_GROUP = ("group_norm", "dr_grpo")  # estimators whose advantages the recipe computes
 
 
 def combination_problems(value: Mapping[str, Any]) -> Iterator[str]:
@@ -28,6 +29,7 @@ def combination_problems(value: Mapping[str, Any]) -> Iterator[str]:
     yield from _replacement(oger)
     yield from _baselines(value, oger)
     yield from _truncation(value["reward.stop_properly_penalty_coef"], oger.advantage)
+    yield from _sources(value["algo.advantage.estimator"], oger)
     yield from grading_problems(value)
 
 
@@ -88,7 +90,7 @@ def _replacement(oger: OgerSettings) -> Iterator[str]:
         )
     if oger.loss.use_off_policy_probs and (guides or not teachers.replace_after_rm):
         yield "oger.use_off_policy_probs works for whole teachers that replace rollouts (oger.replace_after_rm)"
-    if teachers.all_correct_group in ("online", "skip") and (guides or replaces_unsampled):
+    if not ALL_CORRECT_GROUPS[teachers.all_correct_group].teachers_enter and (guides or replaces_unsampled):
         yield (
             f"oger.all_correct_group {teachers.all_correct_group} keeps teachers out of solved groups, but with "
             "oger.n_prefix or without oger.replace_after_rm they are in before anything is graded: use keep or clip"
@@ -97,18 +99,19 @@ def _replacement(oger: OgerSettings) -> Iterator[str]:
 
 def _baselines(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
     estimator, n_prefix = value["algo.advantage.estimator"], oger.prefix.n_prefix
-    if oger.teachers.all_correct_group == "clip" and estimator not in _MEASURED_BY_GROUP:
-        yield f"oger.all_correct_group clip is for group_norm and dr_grpo, not {estimator}: use keep, online or skip"
+    solved, ours = oger.teachers.all_correct_group, " and ".join(ESTIMATORS)
+    if ALL_CORRECT_GROUPS[solved].spares_teachers and estimator not in ESTIMATORS:
+        yield f"oger.all_correct_group {solved} is for {ours}, not {estimator}: use keep, online or skip"
     if oger.advantage.advantage_baseline != "rollouts":
         return
-    if estimator not in _MEASURED_BY_GROUP:
-        yield f"oger.advantage_baseline rollouts is for group_norm and dr_grpo, not {estimator}"
+    if estimator not in ESTIMATORS:
+        yield f"oger.advantage_baseline rollouts is for {ours}, not {estimator}"
     if n_prefix in (-1, value["rollout.n_samples_per_prompt"]):
         yield (
             f"oger.advantage_baseline rollouts with oger.n_prefix {n_prefix}: teachers begin every "
             "rollout, and none is left to measure by; use oger.advantage_baseline group, or a smaller oger.n_prefix"
         )
-    if estimator == "group_norm" and oger.bonus.is_on:
+    if estimator == "group_norm" and oger.has_bonus:
         yield (
             "oger.advantage_baseline rollouts with group_norm and a bonus: right rollouts differ by the bonus alone, "
             "and a right teacher measured by so small a spread gets an advantage of -10; use "
@@ -124,6 +127,17 @@ def _truncation(stop_properly: float | None, advantage: AdvantageSettings) -> It
         yield (
             "reward.stop_properly_penalty_coef and oger.non_stop_* both change the reward of truncated rollouts; "
             "choose one"
+        )
+
+
+def _sources(estimator: str, oger: OgerSettings) -> Iterator[str]:
+    look_in(oger.verifiers.verifier_path)
+    yield from entry_problems(oger.reward.sources)
+    how = oger.reward.on_error
+    if ON_ERROR[how].drops_group and estimator not in ("rloo", *ESTIMATORS):
+        yield (
+            f"oger.reward.on_error {how} is for {', '.join(ESTIMATORS)} and rloo, not {estimator}, which compares "
+            "groups with each other: use zero, neutral or stop"
         )
 
 

@@ -1,30 +1,39 @@
 """Which of a prompt's teachers enter its group."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
 
 from oger_recipe.algorithm.hybrid_group import draw_teachers
 from oger_recipe.teachers.store import Teacher
 
+if TYPE_CHECKING:
+    from oger_recipe.settings.teachers import TeacherSettings
 
-def draw(teachers: list[Teacher], count: int, oger, generator: torch.Generator, turn: int) -> list[Teacher]:
+
+def draw(
+    teachers: list[Teacher], count: int, settings: TeacherSettings, generator: torch.Generator, turn: int
+) -> list[Teacher]:
     """At most ``count`` distinct teachers as ``oger.teacher_draw`` says; ``turn`` moves round_robin on."""
     chosen = draw_teachers(
         [teacher.source for teacher in teachers],
         [len(teacher.tokens) for teacher in teachers],
         count=count,
-        mode=oger.teacher_draw,
+        mode=settings.teacher_draw,
         generator=generator,
-        weights=weights(oger.teacher_source_weights),
+        weights=weights(settings.teacher_source_weights),
         turn=turn,
     )
     return [teachers[index] for index in chosen]
 
 
-def may_enter(teachers: list[Teacher], oger) -> list[Teacher]:
+def may_enter(teachers: list[Teacher], settings: TeacherSettings) -> list[Teacher]:
     """Those that a draw can choose: all but the sources of weight 0 under ``oger.teacher_draw`` source_weights."""
-    if oger.teacher_draw != "source_weights":
+    if settings.teacher_draw != "source_weights":
         return teachers
-    chances = weights(oger.teacher_source_weights)
+    chances = weights(settings.teacher_source_weights)
     return [teacher for teacher in teachers if chances.get(teacher.source, 1.0) > 0]
 
 

@@ -3,8 +3,7 @@
 from collections import defaultdict, deque
 from pathlib import Path
 
-from oger_recipe.files import atomic_write, read_jsonl, write_jsonl
-from oger_recipe.run_folder.records import append_json
+from oger_recipe.files import append_json, atomic_write, read_jsonl, write_jsonl
 
 
 class History:

@@ -49,15 +49,9 @@ def _key(uid: str) -> int:
 
 
 def write_teacher_store(teachers: dict[str, Sequence[Teacher]], path: Path) -> None:
-    """Writes the store atomically; prompts without teachers need no entry."""
-    rows = sorted(
-        (
-            {"key": _key(uid), "uid": uid, "teachers": [vars(t) for t in group]}
-            for uid, group in teachers.items()
-            if group
-        ),
-        key=lambda row: row["key"],
-    )
+    """Write the store atomically; prompts without teachers need no entry."""
+    taught = sorted((_key(uid), uid) for uid, group in teachers.items() if group)
+    rows = [{"key": key, "uid": uid, "teachers": [vars(teacher) for teacher in teachers[uid]]} for key, uid in taught]
     with atomic_write(path) as partial:
         with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
             writer.write_table(pa.Table.from_pylist(rows, _SCHEMA))

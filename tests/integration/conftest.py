@@ -166,3 +166,128 @@ def run(tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         return settings, launched["environment"], prompts, problems
 
     return started
+
+
+class Models:
+    """In place of the policy's actors, and of the encoder: what they say of a response, by its text.
+
+    entropy: at oger.entropy_position, ten times as much as mean over the response; difference: the engine's
+    log-probability of each token, which is -0.5, less the policy's; similarity: to any teacher, whose text is in none
+    of these. asked: the action masks of the forward passes.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.entropy: dict[str, float] = {}
+        self.difference: dict[str, float] = {}
+        self.similarity: dict[str, float] = {}
+        self.asked: list[list[int]] = []
+
+    def async_run_method_batch(self, method_name: str, **lists: list[torch.Tensor]) -> list[list[Any]]:
+        assert method_name == "forward"
+        calls = zip(lists["sequences"], lists["action_mask"], strict=True)
+        return [[self._forward(sequences, mask) for sequences, mask in calls]]
+
+    def _forward(self, sequences: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.asked += mask.sum(dim=1).tolist()
+        texts = [
+            self.tokenizer.decode(row[1:][rows.bool()], skip_special_tokens=True)
+            for row, rows in zip(sequences, mask, strict=True)
+        ]
+        entropy = torch.tensor([self.entropy.get(text, 0.0) if text else torch.nan for text in texts])
+        apart = torch.tensor([self.difference.get(text, 0.0) for text in texts])
+        return (-0.5 - apart).unsqueeze(1) * mask, entropy, 10 * entropy
+
+
+class _Constant:
+    """In place of the actors of a critic or a reference model: one number for every token."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def async_run_method_batch(self, method_name: str, **lists: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+        return [[self.value * mask.float() for mask in lists["action_mask"]]]
+
+
+@pytest.fixture()
+def models(letters: Any) -> Models:
+    return Models(letters)
+
+
+@pytest.fixture()
+def controller(
+    tmp_path: Path, parser: argparse.ArgumentParser, letters: Any, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """Makes the controller's experience maker from flags, in a run folder with these teachers, over ``models``.
+
+    Groups are of four unless a flag says otherwise; ``critic`` and ``reference`` are what these say of every token.
+    """
+    import ray
+    from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController
+    from openrlhf.utils.config import hierarchize
+
+    from oger_recipe.embedding.base import Encoder
+    from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker
+    from oger_recipe.teachers.store import write_teacher_store
+
+    class Directions(Encoder):
+        dimension, _longest = 2, 4
+
+        def _lengths(self, texts: list[str]) -> list[int]:
+            return [len(text) for text in texts]
+
+        def _embed(self, texts: list[str]) -> tuple[torch.Tensor, dict[int, str]]:
+            cosines = torch.tensor([models.similarity.get(text, 1.0) for text in texts])
+            return torch.stack([cosines, (1 - cosines.square()).sqrt()], dim=1), {}
+
+    monkeypatch.setattr(ray, "get", lambda refs: refs)
+    monkeypatch.setattr(ray, "put", lambda value: value)
+    monkeypatch.setattr("oger_recipe.embedding.similarity.make_encoder", Directions)
+
+    def make(
+        *flags: str, teachers: dict[str, list[Any]] | None = None, critic: float | None = None,
+        reference: float | None = None, steps: int = 1, parser: argparse.ArgumentParser = parser,
+    ) -> Any:  # fmt: skip
+        run_dir = tmp_path / "run"
+        for folder in ("data", "samples"):
+            (run_dir / folder).mkdir(parents=True, exist_ok=True)
+        write_teacher_store(teachers or {}, run_dir / "data" / "teachers.arrow")
+        (run_dir / "data" / "counts.json").write_text("{}")
+        given = ["--rollout.n_samples_per_prompt=4", "--rollout.micro_batch_size=4", *flags]
+        given += [f"--oger.run_dir={run_dir}", f"--oger.embedding_cache={tmp_path / 'embeddings'}"]
+        args = hierarchize(parser.parse_args(given))
+        groups = [models, None if critic is None else _Constant(critic), None, reference and _Constant(reference)]
+        control = FixedKLController(args.algo.kl.init_coef)
+        maker = OgerExperienceMaker(*groups, control, types.SimpleNamespace(args=args), letters)
+        maker.resume(0, steps)
+        maker.step = 1
+        return maker
+
+    return make
+
+
+@pytest.fixture()
+def rollout(letters: Any) -> Callable[..., Any]:
+    """A rollout as the generator hands it over; with ``guided``, its first tokens are a teacher's."""
+    from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
+
+    from oger_recipe.rewards.verdict import Graded, Verdict
+
+    def make(
+        text: str, reward: float = 0.0, *, score: float | None = None, uid: str = "u", prompt: str = "ask>",
+        truncated: bool = False, guided: int = 0, error: str | None = None, **verdict: Any,
+    ) -> Any:  # fmt: skip
+        score = float(reward > 0) if score is None else score
+        before, tokens = letters.encode(prompt), [*letters.encode(text), letters.eos_token_id]
+        response = {
+            "prompt": prompt, "label": json.dumps({"uid": uid, "answer": "42", "task": "gsm8k"}),
+            "observation_tokens": before + tokens, "action_ranges": [(len(before), len(before) + len(tokens))],
+            "rollout_log_probs": [0.0] * len(before) + [-0.5] * len(tokens), "truncated": truncated,
+            "reward": reward, "scores": score,
+            "extra_logs": {"reward_error": float(error is not None), "off_policy_tokens": float(guided)},
+        }  # fmt: skip
+        sample = SamplesGenerator._process_response_into_experience(None, response, max_len=4096)
+        sample.graded = Graded(Verdict(reward, score, verdict.pop("reason", "said so"), **verdict), error)
+        return sample
+
+    return make

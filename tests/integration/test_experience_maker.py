@@ -1,369 +1,331 @@
-"""Rewards, KL and advantages between rollout and loss, on OpenRLHF's own experience objects."""
+"""From rollouts to rewards, KL and advantages: the controller's experience maker, whole, over models that say what a
+test tells them (see Models in conftest.py)."""
 
 from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
-from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController
 
-from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker, penalise_truncated
-from oger_recipe.plugin.controller.hybrid_batch import UNKNOWN, Rollouts
-from oger_recipe.plugin.controller.step_metrics import step_metrics
-from oger_recipe.teachers.history import History
+from oger_recipe.algorithm import credit
+from oger_recipe.embedding.similarity import EmbeddingSimilarity
+from oger_recipe.files import read_jsonl
+from oger_recipe.plugin.controller.guards import EncoderReach, stop_on_reward_errors
+from oger_recipe.plugin.controller.hybrid_batch import UNKNOWN, HybridBatch, Rollouts
+from oger_recipe.plugin.controller.step_metrics import Credit, step_metrics
+from oger_recipe.rewards.verdict import Graded, Verdict
+from oger_recipe.settings.oger import OgerSettings
+from oger_recipe.settings.parser import build_parser
+from oger_recipe.teachers.store import Teacher
 
-REWARDS = torch.tensor([1.0, 0.0, 1.0, 0.0])
-TRUNCATED = torch.tensor([False, False, True, True])
-
-
-def test_a_truncated_rollout_is_fined_or_gets_a_fixed_reward_and_the_others_keep_theirs():
-    assert penalise_truncated(REWARDS, TRUNCATED, -0.25, None).tolist() == [1.0, 0.0, 0.75, -0.25]
-    assert penalise_truncated(REWARDS, TRUNCATED, 0.0, 0.5).tolist() == [1.0, 0.0, 0.5, 0.5]
-    assert penalise_truncated(REWARDS, TRUNCATED, 0.0, 0.0).tolist() == [1.0, 0.0, 0.0, 0.0]
-    assert penalise_truncated(REWARDS, TRUNCATED, 0.0, None).tolist() == REWARDS.tolist()
+TEXTS = ["ab", "cd", "ef", "gh"]  # three tokens each, with the end of sequence
+REWARDS = [1.0, 0.0, 1.0, 0.0]
+TRUNCATED = [False, False, True, True]
+NO_BONUS = ["--oger.bonus_weight", "0", "--oger.max_replace_num", "0"]
 
 
-def _maker(estimator: str = "dr_grpo", **oger) -> OgerExperienceMaker:
-    """A maker as far as rewards and advantages need one: no processes, no encoder."""
-    settings = {
-        "bonus_weight": 0.0, "last_token_enp_reward": "none", "similarity_reverse": True, "all_correct_group": "keep",
-        "non_stop_penalty": 0.0, "non_stop_fixed_reward": None, "disable_truncation_advantage": False,
-        "kl_penalty_coef": 0.0, "bonus_schedule": "constant", "bonus_weight_end": 0.0, "bonus_schedule_steps": None,
-        "similarity_reverse_fail": False, "similarity_shaping": "none", "advantage_baseline": "group",
-        "prefix_reward_weight_alpha": 1.0, "prefix_reward_weight_beta": 1.0, "use_sft_prefix_reward": False,
-        "sft_prefix_reward_weight": 1.0,
-    }  # fmt: skip
-    advantage = SimpleNamespace(estimator=estimator, gamma=1.0, lambd=1.0, no_std_norm=True)
-    maker = object.__new__(OgerExperienceMaker)
-    maker.args = SimpleNamespace(
-        oger=SimpleNamespace(**(settings | oger)),
-        algo=SimpleNamespace(advantage=advantage),
-        reward=SimpleNamespace(clip_range=(-10, 10), overlong_buffer_len=None, stop_properly_penalty_coef=None),
-        rollout=SimpleNamespace(n_samples_per_prompt=4),
-    )
-    maker.strategy = SimpleNamespace(args=maker.args)
-    maker.advantage_estimator = estimator
-    maker.kl_ctl = FixedKLController(0.5)
-    maker.entropy, maker.token_entropy = torch.zeros(4), torch.zeros(4)
-    maker.engine_limit = None
-    maker.step, maker.planned_steps, maker.repetitive = 1, 1, torch.zeros(4, dtype=torch.bool)
-    maker.batch = SimpleNamespace(
-        left_alone=torch.zeros(4, dtype=torch.bool),
-        rewards=REWARDS,
-        scores=REWARDS,
-        truncated=TRUNCATED,
-        is_teacher=torch.zeros(4, dtype=torch.bool),
-        similarity=torch.full((4,), float("nan")),
-    )
-    return maker
-
-
-def _experiences(*indices: list[int]) -> list[Experience]:
-    """Micro-batches of a group of four with three action tokens each; values of a critic are a half everywhere."""
+@pytest.fixture()
+def group(rollout):
+    """A group of four: right, wrong, right, wrong; the last two are truncated."""
     return [
-        Experience(
-            index=index,
-            action_mask=torch.ones(len(index), 3, dtype=torch.long),
-            rewards=REWARDS[index],
-            kl=torch.zeros(len(index), 3),
-            values=torch.full((len(index), 3), 0.5),
-            info={"reward": REWARDS[index], "off_policy_tokens": torch.zeros(len(index))},
-        )
-        for index in indices
+        rollout(text, reward, truncated=truncated)
+        for text, reward, truncated in zip(TEXTS, REWARDS, TRUNCATED, strict=True)
     ]
 
 
-def _advantages(experiences: list[Experience]) -> torch.Tensor:
-    result = torch.empty(4, 3)
+def by_row(experiences: list[Any], name: str = "advantages") -> list[list[float]]:
+    """The values on the response tokens of every row."""
+    rows: dict[int, list[float]] = {}
     for experience in experiences:
-        result[experience.index] = experience.advantages
-    return result
+        for position, row in enumerate(experience.index):
+            mask = experience.action_mask[position].bool()
+            rows[row] = getattr(experience, name)[position][mask].tolist()
+    return [rows[row] for row in sorted(rows)]
 
 
-@pytest.mark.parametrize("cut", [([0, 1, 2, 3],), ([3, 0], [2, 1])], ids=["whole", "shuffled halves"])
-def test_the_fine_enters_the_group_mean(cut):
-    maker = _maker(non_stop_penalty=-1.0)  # rewards 1, 0, 0, -1: their mean is 0
-    advantages = _advantages(maker.compute_advantages_and_returns(_experiences(*cut)))
-    assert advantages[:, 0].tolist() == pytest.approx([1.0, 0.0, 0.0, -1.0])
+def first_tokens(experiences: list[Any]) -> list[float]:
+    return [values[0] for values in by_row(experiences)]
+
+
+def lines(maker: Any) -> list[dict[str, Any]]:
+    return read_jsonl(maker.run_dir / "samples" / f"step_{maker.step:05d}.jsonl")
+
+
+@pytest.mark.parametrize("micro_batch", ["4", "2", "1"])
+def test_the_fine_enters_the_group_mean_however_the_step_is_cut(controller, group, micro_batch):
+    maker = controller(*NO_BONUS, "--oger.non_stop_penalty=-1", f"--rollout.micro_batch_size={micro_batch}")
+    advantages = by_row(maker.make_experience_batch(group))  # rewards 1, 0, 0, -1: their mean is 0
+    assert advantages == [pytest.approx([value] * 3) for value in (1.0, 0.0, 0.0, -1.0)]
+    assert maker.rewards.total.tolist() == [[1.0, 0.0, 0.0, -1.0]]
+    assert [line["reward"] for line in lines(maker)] == REWARDS  # as it was verified
 
 
 @pytest.mark.parametrize("estimator", ["dr_grpo", "rloo", "gae"])
-def test_truncated_rollouts_can_be_left_out_of_the_policy_loss(estimator):
-    kept = _advantages(_maker(estimator).compute_advantages_and_returns(_experiences([0, 1, 2, 3])))
-    masked = _advantages(
-        _maker(estimator, disable_truncation_advantage=True).compute_advantages_and_returns(
-            _experiences([2, 0], [1, 3])
-        )
-    )
-    assert (masked[TRUNCATED] == 0).all() and (kept[TRUNCATED] != 0).any()
-    assert torch.allclose(masked[~TRUNCATED], kept[~TRUNCATED])
+def test_truncated_rollouts_can_be_left_out_of_the_policy_loss(controller, group, estimator):
+    flags = [*NO_BONUS, "--algo.advantage.estimator", estimator, "--algo.advantage.no_std_norm"]
+    critic = 0.5 if estimator == "gae" else None
+    kept = by_row(controller(*flags, critic=critic).make_experience_batch(group))
+    maker = controller(*flags, "--oger.disable_truncation_advantage", critic=critic)
+    masked = by_row(maker.make_experience_batch(group))
+    assert masked[2:] == [[0.0] * 3] * 2 and any(kept[2]) and any(kept[3])
+    assert masked[:2] == kept[:2]
 
 
-def test_gae_with_a_critic_is_the_reward_at_the_end_less_the_value():
+def test_gae_with_a_critic_is_the_reward_at_the_end_less_the_value(controller, group):
     """gamma = lambda = 1: every token's advantage is R - V; their mean over the batch is 0, so nothing is shifted."""
-    advantages = _advantages(_maker("gae").compute_advantages_and_returns(_experiences([0, 1, 2, 3])))
-    assert torch.allclose(advantages, (REWARDS - 0.5).unsqueeze(1).expand(4, 3))
+    maker = controller(
+        *NO_BONUS, "--algo.advantage.estimator", "gae", "--algo.advantage.no_std_norm", critic=0.5
+    )  # fmt: skip
+    advantages = by_row(maker.make_experience_batch(group))
+    assert advantages == [pytest.approx([reward - 0.5] * 3) for reward in REWARDS]
 
 
-def test_the_in_reward_kl_has_its_own_coefficient_beside_the_loss_sides():
-    """compute_reward subtracts kl_ctl.value * kl; with a coefficient of 2 that has to be 2 * (log p - log base)."""
-    maker = _maker(kl_penalty_coef=2.0)
-    (experience,) = _experiences([0, 1, 2, 3])
-    experience.action_log_probs = torch.full((4, 3), -1.0)
-    experience.base_action_log_probs = torch.full((4, 3), -1.5)
-    experience.action_mask[:, 2] = 0
-    maker._add_reward_kl([experience])
-    assert torch.allclose(maker.kl_ctl.value * experience.kl, torch.tensor([1.0, 1.0, 0.0]).expand(4, 3))
+def test_the_in_reward_kl_has_its_own_coefficient_beside_the_loss_sides(controller, group):
+    """The policy says -0.5 of a token, the reference -1: a coefficient of 2 takes 1 from it and all before it."""
+    kl = ["--algo.kl.use_loss", "--algo.kl.init_coef", "0.25", "--oger.kl_penalty_coef", "2"]
+    maker = controller(*NO_BONUS, *kl, reference=-1.0)
+    advantages = by_row(maker.make_experience_batch(group))
+    assert advantages == [pytest.approx([reward - 3.5, reward - 2.5, reward - 1.5]) for reward in REWARDS]
 
 
-# ---- the hybrid group's advantages and bonus; rewards are 1, 0, 1, 0 and row 1 is a teacher's
+def test_an_estimator_that_is_registered_can_be_chosen_and_trains(controller, group, monkeypatch):
+    monkeypatch.setitem(credit.ESTIMATORS, "doubled", lambda rewards, baseline: 2 * rewards)
+    flags = ["--algo.advantage.estimator", "doubled", "--rollout.micro_batch_size=2"]
+    maker = controller(*NO_BONUS, *flags, parser=build_parser(cpu=True))
+    assert first_tokens(maker.make_experience_batch(group)) == [2.0, 0.0, 2.0, 0.0]
 
 
-def _hybrid_maker(**oger) -> OgerExperienceMaker:
-    maker = _maker(**oger)
-    maker.batch.is_teacher = torch.tensor([False, True, False, False])
-    return maker
+# ---- the bonus; similarities to the teacher are 0.2, 0.4, 0.6, 0.8, and no teacher takes a place
+
+TEACHER = Teacher("teacher", "teach", [1, 2, 3], 1.0, 1.0)
 
 
-def _hybrid_advantages(**oger) -> torch.Tensor:
-    (experience,) = _experiences([0, 1, 2, 3])
-    experience.info["off_policy_tokens"] = torch.tensor([0.0, 3.0, 0.0, 2.0])  # a teacher, and one begun by a teacher
-    return _advantages(_hybrid_maker(**oger).compute_advantages_and_returns([experience]))
+@pytest.fixture()
+def bonus(controller, models, rollout):
+    """The bonus of four rollouts by flags, with similarities of 0.2 to 0.8 and no entropy."""
+
+    def found(*flags: str, texts=TEXTS, rewards=REWARDS, scores=None, step: int = 1) -> list[float]:
+        models.similarity |= dict(zip(texts, (0.2, 0.4, 0.6, 0.8), strict=True))
+        maker = controller("--oger.max_replace_num=0", *flags, teachers={"u": [TEACHER]}, steps=11)
+        maker.step = step
+        rows = zip(texts, rewards, scores or rewards, TRUNCATED, strict=True)
+        maker.make_experience_batch([rollout(t, r, score=float(s > 0), truncated=cut) for t, r, s, cut in rows])
+        return [line["bonus"] for line in lines(maker)]
+
+    return found
 
 
-def test_the_baseline_may_leave_teachers_out():
-    assert _hybrid_advantages()[:, 0].tolist() == pytest.approx([0.5, -0.5, 0.5, -0.5])
-    # Of the rollouts 1, 1, 0 the mean is 2/3; the teacher is measured by it too.
-    expected = [1 / 3, -2 / 3, 1 / 3, -2 / 3]
-    assert _hybrid_advantages(advantage_baseline="rollouts")[:, 0].tolist() == pytest.approx(expected)
+def test_right_rollouts_earn_their_divergence(bonus):
+    assert bonus() == pytest.approx([0.8, 0.0, 0.4, 0.0])
 
 
-def test_teacher_tokens_have_their_own_weight():
-    advantages = _hybrid_advantages(prefix_reward_weight_alpha=2.0, prefix_reward_weight_beta=0.5)
-    assert advantages.tolist() == [[0.25] * 3, [-1.0] * 3, [0.25] * 3, [-1.0, -1.0, -0.25]]
+def test_degenerate_repetition_and_groups_that_are_skipped_earn_nothing(bonus):
+    texts = ["So 1 + 1 = 2. " * 100, *TEXTS[1:]]
+    assert bonus("--oger.repeating_check", texts=texts) == pytest.approx([0.0, 0.0, 0.4, 0.0])
+    assert bonus("--oger.all_correct_group", "skip", rewards=[1.0] * 4) == [0.0] * 4
+    assert bonus("--oger.all_correct_group", "online", rewards=[1.0] * 4) == pytest.approx([0.8, 0.6, 0.4, 0.2])
 
 
-def test_teacher_tokens_may_have_a_fixed_advantage():
-    advantages = _hybrid_advantages(use_sft_prefix_reward=True, sft_prefix_reward_weight=2.0)
-    assert advantages.tolist() == [[0.5] * 3, [0.5] * 3, [0.5] * 3, [0.5, 0.5, -0.5]]  # 2 / 4 rows
-
-
-def _bonus(repetitive: int | None = None, left_alone: bool = False, step: int = 1, **oger) -> list[float]:
-    """The bonus of similarities 0.2, 0.4, 0.6, 0.8."""
-    maker = _hybrid_maker(bonus_weight=1.0, **oger)
-    maker.step, maker.planned_steps = step, 11
-    maker.batch.similarity = torch.tensor([0.2, 0.4, 0.6, 0.8])
-    maker.batch.left_alone = torch.full((4,), left_alone)
-    if repetitive is not None:
-        maker.repetitive[repetitive] = True
-    maker.compute_advantages_and_returns(_experiences([0, 1, 2, 3]))
-    return maker.bonus.tolist()
-
-
-def test_correct_rollouts_earn_their_divergence_and_teachers_nothing():
-    assert _bonus() == pytest.approx([0.8, 0.0, 0.4, 0.0])
-    assert _bonus(similarity_reverse=False) == pytest.approx([0.2, 0.0, 0.6, 0.0])
-
-
-def test_wrong_rollouts_may_earn_their_closeness():
-    assert _bonus(similarity_reverse_fail=True) == pytest.approx([0.8, 0.0, 0.4, 0.8])
-
-
-def test_degenerate_repetition_and_groups_that_are_left_alone_earn_nothing():
-    assert _bonus(repetitive=0) == pytest.approx([0.0, 0.0, 0.4, 0.0])
-    assert _bonus(left_alone=True) == [0.0] * 4
-
-
-def test_a_truncated_rollout_with_a_fixed_reward_has_that_reward_and_no_bonus_on_top():
+def test_a_truncated_rollout_with_a_fixed_reward_has_that_reward_and_no_bonus_on_top(bonus):
     """Rows 2 and 3 are truncated, row 2 of them correct."""
-    assert _bonus(non_stop_fixed_reward=-1.0) == pytest.approx([0.8, 0.0, 0.0, 0.0])
-    assert _bonus(non_stop_fixed_reward=-1.0, similarity_reverse_fail=True) == pytest.approx([0.8, 0.0, 0.0, 0.0])
-    assert _bonus(non_stop_penalty=-1.0) == pytest.approx([0.8, 0.0, 0.4, 0.0])  # a fine comes on top
+    assert bonus("--oger.non_stop_fixed_reward=-1") == pytest.approx([0.8, 0.0, 0.0, 0.0])
+    flags = ["--oger.non_stop_fixed_reward=-1", "--oger.similarity_reverse_fail"]
+    assert bonus(*flags) == pytest.approx([0.8, 0.4, 0.0, 0.0])
+    assert bonus("--oger.non_stop_penalty=-1") == pytest.approx([0.8, 0.0, 0.4, 0.0])  # a fine comes on top
 
 
-def test_the_divergence_may_be_shaped_within_the_group():
-    assert _bonus(similarity_shaping="group_minmax") == pytest.approx([1.0, 0.0, 0.0, 0.0])
+def test_the_bonus_weight_follows_its_schedule(bonus):
+    linear = ["--oger.bonus_schedule", "linear"]
+    assert bonus(*linear, step=6) == pytest.approx([0.4, 0.0, 0.2, 0.0])  # half way to 0 in 11 steps
+    ends = [*linear, "--oger.bonus_schedule_steps=5", "--oger.bonus_weight_end=0.5"]
+    assert bonus(*ends, step=3) == pytest.approx([0.6, 0.0, 0.3, 0.0])
+    assert bonus("--oger.bonus_schedule", "cosine", step=11) == pytest.approx([0.0] * 4)
 
 
-def test_the_bonus_weight_follows_its_schedule():
-    assert _bonus(step=6, bonus_schedule="linear") == pytest.approx([0.4, 0.0, 0.2, 0.0])  # half way to 0 in 11 steps
-    assert _bonus(step=3, bonus_schedule="linear", bonus_schedule_steps=5, bonus_weight_end=0.5) == pytest.approx(
-        [0.6, 0.0, 0.3, 0.0]
-    )
-    assert _bonus(step=11, bonus_schedule="cosine") == pytest.approx([0.0] * 4)
+def test_a_consolation_prize_for_a_wrong_answer_earns_no_bonus(bonus):
+    """Countdown gives 0.1 for a well-formed wrong answer: reward 0.1, score 0."""
+    assert bonus(rewards=[1.0, 1.0, 0.1, 0.1], scores=[1, 1, 0, 0]) == pytest.approx([0.8, 0.6, 0.0, 0.0])
+
+
+# ---- what the forward passes are asked, and what is kept of them; the teacher takes the place of "gh"
+
+
+@pytest.fixture()
+def taught(controller, models, group, letters):
+    """A step in which the teacher takes the place of the most similar rollout, the last one."""
+
+    def step(*flags: str, probs: list[float] | None = None, **others: Any) -> tuple[Any, list[Any]]:
+        models.similarity = dict(zip(TEXTS, (0.2, 0.4, 0.6, 0.8), strict=True))
+        tokens = [*letters.encode("ok"), letters.eos_token_id]
+        teacher = Teacher("a source", "ok", tokens, 1.0, 1.0, probs)
+        maker = controller(*flags, teachers={"u": [teacher]}, **others)
+        return maker, maker.make_experience_batch(group)
+
+    return step
 
 
 @pytest.mark.parametrize(
-    ("critic", "reference", "loss", "skipped"),
+    ("flags", "others", "skipped"),
     [
-        (None, None, "reshape", True),
-        (None, None, "sft", True),
-        (None, None, "ppo", False),
-        ("there", None, "reshape", False),
-        (None, "there", "reshape", False),
+        ([], {}, True),
+        (["--oger.off_policy_loss", "sft"], {}, True),
+        (["--oger.off_policy_loss", "ppo"], {}, False),
+        (["--algo.advantage.estimator", "gae"], {"critic": 0.5}, False),
+        (["--algo.kl.init_coef", "0.1"], {"reference": -0.5}, False),
     ],
 )
 def test_teachers_pass_through_the_policy_only_where_their_old_log_probs_are_used(
-    monkeypatch, critic, reference, loss, skipped
+    taught, models, flags, others, skipped
 ):
-    asked = []
-
-    def forward_passes(self, samples_list):
-        for samples in samples_list:
-            asked.append(samples.action_mask.tolist())
-            tokens = samples.action_mask.sum(dim=1)
-            samples.action_log_probs = samples.rollout_log_probs = torch.zeros(samples.action_mask.shape)
-            samples.info |= {"kl": 0.0 / tokens, "logprobs_diff": 0.0 / tokens}  # 0 / 0 is nan
-        self._policy_entropies = [torch.zeros(2, len(samples.index)) for samples in samples_list]
-        return samples_list
-
-    monkeypatch.setattr(RemoteExperienceMaker, "make_experience", forward_passes)
-    maker = _hybrid_maker(off_policy_loss=loss, use_off_policy_probs=False, top_k=-1)
-    maker.engine_limit = 1.0
-    maker.critic_model_group, maker.initial_model_group = critic, reference
-    maker.args.rollout.top_p = 1.0
-    maker.batch.teachers = {3: "a teacher"}
-    experiences = maker.make_experience(_experiences([0, 3], [2, 1]))
-    teacher = [0, 0, 0] if skipped else [1, 1, 1]
-    assert asked == [[[1, 1, 1], teacher], [[1, 1, 1], [1, 1, 1]]]
-    for experience in experiences:
-        assert experience.action_mask.tolist() == [[1, 1, 1]] * 2
-        assert experience.info["kl"].tolist() == experience.info["logprobs_diff"].tolist() == [0.0, 0.0]
+    _, (experience,) = taught(*flags, **others)
+    assert sorted(models.asked) == [0 if skipped else 3, 3, 3, 3]
+    assert experience.action_mask.sum(dim=1).tolist() == [3] * 4
+    assert experience.info["kl"].tolist() == experience.info["logprobs_diff"].tolist() == [0.0] * 4
 
 
-# ---- what make_experience keeps of the forward passes, and what the step's figures and its history are made of
+def test_entropies_are_kept_by_row_and_the_engine_is_compared_on_the_policys_own_rollouts(taught, models):
+    models.entropy = dict(zip(TEXTS, (0.1, 0.2, 0.3, 0.9), strict=True))
+    # The mean of 0.03, -0.01 and 0.01; the teacher's row has log-probabilities of its own.
+    models.difference = {"ab": 0.03, "cd": -0.01, "ef": 0.01, "ok": 50.0}
+    maker, experiences = taught("--oger.off_policy_loss", "ppo", "--rollout.micro_batch_size=2")
+    trained = [line for line in lines(maker) if not line.get("replaced")]
+    assert [line["entropy"] for line in trained] == pytest.approx([0.1, 0.2, 0.3, 0.0])
+    assert maker.metrics["rollout/entropy"] == pytest.approx(2.0)  # the response's means are ten times as much
+    assert maker.metrics["vllm_logprob_difference"] == pytest.approx(0.05 / 3, rel=1e-4)
+    assert maker.metrics["vllm_kl"] == pytest.approx(0.01, rel=1e-4)
+    assert maker.metrics["vllm_logprob_limit"] == pytest.approx(0.05 + 0.002, rel=1e-4)
+    assert all(experience.rollout_log_probs is None for experience in experiences)  # f(p) is reshaped
 
 
-def _forwarded(monkeypatch, maker, experiences: list[Experience], entropies: list[list[float]]) -> list[Experience]:
-    """make_experience with forward passes that return these entropies, ten times as much for the mean over the
-    response, and log-probabilities of 0."""
-
-    def forward_passes(self, samples_list):
-        for samples in samples_list:
-            samples.action_log_probs = torch.zeros(samples.action_mask.shape)
-            samples.info |= {"kl": torch.zeros(len(samples.index)), "logprobs_diff": torch.zeros(len(samples.index))}
-        self._policy_entropies = [(torch.tensor(values), 10 * torch.tensor(values)) for values in entropies]
-        return samples_list
-
-    monkeypatch.setattr(RemoteExperienceMaker, "make_experience", forward_passes)
-    maker.critic_model_group = maker.initial_model_group = None
-    maker.args.rollout.top_p = 1.0
-    return maker.make_experience(experiences)
+def test_a_teachers_own_probabilities_reach_the_loss_only_where_that_is_asked_for(taught):
+    _, experiences = taught("--oger.use_off_policy_probs", probs=[0.5, 0.25, 0.125])
+    found = by_row(experiences, "rollout_log_probs")
+    assert found[:3] == [[UNKNOWN] * 3] * 3
+    assert found[3] == pytest.approx([math.log(0.5), math.log(0.25), math.log(0.125)])
 
 
-def _sampled(experiences: list[Experience], differences: torch.Tensor) -> list[Experience]:
-    """With log-probabilities of the engine: the row's difference on each of its three tokens."""
-    for experience in experiences:
-        experience.rollout_log_probs = differences[experience.index].unsqueeze(1).expand(-1, 3).clone()
-    return experiences
-
-
-def test_entropies_are_kept_by_row_and_the_engine_is_compared_on_the_policys_own_rollouts(monkeypatch):
-    maker = _hybrid_maker(off_policy_loss="reshape", use_off_policy_probs=False, top_k=-1)
-    maker.batch.teachers = {1: "a teacher"}
-    # Row 1, the teacher's, has log-probabilities of its own; the mean of the others is that of 0.03, -0.01 and 0.01.
-    differences = torch.tensor([0.03, 50.0, -0.01, 0.01])
-    experiences = _sampled(_experiences([2, 0], [3, 1]), differences)
-    found = _forwarded(monkeypatch, maker, experiences, [[0.2, 0.0], [0.3, 0.1]])
-    assert maker.entropy.tolist() == pytest.approx([0.0, 0.1, 0.2, 0.3])
-    assert maker.token_entropy.tolist() == pytest.approx([0.0, 1.0, 2.0, 3.0])
-    assert maker.metrics["vllm_logprob_difference"] == pytest.approx(0.05 / 3)
-    assert maker.metrics["vllm_kl"] == pytest.approx(0.01)
-    assert maker.engine_limit == maker.metrics["vllm_logprob_limit"] == pytest.approx(0.05 + 0.002)
-    assert all(experience.rollout_log_probs is None for experience in found)  # the knob is off: f(p) is reshaped
-
-
-def test_a_teachers_own_probabilities_reach_the_loss_only_where_that_is_asked_for(monkeypatch):
-    maker = _hybrid_maker(off_policy_loss="reshape", use_off_policy_probs=True, top_k=-1)
-    maker.batch.teachers = {1: "a teacher"}
-    experiences = _sampled(_experiences([2, 0], [3, 1]), torch.tensor([0.01, -0.7, 0.01, 0.01]))
-    first, second = _forwarded(monkeypatch, maker, experiences, [[0.0, 0.0], [0.0, 0.0]])
-    assert (first.rollout_log_probs == UNKNOWN).all() and (second.rollout_log_probs[0] == UNKNOWN).all()
-    assert second.rollout_log_probs[1].tolist() == pytest.approx([-0.7] * 3)
-
-
-def test_a_run_stops_where_engine_and_policy_part(monkeypatch):
-    maker = _maker(off_policy_loss="reshape", use_off_policy_probs=False, top_k=-1)
-    maker.batch.teachers = {}
+def test_a_run_stops_where_engine_and_policy_part(controller, models, group):
+    maker = controller(*NO_BONUS)
 
     def step(size: float) -> None:
-        differences = size * torch.tensor([1.0, -1.0, 1.0, -1.0])
-        _forwarded(monkeypatch, maker, _sampled(_experiences([0, 1, 2, 3]), differences), [[0.0] * 4])
+        models.difference = dict(zip(TEXTS, (size, -size, size, -size), strict=True))
+        maker.make_experience_batch(group)
 
     step(0.001)
-    assert maker.engine_limit == pytest.approx(0.005)
+    assert maker.metrics["vllm_logprob_limit"] == pytest.approx(0.005, abs=1e-6)
     step(0.0045)
-    assert maker.engine_limit == pytest.approx(0.005)  # the first step's
+    assert maker.metrics["vllm_logprob_limit"] == pytest.approx(0.005, abs=1e-6)  # the first step's
     with pytest.raises(RuntimeError, match="the weights that vLLM samples from are not those that are trained"):
         step(0.006)
 
 
-def test_a_consolation_prize_for_a_wrong_answer_earns_no_bonus():
-    """Countdown gives 0.1 for a well-formed wrong answer: reward 0.1, score 0."""
-    maker = _hybrid_maker(bonus_weight=1.0)
-    maker.batch.similarity = torch.tensor([0.2, 0.4, 0.6, 0.8])
-    maker.batch.rewards = torch.tensor([1.0, 1.0, 0.1, 0.1])
-    maker.batch.scores = torch.tensor([1.0, 1.0, 0.0, 0.0])
-    maker.compute_advantages_and_returns(_experiences([0, 1, 2, 3]))
-    assert maker.bonus.tolist() == pytest.approx([0.8, 0.0, 0.0, 0.0])
+def test_a_run_stops_where_too_many_rollouts_could_not_be_graded(rollout, tmp_path):
+    samples = [rollout("a"), rollout("b", error="the verifier died"), rollout("c"), rollout("d")]
+    stop_on_reward_errors(samples, 0.25, 3, tmp_path)
+    with pytest.raises(RuntimeError, match=r"1 of 4 rollouts of step 3 could not be graded \(limit: 20%"):
+        stop_on_reward_errors(samples, 0.2, 3, tmp_path)
+    samples[0].rewards = None
+    with pytest.raises(RuntimeError, match="2 of 4 rollouts"):
+        stop_on_reward_errors(samples, 1.0, 3, tmp_path)
 
 
-def _rollouts(scores: list[float], guided: list[int] = ()) -> Rollouts:
+def test_rollouts_that_arrive_are_encoded_ahead_where_their_prompt_has_teachers(controller, models, rollout):
+    maker = controller("--oger.embedding_batch_size=1", teachers={"u": [TEACHER]})
+    asked: list[str] = []
+    encode = maker.measure._encoder.encode_each
+    maker.measure._encoder.encode_each = lambda texts: (asked.extend(texts), encode(texts))[1]
+    maker.rollout_arrived(rollout("ab"))
+    maker.rollout_arrived(rollout("cd", uid="nobody taught this"))
+    maker.measure.of_groups([["ab"]], [["teach"]], "mean")
+    assert asked == ["ab", "teach"]
+
+
+# ---- what is kept of a step
+
+
+def test_the_policys_own_right_rollouts_and_no_others_are_remembered(controller, rollout):
+    maker = controller("--oger.use_history_samples", *NO_BONUS)
+    rows = [rollout("a", 1.0), rollout("b"), rollout("c", 1.0, guided=1), rollout("d", 1.0)]
+    maker.make_experience_batch(rows)
+    assert maker.history["u"] == ["a", "d"]
+    assert [line["text"] for line in read_jsonl(maker.run_dir / "history.jsonl")] == ["a", "d"]
+
+
+def test_a_sample_says_how_it_was_graded_and_what_each_source_said(taught, models, rollout, group):
+    models.entropy = {"ab": math.log(2)}
+    group[0] = rollout("ab", 1.0, reason="equal", components={"format": 1.0}, extracted="42")
+    group[3] = rollout("gh", 0.0, reason="differs", components={"format": 0.0}, extracted="41")
+    maker, experiences = taught()
+    first, _, _, replaced, teacher = lines(maker)
+    assert (first["uid"], first["task"], first["answer"], first["prompt"]) == ("u", "gsm8k", "42", "ask>")
+    assert (first["reason"], first["extracted"], first["components"]) == ("equal", "42", {"format": 1.0})
+    assert (first["divergence"], first["entropy_weight"]) == pytest.approx((0.8, 0.5))
+    assert first["sources"] == pytest.approx({"rule": 1.0, "rule/format": 1.0, "explore": 0.4})
+    assert first["total_reward"] == pytest.approx(1.4)
+    assert first["advantage"] == pytest.approx(first_tokens(experiences)[0])
+    assert (replaced["replaced"], replaced["reason"], replaced["extracted"]) == (True, "differs", "41")
+    assert replaced["components"] == {"format": 0.0} and "advantage" not in replaced
+    assert (teacher["text"], teacher["source"], teacher["off_policy"]) == ("ok", "a source", True)
+    assert (teacher["sources"], teacher["total_reward"]) == ({"rule": 1.0, "explore": 0.0}, 1.0)
+    metrics = maker.metrics
+    assert metrics["reward/rule"] == pytest.approx(2 / 3)  # of the three rollouts that are trained
+    assert metrics["reward/rule/format"] == 1.0
+    assert metrics["reward/explore"] == pytest.approx((0.4 + 0.4) / 3)
+    assert (metrics["reward/rule/failed"], metrics["reward/explore/failed"]) == (0.0, 0.0)
+
+
+def rollouts_of(scores: list[float], guided: tuple[int, ...] = (), lengths: list[int] | None = None) -> Rollouts:
     """Groups of two; every text is its row's number."""
     rows = [str(row) for row in range(len(scores))]
     samples = [
         SimpleNamespace(
-            response_length=torch.tensor([3]), truncated=torch.tensor([False]), attention_mask=torch.ones(5), info={}
+            response_length=torch.tensor([length]), truncated=torch.tensor([False]), attention_mask=torch.ones(5),
+            info={},
         )
-        for _ in rows
-    ]
-    uids = [f"u{group}" for group in range(len(rows) // 2)]
+        for length in lengths or [3] * len(rows)
+    ]  # fmt: skip
+    labels = [{"uid": f"u{group}", "answer": "42", "task": "gsm8k"} for group in range(len(rows) // 2)]
+    graded = [Graded(Verdict(score, score, "")) for score in scores]
     is_guided = torch.tensor([row in guided for row in range(len(rows))])
-    return Rollouts(samples, rows, uids, torch.tensor(scores), torch.tensor(scores), is_guided)
+    values = torch.tensor(scores)
+    return Rollouts(samples, rows, labels, graded, values, values, is_guided, torch.zeros(len(rows)).bool())
 
 
-def test_the_policys_own_right_rollouts_and_no_others_are_remembered(tmp_path):
-    maker = _maker()
-    maker.history, maker.measure = History(tmp_path / "history.jsonl", 4, 0), None
-    maker._remember(_rollouts([1.0, 0.0, 1.0, 1.0], guided=[2]))
-    assert (maker.history["u0"], maker.history["u1"]) == (["0"], ["3"])
-
-
-def _figures(
-    rollouts: Rollouts, bonus: list[float], similarity: float = 0.5, token_entropy: list[float] | None = None
-) -> dict[str, float]:
-    count = len(rollouts.texts)
-    batch = SimpleNamespace(
-        samples=rollouts.samples, is_teacher=rollouts.guided, scores=rollouts.scores, rewards=rollouts.rewards,
-        similarity=torch.full((count,), similarity), teachers={}, prompts_without_teacher=0,
+def batch_of(rollouts: Rollouts, teachers: list[list[Teacher]] | None = None) -> HybridBatch:
+    """The rollouts as they are, without a teacher in anybody's place."""
+    none = torch.zeros(len(rollouts.texts)).bool()
+    return HybridBatch(
+        rollouts.samples, torch.full((len(none),), 0.5), rollouts.guided, none, rollouts.rewards, rollouts.scores,
+        none, {}, teachers or [[] for _ in rollouts.labels], 0,
     )  # fmt: skip
-    no = torch.zeros(count)
-    oger = SimpleNamespace(last_token_enp_reward="none")
+
+
+def metrics_of(rollouts: Rollouts, bonus: list[float], token_entropy: list[float] | None = None) -> dict[str, float]:
+    no = torch.zeros(len(bonus))
     of_tokens = no if token_entropy is None else torch.tensor(token_entropy)
-    return step_metrics(rollouts, batch, torch.tensor(bonus), no, of_tokens, no, no.bool(), oger)
+    given = Credit(no, of_tokens, torch.tensor(bonus), no, no, {}, {}, "none")
+    return step_metrics(rollouts, batch_of(rollouts), given)
 
 
 def test_the_entropy_is_the_mean_over_the_tokens_of_the_policys_own_rollouts():
     """Rows of 2, 8, 5 and 10 tokens. Row 2 began with a teacher's tokens or gave way to one, and so has no say."""
-    rollouts = _rollouts([1.0, 0.0, 1.0, 0.0], guided=[2])
-    for sample, length in zip(rollouts.samples, (2, 8, 5, 10), strict=True):
-        sample.response_length = torch.tensor([length])
-    found = _figures(rollouts, [0.0] * 4, token_entropy=[1.0, 0.25, math.nan, 0.6])
+    rollouts = rollouts_of([1.0, 0.0, 1.0, 0.0], guided=(2,), lengths=[2, 8, 5, 10])
+    found = metrics_of(rollouts, [0.0] * 4, token_entropy=[1.0, 0.25, math.nan, 0.6])
     assert found["rollout/entropy"] == pytest.approx((2 * 1.0 + 8 * 0.25 + 10 * 0.6) / 20)  # of rows it would be 0.617
-    rollouts.samples[1].response_length = torch.tensor([0])  # an empty response never passes through the model
-    found = _figures(rollouts, [0.0] * 4, token_entropy=[1.0, math.nan, math.nan, 0.6])
+    rollouts = rollouts_of([1.0, 0.0, 1.0, 0.0], guided=(2,), lengths=[2, 0, 5, 10])  # an empty response has none
+    found = metrics_of(rollouts, [0.0] * 4, token_entropy=[1.0, math.nan, math.nan, 0.6])
     assert found["rollout/entropy"] == pytest.approx((2 * 1.0 + 10 * 0.6) / 12)
-    everything = _rollouts([1.0, 1.0], guided=[0, 1])
-    assert math.isnan(_figures(everything, [0.0] * 2, token_entropy=[0.5, 0.5])["rollout/entropy"])
+    everything = rollouts_of([1.0, 1.0], guided=(0, 1))
+    assert math.isnan(metrics_of(everything, [0.0] * 2, token_entropy=[0.5, 0.5])["rollout/entropy"])
 
 
 def test_groups_are_counted_as_solved_by_all_and_by_none():
-    found = _figures(_rollouts([1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]), [0.3, 0.1, 0, 0, 0.9, 0, 0, 0])
+    found = metrics_of(rollouts_of([1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]), [0.3, 0.1, 0, 0, 0.9, 0, 0, 0])
     assert (found["rollout/solve_all"], found["rollout/solve_none"]) == (0.25, 0.5)
     assert found["rollout/solve_rate"] == pytest.approx(3 / 8)
     # 0.3, 0.1 and 0.9 of the right ones; only the first group has two to compare.
@@ -372,50 +334,117 @@ def test_groups_are_counted_as_solved_by_all_and_by_none():
 
 
 def test_groups_that_teachers_began_altogether_are_counted_by_what_the_policy_made_of_it():
-    found = _figures(_rollouts([1.0, 1.0, 0.0, 1.0], guided=[0, 1, 2, 3]), [0.0] * 4)
+    found = metrics_of(rollouts_of([1.0, 1.0, 0.0, 1.0], guided=(0, 1, 2, 3)), [0.0] * 4)
     assert (found["rollout/solve_all"], found["rollout/solve_none"]) == (0.5, 0.0)
     assert found["rollout/solve_rate"] == pytest.approx(0.75)
-    found = _figures(_rollouts([1.0, 0.0, 0.0, 1.0], guided=[0, 2]), [0.0] * 4)  # else by its own rollouts
+    found = metrics_of(rollouts_of([1.0, 0.0, 0.0, 1.0], guided=(0, 2)), [0.0] * 4)  # else by its own rollouts
     assert (found["rollout/solve_all"], found["rollout/solve_none"]) == (0.5, 0.5)
 
 
-def test_clipping_spares_right_rows_of_solved_groups_alone():
-    """A teacher's right row is spared; a wrong row that a teacher began is pushed down all the same."""
-
-    def advantages(is_teacher: list[int], scores: list[float], bonus: list[float]) -> list[float]:
-        maker = _maker(all_correct_group="clip", bonus_weight=1.0)
-        maker.batch.is_teacher = torch.tensor(is_teacher).bool()
-        maker.batch.scores = maker.batch.rewards = torch.tensor(scores).float()
-        maker.batch.similarity = 1 - torch.tensor(bonus)
-        return _advantages(maker.compute_advantages_and_returns(_experiences([0, 1, 2, 3])))[:, 0].tolist()
-
-    # A solved group, 1.2, 1.4, 1.4 and the teacher's 1: its -0.25 goes.
-    assert advantages([0, 0, 0, 1], [1, 1, 1, 1], [0.2, 0.4, 0.4, 0]) == pytest.approx([-0.05, 0.15, 0.15, 0.0])
-    # Two guided rows, one of them wrong; the policy's own two are right.
-    found = advantages([0, 0, 1, 1], [1, 1, 1, 0], [0.2, 0.4, 0, 0])
-    assert found == pytest.approx([0.3, 0.5, 0.1, -0.9])
-    # Every row guided, two wrong: not solved, nothing is spared.
-    assert advantages([1, 1, 1, 1], [1, 0, 1, 0], [0] * 4) == pytest.approx([0.5, -0.5, 0.5, -0.5])
-    # A group whose own rollouts are not all right keeps its teacher's advantage.
-    assert advantages([0, 0, 0, 1], [1, 0, 1, 0.5], [0.6, 0, 0.9, 0])[3] == pytest.approx(0.5 - 1.0)
+def test_a_run_says_once_which_share_of_its_texts_the_bonus_speaks_of(controller, tmp_path: Path):
+    """The encoder reads four letters of a text."""
+    maker = controller("--oger.embedding_long_texts", "head", teachers={"u": [TEACHER]})
+    assert isinstance(maker.measure, EmbeddingSimilarity)
+    rollouts = rollouts_of([1.0, 0.0, 1.0, 0.0])
+    batch = batch_of(rollouts, [[Teacher("a", "twelve of 12", [1], 1.0, 1.0)], []])
+    for _ in range(2):  # 4 rollouts of one letter, and the first group's teacher for each of its two rows
+        assert maker.reach.share_read(rollouts, batch) == pytest.approx((4 * 1 + 2 * 4) / (4 * 1 + 2 * 12))
+    (said,) = read_jsonl(maker.run_dir / "events.jsonl")
+    assert said["event"] == "note"
+    assert "the encoder reads 43% (oger.embedding_long_texts head, 256 tokens)" in said["text"]
+    assert maker.reach.share_read(rollouts, batch_of(rollouts)) == 1.0
+    assert len(read_jsonl(maker.run_dir / "events.jsonl")) == 1
+    unmeasured = EncoderReach(None, OgerSettings().embedding, tmp_path)
+    assert math.isnan(unmeasured.share_read(rollouts, batch))
 
 
-def test_a_run_says_once_which_share_of_its_texts_the_bonus_speaks_of(tmp_path):
-    maker = _maker(embedding_long_texts="head", embedding_max_tokens=256)
-    maker.run_dir, maker.said_share = tmp_path, False
-    maker.store = {"u0": [SimpleNamespace(text="a teacher")], "u1": []}
-    asked = []
-    maker.measure = SimpleNamespace(share_read=lambda texts: (asked.append(texts), 0.25)[1])
-    for _ in range(2):
-        assert maker._share_read(_rollouts([1.0, 0.0, 1.0, 0.0])) == 0.25
-    assert asked == [["0", "1", "2", "3", "a teacher", "a teacher"]] * 2
-    (said,) = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    assert (
-        said["event"] == "note"
-        and "the encoder reads 25% (oger.embedding_long_texts head, 256 tokens)" in said["text"]
-    )
-    maker.measure, maker.said_share = SimpleNamespace(share_read=lambda texts: 1.0), False
-    maker._share_read(_rollouts([1.0, 0.0]))
-    assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 1
-    maker.measure = None
-    assert math.isnan(maker._share_read(_rollouts([1.0, 0.0])))
+# ---- sources of reward
+
+SOURCE = """
+def brevity(group):
+    if group.uid == "bad":
+        raise KeyError("no such column")
+    assert group.prompt == "ask>" and group.answer == "42" and len(group.teachers) == (group.uid == "u")
+    assert [graded.verdict.score for graded in group.graded] == [1.0, 0.0, 1.0, 0.0 if group.uid != "u" else 1.0]
+    return [1 / len(text) for text in group.responses], {"letters": [len(text) for text in group.responses]}
+"""
+
+
+@pytest.fixture()
+def sources(controller, models, rollout, tmp_path, letters):
+    """A step of three groups, of which the user's source fails on the second; a teacher is in the first."""
+    (tmp_path / "mine_of_sources.py").write_text(SOURCE)
+    listed = [
+        {"name": "rule", "kind": "verifier"},
+        {"name": "short", "kind": "mine_of_sources:brevity", "weight": 0.5},
+    ]
+    models.similarity = dict(zip(TEXTS, (0.2, 0.4, 0.6, 0.8), strict=True))
+
+    def make(*flags: str) -> tuple[Any, list[Any]]:
+        tokens = [*letters.encode("solution"), letters.eos_token_id]
+        maker = controller(
+            f"--oger.reward.sources={json.dumps(listed)}", f'--oger.verifier_path=["{tmp_path}"]', *flags,
+            teachers={"u": [Teacher("a", "solution", tokens, 1.0, 1.0)]},
+        )  # fmt: skip
+        rows = [
+            rollout(text, reward, uid=uid)
+            for uid in ("u", "bad", "v")
+            for text, reward in zip(TEXTS, REWARDS, strict=True)
+        ]
+        return maker, maker.make_experience_batch(rows)
+
+    return make
+
+
+def test_a_source_of_the_users_scores_whole_groups_as_they_are_trained(sources):
+    maker, experiences = sources()
+    # The teacher's eight letters earn 1/16, the rollouts' two 1/4; where the source failed its value is 0.
+    expected = [[1.25, 0.25, 1.25, 1.0625], [1.0, 0.0, 1.0, 0.0], [1.25, 0.25, 1.25, 0.25]]
+    assert maker.rewards.total.tolist() == expected
+    means = [sum(rewards) / 4 for rewards in expected]
+    centred = [reward - mean for rewards, mean in zip(expected, means, strict=True) for reward in rewards]
+    assert first_tokens(experiences) == pytest.approx(centred)
+    assert all(line["bonus"] == 0.0 for line in lines(maker) if "bonus" in line)  # it is not listed
+    first = lines(maker)[0]
+    assert first["sources"] == {"rule": 1.0, "short": 0.5, "short/letters": 2.0} and "errors" not in first
+
+
+def test_a_source_that_fails_is_counted_leaves_an_example_and_is_told_once(sources, rollout):
+    maker, _ = sources()
+    assert maker.metrics["reward/short/failed"] == 4.0 and maker.metrics["reward/rule/failed"] == 0.0
+    assert maker.metrics["reward/short"] == 0.5  # over the rollouts that it scored
+    (failed,) = [line for line in lines(maker) if line["uid"] == "bad" and line["text"] == "ab"]
+    assert failed["errors"]["short"].startswith("KeyError: 'no such column'")
+    assert "short" not in failed["sources"] and failed["total_reward"] == 1.0
+    maker.step = 2
+    rows = [rollout(text, reward, uid="bad") for text, reward in zip(TEXTS, REWARDS, strict=True)]
+    maker.make_experience_batch(rows)
+    first, second = read_jsonl(maker.run_dir / "source_errors.jsonl")
+    assert (first["step"], first["source"], first["uid"], first["failed"]) == (1, "short", "bad", 4)
+    assert first["error"].startswith("KeyError: 'no such column'") and "mine_of_sources.py:4" in first["error"]
+    assert first["responses"] == TEXTS and second["step"] == 2
+    (said,) = [event for event in read_jsonl(maker.run_dir / "events.jsonl") if event["event"] == "note"]
+    assert "reward source short failed on 4 of 12 rows of step 1: KeyError" in said["text"]
+    assert "source_errors.jsonl; oger.reward.on_error zero says what that costs" in said["text"]
+
+
+def test_a_group_on_which_a_source_failed_can_be_dropped(sources):
+    maker, experiences = sources("--oger.reward.on_error", "drop_group", "--oger.use_sft_prefix_reward")
+    found = first_tokens(experiences)
+    assert found[4:8] == [0.0] * 4
+    assert found[8:] == pytest.approx([0.5, -0.5, 0.5, -0.5])
+    assert found[3] == 0.25  # the teacher's fixed one in a group that stays
+
+
+def test_a_run_can_stop_where_a_source_fails(sources):
+    with pytest.raises(RuntimeError, match=r"reward source short failed on 4 of 12 rows of step 1: KeyError.*stop"):
+        sources("--oger.reward.on_error", "stop")
+
+
+def test_a_fixed_reward_of_truncated_rollouts_is_theirs_whatever_the_sources_say(controller, group, tmp_path):
+    (tmp_path / "mine_of_lengths.py").write_text("def one(group):\n    return [1] * len(group.responses)\n")
+    listed = [{"name": "rule", "kind": "verifier"}, {"name": "one", "kind": "mine_of_lengths:one"}]
+    flags = [f"--oger.reward.sources={json.dumps(listed)}", f'--oger.verifier_path=["{tmp_path}"]']
+    maker = controller(*NO_BONUS, *flags, "--oger.non_stop_fixed_reward=-0.5")
+    maker.make_experience_batch(group)
+    assert maker.rewards.total.tolist() == [[2.0, 1.0, -0.5, -0.5]]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from doubles import Strategy
 from openrlhf.trainer.ppo_utils.experience import (
     Experience,
     make_experience_batch,
@@ -20,6 +21,7 @@ from openrlhf.trainer.ppo_utils.experience import (
 )
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
+from openrlhf.trainer.ray import ppo_actor
 from openrlhf.utils.loss_utils import iter_grad_accum_global_norm
 
 from oger_recipe.algorithm.batches import off_policy_mask
@@ -35,7 +37,9 @@ from oger_recipe.plugin.controller.hybrid_batch import (
 )
 from oger_recipe.plugin.policy.loss import HybridPolicyLoss
 from oger_recipe.plugin.policy.trainer import OgerActorPPOTrainer
+from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.settings.loss import LossSettings
+from oger_recipe.settings.teachers import TeacherSettings
 from oger_recipe.teachers.history import History
 from oger_recipe.teachers.store import Teacher, TeacherStore, write_teacher_store
 
@@ -100,7 +104,9 @@ def _rollout(
         "scores": float(reward > 0),
         "extra_logs": {"reward_format": 1.0, "reward_error": 0.0},
     }
-    return SamplesGenerator._process_response_into_experience(None, response, max_len=max_len)
+    sample = SamplesGenerator._process_response_into_experience(None, response, max_len=max_len)
+    sample.graded = Graded(Verdict(reward, float(reward > 0), "said so"))
+    return sample
 
 
 def _teacher(text: str, reward: float = 1.0) -> Teacher:
@@ -114,7 +120,7 @@ def _rollouts(*groups: tuple[str, list[str], list[float]]) -> Rollouts:
         for number, (uid, texts, rewards) in enumerate(groups)
         for text, reward in zip(texts, rewards, strict=True)
     ]
-    return read_rollouts(samples, Letters(), GROUP)
+    return read_rollouts(samples, Letters(), GROUP, find_repetition=False)
 
 
 LETTERS, WRONG, RIGHT = ["a", "bb", "ccc", "dddd"], [0.0] * 4, [1.0] * 4
@@ -134,14 +140,9 @@ def hybrid(tmp_path: Path) -> Callable[..., HybridBatch]:
         **settings: Any,
     ) -> HybridBatch:
         write_teacher_store(teachers, tmp_path / "teachers.arrow")
-        defaults = {
-            "replace_mode": "similarity_mean_des", "max_replace_num": 1, "all_correct_group": "keep",
-            "replace_after_rm": True, "teacher_draw": "uniform", "teacher_source_weights": (),
-        }  # fmt: skip
-        chosen = SimpleNamespace(**(defaults | settings))
         store, vectors = TeacherStore(tmp_path / "teachers.arrow"), Vectors()
         measure = EmbeddingSimilarity(vectors, vectors)
-        batch = make_hybrid(rollouts, store, measure, history, chosen, seed, step)
+        batch = make_hybrid(rollouts, store, measure, history, TeacherSettings(**settings), seed, step)
         batch.asked = vectors.asked
         return batch
 
@@ -157,7 +158,7 @@ def test_rollouts_that_have_arrived_are_encoded_once_and_change_nothing():
     expected = EmbeddingSimilarity(at_once, Vectors()).of_groups(groups, references, "mean")
     measure = EmbeddingSimilarity(ahead, Vectors())
     for text in ("d", "b", "d", "a"):  # a batch of the encoder is three texts
-        measure.foresee(text)
+        measure.prefetch(text)
     assert torch.equal(measure.of_groups(groups, references, "mean"), expected)
     assert ahead.asked == [["d", "b", "d"], ["a", "c"]]
     assert torch.equal(measure.of_groups(groups, references, "mean"), expected)
@@ -169,7 +170,7 @@ def test_what_went_wrong_while_rollouts_arrived_is_told_when_they_are_needed(mon
     monkeypatch.setattr(vectors, "encode_each", lambda texts: (torch.full((len(texts), 2), torch.nan), {"a": "down"}))
     measure = EmbeddingSimilarity(vectors, Vectors())
     for text in ("a", "b", "c"):
-        measure.foresee(text)
+        measure.prefetch(text)
     with pytest.raises(EmbeddingError, match="down"):
         measure.of_groups([["a"]], [["E"]], "mean")
 
@@ -287,11 +288,6 @@ def test_the_off_policy_mask_survives_each_of_openrlhfs_steps(hybrid):
     assert _mask_of(again) == [[False] * 7, _expected_mask(3, 2, 7)]
 
 
-def test_the_off_policy_mask_of_a_prefix_ends_within_the_response():
-    action_mask = torch.tensor([[0, 0, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1]])
-    assert off_policy_mask(action_mask, torch.tensor([2.0, 0.0])).int().tolist() == [[0, 0, 1, 1, 0, 0], [0] * 6]
-
-
 # ---- groups
 
 
@@ -310,13 +306,13 @@ def test_the_rollout_that_the_mode_ranks_first_makes_room(hybrid, mode, replaced
     batch = hybrid(rollouts, {"taught": [_teacher("E", 0.75), _teacher("N", 0.75)]}, replace_mode=mode)
     assert batch.similarity.tolist() == pytest.approx(similarity, abs=1e-6)
     assert batch.is_teacher.tolist() == [row == replaced for row in range(4)]
-    assert list(batch.teachers) == [replaced]
+    assert list(batch.injected) == [replaced]
     expected = [0.0, 1.0, 0.0, 0.0]
     expected[replaced] = 0.75
     assert batch.rewards.tolist() == expected
     assert batch.scores.tolist() == [math.ceil(reward) for reward in expected]
     assert rollouts.rewards.tolist() == [0.0, 1.0, 0.0, 0.0]  # what was sampled is not rewritten
-    text = batch.teachers[replaced].text
+    text = batch.injected[replaced].text
     assert batch.samples[replaced].sequences[0].tolist() == [*map(ord, "??>" + text), END]
     assert [batch.samples[row] is rollouts.samples[row] for row in range(4)] == [row != replaced for row in range(4)]
 
@@ -335,7 +331,7 @@ def test_prompts_without_teachers_are_untouched_counted_and_not_embedded(hybrid)
 def test_a_step_without_any_teacher_embeds_nothing_and_replaces_nothing(hybrid):
     rollouts = _rollouts(("none", LETTERS, WRONG))
     batch = hybrid(rollouts, {})
-    assert (batch.asked, batch.teachers, batch.prompts_without_teacher) == ([], {}, 1)
+    assert (batch.asked, batch.injected, batch.prompts_without_teacher) == ([], {}, 1)
     assert [sample.info["off_policy_tokens"].tolist() for sample in batch.samples] == [[0.0]] * 4
 
 
@@ -344,33 +340,35 @@ def test_several_places_of_a_group_go_to_distinct_teachers_each_of_which_has_its
     seen = set()
     for seed in range(40):
         batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), {"taught": teachers}, max_replace_num=2, seed=seed)
-        texts = [teacher.text for teacher in batch.teachers.values()]
+        texts = [teacher.text for teacher in batch.injected.values()]
         assert len(texts) == len(set(texts)) == 2
         seen.add(tuple(texts))
     assert seen == {(x, y) for x in "ENW" for y in "ENW" if x != y}
 
 
-@pytest.mark.parametrize(("wanted", "teachers", "placed"), [(3, "E", 1), (4, "EN", 2), (6, "ENWENW", 4), (0, "EN", 0)])
-def test_no_more_places_are_given_than_there_are_teachers_or_rollouts(hybrid, wanted, teachers, placed):
+@pytest.mark.parametrize(
+    ("wanted", "teachers", "injected"), [(3, "E", 1), (4, "EN", 2), (6, "ENWENW", 4), (0, "EN", 0)]
+)
+def test_no_more_places_are_given_than_there_are_teachers_or_rollouts(hybrid, wanted, teachers, injected):
     members = [_teacher(text) for text in teachers]
     batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), {"taught": members}, max_replace_num=wanted)
-    assert (int(batch.is_teacher.sum()), len(batch.teachers)) == (placed, placed)
+    assert (int(batch.is_teacher.sum()), len(batch.injected)) == (injected, injected)
 
 
-def test_skip_leaves_a_group_that_is_all_correct_alone(hybrid):
+def test_a_group_that_is_all_correct_can_be_skipped(hybrid):
     rollouts = _rollouts(("solved", LETTERS, RIGHT), ("nearly", LETTERS, [1.0, 1.0, 1.0, 0.0]))
     teachers = {"solved": [_teacher("N")], "nearly": [_teacher("N")]}
     batch = hybrid(rollouts, teachers, all_correct_group="skip")
     assert batch.is_teacher.nonzero().flatten().tolist() == [5]
-    assert batch.left_alone.tolist() == [True] * 4 + [False] * 4  # and earns no bonus
-    assert not hybrid(rollouts, teachers, all_correct_group="online").left_alone.any()
+    assert batch.skipped.tolist() == [True] * 4 + [False] * 4  # and earns no bonus
+    assert not hybrid(rollouts, teachers, all_correct_group="online").skipped.any()
 
 
 def test_the_shortest_teacher_enters_where_that_is_asked_for(hybrid):
     teachers = {"taught": [_teacher("NNNN"), _teacher("EE"), _teacher("WWW")]}
     for seed in range(5):
         batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), teachers, teacher_draw="shortest", seed=seed)
-        assert [teacher.text for teacher in batch.teachers.values()] == ["EE"]
+        assert [teacher.text for teacher in batch.injected.values()] == ["EE"]
 
 
 def test_round_robin_moves_on_with_the_step(hybrid):
@@ -378,7 +376,7 @@ def test_round_robin_moves_on_with_the_step(hybrid):
     drawn = []
     for step in (1, 2, 3, 4):
         batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), teachers, teacher_draw="round_robin", step=step)
-        drawn += [teacher.text for teacher in batch.teachers.values()]
+        drawn += [teacher.text for teacher in batch.injected.values()]
     assert drawn == ["N", "W", "E", "N"]
 
 
@@ -387,11 +385,11 @@ def test_a_source_of_weight_zero_never_enters(hybrid):
     settings = {"teacher_draw": "source_weights", "teacher_source_weights": ("source of N=0",)}
     for seed in range(10):
         batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), teachers, seed=seed, max_replace_num=2, **settings)
-        assert [teacher.text for teacher in batch.teachers.values()] == ["E"]
+        assert [teacher.text for teacher in batch.injected.values()] == ["E"]
     assert batch.prompts_without_teacher == 0
     alone = {"taught": [_teacher("N")]}
     batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), alone, **settings)
-    assert (batch.teachers, batch.prompts_without_teacher) == ({}, 1)
+    assert (batch.injected, batch.prompts_without_teacher) == ({}, 1)
     assert not batch.similarity.isnan().any()  # it stays a reference
 
 
@@ -411,23 +409,23 @@ def test_rollouts_that_a_teacher_began_are_teachers_rows_and_make_no_room(hybrid
     rollouts = _rollouts(("taught", LETTERS, WRONG))
     for sample, tokens in zip(rollouts.samples, (2.0, 0.0, 3.0, 0.0), strict=True):
         sample.info["off_policy_tokens"] = torch.tensor([tokens])
-    rollouts = read_rollouts(rollouts.samples, Letters(), GROUP)
+    rollouts = read_rollouts(rollouts.samples, Letters(), GROUP, find_repetition=False)
     batch = hybrid(rollouts, {"taught": [_teacher("N")]}, replace_after_rm=False)
     assert batch.is_teacher.tolist() == rollouts.guided.tolist() == [True, False, True, False]
-    assert (batch.teachers, batch.samples) == ({}, rollouts.samples)
+    assert (batch.injected, batch.samples) == ({}, rollouts.samples)
 
 
 def test_a_rollout_without_an_embedding_ranks_as_the_average_one(hybrid, monkeypatch):
     monkeypatch.setitem(VECTORS, "b", (math.nan, math.nan))  # bb, the most similar, could not be embedded
     batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), {"taught": [_teacher("E"), _teacher("N")]})
     assert batch.similarity.isnan().tolist() == [False, True, False, False]
-    assert list(batch.teachers) == [0]
+    assert list(batch.injected) == [0]
 
 
 def test_a_teachers_own_probabilities_travel_as_log_probabilities(hybrid):
     known = Teacher("known", "N", [ord("N"), END], 1.0, 1.0, [0.5, 0.25])
     batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), {"taught": [known]})
-    (row,) = batch.teachers
+    (row,) = batch.injected
     # "??>" has three tokens, so the response begins at position 2 of the shifted row; 1 stands for unknown.
     assert batch.samples[row].rollout_log_probs.exp().tolist()[0] == pytest.approx([math.e, math.e, 0.5, 0.25])
 
@@ -435,7 +433,7 @@ def test_a_teachers_own_probabilities_travel_as_log_probabilities(hybrid):
 def test_a_probability_that_half_precision_rounded_above_one_is_known_as_one(hybrid):
     rounded = Teacher("rounded", "N", [ord("N"), END], 1.0, 1.0, [1.0001, 0.25])
     batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), {"taught": [rounded]})
-    (row,) = batch.teachers
+    (row,) = batch.injected
     assert batch.samples[row].rollout_log_probs[0, 2:].tolist() == pytest.approx([0.0, math.log(0.25)])
 
 
@@ -457,7 +455,7 @@ def test_the_same_seed_draws_the_same_teachers_and_another_seed_others(hybrid, m
         rollouts = _rollouts(*((uid, LETTERS, WRONG) for uid in "uvwxyz"))
         teachers = {uid: [_teacher(text) for text in ("E", "N", "W")] for uid in "uvwxyz"}
         batch = hybrid(rollouts, teachers, seed=seed, replace_mode=mode)
-        return {row: teacher.text for row, teacher in batch.teachers.items()}
+        return {row: teacher.text for row, teacher in batch.injected.items()}
 
     assert drawn(3) == drawn(3)
     assert len({tuple(drawn(seed).items()) for seed in range(10)}) > 5
@@ -468,7 +466,7 @@ def _drawn(hybrid, uids: str, **settings: Any) -> dict[str, tuple[int, str]]:
     rollouts = _rollouts(*((uid, LETTERS, WRONG) for uid in uids))
     teachers = {uid: [_teacher(text) for text in ("E", "N", "W")] for uid in "uvwxyz"}
     batch = hybrid(rollouts, teachers, **settings)
-    return {uids[row // GROUP]: (row % GROUP, teacher.text) for row, teacher in batch.teachers.items()}
+    return {uids[row // GROUP]: (row % GROUP, teacher.text) for row, teacher in batch.injected.items()}
 
 
 @pytest.mark.parametrize("mode", ["similarity_mean_des", "random"])
@@ -645,17 +643,23 @@ def _expected_supervised_gradient(items: list[Experience], aggregation: str) -> 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
 @pytest.mark.parametrize("packs", CUTS, ids=str)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_the_supervised_loss_is_one_mean_over_the_steps_teacher_tokens_however_cut(items, packs, aggregation, dynamic):
-    trainer = object.__new__(OgerActorPPOTrainer)
-    trainer.strategy = None  # one rank
-    trainer.actor_loss_fn = loss_fn = _loss(aggregation, off_policy_loss="sft", sft_loss_coef=2.0)
+def test_the_supervised_loss_is_one_mean_over_the_steps_teacher_tokens_however_cut(
+    items, packs, aggregation, dynamic, nested, monkeypatch
+):
+    monkeypatch.setattr(ppo_actor, "torch_dist_barrier_and_cuda_sync", lambda: None)
+    args = nested(
+        f"--rollout.max_new_tokens={LONGEST}", f"--oger.loss_aggregation={aggregation}", "--oger.off_policy_loss=sft",
+        "--oger.sft_loss_coef=2", "--train.micro_batch_size=1",
+    )  # fmt: skip
+    trainer = OgerActorPPOTrainer(Strategy(args), None, None, None, None)
+    loss_fn = trainer.actor_loss_fn
     leaves = [log_probs.requires_grad_() for log_probs in _policy(items)]
     batches = [make_experience_batch([items[row] for row in pack]) for pack in packs]
     if dynamic:
         # Another optimizer step, of one row, goes before; OpenRLHF's totals are those of the step, undivided.
-        trainer.replay_buffer = SimpleNamespace(
-            items=items, dynamic_indices=[[1], *packs], dynamic_optimizer_step=[1] + [0] * (len(packs) - 1) + [1]
-        )
+        buffer = trainer.replay_buffer
+        buffer.items, buffer.dynamic_indices = items, [[1], *packs]
+        buffer.dynamic_optimizer_step = [1] + [0] * (len(packs) - 1) + [1]
         tokens = torch.tensor(float(sum(int(item.action_mask.sum()) for item in items)))
         totals = {"dp_size": 1, "batch_num_tokens": tokens, "global_batch_size": torch.tensor(8.0)}
         steps, scale = [(batch, totals) for batch in batches], 1

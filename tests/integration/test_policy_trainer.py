@@ -14,7 +14,6 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray import ppo_actor
 
 from oger_recipe.algorithm.micro_batches import LengthSortedBatches
-from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker
 from oger_recipe.plugin.policy.trainer import OgerActorPPOTrainer
 from oger_recipe.plugin.policy.updates import UpdateHealth
 
@@ -120,15 +119,8 @@ def test_every_row_is_trained_once_in_a_random_step_whose_rows_are_sorted() -> N
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_forward_passes_get_rows_of_like_length_and_every_rank_long_and_short_ones(ranks: int) -> None:
-    maker = object.__new__(OgerExperienceMaker)
-    maker.args = SimpleNamespace(
-        train=SimpleNamespace(dynamic_batch_enable=False),
-        rollout=SimpleNamespace(micro_batch_size=2),
-        actor=SimpleNamespace(num_nodes=1, num_gpus_per_node=ranks),
-        ds=SimpleNamespace(ring_attn_size=1, tensor_parallel_size=1),
-    )
-    maker.tokenizer = SimpleNamespace(pad_token_id=0)
+def test_forward_passes_get_rows_of_like_length_and_every_rank_long_and_short_ones(controller, ranks: int) -> None:
+    maker = controller("--rollout.micro_batch_size=2", f"--actor.num_gpus_per_node={ranks}")
     rows = _rows()
     micro_batches = maker.split_rollout_samples(rows)
     sorted_rows = [[4, 1], [6, 7], [2, 3], [0, 5]]

@@ -12,14 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ppo_utils.kl_controller import FixedKLController
 from openrlhf.utils.config import hierarchize
 
 from oger_recipe.embedding.similarity import RerankerSimilarity, make_similarity
-from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker
 from oger_recipe.plugin.policy.loss import HybridPolicyLoss
+from oger_recipe.settings.encoder import EmbeddingSettings
 from oger_recipe.settings.oger import SETTINGS, OgerSettings
+from oger_recipe.teachers.store import Teacher
 
 PACKAGE = Path(__file__).parents[2] / "oger_recipe"
 # Where a setting is named without an effect on a run: conversion, and in settings what only looks at it.
@@ -32,8 +31,7 @@ def test_every_setting_is_read_by_the_code_that_it_is_for() -> None:
     files = [path for path, name in names.items() if not name.startswith(ONLY_NAMED_THERE)]
     code = _DECLARED.sub("", "\n".join(path.read_text() for path in files))
     leaves = {each.name: each.name.rpartition(".")[2] for each in SETTINGS}
-    unread = {name for name, leaf in leaves.items() if not re.search(rf"\b{leaf}\b", code)}
-    assert unread <= {"reward.on_error"}  # until there is more than one source
+    assert [name for name, leaf in leaves.items() if not re.search(rf"\b{leaf}\b", code)] == []
 
 
 @pytest.fixture(scope="module")
@@ -48,34 +46,32 @@ def arguments(parser: argparse.ArgumentParser):
     return nested
 
 
-# A group: correct, correct, wrong, the teacher in the place of the fourth. Similarity to the teachers, and entropy at
-# the last token; with the defaults the rewards are 1 + 0.7 * 1, 1 + 0.4 * 0.5, 0 and the teacher's own 1.
-SIMILARITY = torch.tensor([0.3, 0.6, 0.5, 0.9])
-ENTROPY = torch.tensor([0.0, 0.6931471805599453, 0.0, 0.0])
-SCORES = torch.tensor([1.0, 1.0, 0.0, 1.0])
-TEACHER = torch.tensor([False, False, False, True])
+# A group: correct, correct, wrong, and the one most similar to the teacher, which takes its place. Similarity to the
+# teacher, and entropy at the last token; with the defaults the rewards are 1 + 0.7 * 1, 1 + 0.4 * 0.5, 0 and the
+# teacher's own 1.
+SIMILARITY = (0.3, 0.6, 0.5, 0.9)
+ENTROPY = (0.0, 0.6931471805599453, 0.0, 0.0)
+SCORES = (1.0, 1.0, 0.0, 0.0)
 
 
-def _advantages(args: argparse.Namespace, scores: torch.Tensor = SCORES) -> list[float]:
-    maker = object.__new__(OgerExperienceMaker)
-    args.rollout.n_samples_per_prompt = 4
-    maker.args, maker.strategy = args, SimpleNamespace(args=args)
-    maker.advantage_estimator, maker.kl_ctl = args.algo.advantage.estimator, FixedKLController(0.0)
-    maker.entropy, maker.step, maker.planned_steps = ENTROPY, 2, 3
-    maker.repetitive = maker._repetitive(["\\boxed{1}", "So 1 + 1 = 2. " * 100, "no", "1"])
-    maker.batch = SimpleNamespace(
-        left_alone=torch.zeros(4, dtype=torch.bool), rewards=scores, scores=scores, is_teacher=TEACHER,
-        truncated=torch.zeros(4, dtype=torch.bool), similarity=SIMILARITY,
-    )  # fmt: skip
-    experience = Experience(
-        index=[0, 1, 2, 3],
-        action_mask=torch.ones(4, 2, dtype=torch.long),
-        rewards=scores,
-        kl=torch.zeros(4, 2),
-        info={"reward": scores, "off_policy_tokens": 2.0 * TEACHER},
-    )
-    maker.compute_advantages_and_returns([experience])
-    return experience.advantages[:, 0].tolist()
+@pytest.fixture()
+def advantages(controller, models, rollout, letters):
+    """The advantages of the group at the second of three steps, from flags."""
+
+    def found(*flags: str, scores: tuple[float, ...] = SCORES) -> list[float]:
+        circles = "--oger.repeating_check" in flags
+        texts = ["18", "So 1 + 1 = 2. " * 100 if circles else "19", "20", "21"]
+        models.similarity = dict(zip(texts, SIMILARITY, strict=True))
+        models.entropy = dict(zip(texts, ENTROPY, strict=True))
+        teacher = Teacher("a teacher", "ok", [*letters.encode("ok"), letters.eos_token_id], 1.0, 1.0)
+        maker = controller(*flags, teachers={"u": [teacher]}, steps=3)
+        maker.step = 2
+        (experience,) = maker.make_experience_batch(list(map(rollout, texts, scores)))
+        first = experience.action_mask.long().argmax(dim=1, keepdim=True)
+        by_row = experience.advantages.gather(1, first).flatten().tolist()
+        return [value for _, value in sorted(zip(experience.index, by_row, strict=True))]
+
+    return found
 
 
 def _centred(*rewards: float) -> list[float]:
@@ -113,14 +109,14 @@ def _standardised(values: list[float]) -> list[float]:
     ],
     ids=lambda value: " ".join(value) if value and isinstance(value[0], str) else "",
 )
-def test_flags_of_bonus_and_advantage(arguments, flags: list[str], expected: list[float]) -> None:
-    assert _advantages(arguments(*flags)) == pytest.approx(expected, abs=1e-6)
+def test_flags_of_bonus_and_advantage(advantages, flags: list[str], expected: list[float]) -> None:
+    assert advantages(*flags) == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_estimator_with_std(arguments) -> None:
+def test_the_estimator_with_std(advantages) -> None:
     plain = torch.tensor(_centred(1.7, 1.2, 0, 1))
     std = (plain.square().sum() / 3).sqrt()
-    found = _advantages(arguments("--algo.advantage.estimator", "group_norm"))
+    found = advantages("--algo.advantage.estimator", "group_norm")
     assert found == pytest.approx((plain / (std + 1e-6)).tolist(), abs=1e-5)
 
 
@@ -134,15 +130,15 @@ def test_the_estimator_with_std(arguments) -> None:
         ("reinforce", _standardised([1.7, 1.2, 0, 1])),
     ],
 )
-def test_openrlhfs_estimators_take_teachers_as_members_of_the_group(arguments, estimator, expected) -> None:
-    assert _advantages(arguments("--algo.advantage.estimator", estimator)) == pytest.approx(expected, abs=1e-5)
+def test_openrlhfs_estimators_take_teachers_as_members_of_the_group(advantages, estimator, expected) -> None:
+    assert advantages("--algo.advantage.estimator", estimator) == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_solved_group_need_not_push_its_teacher_down(arguments) -> None:
-    solved = torch.ones(4)
-    kept = _advantages(arguments(), solved)
+def test_a_solved_group_need_not_push_its_teacher_down(advantages) -> None:
+    solved = (1.0,) * 4
+    kept = advantages(scores=solved)
     assert kept[3] < 0
-    assert _advantages(arguments("--oger.all_correct_group", "clip"), solved) == pytest.approx([*kept[:3], 0.0])
+    assert advantages("--oger.all_correct_group", "clip", scores=solved) == pytest.approx([*kept[:3], 0.0])
 
 
 LOG_PROBS = torch.tensor([[-0.1, -1.5], [-0.3, -2.5]])
@@ -193,10 +189,17 @@ def test_the_supervised_loss_and_its_weight(arguments) -> None:
     assert three - one == pytest.approx(2 * 0.3, rel=1e-5)
 
 
+def embedding(args: argparse.Namespace) -> EmbeddingSettings:
+    return EmbeddingSettings.of(args.oger)
+
+
 def test_flags_that_choose_the_measure(arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = []
     monkeypatch.setattr("oger_recipe.embedding.similarity.Reranker", lambda *values: made.append(values))
-    assert isinstance(make_similarity(arguments("--oger.similarity_reranker", "a/model").oger), RerankerSimilarity)
+    assert isinstance(
+        make_similarity(embedding(arguments("--oger.similarity_reranker", "a/model"))),
+        RerankerSimilarity,
+    )
     assert made[0][0] == "a/model"
 
     chosen = []
@@ -209,7 +212,7 @@ def test_flags_that_choose_the_measure(arguments, monkeypatch: pytest.MonkeyPatc
     flags = ["--oger.embedding_model", "b/model", "--oger.embedding_long_texts", "tail"]
     flags += ["--oger.embedding_part", "answer"]
     flags += ["--oger.embedding_url", "http://127.0.0.1:1/v1", "--oger.embedding_cache", str(tmp_path)]
-    make_similarity(arguments(*flags).oger)
+    make_similarity(embedding(arguments(*flags)))
     assert (chosen[0].model, chosen[0].long_texts, chosen[0].url) == ("b/model", "tail", "http://127.0.0.1:1/v1")
     assert chosen[0].part == "answer"
 
@@ -225,7 +228,9 @@ def test_a_reranker_reads_the_part_that_is_asked_for(arguments, monkeypatch: pyt
             return torch.full((len(pairs),), 0.5)
 
     monkeypatch.setattr("oger_recipe.embedding.similarity.Reranker", Reranker)
-    measure = make_similarity(arguments("--oger.similarity_reranker", "a", "--oger.embedding_part", "answer").oger)
+    measure = make_similarity(
+        embedding(arguments("--oger.similarity_reranker", "a", "--oger.embedding_part", "answer"))
+    )
     assert measure.of_groups([["x</think>y", "z"]], [["a</think>b"]], "mean").tolist() == [[0.5, 0.5]]
     assert asked == [("y", "b"), ("z", "b")]
 

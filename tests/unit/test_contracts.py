@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from oger_recipe.algorithm.advantage import BASELINES, group_advantage
+from oger_recipe.algorithm.credit import ESTIMATORS
 from oger_recipe.algorithm.exploration import (
     ENTROPY_WEIGHTS,
     REDUCTIONS,
@@ -260,6 +261,30 @@ def test_a_baseline_is_none_or_a_mask_of_the_group(name: str) -> None:
         assert advantages.isfinite().all()
         assert advantages[2].tolist() == [0.0] * 4  # equal rewards, nothing to learn
         assert torch.equal(advantages.argsort(stable=True), rewards.argsort(stable=True))
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_an_estimator_compares_the_rows_of_a_group_alone(name: str) -> None:
+    torch.manual_seed(0)
+    rewards, baseline = torch.rand(3, 8), torch.rand(3, 8) < 0.7
+    given, order = rewards.clone(), torch.randperm(8)
+    for rows in (None, baseline):
+        found = ESTIMATORS[name](rewards, rows)
+        assert found.shape == rewards.shape and found.dtype == torch.float32 and found.isfinite().all()
+        assert torch.equal(rewards, given), "it writes into its input"
+        permuted = ESTIMATORS[name](rewards[:, order], rows if rows is None else rows[:, order])
+        torch.testing.assert_close(permuted, found[:, order])
+        alone = ESTIMATORS[name](rewards[1:2], rows if rows is None else rows[1:2])
+        torch.testing.assert_close(alone, found[1:2])
+        assert torch.equal(found.argsort(dim=1), rewards.argsort(dim=1)), "a higher reward has a lower advantage"
+    # What all rows of a group earn alike is no reason to prefer one of them.
+    torch.testing.assert_close(ESTIMATORS[name](rewards + 2, None), ESTIMATORS[name](rewards, None), atol=1e-5, rtol=0)
+    assert ESTIMATORS[name](torch.full((2, 4), 0.7), None).tolist() == [[0.0] * 4] * 2
+
+
+def test_estimators_differ() -> None:
+    rewards = torch.tensor([[0.1, 0.7, 0.2, 0.4]])
+    _all_differ({name: _numbers(estimator(rewards, None)) for name, estimator in ESTIMATORS.items()})
 
 
 @pytest.mark.parametrize("name", RESHAPES)

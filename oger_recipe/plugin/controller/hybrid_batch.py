@@ -2,13 +2,18 @@
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from oger_recipe.algorithm.hybrid_group import REPLACE_MODES, select_replaced
-from oger_recipe.embedding.similarity import EmbeddingSimilarity, RerankerSimilarity
+from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, REPLACE_MODES, select_replaced
+from oger_recipe.embedding.similarity import Similarity
+from oger_recipe.rewards.repetition import is_repetitive
+from oger_recipe.rewards.sources import Group
+from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.seeds import stable_seed
+from oger_recipe.settings.teachers import TeacherSettings
 from oger_recipe.teachers.draw import draw, may_enter
 from oger_recipe.teachers.history import History
 from oger_recipe.teachers.store import Teacher, TeacherStore
@@ -22,15 +27,22 @@ class Rollouts:
 
     samples: list[Experience]
     texts: list[str]
-    uids: list[str]  # one per group
+    labels: list[dict[str, Any]]  # one per group: uid, task, answer, and what else travels with a prompt
+    graded: list[Graded]
     rewards: torch.Tensor  # [N], verified
     scores: torch.Tensor  # [N], 0 or 1
     guided: torch.Tensor  # [N], bool: begins with a teacher's tokens, or is a teacher's trajectory
+    repetitive: torch.Tensor  # [N], bool: goes round in circles, where that is looked at
 
     @property
     def size(self) -> int:
         """Rollouts of a group."""
-        return len(self.texts) // len(self.uids)
+        return len(self.texts) // len(self.labels)
+
+    @property
+    def uids(self) -> list[str]:
+        """Of the groups."""
+        return [label["uid"] for label in self.labels]
 
 
 @dataclass
@@ -40,23 +52,27 @@ class HybridBatch:
     samples: list[Experience]
     similarity: torch.Tensor  # of the row's rollout to the group's teachers; nan without teachers
     is_teacher: torch.Tensor  # bool: at least one of the row's tokens is a teacher's
-    left_alone: torch.Tensor  # bool: its group's rollouts are all correct, and oger.all_correct_group is skip
+    skipped: torch.Tensor  # bool: its group is all correct, and earns no bonus by oger.all_correct_group
     rewards: torch.Tensor  # verified reward of the row
     scores: torch.Tensor  # 0 or 1
     truncated: torch.Tensor  # bool; a teacher's trajectory never counts as truncated
-    teachers: dict[int, Teacher]  # row -> the teacher that took its place
+    injected: dict[int, Teacher]  # row -> the teacher that took its place
+    teachers: list[list[Teacher]]  # of each group's prompt
     prompts_without_teacher: int
 
 
-def read_rollouts(samples: list[Experience], tokenizer, group_size: int) -> Rollouts:
-    """Texts (without special tokens), uids and verdicts of a flat list of rollouts."""
+def read_rollouts(samples: list[Experience], tokenizer, group_size: int, *, find_repetition: bool) -> Rollouts:
+    """Texts (without special tokens), labels and verdicts of a flat list of rollouts."""
+    texts = texts_of(samples, tokenizer)
     return Rollouts(
         samples,
-        texts_of(samples, tokenizer),
-        [uid_of(sample) for sample in samples[::group_size]],
+        texts,
+        [json.loads(sample.labels[0]) for sample in samples[::group_size]],
+        [sample.graded for sample in samples],
         torch.cat([sample.rewards for sample in samples]).float(),
         torch.cat([sample.scores for sample in samples]).float(),
         torch.tensor([float(sample.info.get("off_policy_tokens", 0.0)) > 0 for sample in samples]),
+        torch.tensor([find_repetition and is_repetitive(text) for text in texts]),
     )
 
 
@@ -73,46 +89,68 @@ def uid_of(sample: Experience) -> str:
 def make_hybrid(
     rollouts: Rollouts,
     store: TeacherStore,
-    measure: EmbeddingSimilarity | RerankerSimilarity | None,
+    measure: Similarity | None,
     history: History | None,
-    settings,
+    settings: TeacherSettings,
     seed: int,
     step: int,
 ) -> HybridBatch:
-    """Lets teachers take their places; ``settings`` is ``args.oger``. Without a measure similarities are nan.
+    """Lets teachers take their places. Without a measure similarities are nan.
 
     What is drawn for a prompt follows from the seed, its uid and the step: not from the order in which groups arrive.
     """
     teachers = [store[uid] for uid in rollouts.uids]
     similarity = _similarity(rollouts, teachers, measure, history, settings.replace_mode)
-    scores = rollouts.scores.view(-1, rollouts.size)
-    all_correct = (scores > 0).all(dim=1)
-    untouched = all_correct & (settings.all_correct_group in ("online", "skip"))
-    placed: dict[int, Teacher] = {}
+    all_correct = (rollouts.scores.view(-1, rollouts.size) > 0).all(dim=1)
+    rule = ALL_CORRECT_GROUPS[settings.all_correct_group]
     entering = [may_enter(members, settings) for members in teachers]
+    injected: dict[int, Teacher] = {}
     for group, members in enumerate(entering):
-        if untouched[group] or not members or not settings.replace_after_rm:
-            continue
-        generator = torch.Generator().manual_seed(stable_seed(seed, rollouts.uids[group], step))
-        replaced = select_replaced(
-            _without_nan(similarity[group]),
-            scores[group],
-            max_replace_num=min(settings.max_replace_num, len(members)),
-            mode=settings.replace_mode,
-            generator=generator,
-        )
-        drawn = draw(members, len(replaced), settings, generator, step)
-        placed |= {group * rollouts.size + int(row): each for row, each in zip(replaced, drawn, strict=True)}
-    left_alone = all_correct & (settings.all_correct_group == "skip")
-    batch = _with_teachers(rollouts, similarity.flatten(), left_alone.repeat_interleave(rollouts.size), placed)
-    batch.prompts_without_teacher = sum(not members for members in entering)
-    return batch
+        stays_online = all_correct[group] and not rule.teachers_enter
+        if members and settings.replace_after_rm and not stays_online:
+            generator = torch.Generator().manual_seed(stable_seed(seed, rollouts.uids[group], step))
+            injected |= _injected(rollouts, similarity[group], group, members, settings, generator, step)
+    samples, rewards, scores, is_teacher = _with_teachers(rollouts, injected)
+    return HybridBatch(
+        samples,
+        similarity.flatten(),
+        is_teacher,
+        (all_correct & (not rule.bonus)).repeat_interleave(rollouts.size),
+        rewards,
+        scores,
+        torch.cat([sample.truncated for sample in samples]).bool(),
+        injected,
+        teachers,
+        prompts_without_teacher=sum(not members for members in entering),
+    )
+
+
+def _injected(
+    rollouts: Rollouts,
+    similarity: torch.Tensor,
+    group: int,
+    teachers: list[Teacher],
+    settings: TeacherSettings,
+    generator: torch.Generator,
+    step: int,
+) -> dict[int, Teacher]:
+    """The rows of one group that make room, and for which of the teachers; ``similarity`` is the group's, [n]."""
+    first = group * rollouts.size
+    replaced = select_replaced(
+        _without_nan(similarity),
+        rollouts.scores[first : first + rollouts.size],
+        max_replace_num=min(settings.max_replace_num, len(teachers)),
+        mode=settings.replace_mode,
+        generator=generator,
+    )
+    drawn = draw(teachers, len(replaced), settings, generator, step)
+    return {first + int(row): teacher for row, teacher in zip(replaced, drawn, strict=True)}
 
 
 def _similarity(
     rollouts: Rollouts,
     teachers: list[list[Teacher]],
-    measure: EmbeddingSimilarity | RerankerSimilarity | None,
+    measure: Similarity | None,
     history: History | None,
     replace_mode: str,
 ) -> torch.Tensor:
@@ -134,17 +172,48 @@ def _without_nan(similarity: torch.Tensor) -> torch.Tensor:
 
 
 def _with_teachers(
-    rollouts: Rollouts, similarity: torch.Tensor, left_alone: torch.Tensor, placed: dict[int, Teacher]
-) -> HybridBatch:
+    rollouts: Rollouts, injected: dict[int, Teacher]
+) -> tuple[list[Experience], torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Samples, rewards, scores and who is a teacher, after the injection."""
     samples, rewards, scores = list(rollouts.samples), rollouts.rewards.clone(), rollouts.scores.clone()
     is_teacher = rollouts.guided.clone()
-    for row, teacher in placed.items():
+    for row, teacher in injected.items():
         samples[row] = teacher_experience(samples[row], teacher)
         rewards[row], scores[row], is_teacher[row] = teacher.reward, teacher.score, True
     for sample in samples:
         sample.info.setdefault("off_policy_tokens", torch.zeros(1))
-    truncated = torch.cat([sample.truncated for sample in samples]).bool()
-    return HybridBatch(samples, similarity, is_teacher, left_alone, rewards, scores, truncated, placed, 0)
+    return samples, rewards, scores, is_teacher
+
+
+def reward_groups(
+    rollouts: Rollouts, batch: HybridBatch, entropy: torch.Tensor, may_earn: torch.Tensor
+) -> list[Group]:
+    """The groups as the sources of reward see them; ``entropy`` (nats) and ``may_earn`` (bool) are [N]."""
+    texts, graded = list(rollouts.texts), list(rollouts.graded)
+    for row, teacher in batch.injected.items():
+        texts[row] = teacher.text
+        graded[row] = Graded(Verdict(teacher.reward, teacher.score, "a teacher's trajectory"))
+    groups = []
+    for number, label in enumerate(rollouts.labels):
+        rows = slice(number * rollouts.size, (number + 1) * rollouts.size)
+        groups.append(
+            Group(
+                uid=label["uid"],
+                prompt=rollouts.samples[rows.start].prompts[0],
+                task=label["task"],
+                answer=label["answer"],
+                row=label.get("options", {}).get("row", {}),
+                teachers=[teacher.text for teacher in batch.teachers[number]],
+                responses=texts[rows],
+                graded=graded[rows],
+                is_teacher=batch.is_teacher[rows].tolist(),
+                truncated=batch.truncated[rows].tolist(),
+                may_earn=may_earn[rows].tolist(),
+                similarity=batch.similarity[rows].tolist(),
+                entropy=entropy[rows].tolist(),
+            )
+        )
+    return groups
 
 
 def teacher_experience(rollout: Experience, teacher: Teacher) -> Experience:

@@ -1,6 +1,8 @@
-"""The figures of one step that the controller knows: of rollouts, teachers, bonus and advantages."""
+"""The metrics of one step that the controller knows: of rollouts, teachers, bonus and advantages."""
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
@@ -10,25 +12,34 @@ from oger_recipe.algorithm.hybrid_group import own_or_all, solve_rates
 from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts
 
 
+@dataclass(frozen=True)
+class Credit:
+    """What the rows of a step were given; tensors are [N].
+
+    entropy: at oger.entropy_position; token_entropy: the mean over the response; bonus: with its weight; rewards: of
+    all sources together; said: what each source said, by ``source`` and ``source/component``, nan where it said
+    nothing; errors: source -> row -> why it has no value; entropy_weight: a name of ENTROPY_WEIGHTS.
+    """
+
+    entropy: torch.Tensor
+    token_entropy: torch.Tensor
+    bonus: torch.Tensor
+    rewards: torch.Tensor
+    advantages: torch.Tensor
+    said: Mapping[str, torch.Tensor]
+    errors: Mapping[str, Mapping[int, str]]
+    entropy_weight: str
+
+
 def info_value(sample: Experience, key: str) -> float:
     """A number that the reward function reported of a single rollout; 0 from a function that does not know it."""
     return float(sample.info[key].item()) if key in sample.info else 0.0
 
 
-def step_metrics(
-    rollouts: Rollouts,
-    batch: HybridBatch,
-    bonus: torch.Tensor,
-    entropy: torch.Tensor,
-    token_entropy: torch.Tensor,
-    advantages: torch.Tensor,
-    repetitive: torch.Tensor,
-    oger,
-) -> dict[str, float]:
+def step_metrics(rollouts: Rollouts, batch: HybridBatch, credit: Credit) -> dict[str, float]:
     """``rollout/*`` are of the policy's own rollouts as sampled, before any bonus or replacement; ``oger/*`` of the
-    rows that are trained. Where teachers began every rollout of a group, ``rollout/*`` are of these; but see
-    _mean_token_entropy. All tensors are [N], ``entropy`` at oger.entropy_position and ``token_entropy`` the mean over
-    the row's response; the keys never change."""
+    rows that are trained, ``reward/*`` of the rollouts among them. Where teachers began every rollout of a group,
+    ``rollout/*`` are of these; but see _mean_token_entropy. The keys never change."""
     groups = (-1, rollouts.size)
     unguided = ~rollouts.guided.view(groups)
     own, solved = own_or_all(unguided).flatten(), solve_rates(rollouts.scores.view(groups), unguided)
@@ -46,10 +57,11 @@ def step_metrics(
         "rollout/response_tokens": lengths.sum().item(),
         **_spread("rollout/prompt_length", prompts),
         "rollout/truncated": _mean(truncated),
-        "rollout/repetitive": _mean(repetitive[own].float()),
-        "rollout/entropy": _mean_token_entropy(batch, token_entropy),
-        **_teacher_metrics(rollouts, batch, advantages),
-        **_bonus_metrics(batch, bonus, entropy, rollouts.size, oger),
+        "rollout/repetitive": _mean(rollouts.repetitive[own].float()),
+        "rollout/entropy": _mean_token_entropy(batch, credit.token_entropy),
+        **_teacher_metrics(rollouts, batch, credit.advantages),
+        **_bonus_metrics(batch, credit, rollouts.size),
+        **_source_metrics(batch, credit),
     }
 
 
@@ -68,12 +80,12 @@ def _teacher_metrics(rollouts: Rollouts, batch: HybridBatch, advantages: torch.T
     off, on = batch.is_teacher, ~batch.is_teacher
     lengths = _lengths(batch.samples)
     teacher_tokens = torch.tensor([info_value(sample, "off_policy_tokens") for sample in batch.samples])
-    replaced = torch.tensor(sorted(batch.teachers), dtype=torch.long)
+    replaced = torch.tensor(sorted(batch.injected), dtype=torch.long)
     correct = rollouts.scores[replaced].sum().item()
     return {
-        "oger/replaced": float(len(batch.teachers)),
+        "oger/replaced": float(len(batch.injected)),
         "oger/replaced_correct": correct,
-        "oger/replaced_wrong": len(batch.teachers) - correct,
+        "oger/replaced_wrong": len(batch.injected) - correct,
         "oger/prompts_without_teacher": float(batch.prompts_without_teacher),
         "oger/prefix_ratio": _mean(teacher_tokens / lengths.clamp(min=1)),
         "oger/off_on_ratio": off.sum().item() / max(on.sum().item(), 1),
@@ -89,13 +101,11 @@ def _teacher_metrics(rollouts: Rollouts, batch: HybridBatch, advantages: torch.T
     }
 
 
-def _bonus_metrics(
-    batch: HybridBatch, bonus: torch.Tensor, entropy: torch.Tensor, size: int, oger
-) -> dict[str, float]:
-    on = ~batch.is_teacher
+def _bonus_metrics(batch: HybridBatch, credit: Credit, size: int) -> dict[str, float]:
+    on, bonus, entropy = ~batch.is_teacher, credit.bonus, credit.entropy
     correct = on & (batch.scores > 0)
     similarity = batch.similarity[on & ~batch.similarity.isnan()]
-    weight = ENTROPY_WEIGHTS[oger.last_token_enp_reward](entropy[on])
+    weight = ENTROPY_WEIGHTS[credit.entropy_weight](entropy[on])
     earned = bonus[correct]
     return {
         "oger/similarity": _mean(similarity),
@@ -111,6 +121,13 @@ def _bonus_metrics(
         "oger/bonus_of_correct_std": _std(earned),
         "oger/bonus_of_correct_std_in_group": spread_within_groups(bonus.view(-1, size), correct.view(-1, size)),
     }
+
+
+def _source_metrics(batch: HybridBatch, credit: Credit) -> dict[str, float]:
+    """Means of what the sources said of rollouts, and on how many rows they failed."""
+    on = ~batch.is_teacher
+    means = {f"reward/{name}": _mean(values[on & ~values.isnan()]) for name, values in credit.said.items()}
+    return means | {f"reward/{name}/failed": float(len(rows)) for name, rows in credit.errors.items()}
 
 
 def _lengths(samples: list[Experience], of: str = "response") -> torch.Tensor:

@@ -13,7 +13,7 @@ from openrlhf.trainer import ppo_trainer
 from oger_recipe.algorithm.lost_training import bad_numbers, collapsed
 from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.tables import headlines
-from oger_recipe.files import read_jsonl
+from oger_recipe.files import append_json, read_jsonl
 from oger_recipe.plugin.controller.answers import evaluate_samples
 from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker
 from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
@@ -35,6 +35,8 @@ HYBRID_KEYS = (
 
 class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
     """Evaluates on scores before and after, records every step, and can stop after a number of steps."""
+
+    best_eval_metric_value: float
 
     def __init__(self, pretrain, strategy, *args, **kwargs) -> None:
         torch.manual_seed(strategy.args.train.seed)  # the sampler of the prompts draws its order's seed from here
@@ -131,7 +133,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         self.last_step, self.client_states = global_step, client_states
         figures = {key: value for key, value in (logs_dict or {}).items() if key != "generated_samples"}
         figures["tokens_per_second"] = figures["rollout/response_tokens"] / figures["timing/step_total"]
-        run_folder.append_json(self.run_dir / "metrics.jsonl", {"step": global_step} | figures)
+        append_json(self.run_dir / "metrics.jsonl", {"step": global_step} | figures)
         if bad := bad_numbers(figures):
             raise RecipeError(f"step {global_step} went wrong and is not saved: {bad}")
         run_folder.event(self.run_dir, "step", step=global_step, **figures)
@@ -203,7 +205,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         run_folder.event(self.run_dir, "evaluating", when=when, step=global_step)
         samples = self.samples_generator.generate_eval_samples(**(generate_kwargs | self._eval_sampling()))
         result = evaluate_samples(samples, self.eval_dataloader, self.tokenizer)
-        run_folder.write_evaluation(self.run_dir, global_step, result)
+        run_folder.write_evaluation(self.run_dir, global_step, result.records, result.result)
         self.evaluation = result.metrics | {"benchmarks": headlines(result.result)}
         run_folder.event(self.run_dir, "evaluated", when=when, step=global_step, **self.evaluation)
         for tracker in (self.wandb_logger, self.tensorboard_logger):

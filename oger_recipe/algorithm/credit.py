@@ -1,0 +1,88 @@
+"""The credit of a step: from rewards, scores, similarity, entropy and masks to bonus and advantages.
+
+Rows of a step are [groups, n]: the rollouts of each prompt, some of them replaced by teachers (`is_teacher`).
+
+    B_i = D_i * w_i * R_i      for rows that may earn it and are right
+    A_i = r_i - mean(r)        over the hybrid group, or over its rollouts; by name, see ESTIMATORS
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from oger_recipe.algorithm.advantage import (
+    BASELINES,
+    group_advantage,
+    keep_teacher_nonnegative,
+    teacher_fixed_advantage,
+    weigh_token_advantages,
+)
+from oger_recipe.algorithm.exploration import exploration_bonus
+from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, solve_rates
+
+# Rewards [groups, n] and the rows that set the baseline (bool [groups, n], None: all) to advantages [groups, n].
+# A new estimator is a function and a line here; those of OpenRLHF that are missing here are computed by OpenRLHF.
+ESTIMATORS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
+    "group_norm": lambda rewards, baseline: group_advantage(rewards, use_std=True, baseline_mask=baseline),
+    "dr_grpo": lambda rewards, baseline: group_advantage(rewards, use_std=False, baseline_mask=baseline),
+}
+
+
+def penalise_truncated(rewards: Tensor, truncated: Tensor, penalty: float, fixed: float | None) -> Tensor:
+    """Give truncated rows (bool) the reward `fixed`, or `penalty` on top of theirs (OAT's rules)."""
+    if fixed is not None:
+        return torch.where(truncated, torch.full_like(rewards, fixed), rewards)
+    return rewards + penalty * truncated
+
+
+def earned_bonus(
+    similarity: Tensor,
+    entropy: Tensor,
+    rewards: Tensor,
+    scores: Tensor,
+    may_earn: Tensor,
+    *,
+    entropy_weight: str,
+    reverse: bool,
+    reverse_fail: bool,
+    shaping: str,
+) -> Tensor:
+    """The bonus B of every row, before its weight beta; all tensors are [groups, n], may_earn is bool.
+
+    Right rows (score above 0) of may_earn earn it; with `reverse_fail` wrong ones earn the opposite measure. A reward
+    without a score, Countdown's for form, earns none.
+    """
+    return exploration_bonus(
+        similarity,
+        entropy,
+        rewards * (scores > 0) * may_earn,
+        weight=entropy_weight,
+        reverse=reverse,
+        shaping=shaping,
+        fails=may_earn & (scores <= 0) & reverse_fail,
+    )
+
+
+def hybrid_advantages(
+    rewards: Tensor, scores: Tensor, is_teacher: Tensor, *, estimator: str, baseline: str, all_correct_group: str
+) -> Tensor:
+    """Advantages [groups, n] of rewards [groups, n] by names of ESTIMATORS, BASELINES and ALL_CORRECT_GROUPS."""
+    advantages = ESTIMATORS[estimator](rewards, BASELINES[baseline](is_teacher))
+    if ALL_CORRECT_GROUPS[all_correct_group].spares_teachers:
+        solved = solve_rates(scores, ~is_teacher) == 1
+        advantages = keep_teacher_nonnegative(advantages, is_teacher & (scores > 0), solved)
+    return advantages
+
+
+def token_advantages(
+    advantages: Tensor, of_teachers: Tensor, left_out: Tensor, *, alpha: float, beta: float, fixed: float | None
+) -> Tensor:
+    """Advantages [B, A] times alpha on teacher tokens (bool mask [B, A]) and beta elsewhere; 0 on rows `left_out` [B].
+
+    `fixed` takes the place of the advantage on teacher tokens, whatever the weights are.
+    """
+    weighed = weigh_token_advantages(advantages, of_teachers, alpha=alpha, beta=beta)
+    if fixed is not None:
+        weighed = teacher_fixed_advantage(weighed, of_teachers, value=fixed)
+    return torch.where(left_out.unsqueeze(1), 0.0, weighed)

@@ -1,0 +1,127 @@
+"""What a run watches in the controller: rewards that could not be had, the engine's weights, the encoder's reach."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from oger_recipe.algorithm.engine_check import HIGHEST_KL, Agreement
+from oger_recipe.embedding.similarity import Similarity
+from oger_recipe.files import append_json
+from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts
+from oger_recipe.plugin.controller.step_metrics import info_value
+from oger_recipe.rewards.compose import ON_ERROR
+from oger_recipe.rewards.samples import worst_examples
+from oger_recipe.rewards.sources import Group
+from oger_recipe.run_folder.records import event
+from oger_recipe.settings.encoder import EmbeddingSettings
+
+
+def stop_on_reward_errors(samples: list[Experience], limit: float, step: int, run_dir: Path) -> None:
+    """Stop where a larger share of a step's rollouts than ``limit`` could not be graded, or any has no reward."""
+    missing = sum(sample.rewards is None for sample in samples)
+    failed = missing + sum(int(info_value(sample, "reward_error")) for sample in samples)
+    if missing or failed > limit * len(samples):
+        worst = "".join(f"\n  - {example}" for example in worst_examples(run_dir))
+        raise RuntimeError(
+            f"{failed} of {len(samples)} rollouts of step {step} could not be graded (limit: {limit:.0%}, "
+            f"oger.max_reward_error_rate); their texts and errors are in {run_dir / 'reward_errors.jsonl'}; "
+            f"the worst:{worst}"
+        )
+
+
+SOURCE_ERRORS = "source_errors.jsonl"
+_TEXTS_READ = 32  # rollouts whose tokens are counted in a step
+
+
+class SourceGuard:
+    """Keeps an example of every source that fails in a step, says the first of a run, and stops it where that is
+    asked for."""
+
+    def __init__(self, run_dir: Path, on_error: str) -> None:
+        self._run_dir, self._on_error = run_dir, on_error
+        self._said: set[str] = set()
+
+    def look_at(self, errors: Mapping[str, Mapping[int, str]], groups: Sequence[Group], step: int) -> None:
+        """``errors``: source -> row -> why. Raises RuntimeError where oger.reward.on_error is stop."""
+        size = len(groups[0].responses)
+        for source, rows in errors.items():
+            if not rows:
+                continue
+            first = min(rows)
+            group = groups[first // size]
+            example = {"uid": group.uid, "row": first % size, "prompt": group.prompt, "responses": group.responses}
+            append_json(
+                self._run_dir / SOURCE_ERRORS,
+                {"step": step, "source": source, "failed": len(rows), "error": rows[first]} | example,
+            )
+            text = (
+                f"reward source {source} failed on {len(rows)} of {size * len(groups)} rows of step {step}: "
+                f"{rows[first]}; an example is in {self._run_dir / SOURCE_ERRORS}"
+            )
+            if ON_ERROR[self._on_error].stops:
+                raise RuntimeError(f"{text} (oger.reward.on_error stop)")
+            if source not in self._said:
+                self._said.add(source)
+                cost = f"{text}; oger.reward.on_error {self._on_error} says what that costs"
+                event(self._run_dir, "note", text=f"note: {cost}")
+
+
+class EngineGuard:
+    """Compares engine and policy on the rollouts of every step."""
+
+    def __init__(self, limit: float | None, *, top_p: float, top_k: int) -> None:
+        self.limit = limit  # of the difference; None: known after the first step
+        self._top_p, self._top_k = top_p, top_k
+
+    def compare(self, delta: torch.Tensor, step: int) -> dict[str, float]:
+        """The step's metrics. ``delta`` [tokens]: the engine's log-probabilities of its own tokens, less the policy's.
+
+        Raises RuntimeError when they show that the engine samples with other weights; the first step of a run, with
+        equal ones, shows what rounding does.
+        """
+        agreement = Agreement.of(delta, top_p=self._top_p, top_k=self._top_k)
+        stale = agreement.is_stale(self.limit)
+        if self.limit is None:
+            self.limit = agreement.limit()
+        if stale:
+            raise RuntimeError(
+                f"step {step}: the engine's log-probabilities differ from the policy's by "
+                f"{agreement.difference:.4f} per token on average (limit: {self.limit:.4f}; "
+                f"oger.max_logprob_difference sets another) and are {agreement.kl:.4f} higher (limit: {HIGHEST_KL}): "
+                "the weights that vLLM samples from are not those that are trained"
+            )
+        return {
+            "vllm_logprob_difference": agreement.difference,
+            "vllm_logprob_limit": self.limit,
+            "vllm_kl": delta.mean().item() if len(delta) else 0.0,
+        }
+
+
+class EncoderReach:
+    """Says once when the encoder does not read all of the texts that the bonus speaks of."""
+
+    def __init__(self, measure: Similarity | None, settings: EmbeddingSettings, run_dir: Path) -> None:
+        self._measure, self._settings, self._run_dir = measure, settings, run_dir
+        self._said = False
+
+    def share_read(self, rollouts: Rollouts, batch: HybridBatch) -> float:
+        """The share of the tokens of some rollouts and their references that is read; nan where none is measured."""
+        if self._measure is None:
+            return math.nan
+        few = range(0, len(rollouts.texts), max(len(rollouts.texts) // _TEXTS_READ, 1))
+        texts = [rollouts.texts[row] for row in few]
+        texts += [teacher.text for row in few for teacher in batch.teachers[row // rollouts.size][:1]]
+        share = self._measure.share_read(texts)
+        if share < 0.995 and not self._said:
+            self._said = True
+            settings = self._settings
+            text = (
+                f"note: of rollouts and teachers the encoder reads {share:.0%} (oger.embedding_long_texts "
+                f"{settings.embedding_long_texts}, {settings.embedding_max_tokens} tokens): similarity and bonus "
+                "speak of that part alone; oger.embedding_long_texts chunks reads all"
+            )
+            event(self._run_dir, "note", text=text)
+        return share

@@ -1,0 +1,59 @@
+"""The reward of every row of a step, from the sources that the recipe lists."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from oger_recipe.algorithm.credit import penalise_truncated
+from oger_recipe.algorithm.exploration import scheduled_weight
+from oger_recipe.plugin.controller.guards import SourceGuard
+from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts, reward_groups
+from oger_recipe.rewards.compose import Rewards, rewards_of, sources_of
+from oger_recipe.rewards.sources import make_source
+from oger_recipe.rewards.verifiers import look_in
+from oger_recipe.settings.oger import OgerSettings
+
+
+class StepRewards:
+    """Asks the sources of reward about each step."""
+
+    def __init__(self, settings: OgerSettings, run_dir: Path) -> None:
+        self._settings, self._on_error = settings, settings.reward.on_error
+        look_in(settings.verifiers.verifier_path)
+        self._specs = sources_of(settings.reward.sources)
+        self._sources = [make_source(spec.kind, settings) for spec in self._specs]
+        self._guard = SourceGuard(run_dir, self._on_error)
+
+    def bonus_weight(self, step: int, planned_steps: int) -> float:
+        """The weight of the exploration bonus at a step (from 1) of a run."""
+        bonus = self._settings.bonus
+        return scheduled_weight(
+            step,
+            start=bonus.bonus_weight,
+            end=bonus.bonus_weight_end,
+            steps=bonus.bonus_schedule_steps or planned_steps,
+            schedule=bonus.bonus_schedule,
+        )
+
+    def of(
+        self, rollouts: Rollouts, batch: HybridBatch, entropy: torch.Tensor, step: int, bonus_weight: float
+    ) -> Rewards:
+        """``entropy`` [N] (nats). Raises RuntimeError where a source fails and oger.reward.on_error is stop."""
+        fixed = self._settings.advantage.non_stop_fixed_reward
+        may_earn = ~batch.is_teacher & ~batch.skipped & ~rollouts.repetitive
+        if fixed is not None:
+            may_earn &= ~batch.truncated  # their reward is fixed, without anything on top
+        groups = reward_groups(rollouts, batch, entropy, may_earn)
+        specs = [replace(spec, weight=bonus_weight) if spec.kind == "bonus" else spec for spec in self._specs]
+        rewards = rewards_of(groups, self._sources, specs, on_error=self._on_error)
+        self._guard.look_at(rewards.errors, groups, step)
+        if fixed is None:
+            return rewards
+        truncated = batch.truncated.view(-1, rollouts.size)
+        return replace(rewards, total=penalise_truncated(rewards.total, truncated, 0.0, fixed))
+
+    def bonus(self, rewards: Rewards) -> torch.Tensor:
+        """[N]: what the bonus added, or 0 where it is no source."""
+        terms = [rewards.terms[spec.name] for spec in self._specs if spec.kind == "bonus"]
+        return (terms[0] if terms else torch.zeros_like(rewards.total)).flatten()

@@ -1,0 +1,186 @@
+"""How the sources of a run make one reward: a left fold with weights and gates, and what a failed source costs.
+
+    total = weight_1 * value_1
+    total = total + weight_k * value_k      combine: add
+    total = total * weight_k * value_k      combine: mul
+
+A value is 0 where its gate is closed. Without oger.reward.sources the list is DEFAULT: r = R + beta * B.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oger_recipe.rewards.sources import KINDS, Group, Scores, Source, of_rows, own_function
+
+
+@dataclass(frozen=True)
+class SourceSpec:
+    """One entry of oger.reward.sources."""
+
+    name: str
+    kind: str
+    weight: float = 1.0
+    combine: str = "add"
+    gate: str = "always"
+
+
+DEFAULT = (SourceSpec("rule", "verifier"), SourceSpec("explore", "bonus"))
+
+COMBINATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"add": torch.add, "mul": torch.mul}
+
+# The verified reward of rows, to where a source counts (bool, same shape).
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "always": lambda rule: torch.ones_like(rule, dtype=torch.bool),
+    "rule_nonzero": lambda rule: rule != 0,
+    "rule_equals_1": lambda rule: rule == 1,
+}
+
+
+@dataclass(frozen=True)
+class OnError:
+    """What a source without a value costs the rows it failed on: its value is 0, or it counts as not listed there
+    (`passed_by`); the group has no advantage in this step (`drops_group`); the run ends (`stops`)."""
+
+    passed_by: bool = False
+    drops_group: bool = False
+    stops: bool = False
+
+
+ON_ERROR: dict[str, OnError] = {
+    "zero": OnError(),
+    "neutral": OnError(passed_by=True),
+    "drop_group": OnError(passed_by=True, drops_group=True),
+    "stop": OnError(stops=True),
+}
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """The rewards of a step; tensors are [groups, n].
+
+    terms: source -> its weighted values, 0 where its gate is closed; said: ``source`` and ``source/component`` -> what
+    it said, nan where it said nothing; errors: source -> row, counted over all groups -> why it has no value; dropped
+    (bool [groups]): groups that have no advantage in this step.
+    """
+
+    total: Tensor
+    terms: dict[str, Tensor]
+    said: dict[str, Tensor]
+    errors: dict[str, dict[int, str]]
+    dropped: Tensor
+
+
+def rewards_of(
+    groups: Sequence[Group], sources: Sequence[Source], specs: Sequence[SourceSpec], *, on_error: str
+) -> Rewards:
+    """Ask all sources and compose what they say."""
+    rule = of_rows(groups, lambda group: [graded.verdict.reward for graded in group.graded])
+    scores = [source.score(groups) for source in sources]
+    failed = [_failed(each) for each in scores]
+    terms = [
+        spec.weight * torch.where(GATES[spec.gate](rule) & ~missing, each.values, 0.0)
+        for each, spec, missing in zip(scores, specs, failed, strict=True)
+    ]
+    names, how = [spec.name for spec in specs], ON_ERROR[on_error]
+    counts = [~missing if how.passed_by else torch.ones_like(missing) for missing in failed]
+    errors = [{group * rule.shape[1] + row: why for (group, row), why in each.errors.items()} for each in scores]
+    return Rewards(
+        compose(terms, counts, [spec.combine for spec in specs]),
+        dict(zip(names, terms, strict=True)),
+        _said(scores, names, failed),
+        dict(zip(names, errors, strict=True)),
+        torch.stack(failed).any(dim=0).any(dim=1) & how.drops_group,
+    )
+
+
+def compose(terms: Sequence[Tensor], counts: Sequence[Tensor], combine: Sequence[str]) -> Tensor:
+    """Fold terms from the left; where `counts` (bool) is not set a term is passed by. All tensors have one shape."""
+    total, begun = torch.zeros_like(terms[0]), torch.zeros_like(counts[0])
+    for term, counted, how in zip(terms, counts, combine, strict=True):
+        folded = torch.where(begun, COMBINATIONS[how](total, term), term)
+        total, begun = torch.where(counted, folded, total), begun | counted
+    return total
+
+
+def _failed(scores: Scores) -> Tensor:
+    failed = torch.zeros_like(scores.values, dtype=torch.bool)
+    for place in scores.errors:
+        failed[place] = True
+    return failed
+
+
+def _said(scores: Sequence[Scores], names: Sequence[str], failed: Sequence[Tensor]) -> dict[str, Tensor]:
+    said = {}
+    for each, source, missing in zip(scores, names, failed, strict=True):
+        said[source] = torch.where(missing, torch.nan, each.values)
+        said |= {f"{source}/{name}": values for name, values in each.components.items()}
+    return said
+
+
+# ---- oger.reward.sources
+
+
+def sources_of(entries: Sequence[Mapping[str, Any]] | None) -> tuple[SourceSpec, ...]:
+    """The sources of a run; entries as entry_problems accepts them."""
+    return tuple(SourceSpec(**entry) for entry in entries) if entries else DEFAULT
+
+
+def entry_problems(entries: Sequence[Mapping[str, Any]] | None) -> Iterator[str]:
+    """A sentence for everything about oger.reward.sources that no run could do; imports the user's sources."""
+    names: list[Any] = []
+    kinds: list[Any] = []
+    for number, entry in enumerate(entries or (), start=1):
+        where = f"oger.reward.sources, entry {number}"
+        if not isinstance(entry, Mapping):
+            yield f"{where}: {entry!r} is not a mapping: {{name: ..., kind: ...}}"
+            continue
+        yield from (f"{where}: {problem}" for problem in _of_entry(entry, first=number == 1))
+        names.append(entry.get("name"))
+        kinds.append(entry.get("kind"))
+    for name in dict.fromkeys(name for name in names if names.count(name) > 1):
+        yield f"oger.reward.sources: two sources are named {name!r}"
+    for kind in KINDS:
+        if kinds.count(kind) > 1:
+            yield f"oger.reward.sources: {kinds.count(kind)} sources are of kind {kind}, which can be there once"
+
+
+def _of_entry(entry: Mapping[str, Any], *, first: bool) -> Iterator[str]:
+    known = [each.name for each in fields(SourceSpec)]
+    yield from (_unknown("key", key, known) for key in entry if key not in known)
+    name, kind, weight = entry.get("name"), entry.get("kind"), entry.get("weight", 1.0)
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+        yield f"name {name!r}: a name of letters, digits, '_', '.' and '-' is needed, which metrics and samples bear"
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+        yield f"weight {weight!r}: it has to be 0 or more"
+    if kind == "bonus" and "weight" in entry:
+        yield f"weight {weight!r}: the weight of the bonus is oger.bonus_weight, with its schedule; leave weight out"
+    yield from _of_kind(kind)
+    for key, choices in (("combine", COMBINATIONS), ("gate", GATES)):
+        if key in entry and entry[key] not in choices:
+            yield _unknown(key, entry[key], choices)
+    if first and entry.get("combine") == "mul":
+        yield "combine mul: the first source has nothing before it to multiply; leave combine out, or move it down"
+
+
+def _of_kind(kind: Any) -> Iterator[str]:
+    if isinstance(kind, str) and ":" in kind:
+        try:
+            own_function(kind)
+        except ValueError as error:
+            yield f"kind {error}"
+    elif kind not in KINDS:
+        yield f"{_unknown('kind', kind, KINDS)}, or package.module:function of your own"
+
+
+def _unknown(what: str, name: Any, known: Collection[str]) -> str:
+    nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)[0]
+    return f"{what} {name!r} is unknown; did you mean {nearest!r}? known: {', '.join(known)}"

@@ -1,0 +1,217 @@
+"""Sources of reward: each looks at the groups of a step and says one value for every row, with named components.
+
+A source of the user's is a function in a file of his, ``module:function`` as its kind. It gets one Group at a time and
+returns one number for each of its rows, or a pair of these and of components ``{name: one number for each row}``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from oger_recipe.algorithm.credit import earned_bonus, penalise_truncated
+from oger_recipe.rewards.verdict import Graded
+
+if TYPE_CHECKING:
+    from oger_recipe.settings.oger import OgerSettings
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rows of one prompt as they are trained: rollouts, some replaced by teachers. Lists have an entry a row.
+
+    row: the data's further columns, where the label carries them; teachers: texts of all teachers of the prompt;
+    may_earn: the policy's own rows that a bonus is for; similarity (to the teachers) and entropy (nats) are nan where
+    they are not known.
+    """
+
+    uid: str
+    prompt: str
+    task: str
+    answer: str
+    row: Mapping[str, Any]
+    teachers: list[str]
+    responses: list[str]
+    graded: list[Graded]
+    is_teacher: list[bool]
+    truncated: list[bool]
+    may_earn: list[bool]
+    similarity: list[float]
+    entropy: list[float]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a source says: tensors are [groups, n]; a component is nan where a row has none.
+
+    errors: (group, row) -> why there is no value; what values has there is not read.
+    """
+
+    values: Tensor
+    components: Mapping[str, Tensor] = field(default_factory=dict)
+    errors: Mapping[tuple[int, int], str] = field(default_factory=dict)
+
+
+class Source(Protocol):
+    """Scores all groups of a step in one call, so that a slow source can take them together."""
+
+    def score(self, groups: Sequence[Group]) -> Scores: ...
+
+
+def of_rows(groups: Sequence[Group], value: Callable[[Group], Sequence[float | bool]], **settings: Any) -> Tensor:
+    """The value of every row as a tensor [groups, n]."""
+    return torch.tensor([list(value(group)) for group in groups], **settings)
+
+
+def components_of(rows: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, Tensor]:
+    """Components by row to tensors [groups, n] by name."""
+    names = dict.fromkeys(name for group in rows for row in group for name in row)
+    return {name: torch.tensor([[row.get(name, math.nan) for row in group] for group in rows]) for name in names}
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """The verdict that came with each row; truncated rows as oger.non_stop_* say."""
+
+    non_stop_penalty: float
+    non_stop_fixed_reward: float | None
+
+    @classmethod
+    def of(cls, settings: OgerSettings) -> Verifier:
+        return cls(settings.advantage.non_stop_penalty, settings.advantage.non_stop_fixed_reward)
+
+    def score(self, groups: Sequence[Group]) -> Scores:
+        rewards = of_rows(groups, lambda group: [each.verdict.reward for each in group.graded], dtype=torch.float32)
+        truncated = of_rows(groups, lambda group: group.truncated)
+        errors = {
+            (number, row): each.error
+            for number, group in enumerate(groups)
+            for row, each in enumerate(group.graded)
+            if each.error is not None
+        }
+        return Scores(
+            penalise_truncated(rewards, truncated, self.non_stop_penalty, self.non_stop_fixed_reward),
+            components_of([[each.verdict.components for each in group.graded] for group in groups]),
+            errors,
+        )
+
+
+@dataclass(frozen=True)
+class Bonus:
+    """OGER's exploration bonus, before its weight beta."""
+
+    entropy_weight: str
+    reverse: bool
+    reverse_fail: bool
+    shaping: str
+
+    @classmethod
+    def of(cls, settings: OgerSettings) -> Bonus:
+        bonus = settings.bonus
+        return cls(
+            bonus.last_token_enp_reward,
+            bonus.similarity_reverse,
+            bonus.similarity_reverse_fail,
+            bonus.similarity_shaping,
+        )
+
+    def score(self, groups: Sequence[Group]) -> Scores:
+        verdicts = [[each.verdict for each in group.graded] for group in groups]
+        return Scores(
+            earned_bonus(
+                of_rows(groups, lambda group: group.similarity),
+                of_rows(groups, lambda group: group.entropy),
+                torch.tensor([[verdict.reward for verdict in group] for group in verdicts]),
+                torch.tensor([[verdict.score for verdict in group] for group in verdicts]),
+                of_rows(groups, lambda group: group.may_earn),
+                entropy_weight=self.entropy_weight,
+                reverse=self.reverse,
+                reverse_fail=self.reverse_fail,
+                shaping=self.shaping,
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Own:
+    """A function of the user's. What goes wrong with a group is that group's own error."""
+
+    function: Callable[[Group], Any]
+
+    def score(self, groups: Sequence[Group]) -> Scores:
+        values: list[list[float]] = []
+        components: list[list[dict[str, float]]] = []
+        errors: dict[tuple[int, int], str] = {}
+        for number, group in enumerate(groups):
+            size = len(group.responses)
+            try:
+                scored, parts = _checked(self.function(group), size)
+            except Exception as error:
+                scored, parts = [0.0] * size, {}
+                errors |= {(number, row): _reason(error) for row in range(size)}
+            values.append(scored)
+            components.append([{name: part[row] for name, part in parts.items()} for row in range(size)])
+        return Scores(torch.tensor(values), components_of(components), errors)
+
+
+def _checked(answer: Any, size: int) -> tuple[list[float], dict[str, list[float]]]:
+    """The values and components of a group of `size`. Raises ValueError or TypeError for anything else."""
+    values, parts = answer if isinstance(answer, tuple) else (answer, {})
+    return _numbers(values, size, "it"), {
+        str(name): _numbers(part, size, f"its component {name!r}") for name, part in parts.items()
+    }
+
+
+def _numbers(values: Any, size: int, what: str) -> list[float]:
+    numbers = [float(value) for value in values]
+    if len(numbers) != size:
+        raise ValueError(f"{what} has {len(numbers)} values for {size} responses")
+    if bad := [number for number in numbers if not math.isfinite(number)]:
+        raise ValueError(f"{what} has the value {bad[0]}, which is not finite")
+    return numbers
+
+
+def _reason(error: Exception) -> str:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    at = "" if place.filename == __file__ else f" ({place.filename}:{place.lineno})"
+    return f"{type(error).__name__}: {error}{at}"
+
+
+KINDS: dict[str, Callable[[OgerSettings], Source]] = {
+    "verifier": Verifier.of,
+    "bonus": Bonus.of,
+}
+
+
+def make_source(kind: str, settings: OgerSettings) -> Source:
+    """The source of a kind: a name in KINDS, or an import path.
+
+    Raises ValueError for an import path that leads to no function of one argument.
+    """
+    return KINDS[kind](settings) if kind in KINDS else Own(own_function(kind))
+
+
+def own_function(path: str) -> Callable[[Group], Any]:
+    """The function at ``module:function``. Raises ValueError where there is none that takes one group."""
+    module, _, name = path.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except Exception as error:  # whatever the user's module does when it is imported
+        raise ValueError(f"{path!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if not callable(function):
+        raise ValueError(f"{path!r} is of type {type(function).__name__}, no function")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise ValueError(f"{path!r} cannot be called with one group: {error}") from None
+    except ValueError:  # a function without a signature, as some of C have none
+        pass
+    return function  # type: ignore[no-any-return]
