@@ -30,7 +30,8 @@ def import_without(module: str, *absent: str) -> None:
     Whoever imports them afterwards gets them.
     """
     hidden = [name for name in absent if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]
     try:
         importlib.import_module(module)
     finally:

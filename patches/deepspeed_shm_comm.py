@@ -8,6 +8,7 @@ Checked: deepspeed 0.19.6. Needed for as long as starting the communication comp
 
 import functools
 import importlib
+from typing import Any
 
 from oger_recipe.patches.guard import require_source
 
@@ -21,6 +22,6 @@ def _no_shm_op() -> None:
 @functools.cache
 def apply() -> None:
     """Makes DeepSpeed start its communication without the extension in this process."""
-    backend = importlib.import_module("deepspeed.comm.torch")  # as an attribute, that name is torch itself
+    backend: Any = importlib.import_module("deepspeed.comm.torch")  # as an attribute, that name is torch itself
     require_source(backend.build_shm_op, SOURCE_SHA256, package="deepspeed", checked="0.19.6", patch=__name__)
     backend.build_shm_op = _no_shm_op

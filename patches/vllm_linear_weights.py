@@ -17,7 +17,7 @@ SOURCE_SHA256 = "a98204a3d07fcbd6e12c8bf6de2dbece4364f75efd6c7ebab75f73e331d5602
 
 
 def _plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
-    layer.cpu_linear = torch.nn.functional.linear
+    layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]
 
 
 @functools.cache

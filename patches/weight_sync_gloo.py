@@ -26,7 +26,7 @@ class GlooWeightGroup:
         shared = store(master_address, master_port, world_size, is_master=rank == 0, timeout=JOIN_TIMEOUT)
         prefixed = torch.distributed.PrefixStore("oger_weights", shared)
         self.rank = rank
-        self.group = torch.distributed.ProcessGroupGloo(prefixed, rank, world_size, JOIN_TIMEOUT)
+        self.group: Any = torch.distributed.ProcessGroupGloo(prefixed, rank, world_size, JOIN_TIMEOUT)
 
     def broadcast(self, tensor: torch.Tensor, src: int, stream: object = None) -> None:
         """Overwrites ``tensor`` (any dtype and shape) with rank ``src``'s; ``stream`` has no meaning here.

@@ -1,4 +1,4 @@
-"""How far the verifiers agree with data whose truth is known: ``python scripts/bench/agreement.py --data FOLDER``.
+"""Measures how far the verifiers agree with data of known truth: ``python scripts/bench/agreement.py --data FOLDER``.
 
 FOLDER holds gsm8k/{train,test,example_model_solutions}.jsonl and bench/math500.jsonl, as their authors publish them.
 """
@@ -38,12 +38,12 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def own_answers(pool: GradingPool, name: str, task: str, pairs: list[tuple[str, str]], goal: float) -> Check:
-    """Reference solutions against their own answers: all right."""
+    """Grades reference solutions against their own answers: all right."""
     return graded(pool, Check(name, goal), task, [(text, answer, 1.0) for text, answer in pairs])
 
 
 def foreign_answers(pool: GradingPool, name: str, task: str, pairs: list[tuple[str, str]], goal: float) -> Check:
-    """Reference solutions against the answer of another problem, further on in the list: all wrong.
+    """Grades reference solutions against the answer of a later problem in the list: all wrong.
 
     Where the two answers are the same, the next problem's is taken.
     """
@@ -55,7 +55,7 @@ def foreign_answers(pool: GradingPool, name: str, task: str, pairs: list[tuple[s
 
 
 def same(task: str, answer: str, other: str) -> bool:
-    """Whether two reference answers are one, as far as the verifier can tell."""
+    """Tells whether two reference answers are one, as far as the verifier can see."""
     response = f"\\boxed{{{answer}}}" if task == "math" else answer
     return answer == other or verify(task, response, other).score == 1.0
 
@@ -71,7 +71,7 @@ def graded(pool: GradingPool, check: Check, task: str, triples: list[tuple[str, 
 
 
 def model_solutions(path: Path) -> Iterator[dict[str, Any]]:
-    """(question index, model, solution, mark, ground truth) of the four models' sampled solutions."""
+    """Yields (question index, model, solution, mark, ground truth) of the four models' sampled solutions."""
     for index, row in enumerate(lines(path)):
         for model, sample in row.items():
             if isinstance(sample, dict):
@@ -83,7 +83,7 @@ def model_solutions(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def marks(path: Path, goal: float) -> Check:
-    """The four models' solutions against their authors' marks."""
+    """Grades the four models' solutions against their authors' marks."""
     check = Check("GSM8K: four models' solutions and their marks", goal)
     for sample in tqdm(list(model_solutions(path)), desc="marks"):
         verdict = verify("gsm8k", sample["solution"], sample["answer"])

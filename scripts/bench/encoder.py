@@ -1,4 +1,4 @@
-"""Texts and tokens per second of the encoder of trajectories, beside SentenceTransformer.encode as it comes.
+"""Measures texts and tokens per second of the encoder, beside SentenceTransformer.encode as it comes.
 
 ``python scripts/bench/encoder.py --data FOLDER``: FOLDER holds gsm8k/train.jsonl. Short texts are GSM8K's solutions,
 long ones are made of its sentences, 2,000 to 8,000 tokens each. Both sides read what the model's limit leaves, then
@@ -41,7 +41,7 @@ def plain(model, texts: list[str]) -> torch.Tensor:
 
 
 def plain_windows(model, texts: list[str]) -> torch.Tensor:
-    """Whole texts by the library alone: cut into windows of tokens, which are encoded as texts and averaged."""
+    """Embeds whole texts by the library alone: windows of tokens, encoded as texts and averaged."""
     tokenizer, size = model.tokenizer, model.max_seq_length - 2
     vectors = []
     for text in texts:
@@ -52,7 +52,7 @@ def plain_windows(model, texts: list[str]) -> torch.Tensor:
 
 
 def compare(name: str, texts: list[str], sides: dict[str, Callable], tokens: int, rounds: int) -> dict:
-    """Seconds of each side, taking turns, and the lowest cosine between their vectors."""
+    """Times the sides in turns, and returns the lowest cosine between their vectors."""
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     vectors = {}
     for _ in range(rounds):
@@ -74,7 +74,7 @@ def fill(root: str, texts: list[str]) -> None:
 
 
 def cache(texts: list[str]) -> dict[str, float]:
-    """A cold build that is killed half-way, its continuation, and a warm start."""
+    """Times a cold build that is killed half-way, its continuation, and a warm start."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as root:
         started = time.perf_counter()

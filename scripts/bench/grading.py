@@ -1,4 +1,4 @@
-"""Answers per second of the grading pool, beside bare processes that call the same verifier without any limit.
+"""Measures answers per second of the grading pool, beside bare processes with the same verifier and no limit.
 
 ``python scripts/bench/grading.py --data FOLDER``: FOLDER holds bench/math500.jsonl. Both sides run in turn, several
 rounds; medians with the lowest and the highest. Grading a second time shows the pool's cache.
@@ -41,7 +41,7 @@ def pool_of(limit_s: float) -> GradingPool:
 
 
 def compare(items: list[tuple[str, str]], rounds: int) -> dict[str, list[float]]:
-    """Answers per second of each side, by round."""
+    """Returns answers per second of each side, by round."""
     speeds: dict[str, list[float]] = {"bare processes": [], "pool": [], "pool, again": []}
     answers = [("math", text, answer, None) for text, answer in items]
     for _ in range(rounds):
@@ -55,7 +55,7 @@ def compare(items: list[tuple[str, str]], rounds: int) -> dict[str, list[float]]
 
 
 def hostile_share(items: list[tuple[str, str]], share: float, limit_s: float) -> dict[str, float]:
-    """Seconds with and without a share of answers that never end, and what they may cost at most."""
+    """Times answers with and without a share that never ends, and returns the most that this may cost."""
     endless = dict(HOSTILE)["tower of powers"]
     count = max(1, round(share * len(items)))
     mixed = [("math", text, answer, None) for text, answer in items]

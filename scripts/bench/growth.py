@@ -1,4 +1,4 @@
-"""How the cost of what the recipe adds to a step grows: seconds by phase against prompts, group, length and teachers.
+"""Measures how the recipe's part of a step grows: seconds by phase against prompts, group, length and teachers.
 
 One setting moves at a time, the others stay at 32 prompts x 8 rollouts x 256 tokens with 3 teachers each. Texts are
 random words; the encoder is MiniLM, which reads a text's first 256 tokens. One process, the recipe's own functions, no
@@ -97,7 +97,7 @@ def rollouts_of(words: list[int], prompts: int, group: int, length: int) -> list
 
 
 def measure(encoder: TrajectoryEncoder, sizes: dict[str, int], folder: Path, steps: int) -> dict[str, float]:
-    """Median seconds by phase of one step; every step has new rollouts and teachers that were seen before."""
+    """Returns median seconds by phase of one step, with new rollouts and teachers that were seen before."""
     tokenizer = encoder._model.tokenizer
     words = [
         tokenizer.convert_tokens_to_ids(word) for word in ("we", "then", "find", "that", "the", "sum", "is", "two")

@@ -1,4 +1,4 @@
-"""What each hostile answer costs, and that its neighbours' grades are right: ``python scripts/bench/hostile.py``."""
+"""Measures each hostile answer's cost and checks its neighbours' grades: ``python scripts/bench/hostile.py``."""
 
 from __future__ import annotations
 

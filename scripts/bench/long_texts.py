@@ -11,6 +11,7 @@ import json
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,7 +31,7 @@ OPENING, BODY = 4, 50  # solutions of about 130 tokens each
 
 
 def trajectories(solutions: list[str], rng: random.Random) -> dict[float, str]:
-    """The trajectory (share 0) and its counterparts by the share of the body's solutions that are others."""
+    """Makes the trajectory (share 0) and its counterparts by the share of other solutions in the body."""
     body = rng.sample(solutions, OPENING + BODY)
     others, answers = rng.sample(solutions, BODY), rng.sample(solutions, 2)
     order = rng.sample(range(BODY), BODY)
@@ -43,7 +44,7 @@ def trajectories(solutions: list[str], rng: random.Random) -> dict[float, str]:
 
 
 def ranks(values: torch.Tensor) -> torch.Tensor:
-    """Ranks, equal values sharing their mean rank."""
+    """Ranks values; equal ones share their mean rank."""
     below = (values.unsqueeze(1) > values.unsqueeze(0)).sum(dim=1).double()
     equal = (values.unsqueeze(1) == values.unsqueeze(0)).sum(dim=1).double()
     return below + (equal - 1) / 2
@@ -63,7 +64,7 @@ def main() -> None:
     rng = random.Random(0)
     solutions = [row["answer"] for row in read_jsonl(args.data / "gsm8k" / "train.jsonl")]
     made = [trajectories(solutions, rng) for _ in range(args.texts)]
-    figures = {}
+    measured: dict[str, dict[str, Any]] = {}
     columns = ["read", *(f"{share:.0%}" for share in SHARES), "rank correlation", "share read", "s a text"]
     print(f"| {' | '.join(columns)} |")
     print("|---" * len(columns) + "|")
@@ -74,20 +75,20 @@ def main() -> None:
         seconds = (time.perf_counter() - started) / (len(made) * len(SHARES))
         divergence = torch.stack([1 - rows @ rows[0] for rows in vectors]).clamp(min=0)  # [texts, shares]
         correlation = [rank_correlation(row, torch.tensor(SHARES)) for row in divergence.round(decimals=5)]
-        figures[name] = {
+        measured[name] = {
             "divergence": divergence.mean(dim=0).tolist(),
             "rank_correlation": sum(correlation) / len(correlation),
             "share_read": encoder.share_read([texts[0.0] for texts in made]),
             "seconds_per_text": seconds,
         }
-        means = " | ".join(f"{value:.4f}" for value in figures[name]["divergence"])
+        means = " | ".join(f"{value:.4f}" for value in measured[name]["divergence"])
         print(
-            f"| {name} | {means} | {figures[name]['rank_correlation']:.2f} | {figures[name]['share_read']:.0%} | "
+            f"| {name} | {means} | {measured[name]['rank_correlation']:.2f} | {measured[name]['share_read']:.0%} | "
             f"{seconds:.3f} |",
             flush=True,
         )
     if args.out:
-        args.out.write_text(json.dumps(figures, indent=2))
+        args.out.write_text(json.dumps(measured, indent=2))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""OpenRLHF's own trainer, policy and sampling on the recipe's machine patches: what the recipe is compared to.
+"""Runs OpenRLHF's own trainer, policy and sampling on the recipe's machine patches, for comparison.
 
 ``python scripts/bench/plain_openrlhf.py RUN_DIR TOKENS...``: the resolved flags of a run of the recipe, whose data
 folder the environment's PREPARED_DATA names.
@@ -24,7 +24,7 @@ from oger_recipe.run_folder import records as run_folder
 
 
 class PlainPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
-    """Unchanged but for a line with the time after every step."""
+    """OpenRLHF's, with a line for the time after every step."""
 
     def __init__(self, *args, **kwargs) -> None:  # without one here, the actor ends in a TypeError of super()
         super().__init__(*args, **kwargs)
@@ -42,7 +42,7 @@ class PlainPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc
 
 
 class PlainPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ignore[misc]
-    """Unchanged: exists so that the worker imports this module first."""
+    """OpenRLHF's; exists so that the worker imports this module first."""
 
 
 class PlainRolloutActor(undecorated(vllm_engine.RolloutRayActor)):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Runs as processes of their own, for the benches that time whole runs."""
+"""Starts runs as processes of their own, for the benches that time whole runs."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ RECIPE = ROOT / "configs" / "countdown_cpu.yaml"
 
 
 def train_command(folder: Path, settings: dict[str, Any], flags: list[str]) -> list[str]:
-    """The recipe's training into ``folder``, without evaluation or checkpoints, at a learning rate of nearly zero."""
+    """Returns the command of a training into ``folder``, without evaluation, checkpoints or much learning."""
     settings = {"oger.run_dir": folder, "actor.adam.lr": 1e-12, "ckpt.save_steps": -1} | settings
     values = [token for name, value in settings.items() for token in (f"--{name}", str(value))]
     once = ["--train.num_episodes", "1", "--no-oger.val_before_train", "--no-oger.val_after_train"]
@@ -38,10 +38,10 @@ def run(
 
 
 def step_events(folder: Path) -> list[dict[str, Any]]:
-    """The event at which training began, then one for each step."""
+    """Reads the event at which training began, then one for each step."""
     return [event for event in read_jsonl(folder / "events.jsonl") if event["event"] in ("training", "step")]
 
 
 def step_seconds(times: list[float]) -> list[float]:
-    """Of the third step and those after it: the first two warm the processes up."""
+    """Returns the seconds of the third and later steps: the first two warm the processes up."""
     return [later - before for before, later in zip(times, times[1:], strict=False)][2:]

@@ -1,4 +1,4 @@
-"""Load on the reward service: ``python scripts/bench/reward_service.py --seconds 60 --clients 200 --out FILE``.
+"""Puts load on the reward service: ``python scripts/bench/reward_service.py --seconds 60 --clients 200 --out FILE``.
 
 Starts the service on a free port of this machine and lets clients ask as OpenRLHF does: a new connection for every
 request. Every answer is unique and its verdict known beforehand; one in a hundred is hostile. The exit code is 1 when
@@ -81,7 +81,7 @@ def hostile(number: int, text: str) -> Sample:
 
 
 def samples(seed: int = 0) -> Iterator[Sample]:
-    """Endless, each one unique, tasks and verdicts in random order."""
+    """Yields requests without end, each one unique, tasks and verdicts in random order."""
     rng = random.Random(seed)
     for number in itertools.count(100):
         if rng.random() < HOSTILE_SHARE:
@@ -100,7 +100,7 @@ def payload(batch: list[Sample]) -> dict[str, list[str]]:
 
 
 def check(batch: list[Sample], result: dict[str, Any], tally: Tally) -> None:
-    """Count a result whose scores are not the expected ones, or that is no number for one and no list for several."""
+    """Counts a result whose scores are not the expected ones, or that is no number for one and no list for several."""
     scores, timeouts = result["scores"], result["extra_logs"]["reward_timeout"]
     if len(batch) == 1:
         scores, timeouts = [scores], [timeouts]
@@ -152,7 +152,7 @@ async def load(url: str, clients: int, seconds: float) -> tuple[Tally, float, di
 
 
 def start(flags: list[str], log: Any) -> tuple[subprocess.Popen[str], str]:
-    """The service and the address it prints."""
+    """Starts the service, and returns it with the address that it prints."""
     command = [sys.executable, "-m", "oger_recipe.cli.serve_reward", "--port", "0", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     assert process.stdout is not None
@@ -165,14 +165,14 @@ def start(flags: list[str], log: Any) -> tuple[subprocess.Popen[str], str]:
 
 
 def stop(process: subprocess.Popen[str]) -> tuple[int, int]:
-    """Exit code after SIGTERM, and how many of the service's processes outlived it by more than 5 seconds."""
+    """Returns the exit code after SIGTERM, and how many of the service's processes live 5 seconds longer."""
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGTERM)
     code = process.wait(timeout=60)
     return code, len(psutil.wait_procs(children, timeout=5)[1])
 
 
-def figures(tally: Tally, wall: float, counted: dict[str, float], code: int, left: int) -> dict[str, Any]:
+def summary(tally: Tally, wall: float, counted: dict[str, float], code: int, left: int) -> dict[str, Any]:
     cuts = statistics.quantiles(tally.seconds, n=100) if len(tally.seconds) > 1 else [float("nan")] * 99
     return {
         "requests": tally.requests,
@@ -205,7 +205,7 @@ def main() -> None:
             code, left = stop(process)
         finally:
             process.kill()
-    result = figures(tally, wall, counted, code, left)
+    result = summary(tally, wall, counted, code, left)
     for problem in tally.problems[:10]:
         print(problem, file=sys.stderr)
     print("\n".join(f"{name.replace('_', ' '):24} {value:>12}" for name, value in result.items()))

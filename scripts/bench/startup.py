@@ -1,4 +1,4 @@
-"""From the command to the first rollouts: seconds by milestone, and where the processor's time goes until then.
+"""Measures a start, from command to first rollouts: seconds by milestone, and processor time by process.
 
 The default job's size, without warm start and evaluation. Sides take turns: the recipe with and without the encoder,
 and plain OpenRLHF on the same machine patches, which has its data and its policy prepared.
@@ -22,7 +22,7 @@ ROLES = {
 
 
 class Watch:
-    """Seconds of processor time by role, up to the first step's end."""
+    """Returns seconds of processor time by role, up to the first step's end."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.by_process = folder, {}

@@ -1,4 +1,4 @@
-"""A training step of the recipe beside one of plain OpenRLHF GRPO: seconds, and each process's memory at its peak.
+"""Measures a training step beside one of plain OpenRLHF GRPO: seconds, and each process's peak of memory.
 
 Sides: plain OpenRLHF (its own trainer, maker, policy and loss on the recipe's machine patches), the recipe with
 teachers in the groups but no encoder, and the whole recipe with MiniLM. The sides take turns; the learning rate is
@@ -35,7 +35,7 @@ ROLES = {"PPOTrainer": "controller", "PolicyModelActor": "policy", "RolloutActor
 
 
 def side_command(side: str, size: str, steps: int, folder: Path, earlier: Path | None) -> tuple[list[str], dict]:
-    """What to run for a side, and its environment; plain OpenRLHF takes data and flags of an ``earlier`` run."""
+    """Returns a side's command and environment; plain OpenRLHF takes data and flags of an ``earlier`` run."""
     if side == SIDES[0]:
         tokens = shlex.split((earlier / "command.sh").read_text())[3:]
         environment = {"PREPARED_DATA": str(earlier / "data"), "PYTHONPATH": f"{HERE}:{ROOT}"}
@@ -59,7 +59,7 @@ def take_turns(rounds: int, measure: Callable[[str, Path, Path | None], dict]) -
 
 
 def run_side(size: str, steps: int, side: str, folder: Path, earlier: Path | None) -> dict:
-    """Seconds of each step after the second, phases, and peak bytes by role."""
+    """Measures seconds of each step after the second, phases, and peak bytes by role."""
     command, environment = side_command(side, size, steps, folder, earlier)
     peaks = run(command, folder.with_suffix(".log"), environment, watch)
     events = step_events(folder)
@@ -75,7 +75,7 @@ def run_side(size: str, steps: int, side: str, folder: Path, earlier: Path | Non
 
 
 def watch(process: subprocess.Popen) -> dict[str, int]:
-    """Peak bytes by role, read from the kernel's own high-water marks while the run lasts."""
+    """Reads peak bytes by role from the kernel's high-water marks while the run lasts."""
     peaks: dict[str, int] = {}
     while process.poll() is None:
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""Samples per second of training on a CPU: the recipe's pipeline beside TRL's GRPOTrainer with HF generate.
+"""Measures samples per second of training on a CPU: the recipe's pipeline beside TRL's GRPOTrainer with HF generate.
 
 Same policy (random weights, so every response has its full length), prompts, group, lengths and verifier; one
 optimizer step per batch of rollouts; the learning rate is nearly zero. Start-up is a column of its own.
@@ -27,7 +27,7 @@ SIDES = {"TRL": [], "recipe, GRPO": GRPO, "recipe, OGER": []}
 
 
 def recipe_run(folder: Path, size: str, steps: int, flags: list[str]) -> list[float]:
-    """When training began, and when each step ended."""
+    """Returns when training began, and when each step ended."""
     hidden, layers, prompts, group, tokens, micro_batch = SIZES[size]
     settings = {
         "oger.task.hidden_size": hidden, "oger.task.num_layers": layers, "oger.task.warm_start_steps": 1,
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def measure(size: str, args: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
-    """Start-up seconds and samples per second of each side, by round; the first two steps are left out."""
+    """Returns start-up seconds and samples per second of each side, by round, without the first two steps."""
     runs: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
     rows = SIZES[size][2] * SIZES[size][3]
     with tempfile.TemporaryDirectory() as base:

@@ -1,4 +1,4 @@
-"""Log-probabilities, entropies and their gradients: memory beside the inputs and time, ours and OpenRLHF's.
+"""Measures time and memory of log-probabilities, entropies and their gradients, ours and OpenRLHF's.
 
 Every measurement is a process of its own; the sides take turns. Time is that of the forward and the backward pass.
 """
@@ -30,7 +30,7 @@ def recipe(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> 
 
 
 def openrlhf(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> Tensors:
-    """What openrlhf.models.actor.Actor does after the last layer."""
+    """Does what openrlhf.models.actor.Actor does after the last layer."""
     from openrlhf.models.utils import compute_entropy, log_probs_from_logits
 
     logits = (hidden @ weight.t()).to(torch.float32).div_(TEMPERATURE)
@@ -59,7 +59,7 @@ SIDES: dict[str, Callable[..., Tensors]] = {
 
 
 def measure(args: argparse.Namespace) -> dict[str, float]:
-    """Seconds, and bytes beside the inputs at the peak, of one forward and backward pass."""
+    """Measures seconds, and bytes beside the inputs at the peak, of one forward and backward pass."""
     side, device = SIDES[args.side], torch.device(args.device)
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[args.dtype]
     torch.manual_seed(0)
@@ -94,7 +94,7 @@ def _peak(device: torch.device) -> int:
 
 
 def run_side(name: str, arguments: list[str]) -> dict[str, float] | str:
-    """What a process of its own measured, or why it did not."""
+    """Measures in a process of its own, or says why that was not possible."""
     done = subprocess.run([sys.executable, __file__, *arguments, "--side", name], capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines()
@@ -103,7 +103,7 @@ def run_side(name: str, arguments: list[str]) -> dict[str, float] | str:
 
 
 def run_sides(repeats: int, arguments: list[str]) -> tuple[dict[str, list[dict[str, float]]], dict[str, str]]:
-    """What each side measured, time after time, and why some did not."""
+    """Measures each side time after time, and says why some could not be."""
     results: dict[str, list[dict[str, float]]] = {name: [] for name in SIDES}
     absent: dict[str, str] = {}
     for _ in range(repeats):

@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer with HF generate on the data and the policy of a run of the recipe: one side of throughput.py.
+"""Runs TRL's GRPOTrainer with HF generate on data and policy of a run of the recipe: one side of throughput.py.
 
 Arguments: a JSON object with model, data, out, prompts, group, max_new_tokens, micro_batch, steps. Writes the time
 after every step to ``out``. TRL's defaults stay, except where both sides must do the same.

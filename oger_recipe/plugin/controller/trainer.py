@@ -36,6 +36,8 @@ HYBRID_KEYS = (
 class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
     """Evaluates on scores before and after, records every step, and can stop after a number of steps."""
 
+    best_eval_metric_value: float
+
     def __init__(self, pretrain, strategy, *args, **kwargs) -> None:
         torch.manual_seed(strategy.args.train.seed)  # the sampler of the prompts draws its order's seed from here
         super().__init__(pretrain, strategy, *args, **kwargs)
@@ -204,7 +206,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         samples = self.samples_generator.generate_eval_samples(**(generate_kwargs | self._eval_sampling()))
         result = evaluate_samples(samples, self.eval_dataloader, self.tokenizer)
         run_folder.write_evaluation(self.run_dir, global_step, result.records, result.result)
-        self.evaluation = result.figures | {"benchmarks": headlines(result.result)}
+        self.evaluation = result.metrics | {"benchmarks": headlines(result.result)}
         run_folder.event(self.run_dir, "evaluated", when=when, step=global_step, **self.evaluation)
         for tracker in (self.wandb_logger, self.tensorboard_logger):
             if tracker:

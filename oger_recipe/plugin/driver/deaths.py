@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError
@@ -52,9 +53,9 @@ class Processes(threading.Thread):
 
     def look(self) -> None:
         parents = {int(path.name): _parent(path) for path in Path("/proc").glob("[0-9]*")}
-        for pid in parents:
-            if self._driver in _ancestors(pid, parents):
-                self._note(pid, parents[pid])
+        for pid, parent in parents.items():
+            if parent is not None and self._driver in _ancestors(pid, parents):
+                self._note(pid, parent)
 
     def _note(self, pid: int, parent: int) -> None:
         try:
@@ -116,33 +117,47 @@ def _kills_for_want_of_memory() -> int:
 
 
 def why(error: BaseException, processes: Processes, session_logs: Path, run_dir: Path) -> str:
-    """The sentence for what the driver has caught."""
-    for folder in (run_dir, session_logs):
-        if shutil.disk_usage(folder).free < _FULL:
-            return f"no space is left on the disk of {folder}; {_ROOM}"
-    if any(words in str(error) for words in _NO_SPACE):
-        return f"no space is left on a disk: {str(error).splitlines()[-1]}; {_ROOM}"
-    if own := _rays_own_dead(run_dir / "logs"):
-        return own
+    """The sentence for what the driver has caught: what was first of all that may have gone wrong."""
     raised, origin = _unwrapped(error)
+    if sentence := _full_disk(error, (run_dir, session_logs)) or _rays_own_dead(run_dir / "logs"):
+        return sentence
     if isinstance(raised, RecipeError):  # the controller's own decision
         return str(raised)
     if "in its creation task" in str(raised):
         return _last_error(str(raised))
-    logs = workers(session_logs)
     if isinstance(raised, OutOfMemoryError):
         return _out_of_memory(str(raised))
-    if gone := processes.gone():
-        known = [logs.get(pid) or logs.get(processes.parent(pid)) for pid in gone]  # the engine writes to its actor's
-        where = {f"{run_dir / 'logs' / name}.log" for name in known if name}
-        return "; ".join(map(processes.sentence, gone)) + (f"; its log: {', '.join(sorted(where))}" if where else "")
+    logs = {pid: run_dir / "logs" / f"{name}.log" for pid, name in workers(session_logs).items()}
+    if sentence := _gone(processes, logs):
+        return sentence
     if isinstance(raised, ActorDiedError):
         return _of_actor(str(raised))
+    return _raised(raised, origin, processes, logs)
+
+
+def _full_disk(error: BaseException, folders: tuple[Path, ...]) -> str | None:
+    for folder in folders:
+        if shutil.disk_usage(folder).free < _FULL:
+            return f"no space is left on the disk of {folder}; {_ROOM}"
+    if any(words in str(error) for words in _NO_SPACE):
+        return f"no space is left on a disk: {str(error).splitlines()[-1]}; {_ROOM}"
+    return None
+
+
+def _gone(processes: Processes, logs: dict[int, Path]) -> str:
+    """The processes that ended by themselves, none: an empty text."""
+    gone = processes.gone()
+    known = [logs.get(pid) or logs.get(processes.parent(pid)) for pid in gone]  # the engine writes to its actor's
+    where = sorted({str(log) for log in known if log})
+    return "; ".join(map(processes.sentence, gone)) + (f"; its log: {', '.join(where)}" if where else "")
+
+
+def _raised(raised: BaseException, origin: tuple[str, int] | None, processes: Processes, logs: dict[int, Path]) -> str:
     if origin is None:
         return f"{type(raised).__name__}: {raised}"
     title, pid = origin
     peak = processes.peak(pid) if "OutOfMemory" in type(raised).__name__ or isinstance(raised, MemoryError) else ""
-    log = f"; its log: {run_dir / 'logs' / logs[pid]}.log" if pid in logs else ""
+    log = f"; its log: {logs[pid]}" if pid in logs else ""
     return f"{_role(title) or title} (pid {pid}) stopped with {type(raised).__name__}: {raised}{peak}{log}"
 
 
@@ -184,7 +199,7 @@ def _of_actor(text: str) -> str:
 def _rays_own_dead(logs: Path) -> str | None:
     """Ray's processes that the driver itself started: their exit codes are known."""
     node = ray._private.worker._global_node
-    started = node.all_processes if node is not None else {}
+    started: dict[str, Any] = node.all_processes if node is not None else {}
     for name, processes in started.items():
         for each in processes:
             code = each.process.poll()

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -22,7 +23,7 @@ _CLEAR_UP_S = 30  # what the watcher may take
 
 
 def launch(
-    tokens: list[str],
+    flags: list[str],
     run_dir: Path,
     *,
     cpu: bool,
@@ -31,22 +32,15 @@ def launch(
     environment: dict[str, str],
     lock: int,
 ) -> None:
-    """Trains; returns when the model is saved. Worker logs end up in ``run_dir/logs``.
+    """Trains with OpenRLHF's ``flags``; returns when the model is saved. Worker logs end up in ``run_dir/logs``.
 
     ``environment`` is set in every process of the run. ``lock`` is the descriptor of the run folder's lock, which is
     held until nothing of the run is left.
     Raises:
         RunDied: something of the run died or failed; the message is a sentence for the user.
     """
-    environment = environment | {
-        "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "false"),
-        "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN"),
-        "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": os.environ.get("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1"),
-        "OGER_RUN_DIR": str(run_dir),
-    }
-    if cpu:
-        environment |= CPU_ENVIRONMENT
-        os.environ.update(CPU_ENVIRONMENT)
+    environment = environment | _environment(run_dir) | (CPU_ENVIRONMENT if cpu else {})
+    os.environ.update(CPU_ENVIRONMENT if cpu else {})
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     logs, joins = run_dir / "logs", "RAY_ADDRESS" in os.environ
     cleared = contextlib.nullcontext() if joins else _cleared_up(logs, lock)
@@ -56,7 +50,7 @@ def launch(
         signal.signal(signal.SIGTERM, on_term)  # Ray has put its own
         session_logs = Path(context.address_info["session_dir"]) / "logs"
         try:
-            _run_openrlhf(tokens)
+            _run_openrlhf(flags)
         except Exception as error:
             if isinstance(error, RecipeError) and not isinstance(error, ray.exceptions.RayTaskError):
                 raise  # of this process; the controller's is under pages of Ray
@@ -66,6 +60,12 @@ def launch(
             ray.shutdown()
             if joins:
                 worker_logs.keep(session_logs, logs, job)
+
+
+def _environment(run_dir: Path) -> dict[str, str]:
+    """Of every process of the run; what the user has set stays."""
+    defaults = {"TOKENIZERS_PARALLELISM": "false", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
+    return {name: os.environ.get(name, value) for name, value in defaults.items()} | {"OGER_RUN_DIR": str(run_dir)}
 
 
 @contextlib.contextmanager
@@ -96,7 +96,7 @@ def _cleared_up(logs: Path, lock: int) -> Iterator[Path]:
 
 
 def _start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool, folder: Path | None):
-    shared = {"log_to_driver": verbose, "logging_level": "warning"}
+    shared: dict[str, Any] = {"log_to_driver": verbose, "logging_level": "warning"}
     if folder is None:
         context = ray.init(runtime_env={"env_vars": environment}, **shared)
         _check_cluster(logical_gpus)
@@ -134,12 +134,12 @@ def _check_cluster(gpus: int) -> None:
         )
 
 
-def _run_openrlhf(tokens: list[str]) -> None:
+def _run_openrlhf(flags: list[str]) -> None:
     from oger_recipe.plugin.driver.install import install
 
     install()
     module = "openrlhf.cli.train_ppo_ray"
-    argv, sys.argv = sys.argv, [module, *tokens]
+    argv, sys.argv = sys.argv, [module, *flags]
     try:
         with _recipe_on_its_parser():
             runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -154,18 +154,19 @@ def _recipe_on_its_parser() -> Iterator[None]:
 
     from oger_recipe.settings.parser import extend_parser
 
-    upstream = argparse.ArgumentParser.parse_args
+    parser: Any = argparse.ArgumentParser
+    upstream = parser.parse_args
 
-    def parse_args(self: argparse.ArgumentParser, *args, **kwargs) -> argparse.Namespace:
-        argparse.ArgumentParser.parse_args = upstream
+    def parse_args(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> argparse.Namespace:
+        parser.parse_args = upstream
         extend_parser(self, cpu=not torch.cuda.is_available())
         return self.parse_args(*args, **kwargs)
 
-    argparse.ArgumentParser.parse_args = parse_args
+    parser.parse_args = parse_args
     try:
         yield
     finally:
-        argparse.ArgumentParser.parse_args = upstream
+        parser.parse_args = upstream
 
 
 @contextlib.contextmanager

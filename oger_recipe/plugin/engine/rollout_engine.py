@@ -29,7 +29,7 @@ KV_BLOCK = 128  # tokens; vLLM's on CPUs
 class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
     """OpenRLHF's rollout actor with rollout log-probabilities always on: they show whether the weights arrive."""
 
-    async def __init__(self, *args, **kwargs) -> None:
+    async def __init__(self, *args, **kwargs) -> None:  # type: ignore[misc]
         cpu = not torch.cuda.is_available()
         if cpu:
             kwargs["worker_extension_cls"] = "oger_recipe.plugin.engine.engine_worker.CpuWorkerWrap"

@@ -71,28 +71,31 @@ class ChunkedActor(Actor):
             return super().forward(
                 sequences, action_mask, attention_mask, return_output, ring_attn_group=ring_attn_group, **other
             )
-        batch, length = sequences.shape
-        actions = action_mask.shape[1]
+        length, actions = sequences.shape[1], action_mask.shape[1]
         wanted = torch.zeros_like(sequences, dtype=torch.bool)
         wanted[:, length - 1 - actions : length - 1] = action_mask.bool()
         if self.packing_samples:
-            packed = unpad_and_slice_tensor(wanted.long(), attention_mask, ring_attn_group)[0].bool()
-            inputs, positions, labels, padding, indices = unpad_and_slice_tensor(
-                sequences, attention_mask, ring_attn_group
-            )
-            output = self._output(inputs, None, positions, labels, packed)
-            log_probs, entropy = (
-                gather_and_pad_tensor(part, ring_attn_group, padding, indices, batch, length)
-                for part in (output.log_probs, output.entropy)
-            )
+            output = self._of_packed(sequences, attention_mask, wanted, ring_attn_group)
         else:
             positions = (attention_mask.long().cumsum(-1) - 1).masked_fill(attention_mask == 0, 1)
             labels = torch.roll(sequences, shifts=-1, dims=1)
             output = self._output(sequences, attention_mask, positions, labels, wanted)
-            log_probs, entropy = output.log_probs, output.entropy
-        output.entropy = entropy[:, :-1]
-        log_probs = log_probs[:, :-1][:, -actions:] * action_mask.float()
+        output.entropy = output.entropy[:, :-1]
+        log_probs = output.log_probs[:, :-1][:, -actions:] * action_mask.float()
         return (log_probs, output) if return_output else log_probs
+
+    def _of_packed(self, sequences, attention_mask, wanted, ring_attn_group):
+        """As ``_output``, by way of one row without padding."""
+        packed = unpad_and_slice_tensor(wanted.long(), attention_mask, ring_attn_group)[0].bool()
+        inputs, positions, labels, padding, indices = unpad_and_slice_tensor(
+            sequences, attention_mask, ring_attn_group
+        )
+        output = self._output(inputs, None, positions, labels, packed)
+        output.log_probs, output.entropy = (
+            gather_and_pad_tensor(part, ring_attn_group, padding, indices, *sequences.shape)
+            for part in (output.log_probs, output.entropy)
+        )
+        return output
 
     def _output(self, inputs, attention_mask, positions, labels, wanted):
         """The model's output with log_probs and entropy, [B, T] each, in place of logits."""
