@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,7 +17,15 @@ from oger_recipe.settings.run import EvalSettings
 if TYPE_CHECKING:
     from oger_recipe.evaluation.benchmarks import Problem
     from oger_recipe.evaluation.prompts import Prompting
-    from oger_recipe.evaluation.sampler import Model, Sampling
+    from oger_recipe.evaluation.sampling import Model, Sampling
+
+
+# Settings of a run that have a flag of their own here, because other defaults are usual without a recipe.
+_HERE = {
+    "eval.n_samples_per_prompt": "n", "eval.temperature": "temperature", "oger.eval.top_p": "top_p",
+    "oger.eval.top_k": "top_k", "oger.eval.max_new_tokens": "max_new_tokens", "train.seed": "seed",
+    "data.apply_chat_template": "chat_template",
+}  # fmt: skip
 
 
 class _Parser(argparse.ArgumentParser):
@@ -26,10 +34,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    from oger_recipe.data.templates import TEMPLATES
-    from oger_recipe.evaluation.benchmarks import BENCHMARKS
-    from oger_recipe.evaluation.sampler import Model, Sampling
-
     parser = _Parser(
         "oger eval",
         description="Samples answers to benchmarks with vLLM, grades them, and writes the answers and a table of "
@@ -37,8 +41,24 @@ def build_parser() -> argparse.ArgumentParser:
         "adds benchmarks and samples. Any setting of a run can follow as its flag, e.g. --oger.math_rule deepscaler.",
         allow_abbrev=False,
     )
-    add = parser.add_argument
-    add("model", help="folder or hub name")
+    parser.add_argument("model", help="folder or hub name")
+    parser.add_argument(
+        "--recipe",
+        type=Path,
+        help="a run's recipe, e.g. RUN/recipe.yaml: its prompts, sampling and grading in evaluation, on its "
+        "eval.dataset unless --benchmark names others; options given here win",
+    )
+    parser.add_argument("--out", type=Path, help="folder to write (default: evals/<model>-<hash of the settings>)")
+    _add_problems(parser.add_argument_group("problems").add_argument)
+    _add_sampling(parser.add_argument_group("sampling").add_argument)
+    _add_prompts(parser.add_argument_group("prompts").add_argument)
+    _add_model(parser.add_argument_group("model").add_argument)
+    return parser
+
+
+def _add_problems(add: Callable[..., Any]) -> None:
+    from oger_recipe.evaluation.benchmarks import BENCHMARKS
+
     add(
         "--benchmark",
         nargs="+",
@@ -47,81 +67,65 @@ def build_parser() -> argparse.ArgumentParser:
         help=f"{', '.join(BENCHMARKS)}, each from the Hub (gpqa needs a login there) or from a .jsonl or .parquet "
         "file with its columns; or any other name with a file of the recipe's rows",
     )
-    add(
-        "--recipe",
-        type=Path,
-        help="a run's recipe, e.g. RUN/recipe.yaml: its prompts, sampling and grading in evaluation, on its "
-        "eval.dataset unless --benchmark names others; options given here win",
-    )
     add("--benchmark_dir", type=Path, help="folder of <name>.jsonl or <name>.parquet files, instead of the Hub")
+    add("--max_problems", type=int, help="evaluate on so many problems of each benchmark, chosen by hash")
+
+
+def _add_sampling(add: Callable[..., Any]) -> None:
+    from oger_recipe.evaluation.sampling import Sampling
+
     add("--n", type=int, help=f"samples a problem; papers use 32 on AIME and AMC ({Sampling.n})")
-    add(
-        "--temperature",
-        type=float,
-        help=f"0 is greedy, with one sample a problem ({Sampling.temperature})",
-    )
+    add("--temperature", type=float, help=f"0 is greedy, with one sample a problem ({Sampling.temperature})")
     add("--top_p", type=float, help=f"nucleus of the sampled distribution ({Sampling.top_p})")
     add("--top_k", type=int, help="likeliest tokens to sample from (all)")
-    add(
-        "--max_new_tokens",
-        type=int,
-        help=f"longest answer, within the context ({Sampling.max_new_tokens})",
-    )
-    add("--max_problems", type=int, help="evaluate on so many problems of each benchmark, chosen by hash")
-    add(
-        "--seed",
-        type=int,
-        help=f"every sample's seed follows from it, problem and number ({Sampling.seed})",
-    )
-    add(
-        "--prompt_template",
-        choices=list(TEMPLATES),
-        help="instead of instruction and chat template; none: the bare question",
-    )
+    add("--max_new_tokens", type=int, help=f"longest answer, within the context ({Sampling.max_new_tokens})")
+    add("--seed", type=int, help=f"every sample's seed follows from it, problem and number ({Sampling.seed})")
+
+
+def _add_prompts(add: Callable[..., Any]) -> None:
+    from oger_recipe.data.templates import TEMPLATES
+
+    template = "instead of instruction and chat template; none: the bare question"
+    add("--prompt_template", choices=list(TEMPLATES), help=template)
     add("--system_prompt", help="system turn, where the chat template is used")
-    add(
-        "--chat_template",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="use it where the tokenizer has one (on, or as the recipe says)",
-    )
-    add("--batch_size", type=int, default=Model.batch_size, help="requests in flight (%(default)s)")
-    add(
-        "--dtype",
-        choices=("auto", "bfloat16", "float16", "float32"),
-        help="auto is float32 on CPUs (auto; with a recipe bfloat16)",
-    )
-    add(
-        "--tensor_parallel_size",
-        type=int,
-        default=Model.tensor_parallel_size,
-        help="GPUs that share the model (%(default)s)",
-    )
-    add(
-        "--gpu_memory_utilization",
-        type=float,
-        default=Model.gpu_memory_utilization,
-        help="share of GPU memory (%(default)s)",
-    )
+    chat = "use it where the tokenizer has one (on, or as the recipe says)"
+    add("--chat_template", action=argparse.BooleanOptionalAction, default=None, help=chat)
+
+
+def _add_model(add: Callable[..., Any]) -> None:
+    from oger_recipe.evaluation.sampling import Model
+
+    dtypes = ("auto", "bfloat16", "float16", "float32")
+    add("--dtype", choices=dtypes, help="auto is float32 on CPUs (auto; with a recipe bfloat16)")
     add("--revision", help="of a hub model")
-    add("--out", type=Path, help="folder to write (default: evals/<model>-<hash of the settings>)")
-    return parser
+    for name, kind, help in (
+        ("batch_size", int, "requests in flight"),
+        ("tensor_parallel_size", int, "GPUs that share the model"),
+        ("gpu_memory_utilization", float, "share of GPU memory"),
+    ):
+        add(f"--{name}", type=kind, default=getattr(Model, name), help=f"{help} (%(default)s)")
 
 
 def main(argv: list[str] | None = None) -> None:
     try:
-        _evaluate(*build_parser().parse_known_args(argv))
+        parser = build_parser()
+        _evaluate(parser, *parser.parse_known_args(argv))
     except RecipeError as error:
         sys.exit(f"oger eval: {error}")
     except KeyboardInterrupt:
         sys.exit("oger eval: interrupted; the same command continues with the answers that are missing")
 
 
-def _evaluate(args: argparse.Namespace, flags: list[str]) -> None:
-    from oger_recipe.evaluation.harness import evaluate, report
+def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
+    from oger_recipe.cli.run_settings import settings_of_run
+    from oger_recipe.run.evaluation import evaluate, report
     from oger_recipe.run.inputs import grading_settings
 
-    settings = _settings_of_run(args, flags)
+    for flag, here in _HERE.items():
+        if any(given.partition("=")[0] == f"--{flag}" for given in flags):
+            raise RecipeError(f"--{flag} is --{here} here")
+    flags += [f"--oger.prompt_template={args.prompt_template}"] if args.prompt_template else []
+    settings = settings_of_run(args.recipe, flags, parser)
     model, sampling = _model(args, settings), _sampling(args, settings)
     _check(sampling, model, args)
     if not sampling.temperature and sampling.n > 1:
@@ -129,49 +133,29 @@ def _evaluate(args: argparse.Namespace, flags: list[str]) -> None:
         sampling = dataclasses.replace(sampling, n=1)
     benchmarks, rules = _benchmarks(args, settings), grading_rules(settings, evaluation=True)
     grading = grading_settings(settings, ())
-    result, folder = evaluate(model, benchmarks, _prompting(args, settings), sampling, args.out, rules, grading)
+    prompting = _prompting(args, settings)
+    result, folder = evaluate(model, benchmarks, prompting, sampling, rules, grading, args.out)
     print(f"\n{report(result)}")
     print(f"results: {folder / 'results.md'}, {folder / 'results.json'}\nanswers: {folder / 'answers'}")
 
 
-def _settings_of_run(args: argparse.Namespace, flags: list[str]) -> Mapping[str, Any]:
-    """The settings of a run: the defaults, the recipe's, the flags'; --prompt_template is one of them."""
-    import torch
-
-    from oger_recipe.cli.train_ppo_ray import build_parser as run_parser
-    from oger_recipe.rewards.verifiers import look_in
-    from oger_recipe.settings.checks import answer_places
-    from oger_recipe.settings.derived import with_verifier_path
-    from oger_recipe.settings.recipe_file import read_recipe
-    from oger_recipe.settings.shipped import find_recipe
-
-    parser = run_parser(cpu=not torch.cuda.is_available())
-    given = read_recipe(find_recipe(args.recipe), parser) if args.recipe else {}
-    if args.prompt_template:
-        flags = [*flags, f"--oger.prompt_template={args.prompt_template}"]
-    settings, unknown = parser.parse_known_args(flags, argparse.Namespace(**given))
-    if unknown:
-        raise RecipeError(f"unrecognized arguments: {' '.join(unknown)} (oger eval --help shows all options)")
-    problems = list(answer_places(vars(settings)))
-    if problems:
-        raise RecipeError("\n  - ".join(["this evaluation cannot be graded:", *problems]))
-    found = with_verifier_path(vars(settings), args.recipe)
-    look_in(found["oger.verifier_path"])
-    return found
-
-
 def _model(args: argparse.Namespace, settings: Mapping[str, Any]) -> Model:
-    from oger_recipe.evaluation.sampler import Model
+    from oger_recipe.evaluation.sampling import Model
 
-    given = {field.name: vars(args).get(field.name) for field in dataclasses.fields(Model) if field.name != "name"}
-    given["trust_remote_code"] = settings["oger.trust_remote_code"]
-    given["dtype"] = args.dtype or ("bfloat16" if args.recipe else "auto")
-    return Model(args.model, **given)
+    return Model(
+        args.model,
+        revision=args.revision,
+        dtype=args.dtype or ("bfloat16" if args.recipe else "auto"),
+        tensor_parallel_size=args.tensor_parallel_size,
+        gpu_memory_utilization=args.gpu_memory_utilization,
+        batch_size=args.batch_size,
+        trust_remote_code=settings["oger.trust_remote_code"],
+    )
 
 
 def _sampling(args: argparse.Namespace, settings: Mapping[str, Any]) -> Sampling:
     """What was given, else what the run's evaluation has, else the defaults."""
-    from oger_recipe.evaluation.sampler import Sampling
+    from oger_recipe.evaluation.sampling import Sampling
 
     of_run = {
         "n": settings["eval.n_samples_per_prompt"],

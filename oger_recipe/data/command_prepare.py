@@ -15,7 +15,8 @@ from oger_recipe.data.sources import Columns, as_text, read_records, to_row
 from oger_recipe.errors import RecipeError
 from oger_recipe.files import atomic_write, write_jsonl
 from oger_recipe.progress import Progress, progress
-from oger_recipe.rewards.grading.pool import GradingPool
+from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
+from oger_recipe.rewards.rules import GradingRules
 from oger_recipe.rewards.verdict import Graded
 from oger_recipe.rewards.verifiers import verify
 from oger_recipe.rewards.verifiers.boxed import last_boxed
@@ -79,11 +80,14 @@ class Part:
     tallies: dict[str, Tally]
 
 
-def build(mix: Mix, pool: GradingPool, tokenizer: Any = None, *, held_out: bool = False) -> tuple[Part, Part | None]:
+def build(
+    mix: Mix, rules: GradingRules, grading: GradingSettings, tokenizer: Any = None, *, held_out: bool = False
+) -> tuple[Part, Part | None]:
     """Builds the rows of a mix and, where asked for, those of the problems that it holds out.
 
     Two rows ask the same problem when their questions are the same up to white space; the first decides on prompt,
-    answer and task. Every trajectory is verified. ``tokenizer`` counts tokens where the mix has limits.
+    answer and task. Every trajectory is verified, by the rules and limits of a run. ``tokenizer``
+    counts tokens where the mix has limits.
 
     Raises:
         RecipeError: a source cannot be read, a row is malformed, an answer cannot be read by its verifier, two
@@ -91,23 +95,27 @@ def build(mix: Mix, pool: GradingPool, tokenizer: Any = None, *, held_out: bool 
     """
     ours = [source for source in mix.sources if not source.held_out]
     theirs = [source for source in mix.sources if source.held_out]
-    kept_out, tallies_out = _collect(theirs, ())
-    problems, tallies = _collect(ours, kept_out)
-    part = _part(problems, tallies, mix, pool, tokenizer)
-    if not part.rows:
-        raise RecipeError("no problem is left: all are held out or longer than max_prompt_length")
-    return part, _part(kept_out, tallies_out, mix, pool, tokenizer) if held_out else None
+    kept_out, tallies_out = _collect(theirs, (), rules)
+    problems, tallies = _collect(ours, kept_out, rules)
+    tasks = rules.tasks(problem.row for problem in (*problems.values(), *kept_out.values()))
+    with GradingPool(grading.for_tasks(tasks)) as pool:
+        part = _part(problems, tallies, mix, rules, pool, tokenizer)
+        if not part.rows:
+            raise RecipeError("no problem is left: all are held out or longer than max_prompt_length")
+        return part, _part(kept_out, tallies_out, mix, rules, pool, tokenizer) if held_out else None
 
 
 # ---- reading
 
 
-def _collect(sources: Sequence[Source], held_out: Collection[str]) -> tuple[dict[str, _Problem], dict[str, Tally]]:
+def _collect(
+    sources: Sequence[Source], held_out: Collection[str], rules: GradingRules
+) -> tuple[dict[str, _Problem], dict[str, Tally]]:
     problems: dict[str, _Problem] = {}
     by_name: dict[str, Tally] = {}
     for source in sources:
         tally = by_name.setdefault(source.name, Tally())
-        for row, where in _rows(source):
+        for row, where in _rows(source, tuple(rules.own)):
             tally.counts["rows"] += 1
             key = problem_key(row["prompt"])
             if key in held_out:
@@ -120,7 +128,7 @@ def _collect(sources: Sequence[Source], held_out: Collection[str]) -> tuple[dict
     return problems, by_name
 
 
-def _rows(source: Source) -> Iterator[tuple[Row, str]]:
+def _rows(source: Source, own_tasks: tuple[str, ...]) -> Iterator[tuple[Row, str]]:
     records = read_records(source.path, source.split)
     number = 0
     for number, record in progress(records, source.name, "rows"):
@@ -128,7 +136,7 @@ def _rows(source: Source) -> Iterator[tuple[Row, str]]:
         row = _mapped(record, source, where) if source.columns else _as_it_is(record, source, where)
         if isinstance(row, dict):
             row["uid"] = row.get("uid") or _NO_UID
-        check_row(row, where)
+        check_row(row, where, own_tasks)
         row["datasource"] = source.datasource or row.get("datasource") or row["task"]
         yield row, where
     if not number:
@@ -232,7 +240,12 @@ def _name(problems: dict[str, _Problem]) -> None:
 
 
 def _part(
-    problems: dict[str, _Problem], tallies: dict[str, Tally], mix: Mix, pool: GradingPool, tokenizer: Any
+    problems: dict[str, _Problem],
+    tallies: dict[str, Tally],
+    mix: Mix,
+    rules: GradingRules,
+    pool: GradingPool,
+    tokenizer: Any,
 ) -> Part:
     kept = _short_problems(list(problems.values()), mix, tokenizer)
     pairs = [(problem, trajectory) for problem in kept for trajectory in problem.trajectories.values()]
@@ -240,7 +253,7 @@ def _part(
         lengths = _lengths([trajectory.text for _, trajectory in pairs], tokenizer)
         for (_, trajectory), length in zip(pairs, lengths, strict=True):
             trajectory.tokens = length + 1  # with the end of sequence
-    answers = [(p.row["task"], t.text, p.row["answer"], None) for p, t in pairs]
+    answers = [rules.answer(problem.row, trajectory.text) for problem, trajectory in pairs]
     teachers: dict[str, list[dict[str, Any]]] = {}
     for (problem, trajectory), graded in zip(
         pairs, pool.grade_many(answers, progress=len(answers) > 2000), strict=True
@@ -249,8 +262,8 @@ def _part(
             teacher = {"source": trajectory.source, "text": trajectory.text, "correct": bool(graded.verdict.score)}
             teacher |= {"probs": trajectory.probs} if trajectory.probs else {}
             teachers.setdefault(problem.row["uid"], []).append(teacher)
-    _check_answers([problem for problem in kept if not problem.trajectories], pool)
-    _compare_answers(kept, pool)
+    _check_answers([problem for problem in kept if not problem.trajectories], rules, pool)
+    _compare_answers(kept, rules, pool)
     chats = any(not isinstance(problem.row["prompt"], str) for problem in kept)
     return Part([_written(problem.row, teachers, chats) for problem in kept], tallies)
 
@@ -304,9 +317,9 @@ def _is_used(problem: _Problem, trajectory: _Trajectory, graded: Graded, mix: Mi
     return True
 
 
-def _check_answers(problems: list[_Problem], pool: GradingPool) -> None:
+def _check_answers(problems: list[_Problem], rules: GradingRules, pool: GradingPool) -> None:
     """Has the verifiers read the answers of problems without a trajectory; an empty response is enough for that."""
-    answers = [(problem.row["task"], "", problem.row["answer"], None) for problem in problems]
+    answers = [rules.answer(problem.row, "") for problem in problems]
     for problem, graded in zip(problems, pool.grade_many(answers, progress=len(answers) > 2000), strict=True):
         _refuse_unreadable(problem, graded)
 
@@ -316,10 +329,11 @@ def _refuse_unreadable(problem: _Problem, graded: Graded) -> None:
         raise RecipeError(f"{problem.where}: {graded.error}")
 
 
-def _compare_answers(problems: list[_Problem], pool: GradingPool) -> None:
-    """Counts answers that differ from the problem's in more than their text."""
+def _compare_answers(problems: list[_Problem], rules: GradingRules, pool: GradingPool) -> None:
+    """Counts answers that differ from the problem's in more than their text: no rule of form applies to them."""
     others = [(problem, *other) for problem in problems for other in problem.others]
-    answers = [(p.row["task"], _as_response(p.row["task"], text), p.row["answer"], None) for p, _, text in others]
+    plain = GradingRules(own=rules.own)
+    answers = [plain.answer(p.row, _as_response(p.row["task"], text)) for p, _, text in others]
     for (_, tally, _), graded in zip(others, pool.grade_many(answers), strict=True):
         tally.counts["rows_other_answer"] += not graded.verdict.score
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from oger_recipe.data.rows import Row, problem_key, teacher_columns
 from oger_recipe.data.sources import Columns, Seen, each_row
 from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.grading.pool import GradingPool
+from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 from oger_recipe.rewards.rules import GradingRules
 from oger_recipe.rewards.verdict import Graded
 from oger_recipe.rewards.verifiers import VERIFIERS
@@ -33,7 +33,9 @@ class Report:
     unchecked: dict[str, str] = field(default_factory=dict)
 
 
-def validate(source: str, columns: Columns, rules: GradingRules, pool: GradingPool, split: str = "train") -> Report:
+def validate(
+    source: str, columns: Columns, rules: GradingRules, grading: GradingSettings, split: str = "train"
+) -> Report:
     """Reads all rows of one dataset as a run would, and has the verifiers read every reference answer.
 
     Raises:
@@ -51,7 +53,7 @@ def validate(source: str, columns: Columns, rules: GradingRules, pool: GradingPo
             good[number] = row
     if not report.rows:
         raise RecipeError(f"{source}: the dataset has no rows")
-    for number, error in _unread_answers(good, rules, pool).items():
+    for number, error in _unread_answers(good, rules, grading).items():
         task = good[number]["task"]
         if error.unreadable or task in VERIFIERS:
             report.bad[number] = f"{source}:{number}: {error.error}"
@@ -70,11 +72,9 @@ def validate(source: str, columns: Columns, rules: GradingRules, pool: GradingPo
     return report
 
 
-def _unread_answers(rows: dict[int, Row], rules: GradingRules, pool: GradingPool) -> dict[int, Graded]:
+def _unread_answers(rows: dict[int, Row], rules: GradingRules, grading: GradingSettings) -> dict[int, Graded]:
     """What keeps the verifiers from grading; an empty response is enough for them to read the reference."""
-    answers = []
-    for row in rows.values():
-        task, options = rules.call(row)
-        answers.append((task, "", row["answer"], options))
-    graded = pool.grade_many(answers, progress=len(answers) > 2000)
+    with GradingPool(grading.for_tasks(rules.tasks(rows.values()))) as pool:
+        answers = [rules.answer(row, "") for row in rows.values()]
+        graded = pool.grade_many(answers, progress=len(answers) > 2000)
     return {number: each for number, each in zip(rows, graded, strict=True) if each.error is not None}

@@ -273,8 +273,7 @@ def _verified(
     candidates: list[_Candidate], rules: GradingRules, pool: GradingPool, keep_wrong: bool, counts: Counter[str]
 ) -> dict[str, list[Teacher]]:
     """Verifies teachers. Returns the usable ones by uid and counts the others."""
-    calls = [(c, *rules.call(c.row)) for c in candidates]
-    answers = [(task, rules.read(c.text), c.row["answer"], options) for c, task, options in calls]
+    answers = [rules.answer(candidate.row, candidate.text) for candidate in candidates]
     teachers: dict[str, list[Teacher]] = {}
     unreadable: dict[str, str] = {}
     for candidate, graded in zip(candidates, pool.grade_many(answers, progress=len(answers) > 2000), strict=True):

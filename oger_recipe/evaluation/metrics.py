@@ -95,10 +95,10 @@ def interval(means: Floats) -> list[list[float]]:
 
 
 def evaluate_answers(records: Sequence[Record]) -> dict[str, Any]:
-    """All figures of an evaluation: ``{"benchmarks": {name: figures}, "average": figures}``.
+    """All metrics of an evaluation: ``{"benchmarks": {name: metrics}, "average": metrics}``.
 
     records: one for each sampled answer, in any order, with the keys uid, benchmark, sample (0 to n-1), score,
-    extracted, format, response_length (tokens), truncated and graded. Figures: problems, n, avg_at_<n>, pass_at_<k>,
+    extracted, format, response_length (tokens), truncated and graded. Metrics: problems, n, avg_at_<n>, pass_at_<k>,
     maj_at_<k>, each with its ``_interval`` [low, high]; the means response_length, truncated and format; the counts
     ungraded (answers that count as wrong because their grader failed) and no_room (problems whose prompt left no room
     for an answer: they have empty, truncated answers). maj@k is left out where right answers come without an extracted
@@ -112,15 +112,15 @@ def evaluate_answers(records: Sequence[Record]) -> dict[str, Any]:
     by_benchmark: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_benchmark[record["benchmark"]].append(record)
-    figures: dict[str, dict[str, Any]] = {}
+    metrics: dict[str, dict[str, Any]] = {}
     means: dict[str, dict[str, Floats]] = {}
     for name, answers in by_benchmark.items():
-        figures[name], means[name] = _benchmark(name, _problems(name, answers))
-    return {"benchmarks": figures, "average": _average(list(figures.values()), list(means.values()))}
+        metrics[name], means[name] = _benchmark(name, _problems(name, answers))
+    return {"benchmarks": metrics, "average": _average(list(metrics.values()), list(means.values()))}
 
 
 def _problems(name: str, records: list[Record]) -> list[list[Record]]:
-    """The answers by problem, in the order of uid and sample: no figure depends on the order of the records."""
+    """The answers by problem, in the order of uid and sample: no metric depends on the order of the records."""
     by_uid: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_uid[record["uid"]].append(record)
@@ -135,20 +135,20 @@ def _problems(name: str, records: list[Record]) -> list[list[Record]]:
 
 
 def _benchmark(name: str, problems: list[list[Record]]) -> tuple[dict[str, Any], dict[str, Floats]]:
-    """Figures, and the bootstrapped means of those that have an interval."""
+    """The metrics, and the bootstrapped means of those that have an interval."""
     answers = [record for problem in problems for record in problem]
     scores = np.array([[float(record["score"]) for record in problem] for problem in problems])
     curves = _curves(problems, scores)
     values = np.stack(list(curves.values()), axis=1)
     means = bootstrap_means(values, stable_seed("bootstrap", name))
-    figures: dict[str, Any] = {"problems": len(problems), "n": scores.shape[1]}
+    metrics: dict[str, Any] = {"problems": len(problems), "n": scores.shape[1]}
     for key, value, pair in zip(curves, values.mean(axis=0), interval(means), strict=True):
-        figures |= {key: float(value), f"{key}_interval": pair}
+        metrics |= {key: float(value), f"{key}_interval": pair}
     for key in ("response_length", "truncated", "format"):
-        figures[key] = float(np.mean([float(record[key]) for record in answers]))
-    figures["ungraded"] = sum(not record["graded"] for record in answers)
-    figures["no_room"] = sum(record["truncated"] and not record["response_length"] for record, *_ in problems)
-    return figures, dict(zip(curves, means.T, strict=True))
+        metrics[key] = float(np.mean([float(record[key]) for record in answers]))
+    metrics["ungraded"] = sum(not record["graded"] for record in answers)
+    metrics["no_room"] = sum(record["truncated"] and not record["response_length"] for record, *_ in problems)
+    return metrics, dict(zip(curves, means.T, strict=True))
 
 
 def _curves(problems: list[list[Record]], scores: Floats) -> dict[str, Floats]:
@@ -162,17 +162,17 @@ def _curves(problems: list[list[Record]], scores: Floats) -> dict[str, Floats]:
     return curves
 
 
-def _average(figures: list[dict[str, Any]], means: list[dict[str, Floats]]) -> dict[str, Any]:
+def _average(metrics: list[dict[str, Any]], means: list[dict[str, Floats]]) -> dict[str, Any]:
     """Problems are resampled within each benchmark."""
-    average: dict[str, Any] = {"problems": sum(each["problems"] for each in figures)}
-    if len({each["n"] for each in figures}) == 1:
-        average["n"] = figures[0]["n"]
+    average: dict[str, Any] = {"problems": sum(each["problems"] for each in metrics)}
+    if len({each["n"] for each in metrics}) == 1:
+        average["n"] = metrics[0]["n"]
     for key in means[0]:
         if all(key in each for each in means):
-            average[key] = float(np.mean([each[key] for each in figures]))
+            average[key] = float(np.mean([each[key] for each in metrics]))
             [average[f"{key}_interval"]] = interval(np.mean([each[key] for each in means], axis=0)[:, None])
     if "n" not in average:  # each benchmark's avg@n, whatever its n: pass@1 is the same number
         average |= {f"avg_at_n{suffix}": average[f"pass_at_1{suffix}"] for suffix in ("", "_interval")}
     for key in ("response_length", "truncated", "format"):
-        average[key] = float(np.mean([each[key] for each in figures]))
-    return average | {key: sum(each[key] for each in figures) for key in ("ungraded", "no_room")}
+        average[key] = float(np.mean([each[key] for each in metrics]))
+    return average | {key: sum(each[key] for each in metrics) for key in ("ungraded", "no_room")}

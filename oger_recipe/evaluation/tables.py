@@ -1,4 +1,4 @@
-"""The figures of an evaluation as a Markdown table, and those of two as lines of text."""
+"""The metrics of an evaluation as a Markdown table, and those of two as lines of text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from oger_recipe.evaluation.metrics import powers_up_to
 
-Figures = dict[str, Any]
+Metrics = dict[str, Any]
 
 
 def markdown_table(result: dict[str, Any]) -> str:
@@ -15,28 +15,28 @@ def markdown_table(result: dict[str, Any]) -> str:
     Scores are percentages, avg@n with its 95 % interval. Of the pass@k curve at most three k of each n are shown.
     """
     rows = [*result["benchmarks"].items(), ("average", result["average"])]
-    ks = sorted({k for _, figures in rows for k in _shown_ks(figures.get("n"))})
+    ks = sorted({k for _, metrics in rows for k in _shown_ks(metrics.get("n"))})
     header = ["benchmark", "problems", "n", "avg@n", *(f"pass@{k}" for k in ks)]
     header += ["maj@n", "length", "truncated", "format"]
-    cells = [_row(name, figures, ks) for name, figures in rows]
+    cells = [_row(name, metrics, ks) for name, metrics in rows]
     used = [column for column in range(len(header)) if any(row[column] for row in cells)]
     lines = [header, ["---", *["---:"] * len(header)], *cells]
     table = "\n".join("| " + " | ".join(line[column] for column in used) + " |" for line in lines)
     return "\n".join([table, "", *_notes(result), ""])
 
 
-def headlines(result: dict[str, Any]) -> dict[str, Figures]:
+def headlines(result: dict[str, Any]) -> dict[str, Metrics]:
     """What a person follows of what `evaluate_answers` returns, by benchmark: problems, n, and avg@n, pass@n and maj@n
     with their intervals. With several benchmarks, ``average`` is the last."""
     rows = dict(result["benchmarks"])
     if len(rows) > 1:
         rows["average"] = result["average"]
-    return {name: _headline(figures) for name, figures in rows.items()}
+    return {name: _headline(metrics) for name, metrics in rows.items()}
 
 
-def _headline(figures: Figures) -> Figures:
-    names = [name for key in main_metrics(figures.get("n")) for name in (key, f"{key}_interval")]
-    return {name: figures[name] for name in ("problems", "n", *names) if name in figures}
+def _headline(metrics: Metrics) -> Metrics:
+    names = [name for key in main_metrics(metrics.get("n")) for name in (key, f"{key}_interval")]
+    return {name: metrics[name] for name in ("problems", "n", *names) if name in metrics}
 
 
 def main_metrics(n: int | None) -> list[str]:
@@ -46,7 +46,7 @@ def main_metrics(n: int | None) -> list[str]:
     return [f"avg_at_{n}"] + ([f"pass_at_{n}", f"maj_at_{n}"] if n > 1 else [])
 
 
-def comparison(moments: dict[str, dict[str, Figures]]) -> str:
+def comparison(moments: dict[str, dict[str, Metrics]]) -> str:
     """Headlines by benchmark as lines of text: a column for each moment, and the difference where there are two."""
     lines = [["", "", *moments, "difference"]]
     for name in dict.fromkeys(name for benchmarks in moments.values() for name in benchmarks):
@@ -59,24 +59,24 @@ def comparison(moments: dict[str, dict[str, Figures]]) -> str:
     return "\n".join(line.rstrip() for line in padded)
 
 
-def _comparison_rows(name: str, of_moments: list[Figures]) -> list[list[str]]:
-    """One row a metric; figures that a moment lacks stay empty."""
+def _comparison_rows(name: str, of_moments: list[Metrics]) -> list[list[str]]:
+    """One row a metric, empty at a moment that lacks it."""
     rows: list[list[str]] = []
-    for metric in dict.fromkeys(key for figures in of_moments if figures for key in main_metrics(figures.get("n"))):
-        values = [figures[metric] for figures in of_moments if metric in figures]
+    for metric in dict.fromkeys(key for metrics in of_moments if metrics for key in main_metrics(metrics.get("n"))):
+        values = [metrics[metric] for metrics in of_moments if metric in metrics]
         if values:
             difference = f"{values[1] - values[0]:+.3f}" if len(values) == 2 else ""
-            cells = [_share(figures, metric) for figures in of_moments]
+            cells = [_share(metrics, metric) for metrics in of_moments]
             rows.append([name if not rows else "", metric.replace("_at_", "@"), *cells, difference])
     return rows
 
 
-def _share(figures: Figures, metric: str) -> str:
+def _share(metrics: Metrics, metric: str) -> str:
     """The score as a share with its interval, as progress lines have it; empty where there is none."""
-    if metric not in figures:
+    if metric not in metrics:
         return ""
-    low, high = figures[f"{metric}_interval"]
-    return f"{figures[metric]:.3f} [{low:.3f}, {high:.3f}]"
+    low, high = metrics[f"{metric}_interval"]
+    return f"{metrics[metric]:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _shown_ks(n: int | None) -> list[int]:
@@ -85,27 +85,27 @@ def _shown_ks(n: int | None) -> list[int]:
     return ks if len(ks) <= 3 else ks[::-2][:3]
 
 
-def _row(name: str, figures: Figures, ks: list[int]) -> list[str]:
-    n = figures.get("n")
+def _row(name: str, metrics: Metrics, ks: list[int]) -> list[str]:
+    n = metrics.get("n")
     return [
         name,
-        str(figures["problems"]),
+        str(metrics["problems"]),
         "" if n is None else str(n),
-        _percent(figures, f"avg_at_{n or 'n'}", interval=True),
-        *(_percent(figures, f"pass_at_{k}") for k in ks),
-        _percent(figures, f"maj_at_{n}"),
-        f"{figures['response_length']:.0f}",
-        _percent(figures, "truncated"),
-        _percent(figures, "format"),
+        _percent(metrics, f"avg_at_{n or 'n'}", interval=True),
+        *(_percent(metrics, f"pass_at_{k}") for k in ks),
+        _percent(metrics, f"maj_at_{n}"),
+        f"{metrics['response_length']:.0f}",
+        _percent(metrics, "truncated"),
+        _percent(metrics, "format"),
     ]
 
 
-def _percent(figures: Figures, key: str, *, interval: bool = False) -> str:
-    if key not in figures:
+def _percent(metrics: Metrics, key: str, *, interval: bool = False) -> str:
+    if key not in metrics:
         return ""
-    text = f"{100 * figures[key]:.1f}"
+    text = f"{100 * metrics[key]:.1f}"
     if interval:
-        low, high = figures[f"{key}_interval"]
+        low, high = metrics[f"{key}_interval"]
         text += f" [{100 * low:.1f}, {100 * high:.1f}]"
     return text
 
@@ -115,12 +115,12 @@ def _notes(result: dict[str, Any]) -> list[str]:
         "Scores in %, avg@n with its 95 % bootstrap interval over problems; the average gives every benchmark the "
         "same weight; length is the mean number of tokens of a response."
     ]
-    for name, figures in result["benchmarks"].items():
-        if figures["no_room"]:
+    for name, metrics in result["benchmarks"].items():
+        if metrics["no_room"]:
             notes.append(
-                f"{name}: {figures['no_room']} of {figures['problems']} problems do not fit into the model's context "
+                f"{name}: {metrics['no_room']} of {metrics['problems']} problems do not fit into the model's context "
                 "and count as unsolved."
             )
-        if figures["ungraded"]:
-            notes.append(f"{name}: the grader failed on {figures['ungraded']} answers, which count as wrong.")
+        if metrics["ungraded"]:
+            notes.append(f"{name}: the grader failed on {metrics['ungraded']} answers, which count as wrong.")
     return notes

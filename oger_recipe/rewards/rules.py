@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,9 +72,14 @@ class GradingRules:
         extras |= {TIMES_ASKED: row[TIMES_ASKED]} if row.get(TIMES_ASKED, 1) > 1 else {}
         return label | {name: value for name, value in extras.items() if value}
 
-    def read(self, response: str) -> str:
-        """The part of a response that is graded."""
-        return graded_text(response, self.cut, self.strip)
+    def answer(self, row: Mapping[str, Any], response: str) -> tuple[str, str, str, dict[str, Any]]:
+        """What the pool grades of a response to the row's prompt."""
+        task, options = self.call(row)
+        return task, graded_text(response, self.cut, self.strip), row["answer"], options
+
+    def tasks(self, rows: Iterable[Mapping[str, Any]]) -> set[str]:
+        """The tasks of rows as the pool resolves them."""
+        return {self.own.get(row["task"], row["task"]) for row in rows}
 
 
 def labelled_answer(label: Mapping[str, Any], response: str) -> tuple[str, str, str, dict[str, Any]]:

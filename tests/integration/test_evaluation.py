@@ -17,13 +17,14 @@ from transformers import AutoTokenizer
 from oger_recipe.cli import eval as oger_eval
 from oger_recipe.cli.train_ppo_ray import build_parser
 from oger_recipe.errors import RecipeError
-from oger_recipe.evaluation import harness
+from oger_recipe.evaluation import folder
 from oger_recipe.evaluation.benchmarks import BENCHMARKS, Problem, load_benchmark
 from oger_recipe.evaluation.metrics import evaluate_answers
 from oger_recipe.evaluation.prompts import Prompting, prompt_texts, prompt_tokens
-from oger_recipe.evaluation.sampler import Sampling
+from oger_recipe.evaluation.sampling import Sampling
 from oger_recipe.evaluation.tables import comparison, headlines, markdown_table
 from oger_recipe.rewards.verifiers import verify
+from oger_recipe.run import evaluation
 from oger_recipe.settings.rollouts import RolloutSettings
 
 SHARED = Path(__file__).parents[2] / ".." / "shared" / "data"
@@ -160,12 +161,12 @@ def test_an_evaluation_asks_each_benchmark_as_often_as_its_file_does(tmp_path: P
     often, seldom = (
         Problem(uid, uid, "4", "gsm8k", columns=columns) for uid, columns in (("a", {"times_asked": 3}), ("b", {}))
     )
-    prompts = [harness.Prompt(problem, problem.uid, [1]) for problem in (often, seldom)]
-    asked = harness._missing(tmp_path, "mine", prompts, Sampling(n=2))
+    prompts = [folder.Prompt(problem, problem.uid, [1]) for problem in (often, seldom)]
+    asked = folder.missing_samples(tmp_path, "mine", prompts, Sampling(n=2))
     assert [(prompt.problem.uid, sample) for prompt, sample in asked] == (
         [("a", sample) for sample in range(6)] + [("b", sample) for sample in range(2)]
     )
-    greedy = harness._missing(tmp_path, "mine", prompts, Sampling(n=1, temperature=0.0))
+    greedy = folder.missing_samples(tmp_path, "mine", prompts, Sampling(n=1, temperature=0.0))
     assert [(prompt.problem.uid, sample) for prompt, sample in greedy] == [("a", 0), ("b", 0)]
 
 
@@ -368,7 +369,7 @@ def refused(
     def no_engine(*_: Any) -> None:
         raise AssertionError("the engine was asked for")
 
-    monkeypatch.setattr(harness, "_generate_all", no_engine)
+    monkeypatch.setattr(evaluation, "_generate_all", no_engine)
     monkeypatch.chdir(tmp_path)
     jsonl([RECORDS["gsm8k"][0]], "gsm8k.jsonl")
     jsonl([{"prompt": "Q", "label": "{}", "datasource": "default"}], "prepared.jsonl")
@@ -392,7 +393,7 @@ FILE = ("--benchmark", "gsm8k=gsm8k.jsonl")
         ([], "nothing to evaluate on: name benchmarks with --benchmark, or a --recipe with eval.dataset"),
         (
             [*FILE, "--prompt_template", "r1", "--oger.math_rule", "deepscaler"],
-            "this evaluation cannot be graded:\n  - oger.math_rule deepscaler reads boxes alone",
+            "answers cannot be graded by these settings:\n  - oger.math_rule deepscaler reads boxes alone",
         ),
         (["--recipe", "none.yaml"], "none.yaml: no such recipe file"),
         (["--benchmark", "mine=prepared.jsonl"], "benchmark mine: prepared.jsonl is what a run prepared for itself"),
@@ -408,7 +409,13 @@ FILE = ("--benchmark", "gsm8k=gsm8k.jsonl")
         ([*FILE, "--top_k", "0"], "--top_k is 0: it has to be 1 or more, or -1 for all tokens"),
         ([*FILE, "--max_new_tokens", "many"], "argument --max_new_tokens: invalid int value: 'many'"),
         ([*FILE, "--prompt_template", "r2"], "argument --prompt_template: invalid choice: 'r2'"),
-        ([*FILE, "--temprature", "1"], "unrecognized arguments: --temprature 1"),
+        ([*FILE, "--temprature", "1"], "unknown flag '--temprature'; did you mean '--temperature'? (oger eval --help"),
+        ([*FILE, "--oger.math_rle", "x"], "unknown flag '--oger.math_rle'; did you mean '--oger.math_rule'?"),
+        ([*FILE, "--eval.temperature=1"], "--eval.temperature is --temperature here"),
+        (
+            [*FILE, "--oger.verifiers", "gsm8k=nowhere:grade"],
+            "answers cannot be graded by these settings:\n  - oger.verifiers: task 'nowhere:grade' is no verifier",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_sentence(

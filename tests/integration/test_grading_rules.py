@@ -13,8 +13,7 @@ from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.evaluation.benchmarks import Problem
 from oger_recipe.rewards.rules import MATH_RULES, GradingRules, graded_text
 from oger_recipe.rewards.verifiers import VERIFIERS, verify
-from oger_recipe.settings.checks import answer_places
-from oger_recipe.settings.grading import grading_rules
+from oger_recipe.settings.grading import answer_places, grading_rules
 from oger_recipe.settings.rollouts import RolloutSettings
 
 # A right answer of each task, its reference, and the form in which it stands where a template does not say.
@@ -44,9 +43,9 @@ def _response(template: str, task: str) -> str:
 
 
 def _score(settings: dict[str, Any], task: str, response: str) -> float:
-    rules = grading_rules(settings)
-    name, options = rules.call({"task": task, "prompt": "Q"})
-    return verify(name, rules.read(response), GOLD[task][1], **options).score
+    row = {"task": task, "prompt": "Q", "answer": GOLD[task][1]}
+    name, text, answer, options = grading_rules(settings).answer(row, response)
+    return verify(name, text, answer, **options).score
 
 
 @pytest.mark.parametrize("task", GOLD)

@@ -39,6 +39,7 @@ ROOMS = {
 # The same within plugin/, whose folders are the processes of a run; what several of them need lies in plugin/ itself.
 PROCESSES = {
     "plugin": "",
+    "evaluation": "",
     "engine": "plugin",
     "policy": "plugin",
     "controller": "plugin",
@@ -47,7 +48,6 @@ PROCESSES = {
 
 TRAINERS = {"openrlhf", "ray", "vllm", "deepspeed"}
 ONLY_HERE = ("plugin", "patches")
-ELSEWHERE = {"oger_recipe.evaluation.sampler": {"vllm"}}  # `oger eval` has an engine of its own
 
 
 def _sources() -> dict[str, Path]:
@@ -139,7 +139,7 @@ def test_the_folders_of_the_plugin_are_processes_that_share_what_lies_beside_the
 def test_the_trainer_is_imported_by_the_plugin_and_the_patches_alone() -> None:
     found = {name: {other.partition(".")[0] for other in names} & TRAINERS for name, names in IMPORTED.items()}
     elsewhere = {name: names for name, names in found.items() if names and room_of(name) not in ONLY_HERE}
-    assert elsewhere == ELSEWHERE
+    assert elsewhere == {}
 
 
 def test_no_shortcut_of_old_comes_back() -> None:

@@ -1,4 +1,4 @@
-"""From evaluation rollouts to answer records and figures: the harness of ``oger eval`` inside a training run."""
+"""From evaluation rollouts to answer records and metrics, as `oger eval` makes them."""
 
 import json
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ from oger_recipe.evaluation.records import verdict_fields
 class Evaluation:
     """One evaluation of the policy.
 
-    records: one for each answer, as `oger eval` writes them; result: their figures by benchmark and on average;
-    figures: the few that a person follows; logs: all of them, flat, for the trackers.
+    records: one for each answer, as `oger eval` writes them; result: their metrics by benchmark and on average;
+    metrics: the few that a person follows; logs: all of them, flat, for the trackers.
     """
 
     records: list[dict[str, Any]]
     result: dict[str, Any]
-    figures: dict[str, float]
+    metrics: dict[str, float]
     logs: dict[str, float]
 
 
 def evaluate_samples(samples: list[Experience], eval_dataloader, tokenizer) -> Evaluation:
-    """Figures of the rollouts of ``generate_eval_samples``: those of a problem come one after the other."""
+    """Evaluates the rollouts of ``generate_eval_samples``, in which those of a problem come one after the other."""
     benchmarks: dict[str, str] = {}
     for sources, _, labels, _ in eval_dataloader:
         benchmarks |= zip(labels, sources, strict=True)
@@ -42,8 +42,8 @@ def evaluate_samples(samples: list[Experience], eval_dataloader, tokenizer) -> E
     average = result["average"]
     n = average.get("n", "n")
     keys = dict.fromkeys((f"avg_at_{n}", f"pass_at_{n}", f"maj_at_{n}"))
-    figures = {key: average[key] for key in keys if key in average} | {"n_problems": problems}
-    return Evaluation(records, result, figures, _flat(result["benchmarks"] | {"average": average}))
+    metrics = {key: average[key] for key in keys if key in average} | {"n_problems": problems}
+    return Evaluation(records, result, metrics, _flat(result["benchmarks"] | {"average": average}))
 
 
 def _record(sample: Experience, benchmark: str, number: int, text: str) -> dict[str, Any]:
@@ -61,11 +61,11 @@ def _record(sample: Experience, benchmark: str, number: int, text: str) -> dict[
     }
 
 
-def _flat(figures: dict[str, dict[str, Any]]) -> dict[str, float]:
+def _flat(metrics: dict[str, dict[str, Any]]) -> dict[str, float]:
     """``eval_<benchmark>_<metric>``; intervals are left to the table."""
     return {
         f"eval_{benchmark}_{name}": float(value)
-        for benchmark, values in figures.items()
+        for benchmark, values in metrics.items()
         for name, value in values.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }

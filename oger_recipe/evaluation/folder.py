@@ -1,0 +1,131 @@
+"""The folder of an evaluation: what it is of, which answers are there, which are missing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import try_to_load_from_cache
+
+from oger_recipe.errors import RecipeError
+from oger_recipe.evaluation.benchmarks import Problem
+from oger_recipe.evaluation.prompts import Prompting
+from oger_recipe.evaluation.records import Record
+from oger_recipe.evaluation.sampling import Model, Sampling
+from oger_recipe.files import atomic_write, read_jsonl, write_jsonl
+from oger_recipe.rewards.rules import GradingRules
+
+SETTINGS = "settings.json"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A problem as it is sent."""
+
+    problem: Problem
+    text: str
+    tokens: list[int]
+
+
+def settings_of(
+    model: Model,
+    dtype: str,
+    prompting: Prompting,
+    sampling: Sampling,
+    rules: GradingRules,
+    prompts: dict[str, list[Prompt]],
+) -> dict[str, Any]:
+    """Everything that an answer and its verdict depend on, and nothing else: neither how many samples are drawn, since
+    each has a seed of its own, nor batch size, nor where files lie."""
+    drawn = {name: value for name, value in asdict(sampling).items() if name != "n"}
+    settings = {
+        "model": {"name": model.name, "revision": model.revision, "dtype": dtype, "weights": _weights(model)},
+        "prompting": asdict(prompting),
+        "sampling": drawn,
+        "grading": asdict(rules),
+        "benchmarks": {
+            name: {
+                "problems": len(each),
+                "content": _digest([[p.text, p.problem.answer, p.problem.task] for p in each]),
+            }
+            for name, each in prompts.items()
+        },
+    }
+    return dict(json.loads(json.dumps(settings)))  # as it is read back
+
+
+def _weights(model: Model) -> str | None:
+    """Tells weights from those that a later training run puts in their place: of a hub model its commit, of a folder a
+    hash of the files' sizes and times."""
+    folder = Path(model.name)
+    if folder.is_dir():
+        files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".json"))
+        return _digest([[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files])
+    cached = try_to_load_from_cache(model.name, "tokenizer_config.json", revision=model.revision)
+    return Path(cached).parent.name if isinstance(cached, str) else None
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def opened(out: Path | None, model: Model, settings: dict[str, Any]) -> Path:
+    """The evaluation's folder with its settings.json; never that of another evaluation."""
+    name = "-".join(Path(model.name).parts[-2:]).strip("/-.")
+    folder = out or Path("evals") / f"{name}-{_digest(settings)[:8]}"
+    file = folder / SETTINGS
+    if file.is_file():
+        earlier = json.loads(file.read_text())
+        differences = [key for key in settings if key != "benchmarks" and earlier.get(key) != settings[key]]
+        known = earlier.get("benchmarks", {})
+        differences += [name for name, each in settings["benchmarks"].items() if known.get(name, each) != each]
+        if differences:
+            raise RecipeError(
+                f"{folder} holds another evaluation (its {', '.join(differences)} differ, see {file}); choose another "
+                "folder with --out"
+            )
+        settings = settings | {"benchmarks": known | settings["benchmarks"]}
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RecipeError(f"{folder} exists and is no evaluation; choose another folder with --out")
+    (folder / "answers").mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+    return folder
+
+
+def answers_path(folder: Path, benchmark: str) -> Path:
+    return folder / "answers" / f"{benchmark}.jsonl"
+
+
+def samples_of(prompt: Prompt, sampling: Sampling) -> int:
+    """Of one problem; greedy decoding gives the same answer every time."""
+    return sampling.n * prompt.problem.times_asked if sampling.temperature else 1
+
+
+def missing_samples(folder: Path, name: str, prompts: list[Prompt], sampling: Sampling) -> list[tuple[Prompt, int]]:
+    """The samples of every problem that are not on disk."""
+    there = {(record["uid"], record["sample"]) for record in read_jsonl(answers_path(folder, name))}
+    asked = [(prompt, sample) for prompt in prompts for sample in range(samples_of(prompt, sampling))]
+    return [(prompt, sample) for prompt, sample in asked if (prompt.problem.uid, sample) not in there]
+
+
+def sorted_records(folder: Path, name: str, prompts: list[Prompt], sampling: Sampling) -> list[Record]:
+    """The answers of every problem that were asked for; the file is put in their order, in which no chance is left."""
+    path = answers_path(folder, name)
+    place = {prompt.problem.uid: number for number, prompt in enumerate(prompts)}
+    kept = read_jsonl(path)
+    records = sorted(kept, key=lambda record: (place[record["uid"]], record["sample"]))
+    if records != kept:
+        with atomic_write(path) as partial:
+            write_jsonl(records, partial)
+    return [record for record in records if record["sample"] < samples_of(prompts[place[record["uid"]]], sampling)]
+
+
+def drop_cut_line(path: Path) -> None:
+    """A kill may have left half a line, which would spoil what is appended to it."""
+    if path.exists():
+        records = read_jsonl(path)
+        with atomic_write(path) as partial:
+            write_jsonl(records, partial)

@@ -1,0 +1,1 @@
+"""The process of `oger eval`: a model in vLLM that answers benchmarks."""
