@@ -138,6 +138,10 @@ def _paths(value: Mapping[str, Any]) -> Iterator[str]:
     if same_data and is_hub_name(value["eval.dataset"]) and value["eval.split"] == value["data.prompt_split"]:
         yield f"eval.dataset and data.prompt_dataset are the same split {value['eval.split']!r}: set eval.split"
     yield from _encoder(EmbeddingSettings.of(value))
+    yield from _columns(value)
+
+
+def _columns(value: Mapping[str, Any]) -> Iterator[str]:
     for key in ("data.input_key", "oger.eval.input_key"):
         if value[key] == "":
             yield f"{key} is empty: name the column of the prompts"
