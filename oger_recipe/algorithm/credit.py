@@ -24,8 +24,8 @@ from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, solve_rates
 # Rewards [groups, n] and the rows that set the baseline (bool [groups, n], None: all) to advantages [groups, n].
 # A new estimator is a function and a line here; those of OpenRLHF that are missing here are computed by OpenRLHF.
 ESTIMATORS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
-    "dr_grpo": lambda rewards, baseline: group_advantage(rewards, use_std=False, baseline_mask=baseline),
     "group_norm": lambda rewards, baseline: group_advantage(rewards, use_std=True, baseline_mask=baseline),
+    "dr_grpo": lambda rewards, baseline: group_advantage(rewards, use_std=False, baseline_mask=baseline),
 }
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from oger_recipe.errors import RecipeError
-from oger_recipe.settings.grading import VerifierSettings
+from oger_recipe.settings.grading import VerifierSettings, grading_rules
 
 if TYPE_CHECKING:
     from oger_recipe.data.command_prepare import Part, Tally
     from oger_recipe.data.command_validate import Report
 
 SUFFIXES = (".jsonl", ".parquet")
+_SHORT = ("data.input_key", "data.label_key", "oger.teacher_key", "oger.task_name", "data.prompt_split")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -44,32 +45,23 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     validate.add_argument("dataset", help="file, saved folder or Hub dataset")
-    for flag, default in (
-        ("data.input_key", "prompt"),
-        ("data.label_key", "answer"),
-        ("oger.teacher_key", "teachers"),
-        ("oger.task_name", None),
-        ("data.prompt_split", "train"),
-    ):
-        name = flag.partition(".")[2]
-        said = "" if default is None else f" (default: {default})"
-        validate.add_argument(f"--{name}", f"--{flag}", default=default, help=f"as the run's {flag}{said}")
-    validate.add_argument(
-        "--verifiers",
-        "--oger.verifiers",
-        nargs="*",
-        default=(),
-        help="as the run's oger.verifiers: mytask=module:name",
-    )
+    for flag in _SHORT:
+        validate.add_argument(f"--{flag.partition('.')[2]}", metavar="NAME", help=f"short for the run's --{flag}")
+    validate.add_argument("--verifiers", nargs="+", metavar="TASK=MODULE:NAME", help="the run's --oger.verifiers")
+    for command in (prepare, validate):
+        command.add_argument(
+            "--recipe", type=Path, help="grade as a run of this recipe does; flags of `oger train` may follow"
+        )
     return parser
 
 
 def main(argv: list[str] | None = None) -> None:
     try:
-        args = build_parser().parse_args(argv)
+        parser = build_parser()
+        args, flags = parser.parse_known_args(argv)
         if args.command == "prepare":
-            _prepare(args)
-        elif _validate(args):
+            _prepare(parser, args, flags)
+        elif _validate(parser, args, flags):
             sys.exit(1)
     except RecipeError as error:
         sys.exit(f"oger data: {error}")
@@ -79,11 +71,11 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(f"oger data: {error}")
 
 
-def _prepare(args: argparse.Namespace) -> None:
+def _prepare(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
+    from oger_recipe.cli.run_settings import settings_of_run
     from oger_recipe.data.command_prepare import build, write_rows
     from oger_recipe.data.mix import read_mix
-    from oger_recipe.rewards.grading.pool import GradingSettings
-    from oger_recipe.rewards.rules import GradingRules
+    from oger_recipe.run.inputs import grading_settings
 
     mix = read_mix(args.mix)
     inputs = {Path(source.path).expanduser().resolve() for source in mix.sources}
@@ -95,7 +87,9 @@ def _prepare(args: argparse.Namespace) -> None:
     if args.held_out and args.held_out.resolve() == args.out.resolve():
         raise RecipeError(f"--held_out and --out are the same file, {args.out}")
     tokenizer = _tokenizer(mix.tokenizer) if mix.tokenizer else None
-    parts = build(mix, GradingRules(), GradingSettings(), tokenizer, held_out=args.held_out is not None)
+    settings = settings_of_run(args.recipe, flags, parser)
+    rules, grading = grading_rules(settings), grading_settings(settings, ())
+    parts = build(mix, rules, grading, tokenizer, held_out=args.held_out is not None)
     for path, part in zip(files, parts, strict=False):
         assert part is not None
         write_rows(part.rows, path)
@@ -174,17 +168,23 @@ def _line(name: str, tally: Tally) -> dict[str, str]:
     }
 
 
-def _validate(args: argparse.Namespace) -> bool:
+def _validate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> bool:
     """Prints the report, and tells whether anything is bad."""
+    from oger_recipe.cli.run_settings import settings_of_run
     from oger_recipe.data.command_validate import validate
     from oger_recipe.data.rows import without_repetitions
     from oger_recipe.data.sources import Columns
-    from oger_recipe.rewards.grading.pool import GradingSettings
-    from oger_recipe.rewards.rules import GradingRules
+    from oger_recipe.run.inputs import grading_settings
 
-    own = VerifierSettings(verifiers=tuple(args.verifiers)).own
-    columns = Columns(args.input_key, args.label_key, args.teacher_key, args.task_name, tuple(own))
-    report = validate(args.dataset, columns, GradingRules(own=own), GradingSettings(), args.prompt_split)
+    given = {flag: vars(args)[flag.partition(".")[2]] for flag in _SHORT}
+    flags = [*flags, *(f"--{flag}={value}" for flag, value in given.items() if value is not None)]
+    flags += ["--oger.verifiers", *args.verifiers] if args.verifiers else []
+    settings = settings_of_run(args.recipe, flags, parser)
+    own = tuple(VerifierSettings.of(settings).own)
+    prompt, answer, teachers, task, split = (settings[flag] for flag in _SHORT)
+    columns = Columns(prompt, answer, teachers, task, own)
+    rules, grading = grading_rules(settings), grading_settings(settings, ())
+    report = validate(args.dataset, columns, rules, grading, split)
     for mistake in without_repetitions(report.bad.values()):
         print(mistake)
     print(_verdict(args.dataset, report))

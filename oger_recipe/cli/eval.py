@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from oger_recipe.evaluation.sampling import Model, Sampling
 
 
+# Settings of a run that have a flag of their own here, because other defaults are usual without a recipe.
+_HERE = {
+    "eval.n_samples_per_prompt": "n", "eval.temperature": "temperature", "oger.eval.top_p": "top_p",
+    "oger.eval.top_k": "top_k", "oger.eval.max_new_tokens": "max_new_tokens", "train.seed": "seed",
+    "data.apply_chat_template": "chat_template",
+}  # fmt: skip
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise RecipeError(f"{message} (oger eval --help shows all options)")
@@ -100,19 +108,25 @@ def _add_model(add: Callable[..., Any]) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     try:
-        _evaluate(*build_parser().parse_known_args(argv))
+        parser = build_parser()
+        _evaluate(parser, *parser.parse_known_args(argv))
     except RecipeError as error:
         sys.exit(f"oger eval: {error}")
     except KeyboardInterrupt:
         sys.exit("oger eval: interrupted; the same command continues with the answers that are missing")
 
 
-def _evaluate(args: argparse.Namespace, flags: list[str]) -> None:
+def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
+    from oger_recipe.cli.run_settings import settings_of_run
     from oger_recipe.evaluation.harness import evaluate, report
     from oger_recipe.plugin.evaluation.sampler import Sampler
     from oger_recipe.run.inputs import grading_settings
 
-    settings = _settings_of_run(args, flags)
+    for flag, here in _HERE.items():
+        if any(given.partition("=")[0] == f"--{flag}" for given in flags):
+            raise RecipeError(f"--{flag} is --{here} here")
+    flags += [f"--oger.prompt_template={args.prompt_template}"] if args.prompt_template else []
+    settings = settings_of_run(args.recipe, flags, parser)
     model, sampling = _model(args, settings), _sampling(args, settings)
     _check(sampling, model, args)
     if not sampling.temperature and sampling.n > 1:
@@ -124,32 +138,6 @@ def _evaluate(args: argparse.Namespace, flags: list[str]) -> None:
     result, folder = evaluate(Sampler(model), benchmarks, prompting, sampling, rules, grading, args.out)
     print(f"\n{report(result)}")
     print(f"results: {folder / 'results.md'}, {folder / 'results.json'}\nanswers: {folder / 'answers'}")
-
-
-def _settings_of_run(args: argparse.Namespace, flags: list[str]) -> Mapping[str, Any]:
-    """The settings of a run: the defaults, the recipe's, the flags'; --prompt_template is one of them."""
-    import torch
-
-    from oger_recipe.cli.train_ppo_ray import build_parser as run_parser
-    from oger_recipe.rewards.verifiers import look_in
-    from oger_recipe.settings.checks import answer_places
-    from oger_recipe.settings.derived import with_verifier_path
-    from oger_recipe.settings.recipe_file import read_recipe
-    from oger_recipe.settings.shipped import find_recipe
-
-    parser = run_parser(cpu=not torch.cuda.is_available())
-    given = read_recipe(find_recipe(args.recipe), parser) if args.recipe else {}
-    if args.prompt_template:
-        flags = [*flags, f"--oger.prompt_template={args.prompt_template}"]
-    settings, unknown = parser.parse_known_args(flags, argparse.Namespace(**given))
-    if unknown:
-        raise RecipeError(f"unrecognized arguments: {' '.join(unknown)} (oger eval --help shows all options)")
-    problems = list(answer_places(vars(settings)))
-    if problems:
-        raise RecipeError("\n  - ".join(["this evaluation cannot be graded:", *problems]))
-    found = with_verifier_path(vars(settings), args.recipe)
-    look_in(found["oger.verifier_path"])
-    return found
 
 
 def _model(args: argparse.Namespace, settings: Mapping[str, Any]) -> Model:

@@ -10,6 +10,7 @@ from oger_recipe.cli.openrlhf_help import SENTENCES
 from oger_recipe.errors import RecipeError
 from oger_recipe.settings.oger import SECTIONS
 from oger_recipe.settings.parser import ListAction
+from oger_recipe.settings.values import RANGES
 
 _WIDTH = 100
 
@@ -108,8 +109,10 @@ def _flag(action: argparse.Action) -> Iterator[str]:
     several_of = action.setting if isinstance(action, ListAction) else None
     kind: Any = several_of.read if several_of else action.type
     choices = several_of.choices if several_of else action.choices
-    value = f"{{{','.join(map(str, choices))}}}" if choices else kind.__name__ if kind else ""
+    name = kind.__name__ if isinstance(kind, type) else "mapping" if kind else ""
+    value = f"{{{','.join(map(str, choices))}}}" if choices else name
     several = {None: "", 0: "", "*": " ...", "+": " ..."}.get(action.nargs, f" x {action.nargs}")
-    line = f"{names} {value}{several}".rstrip()
+    allowed = f": {RANGES[action.dest].text}" if action.dest in RANGES else ""
+    line = f"{names} {value}{several}".rstrip() + allowed
     yield from textwrap.wrap(line, _WIDTH, initial_indent="  ", subsequent_indent="    ")
     yield from textwrap.wrap(sentence(action), _WIDTH, initial_indent="      ", subsequent_indent="      ")

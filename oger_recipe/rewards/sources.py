@@ -185,7 +185,10 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}{at}"
 
 
-KINDS: dict[str, Callable[[OgerSettings], Source]] = {"verifier": Verifier.of, "bonus": Bonus.of}
+KINDS: dict[str, Callable[[OgerSettings], Source]] = {
+    "verifier": Verifier.of,
+    "bonus": Bonus.of,
+}
 
 
 def make_source(kind: str, settings: OgerSettings) -> Source:

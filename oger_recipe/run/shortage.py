@@ -91,4 +91,4 @@ def _without(value: Mapping[str, Any]) -> str:
 
 def _uses(value: Mapping[str, Any]) -> list[str]:
     names = [f"oger.{name}" for name in ("max_replace_num", "n_prefix", "sft.epochs") if value[f"oger.{name}"]]
-    return names + (["oger.bonus_weight"] if OgerSettings.of(value).bonus.is_on else [])
+    return names + (["oger.bonus_weight"] if OgerSettings.of(value).has_bonus else [])

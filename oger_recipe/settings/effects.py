@@ -96,14 +96,24 @@ NEEDS: tuple[Need, ...] = (
         "PPO's clipping: leave oger.loss_remove_clip",
         lambda oger: not oger.loss.loss_remove_clip,
     ),
-    # The bonus
+    # The bonus, and what else a source of the reward reads
+    (
+        ("bonus_weight", "bonus_schedule"),
+        "a source of kind bonus (oger.reward.sources)",
+        lambda oger: "bonus" in oger.reward.kinds,
+    ),
+    (
+        ("non_stop_penalty",),
+        "a source of kind verifier (oger.reward.sources)",
+        lambda oger: "verifier" in oger.reward.kinds,
+    ),
     (
         (
             "similarity_reverse", "similarity_reverse_fail", "similarity_shaping", "repeating_check",
             "last_token_enp_reward", "entropy_position", "entropy_top_share",
         ),
-        "a bonus (oger.bonus_weight)",
-        lambda oger: oger.bonus.is_on,
+        "a bonus (oger.bonus_weight, and its place in oger.reward.sources)",
+        lambda oger: oger.has_bonus,
     ),
     (
         ("bonus_weight_end", "bonus_schedule_steps"),

@@ -1,6 +1,6 @@
 """Settings of the verifiers, and the rules for grading that they make."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -87,3 +87,36 @@ def grading_rules(settings: Mapping[str, Any], *, evaluation: bool = False) -> G
         tuple(stop for stop in rollouts.stop_texts if stop not in rollouts.stop_kept),
         evaluation and verifiers.countdown_strict_oat,
     )
+
+
+def answer_places(value: Mapping[str, Any]) -> Iterator[str]:
+    """What the prompt template asks for against what rules, extraction and stops let the verifiers find."""
+    verifiers, rollouts = VerifierSettings.of(value), RolloutSettings.of(value)
+    name, rule, extract = rollouts.prompt_template, verifiers.math_rule, verifiers.math_extract
+    template, reads = TEMPLATES.get(name or ""), MATH_RULES[rule]
+    place = template.place if template else None
+    for stop in rollouts.stop:
+        if stop.strip() in ("</think>", "<answer>", "\\boxed{"):
+            yield f"oger.stop {stop.strip()} ends a response before its answer: stop after it, e.g. at </answer>"
+    if place == "answer_tag" and reads.boxed_only:
+        yield (
+            f"oger.math_rule {rule} reads boxes alone, and oger.prompt_template {name} asks for <answer>: use "
+            "math_verify or math_verify_think, or a template that asks for a box (qwen_math, qwen3, r1_distill)"
+        )
+    if template and template.thinks is False and reads.needs_think:
+        yield (
+            f"oger.math_rule {rule} reads what follows </think>, and oger.prompt_template {name} asks for no thought: "
+            "use math_verify or deepscaler_no_think, or a template with a thought (r1, qwen3, r1_distill, tinyzero)"
+        )
+    if place and extract != MATH_EXTRACT and place not in extract:
+        yield (
+            f"oger.math_extract {' '.join(extract)} does not look where oger.prompt_template {name} asks for the "
+            f"answer: put {place} first, or leave it out"
+        )
+    if place == "boxed" and verifiers.countdown_strict_oat:
+        yield f"oger.countdown_strict_oat reads <answer>, and oger.prompt_template {name} asks for a box: use tinyzero"
+    if place and verifiers.gsm8k_answer_format == "hashes":
+        yield (
+            f"oger.gsm8k_answer_format hashes looks behind ####, and oger.prompt_template {name} asks for the answer "
+            f"elsewhere: use {place}, or leave it out"
+        )

@@ -4,17 +4,19 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oger_recipe.settings.credit import BonusSettings
+from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
 from oger_recipe.settings.effects import without_effect
 from oger_recipe.settings.machine import gpus_by_role
+from oger_recipe.settings.oger import OgerSettings
 
 
 def notes(value: Mapping[str, Any], default: Callable[[str], Any]) -> list[str]:
     """The remarks on ``value``, the settings by flag; ``default`` gives the default of a flag."""
     remarks = list(without_effect(value, default))
-    bonus = BonusSettings.of(value)
-    shaping = bonus.similarity_shaping
-    if shaping in ("group_minmax", "group_rank") and bonus.is_on and value["oger.all_correct_group"] != "skip":
+    oger = OgerSettings.of(value)
+    bonus, shaping = oger.bonus, oger.bonus.similarity_shaping
+    earns = oger.has_bonus and ALL_CORRECT_GROUPS[oger.teachers.all_correct_group].bonus
+    if shaping in ("group_minmax", "group_rank") and earns:
         weight = max(bonus.bonus_weight, bonus.bonus_weight_end)
         remarks.append(
             f"oger.similarity_shaping {shaping} spreads the bonus of a group's right rollouts over 0 to {weight:g}, "

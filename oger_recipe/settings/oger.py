@@ -48,11 +48,16 @@ class OgerSettings:
         return self.teachers.max_replace_num > 0 or self.prefix.n_prefix != 0
 
     @property
+    def has_bonus(self) -> bool:
+        """Whether the exploration bonus is a source of the reward and ever anything but 0."""
+        return self.bonus.is_on and "bonus" in self.reward.kinds
+
+    @property
     def compares(self) -> bool:
         """Whether anything of the run depends on how close rollouts are to teachers."""
         replaces = self.teachers.max_replace_num > 0 and self.teachers.replace_after_rm
         ranks = replaces and REPLACE_MODES[self.teachers.replace_mode].similarity is not None
-        return self.bonus.is_on or ranks
+        return self.has_bonus or ranks
 
     @property
     def embeds(self) -> bool:
@@ -67,7 +72,7 @@ class OgerSettings:
     @property
     def needs_teachers(self) -> bool:
         """Whether a run without any teacher would be another method than the one that is asked for."""
-        rewards_distance = self.bonus.is_on and not self.teachers.use_history_samples
+        rewards_distance = self.has_bonus and not self.teachers.use_history_samples
         return self.teachers_enter or self.sft.epochs > 0 or rewards_distance
 
 

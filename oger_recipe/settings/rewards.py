@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from oger_recipe.rewards.compose import DEFAULT, ON_ERROR
 from oger_recipe.settings.fields import Section, setting
-
-ON_ERROR = ("zero", "neutral", "drop_group", "stop")
 
 
 def named_source(item: Any) -> dict[str, Any]:
@@ -29,4 +28,14 @@ class RewardSettings(Section):
         "(default: the verifier, and the exploration bonus on top)",
         read=named_source,
     )
-    on_error: str = setting("zero", "what a rollout gets from a source that failed", choices=ON_ERROR)
+    on_error: str = setting(
+        "zero",
+        "what a source that fails costs: its value is 0 (zero), it counts as not listed (neutral), the group has no "
+        "advantage in this step (drop_group), or the run stops (stop)",
+        choices=ON_ERROR,
+    )
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Of the sources that are listed, or of the default ones."""
+        return tuple(entry["kind"] for entry in self.sources) or tuple(spec.kind for spec in DEFAULT)

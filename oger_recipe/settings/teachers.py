@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from oger_recipe.algorithm.hybrid_group import DRAWS, REPLACE_MODES
+from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, DRAWS, REPLACE_MODES
 from oger_recipe.algorithm.prefix import PREFIX_STRATEGIES
 from oger_recipe.settings.fields import Section, setting
 from oger_recipe.settings.ranges import COUNT, COUNT_OR_NONE, SHARE, Range
@@ -30,7 +30,7 @@ class TeacherSettings(Section):
         "keep",
         "a group whose rollouts are all correct: keep (as the paper), clip (zero the teacher's negative advantage), "
         "online (no teacher enters), skip (no teacher and no bonus)",
-        choices=("keep", "clip", "online", "skip"),
+        choices=ALL_CORRECT_GROUPS,
     )
     teacher_key: str = setting(
         "teachers", "column of a prompt's teacher trajectories: a text, a list of texts, or a list of {source, text}"

@@ -109,3 +109,5 @@ def test_the_readmes_rooms_are_those_that_the_architectures_test_holds() -> None
     rows = re.findall(r"^\| `(\w+)/` \| .* \| ([\w, ]*)\|$", (ROOT / "README.md").read_text(), re.M)
     tested = runpy.run_path(str(ROOT / "tests" / "unit" / "test_architecture.py"))["ROOMS"]
     assert {room: imports.strip().replace(",", "") for room, imports in rows} == tested
+    place = {room: number for number, (room, _) in enumerate(rows)}
+    assert all(place[other] > place[room] for room in tested for other in tested[room].split()), "down the table"

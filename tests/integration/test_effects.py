@@ -18,6 +18,7 @@ CONFIGS = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
 # The list and more: what is set without effect, and flags that say so or give it one.
 #   (flags that switch it off, the setting with a value, flags that switch it on)
 OFF = {"bonus_weight": 0.0}
+NO_BONUS = {"reward.sources": ({"name": "rule", "kind": "verifier"},)}
 NO_TEACHERS = {"max_replace_num": 0}
 GUIDED = {"max_replace_num": 0, "n_prefix": 2}
 CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
@@ -54,6 +55,11 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
             ("similarity_reverse", False), ("last_token_enp_reward", "none"), ("entropy_position", "mean"),
         )
     ),
+    (NO_BONUS, {"bonus_weight": 0.5}, {}),
+    (NO_BONUS, {"bonus_schedule": "linear"}, {}),
+    (NO_BONUS, {"similarity_shaping": "ratio"}, {}),
+    ({"reward.sources": ({"name": "a", "kind": "bonus"},)}, {"non_stop_penalty": -1.0}, {}),
+    (NO_BONUS | NO_TEACHERS, {"embedding_model": "a/model"}, NO_TEACHERS),
     ({}, {"bonus_weight_end": 0.5}, {"bonus_schedule": "linear"}),
     ({}, {"bonus_schedule_steps": 5}, {"bonus_schedule": "cosine"}),
     ({}, {"entropy_top_share": 0.5}, {"entropy_position": "top"}),

@@ -392,7 +392,7 @@ FILE = ("--benchmark", "gsm8k=gsm8k.jsonl")
         ([], "nothing to evaluate on: name benchmarks with --benchmark, or a --recipe with eval.dataset"),
         (
             [*FILE, "--prompt_template", "r1", "--oger.math_rule", "deepscaler"],
-            "this evaluation cannot be graded:\n  - oger.math_rule deepscaler reads boxes alone",
+            "answers cannot be graded by these settings:\n  - oger.math_rule deepscaler reads boxes alone",
         ),
         (["--recipe", "none.yaml"], "none.yaml: no such recipe file"),
         (["--benchmark", "mine=prepared.jsonl"], "benchmark mine: prepared.jsonl is what a run prepared for itself"),
@@ -408,7 +408,13 @@ FILE = ("--benchmark", "gsm8k=gsm8k.jsonl")
         ([*FILE, "--top_k", "0"], "--top_k is 0: it has to be 1 or more, or -1 for all tokens"),
         ([*FILE, "--max_new_tokens", "many"], "argument --max_new_tokens: invalid int value: 'many'"),
         ([*FILE, "--prompt_template", "r2"], "argument --prompt_template: invalid choice: 'r2'"),
-        ([*FILE, "--temprature", "1"], "unrecognized arguments: --temprature 1"),
+        ([*FILE, "--temprature", "1"], "unknown flag '--temprature'; did you mean '--temperature'? (oger eval --help"),
+        ([*FILE, "--oger.math_rle", "x"], "unknown flag '--oger.math_rle'; did you mean '--oger.math_rule'?"),
+        ([*FILE, "--eval.temperature=1"], "--eval.temperature is --temperature here"),
+        (
+            [*FILE, "--oger.verifiers", "gsm8k=nowhere:grade"],
+            "answers cannot be graded by these settings:\n  - oger.verifiers: task 'nowhere:grade' is no verifier",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_sentence(

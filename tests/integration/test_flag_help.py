@@ -39,12 +39,17 @@ def test_our_sentences_are_for_flags_that_openrlhf_leaves_without_one() -> None:
 @pytest.mark.parametrize(
     ("asked", "there", "not_there"),
     [
-        ("rollout", ["--rollout.temperature float\n", "temperature of the rollouts (default: 1.0)"], ["--oger."]),
+        (
+            "rollout",
+            ["--rollout.temperature float: above 0 and at most 10\n", "temperature of the rollouts (default: 1.0)"],
+            ["--oger."],
+        ),
         ("oger.bonus", ["--oger.bonus_weight float", "{none,group_minmax,group_rank,ratio"], ["--oger.n_prefix"]),
         ("oger.teachers", ["--oger.teacher_draw {uniform,", "--no-oger.replace_after_rm"], ["--oger.bonus_weight "]),
         ("actor.adam", ["--actor.adam.betas float x 2", "(default: 0.9 0.95)"], ["muon", "critic"]),
-        ("ds", ["--ds.lora.rank int", "--ds.packing_samples\n", "(default: off)"], ["--actor"]),
+        ("ds", ["--ds.lora.rank int: 0 or more\n", "--ds.packing_samples\n", "(default: off)"], ["--actor"]),
         ("--oger.math_rule", ["--oger.math_rule {deepscaler,"], ["math_extract"]),
+        ("oger.reward", ["--oger.reward.sources mapping ...\n", "{zero,neutral,drop_group,stop}"], ["--oger.run_dir"]),
         ("oger", ["--oger.bonus_weight", "--oger.task.name"], ["--actor"]),
     ],
 )

@@ -18,6 +18,7 @@ from oger_recipe.settings.credit import BonusSettings
 from oger_recipe.settings.flags import defaults, flags_of
 from oger_recipe.settings.grading import VerifierSettings
 from oger_recipe.settings.oger import SECTIONS, SETTINGS, OgerSettings
+from oger_recipe.settings.page import page
 from oger_recipe.settings.parser import ListAction, build_parser
 from oger_recipe.settings.recipe_file import read_recipe, write_resolved
 from oger_recipe.settings.rewards import RewardSettings
@@ -53,6 +54,26 @@ def test_every_field_is_one_flag_and_every_flag_of_the_recipe_is_one_field(parse
     flags = [action.dest for action in parser._actions if action.dest.startswith("oger.")]
     assert flags == [each.flag for each in SETTINGS]
     assert len({section.title for section in SECTIONS}) == len(SECTIONS)
+
+
+def test_the_page_of_all_settings_is_current() -> None:
+    path = Path(__file__).parents[2] / "docs" / "settings.md"
+    assert path.read_text() == page(), "python -m oger_recipe.settings.page > docs/settings.md"
+
+
+def test_the_page_says_default_choices_range_and_meaning() -> None:
+    rows = page().splitlines()
+    for row in (
+        "| `--oger.sft.lr` | `1e-05` | 0 to 1 | peak learning rate |",
+        "| `--oger.eval.top_p` | that of the rollouts | above 0 and at most 1 | nucleus of the evaluation |",
+        "| `--oger.teacher_sources` | all | several: text | sources whose teachers are used |",
+        "| `--oger.verbose` | off | on or off | show the log of every worker, not only the progress |",
+        "| `--oger.long_teachers` | `drop` | `drop`, `truncate` | longer teacher trajectories: drop, or truncate |",
+        "| `--oger.task.num_numbers` | `3` | whole, 2 to 6 | numbers of a Countdown problem |",
+    ):
+        assert row in rows
+    assert all(row.replace(r"\|", "").count("|") == 5 for row in rows if row.startswith("| "))
+    assert sum(row.startswith("| `--oger.") for row in rows) == len(SETTINGS)
 
 
 SOURCES = (

@@ -75,14 +75,30 @@ def test_a_spawned_process_imports_the_named_module_in_place_of_the_main_one():
     assert sys.modules["__main__"].__spec__ is before
 
 
-def test_a_checkout_uses_its_own_patches_whichever_one_is_installed(tmp_path: Path):
+@pytest.mark.parametrize("way", ["PYTHONPATH", "folder"])
+def test_a_checkout_uses_its_own_patches_whichever_one_is_installed(tmp_path: Path, way: str):
+    """In the process itself and in one that it spawns."""
     for folder in ("oger_recipe", "patches"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    found = "import oger_recipe.patches.guard as guard; print(guard.__file__)"
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    run = {"capture_output": True, "text": True, "timeout": 120, "cwd": tmp_path, "env": environment}
-    done = subprocess.run([sys.executable, "-c", found], **run)
-    assert done.stdout.strip() == str(tmp_path / "patches" / "guard.py"), done.stderr
+    by_path = way == "PYTHONPATH"
+    script = tmp_path / "elsewhere" / "look.py" if by_path else tmp_path / "look.py"
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(
+        "import multiprocessing\n"
+        "def look():\n"
+        "    import oger_recipe.patches.guard as guard\n"
+        "    print(guard.__file__, flush=True)\n"
+        "if __name__ == '__main__':\n"
+        "    look()\n"
+        "    process = multiprocessing.get_context('spawn').Process(target=look)\n"
+        "    process.start()\n"
+        "    process.join()\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, str(script)] if by_path else [sys.executable, "-m", "look"]
+    run = {"capture_output": True, "text": True, "timeout": 120, "cwd": ROOT.parent if by_path else tmp_path}
+    done = subprocess.run(command, **run, env=environment | ({"PYTHONPATH": str(tmp_path)} if by_path else {}))
+    assert done.stdout.split() == [str(tmp_path / "patches" / "guard.py")] * 2, done.stderr
 
 
 @pytest.mark.parametrize("module", ["cli.data", "data.rows", "data.command_prepare", "data.command_validate"])

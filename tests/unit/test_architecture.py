@@ -142,6 +142,16 @@ def test_the_trainer_is_imported_by_the_plugin_and_the_patches_alone() -> None:
     assert elsewhere == {}
 
 
+def test_no_shortcut_of_old_comes_back() -> None:
+    """Importing a package of plugin/ prepares its process, conftest.py the tests; constructors make objects."""
+    shortcuts = {"noqa" + ": E402", "object." + "__new__"}
+    sources = [
+        path for folder in ("oger_recipe", "patches", "scripts", "tests") for path in (ROOT / folder).rglob("*.py")
+    ]
+    found = {str(path.relative_to(ROOT)) for path in sources if any(each in path.read_text() for each in shortcuts)}
+    assert found == set()
+
+
 def test_no_module_imports_itself_by_way_of_others() -> None:
     _no_circle(OURS)
 

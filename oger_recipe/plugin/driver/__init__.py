@@ -1,1 +1,5 @@
-"""The process that the user starts: it starts Ray, watches over the run, and says why it ended."""
+"""The process that the user starts, and the watcher beside it: Ray is started, the run followed, its end explained.
+
+Importing this package prepares nothing: install.py alone imports OpenRLHF, once Ray has started, and the watcher has
+to start at once.
+"""

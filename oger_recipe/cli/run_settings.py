@@ -1,0 +1,37 @@
+"""The settings of a run, for commands that start none and grade as one."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from oger_recipe.errors import RecipeError
+
+
+def settings_of_run(recipe: Path | None, flags: Sequence[str], command: argparse.ArgumentParser) -> Mapping[str, Any]:
+    """The defaults, the recipe's settings, the flags'; the user's verifiers are found from here on.
+
+    flags: what ``command`` does not know itself. Raises RecipeError for flags that a run has not either, and for
+    settings by which no answer can be graded.
+    """
+    import torch
+
+    from oger_recipe.cli.train_ppo_ray import build_parser, settings_of
+    from oger_recipe.rewards.verifiers import look_in
+    from oger_recipe.settings.combinations import grading_problems
+    from oger_recipe.settings.shipped import find_recipe
+
+    for name in (flag.partition("=")[0] for flag in flags):
+        if name.startswith("--") and "." not in name:  # all flags of a run have a dot
+            near = difflib.get_close_matches(name, command._option_string_actions, n=1)
+            meant = f"; did you mean '{near[0]}'?" if near else ""
+            raise RecipeError(f"unknown flag '{name}'{meant} ({command.prog} --help shows all)")
+    parser = build_parser(cpu=not torch.cuda.is_available())
+    settings = settings_of(parser, flags, find_recipe(recipe) if recipe else None)
+    look_in(settings["oger.verifier_path"])
+    if problems := list(grading_problems(settings)):
+        raise RecipeError("\n  - ".join(["answers cannot be graded by these settings:", *problems]))
+    return settings

@@ -1,0 +1,164 @@
+"""Settings of the method that do not go together."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from oger_recipe.algorithm.credit import ESTIMATORS
+from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
+from oger_recipe.algorithm.policy_loss import reshape_probability
+from oger_recipe.errors import RecipeError
+from oger_recipe.rewards.compose import ON_ERROR, entry_problems
+from oger_recipe.rewards.verifiers import VERIFIERS, look_in, resolve
+from oger_recipe.settings.credit import AdvantageSettings
+from oger_recipe.settings.grading import VerifierSettings, answer_places
+from oger_recipe.settings.loss import LossSettings
+from oger_recipe.settings.oger import OgerSettings
+from oger_recipe.settings.teachers import PrefixSettings, TeacherSettings
+from oger_recipe.teachers.draw import weights
+
+
+def combination_problems(value: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for every combination of ``value``, settings by flag, that no machine could train with."""
+    oger = OgerSettings.of(value)
+    yield from _loss(oger.loss)
+    yield from _kl_and_template(value, oger)
+    yield from _draws(oger.teachers)
+    yield from _prefixes(value["rollout.n_samples_per_prompt"], oger.teachers, oger.prefix)
+    yield from _replacement(oger)
+    yield from _baselines(value, oger)
+    yield from _truncation(value["reward.stop_properly_penalty_coef"], oger.advantage)
+    yield from _sources(value["algo.advantage.estimator"], oger)
+    yield from grading_problems(value)
+
+
+def _loss(loss: LossSettings) -> Iterator[str]:
+    for key in ("off_policy_reshape", "on_policy_reshape"):
+        try:
+            reshape_probability(torch.zeros(1), getattr(loss, key), 0.1, 0.5)
+        except ValueError as error:
+            yield f"oger.{key}: {error}"
+    if loss.on_policy_reshape == "logp" and not loss.loss_remove_clip:
+        yield (
+            "oger.on_policy_reshape logp is 0 before the first update, which clipping would lift to 1 - eps: "
+            "set oger.loss_remove_clip"
+        )
+
+
+def _kl_and_template(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
+    if oger.advantage.kl_penalty_coef > 0 and not (value["algo.kl.use_loss"] and value["algo.kl.init_coef"] > 0):
+        yield (
+            "oger.kl_penalty_coef is the in-reward KL beside a loss-side one: set algo.kl.use_loss and "
+            "algo.kl.init_coef above 0; for an in-reward KL alone use algo.kl.init_coef without algo.kl.use_loss"
+        )
+    template = oger.rollouts.prompt_template
+    chats = value["data.apply_chat_template"] and template != "chat"  # which says the same
+    if template and (chats or value["data.input_template"]):
+        yield f"oger.prompt_template {template} beside data.apply_chat_template or data.input_template: choose one"
+
+
+def _draws(teachers: TeacherSettings) -> Iterator[str]:
+    try:
+        weights(teachers.teacher_source_weights)
+    except ValueError as error:
+        yield f"oger.teacher_source_weights: {error}"
+    if teachers.teacher_source_weights and teachers.teacher_draw != "source_weights":
+        yield "oger.teacher_source_weights has no effect: set oger.teacher_draw source_weights"
+
+
+def _prefixes(samples: int, teachers: TeacherSettings, prefix: PrefixSettings) -> Iterator[str]:
+    if prefix.n_prefix != 0 and teachers.max_replace_num > 0:
+        yield (
+            "oger.n_prefix and oger.max_replace_num both bring teachers into a group, and the rollouts that teachers "
+            "began would be the first to make room: set oger.max_replace_num 0, or oger.n_prefix 0"
+        )
+    if prefix.n_prefix > samples:
+        yield f"oger.n_prefix {prefix.n_prefix} is above rollout.n_samples_per_prompt {samples}; -1 is all"
+    least, most = prefix.min_prefix_ratio, prefix.max_prefix_ratio
+    if least > most:
+        yield f"oger.min_prefix_ratio {least} is above oger.max_prefix_ratio {most}"
+
+
+def _replacement(oger: OgerSettings) -> Iterator[str]:
+    teachers, guides = oger.teachers, oger.prefix.n_prefix != 0
+    replaces_unsampled = teachers.max_replace_num > 0 and not teachers.replace_after_rm
+    if replaces_unsampled and teachers.replace_mode != "random":
+        yield (
+            f"oger.replace_mode {teachers.replace_mode} compares rollouts, but without oger.replace_after_rm "
+            "those that make room are never sampled: use oger.replace_mode random"
+        )
+    if oger.loss.use_off_policy_probs and (guides or not teachers.replace_after_rm):
+        yield "oger.use_off_policy_probs works for whole teachers that replace rollouts (oger.replace_after_rm)"
+    if not ALL_CORRECT_GROUPS[teachers.all_correct_group].teachers_enter and (guides or replaces_unsampled):
+        yield (
+            f"oger.all_correct_group {teachers.all_correct_group} keeps teachers out of solved groups, but with "
+            "oger.n_prefix or without oger.replace_after_rm they are in before anything is graded: use keep or clip"
+        )
+
+
+def _baselines(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
+    estimator, n_prefix = value["algo.advantage.estimator"], oger.prefix.n_prefix
+    solved, ours = oger.teachers.all_correct_group, " and ".join(ESTIMATORS)
+    if ALL_CORRECT_GROUPS[solved].spares_teachers and estimator not in ESTIMATORS:
+        yield f"oger.all_correct_group {solved} is for {ours}, not {estimator}: use keep, online or skip"
+    if oger.advantage.advantage_baseline != "rollouts":
+        return
+    if estimator not in ESTIMATORS:
+        yield f"oger.advantage_baseline rollouts is for {ours}, not {estimator}"
+    if n_prefix in (-1, value["rollout.n_samples_per_prompt"]):
+        yield (
+            f"oger.advantage_baseline rollouts with oger.n_prefix {n_prefix}: teachers begin every "
+            "rollout, and none is left to measure by; use oger.advantage_baseline group, or a smaller oger.n_prefix"
+        )
+    if estimator == "group_norm" and oger.has_bonus:
+        yield (
+            "oger.advantage_baseline rollouts with group_norm and a bonus: right rollouts differ by the bonus alone, "
+            "and a right teacher measured by so small a spread gets an advantage of -10; use "
+            "algo.advantage.estimator dr_grpo, oger.advantage_baseline group, or oger.bonus_weight 0"
+        )
+
+
+def _truncation(stop_properly: float | None, advantage: AdvantageSettings) -> Iterator[str]:
+    fixed, penalty = advantage.non_stop_fixed_reward, advantage.non_stop_penalty
+    if fixed is not None and penalty:
+        yield "oger.non_stop_fixed_reward and oger.non_stop_penalty both change truncated rollouts; choose one"
+    if stop_properly is not None and (fixed is not None or penalty):
+        yield (
+            "reward.stop_properly_penalty_coef and oger.non_stop_* both change the reward of truncated rollouts; "
+            "choose one"
+        )
+
+
+def _sources(estimator: str, oger: OgerSettings) -> Iterator[str]:
+    look_in(oger.verifiers.verifier_path)
+    yield from entry_problems(oger.reward.sources)
+    how = oger.reward.on_error
+    if ON_ERROR[how].drops_group and estimator not in ("rloo", *ESTIMATORS):
+        yield (
+            f"oger.reward.on_error {how} is for {', '.join(ESTIMATORS)} and rloo, not {estimator}, which compares "
+            "groups with each other: use zero, neutral or stop"
+        )
+
+
+def grading_problems(value: Mapping[str, Any]) -> Iterator[str]:
+    """What keeps the verifiers from grading by these settings; said of whatever grades by them."""
+    yield from answer_places(value)
+    verifiers = VerifierSettings.of(value)
+    if not verifiers.math_extract:
+        yield "oger.math_extract is empty: name the places where a math answer is looked for, e.g. boxed"
+    try:
+        own = verifiers.own
+    except RecipeError as error:
+        yield str(error)
+        return
+    look_in(verifiers.verifier_path)
+    named = [("oger.verifiers", path) for path in own.values()]
+    if verifiers.task_name is not None:
+        named.append(("oger.task_name", own.get(verifiers.task_name, verifiers.task_name)))
+    for key, name in named:
+        if name not in VERIFIERS:
+            try:
+                resolve(name)
+            except ValueError as error:
+                yield f"{key}: {error}"
