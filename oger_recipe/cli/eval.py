@@ -118,8 +118,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
     from oger_recipe.cli.run_settings import settings_of_run
-    from oger_recipe.evaluation.harness import evaluate, report
-    from oger_recipe.plugin.evaluation.sampler import Sampler
+    from oger_recipe.run.evaluation import evaluate, report
     from oger_recipe.run.inputs import grading_settings
 
     for flag, here in _HERE.items():
@@ -135,7 +134,7 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: 
     benchmarks, rules = _benchmarks(args, settings), grading_rules(settings, evaluation=True)
     grading = grading_settings(settings, ())
     prompting = _prompting(args, settings)
-    result, folder = evaluate(Sampler(model), benchmarks, prompting, sampling, rules, grading, args.out)
+    result, folder = evaluate(model, benchmarks, prompting, sampling, rules, grading, args.out)
     print(f"\n{report(result)}")
     print(f"results: {folder / 'results.md'}, {folder / 'results.json'}\nanswers: {folder / 'answers'}")
 

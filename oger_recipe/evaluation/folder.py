@@ -14,7 +14,7 @@ from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.benchmarks import Problem
 from oger_recipe.evaluation.prompts import Prompting
 from oger_recipe.evaluation.records import Record
-from oger_recipe.evaluation.sampling import Engine, Model, Sampling
+from oger_recipe.evaluation.sampling import Model, Sampling
 from oger_recipe.files import atomic_write, read_jsonl, write_jsonl
 from oger_recipe.rewards.rules import GradingRules
 
@@ -31,7 +31,8 @@ class Prompt:
 
 
 def settings_of(
-    engine: Engine,
+    model: Model,
+    dtype: str,
     prompting: Prompting,
     sampling: Sampling,
     rules: GradingRules,
@@ -39,10 +40,9 @@ def settings_of(
 ) -> dict[str, Any]:
     """Everything that an answer and its verdict depend on, and nothing else: neither how many samples are drawn, since
     each has a seed of its own, nor batch size, nor where files lie."""
-    model = engine.model
     drawn = {name: value for name, value in asdict(sampling).items() if name != "n"}
     settings = {
-        "model": {"name": model.name, "revision": model.revision, "dtype": engine.dtype, "weights": _weights(model)},
+        "model": {"name": model.name, "revision": model.revision, "dtype": dtype, "weights": _weights(model)},
         "prompting": asdict(prompting),
         "sampling": drawn,
         "grading": asdict(rules),

@@ -1,4 +1,4 @@
-"""From evaluation rollouts to answer records and metrics: the harness of ``oger eval`` inside a training run."""
+"""From evaluation rollouts to answer records and metrics, as `oger eval` makes them."""
 
 import json
 from dataclasses import dataclass

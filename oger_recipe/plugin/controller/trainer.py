@@ -26,7 +26,7 @@ from oger_recipe.settings.run import EvalSettings
 ppo_trainer.SamplesGenerator = OgerSamplesGenerator
 ppo_trainer.RemoteExperienceMaker = OgerExperienceMaker
 
-# Means over all trained rows, teachers included; kept apart from figures of the policy's own rollouts.
+# Means over all trained rows, teachers included; kept apart from metrics of the policy's own rollouts.
 HYBRID_KEYS = (
     "reward", "score", "return", "response_length", "total_length", "truncated", "response_clip_ratio", "kl",
     "logprobs_diff", "reward_format", "reward_error", "reward_timeout", "off_policy_tokens", "group_reward_std",
@@ -46,7 +46,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         # Saving is _save's: upstream would save in the middle of save_logs_and_checkpoints and nothing after the last.
         self.save_steps, self.args.ckpt.save_steps = self.args.ckpt.save_steps, math.inf
         self.phases = run_folder.Phases(self.run_dir)
-        self.evaluation: dict[str, Any] = {}  # the figures of this attempt's last one
+        self.evaluation: dict[str, Any] = {}  # the metrics of this attempt's last one
 
     def get_max_steps(self) -> int:
         """Optimizer steps of the run, for the learning-rate schedule."""
@@ -131,14 +131,14 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
 
     def save_logs_and_checkpoints(self, global_step: int, logs_dict=None, client_states=None) -> None:
         self.last_step, self.client_states = global_step, client_states
-        figures = {key: value for key, value in (logs_dict or {}).items() if key != "generated_samples"}
-        figures["tokens_per_second"] = figures["rollout/response_tokens"] / figures["timing/step_total"]
-        append_json(self.run_dir / "metrics.jsonl", {"step": global_step} | figures)
-        if bad := bad_numbers(figures):
+        metrics = {key: value for key, value in (logs_dict or {}).items() if key != "generated_samples"}
+        metrics["tokens_per_second"] = metrics["rollout/response_tokens"] / metrics["timing/step_total"]
+        append_json(self.run_dir / "metrics.jsonl", {"step": global_step} | metrics)
+        if bad := bad_numbers(metrics):
             raise RecipeError(f"step {global_step} went wrong and is not saved: {bad}")
-        run_folder.event(self.run_dir, "step", step=global_step, **figures)
-        self._warn_of_collapse(figures["rollout/solve_rate"])
-        super().save_logs_and_checkpoints(global_step, (logs_dict or {}) | figures, client_states)
+        run_folder.event(self.run_dir, "step", step=global_step, **metrics)
+        self._warn_of_collapse(metrics["rollout/solve_rate"])
+        super().save_logs_and_checkpoints(global_step, (logs_dict or {}) | metrics, client_states)
         if global_step % self.save_steps == 0:
             self.phases.at("saving", step=global_step)
             self._save(global_step)

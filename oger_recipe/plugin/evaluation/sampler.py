@@ -15,7 +15,7 @@ from oger_recipe.evaluation.sampling import Model, Request, Response, Sampling
 
 
 class Sampler:
-    """An `Engine`: a model in vLLM.
+    """A model in vLLM: ask its `context`, `load` it, `generate`.
 
     Every request has a seed of its own, so that what is drawn depends on no other request: neither on their order nor
     on the batch size, up to floating-point sums that differ by batch (float32 makes them rare).
