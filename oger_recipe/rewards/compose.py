@@ -182,5 +182,5 @@ def _of_kind(kind: Any) -> Iterator[str]:
 
 
 def _unknown(what: str, name: Any, known: Collection[str]) -> str:
-    nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)[0]
-    return f"{what} {name!r} is unknown; did you mean {nearest!r}? known: {', '.join(known)}"
+    hint = "".join(f"; did you mean {nearest!r}?" for nearest in difflib.get_close_matches(str(name), known, n=1))
+    return f"{what} {name!r} is unknown{hint or ';'} known: {', '.join(known)}"
