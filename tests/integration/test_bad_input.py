@@ -273,7 +273,7 @@ def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path:
         *(
             (
                 ["--oger.all_correct_group", "clip", "--algo.advantage.estimator", estimator],
-                "oger.all_correct_group clip is for dr_grpo and group_norm, not "
+                "oger.all_correct_group clip is for group_norm and dr_grpo, not "
                 f"{estimator}: use keep, online or skip",
             )
             for estimator in ("rloo", "gae")
