@@ -100,7 +100,7 @@ def test_reward_sources_are_written_into_the_run_folder_as_they_are(
 ) -> None:
     settings = vars(parser.parse_args([f"--oger.reward.sources={json.dumps(SOURCES)}"]))
     path = tmp_path / "resolved.yaml"
-    write_resolved({key: value for key, value in settings.items() if value not in (None, float("inf"))}, path)
+    write_resolved(settings, path)
     assert defaults(parser) | read_recipe(path, parser) == settings
 
 
@@ -122,7 +122,9 @@ def _another(action: argparse.Action, default: Any) -> Any:
     return [one] * action.nargs if isinstance(action.nargs, int) else [one] if action.nargs else one
 
 
-def test_flags_say_every_setting_exactly(parser: argparse.ArgumentParser) -> None:
+def test_flags_and_a_resolved_recipe_say_every_setting_exactly(
+    parser: argparse.ArgumentParser, tmp_path: Path
+) -> None:
     unsaid = defaults(parser)
     assert flags_of(unsaid, parser) == []
     actions = {action.dest: action for action in parser._actions if action.dest in unsaid}
@@ -132,6 +134,8 @@ def test_flags_say_every_setting_exactly(parser: argparse.ArgumentParser) -> Non
         changed = unsaid | {name: value}
         assert repr(vars(parser.parse_args(flags_of(changed, parser)))) == repr(changed), name
     assert repr(vars(parser.parse_args(flags_of(every, parser)))) == repr(every)
+    write_resolved(every, tmp_path / "resolved.yaml")
+    assert repr(unsaid | read_recipe(tmp_path / "resolved.yaml", parser)) == repr(every)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e-05, 0.1 + 0.2, 1.0, 12345678901234567.0])
