@@ -12,7 +12,7 @@ from oger_recipe.errors import RecipeError
 
 
 def settings_of_run(recipe: Path | None, flags: Sequence[str], command: argparse.ArgumentParser) -> Mapping[str, Any]:
-    """The defaults, the recipe's settings, the flags'; the user's verifiers are found from here on.
+    """Reads the defaults, the recipe's settings, the flags'. The user's verifiers are found from then on.
 
     flags: what ``command`` does not know itself. Raises RecipeError for flags that a run has not either, and for
     settings by which no answer can be graded.

