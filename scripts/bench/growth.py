@@ -60,7 +60,7 @@ class Clock:
 
 
 class Known:
-    """The measure's answer, made before: so that the encoder and the rest of the group's work are timed apart."""
+    """An answer of the measure that is made before, so that the encoder and the rest of the group's work are timed apart."""
 
     def __init__(self, similarity: torch.Tensor) -> None:
         self._similarity = similarity
@@ -83,7 +83,7 @@ def rollouts_of(words: list[int], prompts: int, group: int, length: int) -> list
                 action_mask=action_mask,
                 rollout_log_probs=torch.zeros(1, PROMPT + length - 1),
                 prompts=["a prompt"],
-                labels=[json.dumps({"uid": f"p{row // group}", "task": "math", "answer": "1"})],
+                labels=[json.dumps({"uid": f"p{row // group}", "answer": "2", "task": "gsm8k"})],
                 rewards=score.clone(),
                 scores=score,
                 response_length=torch.tensor([length]),
@@ -92,7 +92,7 @@ def rollouts_of(words: list[int], prompts: int, group: int, length: int) -> list
                 info={"reward": score.clone(), "score": score.clone(), "reward_error": torch.zeros(1)},
             )
         )
-        samples[-1].graded = Graded(Verdict(score.item(), score.item(), "drawn"))
+        samples[-1].graded = Graded(Verdict(score.item(), score.item(), ""))
     return samples
 
 
@@ -103,6 +103,7 @@ def measure(encoder: TrajectoryEncoder, sizes: dict[str, int], folder: Path, ste
         tokenizer.convert_tokens_to_ids(word) for word in ("we", "then", "find", "that", "the", "sum", "is", "two")
     ]
     settings = OgerSettings()
+    sources = StepRewards(settings, folder)
     prompts, group, length, teachers = sizes.values()
 
     def teacher(number: int) -> Teacher:
@@ -113,7 +114,6 @@ def measure(encoder: TrajectoryEncoder, sizes: dict[str, int], folder: Path, ste
     write_teacher_store({f"p{n}": [teacher(k) for k in range(teachers)] for n in range(prompts)}, path)
     store = TeacherStore(path)
     similarity = EmbeddingSimilarity(encoder, EmbeddingCache(encoder, folder / "cache"))
-    step_rewards = StepRewards(settings, folder)
     (folder / "samples").mkdir(exist_ok=True)
     clocks = []
     for step in range(steps + 1):
@@ -125,30 +125,17 @@ def measure(encoder: TrajectoryEncoder, sizes: dict[str, int], folder: Path, ste
         with clock("similarity"):
             known = similarity.of_groups(groups, references, "mean")
         with clock("groups"):
-            batch = make_hybrid(rollouts, store, Known(known), None, settings.teachers, 0, step)
+            batch = make_hybrid(rollouts, store, Known(known), None, settings.teachers, step, step)
         entropy = torch.rand(prompts * group)
         with clock("bonus and advantages"):
-            rewards = step_rewards.of(rollouts, batch, entropy, step, bonus_weight=1.0)
-            advantages = hybrid_advantages(
-                rewards.total,
-                batch.scores.view(prompts, group),
-                batch.is_teacher.view(prompts, group),
-                estimator="dr_grpo",
-                baseline=settings.advantage.advantage_baseline,
-                all_correct_group=settings.teachers.all_correct_group,
-            ).flatten()
+            rewards = sources.of(rollouts, batch, entropy, step, 1.0)
+            of_groups = (rewards.total, batch.scores.view(prompts, group), batch.is_teacher.view(prompts, group))
+            names = {"estimator": "dr_grpo", "baseline": "group", "all_correct_group": "keep"}
+            advantages = hybrid_advantages(*of_groups, **names).flatten()
         with clock("metrics and records"):
-            bonus, said = step_rewards.bonus(rewards), {name: each.flatten() for name, each in rewards.said.items()}
-            credit = Credit(
-                entropy,
-                entropy,
-                bonus,
-                rewards.total.flatten(),
-                advantages,
-                said,
-                rewards.errors,
-                settings.bonus.last_token_enp_reward,
-            )
+            bonus, total = sources.bonus(rewards), rewards.total.flatten()
+            said = {name: values.flatten() for name, values in rewards.said.items()}
+            credit = Credit(entropy, entropy, bonus, total, advantages, said, rewards.errors, "exp_neg_entropy")
             step_metrics(rollouts, batch, credit)
             write_samples(folder, step, sample_lines(rollouts, batch, credit))
         log_probs = -torch.rand(prompts * group, length)
