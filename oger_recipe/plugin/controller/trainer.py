@@ -20,7 +20,7 @@ from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
 from oger_recipe.plugin.ray_actor import undecorated
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder import records as run_folder
-from oger_recipe.settings.run import EvalSettings
+from oger_recipe.settings.run import EvalSettings, RunSettings
 
 # PPOTrainer and BasePPOTrainer build these by name, which is looked up in this process.
 ppo_trainer.SamplesGenerator = OgerSamplesGenerator
@@ -41,6 +41,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
     def __init__(self, pretrain, strategy, *args, **kwargs) -> None:
         torch.manual_seed(strategy.args.train.seed)  # the sampler of the prompts draws its order's seed from here
         super().__init__(pretrain, strategy, *args, **kwargs)
+        self.settings = RunSettings.of(self.args.oger)
         self.run_dir = Path(self.args.oger.run_dir)
         self.checkpoints = Path(self.args.ckpt.path)
         # Saving is _save's: upstream would save in the middle of save_logs_and_checkpoints and nothing after the last.
@@ -50,7 +51,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
 
     def get_max_steps(self) -> int:
         """Optimizer steps of the run, for the learning-rate schedule."""
-        limit = self.args.oger.total_training_steps
+        limit = self.settings.total_training_steps
         rows = self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt
         per_step = rows // self.args.train.batch_size * self.args.train.max_epochs
         return self.max_steps if limit is None else min(self.max_steps, limit * per_step)
@@ -59,19 +60,19 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         """Rollout steps of the run."""
         per_episode = len(self.prompts_dataloader) // self.args.rollout.batch_size
         planned = per_episode * self.args.train.num_episodes
-        limit = self.args.oger.total_training_steps
+        limit = self.settings.total_training_steps
         return planned if limit is None else min(planned, limit)
 
     def fit(self, global_step: int = 0) -> None:
         resumed_at = self.init_checkpoint_states()["global_step"]
-        if self.args.oger.total_training_steps is not None:
-            self.samples_generator.steps_left = max(self.args.oger.total_training_steps - resumed_at, 0)
+        if self.settings.total_training_steps is not None:
+            self.samples_generator.steps_left = max(self.settings.total_training_steps - resumed_at, 0)
         self.samples_generator.step = resumed_at
         self.samples_generator.arrived = self.experience_maker.rollout_arrived
         self.samples_generator.counted = self._responses_came
         self.experience_maker.resume(resumed_at, self.planned_steps())
         run_folder.event(self.run_dir, "ready", steps=self.planned_steps(), resumed_at=resumed_at)
-        if self.args.oger.val_before_train and not resumed_at:
+        if self.settings.val_before_train and not resumed_at:
             self._evaluate_as("before", 0)
         self.last_step = self.saved_step = resumed_at
         self.client_states: dict[str, Any] | None = None
@@ -82,7 +83,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
             run_folder.event(self.run_dir, "trained", steps=self.last_step)
             if self.saved_step != self.last_step and not self.args.ckpt.disable_ds:
                 self._save(self.last_step)
-            if self.args.oger.val_after_train:
+            if self.settings.val_after_train:
                 self._evaluate_after()
         run_folder.event(self.run_dir, "finished")
 
