@@ -14,7 +14,9 @@ import pytest
 from openrlhf.utils.config import hierarchize
 
 from oger_recipe.errors import RecipeError
+from oger_recipe.settings.combinations import combination_problems
 from oger_recipe.settings.credit import BonusSettings
+from oger_recipe.settings.derived import in_folder, in_prompts, with_template
 from oger_recipe.settings.flags import defaults, flags_of
 from oger_recipe.settings.grading import VerifierSettings
 from oger_recipe.settings.oger import SECTIONS, SETTINGS, OgerSettings
@@ -74,6 +76,33 @@ def test_the_page_says_default_choices_range_and_meaning() -> None:
         assert row in rows
     assert all(row.replace(r"\|", "").count("|") == 5 for row in rows if row.startswith("| "))
     assert sum(row.startswith("| `--oger.") for row in rows) == len(SETTINGS)
+
+
+def test_what_follows_from_other_settings(parser: argparse.ArgumentParser, tmp_path: Path) -> None:
+    value = defaults(parser) | {"rollout.n_samples_per_prompt": 8, "train.batch_size": 5}
+    assert in_prompts(value) == value
+    assert in_prompts(value | {"oger.prompts_per_update": 4})["train.batch_size"] == 32
+    placed = in_folder(value | {"ckpt.output_dir": "elsewhere"}, tmp_path)
+    assert placed["oger.run_dir"] == str(tmp_path) and placed["ckpt.path"] == str(tmp_path / "checkpoints")
+    assert placed["ckpt.output_dir"] == "elsewhere"
+    assert with_template(value) == value | {"data.apply_chat_template": False}
+    assert with_template(value | {"oger.prompt_template": "r1"})["oger.stop"] == ("</answer>",)
+    assert with_template(value | {"oger.prompt_template": "r1", "oger.stop": ("x",)})["oger.stop"] == ("x",)
+
+
+def test_a_run_with_the_chat_template_by_name_can_be_repeated_from_its_resolved_recipe(
+    parser: argparse.ArgumentParser,
+) -> None:
+    """There both are said, the name and what follows from it."""
+    value = with_template(defaults(parser) | {"oger.prompt_template": "chat"})
+    assert value["data.apply_chat_template"] is True and not list(combination_problems(value))
+    (problem,) = combination_problems(value | {"oger.prompt_template": "r1"})
+    assert problem.endswith("choose one")
+
+
+def test_an_evaluation_samples_as_the_rollouts_where_nothing_else_is_said() -> None:
+    assert EvalSettings().sampling(0.9, 64) == {"top_p": 0.9, "top_k": -1, "max_new_tokens": 64}
+    assert EvalSettings(0.5, 7, 32).sampling(0.9, 64) == {"top_p": 0.5, "top_k": 7, "max_new_tokens": 32}
 
 
 SOURCES = (
