@@ -301,3 +301,15 @@ def test_the_validation_names_columns_that_may_be_the_teachers(
     assert good and report.splitlines()[-1] == (
         "no teachers: is their column another (--teacher_key)? 'a' has long texts, 'solved' has lists"
     )
+
+
+@pytest.mark.parametrize("flag", ["--oger.eval.input_key", "--oger.eval.label_key"])
+def test_a_column_that_the_evaluation_lacks_is_named_by_its_own_flag(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    write_jsonl([{"prompt": "4+1?", "answer": "5", "task": "gsm8k"}], tmp_path / "test.jsonl")
+    with pytest.raises(SystemExit) as stop:
+        train.main(
+            ["--recipe", str(recipe), "--dry-run", "--eval.dataset", str(tmp_path / "test.jsonl"), flag, "absent"]
+        )
+    assert flag.removeprefix("--") in str(stop.value.code) and "absent" in str(stop.value.code)
