@@ -162,3 +162,7 @@ def grading_problems(value: Mapping[str, Any]) -> Iterator[str]:
                 resolve(name)
             except ValueError as error:
                 yield f"{key}: {error}"
+    try:
+        _ = verifiers.options
+    except RecipeError as error:
+        yield str(error)

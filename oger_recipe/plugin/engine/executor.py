@@ -43,6 +43,8 @@ class PromptAsWritten:
 class OgerExecutor(SingleTurnAgentExecutor):
     """OpenRLHF's executor of single turns; each of its responses has ``graded``, whoever graded it."""
 
+    reward_func: Any
+
     def __init__(self, remote_rm_url: Any) -> None:
         super().__init__(_with_variables(remote_rm_url))
         if self.reward_func is not None and _file(self.reward_func) == _file(own_reward_func):
