@@ -113,7 +113,7 @@ def spread_within_groups(values: Tensor, counted: Tensor) -> float:
 
 
 def scheduled_weight(step: int, *, start: float, end: float, steps: int, schedule: str) -> float:
-    """Return the bonus weight at `step` (from 1): `start` at the first and `end` from step `steps` on; constant: `start`.
+    """Return the bonus weight at `step` (from 1): `start` first, `end` from step `steps` on; constant: `start`.
 
     linear and cosine (half a wave) move in between; a schedule of one step has `start` at it and `end` afterwards.
     Raises ValueError for a schedule outside SCHEDULES.
