@@ -118,8 +118,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
     from oger_recipe.cli.run_settings import settings_of_run
-    from oger_recipe.evaluation.harness import evaluate, report
-    from oger_recipe.plugin.evaluation.sampler import Sampler
+    from oger_recipe.run.evaluation import evaluate, report
     from oger_recipe.run.inputs import grading_settings
 
     for flag, here in _HERE.items():
@@ -135,7 +134,7 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: 
     benchmarks, rules = _benchmarks(args, settings), grading_rules(settings, evaluation=True)
     grading = grading_settings(settings, ())
     prompting = _prompting(args, settings)
-    result, folder = evaluate(Sampler(model), benchmarks, prompting, sampling, rules, grading, args.out)
+    result, folder = evaluate(model, benchmarks, prompting, sampling, rules, grading, args.out)
     print(f"\n{report(result)}")
     print(f"results: {folder / 'results.md'}, {folder / 'results.json'}\nanswers: {folder / 'answers'}")
 
@@ -155,7 +154,7 @@ def _model(args: argparse.Namespace, settings: Mapping[str, Any]) -> Model:
 
 
 def _sampling(args: argparse.Namespace, settings: Mapping[str, Any]) -> Sampling:
-    """What was given, else what the run's evaluation has, else the defaults."""
+    """Takes what was given, else what the run's evaluation has, else the defaults."""
     from oger_recipe.evaluation.sampling import Sampling
 
     of_run = {
@@ -196,9 +195,9 @@ def _benchmarks(args: argparse.Namespace, settings: Mapping[str, Any]) -> dict[s
         return benchmarks
     if not settings["eval.dataset"]:
         raise RecipeError("nothing to evaluate on: name benchmarks with --benchmark, or a --recipe with eval.dataset")
-    from oger_recipe.run.inputs import rows_of
+    from oger_recipe.run.rows import evaluation_rows
 
-    for row in rows_of(settings, "eval")[: args.max_problems]:
+    for row in evaluation_rows(settings)[: args.max_problems]:
         benchmarks.setdefault(row.get("datasource") or "default", []).append(problem_of(row))
     return benchmarks
 

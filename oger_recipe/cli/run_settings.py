@@ -12,7 +12,7 @@ from oger_recipe.errors import RecipeError
 
 
 def settings_of_run(recipe: Path | None, flags: Sequence[str], command: argparse.ArgumentParser) -> Mapping[str, Any]:
-    """The defaults, the recipe's settings, the flags'; the user's verifiers are found from here on.
+    """Reads the defaults, the recipe's settings, the flags'. The user's verifiers are found from then on.
 
     flags: what ``command`` does not know itself. Raises RecipeError for flags that a run has not either, and for
     settings by which no answer can be graded.
@@ -21,7 +21,7 @@ def settings_of_run(recipe: Path | None, flags: Sequence[str], command: argparse
 
     from oger_recipe.cli.train_ppo_ray import build_parser, settings_of
     from oger_recipe.rewards.verifiers import look_in
-    from oger_recipe.settings.combinations import grading_problems
+    from oger_recipe.settings.grading import grading_problems
     from oger_recipe.settings.shipped import find_recipe
 
     for name in (flag.partition("=")[0] for flag in flags):

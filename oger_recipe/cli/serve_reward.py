@@ -110,7 +110,7 @@ def _seconds(text: str) -> float:
 
 
 def _checked(args: argparse.Namespace) -> socket.socket:
-    """The listening socket. Raises RecipeError for everything that cannot work."""
+    """Opens the listening socket. Raises RecipeError for everything that cannot work."""
     look_in([os.getcwd()])
     for task in args.allow_task:
         try:
@@ -146,7 +146,7 @@ def _listen(host: str, port: int, backlog: int) -> socket.socket:
 
 
 def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
-    """Serve until a signal; the number of requests that were left ungraded."""
+    """Serves until a signal. Returns how many requests were left ungraded."""
     _set_up_logging(verbose=args.verbose)
     _raise_file_limit(args.max_concurrency)
     settings = GradingSettings(
@@ -193,7 +193,7 @@ def _set_up_logging(*, verbose: bool) -> None:
 
 
 def _raise_file_limit(max_concurrency: int) -> None:
-    """Connections are files: as many as are held at a time, those to be answered 503, and the pool's."""
+    """Allows as many files as connections: those that are held, those to be answered 503, and the pool's."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * max_concurrency + 256
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -202,7 +202,7 @@ def _raise_file_limit(max_concurrency: int) -> None:
 
 
 def _warm_up() -> None:
-    """Start the pool before the first request waits for it, and say at once what every answer would run into."""
+    """Starts the pool before the first request waits for it, and says at once what every answer would run into."""
     graded = shared_pool().grade("math", "\\boxed{1}", "1")
     if graded.error is not None:
         print(f"oger serve-reward: answers of task 'math' cannot be graded here: {graded.error}", file=sys.stderr)
@@ -261,7 +261,7 @@ class _Server(uvicorn.Server):
         self._deadline = math.inf
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Without the base class's record of signals, which it raises again at the end: this end is no failure."""
+        """Leaves out the base class's record of signals, which it raises again at the end: this end is no failure."""
         if self._service.draining:
             self.should_exit = self.force_exit = True
             return

@@ -272,10 +272,11 @@ def _continuation(text: str, prompt: str) -> str:
 def _verified(
     candidates: list[_Candidate], rules: GradingRules, pool: GradingPool, keep_wrong: bool, counts: Counter[str]
 ) -> dict[str, list[Teacher]]:
-    """Verifies teachers. Returns the usable ones by uid and counts the others."""
+    """Verifies teachers. Returns the usable ones by uid, counts the others, and says why one could not be graded."""
     answers = [rules.answer(candidate.row, candidate.text) for candidate in candidates]
     teachers: dict[str, list[Teacher]] = {}
     unreadable: dict[str, str] = {}
+    failed: list[str] = []
     for candidate, graded in zip(candidates, pool.grade_many(answers, progress=len(answers) > 2000), strict=True):
         verdict, uid = graded.verdict, candidate.row["uid"]
         if graded.unreadable:
@@ -283,7 +284,7 @@ def _verified(
         if graded.error is None and candidate.marked not in (None, bool(verdict.score)):
             counts["teachers_marked_otherwise"] += 1
         if graded.error is not None:
-            counts["teachers_ungraded"] += 1
+            failed.append(f"of source {candidate.source!r} in row {uid!r}: {graded.error}")
         elif not verdict.score and not keep_wrong:
             counts["teachers_wrong"] += 1
         else:
@@ -291,6 +292,9 @@ def _verified(
             kept = (candidate.source, candidate.text, candidate.tokens, verdict.reward, verdict.score, candidate.probs)
             teachers.setdefault(uid, []).append(Teacher(*kept))
     refuse_rows(list(unreadable.values()))
+    if failed:
+        counts["teachers_ungraded"] = len(failed)
+        print(f"warning: {len(failed)} of {len(candidates)} teachers could not be graded, one {failed[0]}", flush=True)
     return teachers
 
 

@@ -120,6 +120,6 @@ def make_similarity(settings: EmbeddingSettings) -> Similarity:
         trust, batch_size = settings.embedding_trust_remote_code, settings.embedding_batch_size
         reranker = Reranker(settings.similarity_reranker, settings.embedding_max_tokens, batch_size, trust)
         return RerankerSimilarity(reranker, settings.embedding_part)
-    encoder = make_encoder(EncoderSettings.of_run(vars(settings)), settings.embedding_batch_size)
+    encoder = make_encoder(EncoderSettings.of(settings), settings.embedding_batch_size)
     cache = EmbeddingCache(encoder, Path(settings.embedding_cache))
     return EmbeddingSimilarity(encoder, cache, settings.max_embedding_error_rate)

@@ -40,19 +40,19 @@ class Problem:
     columns: dict[str, Any] = field(default_factory=dict)
 
     def asked(self, template: str | None) -> dict[str, Any]:
-        """The row's prompt before any template, and where it asks for the answer (``answer_in``) if it does itself."""
+        """Returns the row's prompt before any template, and ``answer_in`` where it asks for the answer in a place."""
         if template is not None or not self.instruction or not isinstance(self.question, str):
             return self.columns | {"prompt": self.question}
         return self.columns | {"prompt": self.question + self.instruction, "answer_in": "boxed"}
 
     @property
     def times_asked(self) -> int:
-        """How many samples are drawn where other benchmarks' problems have one."""
+        """Says how many samples are drawn where other benchmarks' problems have one."""
         times: int = self.columns.get(TIMES_ASKED, 1)
         return times
 
     def row(self, template: str | None) -> dict[str, Any]:
-        """As a row of a dataset, for the rules of grading."""
+        """Makes a row of a dataset, for the rules of grading."""
         return {"uid": self.uid, "answer": self.answer, "task": self.task} | self.asked(template)
 
 
@@ -152,8 +152,8 @@ BENCHMARKS = {
 
 
 def asked_once(name: str, rows: Sequence[Record], times: Mapping[str, int]) -> list[Record]:
-    """A benchmark's rows with how often it asks each problem, and a note where that is more than once: LUFFY's files,
-    for one, have every problem of AIME 8 times, where others draw 8 samples of it.
+    """Marks rows with how often their benchmark asks each problem, and says so where that is more than once: LUFFY's
+    files, for one, have every problem of AIME 8 times, where others draw 8 samples of it.
 
     times: by uid, how often each row came (1 where it is not named). The rarest problem decides: what goes beyond its
     number is a duplicate.
@@ -172,7 +172,7 @@ def asked_once(name: str, rows: Sequence[Record], times: Mapping[str, int]) -> l
 def load_benchmark(
     name: str, file: Path | None = None, *, max_problems: int | None = None, own_tasks: tuple[str, ...] = ()
 ) -> list[Problem]:
-    """The problems of a benchmark, in the order of their uids.
+    """Loads the problems of a benchmark, in the order of their uids.
 
     file: a .jsonl or .parquet file with the columns of the benchmark's dataset, or of the recipe's rows, which any
     name can have. Of more than ``max_problems``, those are taken whose hash is least: the same ones in whatever order
@@ -198,7 +198,7 @@ def load_benchmark(
 
 
 def find_file(name: str, folder: Path) -> Path:
-    """<folder>/<name>.jsonl or .parquet. Raises RecipeError when there is neither."""
+    """Returns <folder>/<name>.jsonl or .parquet. Raises RecipeError when there is neither."""
     for suffix in FILE_SUFFIXES:
         if (folder / f"{name}{suffix}").is_file():
             return folder / f"{name}{suffix}"
@@ -235,18 +235,18 @@ def _own_rows(name: str, file: Path, own_tasks: tuple[str, ...]) -> list[Problem
 
 
 def uid_in_a_run(name: str, uid: str) -> str:
-    """A problem's uid among the evaluation rows of a run: named benchmarks put their name in front."""
+    """Returns a problem's uid among the evaluation rows of a run, where named benchmarks put their name in front."""
     return uid if name not in BENCHMARKS or uid.startswith(f"{name}-") else f"{name}-{uid}"
 
 
 def problem_of(row: Record) -> Problem:
-    """A row of the recipe as a problem."""
+    """Makes a problem of a row of the recipe."""
     others = {name: value for name, value in row.items() if name not in ("uid", "prompt", "answer", "task")}
     return Problem(row["uid"], row["prompt"], row["answer"], row["task"], columns=others)
 
 
 def _has_rows(file: Path) -> bool:
-    """Whether a file holds the recipe's rows rather than a benchmark's own records."""
+    """Tells whether a file holds the recipe's rows rather than a benchmark's own records."""
     return _first_record(file).keys() >= {"prompt", "answer", "task"}
 
 

@@ -14,7 +14,7 @@ from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.benchmarks import Problem
 from oger_recipe.evaluation.prompts import Prompting
 from oger_recipe.evaluation.records import Record
-from oger_recipe.evaluation.sampling import Engine, Model, Sampling
+from oger_recipe.evaluation.sampling import Model, Sampling
 from oger_recipe.files import atomic_write, read_jsonl, write_jsonl
 from oger_recipe.rewards.rules import GradingRules
 
@@ -31,18 +31,18 @@ class Prompt:
 
 
 def settings_of(
-    engine: Engine,
+    model: Model,
+    dtype: str,
     prompting: Prompting,
     sampling: Sampling,
     rules: GradingRules,
     prompts: dict[str, list[Prompt]],
 ) -> dict[str, Any]:
-    """Everything that an answer and its verdict depend on, and nothing else: neither how many samples are drawn, since
-    each has a seed of its own, nor batch size, nor where files lie."""
-    model = engine.model
+    """Collects what an answer and its verdict depend on, and nothing else: not how many samples are drawn, as each has
+    a seed of its own, nor batch size, nor where files lie."""
     drawn = {name: value for name, value in asdict(sampling).items() if name != "n"}
     settings = {
-        "model": {"name": model.name, "revision": model.revision, "dtype": engine.dtype, "weights": _weights(model)},
+        "model": {"name": model.name, "revision": model.revision, "dtype": dtype, "weights": _weights(model)},
         "prompting": asdict(prompting),
         "sampling": drawn,
         "grading": asdict(rules),
@@ -73,7 +73,7 @@ def _digest(content: Any) -> str:
 
 
 def opened(out: Path | None, model: Model, settings: dict[str, Any]) -> Path:
-    """The evaluation's folder with its settings.json; never that of another evaluation."""
+    """Opens the evaluation's folder and writes its settings.json; never takes that of another evaluation."""
     name = "-".join(Path(model.name).parts[-2:]).strip("/-.")
     folder = out or Path("evals") / f"{name}-{_digest(settings)[:8]}"
     file = folder / SETTINGS
@@ -100,19 +100,19 @@ def answers_path(folder: Path, benchmark: str) -> Path:
 
 
 def samples_of(prompt: Prompt, sampling: Sampling) -> int:
-    """Of one problem; greedy decoding gives the same answer every time."""
+    """Counts the samples of one problem; greedy decoding gives the same answer every time."""
     return sampling.n * prompt.problem.times_asked if sampling.temperature else 1
 
 
 def missing_samples(folder: Path, name: str, prompts: list[Prompt], sampling: Sampling) -> list[tuple[Prompt, int]]:
-    """The samples of every problem that are not on disk."""
+    """Returns the samples that are not on disk."""
     there = {(record["uid"], record["sample"]) for record in read_jsonl(answers_path(folder, name))}
     asked = [(prompt, sample) for prompt in prompts for sample in range(samples_of(prompt, sampling))]
     return [(prompt, sample) for prompt, sample in asked if (prompt.problem.uid, sample) not in there]
 
 
 def sorted_records(folder: Path, name: str, prompts: list[Prompt], sampling: Sampling) -> list[Record]:
-    """The answers of every problem that were asked for; the file is put in their order, in which no chance is left."""
+    """Returns the answers that were asked for, and puts the file in their order, in which no chance is left."""
     path = answers_path(folder, name)
     place = {prompt.problem.uid: number for number, prompt in enumerate(prompts)}
     kept = read_jsonl(path)
@@ -124,7 +124,7 @@ def sorted_records(folder: Path, name: str, prompts: list[Prompt], sampling: Sam
 
 
 def drop_cut_line(path: Path) -> None:
-    """A kill may have left half a line, which would spoil what is appended to it."""
+    """Drops half a line that a kill may have left, which would spoil what is appended to it."""
     if path.exists():
         records = read_jsonl(path)
         with atomic_write(path) as partial:

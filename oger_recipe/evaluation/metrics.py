@@ -27,7 +27,7 @@ _CHUNK = 4_000_000  # problems drawn at once by the bootstrap: bounds its memory
 
 
 def powers_up_to(n: int) -> list[int]:
-    """The k of the curves: 1, 2, 4, ... below n, and n."""
+    """Returns the k of the curves: 1, 2, 4, ... below n, and n."""
     return [2**power for power in range(n.bit_length()) if 2**power < n] + [n]
 
 
@@ -95,7 +95,7 @@ def interval(means: Floats) -> list[list[float]]:
 
 
 def evaluate_answers(records: Sequence[Record]) -> dict[str, Any]:
-    """All metrics of an evaluation: ``{"benchmarks": {name: metrics}, "average": metrics}``.
+    """Computes all metrics of an evaluation: ``{"benchmarks": {name: metrics}, "average": metrics}``.
 
     records: one for each sampled answer, in any order, with the keys uid, benchmark, sample (0 to n-1), score,
     extracted, format, response_length (tokens), truncated and graded. Metrics: problems, n, avg_at_<n>, pass_at_<k>,
@@ -120,7 +120,7 @@ def evaluate_answers(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _problems(name: str, records: list[Record]) -> list[list[Record]]:
-    """The answers by problem, in the order of uid and sample: no metric depends on the order of the records."""
+    """Groups the answers by problem and sorts by uid and sample: no metric depends on the order of the records."""
     by_uid: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_uid[record["uid"]].append(record)
@@ -135,7 +135,7 @@ def _problems(name: str, records: list[Record]) -> list[list[Record]]:
 
 
 def _benchmark(name: str, problems: list[list[Record]]) -> tuple[dict[str, Any], dict[str, Floats]]:
-    """The metrics, and the bootstrapped means of those that have an interval."""
+    """Returns the metrics, and the bootstrapped means of those that have an interval."""
     answers = [record for problem in problems for record in problem]
     scores = np.array([[float(record["score"]) for record in problem] for problem in problems])
     curves = _curves(problems, scores)
@@ -152,7 +152,7 @@ def _benchmark(name: str, problems: list[list[Record]]) -> tuple[dict[str, Any],
 
 
 def _curves(problems: list[list[Record]], scores: Floats) -> dict[str, Floats]:
-    """Every metric's value for each problem, [problems]."""
+    """Returns every metric's value for each problem, [problems]."""
     n = scores.shape[1]
     curves = {f"avg_at_{n}": avg_at_n(scores)}
     curves |= {f"pass_at_{k}": pass_at_k(scores, k) for k in powers_up_to(n)}
@@ -163,7 +163,7 @@ def _curves(problems: list[list[Record]], scores: Floats) -> dict[str, Floats]:
 
 
 def _average(metrics: list[dict[str, Any]], means: list[dict[str, Floats]]) -> dict[str, Any]:
-    """Problems are resampled within each benchmark."""
+    """Averages over benchmarks; problems are resampled within each."""
     average: dict[str, Any] = {"problems": sum(each["problems"] for each in metrics)}
     if len({each["n"] for each in metrics}) == 1:
         average["n"] = metrics[0]["n"]

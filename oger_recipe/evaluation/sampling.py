@@ -1,10 +1,8 @@
-"""What an evaluation asks of a model and its engine, and what it gets."""
+"""What an evaluation asks of a model, and what it gets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -51,21 +49,3 @@ class Response:
     text: str
     tokens: int
     truncated: bool
-
-
-class Engine(Protocol):
-    """Whatever answers: ask its `context`, `load` it, `generate`."""
-
-    model: Model
-
-    @property
-    def dtype(self) -> str: ...
-
-    def context(self) -> int:
-        """The longest sequence of the model, in tokens."""
-
-    def load(self, max_model_len: int) -> None:
-        """Loads the model for sequences of at most so many tokens."""
-
-    def generate(self, requests: Sequence[Request], sampling: Sampling, name: str) -> list[Response]:
-        """One response for each request, in their order; ``name`` is the benchmark's."""

@@ -10,7 +10,7 @@ Metrics = dict[str, Any]
 
 
 def markdown_table(result: dict[str, Any]) -> str:
-    """A table of what `evaluate_answers` returns: one row a benchmark, the average last, and notes where needed.
+    """Tabulates what `evaluate_answers` returns: one row a benchmark, the average last, and notes where needed.
 
     Scores are percentages, avg@n with its 95 % interval. Of the pass@k curve at most three k of each n are shown.
     """
@@ -26,7 +26,7 @@ def markdown_table(result: dict[str, Any]) -> str:
 
 
 def headlines(result: dict[str, Any]) -> dict[str, Metrics]:
-    """What a person follows of what `evaluate_answers` returns, by benchmark: problems, n, and avg@n, pass@n and maj@n
+    """Picks what a person follows of `evaluate_answers`, by benchmark: problems, n, and avg@n, pass@n and maj@n
     with their intervals. With several benchmarks, ``average`` is the last."""
     rows = dict(result["benchmarks"])
     if len(rows) > 1:
@@ -47,7 +47,7 @@ def main_metrics(n: int | None) -> list[str]:
 
 
 def comparison(moments: dict[str, dict[str, Metrics]]) -> str:
-    """Headlines by benchmark as lines of text: a column for each moment, and the difference where there are two."""
+    """Writes headlines by benchmark as lines of text: a column for each moment, and the difference of two."""
     lines = [["", "", *moments, "difference"]]
     for name in dict.fromkeys(name for benchmarks in moments.values() for name in benchmarks):
         of_name = [benchmarks.get(name, {}) for benchmarks in moments.values()]
@@ -60,7 +60,7 @@ def comparison(moments: dict[str, dict[str, Metrics]]) -> str:
 
 
 def _comparison_rows(name: str, of_moments: list[Metrics]) -> list[list[str]]:
-    """One row a metric, empty at a moment that lacks it."""
+    """Makes one row a metric, empty at a moment that lacks it."""
     rows: list[list[str]] = []
     for metric in dict.fromkeys(key for metrics in of_moments if metrics for key in main_metrics(metrics.get("n"))):
         values = [metrics[metric] for metrics in of_moments if metric in metrics]
@@ -72,7 +72,7 @@ def _comparison_rows(name: str, of_moments: list[Metrics]) -> list[list[str]]:
 
 
 def _share(metrics: Metrics, metric: str) -> str:
-    """The score as a share with its interval, as progress lines have it; empty where there is none."""
+    """Writes the score as a share with its interval, as progress lines have it; empty where there is none."""
     if metric not in metrics:
         return ""
     low, high = metrics[f"{metric}_interval"]
@@ -80,7 +80,7 @@ def _share(metrics: Metrics, metric: str) -> str:
 
 
 def _shown_ks(n: int | None) -> list[int]:
-    """All but 1 where they are few, else every second one, counted from n: 2, 8, 32. (pass@1 is avg@n.)"""
+    """Picks all k but 1 where they are few, else every second one, counted from n: 2, 8, 32. (pass@1 is avg@n.)"""
     ks = [k for k in powers_up_to(n or 1) if k > 1]
     return ks if len(ks) <= 3 else ks[::-2][:3]
 

@@ -7,7 +7,7 @@ LEAST_RATIO = 0.1  # compressed to plain size; reasoning has 0.25 and more, a lo
 
 
 def is_repetitive(text: str) -> bool:
-    """Whether some stretch of WINDOW characters compresses below LEAST_RATIO of its size.
+    """Tells whether some stretch of WINDOW characters compresses below LEAST_RATIO of its size.
 
     Half-overlapping stretches, so that a loop of 1.5 windows is always seen. Shorter texts never count.
     """

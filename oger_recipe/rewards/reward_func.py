@@ -14,7 +14,7 @@ from oger_recipe.rewards.samples import answer_of, grade_samples
 
 
 def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> dict[str, Any]:
-    """Grade responses.
+    """Grades responses.
 
     queries: decoded prompt and response, special tokens included; prompts: the templated prompts; labels: JSON
     documents ``{"uid", "answer", "task"}``, the answer being what the task's verifier reads, and optionally

@@ -51,8 +51,8 @@ class GradingRules:
     strip: bool = False
 
     def call(self, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """The task of a row (task, prompt, and ``answer_in``, a place of its own) as the pool resolves it, and its
-        options. The user's verifiers are also offered the prompt and the row's other columns."""
+        """Returns a row's task as the pool resolves it, and its options. A row may have a place of its own
+        (``answer_in``). The user's verifiers are also offered the prompt and the row's other columns."""
         task = self.own.get(row["task"], row["task"])
         given = self.options.get(row["task"], {})
         spec = resolved(task)
@@ -64,8 +64,8 @@ class GradingRules:
         return task, options
 
     def label(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """What travels with a prompt: uid, answer, task, what the reward function needs beside them, and of an
-        evaluation's problem that its benchmark asks several times, how often."""
+        """Makes what travels with a prompt: uid, answer, task, what the reward function needs beside them, and how
+        often a benchmark asks its problem where that is more than once."""
         task, options = self.call(row)
         label = {"uid": row["uid"], "answer": row["answer"], "task": task}
         extras = {"options": options, "cut": list(self.cut), "strip": self.strip}
@@ -73,17 +73,17 @@ class GradingRules:
         return label | {name: value for name, value in extras.items() if value}
 
     def answer(self, row: Mapping[str, Any], response: str) -> tuple[str, str, str, dict[str, Any]]:
-        """What the pool grades of a response to the row's prompt."""
+        """Returns what the pool grades of a response to the row's prompt."""
         task, options = self.call(row)
         return task, graded_text(response, self.cut, self.strip), row["answer"], options
 
     def tasks(self, rows: Iterable[Mapping[str, Any]]) -> set[str]:
-        """The tasks of rows as the pool resolves them."""
+        """Returns the tasks of rows as the pool resolves them."""
         return {self.own.get(row["task"], row["task"]) for row in rows}
 
 
 def labelled_answer(label: Mapping[str, Any], response: str) -> tuple[str, str, str, dict[str, Any]]:
-    """What the pool grades of a response to the prompt that GradingRules.label is the label of."""
+    """Returns what the pool grades of a response to a prompt with this label (GradingRules.label)."""
     text = graded_text(response, label.get("cut", ()), label.get("strip", False))
     return label["task"], text, label["answer"], label.get("options") or {}
 
@@ -100,7 +100,7 @@ def _is_json(value: Any) -> bool:
 
 
 def graded_text(response: str, cut: Sequence[str] = (), strip: bool = False) -> str:
-    """A response up to the first of the stop strings in ``cut``; with ``strip`` without white space around it."""
+    """Cuts a response at the first of the stop strings in ``cut``; ``strip`` drops white space around it."""
     ends = [position for stop in cut if (position := response.find(stop)) >= 0]
     text = response[: min(ends)] if ends else response
     return text.strip() if strip else text

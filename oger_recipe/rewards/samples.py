@@ -26,7 +26,7 @@ Sample = tuple[Any, Any, Any]  # query, prompt, label, as they come
 
 
 def answer_of(graded: Sequence[Graded]) -> dict[str, Any]:
-    """What OpenRLHF reads of graded samples: plain numbers of one, as it makes a tensor of each; else lists."""
+    """Makes what OpenRLHF reads: plain numbers of one sample, because it makes a tensor of each; else lists."""
 
     def column(values: list[float]) -> float | list[float]:
         return values[0] if len(values) == 1 else values
@@ -43,7 +43,7 @@ def answer_of(graded: Sequence[Graded]) -> dict[str, Any]:
 
 
 def grade_samples(samples: Sequence[Sample]) -> list[Graded]:
-    """What a sample does wrong is its own error, never its neighbours'."""
+    """Grades samples. What one of them does wrong is its own error, never its neighbours'."""
     results: dict[int, Graded] = {}
     answers: dict[int, Answer] = {}
     for position, (query, prompt, label) in enumerate(samples):
@@ -70,7 +70,7 @@ def _answer(query: str, prompt: str, label: str) -> Answer:
 
 
 def failed(error: Exception | str, sample: Sample) -> Graded:
-    """A sample that could not be graded, after it was logged and recorded."""
+    """Logs and records a sample that could not be graded."""
     reason = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     graded = Graded.failed(reason)
     _report(graded, sample, error if isinstance(error, Exception) else None)
@@ -117,7 +117,7 @@ def _record(entry: dict[str, Any]) -> None:
 
 
 def worst_examples(run_dir: str | os.PathLike[str], n: int = 3) -> list[str]:
-    """One line for each of `n` recorded failures: different errors first, among them those that took longest."""
+    """Says `n` recorded failures in a line each: different errors first, among them those that took longest."""
     try:
         with open(os.path.join(run_dir, ERRORS), encoding="utf-8", errors="replace") as file:
             entries = [json.loads(line) for line in file]

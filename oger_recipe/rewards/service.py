@@ -92,7 +92,7 @@ class RewardService:
         in_flight.set_function(lambda: self.in_flight)
 
     async def answer(self, request: Request) -> Response:
-        """Read, grade and answer one request. Raises HTTPException with a sentence for every refusal."""
+        """Reads, grades and answers one request. Raises HTTPException with a sentence for every refusal."""
         with self._slot():
             body = await _read_body(request, self.limits.max_request_bytes)
             loop = asyncio.get_running_loop()
@@ -120,7 +120,7 @@ class RewardService:
             self._latency.observe(seconds)
 
     def close(self) -> None:
-        """Drop what is queued; threads that grade are not waited for."""
+        """Drops what is queued; does not wait for threads that grade."""
         for threads in (self._quick, self._pooled):
             threads.shutdown(wait=False, cancel_futures=True)
 
@@ -165,7 +165,7 @@ class RewardService:
 
 
 def build_app(service: RewardService, *, verbose: bool = False) -> FastAPI:
-    """The HTTP application around the service; verbose: one line of JSON per request to the access log."""
+    """Builds the HTTP application; ``verbose`` writes one line of JSON per request to the access log."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_middleware(_Observed, service=service, verbose=verbose)
     app.add_exception_handler(HTTPException, _refusal)
@@ -191,7 +191,7 @@ def build_app(service: RewardService, *, verbose: bool = False) -> FastAPI:
 
 
 def parse_request(body: bytes) -> Samples:
-    """Queries, prompts and labels of a request's body. Raises HTTPException 400 (no JSON) or 422 (not these lists)."""
+    """Reads queries, prompts and labels from a body. Raises HTTPException 400 (no JSON) or 422 (not these lists)."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:

@@ -11,11 +11,11 @@ _NAMED = frozenset({"reward", "score", "reason", "extracted", "pred", "component
 
 
 class UnreadableAnswer(ValueError):
-    """A verifier raises it where the reference answer is at fault, whatever the response: the row is refused then."""
+    """Raised by a verifier where the reference answer is at fault, whatever the response. The row is refused then."""
 
 
 class NoVerdict(Exception):
-    """What a verifier returned cannot be read as a verdict; the message says why."""
+    """Raised for a return value that cannot be read as a verdict; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Graded:
-    """A verdict, and what kept it from being one: then it is reward 0, score 0, and ``error`` says why.
+    """A verdict, or a failure to reach one: then reward and score are 0, and ``error`` says why.
 
     unreadable: the reference answer is at fault; the task's verifier has said so by UnreadableAnswer.
     """
@@ -55,20 +55,20 @@ class Graded:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Graded:
-        """What dataclasses.asdict has made of one. Raises KeyError or TypeError for anything else."""
+        """Reads what dataclasses.asdict has made. Raises KeyError or TypeError for anything else."""
         fields = {**document["verdict"]}
         return cls(**{**document, "verdict": Verdict(**fields | {"steps": tuple(fields["steps"])})})
 
 
 def verdict_columns(graded: Graded) -> dict[str, Any]:
-    """What a verdict says beside reward and score, for the records of answers and samples."""
+    """Returns the verdict's columns beside reward and score, for records of answers and samples."""
     verdict = graded.verdict
     columns = {"extracted": verdict.extracted, "reason": verdict.reason, "components": verdict.components}
     return columns | ({"steps": list(verdict.steps)} if verdict.steps else {})
 
 
 def as_verdict(returned: Any) -> Verdict:
-    """The verdict that a verifier's return value stands for.
+    """Reads a verifier's return value as a verdict.
 
     A `Verdict` stands for itself. A number is the reward. A dict has "reward", or as verl's only "score", which then
     is the reward; it may have "score", "reason", "extracted" (or verl's "pred"), "components" and "steps" (a list of
@@ -93,7 +93,7 @@ def as_verdict(returned: Any) -> Verdict:
 
 
 def _fields(returned: Any) -> dict[Any, Any]:
-    """The return value as a dict with "reward"."""
+    """Turns the return value into a dict with "reward"."""
     if isinstance(returned, Verdict):
         return dict(vars(returned))
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
@@ -124,7 +124,7 @@ def _components(fields: Mapping[Any, Any]) -> dict[str, float]:
 
 
 def _plain(value: Any) -> int | float | None:
-    """The Python number that a value is, or None if it is none."""
+    """Returns the Python number that a value is, or None."""
     if not isinstance(value, int | float) and hasattr(value, "item"):
         try:
             value = value.item()

@@ -60,7 +60,7 @@ class Clock:
 
 
 class Known:
-    """The measure's answer, made before: so that the encoder and the rest of the group's work are timed apart."""
+    """The measure, with its answer made before: the encoder and the rest of the work are timed apart."""
 
     def __init__(self, similarity: torch.Tensor) -> None:
         self._similarity = similarity

@@ -15,7 +15,7 @@ from oger_recipe.run.attempt import begin_anew, cut_back, locked, trained
 from oger_recipe.run.ends import continuing, progress
 from oger_recipe.run.resume import check_settings
 from oger_recipe.run_folder import checkpoints
-from oger_recipe.settings.recipe_file import nested, read_recipe, write_resolved
+from oger_recipe.settings.recipe_file import read_recipe, write_resolved
 
 HOLD = """
 import sys, time
@@ -115,10 +115,8 @@ def settings_of(parser, tmp_path: Path, *flags: str):
 
 @pytest.fixture()
 def began_with(parser, tmp_path: Path) -> Path:
-    known = {key: value for key, value in settings_of(parser, tmp_path).items()
-             if value is not None and value != float("inf")}  # fmt: skip
-    write_resolved(known, tmp_path / "recipe.yaml")
-    assert nested(known) and read_recipe(tmp_path / "recipe.yaml", parser)
+    write_resolved(settings_of(parser, tmp_path), tmp_path / "recipe.yaml")
+    assert read_recipe(tmp_path / "recipe.yaml", parser)
     return tmp_path / "recipe.yaml"
 
 

@@ -17,13 +17,14 @@ from transformers import AutoTokenizer
 from oger_recipe.cli import eval as oger_eval
 from oger_recipe.cli.train_ppo_ray import build_parser
 from oger_recipe.errors import RecipeError
-from oger_recipe.evaluation import folder, harness
+from oger_recipe.evaluation import folder
 from oger_recipe.evaluation.benchmarks import BENCHMARKS, Problem, load_benchmark
 from oger_recipe.evaluation.metrics import evaluate_answers
 from oger_recipe.evaluation.prompts import Prompting, prompt_texts, prompt_tokens
 from oger_recipe.evaluation.sampling import Sampling
 from oger_recipe.evaluation.tables import comparison, headlines, markdown_table
 from oger_recipe.rewards.verifiers import verify
+from oger_recipe.run import evaluation
 from oger_recipe.settings.rollouts import RolloutSettings
 
 SHARED = Path(__file__).parents[2] / ".." / "shared" / "data"
@@ -368,7 +369,7 @@ def refused(
     def no_engine(*_: Any) -> None:
         raise AssertionError("the engine was asked for")
 
-    monkeypatch.setattr(harness, "_generate_all", no_engine)
+    monkeypatch.setattr(evaluation, "_generate_all", no_engine)
     monkeypatch.chdir(tmp_path)
     jsonl([RECORDS["gsm8k"][0]], "gsm8k.jsonl")
     jsonl([{"prompt": "Q", "label": "{}", "datasource": "default"}], "prepared.jsonl")

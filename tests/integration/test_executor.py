@@ -6,6 +6,7 @@ import asyncio
 import http.server
 import json
 import threading
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -198,7 +199,7 @@ def reward_func(queries, prompts, labels):
 
 @pytest.mark.parametrize("who", ["a verifier", "a reward function"])
 def test_an_evaluated_answer_is_graded_once_whoever_grades_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nested: Callable[..., Any], who: str
 ) -> None:
     (tmp_path / "counting.py").write_text(COUNTING)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -206,8 +207,7 @@ def test_an_evaluated_answer_is_graded_once_whoever_grades_it(
         response = _executed("7", task="counting:verify")
     else:
         response = _executed("7", grader=tmp_path / "counting.py")
-    args = SimpleNamespace(rollout=SimpleNamespace(n_samples_per_prompt=1))
-    generator = OgerSamplesGenerator(SimpleNamespace(args=args), [], [], Tokenizer(), [])
+    generator = OgerSamplesGenerator(SimpleNamespace(args=nested()), [], [], Tokenizer(), [])
     sample = generator._process_response_into_experience(response, max_len=100)
     problems = [(["bench"], [QUESTION], [response["label"]], [None])]
     (record,) = evaluate_samples([sample], problems, Tokenizer()).records

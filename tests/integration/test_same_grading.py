@@ -21,10 +21,10 @@ from oger_recipe.cli.run_settings import settings_of_run
 from oger_recipe.data.train_files import Budget, PromptFormat, TeacherChoice, write_train_files
 from oger_recipe.evaluation.sampling import Model, Request, Response, Sampling
 from oger_recipe.files import read_jsonl
-from oger_recipe.plugin.evaluation import sampler
 from oger_recipe.rewards.grading import pool as grading_pool
 from oger_recipe.rewards.grading.pool import GradingPool
 from oger_recipe.rewards.reward_func import reward_func
+from oger_recipe.run import evaluation
 from oger_recipe.run.inputs import grading_settings
 from oger_recipe.settings.grading import grading_rules
 from oger_recipe.teachers.store import TeacherStore
@@ -193,7 +193,7 @@ def test_a_response_has_one_score(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sampler, "Sampler", Parrot)
+    monkeypatch.setattr(evaluation, "Sampler", Parrot)
     row = {"uid": "u", "prompt": "What?", "answer": answer, "task": task}
     found = {
         "teacher": of_a_teacher(flags, row, response, tmp_path, policy_folder),

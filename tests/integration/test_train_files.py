@@ -252,7 +252,7 @@ def test_a_teacher_that_cannot_be_graded_is_dropped_and_counted(prepared: Callab
 
 
 def test_a_value_error_of_a_users_verifier_is_about_that_answer_and_ends_nothing(
-    prepared: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prepared: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "own_float.py").write_text(
         "def verify(response, answer):\n    return float(response) == float(answer)\n"
@@ -261,6 +261,8 @@ def test_a_value_error_of_a_users_verifier_is_about_that_answer_and_ends_nothing
     rows = [_row("2.0", "two", task="mine", answer="2")]
     counts, _, store = prepared(*rows, rules=GradingRules(own={"mine": "own_float:verify"}))
     assert counts["teachers_ungraded"] == 1
+    said = "1 of 2 teachers could not be graded, one of source 's1' in row 'p-1': ValueError: could not convert string"
+    assert f"warning: {said}" in capsys.readouterr().out
     assert [(teacher.text, teacher.reward, teacher.score) for teacher in store["p-1"]] == [("2.0", 1.0, 1.0)]
     with pytest.raises(RecipeError, match="row 'p-1': GSM8K answer without a number"):  # the recipe's own word
         prepared(_row("2", task="gsm8k", answer="none"))

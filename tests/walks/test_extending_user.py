@@ -1,5 +1,6 @@
 """What someone does who adds a piece of his own: a verifier in a file of his, the others in a copy of the checkout."""
 
+import json
 import os
 import re
 import shutil
@@ -19,6 +20,19 @@ from oger_recipe.rewards.verifiers import Verdict
 def grade(response, answer):
     right = answer in response
     return Verdict(float(right), float(right), "right" if right else "wrong", {"correct": float(right)})
+"""
+# What `int` raises for one teacher's text is about that teacher; what it raises for the answer is about the row.
+STRICT = """
+from oger_recipe.rewards.verifiers import TaskSpec, UnreadableAnswer
+
+
+def grade(response, answer):
+    if not answer.isdigit():
+        raise UnreadableAnswer(f"{answer!r} is no whole number")
+    return float(int(response.split()[-1]) == int(answer))
+
+
+judged = TaskSpec(grade, time_limit_s=30)
 """
 # Each piece as docs/how_it_works.md says: a line in its registry, with a function where one is needed.
 RIGHT = {
@@ -86,7 +100,8 @@ def write(checkout: Path, pieces: dict[str, list[tuple[str, str]]]) -> None:
 
 
 def run(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(checkout)}
+    source = checkout if (checkout / "oger_recipe").is_dir() else ROOT
+    environment = os.environ | {"PYTHONPATH": str(source)}
     command = [sys.executable, "-m", *words]
     return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=300)
 
@@ -132,3 +147,25 @@ def test_a_misspelt_piece_is_refused_before_anything_starts(checkout: Path) -> N
     refused = dry_run(checkout, "--oger.replace_mode", "ordinary")
     assert refused.returncode == 1 and "invalid choice: 'ordinary'" in refused.stderr
     assert "similarity_mean_des" in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_a_verifier_that_raises_for_one_teacher_costs_that_teacher_and_a_bad_answer_the_row(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(STRICT)
+    texts = ("so 4", "so four", "so 5")
+    teachers = [{"source": "r1", "text": text, "correct": None} for text in texts]
+    rows = [{"uid": "a", "prompt": "2+2?", "answer": "4", "task": "mine:judged", "teachers": teachers}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "mix.yaml").write_text("sources: [{name: x, path: rows.jsonl}]\n")
+    command = ["oger_recipe.cli.data", "prepare", "mix.yaml", "--out", "out.jsonl"]
+    done = run(tmp_path, *command)
+    assert done.returncode == 0, done.stderr
+    (written,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert [teacher["text"] for teacher in written["teachers"]] == ["so 4"]
+    header, _, counted = (line.split("|") for line in done.stdout.splitlines() if line.startswith("|"))
+    by_name = {name.strip(): value.strip() for name, value in zip(header, counted, strict=True)}
+    assert (by_name["kept"], by_name["wrong"], by_name["not graded"]) == ("1", "1", "1")
+
+    (tmp_path / "rows.jsonl").write_text(json.dumps(rows[0] | {"answer": "four"}) + "\n")
+    refused = run(tmp_path, *command, "--force")
+    assert refused.returncode == 1 and refused.stderr.endswith("rows.jsonl:1: 'four' is no whole number\n")
+    assert "Traceback" not in refused.stderr

@@ -1,4 +1,4 @@
-"""From evaluation rollouts to answer records and metrics: the harness of ``oger eval`` inside a training run."""
+"""From evaluation rollouts to answer records and metrics, as `oger eval` makes them."""
 
 import json
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ def _record(sample: Experience, benchmark: str, number: int, text: str) -> dict[
 
 
 def _flat(metrics: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """``eval_<benchmark>_<metric>``; intervals are left to the table."""
+    """Names metrics ``eval_<benchmark>_<metric>``; intervals are left to the table."""
     return {
         f"eval_{benchmark}_{name}": float(value)
         for benchmark, values in metrics.items()

@@ -15,7 +15,7 @@ from oger_recipe.evaluation.sampling import Model, Request, Response, Sampling
 
 
 class Sampler:
-    """An `Engine`: a model in vLLM.
+    """A model in vLLM: ask its `context`, `load` it, `generate`.
 
     Every request has a seed of its own, so that what is drawn depends on no other request: neither on their order nor
     on the batch size, up to floating-point sums that differ by batch (float32 makes them rare).
@@ -36,7 +36,7 @@ class Sampler:
         return "float32" if self._cpu and self.model.dtype == "auto" else self.model.dtype
 
     def context(self) -> int:
-        """The longest sequence of the model, in tokens. Raises RecipeError for a model that vLLM does not know."""
+        """Returns the model's longest sequence, in tokens. Raises RecipeError for a model that vLLM does not know."""
         for name, value in (CPU_ENVIRONMENT if self._cpu else {}).items():
             os.environ.setdefault(name, value)  # vLLM reads them when it is imported
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR" if self._cpu else "WARNING")  # it warns of all the above
@@ -67,7 +67,7 @@ class Sampler:
         )
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, name: str) -> list[Response]:
-        """One response for each request, in their order; a bar on the terminal."""
+        """Draws one response for each request, in their order, under a bar on the terminal."""
         from vllm import SamplingParams
 
         params = [

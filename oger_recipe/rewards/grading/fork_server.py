@@ -50,7 +50,7 @@ def _fork_workers(control: socket.socket) -> None:
 
 
 def _children() -> set[int]:
-    """This process's children, with those of its workers' descendants that lost their parents."""
+    """Returns this process's children, and its workers' descendants that lost their parents."""
     me = os.getpid()
     try:
         return {int(pid) for pid in Path(f"/proc/{me}/task/{me}/children").read_text().split()}

@@ -12,13 +12,13 @@ _LENGTH = struct.Struct("!Q")
 
 
 def send_message(connection: socket.socket, message: Any) -> None:
-    """One JSON document. ASCII only, so that every text survives, broken Unicode included."""
+    """Sends one JSON document. It is ASCII, so that every text survives, broken Unicode included."""
     body = json.dumps(message).encode("ascii")
     connection.sendall(_LENGTH.pack(len(body)) + body)
 
 
 def receive_message(connection: socket.socket, deadline: float | None = None, largest: int | None = None) -> Any:
-    """The next JSON document. Raises EOFError when the other side is gone, TimeoutError at the deadline (as by
+    """Receives the next JSON document. Raises EOFError when the other side is gone, TimeoutError at the deadline (of
     time.monotonic) or by the socket's own timeout, ValueError for more than the largest number of bytes or no JSON."""
     (length,) = _LENGTH.unpack(_receive(connection, _LENGTH.size, deadline))
     if largest is not None and length > largest:
@@ -39,7 +39,7 @@ def _receive(connection: socket.socket, count: int, deadline: float | None) -> b
 
 
 def seconds_until(deadline: float) -> float:
-    """For a socket's timeout, which has to be more than 0. Raises TimeoutError when there is no time left."""
+    """Returns a timeout for a socket, which has to be above 0. Raises TimeoutError when no time is left."""
     seconds = deadline - time.monotonic()
     if seconds <= 0:
         raise TimeoutError

@@ -36,7 +36,7 @@ _LONGEST_REMEMBERED = 2000  # characters of a verdict's texts, with which a full
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one answer. bounded: it needs none, nor a process around it."""
+    """Limits of one answer. bounded: it needs neither limits nor a process around it."""
 
     time_s: float
     memory_mb: int
@@ -58,8 +58,8 @@ class GradingSettings:
     path: tuple[str, ...] = ()
 
     def for_tasks(self, tasks: Iterable[str]) -> GradingSettings:
-        """With what these tasks say of themselves. Imports the modules of the user's, which the processes of a run
-        then need not do."""
+        """Adds what these tasks say of themselves. Imports the user's modules, so that the processes of a run need
+        not."""
         limits = {task: self._limits(resolved(task)) for task in sorted(set(tasks))}
         preload = tuple(task for task, each in limits.items() if not each.bounded)
         own = {task: each for task, each in limits.items() if task not in VERIFIERS}
@@ -76,7 +76,7 @@ class GradingSettings:
 
     @classmethod
     def from_environment(cls) -> GradingSettings:
-        """What the run has set for its processes; the defaults elsewhere."""
+        """Reads what the run has set for its processes; elsewhere the defaults hold."""
         values = json.loads(os.environ.get(ENVIRONMENT, "{}"))
         own = {task: Limits(**each) for task, each in values.pop("own", {}).items()}
         return cls(**values | {name: tuple(values.get(name, ())) for name in ("preload", "path")}, own=own)
@@ -100,11 +100,11 @@ class GradingPool:
         self._cache_lock = threading.Lock()
 
     def grade(self, task: str, response: str, answer: str, options: Mapping[str, Any] | None = None) -> Graded:
-        """One answer; takes at most the time limit once a worker is free."""
+        """Grades one answer; takes at most the time limit once a worker is free."""
         return self.grade_many([(task, response, answer, options)])[0]
 
     def grade_many(self, answers: Sequence[Answer], progress: bool = False) -> list[Graded]:
-        """Many answers, in their order; with ``progress`` a bar on the terminal."""
+        """Grades many answers and keeps their order; ``progress`` draws a bar on the terminal."""
         results: list[Graded | None] = [self._at_once(answer) for answer in answers]
         waiting = [position for position, result in enumerate(results) if result is None]
         waiting.sort(key=lambda position: self.settings.limits(answers[position][0]).memory_mb)  # as workers have it
@@ -129,7 +129,7 @@ class GradingPool:
         return [result for result in results if result is not None]
 
     def close(self) -> None:
-        """Ends all processes; answers that are being graded are finished first."""
+        """Ends all processes after the answers that are being graded."""
         for _ in range(self._count):
             worker = self._free.get()
             if worker is not None:
@@ -145,7 +145,7 @@ class GradingPool:
         self.close()
 
     def _at_once(self, answer: Answer) -> Graded | None:
-        """The result where no worker is needed: from the cache, or by a verifier that is bounded by itself."""
+        """Returns the result where no worker is needed: from the cache, or of a bounded task."""
         task, response, reference, options = answer
         if self.settings.limits(task).bounded:
             started = time.monotonic()
@@ -160,7 +160,7 @@ class GradingPool:
         return Graded(verdict)
 
     def _by_worker(self, answers: list[Answer]) -> list[Graded]:
-        """One worker's share, one after the other. A worker that is lost takes one answer with it."""
+        """Grades one worker's share, one after the other. A lost worker takes one answer with it."""
         results: list[Graded] = []
         worker = self._free.get()
         try:
@@ -193,7 +193,7 @@ class GradingPool:
 
 
 def _key(answer: Answer) -> bytes:
-    """Of one size, whatever the answer's."""
+    """Returns a key of one size, however long the answer is."""
     task, response, reference, options = answer
     return hashlib.sha256(
         json.dumps([task, response, reference, dict(options or {})], sort_keys=True).encode()
@@ -209,7 +209,7 @@ _shared_lock = threading.Lock()
 
 
 def shared_pool() -> GradingPool:
-    """The pool of this process, with the settings of its run."""
+    """Returns the pool of this process, with the settings of its run."""
     global _shared
     with _shared_lock:
         if _shared is None:

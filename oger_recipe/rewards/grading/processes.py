@@ -34,7 +34,7 @@ class Worker:
         self.answered, self.lost = 0, False
 
     def grade(self, answer: Answer, limit_s: float) -> Graded:
-        """The result, which may be the end of this worker. ``limit_s`` is for all of it, however slowly it arrives."""
+        """Grades an answer, which may end this worker. ``limit_s`` holds for all of it, however slow the reply is."""
         started = time.monotonic()
         self.answered += 1
         graded = self._asked(answer, limit_s, started + limit_s)
@@ -70,7 +70,7 @@ class Worker:
 
 
 class ForkServer:
-    """A process with the verifiers of ``preload`` loaded, which forks the workers; started when first needed.
+    """A process that loads the verifiers of ``preload`` and forks the workers. It starts when it is first needed.
 
     ``path``: folders where modules are looked for besides those of this process.
     """
@@ -82,7 +82,7 @@ class ForkServer:
         self._control: socket.socket | None = None
 
     def worker(self, memory_limit_mb: int) -> Worker:
-        """A new worker. Raises OSError when none can be had."""
+        """Forks a worker. Raises OSError when none can be had."""
         with self._lock:
             try:
                 return self._forked(memory_limit_mb)

@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def grade(task: str, response: str, answer: str, options: dict[str, Any]) -> Graded:
-    """The verdict, or what kept it from being one."""
+    """Returns the verdict, or says why there is none; raises nothing."""
     try:
         return Graded(as_verdict(verify(task, response, answer, **options)))
     except UnreadableAnswer as error:
@@ -37,7 +37,7 @@ def grade(task: str, response: str, answer: str, options: dict[str, Any]) -> Gra
 
 
 def serve(connection: socket.socket, memory_limit: int) -> None:
-    """A worker's life: answers until the pool hangs up. Its group is its own, for the pool to kill as a whole."""
+    """Answers until the pool hangs up. The worker has a process group of its own, which the pool kills as a whole."""
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for ignored in (

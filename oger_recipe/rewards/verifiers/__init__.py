@@ -22,7 +22,7 @@ Verifier = Callable[..., Any]  # (response, answer, **options) -> what as_verdic
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """How the answers of a task are graded, in training, teachers, evaluation and `oger serve-reward` alike.
+    """Says how a task is graded, alike in training, for teachers, in `oger eval`, `oger data` and `oger serve-reward`.
 
     options: keyword arguments of ``verify`` that settings give ("rule": "math_rule" is oger.math_rule); places:
     keyword arguments with which it looks first where a prompt asks for the answer (one of rules.PLACES); bounded: its
@@ -47,7 +47,7 @@ class TaskSpec:
 
 
 def _lazy(path: str) -> Verifier:
-    """A function of a module here. Some of these need heavy libraries, so a task loads only what it uses."""
+    """Imports a function of this package when it is called: a task loads only the libraries that it needs."""
     module, _, name = path.partition(":")
 
     def imported(*args: Any, **options: Any) -> Any:
@@ -84,7 +84,7 @@ VERIFIERS: dict[str, TaskSpec] = {
 
 
 def verify(task: str, response: str, answer: str, **options: Any) -> Verdict:
-    """Grade the response text of one rollout or teacher against the reference answer of its row.
+    """Grades the response text of one rollout or teacher against the reference answer of its row.
 
     task: a name in VERIFIERS or an import path; options: keyword arguments of that verifier.
     The user's own verifiers get of ``prompt`` and ``row`` (the row's other columns) what their signatures name.
@@ -107,7 +107,7 @@ def _takes(verifier: Verifier, name: str) -> bool:
 
 
 def resolve(task: str) -> TaskSpec:
-    """How a task is graded. Raises ValueError when it has no verifier, or its import path leads nowhere."""
+    """Returns how a task is graded. Raises ValueError for one without verifier, or whose import path leads nowhere."""
     if task in VERIFIERS:
         return VERIFIERS[task]
     module, separator, name = task.partition(":")
@@ -128,7 +128,7 @@ def resolve(task: str) -> TaskSpec:
 
 
 def resolved(task: str) -> TaskSpec | None:
-    """How a task is graded, or None: every answer of it will say why."""
+    """Returns how a task is graded, or None: then every answer of it says why."""
     try:
         return resolve(task)
     except ValueError:
@@ -136,7 +136,7 @@ def resolved(task: str) -> TaskSpec | None:
 
 
 def look_in(folders: Iterable[str]) -> None:
-    """Modules of the user's verifiers are found in these folders too, after all others."""
+    """Adds folders in which modules of the user's verifiers are found, after all others."""
     _looked_in[:] = folders
     sys.path.extend(folder for folder in _looked_in if folder not in sys.path)
 

@@ -40,7 +40,7 @@ _SPECIAL_TOKEN = re.compile(r"<\|[^<>|]{1,40}\|>|</s>")
 
 
 def verify_choice(response: str, answer: str) -> Verdict:
-    """Grade the chosen letter: of the last ``\\boxed{}`` or ``<answer>``, else of the last "answer is (C)" or "option
+    """Grades the chosen letter: of the last ``\\boxed{}`` or ``<answer>``, else of the last "answer is (C)" or "option
     C is correct", else the only option that is named ("option (C)"), else the response itself when it is a letter.
 
     "A or B" is no choice. answer: one letter, A to J. The components format (a letter was found) and correct are 0

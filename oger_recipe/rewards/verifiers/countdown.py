@@ -46,7 +46,7 @@ _PYTHON_OPERATIONS: dict[type[ast.operator], Callable[..., Any]] = {
 def verify_countdown(
     response: str, answer: str, *, strict_oat: bool = False, answer_in: str = "answer_tag"
 ) -> Verdict:
-    """Grade the last <answer>...</answer> on the response's last line; with answer_in ``boxed``, the last
+    """Grades the last <answer>...</answer> on the response's last line; with answer_in ``boxed``, the last
     ``\\boxed{}`` there, in which LaTeX's signs of operations count as well.
 
     answer: JSON ``{"numbers": [ints], "target": int}``; anything else raises UnreadableAnswer.

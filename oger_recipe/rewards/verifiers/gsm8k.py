@@ -17,7 +17,7 @@ _NUMBER = re.compile(r"[+-]?\d+\.\d*|[+-]?\.\d+|[+-]?\d+e[-+]?\d+|[+-]?\d+", re.
 def verify_gsm8k(
     response: str, answer: str, *, answer_format: str = "last_number", strict_oat: bool = False
 ) -> Verdict:
-    """Grade the last number of the response; with ``hashes``, the last number after its last ``####``; with ``boxed``
+    """Grades the last number of the response; with ``hashes``, the last number after its last ``####``; with ``boxed``
     or ``answer_tag``, that of the last ``\\boxed{}`` or ``<answer>``, of the whole response where it has none.
 
     answer: a number, or a GSM8K solution that ends in ``#### <number>``. Numbers are compared by value, so that 18.0

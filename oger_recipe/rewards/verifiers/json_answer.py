@@ -21,7 +21,7 @@ _MAX_CANDIDATES = 64  # opening braces that are tried, from the last one of dept
 
 
 def verify_json(response: str, answer: str) -> Verdict:
-    """Grade the last JSON object after the last ``</think>``.
+    """Grades the last JSON object after the last ``</think>``.
 
     answer: JSON ``{"fields": {name: type}, "values": {name: value}}`` with the types of TYPES; ``values`` is optional.
     The components format (an object was found), fields_ok, values_ok and correct are 0 or 1.

@@ -86,7 +86,7 @@ def warm_up() -> None:
 def verify_math(
     response: str, answer: str, *, rule: str = "math_verify", extract: Sequence[str] = MATH_EXTRACT
 ) -> Verdict:
-    """Grade a response by one of MATH_RULES.
+    """Grades a response by one of MATH_RULES.
 
     answer: LaTeX or plain text, with or without ``$`` and ``\\boxed``. extract: where to look for the response's
     answer, in this order; the first place that has one decides (rules that ask for a box look there alone).

