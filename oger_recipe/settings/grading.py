@@ -65,7 +65,7 @@ class VerifierSettings(Section):
         chosen = {task: spec.options for task, spec in (VERIFIERS | own).items() if spec is not None}
         names = {key for keys in chosen.values() for key in keys.values()}
         if unknown := names - {each.name for each in fields(self)}:
-            raise RecipeError(f"oger.verifiers: a TaskSpec has options that no setting gives: {', '.join(unknown)}")
+            raise RecipeError(f"oger.verifiers: a TaskSpec's options name no setting of grading: {', '.join(unknown)}")
         set_here = {each.name for each in fields(self) if getattr(self, each.name) != each.default}
         given = {
             task: {name: getattr(self, key) for name, key in keys.items() if key in set_here}
@@ -110,6 +110,10 @@ def grading_problems(value: Mapping[str, Any]) -> Iterator[str]:
                 resolve(name)
             except ValueError as error:
                 yield f"{key}: {error}"
+    try:
+        _ = verifiers.options
+    except RecipeError as error:
+        yield str(error)
 
 
 def answer_places(value: Mapping[str, Any]) -> Iterator[str]:

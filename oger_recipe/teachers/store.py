@@ -58,7 +58,7 @@ def write_teacher_store(teachers: Mapping[str, Sequence[Teacher]], path: Path) -
 
 
 class TeacherStore:
-    """Read access; the file stays on disk and is mapped, whatever its size."""
+    """Reads a store, which stays on disk and is mapped, whatever its size."""
 
     def __init__(self, path: Path) -> None:
         self._table = pa.ipc.open_file(pa.memory_map(str(path))).read_all().combine_chunks()
@@ -69,7 +69,7 @@ class TeacherStore:
         return len(self._keys)
 
     def __getitem__(self, uid: str) -> list[Teacher]:
-        """The teachers of one prompt; an empty list for a prompt that has none."""
+        """Return the teachers of one prompt, an empty list for a prompt without any."""
         position = self._position(uid)
         if position is None:
             return []

@@ -58,7 +58,8 @@ def test_the_folder_of_a_killed_run_is_waited_for_until_it_is_cleared(tmp_path: 
 
 
 def test_an_attempt_that_trained_nothing_does_not_block_its_folder(run_dir: Path) -> None:
-    write_jsonl([{"event": "ready"}], run_dir / "events.jsonl")
+    for name in ("events.jsonl", "reward_errors.jsonl", "source_errors.jsonl"):
+        write_jsonl([{"event": "ready"}], run_dir / name)
     (run_dir / "notes.txt").write_text("mine")
     assert not trained(run_dir)
     begin_anew(run_dir, run_dir / "checkpoints", overwrite=False)

@@ -13,6 +13,7 @@ from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.evaluation.benchmarks import Problem
 from oger_recipe.rewards.rules import MATH_RULES, GradingRules, graded_text
 from oger_recipe.rewards.verifiers import VERIFIERS, verify
+from oger_recipe.settings.combinations import grading_problems
 from oger_recipe.settings.grading import answer_places, grading_rules
 from oger_recipe.settings.rollouts import RolloutSettings
 
@@ -204,3 +205,25 @@ def test_a_users_verifier_sees_of_prompt_and_row_what_its_signature_names(tmp_pa
 )
 def test_what_cannot_find_the_answer_is_refused(settings, flags: list[str], sentence: str) -> None:
     assert [problem.startswith(sentence) for problem in answer_places(settings(*flags))] == [True]
+
+
+def test_a_users_task_takes_settings_and_places_as_the_recipes_own_do(settings, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "own_spec.py").write_text(
+        "from oger_recipe.rewards.verifiers import TaskSpec\n"
+        "def verify(response, answer, *, form='bare', strict=False): return 1.0\n"
+        "options = {'strict': 'gsm8k_strict_oat'}\n"
+        "spec = TaskSpec(verify, options, places={'boxed': {'form': 'in a box'}})\n"
+        "wrong = TaskSpec(verify, {'strict': 'strictness'})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    row, mine = {"task": "mine", "answer": "a"}, ["--oger.verifiers", "mine=own_spec:spec"]
+
+    def options(*flags: str) -> dict[str, Any]:
+        given = grading_rules(settings(*mine, *flags)).call(row)[1]
+        return {name: value for name, value in given.items() if name not in ("prompt", "row")}
+
+    assert options() == {}
+    assert options("--oger.prompt_template", "qwen_math") == {"form": "in a box"}
+    assert options("--oger.gsm8k_strict_oat") == {"strict": True}
+    refused = list(grading_problems(settings("--oger.verifiers", "mine=own_spec:wrong")))
+    assert refused == ["oger.verifiers: a TaskSpec's options name no setting of grading: strictness"]
