@@ -15,7 +15,7 @@ BASELINES: dict[str, Callable[[Tensor], Tensor | None]] = {
 def group_advantage(
     rewards: Tensor, *, use_std: bool, eps: float = 1e-6, baseline_mask: Tensor | None = None
 ) -> Tensor:
-    """Group-relative advantages A_i = r_i - mean(r), divided by std(r) + eps when `use_std`.
+    """Compute group-relative advantages A_i = r_i - mean(r), divided by std(r) + eps when `use_std`.
 
     rewards is [groups, n]; so is the result, in float32 or better. The division is GRPO's (arXiv 2402.03300), its
     absence Dr.GRPO's (arXiv 2503.20783); the std is the unbiased one, over n - 1. A group of equal rewards, and so any
@@ -55,12 +55,12 @@ def _split_advantage(rewards: Tensor, baseline: Tensor, use_std: bool, eps: floa
 
 
 def weigh_token_advantages(advantages: Tensor, off_policy_mask: Tensor, *, alpha: float, beta: float) -> Tensor:
-    """Advantages [B, T] times alpha on teacher tokens (bool mask [B, T]) and beta elsewhere (LUFFY)."""
+    """Multiply advantages [B, T] by alpha on teacher tokens (bool mask [B, T]) and by beta elsewhere (LUFFY)."""
     return torch.where(off_policy_mask, alpha * advantages, beta * advantages)
 
 
 def teacher_fixed_advantage(advantages: Tensor, off_policy_mask: Tensor, *, value: float) -> Tensor:
-    """Advantages [B, T] with `value` on teacher tokens (bool mask [B, T]), whatever the teacher was rewarded."""
+    """Put `value` on teacher tokens (bool mask [B, T]) of advantages [B, T], whatever the teacher was rewarded."""
     return torch.where(off_policy_mask, value, advantages)
 
 

@@ -48,7 +48,7 @@ def earned_bonus(
     reverse_fail: bool,
     shaping: str,
 ) -> Tensor:
-    """The bonus B of every row, before its weight beta; all tensors are [groups, n], may_earn is bool.
+    """Compute the bonus B of every row, before its weight beta; tensors are [groups, n], may_earn is bool.
 
     Right rows (score above 0) of may_earn earn it; with `reverse_fail` wrong ones earn the opposite measure. A reward
     without a score, Countdown's for form, earns none.
@@ -67,7 +67,7 @@ def earned_bonus(
 def hybrid_advantages(
     rewards: Tensor, scores: Tensor, is_teacher: Tensor, *, estimator: str, baseline: str, all_correct_group: str
 ) -> Tensor:
-    """Advantages [groups, n] of rewards [groups, n] by names of ESTIMATORS, BASELINES and ALL_CORRECT_GROUPS."""
+    """Compare rewards [groups, n] by names of ESTIMATORS, BASELINES and ALL_CORRECT_GROUPS: advantages [groups, n]."""
     advantages = ESTIMATORS[estimator](rewards, BASELINES[baseline](is_teacher))
     if ALL_CORRECT_GROUPS[all_correct_group].spares_teachers:
         solved = solve_rates(scores, ~is_teacher) == 1
@@ -78,7 +78,7 @@ def hybrid_advantages(
 def token_advantages(
     advantages: Tensor, of_teachers: Tensor, left_out: Tensor, *, alpha: float, beta: float, fixed: float | None
 ) -> Tensor:
-    """Advantages [B, A] times alpha on teacher tokens (bool mask [B, A]) and beta elsewhere; 0 on rows `left_out` [B].
+    """Weigh advantages [B, A]: alpha on teacher tokens (bool mask [B, A]), beta elsewhere, 0 on rows `left_out` [B].
 
     `fixed` takes the place of the advantage on teacher tokens, whatever the weights are.
     """

@@ -64,7 +64,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 
 
 def mean_similarity(rollouts: Tensor, teachers: Tensor, reduce: str = "mean") -> Tensor:
-    """Cosine similarity of every rollout to the teachers of its prompt, reduced over the teachers.
+    """Measure the cosine similarity of every rollout to its prompt's teachers, reduced over the teachers.
 
     rollouts is [n, d], teachers is [M, d], rows of norm one; the result is [n], in float32 or better.
     Without teachers (M = 0) no similarity is defined and every entry is nan.
@@ -84,7 +84,7 @@ def mean_similarity(rollouts: Tensor, teachers: Tensor, reduce: str = "mean") ->
 
 
 def shape_measure(measure: Tensor, earns: Tensor, *, shaping: str) -> Tensor:
-    """The rewarded measure [..., n] (the last dimension is a group) of the rows in the bool mask `earns`, reshaped.
+    """Reshape the rewarded measure [..., n] (the last dimension is a group) of the rows in the bool mask `earns`.
 
     none:         as it is
     ratio:        x / (|x| + 0.1); of a negative x, a cosine maybe, without a pole
@@ -103,7 +103,7 @@ def shape_measure(measure: Tensor, earns: Tensor, *, shaping: str) -> Tensor:
 
 
 def spread_within_groups(values: Tensor, counted: Tensor) -> float:
-    """Mean over groups of the standard deviation (over n - 1) of a group's counted values; 0 without such a group.
+    """Average over groups the standard deviation (over n - 1) of a group's counted values; 0 without any.
 
     values and counted (bool) are [groups, n]; groups with fewer than two counted values have no spread and are left
     out. Advantages compare rows of one group: what all groups differ by does not count for them.
@@ -113,7 +113,7 @@ def spread_within_groups(values: Tensor, counted: Tensor) -> float:
 
 
 def scheduled_weight(step: int, *, start: float, end: float, steps: int, schedule: str) -> float:
-    """The bonus weight at `step` (from 1): `start` at the first and `end` from step `steps` on; constant: `start`.
+    """Return the bonus weight at `step` (from 1): `start` first, `end` from step `steps` on; constant: `start`.
 
     linear and cosine (half a wave) move in between; a schedule of one step has `start` at it and `end` afterwards.
     Raises ValueError for a schedule outside SCHEDULES.
@@ -134,7 +134,7 @@ def exploration_bonus(
     shaping: str = "none",
     fails: Tensor | None = None,
 ) -> Tensor:
-    """The exploration bonus B = D * w * R of every rollout (OGER, arXiv 2604.18530).
+    """Compute the exploration bonus B = D * w * R of every rollout (OGER, arXiv 2604.18530).
 
     similarity, entropy (nats) and reward have one shape, usually [n]; so has the result. D is 1 - similarity, or the
     similarity itself unless `reverse`, mapped by shape_measure (whose groups are the last dimension); w is the

@@ -68,7 +68,7 @@ def select_replaced(
     mode: str = "similarity_mean_des",
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Indices [k] (int64) of the rollouts of one group that teachers replace, first choice first.
+    """Choose the rollouts of one group that teachers replace: indices [k] (int64), first choice first.
 
     similarity and reward are [n]; k = min(max_replace_num, n). `similarity_*_des` takes the rollouts most similar to
     the teachers first, `_asc` the least similar; which reduction over teachers the name speaks of was applied when
@@ -111,7 +111,7 @@ ALL_CORRECT_GROUPS: dict[str, AllCorrect] = {
 
 
 def own_or_all(own: Tensor) -> Tensor:
-    """The rows [groups, n] (bool) by which a group is judged: the policy's own rollouts, all where it has none.
+    """Mark the rows [groups, n] (bool) by which a group is judged: the policy's own, all where it has none.
 
     own (bool [groups, n]) has the rows that no teacher began. Where teachers began all of them (prefix guidance of the
     whole group), what the policy made of these beginnings is all there is.
@@ -120,7 +120,7 @@ def own_or_all(own: Tensor) -> Tensor:
 
 
 def solve_rates(scores: Tensor, own: Tensor) -> Tensor:
-    """Share [groups] of right rows (score above 0) among those of own_or_all; scores and own are [groups, n]."""
+    """Return the share [groups] of right rows (score above 0) among own_or_all; scores and own are [groups, n]."""
     counted = own_or_all(own)
     return ((scores > 0) & counted).sum(dim=1) / counted.sum(dim=1)
 
@@ -186,7 +186,7 @@ def draw_teachers(
     weights: Mapping[str, float] | None = None,
     turn: int = 0,
 ) -> list[int]:
-    """Indices of at most `count` distinct teachers of one prompt, in the order of the draw.
+    """Draw at most `count` distinct teachers of one prompt: their indices, in the order of the draw.
 
     `sources` names each teacher's source, `lengths` is in tokens. uniform: every teacher alike; source_weights: with
     probability proportional to the weight of its source (1 where `weights` has none; 0 excludes it); shortest: by

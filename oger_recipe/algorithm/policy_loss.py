@@ -79,7 +79,7 @@ def hybrid_policy_loss(
     aggregation: str = "constant", max_response_length: int | None = None, num_rows: float | Tensor | None = None,
     num_tokens: float | Tensor | None = None, num_teacher_tokens: float | Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
-    """The loss (0-d) of a batch, and detached 0-d metrics whose keys never change; a mean over no token is 0.
+    """Compute the loss (0-d) of a batch, and detached 0-d metrics whose keys never change; a mean over no token is 0.
 
     All tensors are [B, T], log-probabilities in nats. Tokens outside action_mask are ignored whatever they hold; those
     inside are the teacher's where off_policy_mask is set. Only log_probs receives a gradient. reshape_probability
@@ -222,7 +222,7 @@ def aggregate_token_loss(
     num_rows: float | Tensor | None = None,
     num_tokens: float | Tensor | None = None,
 ) -> Tensor:
-    """One number (0-d) from the token losses [B, T], which must be 0 wherever the bool mask [B, T] is not set.
+    """Make one number (0-d) of the token losses [B, T], which must be 0 wherever the bool mask [B, T] is not set.
 
     token_mean:    sum / num_tokens
     sequence_mean: sum over rows of the row's token mean / num_rows; rows without a token count nowhere

@@ -82,7 +82,7 @@ def prefix_ratios(
     step: int,
     generator: torch.Generator,
 ) -> list[float]:
-    """Share of the teacher's tokens for each of the n rollouts of a group, 0 for those that are not guided.
+    """Choose the share of the teacher's tokens for each of a group's n rollouts, 0 for those that are not guided.
 
     The first n_prefix rollouts are guided, all of them if it is -1. With u uniform in [0, 1) and steps from 1:
 

@@ -195,9 +195,9 @@ def _benchmarks(args: argparse.Namespace, settings: Mapping[str, Any]) -> dict[s
         return benchmarks
     if not settings["eval.dataset"]:
         raise RecipeError("nothing to evaluate on: name benchmarks with --benchmark, or a --recipe with eval.dataset")
-    from oger_recipe.run.inputs import rows_of
+    from oger_recipe.run.rows import evaluation_rows
 
-    for row in rows_of(settings, "eval")[: args.max_problems]:
+    for row in evaluation_rows(settings)[: args.max_problems]:
         benchmarks.setdefault(row.get("datasource") or "default", []).append(problem_of(row))
     return benchmarks
 

@@ -21,7 +21,7 @@ def settings_of_run(recipe: Path | None, flags: Sequence[str], command: argparse
 
     from oger_recipe.cli.train_ppo_ray import build_parser, settings_of
     from oger_recipe.rewards.verifiers import look_in
-    from oger_recipe.settings.combinations import grading_problems
+    from oger_recipe.settings.grading import grading_problems
     from oger_recipe.settings.shipped import find_recipe
 
     for name in (flag.partition("=")[0] for flag in flags):

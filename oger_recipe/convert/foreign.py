@@ -59,7 +59,7 @@ def recognised(text: str) -> str | None:
     return next((advice for sign, advice in _SIGNS if sign.search(text)), None)
 
 
-def recognised_flags(tokens: Sequence[str]) -> str | None:
+def recognised_flags(words: Sequence[str]) -> str | None:
     """Says the same of words that stand where flags of `oger train` are expected."""
-    names = {token.removeprefix("--").partition("=")[0] for token in tokens}
-    return TRL if names & _TRL_FLAGS else recognised(" ".join(tokens))
+    names = {word.removeprefix("--").partition("=")[0] for word in words}
+    return TRL if names & _TRL_FLAGS else recognised(" ".join(words))

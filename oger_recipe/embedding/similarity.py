@@ -1,4 +1,4 @@
-"""How close the rollouts of each prompt are to its references: teachers, and the policy's own earlier solutions."""
+"""Measure how close the rollouts of each prompt are to its references: teachers, and the policy's own solutions."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class EmbeddingSimilarity:
         self._ahead: list[tuple[list[str], Future]] = []
 
     def prefetch(self, text: str) -> None:
-        """Encodes, beside whatever else goes on, a rollout that `of_groups` will be asked about."""
+        """Encode, beside whatever else goes on, a rollout that `of_groups` will be asked about."""
         self._arrived.append(text)
         if len(self._arrived) >= self._encoder.batch_size:
             part, self._arrived = self._arrived, []
             self._ahead.append((part, self._worker.submit(self._encoder.encode_each, part)))
 
     def of_groups(self, rollouts: list[list[str]], references: list[list[str]], reduce: str) -> torch.Tensor:
-        """[groups, n] for groups of equal size n; nan where a group has no references or a text no embedding."""
+        """Measure groups of equal size n, [groups, n]; nan where a group has no references or a text no embedding."""
         taught = [group for group, texts in enumerate(references) if texts]
         similarity = torch.full((len(rollouts), len(rollouts[0])), torch.nan)
         if not taught:
@@ -54,7 +54,7 @@ class EmbeddingSimilarity:
         return similarity
 
     def _encoded(self, texts: list[str]) -> torch.Tensor:
-        """[len(texts), d]; raises EmbeddingError as `Encoder.encode` does."""
+        """Encode what is not encoded yet, [len(texts), d]. Raises EmbeddingError as `Encoder.encode` does."""
         rows: dict[str, torch.Tensor] = {}
         failed: dict[str, str] = {}
         parts = [(part, future.result()) for part, future in self._ahead]
@@ -68,11 +68,11 @@ class EmbeddingSimilarity:
         return torch.stack([rows[text] for text in texts])
 
     def share_read(self, texts: list[str]) -> float:
-        """Of the tokens of these texts, the share that their similarities speak of."""
+        """Return the share of these texts' tokens that their similarities speak of."""
         return self._encoder.share_read(texts)
 
     def remember(self, texts: list[str]) -> None:
-        """Rollouts of the last call that will be references later need not be encoded once more."""
+        """Keep the vectors of rollouts of the last call that will be references later."""
         known = [text for text in texts if text in self._latest and self._latest[text].isfinite().all()]
         if known:
             self._cache.put(known, torch.stack([self._latest[text] for text in known]))
@@ -85,7 +85,7 @@ class RerankerSimilarity:
         self._reranker, self._part = reranker, part
 
     def prefetch(self, text: str) -> None:
-        """Nothing can be done ahead: a score belongs to a pair."""
+        """Do nothing: a score belongs to a pair."""
 
     def of_groups(self, rollouts: list[list[str]], references: list[list[str]], reduce: str) -> torch.Tensor:
         pairs = [
@@ -104,22 +104,22 @@ class RerankerSimilarity:
         return similarity
 
     def share_read(self, texts: list[str]) -> float:
-        """Not known: how much of a text is cut depends on the other one of the pair."""
+        """Return nan: how much of a text is cut depends on the other one of the pair."""
         return math.nan
 
     def remember(self, texts: list[str]) -> None:
-        """Nothing can be kept either."""
+        """Do nothing, for the same reason."""
 
 
 Similarity = EmbeddingSimilarity | RerankerSimilarity
 
 
 def make_similarity(settings: EmbeddingSettings) -> Similarity:
-    """The measure that the settings ask for, with its model loaded."""
+    """Load the measure that the settings ask for."""
     if settings.similarity_reranker:
         trust, batch_size = settings.embedding_trust_remote_code, settings.embedding_batch_size
         reranker = Reranker(settings.similarity_reranker, settings.embedding_max_tokens, batch_size, trust)
         return RerankerSimilarity(reranker, settings.embedding_part)
-    encoder = make_encoder(EncoderSettings.of_run(vars(settings)), settings.embedding_batch_size)
+    encoder = make_encoder(EncoderSettings.of(settings), settings.embedding_batch_size)
     cache = EmbeddingCache(encoder, Path(settings.embedding_cache))
     return EmbeddingSimilarity(encoder, cache, settings.max_embedding_error_rate)

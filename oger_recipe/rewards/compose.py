@@ -130,12 +130,12 @@ def _said(scores: Sequence[Scores], names: Sequence[str], failed: Sequence[Tenso
 
 
 def sources_of(entries: Sequence[Mapping[str, Any]] | None) -> tuple[SourceSpec, ...]:
-    """The sources of a run; entries as entry_problems accepts them."""
+    """Read the sources of a run; entries as entry_problems accepts them."""
     return tuple(SourceSpec(**entry) for entry in entries) if entries else DEFAULT
 
 
 def entry_problems(entries: Sequence[Mapping[str, Any]] | None) -> Iterator[str]:
-    """A sentence for everything about oger.reward.sources that no run could do; imports the user's sources."""
+    """Yield a sentence for all in oger.reward.sources that no run could do; imports the user's sources."""
     names: list[Any] = []
     kinds: list[Any] = []
     for number, entry in enumerate(entries or (), start=1):
@@ -182,5 +182,5 @@ def _of_kind(kind: Any) -> Iterator[str]:
 
 
 def _unknown(what: str, name: Any, known: Collection[str]) -> str:
-    nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)[0]
-    return f"{what} {name!r} is unknown; did you mean {nearest!r}? known: {', '.join(known)}"
+    hint = "".join(f"; did you mean {nearest!r}?" for nearest in difflib.get_close_matches(str(name), known, n=1))
+    return f"{what} {name!r} is unknown{hint or ';'} known: {', '.join(known)}"

@@ -67,12 +67,12 @@ class Source(Protocol):
 
 
 def of_rows(groups: Sequence[Group], value: Callable[[Group], Sequence[float | bool]], **settings: Any) -> Tensor:
-    """The value of every row as a tensor [groups, n]."""
+    """Make a tensor [groups, n] of the value of every row."""
     return torch.tensor([list(value(group)) for group in groups], **settings)
 
 
 def components_of(rows: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, Tensor]:
-    """Components by row to tensors [groups, n] by name."""
+    """Make tensors [groups, n] by name of components by row."""
     names = dict.fromkeys(name for group in rows for row in group for name in row)
     return {name: torch.tensor([[row.get(name, math.nan) for row in group] for group in rows]) for name in names}
 
@@ -163,7 +163,7 @@ class Own:
 
 
 def _checked(answer: Any, size: int) -> tuple[list[float], dict[str, list[float]]]:
-    """The values and components of a group of `size`. Raises ValueError or TypeError for anything else."""
+    """Read the values and components of a group of `size`. Raises ValueError or TypeError for anything else."""
     values, parts = answer if isinstance(answer, tuple) else (answer, {})
     return _numbers(values, size, "it"), {
         str(name): _numbers(part, size, f"its component {name!r}") for name, part in parts.items()
@@ -192,7 +192,7 @@ KINDS: dict[str, Callable[[OgerSettings], Source]] = {
 
 
 def make_source(kind: str, settings: OgerSettings) -> Source:
-    """The source of a kind: a name in KINDS, or an import path.
+    """Make the source of a kind: a name in KINDS, or an import path.
 
     Raises ValueError for an import path that leads to no function of one argument.
     """
@@ -200,7 +200,7 @@ def make_source(kind: str, settings: OgerSettings) -> Source:
 
 
 def own_function(path: str) -> Callable[[Group], Any]:
-    """The function at ``module:function``. Raises ValueError where there is none that takes one group."""
+    """Import the function at ``module:function``. Raises ValueError where there is none that takes one group."""
     module, _, name = path.partition(":")
     try:
         function = getattr(importlib.import_module(module), name)

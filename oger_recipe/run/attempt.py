@@ -19,8 +19,8 @@ _RECORDS = ("metrics.jsonl", "events.jsonl", "history.jsonl")
 _OF_STEPS = ("samples", "eval")  # folders of files step_<number>.*
 # Whatever a run writes into its folder, for a run that begins anew there. Other files are somebody else's.
 _WRITTEN = (
-    *_RECORDS, *_OF_STEPS, COMMAND, "recipe.yaml", "environment.json", "reward_errors.jsonl", "summary.json", "data",
-    "curves", "checkpoints", "model", "model_critic", "tensorboard", "supervised_model",
+    *_RECORDS, *_OF_STEPS, COMMAND, "recipe.yaml", "environment.json", "reward_errors.jsonl", "source_errors.jsonl",
+    "summary.json", "data", "curves", "checkpoints", "model", "model_critic", "tensorboard", "supervised_model",
     "supervised_checkpoints",
 )  # fmt: skip
 _CLEARED_WITHIN_S = 40  # what the watcher of a killed run may take

@@ -290,7 +290,7 @@ def _embedding_server(job: Job) -> Found:
     if not oger.embedding.embedding_url or not oger.embeds:
         return
     try:
-        length = probe(EncoderSettings.of_run(vars(oger.embedding)))
+        length = probe(EncoderSettings.of(oger.embedding))
         yield Finding(OK, f"{oger.embedding.embedding_model} answers, {length} numbers a vector")
     except ValueError as error:
         yield Finding(PROBLEM, f"oger.embedding_url: {error}; start the server or correct the url, or leave it out")
@@ -305,7 +305,7 @@ def _encoder(job: Job) -> Found:
         return
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # its progress bars
-            encoder = make_encoder(EncoderSettings.of_run(vars(embedding)), embedding.embedding_batch_size)
+            encoder = make_encoder(EncoderSettings.of(embedding), embedding.embedding_batch_size)
             encoder.encode(["A text."])
         yield Finding(OK, f"{embedding.embedding_model} loads, {encoder.dimension} numbers a vector")
     except Exception as error:  # whatever can be wrong with a model's files

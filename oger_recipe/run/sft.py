@@ -12,31 +12,32 @@ from typing import Any
 from oger_recipe.cpu import CPU_ENVIRONMENT
 from oger_recipe.errors import RecipeError
 from oger_recipe.files import read_jsonl
+from oger_recipe.run.job import Job
+from oger_recipe.settings.run import SftSettings
 from oger_recipe.teachers.store import TeacherStore
 
 
-def supervise(value: Mapping[str, Any], run_dir: Path, *, cpu: bool) -> Path:
+def supervise(job: Job) -> Path:
     """Trains actor.model_name_or_path on the prepared teachers; the folder of the result, which a resumed run reuses.
 
     Runs on this node's policy GPUs (actor.num_gpus_per_node) by torchrun; its output goes to logs/supervised.log.
     Raises:
         RecipeError: there are too few teachers for one optimizer step, or the training failed.
     """
+    run_dir, settings = job.run_dir, SftSettings.of(job.value)
     model = run_dir / "supervised_model"
     if (model / "config.json").exists():
         return model
     data = run_dir / "data" / "supervised.jsonl"
-    count = _write_examples(value, run_dir / "data", data)
-    if count < value["oger.sft.batch_size"]:
-        raise RecipeError(
-            f"{count} teacher trajectories do not fill one oger.sft.batch_size of {value['oger.sft.batch_size']}"
-        )
-    epochs, log = value["oger.sft.epochs"], run_dir / "logs" / "supervised.log"
-    print(f"supervised training: {count} teacher trajectories, {epochs} epochs; output: {log}", flush=True)
-    processes = 1 if cpu else value["actor.num_gpus_per_node"]
+    count = _write_examples(job.value, run_dir / "data", data)
+    if count < settings.batch_size:
+        raise RecipeError(f"{count} teacher trajectories do not fill one oger.sft.batch_size of {settings.batch_size}")
+    log = run_dir / "logs" / "supervised.log"
+    print(f"supervised training: {count} teacher trajectories, {settings.epochs} epochs; output: {log}", flush=True)
+    processes = 1 if job.cpu else job.value["actor.num_gpus_per_node"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    command += ["-m", "oger_recipe.plugin.policy.sft", *_flags(value, data, model)]
-    environment = os.environ | (CPU_ENVIRONMENT if cpu else {})
+    command += ["-m", "oger_recipe.plugin.policy.sft", *_flags(job.value, data, model)]
+    environment = os.environ | (CPU_ENVIRONMENT if job.cpu else {})
     with log.open("w") as output:
         code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment).returncode
     if code or not (model / "config.json").exists():
@@ -54,8 +55,8 @@ def _write_examples(value: Mapping[str, Any], folder: Path, path: Path) -> int:
     """
     from oger_recipe.run.inputs import preparation
 
-    settings = preparation(value)
-    tokenizer, prompt_format = settings["tokenizer"], settings["prompt_format"]
+    prepared = preparation(value)
+    tokenizer, prompt_format = prepared["tokenizer"], prepared["prompt_format"]
     store, examples = TeacherStore(folder / "teachers.arrow"), []
     for row in read_jsonl(folder / "train.jsonl"):
         # A named template is in the prompt already; OpenRLHF's two are applied here, once.
@@ -70,15 +71,16 @@ def _write_examples(value: Mapping[str, Any], folder: Path, path: Path) -> int:
 
 
 def _flags(value: Mapping[str, Any], data: Path, model: Path) -> list[str]:
+    settings = SftSettings.of(value)
     flags = {
         "model.model_name_or_path": value["actor.model_name_or_path"],
         "data.dataset": data,
         "data.max_len": value["data.max_len"],
-        "train.max_epochs": value["oger.sft.epochs"],
-        "train.batch_size": value["oger.sft.batch_size"],
-        "train.micro_batch_size": value["oger.sft.micro_batch_size"],
+        "train.max_epochs": settings.epochs,
+        "train.batch_size": settings.batch_size,
+        "train.micro_batch_size": settings.micro_batch_size,
         "train.seed": value["train.seed"],
-        "adam.lr": value["oger.sft.lr"],
+        "adam.lr": settings.lr,
         "ckpt.output_dir": model,
         "ckpt.path": model.with_name("supervised_checkpoints"),
         "ds.zero_stage": value["ds.zero_stage"],

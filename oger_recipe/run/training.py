@@ -17,10 +17,11 @@ from oger_recipe.rewards.grading.pool import GradingSettings
 from oger_recipe.run import resume
 from oger_recipe.run.attempt import COMMAND, begin_anew, cut_back, locked
 from oger_recipe.run.ends import explained, stoppable
-from oger_recipe.run.inputs import leaves_task_unused, size, too_few, with_task, write_data
+from oger_recipe.run.inputs import leaves_task_unused, too_few, with_task, write_data
 from oger_recipe.run.job import Job
 from oger_recipe.run.plan import describe, on_this_machine
 from oger_recipe.run.preflight import findings, stop_on_problems
+from oger_recipe.run.rows import sizes
 from oger_recipe.run.sft import supervise
 from oger_recipe.secrets import handed_on
 from oger_recipe.settings.checks import recipe_problems, refuse
@@ -81,7 +82,7 @@ def _checked(job: Job, parser: argparse.ArgumentParser, *, dry_run: bool) -> lis
 
 
 def _plan(job: Job, here: list[str]) -> None:
-    training, evaluation = size(job.value, "data"), size(job.value, "eval")
+    training, evaluation = sizes(job.value)
     prompts = min(training.rows, job.value["data.max_samples"]) if training else None
     if prompts is not None and prompts < job.value["rollout.batch_size"]:
         raise RecipeError(too_few(prompts, job.value))
@@ -107,7 +108,7 @@ def _attempt(job: Job, parser: argparse.ArgumentParser, lock: int, *, overwrite:
     job = job.having(prepared_data)
     prepared = time.time()
     if job.value["oger.sft.epochs"]:
-        job = job.having({"actor.model_name_or_path": str(supervise(job.value, job.run_dir, cpu=job.cpu))})
+        job = job.having({"actor.model_name_or_path": str(supervise(job))})
     supervised = time.time()
     seconds = {"task": built - started, "data": prepared - built, "supervised": supervised - prepared}
     _launch(job, flags_of(job.value, parser), grading, seconds, started, lock)
@@ -131,8 +132,7 @@ def _launch(
 
 def _write_identity(job: Job, parser: argparse.ArgumentParser) -> None:
     """What is needed to run the same again: resolved recipe, command line, environment, versions."""
-    settings = {key: value for key, value in job.value.items() if value is not None and value != float("inf")}
-    write_resolved(settings, job.run_dir / "recipe.yaml")
+    write_resolved(job.value, job.run_dir / "recipe.yaml")
     command = ["python", "-m", "oger_recipe.cli.train_ppo_ray", *flags_of(job.value, parser)]
     (job.run_dir / COMMAND).write_text(shlex.join(command) + "\n")
     versions = sorted({f"{dist.name}=={dist.version}" for dist in metadata.distributions()}, key=str.lower)

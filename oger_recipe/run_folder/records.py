@@ -14,7 +14,7 @@ from oger_recipe.files import append_json
 
 
 def event(run_dir: Path, name: str, **facts: Any) -> None:
-    """Appends to events.jsonl, which the command line follows to show progress."""
+    """Append to events.jsonl, which the command line follows to show progress."""
     append_json(run_dir / "events.jsonl", {"time": time.time(), "event": name} | facts)
 
 

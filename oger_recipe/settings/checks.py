@@ -12,6 +12,7 @@ from oger_recipe.remote_code import untrusted
 from oger_recipe.secrets import secret_problems
 from oger_recipe.settings.combinations import combination_problems
 from oger_recipe.settings.encoder import EmbeddingSettings
+from oger_recipe.settings.grading import grading_problems
 from oger_recipe.settings.machine import machine_problems, policy_ranks, refused
 from oger_recipe.settings.values import out_of_range
 
@@ -34,7 +35,7 @@ def recipe_problems(value: Mapping[str, Any], where: Mapping[str, str] | None = 
     """What no machine could do; ``where`` see out_of_range."""
     problems = [*out_of_range(value, where), *secret_problems(value)]
     problems += [] if problems else _lengths_and_batches(value)  # which divides by the sizes
-    return [*problems, *combination_problems(value), *_unsupported(value), *_paths(value)]
+    return [*problems, *combination_problems(value), *grading_problems(value), *_unsupported(value), *_paths(value)]
 
 
 _GROUP_ESTIMATORS = ("rloo", "reinforce_baseline")  # of OpenRLHF's; all of ESTIMATORS compare a group
@@ -137,6 +138,10 @@ def _paths(value: Mapping[str, Any]) -> Iterator[str]:
     if same_data and is_hub_name(value["eval.dataset"]) and value["eval.split"] == value["data.prompt_split"]:
         yield f"eval.dataset and data.prompt_dataset are the same split {value['eval.split']!r}: set eval.split"
     yield from _encoder(EmbeddingSettings.of(value))
+    yield from _columns(value)
+
+
+def _columns(value: Mapping[str, Any]) -> Iterator[str]:
     for key in ("data.input_key", "oger.eval.input_key"):
         if value[key] == "":
             yield f"{key} is empty: name the column of the prompts"

@@ -8,11 +8,9 @@ import torch
 from oger_recipe.algorithm.credit import ESTIMATORS
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
 from oger_recipe.algorithm.policy_loss import reshape_probability
-from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.compose import ON_ERROR, entry_problems
-from oger_recipe.rewards.verifiers import VERIFIERS, look_in, resolve
+from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.settings.credit import AdvantageSettings
-from oger_recipe.settings.grading import VerifierSettings, answer_places
 from oger_recipe.settings.loss import LossSettings
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.teachers import PrefixSettings, TeacherSettings
@@ -30,7 +28,6 @@ def combination_problems(value: Mapping[str, Any]) -> Iterator[str]:
     yield from _baselines(value, oger)
     yield from _truncation(value["reward.stop_properly_penalty_coef"], oger.advantage)
     yield from _sources(value["algo.advantage.estimator"], oger)
-    yield from grading_problems(value)
 
 
 def _loss(loss: LossSettings) -> Iterator[str]:
@@ -139,30 +136,3 @@ def _sources(estimator: str, oger: OgerSettings) -> Iterator[str]:
             f"oger.reward.on_error {how} is for {', '.join(ESTIMATORS)} and rloo, not {estimator}, which compares "
             "groups with each other: use zero, neutral or stop"
         )
-
-
-def grading_problems(value: Mapping[str, Any]) -> Iterator[str]:
-    """What keeps the verifiers from grading by these settings; said of whatever grades by them."""
-    yield from answer_places(value)
-    verifiers = VerifierSettings.of(value)
-    if not verifiers.math_extract:
-        yield "oger.math_extract is empty: name the places where a math answer is looked for, e.g. boxed"
-    try:
-        own = verifiers.own
-    except RecipeError as error:
-        yield str(error)
-        return
-    look_in(verifiers.verifier_path)
-    named = [("oger.verifiers", path) for path in own.values()]
-    if verifiers.task_name is not None:
-        named.append(("oger.task_name", own.get(verifiers.task_name, verifiers.task_name)))
-    for key, name in named:
-        if name not in VERIFIERS:
-            try:
-                resolve(name)
-            except ValueError as error:
-                yield f"{key}: {error}"
-    try:
-        _ = verifiers.options
-    except RecipeError as error:
-        yield str(error)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.rules import EXTRACTIONS, GSM8K_FORMATS, MATH_EXTRACT, MATH_RULES, GradingRules
-from oger_recipe.rewards.verifiers import VERIFIERS, resolved
+from oger_recipe.rewards.verifiers import VERIFIERS, look_in, resolve, resolved
 from oger_recipe.settings.fields import Section, setting
 from oger_recipe.settings.ranges import COUNT, POSITIVE
 from oger_recipe.settings.rollouts import RolloutSettings
@@ -87,6 +87,33 @@ def grading_rules(settings: Mapping[str, Any], *, evaluation: bool = False) -> G
         tuple(stop for stop in rollouts.stop_texts if stop not in rollouts.stop_kept),
         evaluation and verifiers.countdown_strict_oat,
     )
+
+
+def grading_problems(value: Mapping[str, Any]) -> Iterator[str]:
+    """What keeps the verifiers from grading by these settings; it is said of whatever grades by them."""
+    yield from answer_places(value)
+    verifiers = VerifierSettings.of(value)
+    if not verifiers.math_extract:
+        yield "oger.math_extract is empty: name the places where a math answer is looked for, e.g. boxed"
+    try:
+        own = verifiers.own
+    except RecipeError as error:
+        yield str(error)
+        return
+    look_in(verifiers.verifier_path)
+    named = [("oger.verifiers", path) for path in own.values()]
+    if verifiers.task_name is not None:
+        named.append(("oger.task_name", own.get(verifiers.task_name, verifiers.task_name)))
+    for key, name in named:
+        if name not in VERIFIERS:
+            try:
+                resolve(name)
+            except ValueError as error:
+                yield f"{key}: {error}"
+    try:
+        _ = verifiers.options
+    except RecipeError as error:
+        yield str(error)
 
 
 def answer_places(value: Mapping[str, Any]) -> Iterator[str]:

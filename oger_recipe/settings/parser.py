@@ -34,7 +34,7 @@ class ListAction(argparse.Action):
         try:
             converted = self.setting.read(item)
         except argparse.ArgumentTypeError as what:
-            parser.error(f"argument {option_string}: {item!r} is not one of {what}")
+            parser.error(f"argument {option_string}: takes {what}, found {item!r}")
         except (TypeError, ValueError):
             parser.error(f"argument {option_string}: {item!r} is not of type {self.setting.read.__name__}")
         if self.setting.choices and converted not in self.setting.choices:
@@ -61,14 +61,12 @@ def extend_parser(parser: argparse.ArgumentParser, *, cpu: bool) -> None:
     """Adds the recipe's section to OpenRLHF's parser and sets the recipe's defaults."""
     group = parser.add_argument_group("OGER recipe")
     for each in SETTINGS:
-        text = each.help.replace("%", "%%")
-        shown = f" (default: {each.default})" if each.default is not None and each.read is not bool else ""
         kind: dict[str, Any] = {"type": each.read, "choices": each.choices}
         if each.many:
             kind = {"action": ListAction, "nargs": "*", "setting": each}
         elif each.read is bool:
             kind = {"action": argparse.BooleanOptionalAction}
-        group.add_argument(f"--{each.flag}", default=each.default, help=text + shown, **kind)
+        group.add_argument(f"--{each.flag}", default=each.default, help=each.help.replace("%", "%%"), **kind)
     estimator = next(action for action in parser._actions if action.dest == "algo.advantage.estimator")
     estimator.choices = list(dict.fromkeys([*(estimator.choices or ()), *ESTIMATORS]))
     _add_opposites(parser)

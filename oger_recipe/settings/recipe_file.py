@@ -238,7 +238,8 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
     return root
 
 
-def write_resolved(flat: dict[str, Any], path: Path) -> None:
-    """Writes every setting of the run, defaults included, as a recipe file that reads back to the same run."""
-    values = {key: list(value) if isinstance(value, tuple) else value for key, value in flat.items()}
-    path.write_text(yaml.safe_dump(nested(values), sort_keys=True))
+def write_resolved(settings: Mapping[str, Any], path: Path) -> None:
+    """Writes every setting that has a value, defaults included, as a recipe file that reads back to the same run."""
+    said = {key: value for key, value in sorted(settings.items()) if value is not None}
+    values = {key: list(value) if isinstance(value, tuple) else value for key, value in said.items()}
+    path.write_text(yaml.safe_dump(nested(values), sort_keys=False))

@@ -1,4 +1,4 @@
-"""Which of a prompt's teachers enter its group."""
+"""Draw the teachers that enter a prompt's group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def draw(
     teachers: list[Teacher], count: int, settings: TeacherSettings, generator: torch.Generator, turn: int
 ) -> list[Teacher]:
-    """At most ``count`` distinct teachers as ``oger.teacher_draw`` says; ``turn`` moves round_robin on."""
+    """Draw at most ``count`` distinct teachers as ``oger.teacher_draw`` says; ``turn`` moves round_robin on."""
     chosen = draw_teachers(
         [teacher.source for teacher in teachers],
         [len(teacher.tokens) for teacher in teachers],
@@ -30,7 +30,7 @@ def draw(
 
 
 def may_enter(teachers: list[Teacher], settings: TeacherSettings) -> list[Teacher]:
-    """Those that a draw can choose: all but the sources of weight 0 under ``oger.teacher_draw`` source_weights."""
+    """Return those that a draw can choose: all but sources of weight 0 under ``oger.teacher_draw`` source_weights."""
     if settings.teacher_draw != "source_weights":
         return teachers
     chances = weights(settings.teacher_source_weights)
@@ -38,7 +38,7 @@ def may_enter(teachers: list[Teacher], settings: TeacherSettings) -> list[Teache
 
 
 def weights(entries: tuple[str, ...] | list[str]) -> dict[str, float]:
-    """``name=weight`` entries as a mapping.
+    """Read ``name=weight`` entries as a mapping.
 
     Raises:
         ValueError: an entry is not of that form, or its weight is negative or not finite.

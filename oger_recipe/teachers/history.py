@@ -9,7 +9,7 @@ from oger_recipe.files import append_json, atomic_write, read_jsonl, write_jsonl
 class History:
     """The newest ``size`` correct rollouts of every prompt, each text once.
 
-    They are appended to a file as they come; a run that is resumed reads back what was there at its step.
+    Each is appended to a file as it comes; a resumed run reads back what was there at its step.
     """
 
     def __init__(self, path: Path, size: int, step: int) -> None:

@@ -4,7 +4,7 @@ They do not travel with the rollouts: whoever needs them opens the store and loo
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def _key(uid: str) -> int:
     return int.from_bytes(hashlib.sha256(uid.encode()).digest()[:8], "big")
 
 
-def write_teacher_store(teachers: dict[str, Sequence[Teacher]], path: Path) -> None:
+def write_teacher_store(teachers: Mapping[str, Sequence[Teacher]], path: Path) -> None:
     """Write the store atomically; prompts without teachers need no entry."""
     taught = sorted((_key(uid), uid) for uid, group in teachers.items() if group)
     rows = [{"key": key, "uid": uid, "teachers": [vars(teacher) for teacher in teachers[uid]]} for key, uid in taught]
@@ -58,7 +58,7 @@ def write_teacher_store(teachers: dict[str, Sequence[Teacher]], path: Path) -> N
 
 
 class TeacherStore:
-    """Read access; the file stays on disk and is mapped, whatever its size."""
+    """Reads a store, which stays on disk and is mapped, whatever its size."""
 
     def __init__(self, path: Path) -> None:
         self._table = pa.ipc.open_file(pa.memory_map(str(path))).read_all().combine_chunks()
@@ -69,7 +69,7 @@ class TeacherStore:
         return len(self._keys)
 
     def __getitem__(self, uid: str) -> list[Teacher]:
-        """The teachers of one prompt; an empty list for a prompt that has none."""
+        """Return the teachers of one prompt, an empty list for a prompt without any."""
         position = self._position(uid)
         if position is None:
             return []

@@ -14,26 +14,27 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from oger_recipe.plugin.controller.hybrid_batch import make_hybrid, read_rollouts
-from oger_recipe.plugin.controller.step_metrics import step_metrics
+from oger_recipe.plugin.controller.step_metrics import Credit, step_metrics
+from oger_recipe.plugin.controller.step_rewards import StepRewards
+from oger_recipe.plugin.controller.step_samples import sample_lines
 
 # isort: split
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from oger_recipe.algorithm.advantage import group_advantage
-from oger_recipe.algorithm.exploration import exploration_bonus
+from oger_recipe.algorithm.credit import hybrid_advantages
 from oger_recipe.algorithm.policy_loss import hybrid_policy_loss
 from oger_recipe.cpu import CORES
 from oger_recipe.embedding.cache import EmbeddingCache
 from oger_recipe.embedding.encoder import TrajectoryEncoder
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 from oger_recipe.embedding.similarity import EmbeddingSimilarity
+from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.run_folder.records import write_samples
-from oger_recipe.settings.oger import SETTINGS
+from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.teachers.store import Teacher, TeacherStore, write_teacher_store
 
 BASE = {"prompts": 32, "group": 8, "length": 256, "teachers": 3}
@@ -59,7 +60,7 @@ class Clock:
 
 
 class Known:
-    """The measure's answer, made before: so that the encoder and the rest of the group's work are timed apart."""
+    """The measure, with its answer made before: the encoder and the rest of the work are timed apart."""
 
     def __init__(self, similarity: torch.Tensor) -> None:
         self._similarity = similarity
@@ -82,7 +83,7 @@ def rollouts_of(words: list[int], prompts: int, group: int, length: int) -> list
                 action_mask=action_mask,
                 rollout_log_probs=torch.zeros(1, PROMPT + length - 1),
                 prompts=["a prompt"],
-                labels=[json.dumps({"uid": f"p{row // group}"})],
+                labels=[json.dumps({"uid": f"p{row // group}", "answer": "2", "task": "gsm8k"})],
                 rewards=score.clone(),
                 scores=score,
                 response_length=torch.tensor([length]),
@@ -91,6 +92,7 @@ def rollouts_of(words: list[int], prompts: int, group: int, length: int) -> list
                 info={"reward": score.clone(), "score": score.clone(), "reward_error": torch.zeros(1)},
             )
         )
+        samples[-1].graded = Graded(Verdict(score.item(), score.item(), ""))
     return samples
 
 
@@ -100,7 +102,8 @@ def measure(encoder: TrajectoryEncoder, sizes: dict[str, int], folder: Path, ste
     words = [
         tokenizer.convert_tokens_to_ids(word) for word in ("we", "then", "find", "that", "the", "sum", "is", "two")
     ]
-    oger = SimpleNamespace(**{each.name: each.default for each in SETTINGS})
+    settings = OgerSettings()
+    sources = StepRewards(settings, folder)
     prompts, group, length, teachers = sizes.values()
 
     def teacher(number: int) -> Teacher:
@@ -116,23 +119,25 @@ def measure(encoder: TrajectoryEncoder, sizes: dict[str, int], folder: Path, ste
     for step in range(steps + 1):
         samples, clock = rollouts_of(words, prompts, group, length), Clock()
         with clock("texts"):
-            rollouts = read_rollouts(samples, tokenizer, group)
+            rollouts = read_rollouts(samples, tokenizer, group, find_repetition=False)
         groups = [rollouts.texts[start : start + group] for start in range(0, prompts * group, group)]
         references = [[each.text for each in store[uid]] for uid in rollouts.uids]
         with clock("similarity"):
             known = similarity.of_groups(groups, references, "mean")
         with clock("groups"):
-            batch = make_hybrid(rollouts, store, Known(known), None, oger, step, step)
+            batch = make_hybrid(rollouts, store, Known(known), None, settings.teachers, step, step)
         entropy = torch.rand(prompts * group)
         with clock("bonus and advantages"):
-            own = (batch.rewards * ~batch.is_teacher).view(prompts, group)
-            bonus = exploration_bonus(batch.similarity.view(prompts, group), entropy.view(prompts, group), own)
-            advantages = group_advantage(batch.rewards.view(prompts, group) + bonus, use_std=False).flatten()
-            bonus = bonus.flatten()
+            rewards = sources.of(rollouts, batch, entropy, step, 1.0)
+            of_groups = (rewards.total, batch.scores.view(prompts, group), batch.is_teacher.view(prompts, group))
+            names = {"estimator": "dr_grpo", "baseline": "group", "all_correct_group": "keep"}
+            advantages = hybrid_advantages(*of_groups, **names).flatten()
         with clock("metrics and records"):
-            repetitive = torch.zeros(prompts * group, dtype=torch.bool)
-            step_metrics(rollouts, batch, bonus, entropy, entropy, advantages, repetitive, oger)
-            write_samples(folder, step, rollouts, batch, bonus, entropy, advantages, oger)
+            bonus, total = sources.bonus(rewards), rewards.total.flatten()
+            said = {name: values.flatten() for name, values in rewards.said.items()}
+            credit = Credit(entropy, entropy, bonus, total, advantages, said, rewards.errors, "exp_neg_entropy")
+            step_metrics(rollouts, batch, credit)
+            write_samples(folder, step, sample_lines(rollouts, batch, credit))
         log_probs = -torch.rand(prompts * group, length)
         old, mask = log_probs.clone(), torch.ones(prompts * group, length, dtype=torch.bool)
         log_probs.requires_grad_()

@@ -65,7 +65,7 @@ def main() -> None:
     from oger_recipe.rewards.grading.pool import GradingSettings
     from oger_recipe.run.attempt import locked
 
-    run_dir, tokens = Path(sys.argv[1]), sys.argv[2:]
+    run_dir, flags = Path(sys.argv[1]), sys.argv[2:]
     (run_dir / "logs").mkdir(parents=True)
     # launch() puts in place whatever classes this module's install() does; the recipe's are not imported at all.
     stand_in = ModuleType("oger_recipe.plugin.driver.install")
@@ -80,7 +80,7 @@ def main() -> None:
     grading = GradingSettings().to_json()
     settings = {"cpu": True, "logical_gpus": 2, "verbose": False, "environment": {"OGER_GRADING": grading}}
     with locked(run_dir) as lock:
-        launch([*tokens, *data, *outputs], run_dir, lock=lock, **settings)
+        launch([*flags, *data, *outputs], run_dir, lock=lock, **settings)
 
 
 if __name__ == "__main__":

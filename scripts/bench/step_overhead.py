@@ -37,9 +37,9 @@ ROLES = {"PPOTrainer": "controller", "PolicyModelActor": "policy", "RolloutActor
 def side_command(side: str, size: str, steps: int, folder: Path, earlier: Path | None) -> tuple[list[str], dict]:
     """Returns a side's command and environment; plain OpenRLHF takes data and flags of an ``earlier`` run."""
     if side == SIDES[0]:
-        tokens = shlex.split((earlier / "command.sh").read_text())[3:]
+        flags = shlex.split((earlier / "command.sh").read_text())[3:]
         environment = {"PREPARED_DATA": str(earlier / "data"), "PYTHONPATH": f"{HERE}:{ROOT}"}
-        return [str(HERE / "plain_openrlhf.py"), str(folder), *tokens], environment
+        return [str(HERE / "plain_openrlhf.py"), str(folder), *flags], environment
     prompts = 4 if size == "100M" else 32
     flags = [*SIZES[size], *(WITHOUT_ENCODER if side == SIDES[1] else [])]
     return train_command(folder, {"oger.task.train_problems": prompts * steps}, flags), {}

@@ -1,5 +1,6 @@
 """LUFFY's way of letting teachers in, through the whole pipeline."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,11 @@ def test_the_policy_continues_after_prefixes_and_remembers_what_it_solved(tmp_pa
     bonus = ["--oger.use_history_samples", "--oger.similarity_reverse_fail", "--oger.entropy_position", "top"]
     bonus += ["--oger.bonus_schedule", "linear", "--oger.repeating_check", "--actor.entropy_coef", "0.001"]
     shorter = ["--oger.total_training_steps", "2", "--no-oger.val_before_train", "--no-oger.val_after_train"]
-    done = train(run_dir, cache, *first, *guided, *bonus, *shorter)
+    (tmp_path / "reward_of_mine.py").write_text(SOURCE)
+    sources = [{"name": "rule", "kind": "verifier"}, {"name": "explore", "kind": "bonus"}]
+    sources.append({"name": "short", "kind": "reward_of_mine:short", "weight": 0.5, "gate": "rule_equals_1"})
+    mine = [f"--oger.reward.sources={json.dumps(sources)}", "--oger.verifier_path", str(tmp_path)]
+    done = train(run_dir, cache, *first, *guided, *bonus, *shorter, *mine)
     assert done.returncode == 0, done.stderr
 
     teachers = {row["uid"]: row["teachers"] for row in _rows(run_dir)}
@@ -52,6 +57,37 @@ def test_the_policy_continues_after_prefixes_and_remembers_what_it_solved(tmp_pa
     solved = {(row["uid"], row["text"]) for step in (1, 2) for row in samples(run_dir, step)
               if row["score"] > 0 and not row["off_policy"]}  # fmt: skip
     assert solved and remembered == solved
+    _source_was_asked(run_dir, done.stdout)
+
+
+SOURCE = """
+def short(group):
+    if min(graded.verdict.score for graded in group.graded) == 1:
+        raise ValueError("a group that is solved")
+    return [1 / len(text) for text in group.responses], {"letters": [len(text) for text in group.responses]}
+"""
+
+
+def _source_was_asked(run_dir: Path, said: str) -> None:
+    """By rule + bonus + 0.5 / letters where the rule gave 1; groups that were all right failed and earned 0 of it."""
+    failed = {}
+    for step in (1, 2):
+        groups: dict[str, list[dict]] = {}
+        for row in samples(run_dir, step):
+            groups.setdefault(row["uid"], []).append(row)
+        for rows in groups.values():
+            fails = all(row["score"] == 1 for row in rows)
+            failed[step] = failed.get(step, 0) + fails * len(rows)
+            for row in rows:
+                assert ("errors" in row) == fails and ("short" in row["sources"]) != fails
+                earned = 0.5 / len(row["text"]) if row["reward"] == 1 and not fails else 0.0
+                assert row["total_reward"] == pytest.approx(row["reward"] + row["bonus"] + earned, abs=1e-6)
+                assert fails or row["sources"]["short/letters"] == len(row["text"])
+    steps = lines(run_dir / "metrics.jsonl")
+    assert [step["reward/short/failed"] for step in steps] == [failed[1], failed[2]]
+    examples = lines(run_dir / "source_errors.jsonl") if any(failed.values()) else []
+    assert [example["step"] for example in examples] == [step for step in (1, 2) if failed[step]]
+    assert ("reward source short failed on" in said) == any(failed.values())
 
 
 def _rows(run_dir: Path) -> list[dict]:

@@ -15,7 +15,7 @@ from oger_recipe.run.attempt import begin_anew, cut_back, locked, trained
 from oger_recipe.run.ends import continuing, progress
 from oger_recipe.run.resume import check_settings
 from oger_recipe.run_folder import checkpoints
-from oger_recipe.settings.recipe_file import nested, read_recipe, write_resolved
+from oger_recipe.settings.recipe_file import read_recipe, write_resolved
 
 HOLD = """
 import sys, time
@@ -58,7 +58,8 @@ def test_the_folder_of_a_killed_run_is_waited_for_until_it_is_cleared(tmp_path: 
 
 
 def test_an_attempt_that_trained_nothing_does_not_block_its_folder(run_dir: Path) -> None:
-    write_jsonl([{"event": "ready"}], run_dir / "events.jsonl")
+    for name in ("events.jsonl", "reward_errors.jsonl", "source_errors.jsonl"):
+        write_jsonl([{"event": "ready"}], run_dir / name)
     (run_dir / "notes.txt").write_text("mine")
     assert not trained(run_dir)
     begin_anew(run_dir, run_dir / "checkpoints", overwrite=False)
@@ -115,10 +116,8 @@ def settings_of(parser, tmp_path: Path, *flags: str):
 
 @pytest.fixture()
 def began_with(parser, tmp_path: Path) -> Path:
-    known = {key: value for key, value in settings_of(parser, tmp_path).items()
-             if value is not None and value != float("inf")}  # fmt: skip
-    write_resolved(known, tmp_path / "recipe.yaml")
-    assert nested(known) and read_recipe(tmp_path / "recipe.yaml", parser)
+    write_resolved(settings_of(parser, tmp_path), tmp_path / "recipe.yaml")
+    assert read_recipe(tmp_path / "recipe.yaml", parser)
     return tmp_path / "recipe.yaml"
 
 

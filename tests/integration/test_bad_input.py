@@ -285,6 +285,14 @@ def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path:
             "algo.advantage.estimator dr_grpo, oger.advantage_baseline group, or oger.bonus_weight 0",
         ),
         *(
+            (
+                ["--oger.reward.on_error", "drop_group", "--algo.advantage.estimator", estimator],
+                f"oger.reward.on_error drop_group is for group_norm, dr_grpo and rloo, not {estimator}, which "
+                "compares groups with each other: use zero, neutral or stop",
+            )
+            for estimator in ("gae", "reinforce_baseline")
+        ),
+        *(
             ([f"--{flag}={number}"], f"{flag} is {number}: it has to be a finite number")
             for flag in ("oger.bonus_weight", "oger.non_stop_penalty", "oger.sft.lr")
             for number in ("nan", "inf")
@@ -306,6 +314,41 @@ def test_an_impossible_combination_is_refused_with_its_reason(
 ) -> None:
     assert refused(*flags) == _problems(sentence)
     assert not (tmp_path / "run").exists()
+
+
+SOURCES = """\
+oger:
+  reward:
+    sources:
+      - {name: rule, kind: verifier}
+      - {name: short, kind: "lengths_of_mine:short", weight: 0.5, gate: rule_equal_1}
+      - {name: judge, kind: judge, model: org/judge}
+"""
+
+
+def test_sources_of_reward_are_refused_with_their_place_and_the_nearest_name(
+    refused: Callable[..., str], recipe: Path, tmp_path: Path
+) -> None:
+    """In the recipe file, beside which the user's module lies; it is there, and so nothing is said of it."""
+    (tmp_path / "lengths_of_mine.py").write_text("def short(group):\n    return [0.0] * len(group.responses)\n")
+    (tmp_path / "child.yaml").write_text(f"extends: {recipe.name}\n{SOURCES}")
+    where = "oger.reward.sources, entry"
+    assert refused(file=tmp_path / "child.yaml") == _problems(
+        f"{where} 2: gate 'rule_equal_1' is unknown; did you mean 'rule_equals_1'? known: always, rule_nonzero, "
+        "rule_equals_1",
+        f"{where} 3: key 'model' is unknown; known: name, kind, weight, combine, gate",
+        f"{where} 3: kind 'judge' is unknown; known: verifier, bonus, or package.module:function of your own",
+    )
+
+
+def test_sources_of_reward_that_are_right_start(recipe: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "words_of_mine.py").write_text("def few(group):\n    return [0.0] * len(group.responses)\n")
+    listed = [{"name": "rule", "kind": "verifier"}, {"name": "few", "kind": "words_of_mine:few", "weight": 0.5}]
+    with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.driver.launch"):
+        train.main(["--recipe", str(recipe), f"--oger.reward.sources={json.dumps(listed)}"])
+    # The bonus is not listed: the run says so of nothing that is at its default, and keeps the list.
+    resolved = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
+    assert resolved["oger"]["reward"]["sources"] == listed
 
 
 def test_an_unknown_loss_shape_is_refused_with_those_that_exist(refused: Callable[..., str], tmp_path: Path) -> None:

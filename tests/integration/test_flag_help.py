@@ -27,8 +27,8 @@ def test_the_overview_fits_a_screen_and_counts_every_flag_once(parser: argparse.
 def test_every_flag_has_a_sentence_and_says_its_default(parser: argparse.ArgumentParser) -> None:
     for actions in sections_of(parser).values():
         for action in actions:
-            said, _, default = sentence(action).partition("(default")
-            assert len(said.split()) >= 2 and default, action.option_strings
+            said, *default = sentence(action).split("(default")
+            assert len(said.split()) >= 2 and len(default) == 1, action.option_strings
 
 
 def test_our_sentences_are_for_flags_that_openrlhf_leaves_without_one() -> None:

@@ -67,6 +67,10 @@ def _item_type(action: argparse.Action) -> Any:
         ("oger.non_stop_penalty", math.inf, "oger.non_stop_penalty is inf: it has to be a finite number"),
         ("oger.embedding_batch_size", 0, "oger.embedding_batch_size is 0: it has to be 1 or more"),
         ("eval.temperature", -0.1, "eval.temperature is -0.1: it has to be 0 (greedy) to 10"),
+        ("oger.bonus_weight", -0.5, "oger.bonus_weight is -0.5: it has to be 0 or more"),
+        ("oger.bonus_weight", math.nan, "oger.bonus_weight is nan: it has to be a finite number"),
+        ("oger.sft.lr", 1.5, "oger.sft.lr is 1.5: it has to be 0 to 1"),
+        ("oger.n_prefix", -2, "oger.n_prefix is -2: it has to be -1 (all) or 0 or more"),
         ("ds.zero_stage", 4, "ds.zero_stage is 4: it has to be 0, 1, 2 or 3"),
     ],
 )

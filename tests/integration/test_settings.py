@@ -14,7 +14,9 @@ import pytest
 from openrlhf.utils.config import hierarchize
 
 from oger_recipe.errors import RecipeError
+from oger_recipe.settings.combinations import combination_problems
 from oger_recipe.settings.credit import BonusSettings
+from oger_recipe.settings.derived import in_folder, in_prompts, with_template
 from oger_recipe.settings.flags import defaults, flags_of
 from oger_recipe.settings.grading import VerifierSettings
 from oger_recipe.settings.oger import SECTIONS, SETTINGS, OgerSettings
@@ -76,6 +78,33 @@ def test_the_page_says_default_choices_range_and_meaning() -> None:
     assert sum(row.startswith("| `--oger.") for row in rows) == len(SETTINGS)
 
 
+def test_what_follows_from_other_settings(parser: argparse.ArgumentParser, tmp_path: Path) -> None:
+    value = defaults(parser) | {"rollout.n_samples_per_prompt": 8, "train.batch_size": 5}
+    assert in_prompts(value) == value
+    assert in_prompts(value | {"oger.prompts_per_update": 4})["train.batch_size"] == 32
+    placed = in_folder(value | {"ckpt.output_dir": "elsewhere"}, tmp_path)
+    assert placed["oger.run_dir"] == str(tmp_path) and placed["ckpt.path"] == str(tmp_path / "checkpoints")
+    assert placed["ckpt.output_dir"] == "elsewhere"
+    assert with_template(value) == value | {"data.apply_chat_template": False}
+    assert with_template(value | {"oger.prompt_template": "r1"})["oger.stop"] == ("</answer>",)
+    assert with_template(value | {"oger.prompt_template": "r1", "oger.stop": ("x",)})["oger.stop"] == ("x",)
+
+
+def test_a_run_with_the_chat_template_by_name_can_be_repeated_from_its_resolved_recipe(
+    parser: argparse.ArgumentParser,
+) -> None:
+    """There both are said, the name and what follows from it."""
+    value = with_template(defaults(parser) | {"oger.prompt_template": "chat"})
+    assert value["data.apply_chat_template"] is True and not list(combination_problems(value))
+    (problem,) = combination_problems(value | {"oger.prompt_template": "r1"})
+    assert problem.endswith("choose one")
+
+
+def test_an_evaluation_samples_as_the_rollouts_where_nothing_else_is_said() -> None:
+    assert EvalSettings().sampling(0.9, 64) == {"top_p": 0.9, "top_k": -1, "max_new_tokens": 64}
+    assert EvalSettings(0.5, 7, 32).sampling(0.9, 64) == {"top_p": 0.5, "top_k": 7, "max_new_tokens": 32}
+
+
 SOURCES = (
     {"name": "rule", "kind": "verifier"},
     {"name": "style", "kind": "my.module:score", "weight": 0.25, "gate": "rule_nonzero", "options": {"a": [1, "x y"]}},
@@ -100,7 +129,7 @@ def test_reward_sources_are_written_into_the_run_folder_as_they_are(
 ) -> None:
     settings = vars(parser.parse_args([f"--oger.reward.sources={json.dumps(SOURCES)}"]))
     path = tmp_path / "resolved.yaml"
-    write_resolved({key: value for key, value in settings.items() if value not in (None, float("inf"))}, path)
+    write_resolved(settings, path)
     assert defaults(parser) | read_recipe(path, parser) == settings
 
 
@@ -122,7 +151,9 @@ def _another(action: argparse.Action, default: Any) -> Any:
     return [one] * action.nargs if isinstance(action.nargs, int) else [one] if action.nargs else one
 
 
-def test_flags_say_every_setting_exactly(parser: argparse.ArgumentParser) -> None:
+def test_flags_and_a_resolved_recipe_say_every_setting_exactly(
+    parser: argparse.ArgumentParser, tmp_path: Path
+) -> None:
     unsaid = defaults(parser)
     assert flags_of(unsaid, parser) == []
     actions = {action.dest: action for action in parser._actions if action.dest in unsaid}
@@ -132,6 +163,8 @@ def test_flags_say_every_setting_exactly(parser: argparse.ArgumentParser) -> Non
         changed = unsaid | {name: value}
         assert repr(vars(parser.parse_args(flags_of(changed, parser)))) == repr(changed), name
     assert repr(vars(parser.parse_args(flags_of(every, parser)))) == repr(every)
+    write_resolved(every, tmp_path / "resolved.yaml")
+    assert repr(unsaid | read_recipe(tmp_path / "resolved.yaml", parser)) == repr(every)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e-05, 0.1 + 0.2, 1.0, 12345678901234567.0])
@@ -145,7 +178,7 @@ def test_a_source_without_name_or_kind_is_refused(read: Callable[..., Any], item
     said = r"mappings with a name and a kind, such as \{name: rule, kind: verifier\}"
     with pytest.raises(RecipeError, match=rf"recipe\.yaml:1: 'oger\.reward\.sources' takes {said}, found "):
         read(f"oger: {{reward: {{sources: [{json.dumps(item)}]}}}}")
-    with pytest.raises(RecipeError, match=rf"argument --oger\.reward\.sources: .* is not one of {said}"):
+    with pytest.raises(RecipeError, match=rf"argument --oger\.reward\.sources: takes {said}, found "):
         build_parser(cpu=True).parse_args([f"--oger.reward.sources={json.dumps([item])}"])
 
 

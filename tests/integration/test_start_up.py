@@ -101,8 +101,12 @@ def test_a_checkout_uses_its_own_patches_whichever_one_is_installed(tmp_path: Pa
     assert done.stdout.split() == [str(tmp_path / "patches" / "guard.py")] * 2, done.stderr
 
 
-@pytest.mark.parametrize("module", ["cli.data", "data.rows", "data.command_prepare", "data.command_validate"])
-def test_checking_and_building_data_waits_for_no_torch(module: str):
+@pytest.mark.parametrize(
+    "module",
+    ["cli.data", "data.rows", "data.command_prepare", "data.command_validate", "plugin.driver.launch",
+     "plugin.driver.watcher"],
+)  # fmt: skip
+def test_the_data_commands_and_the_start_of_ray_wait_for_no_torch(module: str):
     code = f"import sys, oger_recipe.{module}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout == "False\n", done.stderr

@@ -257,7 +257,7 @@ RULE_ENTRY = {"name": "rule", "kind": "verifier"}
         ("verifier", "'verifier' is not a mapping: {name: ..., kind: ...}"),
         ({"kind": "bonus"}, "name None: a name of letters"),
         ({"name": "a/b", "kind": "bonus"}, "name 'a/b': a name of letters"),
-        ({"name": "a", "kind": "judge"}, "kind 'judge' is unknown; did you mean"),
+        ({"name": "a", "kind": "judge"}, "kind 'judge' is unknown; known: verifier, bonus, or"),
         (
             {"name": "a", "kind": "bonuss"},
             "kind 'bonuss' is unknown; did you mean 'bonus'? known: verifier, bonus, or",
@@ -270,7 +270,7 @@ RULE_ENTRY = {"name": "rule", "kind": "verifier"}
         ({"name": "a", "kind": "mine_of_compose:score", "weight": "1"}, "weight '1': it has to be 0 or more"),
         ({"name": "a", "kind": "mine_of_compose:score", "weight": True}, "weight True: it has to be 0 or more"),
         ({"name": "a", "kind": "bonus", "weight": 0.5}, "weight 0.5: the weight of the bonus is oger.bonus_weight"),
-        ({"name": "a", "kind": "bonus", "combine": "times"}, "combine 'times' is unknown; did you mean"),
+        ({"name": "a", "kind": "bonus", "combine": "times"}, "combine 'times' is unknown; known: add, mul"),
         ({"name": "a", "kind": "bonus", "gate": "rule_equals"}, "did you mean 'rule_equals_1'? known: always, rule_"),
         ({"name": "a", "kind": "mine_of_compose:scores"}, "kind 'mine_of_compose:scores' cannot be imported: Attr"),
         ({"name": "a", "kind": "nowhere:score"}, "kind 'nowhere:score' cannot be imported: ModuleNotFoundError"),

@@ -130,9 +130,6 @@ def test_an_untied_model_without_a_chat_template_is_accepted(desk: Path, model: 
     """As what reads it in a run: the policy's class, whose log-probabilities are those of transformers' own."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from oger_recipe.patches import apply_training_patches
-
-    apply_training_patches()
     from oger_recipe.plugin.policy.chunked_actor import ChunkedActor
 
     assert not AutoTokenizer.from_pretrained(desk / model).chat_template

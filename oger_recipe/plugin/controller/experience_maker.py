@@ -58,13 +58,13 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.metrics: dict[str, float] = {}
 
     def resume(self, step: int, planned_steps: int) -> None:
-        """Called once before the first batch: ``step`` steps have been trained already."""
+        """Go on after ``step`` steps; called once, before the first batch."""
         self.planned_steps = planned_steps
         if self.settings.teachers.use_history_samples:
             self.history = History(self.run_dir / "history.jsonl", self.settings.teachers.history_size, step)
 
     def rollout_arrived(self, sample: Experience) -> None:
-        """Called for every rollout of the next batch while others are still sampled."""
+        """Encode a rollout of the next batch while others are still sampled."""
         if self.measure is not None and uid_of(sample) in self.store:
             self.measure.prefetch(texts_of([sample], self.tokenizer)[0])
 
@@ -93,7 +93,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         return experiences
 
     def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
-        """Micro-batches of rows of like length, longest first, so that little is padded; ``index`` says which rows.
+        """Cut rows of like length into micro-batches, longest first: little is padded. ``index`` says which rows.
 
         Every rank gets long and short ones. With dynamic batches, OpenRLHF balances tokens itself.
         """
@@ -111,7 +111,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
 
     @torch.no_grad()
     def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
-        """OpenRLHF's forward passes; keeps the entropies and compares engine and policy on the rollouts."""
+        """Make OpenRLHF's forward passes, keep the entropies, and compare engine and policy on the rollouts."""
         action_masks = [samples.action_mask for samples in samples_list]
         if not self._needs_old_log_probs_of_teachers():
             for samples in samples_list:  # the policy leaves out rows without response tokens
@@ -136,29 +136,29 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         return experiences
 
     def _needs_old_log_probs_of_teachers(self) -> bool:
-        """PPO's loss divides by them, a critic values their states, a KL is taken on them."""
+        """Tell whether PPO's loss divides by them, a critic values their states, or a KL is taken on them."""
         how = TEACHER_LOSSES[self.settings.loss.off_policy_loss]
         return how.as_rollouts or self.critic_model_group is not None or self.initial_model_group is not None
 
     def _is_injected(self, experience: Experience) -> torch.Tensor:
-        """[B, 1] bool: a teacher's trajectory that took a rollout's place."""
+        """Mark the teachers' trajectories that took rollouts' places, bool [B, 1]."""
         return torch.tensor([row in self.batch.injected for row in experience.index]).unsqueeze(1)
 
     def _teacher_log_probs(self, experience: Experience) -> torch.Tensor | None:
-        """[B, A] for the loss: of the teachers alone; it has no correction for the engine's rounding on rollouts."""
+        """Return the teachers' own [B, A]; the loss has no correction for the engine's rounding on rollouts."""
         if not self.settings.loss.use_off_policy_probs:
             return None
         return torch.where(self._is_injected(experience), experience.rollout_log_probs, torch.tensor(UNKNOWN))
 
     def _add_reward_kl(self, experiences: list[Experience]) -> None:
-        """The in-reward KL (k1) beside a loss-side one. compute_reward multiplies by the loss's coefficient."""
+        """Add the in-reward KL (k1) beside a loss-side one. compute_reward multiplies by the loss's coefficient."""
         scale = self.settings.advantage.kl_penalty_coef / self.kl_ctl.value
         for experience in experiences:
             log_probs, base = experience.action_log_probs, experience.base_action_log_probs
             experience.kl = scale * compute_approx_kl(log_probs, base, kl_estimator="k1") * experience.action_mask
 
     def _flatten_results(self, refs, duplicate_factor):
-        """The policy answers with log-probabilities and two entropies; OpenRLHF expects the first of each answer."""
+        """Keep the two entropies that the policy answers with; OpenRLHF expects the log-probabilities alone."""
         results = super()._flatten_results(refs, duplicate_factor)
         if results and isinstance(results[0], tuple):
             self._policy_entropies = [entropies for _, *entropies in results]
@@ -203,7 +203,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         return experiences
 
     def _spread_over_tokens(self, experience: Experience, advantages: torch.Tensor) -> None:
-        """The advantage of a row on each of its response tokens, less the KL penalty of the tokens that follow."""
+        """Put the advantage of a row on each response token, less the KL penalty of the tokens from there on."""
         clip_range = self.args.reward.clip_range
         reward = compute_reward(advantages, self.kl_ctl.value, experience.kl, experience.action_mask, clip_range)
         experience.returns = self.get_cumulative_returns(reward, experience.action_mask, 1.0)
@@ -212,7 +212,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         experience.kl = None
 
     def _by_row(self, experiences: list[Experience], values) -> torch.Tensor:
-        """[N] in the order of the flat list, of ``values`` [B] of the experiences."""
+        """Bring ``values`` [B] of the experiences into the order of the flat list, [N]."""
         by_row = torch.empty(len(self.batch.samples))
         for experience in experiences:
             by_row[experience.index] = values(experience)
@@ -233,7 +233,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         )
 
     def _remember(self) -> None:
-        """The policy's own correct rollouts, also those that made room, become references of later steps."""
+        """Keep the policy's own correct rollouts, also those that made room, as references of later steps."""
         if self.history is None:
             return
         own = (self.rollouts.scores > 0) & ~self.rollouts.guided

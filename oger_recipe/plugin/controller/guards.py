@@ -45,7 +45,7 @@ class SourceGuard:
         self._said: set[str] = set()
 
     def look_at(self, errors: Mapping[str, Mapping[int, str]], groups: Sequence[Group], step: int) -> None:
-        """``errors``: source -> row -> why. Raises RuntimeError where oger.reward.on_error is stop."""
+        """Record ``errors``: source -> row -> why. Raises RuntimeError where oger.reward.on_error is stop."""
         size = len(groups[0].responses)
         for source, rows in errors.items():
             if not rows:
@@ -77,7 +77,7 @@ class EngineGuard:
         self._top_p, self._top_k = top_p, top_k
 
     def compare(self, delta: torch.Tensor, step: int) -> dict[str, float]:
-        """The step's metrics. ``delta`` [tokens]: the engine's log-probabilities of its own tokens, less the policy's.
+        """Return the step's metrics. ``delta`` [tokens]: the engine's log-probabilities of its own, less the policy's.
 
         Raises RuntimeError when they show that the engine samples with other weights; the first step of a run, with
         equal ones, shows what rounding does.
@@ -108,7 +108,7 @@ class EncoderReach:
         self._said = False
 
     def share_read(self, rollouts: Rollouts, batch: HybridBatch) -> float:
-        """The share of the tokens of some rollouts and their references that is read; nan where none is measured."""
+        """Return the share of some rollouts' and references' tokens that is read, nan where none is measured."""
         if self._measure is None:
             return math.nan
         few = range(0, len(rollouts.texts), max(len(rollouts.texts) // _TEXTS_READ, 1))

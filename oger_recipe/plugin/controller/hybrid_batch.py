@@ -36,12 +36,12 @@ class Rollouts:
 
     @property
     def size(self) -> int:
-        """Rollouts of a group."""
+        """How many rollouts a group has."""
         return len(self.texts) // len(self.labels)
 
     @property
     def uids(self) -> list[str]:
-        """Of the groups."""
+        """The groups' uids, in their order."""
         return [label["uid"] for label in self.labels]
 
 
@@ -62,7 +62,7 @@ class HybridBatch:
 
 
 def read_rollouts(samples: list[Experience], tokenizer, group_size: int, *, find_repetition: bool) -> Rollouts:
-    """Texts (without special tokens), labels and verdicts of a flat list of rollouts."""
+    """Read texts (without special tokens), labels and verdicts of a flat list of rollouts."""
     texts = texts_of(samples, tokenizer)
     return Rollouts(
         samples,
@@ -77,7 +77,7 @@ def read_rollouts(samples: list[Experience], tokenizer, group_size: int, *, find
 
 
 def texts_of(samples: list[Experience], tokenizer) -> list[str]:
-    """The responses without special tokens."""
+    """Decode the responses, without special tokens."""
     responses = [sample.sequences[0, 1:][sample.action_mask[0].bool()] for sample in samples]
     return tokenizer.batch_decode(responses, skip_special_tokens=True)
 
@@ -95,7 +95,7 @@ def make_hybrid(
     seed: int,
     step: int,
 ) -> HybridBatch:
-    """Lets teachers take their places. Without a measure similarities are nan.
+    """Let teachers take the places of rollouts. Without a measure similarities are nan.
 
     What is drawn for a prompt follows from the seed, its uid and the step: not from the order in which groups arrive.
     """
@@ -134,7 +134,7 @@ def _injected(
     generator: torch.Generator,
     step: int,
 ) -> dict[int, Teacher]:
-    """The rows of one group that make room, and for which of the teachers; ``similarity`` is the group's, [n]."""
+    """Choose the rows of one group that make room, and the teachers for them; ``similarity`` is the group's, [n]."""
     first = group * rollouts.size
     replaced = select_replaced(
         _without_nan(similarity),
@@ -154,7 +154,7 @@ def _similarity(
     history: History | None,
     replace_mode: str,
 ) -> torch.Tensor:
-    """[groups, n]"""
+    """Measure the similarity of every rollout to its references, [groups, n]."""
     if measure is None:
         return torch.full((len(teachers), rollouts.size), torch.nan)
     references = [
@@ -166,7 +166,7 @@ def _similarity(
 
 
 def _without_nan(similarity: torch.Tensor) -> torch.Tensor:
-    """For ranking: a rollout that could not be embedded ranks as the average one."""
+    """Rank a rollout that could not be embedded as the average one."""
     known = similarity[similarity.isfinite()]
     return torch.nan_to_num(similarity, nan=known.mean().item() if len(known) else 0.0)
 
@@ -174,7 +174,7 @@ def _without_nan(similarity: torch.Tensor) -> torch.Tensor:
 def _with_teachers(
     rollouts: Rollouts, injected: dict[int, Teacher]
 ) -> tuple[list[Experience], torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Samples, rewards, scores and who is a teacher, after the injection."""
+    """Return samples, rewards, scores and who is a teacher, with the teachers in their places."""
     samples, rewards, scores = list(rollouts.samples), rollouts.rewards.clone(), rollouts.scores.clone()
     is_teacher = rollouts.guided.clone()
     for row, teacher in injected.items():
@@ -188,7 +188,7 @@ def _with_teachers(
 def reward_groups(
     rollouts: Rollouts, batch: HybridBatch, entropy: torch.Tensor, may_earn: torch.Tensor
 ) -> list[Group]:
-    """The groups as the sources of reward see them; ``entropy`` (nats) and ``may_earn`` (bool) are [N]."""
+    """Show the groups as the sources of reward see them; ``entropy`` (nats) and ``may_earn`` (bool) are [N]."""
     texts, graded = list(rollouts.texts), list(rollouts.graded)
     for row, teacher in batch.injected.items():
         texts[row] = teacher.text
@@ -217,7 +217,7 @@ def reward_groups(
 
 
 def teacher_experience(rollout: Experience, teacher: Teacher) -> Experience:
-    """The teacher's trajectory after the rollout's prompt, with every field and info key that the rollout has."""
+    """Put the teacher's trajectory behind the rollout's prompt, with every field and info key of the rollout."""
     prompt_length = int(rollout.action_mask[0].long().argmax()) + 1
     response = torch.tensor(teacher.tokens)
     sequences = torch.cat([rollout.sequences[0, :prompt_length], response]).unsqueeze(0)
@@ -245,7 +245,7 @@ def teacher_experience(rollout: Experience, teacher: Teacher) -> Experience:
 
 
 def _teacher_log_probs(teacher: Teacher, prompt_length: int) -> torch.Tensor:
-    """[1, T-1]: the teacher's own log-probabilities on its tokens, UNKNOWN where the data has none."""
+    """Return the teacher's own log-probabilities on its tokens, [1, T-1]; UNKNOWN where the data has none."""
     log_probs = torch.full((prompt_length - 1 + len(teacher.tokens),), UNKNOWN)
     if teacher.probs is not None:
         log_probs[prompt_length - 1 :] = torch.tensor(teacher.probs).clamp(max=1).log()  # data may say 1.0001

@@ -32,14 +32,17 @@ class Credit:
 
 
 def info_value(sample: Experience, key: str) -> float:
-    """A number that the reward function reported of a single rollout; 0 from a function that does not know it."""
+    """Return a number that the reward function reported of a single rollout, 0 where it reported none."""
     return float(sample.info[key].item()) if key in sample.info else 0.0
 
 
 def step_metrics(rollouts: Rollouts, batch: HybridBatch, credit: Credit) -> dict[str, float]:
-    """``rollout/*`` are of the policy's own rollouts as sampled, before any bonus or replacement; ``oger/*`` of the
-    rows that are trained, ``reward/*`` of the rollouts among them. Where teachers began every rollout of a group,
-    ``rollout/*`` are of these; but see _mean_token_entropy. The keys never change."""
+    """Return the step's metrics; the keys never change, but for components that a failing source does not name.
+
+    ``rollout/*`` are of the policy's own rollouts as sampled, before any bonus or replacement; ``oger/*`` of the rows
+    that are trained, ``reward/*`` of the rollouts among them. Where teachers began every rollout of a group,
+    ``rollout/*`` are of these; but see _mean_token_entropy.
+    """
     groups = (-1, rollouts.size)
     unguided = ~rollouts.guided.view(groups)
     own, solved = own_or_all(unguided).flatten(), solve_rates(rollouts.scores.view(groups), unguided)
@@ -66,7 +69,7 @@ def step_metrics(rollouts: Rollouts, batch: HybridBatch, credit: Credit) -> dict
 
 
 def _mean_token_entropy(batch: HybridBatch, entropy: torch.Tensor) -> float:
-    """Mean over the tokens of the rollouts that are trained on, of the rows' means ``entropy`` [N] (nats).
+    """Average the rows' means ``entropy`` [N] (nats) over the tokens of the rollouts that are trained on.
 
     Rows with a teacher's tokens do not count, neither do rollouts that made room for a teacher: no model reads these.
     nan where teachers began every rollout.
@@ -124,14 +127,14 @@ def _bonus_metrics(batch: HybridBatch, credit: Credit, size: int) -> dict[str, f
 
 
 def _source_metrics(batch: HybridBatch, credit: Credit) -> dict[str, float]:
-    """Means of what the sources said of rollouts, and on how many rows they failed."""
+    """Average what the sources said of rollouts, and count the rows on which they failed."""
     on = ~batch.is_teacher
     means = {f"reward/{name}": _mean(values[on & ~values.isnan()]) for name, values in credit.said.items()}
     return means | {f"reward/{name}/failed": float(len(rows)) for name, rows in credit.errors.items()}
 
 
 def _lengths(samples: list[Experience], of: str = "response") -> torch.Tensor:
-    """[N] tokens of the responses, or of the prompts."""
+    """Count the tokens of the responses, or of the prompts, [N]."""
     responses = torch.cat([sample.response_length for sample in samples]).float()
     if of == "response":
         return responses

@@ -20,13 +20,13 @@ from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
 from oger_recipe.plugin.ray_actor import undecorated
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder import records as run_folder
-from oger_recipe.settings.run import EvalSettings
+from oger_recipe.settings.run import EvalSettings, RunSettings
 
 # PPOTrainer and BasePPOTrainer build these by name, which is looked up in this process.
 ppo_trainer.SamplesGenerator = OgerSamplesGenerator
 ppo_trainer.RemoteExperienceMaker = OgerExperienceMaker
 
-# Means over all trained rows, teachers included; kept apart from figures of the policy's own rollouts.
+# Means over all trained rows, teachers included; kept apart from metrics of the policy's own rollouts.
 HYBRID_KEYS = (
     "reward", "score", "return", "response_length", "total_length", "truncated", "response_clip_ratio", "kl",
     "logprobs_diff", "reward_format", "reward_error", "reward_timeout", "off_policy_tokens", "group_reward_std",
@@ -41,16 +41,17 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
     def __init__(self, pretrain, strategy, *args, **kwargs) -> None:
         torch.manual_seed(strategy.args.train.seed)  # the sampler of the prompts draws its order's seed from here
         super().__init__(pretrain, strategy, *args, **kwargs)
+        self.settings = RunSettings.of(self.args.oger)
         self.run_dir = Path(self.args.oger.run_dir)
         self.checkpoints = Path(self.args.ckpt.path)
         # Saving is _save's: upstream would save in the middle of save_logs_and_checkpoints and nothing after the last.
         self.save_steps, self.args.ckpt.save_steps = self.args.ckpt.save_steps, math.inf
         self.phases = run_folder.Phases(self.run_dir)
-        self.evaluation: dict[str, Any] = {}  # the figures of this attempt's last one
+        self.evaluation: dict[str, Any] = {}  # the metrics of this attempt's last one
 
     def get_max_steps(self) -> int:
         """Optimizer steps of the run, for the learning-rate schedule."""
-        limit = self.args.oger.total_training_steps
+        limit = self.settings.total_training_steps
         rows = self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt
         per_step = rows // self.args.train.batch_size * self.args.train.max_epochs
         return self.max_steps if limit is None else min(self.max_steps, limit * per_step)
@@ -59,19 +60,19 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         """Rollout steps of the run."""
         per_episode = len(self.prompts_dataloader) // self.args.rollout.batch_size
         planned = per_episode * self.args.train.num_episodes
-        limit = self.args.oger.total_training_steps
+        limit = self.settings.total_training_steps
         return planned if limit is None else min(planned, limit)
 
     def fit(self, global_step: int = 0) -> None:
         resumed_at = self.init_checkpoint_states()["global_step"]
-        if self.args.oger.total_training_steps is not None:
-            self.samples_generator.steps_left = max(self.args.oger.total_training_steps - resumed_at, 0)
+        if self.settings.total_training_steps is not None:
+            self.samples_generator.steps_left = max(self.settings.total_training_steps - resumed_at, 0)
         self.samples_generator.step = resumed_at
         self.samples_generator.arrived = self.experience_maker.rollout_arrived
         self.samples_generator.counted = self._responses_came
         self.experience_maker.resume(resumed_at, self.planned_steps())
         run_folder.event(self.run_dir, "ready", steps=self.planned_steps(), resumed_at=resumed_at)
-        if self.args.oger.val_before_train and not resumed_at:
+        if self.settings.val_before_train and not resumed_at:
             self._evaluate_as("before", 0)
         self.last_step = self.saved_step = resumed_at
         self.client_states: dict[str, Any] | None = None
@@ -82,7 +83,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
             run_folder.event(self.run_dir, "trained", steps=self.last_step)
             if self.saved_step != self.last_step and not self.args.ckpt.disable_ds:
                 self._save(self.last_step)
-            if self.args.oger.val_after_train:
+            if self.settings.val_after_train:
                 self._evaluate_after()
         run_folder.event(self.run_dir, "finished")
 
@@ -131,14 +132,14 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
 
     def save_logs_and_checkpoints(self, global_step: int, logs_dict=None, client_states=None) -> None:
         self.last_step, self.client_states = global_step, client_states
-        figures = {key: value for key, value in (logs_dict or {}).items() if key != "generated_samples"}
-        figures["tokens_per_second"] = figures["rollout/response_tokens"] / figures["timing/step_total"]
-        append_json(self.run_dir / "metrics.jsonl", {"step": global_step} | figures)
-        if bad := bad_numbers(figures):
+        metrics = {key: value for key, value in (logs_dict or {}).items() if key != "generated_samples"}
+        metrics["tokens_per_second"] = metrics["rollout/response_tokens"] / metrics["timing/step_total"]
+        append_json(self.run_dir / "metrics.jsonl", {"step": global_step} | metrics)
+        if bad := bad_numbers(metrics):
             raise RecipeError(f"step {global_step} went wrong and is not saved: {bad}")
-        run_folder.event(self.run_dir, "step", step=global_step, **figures)
-        self._warn_of_collapse(figures["rollout/solve_rate"])
-        super().save_logs_and_checkpoints(global_step, (logs_dict or {}) | figures, client_states)
+        run_folder.event(self.run_dir, "step", step=global_step, **metrics)
+        self._warn_of_collapse(metrics["rollout/solve_rate"])
+        super().save_logs_and_checkpoints(global_step, (logs_dict or {}) | metrics, client_states)
         if global_step % self.save_steps == 0:
             self.phases.at("saving", step=global_step)
             self._save(global_step)

@@ -44,7 +44,7 @@ def _end_writers(folder: Path, spared: set[int]) -> None:
 
 
 def writers(folder: Path) -> set[int]:
-    """Processes with a file below the folder open for writing. Who only reads a log there is no part of the run."""
+    """Processes with a file below the folder open for writing. One that only reads a log is no part of the run."""
     return {int(process.name) for process in Path("/proc").glob("[0-9]*") if _writes(process, f"{folder}/")}
 
 

@@ -43,7 +43,7 @@ class PromptAsWritten:
 class OgerExecutor(SingleTurnAgentExecutor):
     """OpenRLHF's executor of single turns; each of its responses has ``graded``, whoever graded it."""
 
-    reward_func: Any
+    reward_func: Any  # upstream's; None without a reward file
 
     def __init__(self, remote_rm_url: Any) -> None:
         super().__init__(_with_variables(remote_rm_url))

@@ -1,4 +1,4 @@
-"""OpenRLHF's critic with dynamic batches that accumulate, and with figures that do not depend on the cut."""
+"""OpenRLHF's critic with dynamic batches that accumulate, and with metrics that do not depend on the cut."""
 
 import torch
 from openrlhf.models import ValueLoss
@@ -73,7 +73,7 @@ class OgerCriticModelActor(undecorated(ppo_critic.CriticModelActor)):  # type: i
 
     def fit(self) -> dict[str, float]:
         health = UpdateHealth(self.strategy, self.critic)
-        return super().fit() | {f"critic_{name}": figure for name, figure in health.since().items()}
+        return super().fit() | {f"critic_{name}": value for name, value in health.since().items()}
 
     def save_checkpoint(self, tag, *args, **kwargs) -> None:
         with place(self.strategy.args.ckpt, tag) as name:

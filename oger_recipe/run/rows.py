@@ -1,0 +1,95 @@
+"""The rows that the settings of a run name, to train on and to evaluate on."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from oger_recipe.data.rows import Row
+from oger_recipe.data.sources import Columns, Seen, read_dataset
+from oger_recipe.evaluation.benchmarks import BENCHMARKS, asked_once, load_benchmark, uid_in_a_run
+from oger_recipe.rewards.rules import TIMES_ASKED
+from oger_recipe.run.plan import READ_WHOLE, Size, counted, local_files
+from oger_recipe.run.shortage import require_teachers
+from oger_recipe.settings.grading import VerifierSettings
+from oger_recipe.settings.run import EvalSettings
+
+DATA, EVAL = "data.prompt_dataset", "eval.dataset"  # the settings that name them
+
+
+def sizes(value: Mapping[str, Any]) -> tuple[Size | None, Size | None]:
+    """Of the data to train on and to evaluate on where that is no work: what is in files here is read and checked,
+    large files are counted, and what is to be built is known."""
+    return _size(value, DATA), _size(value, EVAL)
+
+
+def _size(value: Mapping[str, Any], key: str) -> Size | None:
+    if value[key] is None and value["oger.task.name"]:
+        return Size(value[f"oger.task.{'train' if key == DATA else 'eval'}_problems"])
+    files = local_files(value[key])
+    if not files:
+        return None
+    if sum(file.stat().st_size for file in files) > READ_WHOLE:
+        return counted(files)
+    if key == EVAL:
+        return Size.of_rows(evaluation_rows(value))
+    rows = training_rows(value)
+    require_teachers(value, rows)
+    return Size.of_rows(rows)
+
+
+def training_rows(value: Mapping[str, Any], counts: Counter[str] | None = None) -> list[Row]:
+    """Raises RecipeError where they cannot be read; the left out are counted."""
+    if not value[DATA]:
+        return []
+    columns = replace(_columns(value), teachers=value["oger.teacher_key"])
+    return read_dataset(value[DATA], columns, split=value["data.prompt_split"], counts=counts)
+
+
+def evaluation_rows(value: Mapping[str, Any], counts: Counter[str] | None = None) -> list[Row]:
+    """Raises RecipeError where they cannot be read; the left out are counted."""
+    if not value[EVAL]:
+        return []
+    counts, settings = Counter() if counts is None else counts, EvalSettings.of(value)
+    columns = replace(_columns(value), by_content=True)
+    if settings.input_key:
+        columns = replace(columns, prompt=settings.input_key, flags=("oger.eval.input_key", columns.flags[1]))
+    if settings.label_key:
+        columns = replace(columns, answer=settings.label_key, flags=(columns.flags[0], "oger.eval.label_key"))
+    rows: list[Row] = []
+    for source in map(str.strip, value[EVAL].split(",")):
+        if source.partition("=")[0] in BENCHMARKS:
+            rows += _benchmark_rows(source, settings.max_samples, value["oger.prompt_template"])
+        else:
+            rows += _evaluation_rows(source, columns, value["eval.split"], settings.max_samples, counts)
+    return rows
+
+
+def _columns(value: Mapping[str, Any]) -> Columns:
+    verifiers = VerifierSettings.of(value)
+    return Columns(
+        value["data.input_key"], value["data.label_key"], task=verifiers.task_name, own_tasks=tuple(verifiers.own)
+    )
+
+
+def _evaluation_rows(source: str, columns: Columns, split: str, limit: int | None, counts: Counter[str]) -> list[Row]:
+    """The rows of one dataset, each problem once; what a benchmark repeats on purpose is no duplicate."""
+    seen = Seen()
+    benchmarks: dict[str, list[Row]] = {}
+    for row in read_dataset(source, columns, split=split, limit=limit, counts=counts, seen=seen):
+        benchmarks.setdefault(row.get("datasource") or "default", []).append(row)
+    rows = [row for name, each in benchmarks.items() for row in asked_once(name, each, seen.derived)]
+    counts["duplicates"] -= sum(row.get(TIMES_ASKED, 1) - 1 for row in rows)
+    counts += Counter()  # without zeros
+    return rows
+
+
+def _benchmark_rows(setting: str, limit: int | None, template: str | None) -> list[Row]:
+    """The rows of ``NAME`` or ``NAME=FILE``, as `oger eval` asks them."""
+    name, _, file = setting.partition("=")
+    problems = load_benchmark(name, Path(file) if file else None, max_problems=limit)
+    rows: list[Row] = []
+    for problem in problems:
+        rows.append(problem.row(template) | {"uid": uid_in_a_run(name, problem.uid), "datasource": name})
+    return rows
