@@ -351,7 +351,8 @@ def warm_up():
 
 patient = TaskSpec(sleep, time_limit_s=30)
 hasty = TaskSpec(sleep, time_limit_s=0.2)
-large = TaskSpec(take, memory_limit_mb=700)
+large = TaskSpec(take, time_limit_s=30, memory_limit_mb=700)
+small = TaskSpec(take, time_limit_s=30)
 here = TaskSpec(pid, bounded=True)
 warm = TaskSpec(pid, warm_up=warm_up)
 """
@@ -359,28 +360,28 @@ warm = TaskSpec(pid, warm_up=warm_up)
 
 @pytest.fixture(scope="module")
 def limited(task: str) -> Iterator[GradingPool]:
-    """A pool of tasks that set limits of their own, beside plain ones; `large` and `take` need 512 MiB."""
+    """A pool of tasks with limits of their own beside plain ones; `large` has room for 512 MiB, `small` has not."""
     Path(sys.path[0], "own_limited.py").write_text(LIMITED)
-    names = ("patient", "hasty", "sleep", "large", "take", "here", "warm", "absent")
-    settings = GradingSettings(workers=1, time_limit_s=1.0, memory_limit_mb=256)
+    names = ("patient", "hasty", "sleep", "large", "small", "here", "warm", "absent")
+    settings = GradingSettings(workers=1, time_limit_s=2.0, memory_limit_mb=256)
     settings = settings.for_tasks([f"own_limited:{name}" for name in names])
     with GradingPool(settings) as pool:
         yield pool
 
 
 def test_a_task_has_its_own_time_limit_and_the_others_the_runs(limited: GradingPool) -> None:
-    assert limited.grade("own_limited:patient", "1.5", "").verdict.reward == 1.0
-    assert limited.grade("own_limited:sleep", "1.5", "").error == "grading took more than 1.0 s"
+    assert limited.grade("own_limited:patient", "2.5", "").verdict.reward == 1.0
+    assert limited.grade("own_limited:sleep", "2.5", "").error == "grading took more than 2.0 s"
     assert limited.grade("own_limited:hasty", "0.6", "").error == "grading took more than 0.2 s"
     assert limited.grade("own_limited:sleep", "0.6", "").verdict.reward == 1.0
 
 
 def test_a_task_has_its_own_memory_limit_whichever_worker_was_free(limited: GradingPool) -> None:
-    tasks = ["own_limited:take", "own_limited:large"] * 3
+    tasks = ["own_limited:small", "own_limited:large"] * 3
     graded = limited.grade_many([(name, "512", str(number), None) for number, name in enumerate(tasks)])
     assert [each.verdict.reward for each in graded] == [0.0, 1.0] * 3
     assert {each.error for each in graded[::2]} == {"MemoryError: grading took more memory than its limit"}
-    assert limited.grade("own_limited:take", "128", "").verdict.reward == 1.0
+    assert limited.grade("own_limited:small", "128", "").verdict.reward == 1.0
     assert limited.grade("own_limited:large", "1024", "").error is not None
 
 
