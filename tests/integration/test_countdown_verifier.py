@@ -268,4 +268,4 @@ def test_either_module_can_be_imported_first(module: str) -> None:
 
 
 def test_the_registered_verifier_returns_a_verdict() -> None:
-    assert isinstance(VERIFIERS["countdown"]("", ANSWER), Verdict)
+    assert isinstance(VERIFIERS["countdown"].verify("", ANSWER), Verdict)
