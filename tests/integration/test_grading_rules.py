@@ -13,8 +13,7 @@ from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.evaluation.benchmarks import Problem
 from oger_recipe.rewards.rules import MATH_RULES, GradingRules, graded_text
 from oger_recipe.rewards.verifiers import VERIFIERS, verify
-from oger_recipe.settings.combinations import grading_problems
-from oger_recipe.settings.grading import answer_places, grading_rules
+from oger_recipe.settings.grading import answer_places, grading_problems, grading_rules
 from oger_recipe.settings.rollouts import RolloutSettings
 
 # A right answer of each task, its reference, and the form in which it stands where a template does not say.
