@@ -14,12 +14,21 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from oger_recipe.rewards.sources import KINDS, Group, Scores, Source, of_rows, own_function
+from oger_recipe.rewards.sources import Bonus, Group, Own, Scores, Source, Verifier, of_rows, own_function
+
+if TYPE_CHECKING:
+    from oger_recipe.settings.oger import OgerSettings
+
+# A kind of source by name, to what makes it of a run's settings.
+KINDS: dict[str, Callable[[OgerSettings], Source]] = {
+    "verifier": Verifier.of,
+    "bonus": Bonus.of,
+}
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,14 @@ class Rewards:
     said: dict[str, Tensor]
     errors: dict[str, dict[int, str]]
     dropped: Tensor
+
+
+def make_source(kind: str, settings: OgerSettings) -> Source:
+    """Make the source of a kind: a name in KINDS, or an import path.
+
+    Raises ValueError for an import path that leads to no function of one argument.
+    """
+    return KINDS[kind](settings) if kind in KINDS else Own(own_function(kind))
 
 
 def rewards_of(

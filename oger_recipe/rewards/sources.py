@@ -185,20 +185,6 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}{at}"
 
 
-KINDS: dict[str, Callable[[OgerSettings], Source]] = {
-    "verifier": Verifier.of,
-    "bonus": Bonus.of,
-}
-
-
-def make_source(kind: str, settings: OgerSettings) -> Source:
-    """Make the source of a kind: a name in KINDS, or an import path.
-
-    Raises ValueError for an import path that leads to no function of one argument.
-    """
-    return KINDS[kind](settings) if kind in KINDS else Own(own_function(kind))
-
-
 def own_function(path: str) -> Callable[[Group], Any]:
     """Import the function at ``module:function``. Raises ValueError where there is none that takes one group."""
     module, _, name = path.partition(":")

@@ -16,13 +16,14 @@ from oger_recipe.rewards.compose import (
     COMBINATIONS,
     DEFAULT,
     GATES,
+    KINDS,
     ON_ERROR,
     SourceSpec,
     entry_problems,
     rewards_of,
     sources_of,
 )
-from oger_recipe.rewards.sources import KINDS, Bonus, Group, Own, Scores, Verifier
+from oger_recipe.rewards.sources import Bonus, Group, Own, Scores, Verifier
 from oger_recipe.rewards.verdict import Graded, Verdict
 
 RULE = [[1.0, 0.5, 0.0, 1.0], [0.0, -0.5, 1.0, 0.25]]

@@ -9,8 +9,7 @@ from oger_recipe.algorithm.credit import penalise_truncated
 from oger_recipe.algorithm.exploration import scheduled_weight
 from oger_recipe.plugin.controller.guards import SourceGuard
 from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts, reward_groups
-from oger_recipe.rewards.compose import Rewards, rewards_of, sources_of
-from oger_recipe.rewards.sources import make_source
+from oger_recipe.rewards.compose import Rewards, make_source, rewards_of, sources_of
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.settings.oger import OgerSettings
 
