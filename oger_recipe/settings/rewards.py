@@ -1,5 +1,6 @@
 """Settings of the sources that a reward is made of."""
 
+import contextlib
 from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,11 @@ def named_source(item: Any) -> dict[str, Any]:
     """One entry of oger.reward.sources; raises ArgumentTypeError for what is none."""
     if not isinstance(item, Mapping) or not all(isinstance(item.get(key), str) for key in ("name", "kind")):
         raise ArgumentTypeError("mappings with a name and a kind, such as {name: rule, kind: verifier}")
-    return dict(item)
+    entry = dict(item)
+    if isinstance(entry.get("weight"), str):  # YAML reads 1e-3 as a text
+        with contextlib.suppress(ValueError):
+            entry["weight"] = float(entry["weight"])
+    return entry
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,15 @@ def test_reward_sources_are_a_list_of_mappings_in_a_file_and_json_among_flags(
         assert RewardSettings.of(hierarchize(parser.parse_args(flags)).oger).sources == SOURCES
 
 
+@pytest.mark.parametrize(("written", "weight"), [("1e-3", 0.001), ("2", 2), ("'0.5'", 0.5), ("much", "much")])
+def test_a_weight_of_a_source_is_read_as_a_number_where_it_is_one(
+    read: Callable[..., dict[str, Any]], written: str, weight: object
+) -> None:
+    text = f"oger:\n  reward:\n    sources:\n      - {{name: rule, kind: verifier, weight: {written}}}\n"
+    (source,) = RewardSettings.of(read(text)).sources
+    assert source["weight"] == weight
+
+
 def test_reward_sources_are_written_into_the_run_folder_as_they_are(
     tmp_path: Path, parser: argparse.ArgumentParser
 ) -> None:
