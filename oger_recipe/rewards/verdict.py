@@ -14,7 +14,7 @@ class UnreadableAnswer(ValueError):
     """Raised by a verifier where the reference answer is at fault, whatever the response. The row is refused then."""
 
 
-class NoVerdict(Exception):
+class NoVerdict(ValueError):
     """Raised for a return value that cannot be read as a verdict; the message says why."""
 
 
@@ -55,9 +55,8 @@ class Graded:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Graded:
-        """Reads what dataclasses.asdict has made. Raises KeyError or TypeError for anything else."""
-        fields = {**document["verdict"]}
-        return cls(**{**document, "verdict": Verdict(**fields | {"steps": tuple(fields["steps"])})})
+        """Reads what dataclasses.asdict has made. Raises KeyError, TypeError or ValueError for anything else."""
+        return cls(**{**document, "verdict": as_verdict(document["verdict"])})
 
 
 def verdict_columns(graded: Graded) -> dict[str, Any]:

@@ -125,7 +125,10 @@ def test_what_failed_counts_as_wrong_and_says_why() -> None:
     assert verdict_columns(failed) == columns
 
 
-@pytest.mark.parametrize("document", [{}, [], {"verdict": {}}, {"verdict": [1]}, {"verdict": {"reward": 1}, "x": 2}])
+@pytest.mark.parametrize(
+    "document",
+    [{}, [], {"verdict": {}}, {"verdict": [1]}, {"verdict": {"reward": 1}, "x": 2}, {"verdict": {"reward": math.nan}}],
+)
 def test_what_is_no_verdict_in_json_is_refused(document: Any) -> None:
-    with pytest.raises((KeyError, TypeError)):
+    with pytest.raises((KeyError, TypeError, ValueError)):
         Graded.from_json(document)
