@@ -94,9 +94,9 @@ def hybrid_policy_loss(
     tokens = _tokens(log_probs, old_log_probs, advantages, action_mask, off_policy_mask, all_max_clip)
     as_rollout = tokens.kept if how.as_rollouts else tokens.is_rollout
     rollout_reshaping = (on_policy_reshape, on_policy_reshape_weight, on_policy_reshape_power)
-    on = _rollout_terms(tokens, as_rollout, rollout_reshaping, (clip_low, clip_high) if use_clip else None)
+    on, clipped = _rollout_terms(tokens, as_rollout, rollout_reshaping, (clip_low, clip_high) if use_clip else None)
     bounds = (off_policy_min_clip, off_policy_max_clip) if how.reshapes else (None, None)
-    off = _teacher_terms(tokens, how, on, (reshape, reshape_weight, reshape_power), bounds, teacher_probs)
+    off, unbounded = _teacher_terms(tokens, how, on, (reshape, reshape_weight, reshape_power), bounds, teacher_probs)
     totals = Totals(max_response_length, num_rows, num_tokens)
     if how.apart:
         taught = tokens.is_teacher.sum() if num_teacher_tokens is None else num_teacher_tokens
@@ -104,7 +104,7 @@ def hybrid_policy_loss(
         loss = _aggregated(on.loss, as_rollout, aggregation, totals) + supervised
     else:
         loss = _aggregated(torch.where(tokens.is_teacher, off.loss, on.loss), tokens.kept, aggregation, totals)
-    return loss, _metrics(tokens, on, off, bounds)
+    return loss, _metrics(tokens, on, off, clipped, unbounded, bounds)
 
 
 @dataclass(frozen=True)
@@ -144,15 +144,20 @@ def _tokens(
 
 @dataclass(frozen=True)
 class _Terms:
-    """Of tokens of one kind, all [B, T]: their losses, 0 elsewhere; the ratio in it; and clipped (1 or 0, of
-    rollouts) or the ratio before its bounds (of teachers)."""
+    """The losses [B, T] of tokens of one kind, 0 elsewhere, and the ratio in them."""
 
     loss: Tensor
     ratio: Tensor
-    before: Tensor
 
 
-def _metrics(tokens: _Tokens, on: _Terms, off: _Terms, bounds: tuple[float | None, float | None]) -> dict[str, Tensor]:
+def _metrics(
+    tokens: _Tokens,
+    on: _Terms,
+    off: _Terms,
+    clipped: Tensor,
+    unbounded: Tensor,
+    bounds: tuple[float | None, float | None],
+) -> dict[str, Tensor]:
     is_rollout, is_teacher, dtype = tokens.is_rollout, tokens.is_teacher, tokens.log_probs.dtype
     log_probs, old_log_probs = tokens.log_probs, torch.where(is_rollout, tokens.old_log_probs, 0.0)
     difference = old_log_probs - torch.where(is_rollout, log_probs, 0.0)
@@ -162,12 +167,12 @@ def _metrics(tokens: _Tokens, on: _Terms, off: _Terms, bounds: tuple[float | Non
         "on_policy_ratio": _mean(on.ratio, is_rollout),
         "on_policy_prob": _mean(old_log_probs.exp(), is_rollout),
         "ppo_kl": _mean(difference, is_rollout),
-        "clip_fraction": _mean(on.before, is_rollout),
+        "clip_fraction": _mean(clipped, is_rollout),
         "off_policy_loss": _mean(off.loss, is_teacher),
         "off_policy_ratio": _mean(off.ratio, is_teacher),
         "off_policy_prob": _mean(torch.where(is_teacher, log_probs, 0.0).exp(), is_teacher),
-        "off_policy_ratio_max_clip_fraction": _mean(_exceeds(off.before, bounds[1]), is_teacher),
-        "off_policy_ratio_min_clip_fraction": _mean(_exceeds(-off.before, _negated(bounds[0])), is_teacher),
+        "off_policy_ratio_max_clip_fraction": _mean(_exceeds(unbounded, bounds[1]), is_teacher),
+        "off_policy_ratio_min_clip_fraction": _mean(_exceeds(-unbounded, _negated(bounds[0])), is_teacher),
         "off_policy_token_share": _mean(off_policy_share, tokens.is_action),
         "all_clip_fraction": _mean((tokens.is_action & ~tokens.kept).to(dtype), tokens.is_action),
     }
@@ -244,17 +249,17 @@ def _aggregated(token_loss: Tensor, mask: Tensor, aggregation: str, totals: Tota
 
 def _rollout_terms(
     tokens: _Tokens, mask: Tensor, reshaping: tuple[str, float, float], clip: tuple[float, float] | None
-) -> _Terms:
-    """PPO's loss of the masked tokens; `before`: whether (1 or 0) clipping decided."""
+) -> tuple[_Terms, Tensor]:
+    """PPO's loss of the masked tokens, and where clipping decided it (1, else 0)."""
     # Foreign values leave before exp and before any product: a mask applied afterwards turns inf into nan (inf * 0).
     advantages, old_log_probs = torch.where(mask, tokens.advantages, 0.0), torch.where(mask, tokens.old_log_probs, 0.0)
     ratio = reshape_ratio(torch.where(mask, tokens.log_probs, 0.0), old_log_probs, *reshaping)
     unclipped = -advantages * ratio
     if clip is None:
-        return _Terms(unclipped, ratio, torch.zeros_like(ratio))
+        return _Terms(unclipped, ratio), torch.zeros_like(ratio)
     low, high = clip
     loss = torch.maximum(unclipped, -advantages * ratio.clamp(1 - low, 1 + high))
-    return _Terms(loss, ratio, (loss > unclipped).to(loss.dtype))
+    return _Terms(loss, ratio), (loss > unclipped).to(loss.dtype)
 
 
 def _teacher_terms(
@@ -264,8 +269,8 @@ def _teacher_terms(
     reshaping: tuple[str, float, float],
     bounds: tuple[float | None, float | None],
     teacher_probs: Tensor | None,
-) -> _Terms:
-    """The loss of the teacher's tokens; `before`: what stands for their importance ratio before its bounds."""
+) -> tuple[_Terms, Tensor]:
+    """The loss of the teacher's tokens, and what stands for their importance ratio before its bounds."""
     mask = tokens.is_teacher
     log_probs, advantages = torch.where(mask, tokens.log_probs, 0.0), torch.where(mask, tokens.advantages, 0.0)
     unbounded = reshape_probability(log_probs, *reshaping)
@@ -274,9 +279,9 @@ def _teacher_terms(
         behaviour = torch.where(known, teacher_probs.detach().to(unbounded.dtype), 1.0) + _TEACHER_PROB_EPS
         unbounded = torch.where(known, log_probs.exp() / behaviour, unbounded)
     if how.token_loss is None:
-        return _Terms(on.loss, on.ratio, unbounded)
+        return _Terms(on.loss, on.ratio), unbounded
     ratio = unbounded if bounds == (None, None) else unbounded.clamp(*bounds)
-    return _Terms(torch.where(mask, how.token_loss(log_probs, advantages, ratio), 0.0), ratio, unbounded)
+    return _Terms(torch.where(mask, how.token_loss(log_probs, advantages, ratio), 0.0), ratio), unbounded
 
 
 def _exceeds(values: Tensor, bound: float | None) -> Tensor:
