@@ -1,6 +1,6 @@
 """Rows of a batch: in which order they are cut, and which of their tokens are a teacher's. All masks are [B, A].
 
-A action positions span prompt and response, shifted by one; action_mask is set on those of the response.
+The A positions span prompt and response, shifted by one; action_mask is set on those of the response.
 """
 
 from torch import Tensor

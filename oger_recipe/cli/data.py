@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+from oger_recipe.cli.run_settings import CommandParser, settings_of_run
 from oger_recipe.errors import RecipeError
 from oger_recipe.settings.grading import VerifierSettings, grading_rules
 
@@ -18,13 +19,10 @@ SUFFIXES = (".jsonl", ".parquet")
 _SHORT = ("data.input_key", "data.label_key", "oger.teacher_key", "oger.task_name", "data.prompt_split")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise RecipeError(f"{message} ({self.prog} --help shows all options)")
-
-
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser("oger data", description="Datasets for training: build one, or check one.", allow_abbrev=False)
+    parser = CommandParser(
+        "oger data", description="Datasets for training: build one, or check one.", allow_abbrev=False
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="prepare|validate")
     prepare = commands.add_parser(
         "prepare",
@@ -72,7 +70,6 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _prepare(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
-    from oger_recipe.cli.run_settings import settings_of_run
     from oger_recipe.data.command_prepare import build, write_rows
     from oger_recipe.data.mix import read_mix
     from oger_recipe.run.inputs import grading_settings
@@ -170,7 +167,6 @@ def _line(name: str, tally: Tally) -> dict[str, str]:
 
 def _validate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> bool:
     """Prints the report, and tells whether anything is bad."""
-    from oger_recipe.cli.run_settings import settings_of_run
     from oger_recipe.data.command_validate import validate
     from oger_recipe.data.rows import without_repetitions
     from oger_recipe.data.sources import Columns

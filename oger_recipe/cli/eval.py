@@ -7,8 +7,9 @@ import dataclasses
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+from oger_recipe.cli.run_settings import CommandParser, settings_of_run
 from oger_recipe.errors import RecipeError
 from oger_recipe.settings.grading import VerifierSettings, grading_rules
 from oger_recipe.settings.rollouts import RolloutSettings
@@ -28,13 +29,8 @@ _HERE = {
 }  # fmt: skip
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise RecipeError(f"{message} (oger eval --help shows all options)")
-
-
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = CommandParser(
         "oger eval",
         description="Samples answers to benchmarks with vLLM, grades them, and writes the answers and a table of "
         "avg@n, pass@k and maj@k. A second call with the same settings continues where the first one stopped, and "
@@ -117,7 +113,6 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
-    from oger_recipe.cli.run_settings import settings_of_run
     from oger_recipe.run.evaluation import evaluate, report
     from oger_recipe.run.inputs import grading_settings
 

@@ -1,4 +1,4 @@
-"""The settings of a run, for commands that start none and grade as one."""
+"""What commands share that start no run and grade as one: their parser, and the settings of a run."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ import argparse
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from oger_recipe.errors import RecipeError
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Raises RecipeError for a mistake, in place of argparse's usage and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        raise RecipeError(f"{message} ({self.prog} --help shows all options)")
 
 
 def settings_of_run(recipe: Path | None, flags: Sequence[str], command: argparse.ArgumentParser) -> Mapping[str, Any]:
@@ -20,7 +27,6 @@ def settings_of_run(recipe: Path | None, flags: Sequence[str], command: argparse
     import torch
 
     from oger_recipe.cli.train_ppo_ray import build_parser, settings_of
-    from oger_recipe.rewards.verifiers import look_in
     from oger_recipe.settings.grading import grading_problems
     from oger_recipe.settings.shipped import find_recipe
 
@@ -31,7 +37,6 @@ def settings_of_run(recipe: Path | None, flags: Sequence[str], command: argparse
             raise RecipeError(f"unknown flag '{name}'{meant} ({command.prog} --help shows all)")
     parser = build_parser(cpu=not torch.cuda.is_available())
     settings = settings_of(parser, flags, find_recipe(recipe) if recipe else None)
-    look_in(settings["oger.verifier_path"])
     if problems := list(grading_problems(settings)):
         raise RecipeError("\n  - ".join(["answers cannot be graded by these settings:", *problems]))
     return settings

@@ -87,7 +87,7 @@ def _replacement(oger: OgerSettings) -> Iterator[str]:
         )
     if oger.loss.use_off_policy_probs and (guides or not teachers.replace_after_rm):
         yield "oger.use_off_policy_probs works for whole teachers that replace rollouts (oger.replace_after_rm)"
-    if not ALL_CORRECT_GROUPS[teachers.all_correct_group].teachers_enter and (guides or replaces_unsampled):
+    if not ALL_CORRECT_GROUPS[teachers.all_correct_group].teachers_enter and oger.teachers_enter_in_rollout:
         yield (
             f"oger.all_correct_group {teachers.all_correct_group} keeps teachers out of solved groups, but with "
             "oger.n_prefix or without oger.replace_after_rm they are in before anything is graded: use keep or clip"

@@ -48,6 +48,12 @@ class OgerSettings:
         return self.teachers.max_replace_num > 0 or self.prefix.n_prefix != 0
 
     @property
+    def teachers_enter_in_rollout(self) -> bool:
+        """Whether rollouts begin with a teacher's tokens, or are a whole trajectory of his, before they are graded."""
+        replaces_unsampled = self.teachers.max_replace_num > 0 and not self.teachers.replace_after_rm
+        return self.prefix.n_prefix != 0 or replaces_unsampled
+
+    @property
     def has_bonus(self) -> bool:
         """Whether the exploration bonus is a source of the reward and ever anything but 0."""
         return self.bonus.is_on and "bonus" in self.reward.kinds

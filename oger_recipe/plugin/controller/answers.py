@@ -9,6 +9,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from oger_recipe.evaluation.metrics import evaluate_answers
 from oger_recipe.evaluation.records import verdict_fields
+from oger_recipe.plugin.controller.hybrid_batch import texts_of
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,7 @@ def evaluate_samples(samples: list[Experience], eval_dataloader, tokenizer) -> E
     benchmarks: dict[str, str] = {}
     for sources, _, labels, _ in eval_dataloader:
         benchmarks |= zip(labels, sources, strict=True)
-    responses = [sample.sequences[0, 1:][sample.action_mask[0].bool()] for sample in samples]
-    texts = iter(tokenizer.batch_decode(responses, skip_special_tokens=True))
+    texts = iter(texts_of(samples, tokenizer))
     records = [
         _record(sample, benchmarks[label], number, next(texts))
         for label, group in groupby(samples, key=lambda sample: sample.labels[0])

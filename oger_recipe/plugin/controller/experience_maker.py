@@ -9,7 +9,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
-from oger_recipe.algorithm.batches import longest_first, of_first_token, off_policy_mask
+from oger_recipe.algorithm.batches import longest_first, of_first_token
 from oger_recipe.algorithm.credit import ESTIMATORS, hybrid_advantages, token_advantages
 from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
 from oger_recipe.cpu import CORES
@@ -25,6 +25,7 @@ from oger_recipe.plugin.controller.hybrid_batch import (
 from oger_recipe.plugin.controller.step_metrics import Credit, step_metrics
 from oger_recipe.plugin.controller.step_rewards import StepRewards
 from oger_recipe.plugin.controller.step_samples import sample_lines
+from oger_recipe.plugin.experiences import teachers_tokens
 from oger_recipe.run_folder import records as run_folder
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.teachers.history import History
@@ -191,10 +192,9 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         left_out = self.rewards.dropped.repeat_interleave(self.size)
         left_out = left_out | (self.batch.truncated & settings.disable_truncation_advantage)
         for experience in experiences:
-            tokens = torch.stack(list(experience.info["off_policy_tokens"]))
             experience.advantages = token_advantages(
                 experience.advantages,
-                off_policy_mask(experience.action_mask, tokens),
+                teachers_tokens(experience),
                 left_out[experience.index],
                 alpha=settings.prefix_reward_weight_alpha,
                 beta=settings.prefix_reward_weight_beta,

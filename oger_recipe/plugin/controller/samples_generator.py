@@ -39,7 +39,7 @@ class OgerSamplesGenerator(SamplesGenerator):
             return [], None, 0, True
         self.step += 1
         self.asked = self.come = 0
-        generate_kwargs["guided"] = self._teachers_enter_in_rollout()
+        generate_kwargs["guided"] = self.settings.teachers_enter_in_rollout
         samples, pass_rate, consumed, exhausted = super().generate_samples(**generate_kwargs)
         if len(samples) % self.args.train.batch_size:
             samples = []
@@ -135,11 +135,6 @@ class OgerSamplesGenerator(SamplesGenerator):
             step=self.step,
             generator=generator,
         )
-
-    def _teachers_enter_in_rollout(self) -> bool:
-        """Whether rollouts begin with a teacher's tokens, or are a whole trajectory of his, before they are graded."""
-        teachers = self.settings.teachers
-        return self.settings.prefix.n_prefix != 0 or (teachers.max_replace_num > 0 and not teachers.replace_after_rm)
 
     def _sampling_params(self, generate_kwargs: dict[str, Any]) -> SamplingParams:
         rollouts = self.settings.rollouts

@@ -9,8 +9,8 @@ from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_ba
 from openrlhf.trainer.ray import ppo_actor
 from openrlhf.utils.loss_utils import get_loss_batch_info
 
-from oger_recipe.algorithm.batches import off_policy_mask
 from oger_recipe.algorithm.micro_batches import LengthSortedBatches
+from oger_recipe.plugin.experiences import teachers_tokens
 from oger_recipe.plugin.policy.loss import HybridPolicyLoss, Totals
 from oger_recipe.plugin.policy.updates import accumulate_until_last
 
@@ -18,18 +18,12 @@ _LOADER = ppo_actor.DataLoader
 _ITERATE = ppo_actor.iter_grad_accum_global_norm
 
 
-def _teachers_tokens(experience: Experience) -> torch.Tensor:
-    """[B, A], bool."""
-    tokens = torch.stack(list(experience.info["off_policy_tokens"])).to(experience.action_mask.device)
-    return off_policy_mask(experience.action_mask, tokens)
-
-
 def _rollouts_tokens(experience: Experience) -> torch.Tensor:
     """[B, A], bool."""
-    return experience.action_mask.bool() & ~_teachers_tokens(experience)
+    return experience.action_mask.bool() & ~teachers_tokens(experience)
 
 
-_KINDS = (_teachers_tokens, _rollouts_tokens)
+_KINDS = (teachers_tokens, _rollouts_tokens)
 
 # The rest of the loss's metrics: means over the teacher's tokens or over the rollouts' tokens.
 OFF_POLICY_METRICS = (
@@ -58,7 +52,7 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
             )
             self._set_totals_of_dynamic_step(step)
             accumulate_until_last(self.actor.model, self.replay_buffer, step)
-        self.actor_loss_fn.off_policy_mask = _teachers_tokens(experience)
+        self.actor_loss_fn.off_policy_mask = teachers_tokens(experience)
         status = super().training_step(experience, kl_ctl, step, loss_batch_info)
         self._add_loss_metrics(status)
         self._even_out(status, loss_batch_info)

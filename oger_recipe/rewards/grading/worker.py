@@ -40,10 +40,7 @@ def serve(connection: socket.socket, memory_limit: int) -> None:
     """Answers until the pool hangs up. The worker has a process group of its own, which the pool kills as a whole."""
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    for ignored in (
-        signal.SIGCHLD,
-        signal.SIGTERM,
-    ):  # by the fork server; a verifier reads what its children exit with
+    for ignored in (signal.SIGCHLD, signal.SIGTERM):  # by the fork server; verifiers read their children's exits
         signal.signal(ignored, signal.SIG_DFL)
     with open("/proc/self/statm") as statm:
         in_use = int(statm.read().split()[0]) * resource.getpagesize()
