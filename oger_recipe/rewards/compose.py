@@ -9,37 +9,57 @@ A value is 0 where its gate is closed. Without oger.reward.sources the list is D
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from oger_recipe.rewards.keys import Keys, unknown
+from oger_recipe.rewards.models.keys import ModelKeys
+from oger_recipe.rewards.models.place import Place
 from oger_recipe.rewards.sources import Bonus, Group, Own, Scores, Source, Verifier, of_rows, own_function
 
 if TYPE_CHECKING:
     from oger_recipe.settings.oger import OgerSettings
 
-# A kind of source by name, to what makes it of a run's settings.
-KINDS: dict[str, Callable[[OgerSettings], Source]] = {
-    "verifier": Verifier.of,
-    "bonus": Bonus.of,
-}
-
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """One entry of oger.reward.sources."""
+    """One entry of oger.reward.sources; ``keys``: those that its kind adds."""
 
     name: str
     kind: str
     weight: float = 1.0
     combine: str = "add"
     gate: str = "always"
+    keys: Keys = field(default_factory=Keys)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What sources are made of besides their entries: a run's settings, and what starts an engine for a model."""
+
+    settings: OgerSettings
+    engine: Callable[[ModelKeys], Place]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """make: the source of an entry; keys: what its entries may have beside the common keys; once: at most one."""
+
+    make: Callable[[SourceSpec, Surroundings], Source]
+    keys: type[Keys] = Keys
+    once: bool = False
+
+
+KINDS: dict[str, Kind] = {
+    "verifier": Kind(lambda spec, of: Verifier.of(of.settings), once=True),
+    "bonus": Kind(lambda spec, of: Bonus.of(of.settings), once=True),
+}
 
 
 DEFAULT = (SourceSpec("rule", "verifier"), SourceSpec("explore", "bonus"))
@@ -88,12 +108,13 @@ class Rewards:
     dropped: Tensor
 
 
-def make_source(kind: str, settings: OgerSettings) -> Source:
-    """Make the source of a kind: a name in KINDS, or an import path.
+def make_source(spec: SourceSpec, surroundings: Surroundings) -> Source:
+    """Make the source of an entry, whose kind is a name in KINDS or an import path.
 
     Raises ValueError for an import path that leads to no function of one argument.
     """
-    return KINDS[kind](settings) if kind in KINDS else Own(own_function(kind))
+    known = KINDS.get(spec.kind)
+    return known.make(spec, surroundings) if known else Own(own_function(spec.kind))
 
 
 def rewards_of(
@@ -101,11 +122,12 @@ def rewards_of(
 ) -> Rewards:
     """Ask all sources and compose what they say."""
     rule = of_rows(groups, lambda group: [graded.verdict.reward for graded in group.graded])
-    scores = [source.score(groups) for source in sources]
+    counted = [GATES[spec.gate](rule) for spec in specs]
+    scores = [source.score(groups, wanted) for source, wanted in zip(sources, counted, strict=True)]
     failed = [_failed(each) for each in scores]
     terms = [
-        spec.weight * torch.where(GATES[spec.gate](rule) & ~missing, each.values, 0.0)
-        for each, spec, missing in zip(scores, specs, failed, strict=True)
+        spec.weight * torch.where(wanted & ~missing, each.values, 0.0)
+        for each, spec, wanted, missing in zip(scores, specs, counted, failed, strict=True)
     ]
     names, how = [spec.name for spec in specs], ON_ERROR[on_error]
     counts = [~missing if how.passed_by else torch.ones_like(missing) for missing in failed]
@@ -145,10 +167,21 @@ def _said(scores: Sequence[Scores], names: Sequence[str], failed: Sequence[Tenso
 
 # ---- oger.reward.sources
 
+_COMMON = tuple(each.name for each in fields(SourceSpec) if each.name != "keys")
+
 
 def sources_of(entries: Sequence[Mapping[str, Any]] | None) -> tuple[SourceSpec, ...]:
     """Read the sources of a run; entries as entry_problems accepts them."""
-    return tuple(SourceSpec(**entry) for entry in entries) if entries else DEFAULT
+    return tuple(map(_spec, entries)) if entries else DEFAULT
+
+
+def _spec(entry: Mapping[str, Any]) -> SourceSpec:
+    common = {name: entry[name] for name in _COMMON if name in entry}
+    return SourceSpec(**common, keys=_keys_of(entry.get("kind")).of(entry))
+
+
+def _keys_of(kind: Any) -> type[Keys]:
+    return KINDS[kind].keys if kind in KINDS else Keys
 
 
 def entry_problems(entries: Sequence[Mapping[str, Any]] | None) -> Iterator[str]:
@@ -165,15 +198,16 @@ def entry_problems(entries: Sequence[Mapping[str, Any]] | None) -> Iterator[str]
         kinds.append(entry.get("kind"))
     for name in dict.fromkeys(name for name in names if names.count(name) > 1):
         yield f"oger.reward.sources: two sources are named {name!r}"
-    for kind in KINDS:
-        if kinds.count(kind) > 1:
+    for kind, known in KINDS.items():
+        if known.once and kinds.count(kind) > 1:
             yield f"oger.reward.sources: {kinds.count(kind)} sources are of kind {kind}, which can be there once"
 
 
 def _of_entry(entry: Mapping[str, Any], *, first: bool) -> Iterator[str]:
-    known = [each.name for each in fields(SourceSpec)]
-    yield from (_unknown("key", key, known) for key in entry if key not in known)
     name, kind, weight = entry.get("name"), entry.get("kind"), entry.get("weight", 1.0)
+    keys = _keys_of(kind)
+    known = (*_COMMON, *keys.names())
+    yield from (unknown("key", key, known) for key in entry if key not in known)
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
         yield f"name {name!r}: a name of letters, digits, '_', '.' and '-' is needed, which metrics and samples bear"
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
@@ -183,9 +217,10 @@ def _of_entry(entry: Mapping[str, Any], *, first: bool) -> Iterator[str]:
     yield from _of_kind(kind)
     for key, choices in (("combine", COMBINATIONS), ("gate", GATES)):
         if key in entry and entry[key] not in choices:
-            yield _unknown(key, entry[key], choices)
+            yield unknown(key, entry[key], choices)
     if first and entry.get("combine") == "mul":
         yield "combine mul: the first source has nothing before it to multiply; leave combine out, or move it down"
+    yield from keys.problems(entry)
 
 
 def _of_kind(kind: Any) -> Iterator[str]:
@@ -195,9 +230,4 @@ def _of_kind(kind: Any) -> Iterator[str]:
         except ValueError as error:
             yield f"kind {error}"
     elif kind not in KINDS:
-        yield f"{_unknown('kind', kind, KINDS)}, or package.module:function of your own"
-
-
-def _unknown(what: str, name: Any, known: Collection[str]) -> str:
-    hint = "".join(f"; did you mean {nearest!r}?" for nearest in difflib.get_close_matches(str(name), known, n=1))
-    return f"{what} {name!r} is unknown{hint or ';'} known: {', '.join(known)}"
+        yield f"{unknown('kind', kind, KINDS)}, or package.module:function of your own"

@@ -61,9 +61,13 @@ class Scores:
 
 
 class Source(Protocol):
-    """Scores all groups of a step in one call, so that a slow source can take them together."""
+    """Scores all groups of a step in one call, so that a slow source can take them together.
 
-    def score(self, groups: Sequence[Group]) -> Scores: ...
+    ``wanted`` (bool [groups, n]): the rows whose gate is open. What a source says of others is not read: one that pays
+    for every row leaves them out.
+    """
+
+    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores: ...
 
 
 def of_rows(groups: Sequence[Group], value: Callable[[Group], Sequence[float | bool]], **settings: Any) -> Tensor:
@@ -88,7 +92,7 @@ class Verifier:
     def of(cls, settings: OgerSettings) -> Verifier:
         return cls(settings.advantage.non_stop_penalty, settings.advantage.non_stop_fixed_reward)
 
-    def score(self, groups: Sequence[Group]) -> Scores:
+    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
         rewards = of_rows(groups, lambda group: [each.verdict.reward for each in group.graded], dtype=torch.float32)
         truncated = of_rows(groups, lambda group: group.truncated)
         errors = {
@@ -123,7 +127,7 @@ class Bonus:
             bonus.similarity_shaping,
         )
 
-    def score(self, groups: Sequence[Group]) -> Scores:
+    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
         verdicts = [[each.verdict for each in group.graded] for group in groups]
         return Scores(
             earned_bonus(
@@ -146,7 +150,7 @@ class Own:
 
     function: Callable[[Group], Any]
 
-    def score(self, groups: Sequence[Group]) -> Scores:
+    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
         values: list[list[float]] = []
         components: list[list[dict[str, float]]] = []
         errors: dict[tuple[int, int], str] = {}

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.errors import RecipeError
+from oger_recipe.ranges import COUNT, POSITIVE
 from oger_recipe.rewards.rules import EXTRACTIONS, GSM8K_FORMATS, MATH_EXTRACT, MATH_RULES, GradingRules
 from oger_recipe.rewards.verifiers import VERIFIERS, look_in, resolve, resolved
 from oger_recipe.settings.fields import Section, setting
-from oger_recipe.settings.ranges import COUNT, POSITIVE
 from oger_recipe.settings.rollouts import RolloutSettings
 
 

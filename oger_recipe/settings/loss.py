@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES
+from oger_recipe.ranges import WEIGHT
 from oger_recipe.settings.fields import Section, setting
-from oger_recipe.settings.ranges import WEIGHT
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from oger_recipe.data.templates import TEMPLATES
+from oger_recipe.ranges import COUNT, COUNT_OR_NONE, TOP_K
 from oger_recipe.settings.fields import Section, setting
-from oger_recipe.settings.ranges import COUNT, COUNT_OR_NONE, TOP_K
 
 
 @dataclass(frozen=True)

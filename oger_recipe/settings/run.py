@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from oger_recipe.ranges import COUNT, COUNT_OR_NONE, PART, SHARE, TOP_K, WEIGHT
 from oger_recipe.settings.fields import Section, setting
-from oger_recipe.settings.ranges import COUNT, COUNT_OR_NONE, PART, SHARE, TOP_K, WEIGHT
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from oger_recipe.ranges import COUNT, SEED, SHARE, Range
 from oger_recipe.settings.fields import Section, setting
-from oger_recipe.settings.ranges import COUNT, SEED, SHARE, Range
 
 _NUMBERS = Range("2 to 6", 2, 6)
 

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from oger_recipe.ranges import Range
 from oger_recipe.settings import upstream
 from oger_recipe.settings.oger import SETTINGS
-from oger_recipe.settings.ranges import Range
 
 RANGES: dict[str, Range] = upstream.RANGES | {each.flag: each.range for each in SETTINGS if each.range}
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from oger_recipe.ranges import FINITE
 from oger_recipe.settings.oger import SETTINGS
 from oger_recipe.settings.parser import ListAction
-from oger_recipe.settings.ranges import FINITE
 from oger_recipe.settings.values import RANGES, out_of_range
 
 

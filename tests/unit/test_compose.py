@@ -50,7 +50,7 @@ class Says:
     def __init__(self, values: list[list[float]], errors: dict[tuple[int, int], str] | None = None) -> None:
         self.scores = Scores(torch.tensor(values), errors=errors or {})
 
-    def score(self, groups: list[Group]) -> Scores:
+    def score(self, groups: list[Group], wanted: torch.Tensor) -> Scores:
         assert len(groups) == len(self.scores.values)
         return self.scores
 
@@ -182,7 +182,8 @@ def test_an_answer_that_was_not_graded_is_a_failure_of_the_verifier() -> None:
 
 
 def own(function: Callable[[Group], Any]) -> Scores:
-    return Own(function).score([group([1.0, 0.0], uid="a"), group([0.0, 0.0], uid="b")])
+    groups = [group([1.0, 0.0], uid="a"), group([0.0, 0.0], uid="b")]
+    return Own(function).score(groups, torch.ones(2, 2, dtype=torch.bool))
 
 
 def test_a_function_is_asked_about_each_group_and_may_say_components() -> None:

@@ -7,11 +7,18 @@ import torch
 
 from oger_recipe.algorithm.credit import penalise_truncated
 from oger_recipe.algorithm.exploration import scheduled_weight
+from oger_recipe.errors import RecipeError
 from oger_recipe.plugin.controller.guards import SourceGuard
 from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts, reward_groups
-from oger_recipe.rewards.compose import Rewards, make_source, rewards_of, sources_of
+from oger_recipe.rewards.compose import Rewards, Surroundings, make_source, rewards_of, sources_of
+from oger_recipe.rewards.models.keys import ModelKeys
+from oger_recipe.rewards.models.place import Place
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.settings.oger import OgerSettings
+
+
+def _no_engine(keys: ModelKeys) -> Place:
+    raise RecipeError(f"{keys.model}: models in engines of the run's own are not there yet; name a server's url")
 
 
 class StepRewards:
@@ -20,8 +27,9 @@ class StepRewards:
     def __init__(self, settings: OgerSettings, run_dir: Path) -> None:
         self._settings, self._on_error = settings, settings.reward.on_error
         look_in(settings.verifiers.verifier_path)
+        surroundings = Surroundings(settings, _no_engine)
         self._specs = sources_of(settings.reward.sources)
-        self._sources = [make_source(spec.kind, settings) for spec in self._specs]
+        self._sources = [make_source(spec, surroundings) for spec in self._specs]
         self._guard = SourceGuard(run_dir, self._on_error)
 
     def bonus_weight(self, step: int, planned_steps: int) -> float:

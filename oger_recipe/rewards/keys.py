@@ -1,0 +1,82 @@
+"""The keys that an entry of oger.reward.sources may have, by its kind: fields of a frozen dataclass each.
+
+The checks of entries and the tables of docs/settings.md are made from these fields.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from types import NoneType
+from typing import Any, Self, get_args, get_type_hints
+
+from oger_recipe.ranges import FINITE, Range
+
+_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")  # YAML reads 1e-3 as a text
+
+
+def key(
+    default: Any = MISSING, help: str = "", *, range: Range = FINITE, choices: Collection[str] | None = None
+) -> Any:
+    """A field of a kind's keys; one without a default has to be there. Every number has a range."""
+    return field(default=default, metadata={"help": help, "range": range, "choices": choices})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keys:
+    """The keys that a kind adds to those of every source; this class adds none."""
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> Self:
+        """Takes the kind's keys out of an entry that `problems` has nothing against."""
+        return cls(**{each.name: _read(entry[each.name]) for each in fields(cls) if each.name in entry})
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(each.name for each in fields(cls))
+
+    @classmethod
+    def problems(cls, entry: Mapping[str, Any]) -> Iterator[str]:
+        """Yields a sentence for every value that its key cannot have; `combined` is asked where there is none."""
+        hints, wrong = get_type_hints(cls), False
+        for each in fields(cls):
+            if each.name not in entry and each.default is not MISSING:
+                continue
+            problem = _problem(each.name, entry.get(each.name), hints[each.name], each.metadata)
+            wrong |= problem is not None
+            yield from [problem] if problem else []
+        if not wrong:
+            yield from cls.of(entry).combined()
+
+    def combined(self) -> Iterator[str]:
+        """Yields a sentence for keys that do not go together, or that name what is not there."""
+        yield from ()
+
+
+def _read(value: Any) -> Any:
+    return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+
+
+def _problem(name: str, value: Any, hint: Any, known: Mapping[str, Any]) -> str | None:
+    types, value = get_args(hint) or (hint,), _read(value)
+    if value is None:
+        return None if NoneType in types else f"{name} is missing: {known['help']}"
+    if known["choices"] is not None:
+        return None if value in known["choices"] else unknown(name, value, known["choices"])
+    if bool in types:
+        return None if isinstance(value, bool) else f"{name} {value!r}: it has to be true or false"
+    if str in types:
+        return None if isinstance(value, str) and value else f"{name} {value!r}: it has to be a text"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or value not in known["range"] or (float not in types and value != int(value)):
+        whole = "" if float in types else "a whole number, "
+        return f"{name} {value!r}: it has to be {whole}{known['range'].text}"
+    return None
+
+
+def unknown(what: str, name: Any, known: Collection[str]) -> str:
+    """Says what is unknown, the nearest of those that are known, and all of these."""
+    hint = "".join(f"; did you mean {nearest!r}?" for nearest in difflib.get_close_matches(str(name), known, n=1))
+    return f"{what} {name!r} is unknown{hint or ';'} known: {', '.join(known)}"

@@ -1,0 +1,89 @@
+"""The keys of sources that ask a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from oger_recipe.ranges import COUNT, PART, POSITIVE, SHARE, WEIGHT
+from oger_recipe.rewards.keys import Keys, key
+
+PLACES = ("engine", "process", "server")
+APIS = ("chat", "completions")
+HEADS = ("classify", "pooling", "embeddings")
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelKeys(Keys):
+    """Which model, where it runs, and what it may take there."""
+
+    model: str = key(help="folder, hub name, or the name that a server gives it")
+    revision: str | None = key(None, "revision of a hub model")
+    tokenizer: str | None = key(None, "folder or hub name of its tokenizer (default: the model's own)")
+    place: str | None = key(
+        None,
+        "where it runs: an engine of the run's own (vLLM), this process (small models), or a server, which url names "
+        "(default: engine, or server with a url)",
+        choices=PLACES,
+    )
+    # a server
+    url: str | None = key(None, "base address of an OpenAI-compatible server, http://HOST:PORT/v1")
+    api: str = key("chat", "what a server is asked of judges: chat or completions", choices=APIS)
+    head: str = key("classify", "what a server is asked of heads", choices=HEADS)
+    api_key_env: str = key("OGER_JUDGE_API_KEY", "environment variable with the server's key, where it asks for one")
+    concurrency: int = key(16, "requests that are under way at a time", range=COUNT)
+    requests_per_minute: float | None = key(None, "most requests of a minute (default: no limit)", range=POSITIVE)
+    request_limit_s: float = key(120.0, "seconds that one request may take", range=POSITIVE)
+    attempts: int = key(6, "of a request that fails, with growing pauses between them", range=COUNT)
+    # an engine
+    tensor_parallel_size: int = key(1, "GPUs that share the engine", range=COUNT)
+    gpu_memory_utilization: float = key(0.8, "share of these GPUs' memory that it may take", range=PART)
+    max_model_len: int | None = key(None, "longest sequence, prompt and reply (default: the model's)", range=COUNT)
+    dtype: str = key("auto", "of its weights; auto: the model's own, float32 on CPUs", choices=DTYPES)
+    cache: bool = key(True, "keep its replies for the same question, also for other runs")
+
+    @property
+    def runs_on(self) -> str:
+        """The place, one of PLACES."""
+        return self.place or ("server" if self.url else "engine")
+
+    def combined(self) -> Iterator[str]:
+        if (self.runs_on == "server") != (self.url is not None):
+            yield f"place {self.runs_on} {'needs a' if self.url is None else 'has no'} url"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeKeys(ModelKeys):
+    """A model that writes, and the plugin that reads a score from what it wrote."""
+
+    plugin: str = key(help="file with rm_preprocess and rm_postprocess, or the name of a ready-made one")
+    plugin_limit_s: float = key(60.0, "seconds that the plugin may take for the rows of a step", range=POSITIVE)
+    prompt_column: str | None = key(None, "column of the data with the judge's prompt (default: the problem)")
+    temperature: float = key(0.0, "of the judge; 0 is greedy", range=WEIGHT)
+    top_p: float = key(1.0, "nucleus of the judge", range=PART)
+    max_new_tokens: int = key(1024, "longest reply", range=COUNT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierKeys(ModelKeys):
+    """A model with a head that gives a number (Bradley-Terry)."""
+
+    prompt_column: str | None = key(None, "column of the data with the model's prompt (default: the problem)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CritiqueKeys(JudgeKeys):
+    """A model that writes a critique, which a head then reads: `critic` writes, `model` is the head."""
+
+    critic: str = key(help="folder or hub name of the model that writes the critique")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimilarityKeys(Keys):
+    """How close a response is to the reference answer, by the run's encoder, through a curve."""
+
+    reference: str | None = key(None, "column of the data with the reference (default: the answer)")
+    low: float = key(0.65, "cosine up to which the value is `floor`", range=SHARE)
+    high: float = key(0.85, "cosine from which the value is 1", range=SHARE)
+    floor: float = key(0.1, "value of low similarity", range=SHARE)

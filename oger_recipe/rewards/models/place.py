@@ -1,0 +1,48 @@
+"""Where reward models run, as the sources see it: a place is opened, asked about many prompts at once, and closed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a judge writes. A seed makes a prompt's reply independent of the other prompts."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    max_new_tokens: int = 1024
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a model says to one prompt: a text, or the number of its head; ``error`` says why there is neither.
+
+    cut: the text ended at its longest; cached: it was not asked again.
+    """
+
+    text: str = ""
+    value: float = float("nan")
+    error: str | None = None
+    cut: bool = False
+    cached: bool = False
+
+
+class Place(Protocol):
+    """A model in its place. Replies come in the order of the prompts, one for each; a prompt that fails, or a model
+    that died, is a reply with an error: only a configuration that cannot work raises (RecipeError, from `open`)."""
+
+    def open(self) -> None:
+        """Load the model, wake it up, or look whether its server is there."""
+
+    def close(self) -> None:
+        """Give its memory back until it is opened again."""
+
+    def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Reply]:
+        """Write a text for each prompt, which is complete as it is: chat templates are the plugin's."""
+
+    def classify(self, prompts: Sequence[str]) -> list[Reply]:
+        """Give the head's number for each prompt: raw, before any sigmoid."""
