@@ -25,7 +25,7 @@ from oger_recipe.rewards.compose import (
     rewards_of,
     sources_of,
 )
-from oger_recipe.rewards.own import Own
+from oger_recipe.rewards.own import Keywords, OwnFunction
 from oger_recipe.rewards.sources import Bonus, Group, Scores, Verifier
 from oger_recipe.rewards.verdict import Graded, Verdict
 
@@ -250,7 +250,7 @@ def test_what_a_source_says_of_the_step_bears_its_name() -> None:
 
 def own(function: Callable[[Group], Any]) -> Scores:
     groups = [group([1.0, 0.0], uid="a"), group([0.0, 0.0], uid="b")]
-    return Own(function).score(groups, torch.ones(2, 2, dtype=torch.bool))
+    return OwnFunction(function).score(groups, torch.ones(2, 2, dtype=torch.bool))
 
 
 def test_a_function_is_asked_about_each_group_and_may_say_components() -> None:
@@ -307,7 +307,7 @@ def test_a_right_list_is_read_and_no_list_is_the_default() -> None:
     assert listed(*entries) == [] == listed()
     assert sources_of(entries) == (
         SourceSpec("rule", "verifier", 1.0, "add", "always"),
-        SourceSpec("short", "mine_of_compose:score", 0.5, "mul", "rule_equals_1"),
+        SourceSpec("short", "mine_of_compose:score", 0.5, "mul", "rule_equals_1", keys=Keywords()),
         SourceSpec("explore", "bonus"),
     )
     assert sources_of(()) == sources_of(None) == DEFAULT
@@ -326,10 +326,10 @@ RULE_ENTRY = {"name": "rule", "kind": "verifier"}
         ("verifier", "'verifier' is not a mapping: {name: ..., kind: ...}"),
         ({"kind": "bonus"}, "name None: a name of letters"),
         ({"name": "a/b", "kind": "bonus"}, "name 'a/b': a name of letters"),
-        ({"name": "a", "kind": "judge"}, "kind 'judge' is unknown; known: verifier, bonus, or"),
+        ({"name": "a", "kind": "judge"}, "kind 'judge' is unknown; known: verifier, bonus, similarity, or"),
         (
             {"name": "a", "kind": "bonuss"},
-            "kind 'bonuss' is unknown; did you mean 'bonus'? known: verifier, bonus, or",
+            "kind 'bonuss' is unknown; did you mean 'bonus'? known: verifier, bonus, similarity, or",
         ),
         ({"name": "a"}, "kind None is unknown"),
         ({"name": "a", "kind": "bonus", "wieght": 1}, "key 'wieght' is unknown; did you mean 'weight'? known: name"),
@@ -343,7 +343,10 @@ RULE_ENTRY = {"name": "rule", "kind": "verifier"}
         ({"name": "a", "kind": "bonus", "gate": "rule_equals"}, "did you mean 'rule_equals_1'? known: always, rule_"),
         ({"name": "a", "kind": "mine_of_compose:scores"}, "kind 'mine_of_compose:scores' cannot be imported: Attr"),
         ({"name": "a", "kind": "nowhere:score"}, "kind 'nowhere:score' cannot be imported: ModuleNotFoundError"),
-        ({"name": "a", "kind": "mine_of_compose:number"}, "kind 'mine_of_compose:number' is of type int, no function"),
+        (
+            {"name": "a", "kind": "mine_of_compose:number"},
+            "kind 'mine_of_compose:number' is of type int, no function and no class",
+        ),
         (
             {"name": "a", "kind": "mine_of_compose:pair"},
             "cannot be called with one group: missing a required argument",
@@ -368,5 +371,5 @@ def test_what_is_wrong_with_the_list_is_said() -> None:
 
 
 def test_registries_hold_what_the_documents_name() -> None:
-    assert list(KINDS) == ["verifier", "bonus"] and list(COMBINATIONS) == ["add", "mul"]
+    assert list(KINDS) == ["verifier", "bonus", "similarity"] and list(COMBINATIONS) == ["add", "mul"]
     assert list(ON_ERROR) == ["zero", "neutral", "drop_group", "stop"]
