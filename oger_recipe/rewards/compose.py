@@ -14,7 +14,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, get_type_hints
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, get_type_hints
 
 import torch
 from torch import Tensor
@@ -24,13 +25,13 @@ from oger_recipe.algorithm.normalize import Running, group_normalized
 from oger_recipe.errors import RecipeError
 from oger_recipe.ranges import WEIGHT
 from oger_recipe.rewards.keys import Keys, key, unknown, value_problem
+from oger_recipe.rewards.models.cache import VerdictCache
 from oger_recipe.rewards.models.keys import ModelKeys, SimilarityKeys
 from oger_recipe.rewards.models.place import Place
 from oger_recipe.rewards.own import Keywords, imported, keyword_problems, make_own, reason
 from oger_recipe.rewards.sources import Bonus, Group, Scores, Source, Verifier, of_rows
 
 if TYPE_CHECKING:
-    from oger_recipe.rewards.models.cache import VerdictCache
     from oger_recipe.settings.oger import OgerSettings
 
 
@@ -81,6 +82,12 @@ class Surroundings:
     engine: Callable[[ModelKeys], Place]
     seed: int = 0
     cache: VerdictCache | None = None
+
+    @classmethod
+    def of(cls, settings: OgerSettings, engine: Callable[[ModelKeys], Place], seed: int) -> Self:
+        """Those of a run, with the cache that its settings name."""
+        cache = VerdictCache(Path(settings.reward.cache)) if settings.reward.cache else None
+        return cls(settings, engine, seed, cache)
 
 
 @dataclass(frozen=True)

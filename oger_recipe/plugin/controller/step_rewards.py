@@ -29,7 +29,7 @@ class StepRewards:
     def __init__(self, settings: OgerSettings, run_dir: Path, estimator: str, seed: int) -> None:
         self._settings, self._run_dir, self._on_error = settings, run_dir, settings.reward.on_error
         look_in(settings.verifiers.verifier_path)
-        surroundings = Surroundings(settings, _no_engine, seed)
+        surroundings = Surroundings.of(settings, _no_engine, seed)
         self._specs = sources_of(settings.reward.sources, estimator)
         self._sources = [make_source(spec, surroundings) for spec in self._specs]
         self._guard = SourceGuard(run_dir, self._on_error)
