@@ -95,7 +95,9 @@ class JudgeKeys(ModelKeys):
 
     plugin: str = key(help="file with rm_preprocess and rm_postprocess, or the name of a ready-made one")
     plugin_limit_s: float = key(60.0, "seconds that the plugin may take for the rows of a step", range=POSITIVE)
-    prompt_column: str | None = key(None, "column of the data with the judge's prompt (default: the problem)")
+    prompt_column: str | None = key(
+        None, "column of the data with the judge's prompt (default: the problem)", column=True
+    )
     temperature: float = key(0.0, "of the judge; 0 is greedy", range=WEIGHT)
     top_p: float = key(1.0, "nucleus of the judge", range=PART)
     max_new_tokens: int = key(1024, "longest reply", range=COUNT)
@@ -105,7 +107,9 @@ class JudgeKeys(ModelKeys):
 class ClassifierKeys(ModelKeys):
     """A model with a head that gives a number (Bradley-Terry)."""
 
-    prompt_column: str | None = key(None, "column of the data with the model's prompt (default: the problem)")
+    prompt_column: str | None = key(
+        None, "column of the data with the model's prompt (default: the problem)", column=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +123,7 @@ class CritiqueKeys(JudgeKeys):
 class SimilarityKeys(Keys):
     """How close a response is to the reference answer, by the run's encoder, through a curve."""
 
-    reference: str | None = key(None, "column of the data with the reference (default: the answer)")
+    reference: str | None = key(None, "column of the data with the reference (default: the answer)", column=True)
     low: float = key(0.65, "cosine up to which the value is `floor`", range=SHARE)
     high: float = key(0.85, "cosine from which the value is 1", range=SHARE)
     floor: float = key(0.1, "value of low similarity", range=SHARE)
