@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from oger_recipe.embedding import PARTS
 from oger_recipe.ranges import COUNT, PART, POSITIVE, SHARE, WEIGHT
@@ -14,6 +14,10 @@ PLACES = ("engine", "process", "server")
 APIS = ("chat", "completions")
 HEADS = ("classify", "pooling", "embeddings")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
+_OF_A_SERVER = (
+    "api", "head", "api_key_env", "concurrency", "requests_per_minute", "request_limit_s", "attempts", "step_limit_s",
+)  # fmt: skip
+_OF_A_MODEL_HERE = ("tensor_parallel_size", "gpu_memory_utilization", "max_model_len", "dtype")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
@@ -64,6 +68,13 @@ class ModelKeys(Keys):
     def combined(self) -> Iterator[str]:
         if (self.runs_on == "server") != (self.url is not None):
             yield f"place {self.runs_on} {'needs a' if self.url is None else 'has no'} url"
+        for each in fields(ModelKeys):
+            if getattr(self, each.name) == each.default:
+                continue
+            if each.name in _OF_A_SERVER and self.url is None:
+                yield f"{each.name} is for a server, and there is no url"
+            elif each.name in _OF_A_MODEL_HERE and self.url is not None:
+                yield f"{each.name} is the server's own affair: leave it out, or leave out url"
         if not _VARIABLE.fullmatch(self.api_key_env):  # not shown: it may be a key
             yield "api_key_env has to be the name of an environment variable, of capitals, digits and '_'"
         elif self.url is not None:
