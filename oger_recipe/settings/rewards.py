@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from oger_recipe.rewards.compose import DEFAULT, ON_ERROR
+from oger_recipe.rewards.compose import DEFAULT, KINDS, ON_ERROR
 from oger_recipe.settings.fields import Section, setting
 
 
@@ -44,3 +44,8 @@ class RewardSettings(Section):
     def kinds(self) -> tuple[str, ...]:
         """Of the sources that are listed, or of the default ones."""
         return tuple(entry["kind"] for entry in self.sources) or tuple(spec.kind for spec in DEFAULT)
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether a source reads the question and the data's further columns."""
+        return any(kind not in KINDS or KINDS[kind].reads_rows for kind in self.kinds)

@@ -57,7 +57,7 @@ class ProcessPlace:
     def _tokens(
         self, tokenizer: Any, model: Any, prompts: Sequence[str], more: int
     ) -> tuple[dict[int, list[int]], dict[int, Reply]]:
-        """Return the tokens of each prompt by its number, and replies to those that are too long with `more` tokens."""
+        """Return prompts' tokens by their numbers, and replies to those that are too long with `more` behind them."""
         longest = self._keys.max_model_len or getattr(model.config, "max_position_embeddings", None)
         tokens = {row: _ids(tokenizer, prompt) for row, prompt in enumerate(prompts)}
         refused = {
@@ -169,7 +169,8 @@ def _written(
     from transformers import LogitsProcessorList
 
     ends = model.generation_config.eos_token_id
-    ends = [tokenizer.eos_token_id] if ends is None else ends if isinstance(ends, list) else [ends]
+    ends = tokenizer.eos_token_id if ends is None else ends
+    ends = ends if isinstance(ends, list) else [ends]
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
     noise = LogitsProcessorList([_Noise(seeds, sampling)] if sampling.temperature else [])
     with torch.inference_mode():

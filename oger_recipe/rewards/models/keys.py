@@ -35,8 +35,8 @@ class ModelKeys(Keys):
     url: str | None = key(None, "base address of an OpenAI-compatible server, http://HOST:PORT/v1")
     api: str = key(
         "completions",
-        "what a server is asked of judges: completions, with prompts that the plugin made complete, or chat, where the "
-        "server puts them into its chat template and the plugin gets None as tokenizer",
+        "what a server is asked of judges: completions, with prompts that are complete, or chat, where it puts them "
+        "into its chat template and the plugin gets None as tokenizer",
         choices=APIS,
     )
     head: str = key("classify", "what a server is asked of heads", choices=HEADS)
@@ -79,7 +79,9 @@ class WriterKeys(ModelKeys):
     """A model that writes."""
 
     prompt_column: str | None = key(
-        None, "column of the data with the judge's prompt (default: rm_prompt where it is there, else the problem)"
+        None,
+        "column of the data with the judge's prompt (default: rm_prompt where it is there, else the problem)",
+        column=True,
     )
     temperature: float = key(0.0, "of the judge; 0 is greedy", range=WEIGHT)
     top_p: float = key(1.0, "nucleus of the judge", range=PART)
@@ -110,7 +112,9 @@ class PairwiseKeys(JudgeKeys):
     """A model that compares each response with another answer, in both orders."""
 
     plugin: str = key("pairwise", "as for a judge; rm_preprocess gets pairs of answers in place of responses")
-    against: str = key("answer", "what a response is compared with: the reference answer, or a teacher's", choices=OTHERS)
+    against: str = key(
+        "answer", "what a response is compared with: the reference answer, or a teacher's", choices=OTHERS
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +122,13 @@ class ClassifierKeys(ModelKeys):
     """A model with a head that gives a number (Bradley-Terry)."""
 
     prompt_column: str | None = key(
-        None, "column of the data with the model's prompt (default: rm_prompt where it is there, else the problem)"
+        None,
+        "column of the data with the model's prompt (default: rm_prompt where it is there, else the problem)",
+        column=True,
     )
-    plugin: str | None = key(None, "file with rm_preprocess, which makes the text (default: the model's chat template)")
+    plugin: str | None = key(
+        None, "file with rm_preprocess, which makes the text (default: the model's chat template)"
+    )
     plugin_limit_s: float = key(60.0, "seconds that the plugin may take for the rows of a step", range=POSITIVE)
 
     def combined(self) -> Iterator[str]:
@@ -151,7 +159,7 @@ class CritiqueKeys(WriterKeys):
 class SimilarityKeys(Keys):
     """How close a response is to the reference answer, by the run's encoder, through a curve."""
 
-    reference: str | None = key(None, "column of the data with the reference (default: the answer)")
+    reference: str | None = key(None, "column of the data with the reference (default: the answer)", column=True)
     low: float = key(0.65, "cosine up to which the value is `floor`", range=SHARE)
     high: float = key(0.85, "cosine from which the value is 1", range=SHARE)
     floor: float = key(0.1, "value of low similarity", range=SHARE)

@@ -121,7 +121,7 @@ class Plugin:
         return self._each("rm_postprocess", [list(results)])
 
     def start(self) -> None:
-        """Start the process where none runs. Raises RecipeError where the plugin, or its tokenizer, cannot be loaded."""
+        """Start the process where none runs. Raises RecipeError where plugin or tokenizer cannot be loaded."""
         try:
             self._running()
         except _Lost as error:

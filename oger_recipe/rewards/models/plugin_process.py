@@ -1,4 +1,4 @@
-"""The process of one plugin: ``python -m oger_recipe.rewards.models.plugin_process SOCKET``, started by `Plugin` alone.
+"""The process of a plugin: ``python -m oger_recipe.rewards.models.plugin_process SOCKET``, started by `Plugin` alone.
 
 It answers one call after the other until the other side hangs up. It loads neither torch nor, without a tokenizer,
 transformers: looking whether a plugin can be called is quick.
@@ -6,6 +6,7 @@ transformers: looking whether a plugin can be called is quick.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import math
@@ -144,8 +145,7 @@ def serve(connection: socket.socket) -> None:
     said = _said(start)
     send_message(connection, said)
     while "error" not in said:
-        function, columns = receive_message(connection)
-        send_message(connection, _said(lambda function=function, columns=columns: answer(function, columns)))
+        send_message(connection, _said(functools.partial(answer, *receive_message(connection))))
 
 
 def main() -> None:
