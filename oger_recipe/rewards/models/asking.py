@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.rewards.models.place import Place, Reply, Sampling
-from oger_recipe.rewards.models.plugin import BOTH, Failed, Plugin, find_plugin
+from oger_recipe.rewards.models.plugin import BOTH, Failed, Plugin
 from oger_recipe.rewards.sources import Group, Scores
 
 _PROMPT = "rm_prompt"  # the column that is read where an entry names none
@@ -90,8 +91,8 @@ def shares(replies: Sequence[Reply]) -> dict[str, float]:
     }
 
 
-def plugin_of(name: str, keys: ModelKeys, limit_s: float, needed: Mapping[str, int] = BOTH) -> Plugin:
-    """Make the plugin that an entry names, with the tokenizer of its model."""
+def plugin_of(path: Path, keys: ModelKeys, limit_s: float, needed: Mapping[str, int] = BOTH) -> Plugin:
+    """Make a plugin with the tokenizer of an entry's model."""
     tokenizer = None if keys.chats else keys.tokenizer or keys.model
     revision = keys.revision if tokenizer == keys.model else None
-    return Plugin(find_plugin(name), tokenizer, revision, limit_s, needed)
+    return Plugin(path, tokenizer, revision, limit_s, needed)

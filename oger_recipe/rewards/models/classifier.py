@@ -11,7 +11,7 @@ from oger_recipe.rewards.models.asking import Judged, ask_place, plugin_of, scor
 from oger_recipe.rewards.models.keys import ClassifierKeys, CritiqueKeys, WriterKeys
 from oger_recipe.rewards.models.place import Reply
 from oger_recipe.rewards.models.places import place_of
-from oger_recipe.rewards.models.plugin import FIRST
+from oger_recipe.rewards.models.plugin import FIRST, READY_MADE, find_plugin
 from oger_recipe.rewards.sources import Group, Scores
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ class Head:
 
     def __init__(self, keys: ClassifierKeys, surroundings: Surroundings) -> None:
         self._place = place_of(keys, surroundings)
-        self._plugin = plugin_of(keys.plugin or "conversation", keys, keys.plugin_limit_s, FIRST)
+        path = find_plugin(keys.plugin) if keys.plugin is not None else READY_MADE / "_conversation.py"
+        self._plugin = plugin_of(path, keys, keys.plugin_limit_s, FIRST)
 
     def read(self, prompts: Sequence[str], responses: Sequence[Any]) -> list[Reply]:
         """Ask for the number of each response to its prompt; all are asked at once."""
@@ -57,7 +58,7 @@ class CritiqueSource:
         critic, head = keys.models
         assert isinstance(critic, WriterKeys) and isinstance(head, ClassifierKeys)
         self._critic = place_of(critic, surroundings)
-        self._plugin = plugin_of("critique", critic, keys.plugin_limit_s, FIRST)
+        self._plugin = plugin_of(READY_MADE / "_critique.py", critic, keys.plugin_limit_s, FIRST)
         self._head, self._column = Head(head, surroundings), keys.prompt_column
         self._sampling = keys.sampling(surroundings.seed, spec.name)
         self.overlaps = critic.runs_on == head.runs_on == "server"

@@ -50,7 +50,7 @@ class _Lost(Exception):
 
 def ready_made() -> list[str]:
     """Return the names of the plugins that come with the recipe."""
-    return sorted(path.stem for path in READY_MADE.glob("*.py") if not path.stem.startswith("_"))
+    return sorted(path.stem for path in READY_MADE.glob("*.py") if not path.name.startswith("_"))
 
 
 def find_plugin(name: str) -> Path:

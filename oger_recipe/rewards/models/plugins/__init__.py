@@ -1,1 +1,1 @@
-"""Ready-made plugins, each a file with rm_preprocess and most with rm_postprocess; those with a _ are their parts."""
+"""Ready-made plugins; files with a _ are parts of them, and of sources."""

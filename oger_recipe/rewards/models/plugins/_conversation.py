@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from oger_recipe.rewards.models.plugins.critique import REQUEST
+from oger_recipe.rewards.models.plugins._critique import REQUEST
 from oger_recipe.rewards.models.plugins._fence import harmless
 
 
@@ -17,4 +17,7 @@ def rm_preprocess(text_prompts: list[str], text_responses: list[Any], tgt_tokeni
 def _messages(prompt: str, response: Any, tokenizer: Any) -> list[dict[str, str]]:
     said, *critique = [response] if isinstance(response, str) else response
     texts = [prompt, said, *(text for each in critique for text in (REQUEST, each))]
-    return [{"role": ("user", "assistant")[at % 2], "content": harmless(text, (), tokenizer)} for at, text in enumerate(texts)]
+    return [
+        {"role": ("user", "assistant")[at % 2], "content": harmless(text, (), tokenizer)}
+        for at, text in enumerate(texts)
+    ]
