@@ -118,3 +118,56 @@ def _by_hand(name: str) -> dict[str, Any]:
     source = (PLUGINS / f"{name}.py").read_text()
     exec("\n".join(line for line in source.splitlines() if "import" not in line), names)
     return names
+
+
+# ---- places in this process
+
+TEXTS = ["What is 2 + 2?", "Make 96 of 3, 5 and 12. " * 6, "Hi", "a" * 40, "One more, of another length."]
+
+
+@pytest.fixture(scope="module")
+def head_folder(tmp_path_factory: pytest.TempPathFactory, policy_folder: Path) -> Path:
+    """A Bradley-Terry model with the tokenizer of the tiny policy, as transformers and OpenRLHF save them."""
+    folder = tmp_path_factory.mktemp("head")
+    tokenizer = AutoTokenizer.from_pretrained(policy_folder)
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = Qwen3Config.from_pretrained(policy_folder, num_labels=1)
+    model = Qwen3ForSequenceClassification(config)
+    torch.nn.init.normal_(model.score.weight)
+    model.save_pretrained(folder)
+    return folder
+
+
+def process_place(model: Path, **keys: Any) -> ProcessPlace:
+    return ProcessPlace(ModelKeys(model=str(model), place="process", **keys))
+
+
+def test_a_heads_number_does_not_depend_on_its_neighbours(head_folder: Path) -> None:
+    place = process_place(head_folder)
+    # Two that end with the tokenizer's padding and end of sequence: these are read, too.
+    texts = [*TEXTS, "Hi<|im_end|>", "Hi<|endoftext|>"]
+    together = [reply.value for reply in place.classify(texts)]
+    assert together == pytest.approx([place.classify([text])[0].value for text in texts], abs=1e-5)
+    assert len({round(value, 3) for value in together}) == len(texts)
+    tokenizer = AutoTokenizer.from_pretrained(head_folder)
+    model = Qwen3ForSequenceClassification.from_pretrained(head_folder)
+    for text, value in zip(texts, together, strict=True):
+        with torch.no_grad():
+            last = model.model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0, -1]
+        assert value == pytest.approx((model.score.weight[0] @ last).item(), abs=1e-5)
+
+
+def test_what_is_written_does_not_depend_on_its_neighbours_or_their_order(policy_folder: Path) -> None:
+    place = process_place(policy_folder)
+    for sampling in (Sampling(max_new_tokens=12), Sampling(0.9, 0.95, 12, seed=3)):
+        together = place.generate(TEXTS, sampling)
+        assert together == [place.generate([text], sampling)[0] for text in TEXTS]
+        assert together[::-1] == place.generate(TEXTS[::-1], sampling)
+        assert [reply.cut for reply in together] == [True] * len(TEXTS)
+    assert place.generate(TEXTS, Sampling(0.9, 0.95, 12, seed=4)) != together
+
+
+def test_samples_have_the_models_distribution(policy_folder: Path) -> None:
+    """One token, of which the probabilities are known: each of the nucleus is drawn as often as it is likely."""
+    ...

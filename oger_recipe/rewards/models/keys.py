@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
@@ -15,6 +16,7 @@ PLACES = ("engine", "process", "server")
 APIS = ("chat", "completions")
 OTHERS = ("answer", "teacher")
 HEADS = ("classify", "pooling", "embeddings")
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
@@ -35,16 +37,21 @@ class ModelKeys(Keys):
     url: str | None = key(None, "base address of an OpenAI-compatible server, http://HOST:PORT/v1")
     api: str = key(
         "completions",
-        "what a server is asked of judges: completions, with prompts that are complete, or chat, where it puts them "
-        "into its chat template and the plugin gets None as tokenizer",
+        "what a server is asked of judges. completions: it gets the plugin's prompt as it is, chat template and all; "
+        "chat: it gets the prompt as a user's message and puts the template around it; the plugin's tokenizer is None",
         choices=APIS,
     )
-    head: str = key("classify", "what a server is asked of heads", choices=HEADS)
+    head: str = key(
+        "classify", "what a server is asked of heads: vLLM has the first two, SGLang the third", choices=HEADS
+    )
     api_key_env: str = key("OGER_JUDGE_API_KEY", "environment variable with the server's key, where it asks for one")
     concurrency: int = key(16, "requests that are under way at a time", range=COUNT)
     requests_per_minute: float | None = key(None, "most requests of a minute (default: no limit)", range=POSITIVE)
     request_limit_s: float = key(120.0, "seconds that one request may take", range=POSITIVE)
     attempts: int = key(6, "of a request that fails, with growing pauses between them", range=COUNT)
+    step_limit_s: float = key(
+        3600.0, "seconds that all requests of a step may take; what is unanswered then has failed", range=POSITIVE
+    )
     # an engine
     tensor_parallel_size: int = key(1, "GPUs that share the engine", range=COUNT)
     gpu_memory_utilization: float = key(0.8, "share of these GPUs' memory that it may take", range=PART)
@@ -72,6 +79,19 @@ class ModelKeys(Keys):
             yield f"place {self.runs_on} {'needs a' if self.url is None else 'has no'} url"
         if self.chats and self.tokenizer is not None:
             yield "tokenizer is read by plugins of api completions; with api chat leave it out"
+        if not _VARIABLE.fullmatch(self.api_key_env):  # not shown: it may be a key
+            yield "api_key_env has to be the name of an environment variable, of capitals, digits and '_'"
+        elif self.url is not None:
+            yield from _of_address(self.url, self.api_key_env)
+
+
+def _of_address(url: str, api_key_env: str) -> Iterator[str]:
+    from oger_recipe.endpoint import checked_address  # loads httpx
+
+    try:
+        checked_address(url, api_key_env)
+    except ValueError as error:
+        yield f"url: {error}"
 
 
 @dataclass(frozen=True, kw_only=True)
