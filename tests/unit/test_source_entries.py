@@ -113,5 +113,6 @@ def test_what_is_wrong_with_the_list_is_said() -> None:
 
 
 def test_registries_hold_what_the_documents_name() -> None:
-    assert list(KINDS) == ["verifier", "bonus", "similarity"] and list(COMBINATIONS) == ["add", "mul"]
+    names = ["verifier", "bonus", "similarity", "judge", "pairwise", "classifier", "critique_classifier"]
+    assert list(KINDS) == names and list(COMBINATIONS) == ["add", "mul"]
     assert list(ON_ERROR) == ["zero", "neutral", "drop_group", "stop"]
