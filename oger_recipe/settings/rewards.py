@@ -47,6 +47,10 @@ class RewardSettings(Section):
         range=WEIGHT,
     )
 
+    cache: str = setting(
+        "~/.cache/oger/verdicts", "folder of the replies of judges and heads, shared between runs; empty: none is kept"
+    )
+
     @property
     def kinds(self) -> tuple[str, ...]:
         """Of the sources that are listed, or of the default ones."""
