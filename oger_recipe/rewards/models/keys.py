@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from oger_recipe.embedding import PARTS
 from oger_recipe.ranges import COUNT, PART, POSITIVE, SHARE, WEIGHT
 from oger_recipe.rewards.keys import Keys, key
 
@@ -113,6 +114,13 @@ class SimilarityKeys(Keys):
     """How close a response is to the reference answer, by the run's encoder, through a curve."""
 
     reference: str | None = key(None, "column of the data with the reference (default: the answer)", column=True)
+    part: str = key(
+        "answer", "what of a response is compared: all, its thought, or its answer (behind </think>)", choices=PARTS
+    )
     low: float = key(0.65, "cosine up to which the value is `floor`", range=SHARE)
     high: float = key(0.85, "cosine from which the value is 1", range=SHARE)
     floor: float = key(0.1, "value of low similarity", range=SHARE)
+
+    def combined(self) -> Iterator[str]:
+        if self.low >= self.high:
+            yield f"low {self.low} has to be below high {self.high}"
