@@ -43,7 +43,7 @@ RULE_ENTRY = {"name": "rule", "kind": "verifier"}
         ("verifier", "'verifier' is not a mapping: {name: ..., kind: ...}"),
         ({"kind": "bonus"}, "name None: a name of letters"),
         ({"name": "a/b", "kind": "bonus"}, "name 'a/b': a name of letters"),
-        ({"name": "a", "kind": "critic"}, "kind 'critic' is unknown; did you mean 'critique_classifier'? known: verifier, bonus, "),
+        ({"name": "a", "kind": "critic"}, "kind 'critic' is unknown; known: verifier, bonus, similarity, "),
         (
             {"name": "a", "kind": "bonuss"},
             "kind 'bonuss' is unknown; did you mean 'bonus'? known: verifier, bonus, similarity, ",

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import ray
 import torch
-from openrlhf.models.utils import compute_approx_kl, compute_reward
+from openrlhf.models.utils import compute_reward
+from openrlhf.trainer.ppo_utils import experience_maker
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
@@ -29,10 +30,13 @@ from oger_recipe.plugin.controller.step_rewards import StepRewards
 from oger_recipe.plugin.controller.step_samples import sample_lines
 from oger_recipe.plugin.experiences import teachers_tokens
 from oger_recipe.plugin.judges.engines import RunEngines
+from oger_recipe.plugin.kl import compute_approx_kl
 from oger_recipe.run_folder import records as run_folder
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.teachers.history import History
 from oger_recipe.teachers.store import TeacherStore
+
+experience_maker.compute_approx_kl = compute_approx_kl  # make_experience finds it by this name
 
 
 class OgerExperienceMaker(RemoteExperienceMaker):
