@@ -60,3 +60,12 @@ def append_json(path: Path, record: dict[str, Any]) -> None:
     }
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(clean, ensure_ascii=False) + "\n")
+
+
+def fingerprint(name: str) -> list[tuple[str, int, int]]:
+    """Returns the files of a model folder with sizes and times: they may be another model's later; none of a name."""
+    folder = Path(name)
+    if not folder.is_dir():
+        return []
+    files = sorted(path for path in folder.resolve().rglob("*") if path.is_file())
+    return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]

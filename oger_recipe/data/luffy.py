@@ -1,4 +1,4 @@
-"""Turns records of the files that LUFFY and OGER released into rows of the recipe.
+"""Turns records of the files that LUFFY, OGER and other users of verl released into rows of the recipe.
 
 ``prompt`` chat messages, ``target`` [{role, content}] or null, ``target_lst`` list of texts, ``reward_model``
 {style, ground_truth}, ``data_source`` str, ``ability`` str, ``extra_info`` {split, index}, and
@@ -12,7 +12,8 @@ from typing import Any
 from oger_recipe.errors import RecipeError
 
 PROBS = "target_ds_qwen_7b_probs"
-_COLUMNS = ("target", "target_lst", "reward_model", "data_source", "ability", "extra_info", PROBS)
+_TEACHERS = ("target", "target_lst", PROBS)
+_ABOUT = ("reward_model", "data_source", "ability", "extra_info")
 _TASKS = {"openai/gsm8k": "gsm8k"}  # by data_source; else by ability
 _ABILITIES = {"math": "math"}
 
@@ -31,8 +32,10 @@ def index_uid(record: dict[str, Any]) -> str | None:
     return "/".join(str(part) for part in parts if part not in ("", None))
 
 
-def own_record(record: dict[str, Any], answer: str, task: str | None, flag: str, where: str) -> dict[str, Any]:
-    """Puts the recipe's columns in place of LUFFY's.
+def own_record(
+    record: dict[str, Any], answer: str, task: str | None, flag: str, where: str, *, keep: bool = False
+) -> dict[str, Any]:
+    """Puts the recipe's columns in place of LUFFY's; with ``keep`` those that hold no teachers stay beside them.
 
     A column ``answer`` of the record's own goes before the ground truth. ``task``, the user's by ``flag``, goes before
     the task of data_source and ability.
@@ -47,7 +50,8 @@ def own_record(record: dict[str, Any], answer: str, task: str | None, flag: str,
             f"{where}: no verifier is known for data_source {source!r} and ability {ability!r}: set {flag}"
         )
     own = {answer: record["reward_model"]["ground_truth"]}
-    own |= {key: value for key, value in record.items() if key not in _COLUMNS}
+    replaced = _TEACHERS if keep else (*_TEACHERS, *_ABOUT)
+    own |= {key: value for key, value in record.items() if key not in replaced}
     return own | {"task": task, "datasource": source or None, "teachers": _teachers(record, where)}
 
 

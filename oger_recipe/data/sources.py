@@ -28,7 +28,8 @@ class Columns:
 
     ``task``: of rows that name none; ``own_tasks``: the user's; ``flags`` and ``task_flag``: for messages, the flags
     that name the first two columns and the task. ``by_content``: rows without a uid of their own that ask the same
-    are repetitions, whatever index LUFFY's files give them.
+    are repetitions, whatever index LUFFY's files give them. ``keep``: what LUFFY's files say of a row stays in it
+    (reward_model, data_source, ability, extra_info).
     """
 
     prompt: str = "prompt"
@@ -37,6 +38,7 @@ class Columns:
     task: str | None = None
     own_tasks: tuple[str, ...] = ()
     by_content: bool = False
+    keep: bool = False
     flags: tuple[str, str] = ("data.input_key", "data.label_key")
     task_flag: str = "oger.task_name"
 
@@ -151,7 +153,7 @@ def to_row(record: Any, columns: Columns, where: str) -> Any:
     if columns.teachers not in record and columns.teachers != TEACHERS:
         raise _no_column(columns.teachers, "oger.teacher_key", record, where)
     if is_luffy(record):
-        record = own_record(record, columns.answer, columns.task, columns.task_flag, where)
+        record = own_record(record, columns.answer, columns.task, columns.task_flag, where, keep=columns.keep)
     needed = dict(zip((columns.prompt, columns.answer), columns.flags, strict=True))
     if columns.task is None:
         needed["task"] = f"or set {columns.task_flag}"

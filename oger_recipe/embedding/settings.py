@@ -1,10 +1,10 @@
 """The settings of an encoder. Importing this loads neither torch nor a model library."""
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oger_recipe.embedding import LONG_TEXTS, PARTS
+from oger_recipe.files import fingerprint
 
 if TYPE_CHECKING:
     from oger_recipe.settings.encoder import EmbeddingSettings
@@ -53,13 +53,10 @@ class EncoderSettings:
 
     def fingerprint(self) -> dict[str, Any]:
         """Returns the settings, and of a model folder also its files: they may be another model's later."""
-        folder = Path(self.model)
         if self.url:
             return asdict(self) | {"characters_per_token": CHARACTERS_PER_TOKEN}
-        if self.model == PACKAGED_MODEL or not folder.is_dir():
-            return asdict(self)
-        files = sorted(path for path in folder.resolve().rglob("*") if path.is_file())
-        return asdict(self) | {"files": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]}
+        files = [] if self.model == PACKAGED_MODEL else fingerprint(self.model)
+        return asdict(self) | ({"files": files} if files else {})
 
 
 def _local_arithmetic() -> str:

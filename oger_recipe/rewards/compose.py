@@ -12,18 +12,22 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.keys import Keys, unknown
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.rewards.models.place import Place
-from oger_recipe.rewards.sources import Bonus, Group, Own, Scores, Source, Verifier, of_rows, own_function
+from oger_recipe.rewards.own import Own, own_function, reason
+from oger_recipe.rewards.sources import Bonus, Group, Scores, Source, Verifier, of_rows
 
 if TYPE_CHECKING:
+    from oger_recipe.rewards.models.cache import VerdictCache
     from oger_recipe.settings.oger import OgerSettings
 
 
@@ -41,26 +45,30 @@ class SourceSpec:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What sources are made of besides their entries: a run's settings, and what starts an engine for a model."""
+    """What sources are made of besides their entries: a run's settings, what starts an engine for a model, the run's
+    seed, and where models' replies are kept (None: nowhere)."""
 
     settings: OgerSettings
     engine: Callable[[ModelKeys], Place]
+    seed: int = 0
+    cache: VerdictCache | None = None
 
 
 @dataclass(frozen=True)
 class Kind:
-    """make: the source of an entry; keys: what its entries may have beside the common keys; once: at most one."""
+    """make: the source of an entry; keys: what its entries may have beside the common keys; once: at most one;
+    reads_rows: the question and the data's further columns travel to it."""
 
     make: Callable[[SourceSpec, Surroundings], Source]
     keys: type[Keys] = Keys
     once: bool = False
+    reads_rows: bool = True
 
 
 KINDS: dict[str, Kind] = {
-    "verifier": Kind(lambda spec, of: Verifier.of(of.settings), once=True),
-    "bonus": Kind(lambda spec, of: Bonus.of(of.settings), once=True),
+    "verifier": Kind(lambda spec, of: Verifier.of(of.settings), once=True, reads_rows=False),
+    "bonus": Kind(lambda spec, of: Bonus.of(of.settings), once=True, reads_rows=False),
 }
-
 
 DEFAULT = (SourceSpec("rule", "verifier"), SourceSpec("explore", "bonus"))
 
@@ -98,7 +106,7 @@ class Rewards:
 
     terms: source -> its weighted values, 0 where its gate is closed; said: ``source`` and ``source/component`` -> what
     it said, nan where it said nothing; errors: source -> row, counted over all groups -> why it has no value; dropped
-    (bool [groups]): groups that have no advantage in this step.
+    (bool [groups]): groups that have no advantage in this step; metrics: ``source/name`` -> a number about the step.
     """
 
     total: Tensor
@@ -106,6 +114,7 @@ class Rewards:
     said: dict[str, Tensor]
     errors: dict[str, dict[int, str]]
     dropped: Tensor
+    metrics: dict[str, float]
 
 
 def make_source(spec: SourceSpec, surroundings: Surroundings) -> Source:
@@ -120,10 +129,13 @@ def make_source(spec: SourceSpec, surroundings: Surroundings) -> Source:
 def rewards_of(
     groups: Sequence[Group], sources: Sequence[Source], specs: Sequence[SourceSpec], *, on_error: str
 ) -> Rewards:
-    """Ask all sources and compose what they say."""
+    """Ask all sources and compose what they say.
+
+    A source that raises has failed on all rows that it was asked about; a RecipeError is raised further.
+    """
     rule = of_rows(groups, lambda group: [graded.verdict.reward for graded in group.graded])
     counted = [GATES[spec.gate](rule) for spec in specs]
-    scores = [source.score(groups, wanted) for source, wanted in zip(sources, counted, strict=True)]
+    scores = _asked(sources, groups, counted)
     failed = [_failed(each) for each in scores]
     terms = [
         spec.weight * torch.where(wanted & ~missing, each.values, 0.0)
@@ -138,7 +150,39 @@ def rewards_of(
         _said(scores, names, failed),
         dict(zip(names, errors, strict=True)),
         torch.stack(failed).any(dim=0).any(dim=1) & how.drops_group,
-    )
+        {f"{spec.name}/{name}": value for spec, each in zip(specs, scores, strict=True)
+         for name, value in each.metrics.items()},
+    )  # fmt: skip
+
+
+def _asked(sources: Sequence[Source], groups: Sequence[Group], wanted: Sequence[Tensor]) -> list[Scores]:
+    """Ask one source after the other, and meanwhile in threads those that wait for servers."""
+    overlap = [getattr(source, "overlaps", False) for source in sources]
+    with ThreadPoolExecutor(max(sum(overlap), 1)) as threads:
+        waiting = {
+            number: threads.submit(_scores, sources[number], groups, wanted[number])
+            for number, overlaps in enumerate(overlap)
+            if overlaps
+        }
+        asked = {
+            number: _scores(sources[number], groups, wanted[number])
+            for number, overlaps in enumerate(overlap)
+            if not overlaps
+        }
+        asked |= {number: each.result() for number, each in waiting.items()}
+    return [asked[number] for number in range(len(sources))]
+
+
+def _scores(source: Source, groups: Sequence[Group], wanted: Tensor) -> Scores:
+    try:
+        return source.score(groups, wanted)
+    except RecipeError:
+        raise
+    except Exception as error:
+        why = reason(error)
+        return Scores(
+            torch.zeros(wanted.shape), errors={(group, row): why for group, row in wanted.nonzero().tolist()}
+        )
 
 
 def compose(terms: Sequence[Tensor], counts: Sequence[Tensor], combine: Sequence[str]) -> Tensor:

@@ -18,10 +18,18 @@ _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")  # YAML reads 1e-3 as a te
 
 
 def key(
-    default: Any = MISSING, help: str = "", *, range: Range = FINITE, choices: Collection[str] | None = None
+    default: Any = MISSING,
+    help: str = "",
+    *,
+    range: Range = FINITE,
+    choices: Collection[str] | None = None,
+    column: bool = False,
 ) -> Any:
-    """A field of a kind's keys; one without a default has to be there. Every number has a range."""
-    return field(default=default, metadata={"help": help, "range": range, "choices": choices})
+    """A field of a kind's keys; one without a default has to be there. Every number has a range.
+
+    column: it names a column of the training data, which has to be there in every row.
+    """
+    return field(default=default, metadata={"help": help, "range": range, "choices": choices, "column": column})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +44,11 @@ class Keys:
     @classmethod
     def names(cls) -> tuple[str, ...]:
         return tuple(each.name for each in fields(cls))
+
+    def columns(self) -> dict[str, str]:
+        """The columns of the training data that these keys name, by key."""
+        named = {each.name: getattr(self, each.name) for each in fields(self) if each.metadata["column"]}
+        return {name: column for name, column in named.items() if column is not None}
 
     @classmethod
     def problems(cls, entry: Mapping[str, Any]) -> Iterator[str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 from oger_recipe.rewards.verifiers import resolved
@@ -42,13 +45,15 @@ MATH_RULES: dict[str, MathRule] = {
 class GradingRules:
     """options: keyword arguments for the verifiers by task; own: the user's tasks by name, as import paths; place:
     where the prompts ask for the answer (one of PLACES, None: they do not say); cut: stop strings that are not part of
-    a response; strip: white space around it is not read."""
+    a response; strip: white space around it is not read; row_travels: sources of the reward read the question and the
+    row's other columns."""
 
     options: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     own: Mapping[str, str] = field(default_factory=dict)
     place: str | None = None
     cut: tuple[str, ...] = ()
     strip: bool = False
+    row_travels: bool = False
 
     def call(self, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """Returns a row's task as the pool resolves it, and its options. A row may have a place of its own
@@ -64,12 +69,13 @@ class GradingRules:
         return task, options
 
     def label(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Makes what travels with a prompt: uid, answer, task, what the reward function needs beside them, and how
-        often a benchmark asks its problem where that is more than once."""
+        """Makes what travels with a prompt: uid, answer, task, what the reward function and the sources of the reward
+        need beside them, and how often a benchmark asks its problem where that is more than once."""
         task, options = self.call(row)
         label = {"uid": row["uid"], "answer": row["answer"], "task": task}
         extras = {"options": options, "cut": list(self.cut), "strip": self.strip}
         extras |= {TIMES_ASKED: row[TIMES_ASKED]} if row.get(TIMES_ASKED, 1) > 1 else {}
+        extras |= {"question": question_of(row["prompt"]), "row": other_columns(row)} if self.row_travels else {}
         return label | {name: value for name, value in extras.items() if value}
 
     def answer(self, row: Mapping[str, Any], response: str) -> tuple[str, str, str, dict[str, Any]]:
@@ -97,6 +103,50 @@ def _is_json(value: Any) -> bool:
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_json(item) for key, item in value.items())
     return value is None or isinstance(value, str | bool | int | float)
+
+
+def question_of(prompt: Any) -> str:
+    """Returns the user's last turn of a prompt, a text or chat messages, as the data has it."""
+    if isinstance(prompt, str):
+        return prompt
+    turns = [turn["content"] for turn in prompt if turn["role"] == "user"]
+    return str(turns[-1]) if turns else ""
+
+
+def other_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the columns of a row that are not the recipe's own as JSON documents; leaves out what cannot be one."""
+    columns = {}
+    for name, value in row.items():
+        if name not in _KNOWN:
+            try:
+                columns[name] = _as_json(value)
+            except TypeError:  # an image, say
+                continue
+    return columns
+
+
+def _as_json(value: Any) -> Any:
+    """Makes a JSON document of what parquet files hold: bytes are texts, or else base64, dates are ISO 8601, a number
+    that is not finite is null. Raises TypeError for other objects."""
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(item) for item in value]
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return base64.b64encode(value).decode()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    for method in ("tolist", "isoformat"):  # of NumPy's arrays and numbers; of dates and times
+        if hasattr(value, method):
+            return _as_json(getattr(value, method)())
+    if isinstance(value, Decimal):
+        return float(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")
 
 
 def graded_text(response: str, cut: Sequence[str] = (), strip: bool = False) -> str:

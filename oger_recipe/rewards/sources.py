@@ -1,15 +1,8 @@
-"""Sources of reward: each looks at the groups of a step and says one value for every row, with named components.
-
-A source of the user's is a function in a file of his, ``module:function`` as its kind. It gets one Group at a time and
-returns one number for each of its rows, or a pair of these and of components ``{name: one number for each row}``.
-"""
+"""Sources of reward: each looks at the groups of a step and says one value for every row, with named components."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import math
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,13 +21,15 @@ if TYPE_CHECKING:
 class Group:
     """The rows of one prompt as they are trained: rollouts, some replaced by teachers. Lists have an entry a row.
 
-    row: the data's further columns, where the label carries them; teachers: texts of all teachers of the prompt;
-    may_earn: the policy's own rows that a bonus is for; similarity (to the teachers) and entropy (nats) are nan where
-    they are not known.
+    prompt: as the policy reads it; question: the user's last turn, before any template; row: the data's further
+    columns (both are empty where no source reads them, see Kind.reads_rows); teachers: texts of all teachers of the
+    prompt; may_earn: the policy's own rows that a bonus is for; similarity (to the teachers) and entropy (nats) are
+    nan where they are not known.
     """
 
     uid: str
     prompt: str
+    question: str
     task: str
     answer: str
     row: Mapping[str, Any]
@@ -52,19 +47,22 @@ class Group:
 class Scores:
     """What a source says: tensors are [groups, n]; a component is nan where a row has none.
 
-    errors: (group, row) -> why there is no value; what values has there is not read.
+    errors: (group, row) -> why there is no value; what values has there is not read; metrics: numbers about the step,
+    ``reward/<source>/<name>`` of the run's.
     """
 
     values: Tensor
     components: Mapping[str, Tensor] = field(default_factory=dict)
     errors: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Source(Protocol):
     """Scores all groups of a step in one call, so that a slow source can take them together.
 
     ``wanted`` (bool [groups, n]): the rows whose gate is open. What a source says of others is not read: one that pays
-    for every row leaves them out.
+    for every row leaves them out. A source with a true attribute ``overlaps``, which waits for a server, is asked in a
+    thread, while others are asked.
     """
 
     def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores: ...
@@ -142,66 +140,3 @@ class Bonus:
                 shaping=self.shaping,
             )
         )
-
-
-@dataclass(frozen=True)
-class Own:
-    """A function of the user's. What goes wrong with a group is that group's own error."""
-
-    function: Callable[[Group], Any]
-
-    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
-        values: list[list[float]] = []
-        components: list[list[dict[str, float]]] = []
-        errors: dict[tuple[int, int], str] = {}
-        for number, group in enumerate(groups):
-            size = len(group.responses)
-            try:
-                scored, parts = _checked(self.function(group), size)
-            except Exception as error:
-                scored, parts = [0.0] * size, {}
-                errors |= {(number, row): _reason(error) for row in range(size)}
-            values.append(scored)
-            components.append([{name: part[row] for name, part in parts.items()} for row in range(size)])
-        return Scores(torch.tensor(values), components_of(components), errors)
-
-
-def _checked(answer: Any, size: int) -> tuple[list[float], dict[str, list[float]]]:
-    """Read the values and components of a group of `size`. Raises ValueError or TypeError for anything else."""
-    values, parts = answer if isinstance(answer, tuple) else (answer, {})
-    return _numbers(values, size, "it"), {
-        str(name): _numbers(part, size, f"its component {name!r}") for name, part in parts.items()
-    }
-
-
-def _numbers(values: Any, size: int, what: str) -> list[float]:
-    numbers = [float(value) for value in values]
-    if len(numbers) != size:
-        raise ValueError(f"{what} has {len(numbers)} values for {size} responses")
-    if bad := [number for number in numbers if not math.isfinite(number)]:
-        raise ValueError(f"{what} has the value {bad[0]}, which is not finite")
-    return numbers
-
-
-def _reason(error: Exception) -> str:
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    at = "" if place.filename == __file__ else f" ({place.filename}:{place.lineno})"
-    return f"{type(error).__name__}: {error}{at}"
-
-
-def own_function(path: str) -> Callable[[Group], Any]:
-    """Import the function at ``module:function``. Raises ValueError where there is none that takes one group."""
-    module, _, name = path.partition(":")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except Exception as error:  # whatever the user's module does when it is imported
-        raise ValueError(f"{path!r} cannot be imported: {type(error).__name__}: {error}") from error
-    if not callable(function):
-        raise ValueError(f"{path!r} is of type {type(function).__name__}, no function")
-    try:
-        inspect.signature(function).bind(None)
-    except TypeError as error:
-        raise ValueError(f"{path!r} cannot be called with one group: {error}") from None
-    except ValueError:  # a function without a signature, as some of C have none
-        pass
-    return function  # type: ignore[no-any-return]

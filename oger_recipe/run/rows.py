@@ -8,13 +8,17 @@ from typing import Any
 
 from oger_recipe.data.rows import Row
 from oger_recipe.data.sources import Columns, Seen, read_dataset
+from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.benchmarks import BENCHMARKS, asked_once, load_benchmark, uid_in_a_run
+from oger_recipe.rewards.compose import sources_of
 from oger_recipe.rewards.rules import TIMES_ASKED
 from oger_recipe.run.plan import READ_WHOLE, Size, counted, local_files
 from oger_recipe.run.shortage import require_teachers
 from oger_recipe.settings.grading import VerifierSettings
+from oger_recipe.settings.rewards import RewardSettings
 from oger_recipe.settings.run import EvalSettings
 
+_SHOWN = 10  # uids in a message
 DATA, EVAL = "data.prompt_dataset", "eval.dataset"  # the settings that name them
 
 
@@ -43,8 +47,28 @@ def training_rows(value: Mapping[str, Any], counts: Counter[str] | None = None) 
     """Raises RecipeError where they cannot be read; the left out are counted."""
     if not value[DATA]:
         return []
-    columns = replace(_columns(value), teachers=value["oger.teacher_key"])
-    return read_dataset(value[DATA], columns, split=value["data.prompt_split"], counts=counts)
+    rewards = RewardSettings.of(value)
+    columns = replace(_columns(value), teachers=value["oger.teacher_key"], keep=rewards.reads_rows)
+    rows = read_dataset(value[DATA], columns, split=value["data.prompt_split"], counts=counts)
+    _require_columns(rows, rewards, value[DATA])
+    return rows
+
+
+def _require_columns(rows: list[Row], rewards: RewardSettings, data: str) -> None:
+    """Raises RecipeError where a source of the reward reads a column that the data, or one of its rows, does not
+    have."""
+    there = dict.fromkeys(name for row in rows for name in row)
+    missing = []
+    for spec in sources_of(rewards.sources):
+        for key, column in spec.keys.columns().items():
+            asked = f"{column!r}, the {key} of the reward source {spec.name!r}"
+            if column not in there:
+                raise RecipeError(f"{data}: there is no column {asked}; there are {', '.join(map(repr, there))}")
+            if empty := [row["uid"] for row in rows if row.get(column) is None]:
+                more = f" and {len(empty) - _SHOWN} more" * (len(empty) > _SHOWN)
+                missing.append(f"{len(empty)} of {len(rows)} rows have no {asked}: {', '.join(empty[:_SHOWN])}{more}")
+    if missing:
+        raise RecipeError(f"{data}: {'; '.join(missing)}")
 
 
 def evaluation_rows(value: Mapping[str, Any], counts: Counter[str] | None = None) -> list[Row]:

@@ -10,6 +10,7 @@ from oger_recipe.ranges import COUNT, POSITIVE
 from oger_recipe.rewards.rules import EXTRACTIONS, GSM8K_FORMATS, MATH_EXTRACT, MATH_RULES, GradingRules
 from oger_recipe.rewards.verifiers import VERIFIERS, look_in, resolve, resolved
 from oger_recipe.settings.fields import Section, setting
+from oger_recipe.settings.rewards import RewardSettings
 from oger_recipe.settings.rollouts import RolloutSettings
 
 
@@ -86,6 +87,7 @@ def grading_rules(settings: Mapping[str, Any], *, evaluation: bool = False) -> G
         template.place if template else None,
         tuple(stop for stop in rollouts.stop_texts if stop not in rollouts.stop_kept),
         evaluation and verifiers.countdown_strict_oat,
+        RewardSettings.of(settings).reads_rows and not evaluation,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from oger_recipe.ranges import COUNT, PART
-from oger_recipe.rewards.compose import DEFAULT, ON_ERROR
+from oger_recipe.rewards.compose import DEFAULT, KINDS, ON_ERROR
 from oger_recipe.settings.fields import Section, setting
 
 
@@ -40,6 +40,9 @@ class RewardSettings(Section):
         "advantage in this step (drop_group), or the run stops (stop)",
         choices=ON_ERROR,
     )
+    cache: str = setting(
+        "~/.cache/oger/verdicts", "folder of the replies of judges and heads, shared between runs; empty: none is kept"
+    )
     watch_steps: int = setting(10, "steps over which the watch over the sources looks back", range=COUNT)
     watch_length_correlation: float = setting(
         0.5,
@@ -66,3 +69,8 @@ class RewardSettings(Section):
     def kinds(self) -> tuple[str, ...]:
         """Of the sources that are listed, or of the default ones."""
         return tuple(entry["kind"] for entry in self.sources) or tuple(spec.kind for spec in DEFAULT)
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether a source reads the question and the data's further columns."""
+        return any(kind not in KINDS or KINDS[kind].reads_rows for kind in self.kinds)

@@ -103,7 +103,7 @@ def measure(encoder: TrajectoryEncoder, sizes: dict[str, int], folder: Path, ste
         tokenizer.convert_tokens_to_ids(word) for word in ("we", "then", "find", "that", "the", "sum", "is", "two")
     ]
     settings = OgerSettings()
-    sources = StepRewards(settings, folder)
+    sources = StepRewards(settings, folder, 0)
     prompts, group, length, teachers = sizes.values()
 
     def teacher(number: int) -> Teacher:
@@ -135,7 +135,7 @@ def measure(encoder: TrajectoryEncoder, sizes: dict[str, int], folder: Path, ste
         with clock("metrics and records"):
             bonus, total = sources.bonus(rewards), rewards.total.flatten()
             said = {name: values.flatten() for name, values in rewards.said.items()}
-            credit = Credit(entropy, entropy, bonus, total, advantages, said, rewards.errors, "exp_neg_entropy")
+            credit = Credit(entropy, entropy, bonus, total, advantages, said, rewards.errors, {}, "exp_neg_entropy")
             step_metrics(rollouts, batch, credit)
             write_samples(folder, step, sample_lines(rollouts, batch, credit))
         log_probs = -torch.rand(prompts * group, length)

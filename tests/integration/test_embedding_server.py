@@ -19,6 +19,7 @@ from oger_recipe.embedding.cache import EmbeddingCache
 from oger_recipe.embedding.encoder import PACKAGED_MODEL, EncoderSettings, TrajectoryEncoder, make_encoder
 
 TEXTS = ["need 96=8*12, found.", "<answer>(3+5)*12</answer>", "é漢🎉", " ", "wait, no", "a", "b"]
+LOST = 0  # in place of a status: the connection ends without an answer
 
 
 class Server(ThreadingHTTPServer):
@@ -58,6 +59,9 @@ class _Handler(BaseHTTPRequestHandler):
         assert self.path == "/v1/embeddings"
         self.server.headers.append(dict(self.headers))
         status, answer = self.server.reply(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        if status == LOST:
+            self.close_connection = True
+            return
         body = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
@@ -127,20 +131,10 @@ def test_what_passes_is_asked_again(encoder: remote.RemoteEncoder, server: Serve
     assert server.inputs == [["a", "b"]] * 3
 
 
-def test_a_lost_connection_is_tried_again(
-    encoder: remote.RemoteEncoder, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    post, tries = encoder._client.post, []
-
-    def unreliable(*args: Any, **kwargs: Any) -> Any:
-        tries.append(args)
-        if len(tries) < 3:
-            raise remote.httpx.ConnectError("connection refused")
-        return post(*args, **kwargs)
-
-    monkeypatch.setattr(encoder._client, "post", unreliable)
+def test_a_lost_connection_is_tried_again(encoder: remote.RemoteEncoder, server: Server) -> None:
+    server.statuses = [LOST, LOST]
     assert encoder.encode(["a"]).isfinite().all()
-    assert len(tries) == 3
+    assert server.inputs == [["a"]] * 3
 
 
 def test_a_server_that_stays_broken_stops_the_run(encoder: remote.RemoteEncoder, server: Server) -> None:

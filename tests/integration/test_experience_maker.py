@@ -308,7 +308,7 @@ def batch_of(rollouts: Rollouts, teachers: list[list[Teacher]] | None = None) ->
 def metrics_of(rollouts: Rollouts, bonus: list[float], token_entropy: list[float] | None = None) -> dict[str, float]:
     no = torch.zeros(len(bonus))
     of_tokens = no if token_entropy is None else torch.tensor(token_entropy)
-    given = Credit(no, of_tokens, torch.tensor(bonus), no, no, {}, {}, "none")
+    given = Credit(no, of_tokens, torch.tensor(bonus), no, no, {}, {}, {}, "none")
     return step_metrics(rollouts, batch_of(rollouts), given)
 
 

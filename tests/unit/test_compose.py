@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from oger_recipe.algorithm.exploration import exploration_bonus
+from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.compose import (
     COMBINATIONS,
     DEFAULT,
@@ -23,7 +25,8 @@ from oger_recipe.rewards.compose import (
     rewards_of,
     sources_of,
 )
-from oger_recipe.rewards.sources import Bonus, Group, Own, Scores, Verifier
+from oger_recipe.rewards.own import Own
+from oger_recipe.rewards.sources import Bonus, Group, Scores, Verifier
 from oger_recipe.rewards.verdict import Graded, Verdict
 
 RULE = [[1.0, 0.5, 0.0, 1.0], [0.0, -0.5, 1.0, 0.25]]
@@ -33,9 +36,9 @@ def group(rewards: list[float], *, errors: dict[int, str] | None = None, **facts
     """Rows with these verified rewards, right where they are 1."""
     n = len(rewards)
     known = {
-        "uid": "u", "prompt": "?", "task": "gsm8k", "answer": "42", "row": {}, "teachers": [], "responses": ["r"] * n,
-        "is_teacher": [False] * n, "truncated": [False] * n, "may_earn": [True] * n, "similarity": [math.nan] * n,
-        "entropy": [0.0] * n,
+        "uid": "u", "prompt": "?", "question": "?", "task": "gsm8k", "answer": "42", "row": {}, "teachers": [],
+        "responses": ["r"] * n, "is_teacher": [False] * n, "truncated": [False] * n, "may_earn": [True] * n,
+        "similarity": [math.nan] * n, "entropy": [0.0] * n,
     }  # fmt: skip
     graded = [
         Graded(Verdict(reward, float(reward == 1), "", {"format": reward / 2}), (errors or {}).get(row))
@@ -176,6 +179,70 @@ def test_an_answer_that_was_not_graded_is_a_failure_of_the_verifier() -> None:
         True,
         False,
     ]
+
+
+# Sources that raise, and sources that wait for servers
+
+
+class Asks:
+    """A source that asks `ask` and says 1 everywhere; it may be asked while others are."""
+
+    overlaps = True
+
+    def __init__(self, ask: Callable[[], Any], **said: Any) -> None:
+        self.ask, self.said = ask, said
+
+    def score(self, groups: list[Group], wanted: torch.Tensor) -> Scores:
+        self.ask()
+        return Scores(torch.ones(wanted.shape), **self.said)
+
+
+class AsksAlone(Asks):
+    overlaps = False
+
+
+def raises(error: Exception) -> Callable[[], None]:
+    def ask() -> None:
+        raise error
+
+    return ask
+
+
+@pytest.mark.parametrize("kind", [Asks, AsksAlone])
+def test_a_source_that_raises_has_failed_on_the_rows_that_it_was_asked_about(kind: type[Asks]) -> None:
+    found = composed((kind(raises(KeyError("down"))), {"gate": "rule_equals_1"}), (Says([[2.0] * 4] * 2), {}))
+    assert found.errors["s1"].keys() == {0, 3, 6}
+    assert found.errors["s1"][6].startswith("KeyError: 'down' (") and "test_compose.py" in found.errors["s1"][6]
+    assert found.total.tolist() == [[3.0, 2.5, 2.0, 3.0], [2.0, 1.5, 3.0, 2.25]]  # the others are asked all the same
+    assert found.said["s1"].isnan().tolist() == [[True, False, False, True], [False, False, True, False]]
+
+
+@pytest.mark.parametrize("kind", [Asks, AsksAlone])
+def test_a_recipe_that_cannot_work_ends_the_step(kind: type[Asks]) -> None:
+    with pytest.raises(RecipeError, match="no such model"):
+        composed((kind(raises(RecipeError("no such model"))), {}), (Says([[2.0] * 4] * 2), {}))
+
+
+def test_sources_that_wait_for_servers_are_asked_at_the_same_time_as_the_others() -> None:
+    together = threading.Barrier(3, timeout=20)  # who is asked alone waits in vain
+    sources = [Asks(together.wait), AsksAlone(together.wait), Asks(together.wait)]
+    found = composed(
+        *((source, {"weight": weight}) for source, weight in zip(sources, (1.0, 10.0, 100.0), strict=True))
+    )
+    assert not any(found.errors.values()) and not together.broken
+    assert [found.terms[f"s{number}"][0, 0] for number in (1, 2, 3)] == [1.0, 10.0, 100.0]
+
+
+def test_other_sources_are_asked_one_after_the_other_in_their_order() -> None:
+    asked: list[str] = []
+    sources = [AsksAlone(lambda: asked.append("first")), AsksAlone(lambda: asked.append("second"))]
+    composed(*((source, {}) for source in sources))
+    assert asked == ["first", "second"]
+
+
+def test_what_a_source_says_of_the_step_bears_its_name() -> None:
+    one, two = Asks(lambda: None, metrics={"cached": 3, "seconds": 0.5}), Asks(lambda: None, metrics={"cached": 4})
+    assert composed((one, {}), (two, {})).metrics == {"s1/cached": 3, "s1/seconds": 0.5, "s2/cached": 4}
 
 
 # A function of the user's

@@ -48,7 +48,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.measure = make_similarity(settings.embedding) if has_references and settings.compares else None
         self.history: History | None = None
         self.reach = EncoderReach(self.measure, settings.embedding, self.run_dir)
-        self.step_rewards = StepRewards(settings, self.run_dir)
+        self.step_rewards = StepRewards(settings, self.run_dir, self.args.train.seed)
         self.engine_guard = EngineGuard(
             guards.max_logprob_difference, top_p=rollout.top_p, top_k=settings.rollouts.top_k
         )
@@ -230,6 +230,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             self._by_row(experiences, lambda each: of_first_token(each.advantages, each.action_mask)),
             {name: values.flatten() for name, values in self.rewards.said.items()},
             self.rewards.errors,
+            self.rewards.metrics,
             self.settings.bonus.last_token_enp_reward,
         )
 

@@ -200,9 +200,10 @@ def reward_groups(
             Group(
                 uid=label["uid"],
                 prompt=rollouts.samples[rows.start].prompts[0],
+                question=label.get("question", ""),
                 task=label["task"],
                 answer=label["answer"],
-                row=label.get("options", {}).get("row", {}),
+                row=label.get("row", {}),
                 teachers=[teacher.text for teacher in batch.teachers[number]],
                 responses=texts[rows],
                 graded=graded[rows],

@@ -18,7 +18,8 @@ class Credit:
 
     entropy: at oger.entropy_position; token_entropy: the mean over the response; bonus: with its weight; rewards: of
     all sources together; said: what each source said, by ``source`` and ``source/component``, nan where it said
-    nothing; errors: source -> row -> why it has no value; entropy_weight: a name of ENTROPY_WEIGHTS.
+    nothing; errors: source -> row -> why it has no value; of_sources: ``source/name`` -> a number that it says of the
+    step; entropy_weight: a name of ENTROPY_WEIGHTS.
     """
 
     entropy: torch.Tensor
@@ -28,6 +29,7 @@ class Credit:
     advantages: torch.Tensor
     said: Mapping[str, torch.Tensor]
     errors: Mapping[str, Mapping[int, str]]
+    of_sources: Mapping[str, float]
     entropy_weight: str
 
 
@@ -130,10 +132,11 @@ def _bonus_metrics(batch: HybridBatch, credit: Credit, size: int) -> dict[str, f
 
 
 def _source_metrics(batch: HybridBatch, credit: Credit) -> dict[str, float]:
-    """Average what the sources said of rollouts, and count the rows on which they failed."""
+    """Average what the sources said of rollouts, count the rows on which they failed, and add what they count."""
     on = ~batch.is_teacher
     means = {f"reward/{name}": _mean(values[on & ~values.isnan()]) for name, values in credit.said.items()}
-    return means | {f"reward/{name}/failed": float(len(rows)) for name, rows in credit.errors.items()}
+    failed = {f"reward/{name}/failed": float(len(rows)) for name, rows in credit.errors.items()}
+    return means | failed | {f"reward/{name}": float(value) for name, value in credit.of_sources.items()}
 
 
 def _lengths(samples: list[Experience], of: str = "response") -> torch.Tensor:

@@ -25,10 +25,10 @@ def _no_engine(keys: ModelKeys) -> Place:
 class StepRewards:
     """Asks the sources of reward about each step."""
 
-    def __init__(self, settings: OgerSettings, run_dir: Path) -> None:
+    def __init__(self, settings: OgerSettings, run_dir: Path, seed: int) -> None:
         self._settings, self._on_error = settings, settings.reward.on_error
         look_in(settings.verifiers.verifier_path)
-        surroundings = Surroundings(settings, _no_engine)
+        surroundings = Surroundings(settings, _no_engine, seed)
         self._specs = sources_of(settings.reward.sources)
         self._sources = [make_source(spec, surroundings) for spec in self._specs]
         self._guard = SourceGuard(run_dir, self._on_error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from oger_recipe.rewards.keys import Keys, key
 PLACES = ("engine", "process", "server")
 APIS = ("chat", "completions")
 HEADS = ("classify", "pooling", "embeddings")
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
@@ -29,13 +31,23 @@ class ModelKeys(Keys):
     )
     # a server
     url: str | None = key(None, "base address of an OpenAI-compatible server, http://HOST:PORT/v1")
-    api: str = key("chat", "what a server is asked of judges: chat or completions", choices=APIS)
-    head: str = key("classify", "what a server is asked of heads", choices=HEADS)
+    api: str = key(
+        "completions",
+        "what a server is asked of judges. completions: it gets the plugin's prompt as it is, chat template and all; "
+        "chat: it gets the prompt as a user's message and puts the template around it, so the plugin must not",
+        choices=APIS,
+    )
+    head: str = key(
+        "classify", "what a server is asked of heads: vLLM has the first two, SGLang the third", choices=HEADS
+    )
     api_key_env: str = key("OGER_JUDGE_API_KEY", "environment variable with the server's key, where it asks for one")
     concurrency: int = key(16, "requests that are under way at a time", range=COUNT)
     requests_per_minute: float | None = key(None, "most requests of a minute (default: no limit)", range=POSITIVE)
     request_limit_s: float = key(120.0, "seconds that one request may take", range=POSITIVE)
     attempts: int = key(6, "of a request that fails, with growing pauses between them", range=COUNT)
+    step_limit_s: float = key(
+        3600.0, "seconds that all requests of a step may take; what is unanswered then has failed", range=POSITIVE
+    )
     # an engine
     tensor_parallel_size: int = key(1, "GPUs that share the engine", range=COUNT)
     gpu_memory_utilization: float = key(0.8, "share of these GPUs' memory that it may take", range=PART)
@@ -51,6 +63,19 @@ class ModelKeys(Keys):
     def combined(self) -> Iterator[str]:
         if (self.runs_on == "server") != (self.url is not None):
             yield f"place {self.runs_on} {'needs a' if self.url is None else 'has no'} url"
+        if not _VARIABLE.fullmatch(self.api_key_env):  # not shown: it may be a key
+            yield "api_key_env has to be the name of an environment variable, of capitals, digits and '_'"
+        elif self.url is not None:
+            yield from _of_address(self.url, self.api_key_env)
+
+
+def _of_address(url: str, api_key_env: str) -> Iterator[str]:
+    from oger_recipe.endpoint import checked_address  # loads httpx
+
+    try:
+        checked_address(url, api_key_env)
+    except ValueError as error:
+        yield f"url: {error}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +84,9 @@ class JudgeKeys(ModelKeys):
 
     plugin: str = key(help="file with rm_preprocess and rm_postprocess, or the name of a ready-made one")
     plugin_limit_s: float = key(60.0, "seconds that the plugin may take for the rows of a step", range=POSITIVE)
-    prompt_column: str | None = key(None, "column of the data with the judge's prompt (default: the problem)")
+    prompt_column: str | None = key(
+        None, "column of the data with the judge's prompt (default: the problem)", column=True
+    )
     temperature: float = key(0.0, "of the judge; 0 is greedy", range=WEIGHT)
     top_p: float = key(1.0, "nucleus of the judge", range=PART)
     max_new_tokens: int = key(1024, "longest reply", range=COUNT)
@@ -69,7 +96,9 @@ class JudgeKeys(ModelKeys):
 class ClassifierKeys(ModelKeys):
     """A model with a head that gives a number (Bradley-Terry)."""
 
-    prompt_column: str | None = key(None, "column of the data with the model's prompt (default: the problem)")
+    prompt_column: str | None = key(
+        None, "column of the data with the model's prompt (default: the problem)", column=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +112,7 @@ class CritiqueKeys(JudgeKeys):
 class SimilarityKeys(Keys):
     """How close a response is to the reference answer, by the run's encoder, through a curve."""
 
-    reference: str | None = key(None, "column of the data with the reference (default: the answer)")
+    reference: str | None = key(None, "column of the data with the reference (default: the answer)", column=True)
     low: float = key(0.65, "cosine up to which the value is `floor`", range=SHARE)
     high: float = key(0.85, "cosine from which the value is 1", range=SHARE)
     floor: float = key(0.1, "value of low similarity", range=SHARE)

@@ -1,0 +1,157 @@
+"""A server with OpenAI's interface as its clients see it: its address, its key, and requests that are tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import os
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+_CONNECT_S = 10.0
+_LONGEST_PAUSE_S = 60.0
+_LONGEST_WISH_S = 600.0  # of a server that says when to come again
+_SHOWN_CHARACTERS = 200
+_REFUSES_AN_INPUT = (400, 413, 422)  # HTTP status that another input may not get
+_PASSES = (408, 425, 429)  # as every status from 500 on does
+
+_chance = random.Random()  # not the one whose seed a run sets
+
+
+class Failed(Exception):
+    """A request without the answer that it asked for.
+
+    status: of HTTP, where the server said one that does not pass; lasts: what passes did not in all attempts;
+    is_refused: nobody listens there.
+    """
+
+    def __init__(
+        self, reason: str, *, status: int | None = None, lasts: bool = False, is_refused: bool = False
+    ) -> None:
+        super().__init__(reason)
+        self.status, self.lasts, self.is_refused = status, lasts, is_refused
+
+    @property
+    def of_input(self) -> bool:
+        """Whether another input may get an answer."""
+        return self.status in _REFUSES_AN_INPUT
+
+
+def checked_address(url: str, key_variable: str) -> str:
+    """Returns the address without slashes at its end. Raises ValueError for none, and for one with a key in it."""
+    try:
+        parts = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"{url!r} is not an address: {error}") from None
+    if parts.scheme not in ("http", "https") or not parts.host:
+        raise ValueError(f"{url!r} is not the http(s) address of an endpoint, e.g. http://localhost:8000/v1")
+    if parts.userinfo or parts.query or parts.fragment:  # not shown: it may be a secret
+        raise ValueError(f"the address of {parts.host} must end with its path; a key belongs into ${key_variable}")
+    return url.rstrip("/")
+
+
+def api_key(variable: str) -> str:
+    """Returns the environment's key, empty where there is none. Raises ValueError where it fits into no header."""
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):  # httpx would show it in its error
+        raise ValueError(f"${variable} has characters that an HTTP header cannot carry")
+    return key
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One server. attempts: of a request; limit_s: seconds of each; first_pause_s: doubled after every attempt."""
+
+    url: str
+    key: str = field(repr=False)
+    attempts: int
+    limit_s: float
+    first_pause_s: float
+
+    def client(self, connections: int) -> httpx.AsyncClient:
+        """What one event loop sends its requests by, to be closed."""
+        return httpx.AsyncClient(
+            headers={"Content-Type": "application/json"}
+            | ({"Authorization": f"Bearer {self.key}"} if self.key else {}),
+            timeout=httpx.Timeout(None, connect=min(_CONNECT_S, self.limit_s)),  # the rest is limited as a whole
+            limits=httpx.Limits(max_connections=connections),
+        )
+
+    async def post(
+        self, client: httpx.AsyncClient, path: str, body: Any, turn: Callable[[], Awaitable[None]] | None = None
+    ) -> Any:
+        """Returns the JSON that a request is answered with; ``turn`` waits until the next attempt may go.
+
+        Raises:
+            Failed: there is no answer.
+        """
+        return await self._send(client, "POST", path, json.dumps(body), turn)
+
+    async def get(self, client: httpx.AsyncClient, path: str) -> Any:
+        """The same for a request without a body."""
+        return await self._send(client, "GET", path, None, None)
+
+    async def _send(
+        self,
+        client: httpx.AsyncClient,
+        method: str,
+        path: str,
+        content: str | None,
+        turn: Callable[[], Awaitable[None]] | None,
+    ) -> Any:
+        why, pause, is_refused = "", 0.0, False
+        for attempt in range(self.attempts):
+            await asyncio.sleep(pause)
+            if turn:
+                await turn()
+            pause = min(self.first_pause_s * 2 ** min(attempt, 20), _LONGEST_PAUSE_S) * (1 + _chance.random() / 2)
+            try:
+                async with asyncio.timeout(self.limit_s):
+                    answer = await client.request(method, self.url + path, content=content)
+            except TimeoutError:
+                why, is_refused = f"no answer within {self.limit_s:g} s", False
+                continue
+            except httpx.RequestError as error:
+                why = self._without_key(f"{type(error).__name__}: {error}")
+                is_refused = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+                continue
+            if answer.is_success:
+                return _json(answer)
+            text = self._without_key(answer.text)[:_SHOWN_CHARACTERS]
+            why, is_refused = f"HTTP status {answer.status_code}: {text}", False
+            if answer.status_code < 500 and answer.status_code not in _PASSES:
+                raise Failed(why, status=answer.status_code)
+            wish = _retry_after(answer)
+            if wish > _LONGEST_WISH_S:
+                raise Failed(f"{why} (it asks to come again in {wish:.0f} s)", lasts=True)
+            pause = max(pause, wish)
+        raise Failed(f"{why} (after {self.attempts} attempts)", lasts=True, is_refused=is_refused)
+
+    def _without_key(self, text: str) -> str:
+        for shown in (self.key, json.dumps(self.key)[1:-1]) if self.key else ():
+            text = text.replace(shown, "***")
+        return text
+
+
+def _json(answer: httpx.Response) -> Any:
+    try:
+        return answer.json()
+    except (ValueError, RecursionError) as error:
+        raise Failed(f"the answer is no JSON ({type(error).__name__})") from None
+
+
+def _retry_after(answer: httpx.Response) -> float:
+    """Returns the seconds, or those until the date, of the header Retry-After; 0 where it has neither."""
+    text = answer.headers.get("Retry-After", "")
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        return max(email.utils.parsedate_to_datetime(text).timestamp() - time.time(), 0.0)
+    except (ValueError, OverflowError):
+        return 0.0

@@ -1,0 +1,163 @@
+"""Replies of models on disk, so that a run that is resumed or repeated, or has another plugin, pays for each once."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import sqlite3
+import time
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from oger_recipe.files import fingerprint
+from oger_recipe.rewards.models.keys import ModelKeys
+from oger_recipe.rewards.models.place import Place, Reply, Sampling
+
+_T = TypeVar("_T")
+
+logger = logging.getLogger(__name__)
+
+_FILE = "verdicts.sqlite"
+_LARGEST = 2**30  # bytes of the file: some 200 000 replies of a thousand tokens
+_LOCK_S = 30.0  # of waiting for another process
+_LOST = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+class VerdictCache:
+    """A file of SQLite in a folder that runs share. What goes wrong with it is said once, and costs only what it would
+    have saved.
+
+    Its journal is the rollback kind: a write-ahead log may not lie on a network's file system.
+    """
+
+    def __init__(self, folder: Path, largest: int = _LARGEST) -> None:
+        self._path, self._largest = folder.expanduser() / _FILE, largest
+        self._said = False
+
+    def get(self, keys: Collection[str]) -> dict[str, Reply]:
+        """Returns the replies that are kept under some of the keys."""
+
+        def read(database: sqlite3.Connection) -> dict[str, Reply]:
+            query = "SELECT reply FROM replies WHERE key = ?"
+            rows = {key: database.execute(query, (key,)).fetchone() for key in keys}
+            return {key: reply for key, row in rows.items() if row and (reply := _unpacked(row[0]))}
+
+        return self._with_database(read) or {}
+
+    def put(self, replies: Mapping[str, Reply]) -> None:
+        """Keeps replies, all or none of them, and lets the oldest quarter go where the file gets too large."""
+
+        def write(database: sqlite3.Connection) -> None:
+            rows = [(key, _packed(reply)) for key, reply in replies.items()]
+            database.executemany("INSERT OR REPLACE INTO replies (key, reply) VALUES (?, ?)", rows)
+            if _bytes_in_use(database) > self._largest:
+                database.execute(
+                    "DELETE FROM replies WHERE rowid IN "
+                    "(SELECT rowid FROM replies ORDER BY rowid LIMIT (SELECT count(*) / 4 FROM replies))"
+                )
+
+        self._with_database(write)
+
+    def _with_database(self, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
+        """Each use has a connection of its own, as threads and forked processes need; what it writes is one piece."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(self._path, timeout=_LOCK_S)) as database, database:
+                database.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply BLOB)")
+                return work(database)
+        except (sqlite3.Error, OSError) as error:
+            self._give_way(error)
+            return None
+
+    def _give_way(self, error: Exception) -> None:
+        """Says what is wrong; a file that is none of SQLite's any more is moved aside, for a new one."""
+        if getattr(error, "sqlite_errorcode", None) in _LOST:
+            aside = self._path.with_name(f"{_FILE}.broken-{time.time_ns()}")
+            with contextlib.suppress(OSError):  # another run may have moved it
+                os.replace(self._path, aside)
+            logger.warning("the cache of verdicts was broken (%s): it is now %s, and a new one begins", error, aside)
+        elif not self._said:
+            self._said = True
+            logger.warning("the cache of verdicts, %s, cannot be used: %s; models are asked again", self._path, error)
+
+
+def _bytes_in_use(database: sqlite3.Connection) -> int:
+    names = ("page_count", "freelist_count", "page_size")
+    pages, free, size = (database.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+    return int((pages - free) * size)
+
+
+def _packed(reply: Reply) -> bytes:
+    return zlib.compress(json.dumps([reply.text, reply.value, reply.cut]).encode())
+
+
+def _unpacked(data: Any) -> Reply | None:
+    """Returns None for what is no reply."""
+    try:
+        text, value, is_cut = json.loads(zlib.decompress(data))
+        return Reply(str(text), float(value), cut=bool(is_cut), cached=True)
+    except (TypeError, ValueError, zlib.error):
+        return None
+
+
+@dataclass
+class Cached:
+    """A place whose replies are kept, but for errors. It is opened when the first prompt is not known, so that a step
+    whose prompts all are loads no model; equal prompts of a call are asked once."""
+
+    place: Place
+    keys: ModelKeys
+    cache: VerdictCache
+    _is_open: bool = field(default=False, init=False)
+
+    def open(self) -> None:
+        pass
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self.place.close()
+
+    def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Reply]:
+        question = ("generate", self.keys.api, asdict(sampling))
+        return self._replies(question, prompts, lambda new: self.place.generate(new, sampling))
+
+    def classify(self, prompts: Sequence[str]) -> list[Reply]:
+        return self._replies(("classify", self.keys.head), prompts, self.place.classify)
+
+    def _replies(self, question: Any, prompts: Sequence[str], ask: Callable[[list[str]], list[Reply]]) -> list[Reply]:
+        start = json.dumps([_identity(self.keys), question], sort_keys=True)
+        keys = {prompt: _hash(start, prompt) for prompt in dict.fromkeys(prompts)}
+        known = self.cache.get(keys.values())
+        new = [prompt for prompt, key in keys.items() if key not in known]
+        if new:
+            if not self._is_open:
+                self.place.open()
+                self._is_open = True
+            asked = dict(zip(map(keys.__getitem__, new), ask(new), strict=True))
+            self.cache.put({key: reply for key, reply in asked.items() if reply.error is None})
+            known |= asked
+        replies = []
+        for key in map(keys.__getitem__, prompts):
+            replies.append(known[key])
+            known[key] = replace(known[key], cached=known[key].error is None)
+        return replies
+
+
+def _identity(keys: ModelKeys) -> dict[str, Any]:
+    """All of a model and its place that decides its replies. What a server has behind a name, nobody here knows."""
+    if keys.runs_on == "server":
+        return {"url": keys.url, "model": keys.model, "revision": keys.revision}
+    names = ("model", "revision", "tokenizer", "runs_on", "dtype", "max_model_len")
+    return {name: getattr(keys, name) for name in names} | {"files": fingerprint(keys.model)}
+
+
+def _hash(*texts: str) -> str:
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()

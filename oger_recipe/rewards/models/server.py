@@ -1,0 +1,203 @@
+"""A reward model behind a server with OpenAI's interface: vLLM, SGLang and others.
+
+Judges are asked by POST {url}/completions or {url}/chat/completions. Heads are asked by vLLM's /classify or /pooling,
+which lie beside /v1, or by SGLang's {url}/embeddings, where a reward model answers with its number as the embedding.
+Every prompt is a request of its own, so that an answer is that prompt's whatever order answers come in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+
+from oger_recipe.endpoint import Endpoint, Failed, api_key, checked_address
+from oger_recipe.errors import RecipeError
+from oger_recipe.rewards.models.keys import JudgeKeys, ModelKeys
+from oger_recipe.rewards.models.limits import TokenBucket
+from oger_recipe.rewards.models.place import Reply, Sampling
+
+FIRST_PAUSE_S = 2.0  # doubled after every attempt: six of them outlast a bad minute
+_GIVES_UP_AFTER = 3  # requests in a row that failed in all their attempts; one that was refused the connection counts
+_PROBE_S = 30.0  # of looking for a server before a run
+_LISTS_NO_MODELS = (404, 405)  # HTTP status
+
+
+@dataclass(frozen=True)
+class _Question:
+    """A kind of request. path: below the server's address, or beside /v1 where `beside`; read: what it is answered."""
+
+    path: str
+    read: Callable[[Any], Reply]
+    beside: bool = False
+
+
+class ServerPlace:
+    """A model at a server. A server that is gone costs a step one request's attempts, and not each request's: the
+    others of the step fail with the same reason, and the next step (`open`) asks again.
+
+    Raises:
+        RecipeError: keys.url is no address; the key does not fit into a header.
+    """
+
+    def __init__(self, keys: ModelKeys, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
+        self._keys = keys
+        try:
+            address, key = checked_address(keys.url or "", keys.api_key_env), api_key(keys.api_key_env)
+        except ValueError as error:
+            raise RecipeError(str(error)) from None
+        self._endpoint = Endpoint(address, key, keys.attempts, keys.request_limit_s, first_pause_s)
+        self._beside = replace(self._endpoint, url=address.removesuffix("/v1"))
+        per_minute = keys.requests_per_minute
+        self._bucket = TokenBucket(per_minute) if per_minute else None
+        self.open()
+
+    def open(self) -> None:
+        """Begins a step."""
+        self._ends = time.monotonic() + self._keys.step_limit_s
+        self._failures, self._reason = 0, ""
+
+    def close(self) -> None:
+        pass
+
+    def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Reply]:
+        settings: dict[str, Any] = {
+            "model": self._keys.model,
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+        }
+        if sampling.seed is not None:
+            settings["seed"] = sampling.seed
+        if self._keys.api == "chat":
+            bodies = [settings | {"messages": [{"role": "user", "content": prompt}]} for prompt in prompts]
+        else:
+            bodies = [settings | {"prompt": prompt} for prompt in prompts]
+        return asyncio.run(self._answers(_JUDGES[self._keys.api], bodies))
+
+    def classify(self, prompts: Sequence[str]) -> list[Reply]:
+        raw = {} if self._keys.head == "embeddings" else {"use_activation": False}
+        bodies = [{"model": self._keys.model, "input": prompt} | raw for prompt in prompts]
+        return asyncio.run(self._answers(_HEADS[self._keys.head], bodies))
+
+    async def names(self) -> list[str]:
+        """Returns the names of the server's models, none where it does not list them. Raises ValueError where nobody
+        answers."""
+        async with self._endpoint.client(1) as client:
+            try:
+                answer = await self._endpoint.get(client, "/models")
+                return [str(each["id"]) for each in answer["data"]]
+            except Failed as error:
+                if error.status in _LISTS_NO_MODELS:
+                    return []
+                raise ValueError(f"{self._keys.url} does not answer: {error}") from None
+            except (KeyError, TypeError):
+                return []
+
+    async def _answers(self, question: _Question, bodies: Sequence[Any]) -> list[Reply]:
+        slots = asyncio.Semaphore(self._keys.concurrency)
+
+        async def answer(body: Any) -> Reply:
+            async with slots:
+                return await self._answer(client, question, body)
+
+        async with self._endpoint.client(self._keys.concurrency) as client:
+            return await asyncio.gather(*map(answer, bodies))
+
+    async def _answer(self, client: httpx.AsyncClient, question: _Question, body: Any) -> Reply:
+        if self._failures >= _GIVES_UP_AFTER:
+            return Reply(error=self._reason)
+        endpoint = self._beside if question.beside else self._endpoint
+        try:
+            async with asyncio.timeout(self._ends - time.monotonic()):
+                answer = await endpoint.post(client, question.path, body, self._turn)
+            self._failures = 0
+            return question.read(answer)
+        except TimeoutError:
+            return Reply(error=f"no answer within the step's {self._keys.step_limit_s:g} s (step_limit_s)")
+        except Failed as error:
+            self._note(error)
+            return Reply(error=str(error))
+
+    async def _turn(self) -> None:
+        if self._bucket:
+            await asyncio.sleep(self._bucket.take())
+
+    def _note(self, error: Failed) -> None:
+        """Counts requests that failed for good; any other error came from a server that answers."""
+        if not error.lasts:
+            self._failures = 0
+            return
+        self._failures += _GIVES_UP_AFTER if error.is_refused else 1
+        self._reason = str(error)
+
+
+def _text(choice: Callable[[Any], Any]) -> Callable[[Any], Reply]:
+    """Reads the one choice of an answer; a reply that ended within its thoughts may have null as its text."""
+
+    def read(answer: Any) -> Reply:
+        try:
+            (only,) = answer["choices"]
+            text = choice(only) or ""
+            is_cut = only.get("finish_reason") == "length"
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise Failed(f"the answer is not one text ({type(error).__name__}: {error})") from None
+        if not isinstance(text, str):
+            raise Failed(f"the answer's text is of type {type(text).__name__}")
+        return Reply(text, cut=is_cut)
+
+    return read
+
+
+def _number(name: str) -> Callable[[Any], Reply]:
+    """Reads the number of an answer's one item; of a list for every token (/pooling) that of the last one."""
+
+    def read(answer: Any) -> Reply:
+        try:
+            (item,) = answer["data"]
+            index, numbers = item.get("index"), item[name]
+            if numbers and isinstance(numbers[-1], list):
+                numbers = numbers[-1]
+            (value,) = map(float, numbers)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise Failed(f"the answer is not one number ({type(error).__name__}: {error})") from None
+        if index != 0 or not math.isfinite(value):
+            raise Failed(f"the answer to input 0 is {value} for input {index}")
+        return Reply(value=value)
+
+    return read
+
+
+_JUDGES = {
+    "completions": _Question("/completions", _text(lambda choice: choice["text"])),
+    "chat": _Question("/chat/completions", _text(lambda choice: choice["message"]["content"])),
+}
+_HEADS = {
+    "classify": _Question("/classify", _number("probs"), beside=True),
+    "pooling": _Question("/pooling", _number("data"), beside=True),
+    "embeddings": _Question("/embeddings", _number("embedding")),
+}
+
+
+def probe(keys: ModelKeys) -> str:
+    """Looks once, before a run, whether the server has the model and answers; returns a sentence.
+
+    Raises:
+        ValueError: it does not; the message says why.
+    """
+    place = ServerPlace(replace(keys, attempts=1, request_limit_s=min(keys.request_limit_s, _PROBE_S)))
+    names = asyncio.run(place.names())
+    if names and keys.model not in names:
+        raise ValueError(f"{keys.url} has no model {keys.model}; it has {', '.join(names)}")
+    if isinstance(keys, JudgeKeys):
+        (reply,) = place.generate(["Hello."], Sampling(max_new_tokens=1))
+    else:
+        (reply,) = place.classify(["Hello."])
+    if reply.error is not None:
+        raise ValueError(f"{keys.url} does not answer with {keys.model}: {reply.error}")
+    return f"{keys.model} answers at {keys.url}"
