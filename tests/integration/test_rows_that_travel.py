@@ -6,7 +6,6 @@ import json
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
