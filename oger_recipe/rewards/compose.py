@@ -21,7 +21,10 @@ from torch import Tensor
 
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.keys import Keys, unknown
-from oger_recipe.rewards.models.keys import ModelKeys
+from oger_recipe.rewards.models.classifier import ClassifierSource, CritiqueSource
+from oger_recipe.rewards.models.judge import JudgeSource
+from oger_recipe.rewards.models.keys import ClassifierKeys, CritiqueKeys, JudgeKeys, ModelKeys, PairwiseKeys
+from oger_recipe.rewards.models.pairwise import PairwiseSource
 from oger_recipe.rewards.models.place import Place
 from oger_recipe.rewards.own import Own, own_function, reason
 from oger_recipe.rewards.sources import Bonus, Group, Scores, Source, Verifier, of_rows
@@ -68,6 +71,10 @@ class Kind:
 KINDS: dict[str, Kind] = {
     "verifier": Kind(lambda spec, of: Verifier.of(of.settings), once=True, reads_rows=False),
     "bonus": Kind(lambda spec, of: Bonus.of(of.settings), once=True, reads_rows=False),
+    "judge": Kind(JudgeSource, JudgeKeys),
+    "pairwise": Kind(PairwiseSource, PairwiseKeys),
+    "classifier": Kind(ClassifierSource, ClassifierKeys),
+    "critique_classifier": Kind(CritiqueSource, CritiqueKeys),
 }
 
 DEFAULT = (SourceSpec("rule", "verifier"), SourceSpec("explore", "bonus"))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from oger_recipe.ranges import COUNT, PART
+from oger_recipe.ranges import COUNT, PART, WEIGHT
 from oger_recipe.rewards.compose import DEFAULT, KINDS, ON_ERROR
 from oger_recipe.settings.fields import Section, setting
 
@@ -39,6 +39,12 @@ class RewardSettings(Section):
         "what a source that fails costs: its value is 0 (zero), it counts as not listed (neutral), the group has no "
         "advantage in this step (drop_group), or the run stops (stop)",
         choices=ON_ERROR,
+    )
+    engine_memory_gb: float = setting(
+        0.0,
+        "main memory (GiB) that engines of reward models may keep between their turns where there is no CUDA and they "
+        "cannot sleep; 0: each ends after its turn",
+        range=WEIGHT,
     )
     cache: str = setting(
         "~/.cache/oger/verdicts", "folder of the replies of judges and heads, shared between runs; empty: none is kept"
