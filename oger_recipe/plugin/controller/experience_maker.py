@@ -107,6 +107,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             self.dropped
             | {"oger/bonus_weight": self.bonus_weight}
             | step_metrics(self.rollouts, self.batch, credit)
+            | self.step_rewards.watch.look_at(self.rollouts, self.batch, self.rewards, self.step)
             | {"oger/embedding_share_read": self.reach.share_read(self.rollouts, self.batch)}
         )
         run_folder.write_samples(self.run_dir, self.step, sample_lines(self.rollouts, self.batch, credit))

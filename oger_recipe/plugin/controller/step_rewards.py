@@ -11,6 +11,7 @@ from oger_recipe.algorithm.exploration import scheduled_weight
 from oger_recipe.algorithm.normalize import Running
 from oger_recipe.plugin.controller.guards import SourceGuard
 from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts, reward_groups
+from oger_recipe.plugin.controller.reward_watch import SourceWatch
 from oger_recipe.rewards.compose import Rewards, Surroundings, make_source, rewards_of, sources_of
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.rewards.models.place import Place
@@ -31,6 +32,7 @@ class StepRewards:
         self._specs = sources_of(settings.reward.sources, estimator)
         self._sources = [make_source(spec, surroundings) for spec in self._specs]
         self._guard = SourceGuard(run_dir, self._on_error)
+        self.watch = SourceWatch(settings.reward, self._specs, run_dir)
         self._running: dict[str, Running] = {}
 
     def resume(self, step: int) -> None:
