@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from known_judges import LONGEST, First, Star, save_head, save_judge, value
+
+from oger_recipe.tasks.build import with_judges
+from oger_recipe.tasks.known_judges import LONGEST, First, Star, save_head, save_judge, value
 
 
 def _texts(count: int) -> list[str]:
@@ -63,3 +65,38 @@ def test_the_head_orders_texts_by_its_rule(tmp_path: Path) -> None:
     said = [model(tokenizer(text, return_tensors="pt")["input_ids"]).logits.item() for text in texts]
     assert {value(text) for text in texts} == {-1, 0, 1, 2}
     assert said == pytest.approx([value(text) for text in texts], abs=0.02)
+
+
+def test_names_of_the_built_in_judges_become_folders_that_say_what_they_should(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+    cache = str(tmp_path)
+    entry = {"name": "j", "kind": "judge", "model": "countdown-judge", "weight": 0.5}
+    folder = with_judges(entry, cache)["model"]
+    assert with_judges(entry, cache) == entry | {"model": folder} and Path(folder).parent == tmp_path
+    other = {"kind": "critique_classifier", "critic": "countdown-grader", "model": "countdown-head"}
+    grader, head = (with_judges(other, cache)[key] for key in ("critic", "model"))
+    product, total, both = "<answer>(3-5)*12</answer>", "<answer>3+5</answer>", "<answer>(3+5)*12</answer>"
+    for model, said in ((folder, ["1", "0", "1"]), (grader, ["4", "10", "10"])):
+        tokenizer, judge = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model)
+        assert [_reply(tokenizer, judge, text) for text in (product, total, both)] == said
+    tokenizer, model = AutoTokenizer.from_pretrained(head), AutoModelForSequenceClassification.from_pretrained(head)
+    values = [
+        model(tokenizer(text, return_tensors="pt")["input_ids"]).logits.item() for text in (product, total, both)
+    ]
+    assert values == pytest.approx([2, -1, 1], abs=0.02)
+
+
+def test_what_a_server_calls_its_model_and_other_models_stay(tmp_path: Path) -> None:
+    at_server = {"kind": "judge", "model": "countdown-judge", "url": "http://127.0.0.1:8000/v1"}
+    others = {
+        "kind": "critique_classifier",
+        "critic": "countdown-judge",
+        "critic_url": "http://h/v1",
+        "model": "org/m",
+    }
+    for entry in (at_server, others, {"name": "rule", "kind": "verifier"}):
+        assert with_judges(entry, str(tmp_path)) == entry
+    assert not list(tmp_path.iterdir())
+    named = at_server | {"tokenizer": "countdown-judge"}
+    assert Path(with_judges(named, str(tmp_path))["tokenizer"]).is_dir()

@@ -1,15 +1,15 @@
 """Reward models whose answers are known: small Llamas with weights set by hand, so that a rule is what they compute.
 
-Every byte of a text is one token, and the rules look for characters that instructions hardly have. Attention finds a
-character in any text of up to LONGEST tokens: its score is SURE above that of all others. The folders load in
-transformers and in vLLM, in float32.
+Every byte of a text is one token, and the rules look for characters that the instructions of a judge hardly have.
+Attention finds a character in any text of up to LONGEST tokens: its score is SURE above that of all others. The
+folders load in transformers and in vLLM, in float32. The built-in task's judges and those of tests are of this kind.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -17,7 +17,7 @@ from oger_recipe.tasks.tiny_policy import build_tokenizer
 
 LONGEST, WIDTH, SURE = 4096, 32, 40.0
 # Coordinates of the hidden state: one that is the same everywhere, what the token is, and what attention has found.
-SAME, STAR, HAT, TILDE, REPLY, FOUND, ALSO = range(7)
+SAME, MARK, OTHER, REPLY, FOUND, ALSO = range(6)
 _LEVEL = 10.0  # of SAME: the length of a state, by which its norm divides, hardly depends on the others
 _UNIT = (WIDTH / (_LEVEL**2 + 1)) ** 0.5  # what the norm makes of 1
 _SLOWEST = WIDTH // 2 - 1  # dimension of a head that rotary embeddings hardly turn
@@ -25,13 +25,14 @@ _SLOWEST = WIDTH // 2 - 1  # dimension of a head that rotary embeddings hardly t
 
 @dataclass(frozen=True)
 class Star:
-    """A judge that writes one thing where the prompt has an asterisk, and another where it has none."""
+    """A judge that writes one thing where the prompt has a mark, an asterisk, and another where it has none."""
 
     yes: str = "1"
     no: str = "0"
+    marks: str = "*"
 
     def reply(self, prompt: str) -> str:
-        return self.yes if "*" in prompt else self.no
+        return self.yes if self.marks in prompt else self.no
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,15 @@ class First:
 
     yes: str = "B"
     no: str = "A"
+    marks: ClassVar[str] = "^~"
 
     def reply(self, prompt: str) -> str:
         return self.yes if "~" in prompt and "^" not in prompt.partition("~")[0] else self.no
 
 
-def value(text: str) -> float:
-    """What the head says of a text, to a hundredth or two: 2 for a ^, less 1 for a ~."""
-    return 2.0 * ("^" in text) - ("~" in text)
+def value(text: str, marks: str = "^~") -> float:
+    """What the head says of a text, to a hundredth or two: 2 for the first of two marks, less 1 for the second."""
+    return 2.0 * (marks[0] in text) - (marks[1] in text)
 
 
 def save_judge(rule: Star | First, folder: Path) -> Path:
@@ -56,12 +58,12 @@ def save_judge(rule: Star | First, folder: Path) -> Path:
 
     tokenizer = _tokenizer(rule.yes, rule.no)
     yes, no = (tokenizer.convert_tokens_to_ids(each) for each in (rule.yes, rule.no))
-    model = _llama(LlamaForCausalLM, tokenizer, replies=[yes, no])
+    model = _llama(LlamaForCausalLM, tokenizer, rule.marks, replies=[yes, no])
     if isinstance(rule, Star):
-        _find(model.model.layers[0], {STAR: 1.0}, FOUND)
+        _find(model.model.layers[0], {MARK: 1.0}, FOUND)
     else:
-        _find(model.model.layers[0], {HAT: 1.0}, ALSO)
-        _find(model.model.layers[1], {TILDE: 1.0, ALSO: -1.0}, FOUND)  # a tilde with no hat before it
+        _find(model.model.layers[0], {MARK: 1.0}, ALSO)
+        _find(model.model.layers[1], {OTHER: 1.0, ALSO: -1.0}, FOUND)  # a tilde with no hat before it
     write = model.lm_head.weight
     write[:, SAME] = -100 / _LEVEL
     write[yes, FOUND], write[yes, SAME] = 40.0, -20 / _LEVEL
@@ -70,14 +72,14 @@ def save_judge(rule: Star | First, folder: Path) -> Path:
     return _saved(model, tokenizer, folder)
 
 
-def save_head(folder: Path) -> Path:
+def save_head(folder: Path, marks: str = "^~") -> Path:
     """The classifier with one label that says `value`."""
     from transformers import LlamaForSequenceClassification
 
     tokenizer = _tokenizer()
-    model = _llama(LlamaForSequenceClassification, tokenizer, num_labels=1)
-    _find(model.model.layers[0], {HAT: 1.0}, FOUND)
-    _find(model.model.layers[1], {TILDE: 1.0}, ALSO)
+    model = _llama(LlamaForSequenceClassification, tokenizer, marks, num_labels=1)
+    _find(model.model.layers[0], {MARK: 1.0}, FOUND)
+    _find(model.model.layers[1], {OTHER: 1.0}, ALSO)
     model.score.weight[0, FOUND], model.score.weight[0, ALSO] = 2 / _UNIT, -1 / _UNIT
     return _saved(model, tokenizer, folder)
 
@@ -100,7 +102,7 @@ def _tokenizer(*words: str) -> Any:
 
 
 @torch.no_grad()
-def _llama(kind: Any, tokenizer: Any, replies: Any = (), **more: Any) -> Any:
+def _llama(kind: Any, tokenizer: Any, marks: str, replies: Any = (), **more: Any) -> Any:
     from transformers import LlamaConfig
 
     config = LlamaConfig(
@@ -124,7 +126,7 @@ def _llama(kind: Any, tokenizer: Any, replies: Any = (), **more: Any) -> Any:
             weight.zero_()
     state = model.model.embed_tokens.weight
     state[:, SAME] = _LEVEL
-    for character, coordinate in (("*", STAR), ("^", HAT), ("~", TILDE)):
+    for character, coordinate in zip(marks, (MARK, OTHER), strict=False):
         state[tokenizer.convert_tokens_to_ids(character), coordinate] = 1.0
     state[list(replies), REPLY] = 1.0
     return model
