@@ -7,7 +7,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,19 +37,18 @@ from oger_recipe.rewards.compose import (
 )
 from oger_recipe.rewards.grading.pool import GradingPool
 from oger_recipe.rewards.models.keys import ModelKeys
-from oger_recipe.rewards.models.place import Place
 from oger_recipe.rewards.repetition import is_repetitive
 from oger_recipe.rewards.rules import labelled_answer
 from oger_recipe.rewards.sources import Group, Scores, Source
 from oger_recipe.rewards.verdict import Graded
 from oger_recipe.rewards.verifiers import look_in
+from oger_recipe.run.engines import engines_of
 from oger_recipe.run.inputs import budget_of, grading_settings, preparation, with_task
 from oger_recipe.run.rows import DATA, EVAL, training_rows
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.values import out_of_range
 from oger_recipe.teachers.store import TeacherStore
 
-Engine = Callable[[ModelKeys], Place]
 Settings = Mapping[str, Any]
 
 
@@ -62,7 +61,7 @@ class Prompt:
     teachers: list[str]
 
 
-def score(value: Settings, file: Path, out: Path, engine: Engine) -> str:
+def score(value: Settings, file: Path, out: Path) -> str:
     """Scores the responses of a file by the settings of a run, writes a line for each, and returns a table.
 
     Raises RecipeError for what is wrong with recipe, rows and responses, before any model is loaded, and where a
@@ -76,24 +75,22 @@ def score(value: Settings, file: Path, out: Path, engine: Engine) -> str:
     uids = dict.fromkeys(response.uid for response in responses)
     print(f"{len(responses)} answers to {len(uids)} of {len(rows)} prompts", flush=True)
     answered = [rows[uid] for uid in uids]
-    look_in(settings.verifiers.verifier_path)
-    surroundings = Surroundings.of(settings, engine, value["train.seed"])
     specs = [
         replace(spec, weight=settings.bonus.bonus_weight) if spec.kind == "bonus" else spec
         for spec in sources_of(settings.reward.sources, value["algo.advantage.estimator"])
     ]
-    sources = [_Watched(spec, make_source(spec, surroundings)) for spec in specs]
-    with GradingPool(grading_settings(value, answered)) as pool:
-        prompts = _prompts(value, answered, pool)
+    models = [each for spec in specs if isinstance(spec.keys, ModelKeys) for each in spec.keys.models]
+    with engines_of(models, settings.reward.engine_memory_gb) as engine:
+        surroundings = Surroundings.of(settings, engine, value["train.seed"])
+        sources = [_Watched(spec, make_source(spec, surroundings)) for spec in specs]
+        answers = _graded(value, answered, responses)
         started = time.monotonic()
-        answers = [labelled_answer(prompts[response.uid].label, response.text) for response in responses]
-        graded = pool.grade_many(answers, progress=sys.stderr.isatty())
-        seconds = time.monotonic() - started
-    scored = _scored(settings, specs, sources, _Answers(responses, graded, prompts))
+        scored = _scored(settings, specs, sources, answers)
+        seconds = answers.grading_s + time.monotonic() - started
     _say_errors(scored, settings.reward.on_error)
     with atomic_write(out) as partial, partial.open("w", encoding="utf-8") as lines:
         lines.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in scored.lines())
-    return scored.table(seconds, {source.name: source.seconds for source in sources})
+    return scored.table(seconds, {source.name: source.seconds_of(answers) for source in sources})
 
 
 def check(value: Settings) -> OgerSettings:
@@ -121,6 +118,15 @@ def _require_entropy(settings: OgerSettings, responses: Sequence[Response], file
             f"{len(without)} of {len(responses)} lines do not have: add 'entropy' to them (samples/*.jsonl of a run "
             "have it), or leave the weight or the bonus out: --oger.last_token_enp_reward none, --oger.bonus_weight 0"
         )
+
+
+def _graded(value: Settings, rows: Sequence[Row], responses: Sequence[Response]) -> _Answers:
+    with GradingPool(grading_settings(value, rows)) as pool:
+        prompts = _prompts(value, rows, pool)
+        answers = [labelled_answer(prompts[response.uid].label, response.text) for response in responses]
+        started = time.monotonic()
+        graded = pool.grade_many(answers, progress=sys.stderr.isatty())
+        return _Answers(responses, graded, prompts, time.monotonic() - started)
 
 
 def _prompts(value: Settings, rows: Sequence[Row], pool: GradingPool) -> dict[str, Prompt]:
@@ -163,12 +169,12 @@ def _say_errors(scored: _Scored, on_error: str) -> None:
 
 
 class _Watched:
-    """A source that says what it begins, and whose seconds are counted."""
+    """A source that says what it begins, and whose seconds are taken."""
 
     def __init__(self, spec: SourceSpec, source: Source) -> None:
         self.name, self._spec, self._source = spec.name, spec, source
         self.overlaps = getattr(source, "overlaps", False)
-        self.seconds = 0.0
+        self._seconds = 0.0
 
     def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
         if self._spec.kind not in ("verifier", "bonus"):
@@ -177,7 +183,11 @@ class _Watched:
         try:
             return self._source.score(groups, wanted)
         finally:
-            self.seconds += time.monotonic() - started
+            self._seconds += time.monotonic() - started
+
+    def seconds_of(self, answers: _Answers) -> float:
+        """That it took; the verifier says what grading found before."""
+        return self._seconds + (answers.grading_s if self._spec.kind == "verifier" else 0.0)
 
 
 @dataclass(frozen=True)
@@ -187,6 +197,7 @@ class _Answers:
     responses: Sequence[Response]
     graded: Sequence[Graded]
     prompts: Mapping[str, Prompt]
+    grading_s: float
 
     def by_size(self) -> list[list[list[int]]]:
         """The groups, as numbers of responses; those of one size together, as the sources take them."""
@@ -256,29 +267,35 @@ class _Scored:
             total = self.total[number]
             yield {
                 "uid": response.uid,
-                "reward": total if math.isfinite(total) else None,
+                "reward": _digits(total) if math.isfinite(total) else None,
                 "score": graded.verdict.score,
-                "components": {name: values[number] for name, values in self.said.items() if number in values},
+                "components": {
+                    name: _digits(values[number]) for name, values in self.said.items() if number in values
+                },
                 "errors": {name: rows[number] for name, rows in self.errors.items() if number in rows},
             }
 
-    def table(self, grading_s: float, seconds: Mapping[str, float]) -> str:
-        """seconds: by source; those of the verifier are the grading's."""
+    def table(self, seconds: float, of_sources: Mapping[str, float]) -> str:
         count = len(self.answers.responses)
         columns = {
             name: Column(
                 [values.get(number, math.nan) for number in range(count)],
                 len(self.errors.get(name, ())),
-                seconds.get(name, math.nan),
+                of_sources.get(name, math.nan),
             )
             for name, values in self.said.items()
         }
-        total = Column([self.total[number] for number in range(count)], 0, grading_s + sum(seconds.values()))
+        total = Column([self.total[number] for number in range(count)], 0, seconds)
         rule = [graded.verdict.reward for graded in self.answers.graded]
         lengths = [len(response.text) for response in self.answers.responses]
         notes = ["r: correlation over all answers; length: characters"]
         notes += [f"{self.dropped} groups would have no advantage (oger.reward.on_error)"] if self.dropped else []
         return "\n".join([score_table(columns | {"reward": total}, rule, lengths), *notes])
+
+
+def _digits(value: float) -> float:
+    """Those that a number of 32 bits has."""
+    return float(f"{value:.7g}")
 
 
 def _scored(
