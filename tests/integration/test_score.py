@@ -154,19 +154,19 @@ def test_a_group_is_the_answers_of_one_uid_wherever_they_stand_and_whatever_the_
 ) -> None:
     (tmp_path / "mine.py").write_text(OWN)
     sources = [{"name": "rule", "kind": "verifier"}, {"name": "short", "kind": "mine:shortest", "weight": 0.5}]
-    mixed = _answers((1, "so 2"), (2, "4"), (1, "2"), (3, "boom 6"), (2, "it is 5"), (2, "4!"))
+    mixed = _answers((1, "so 2"), (3, "boom"), (2, "4"), (1, "2"), (3, "6"), (2, "it is 5"), (2, "4!"))
     found = scored(mixed, sources)
-    assert [line["uid"] for line in found] == [f"sum-{n}" for n in (1, 2, 1, 3, 2, 2)]
-    # short: of sum-1 the third, of sum-2 the second; sum-3 failed and counts as 0
-    assert [line["reward"] for line in found] == [1.0, 1.5, 1.5, 1.0, 0.0, 1.0]
-    assert [line["components"].get("short/of") for line in found] == [2, 3, 2, None, 3, 3]
-    assert [list(line["errors"]) for line in found] == [[], [], [], ["short"], [], []]
-    assert "boom" in found[3]["errors"]["short"] and "short" not in found[3]["components"]
+    assert [line["uid"] for line in found] == [f"sum-{n}" for n in (1, 3, 2, 1, 3, 2, 2)]
+    # short: of sum-1 the second answer, of sum-2 the first; sum-3 failed and counts as 0
+    assert [line["reward"] for line in found] == [1.0, 0.0, 1.5, 1.5, 1.0, 0.0, 1.0]
+    assert [line["components"].get("short/of") for line in found] == [2, None, 3, 2, None, 3, 3]
+    assert [list(line["errors"]) for line in found] == [[], ["short"], [], [], ["short"], [], []]
+    assert "boom" in found[4]["errors"]["short"] and "short" not in found[4]["components"]
     alone = scored([line for line in mixed if line["uid"] == "sum-2"], sources)
     assert alone == [line for line in found if line["uid"] == "sum-2"]
     said = capsys.readouterr().out
-    assert "note: reward source short failed on 1 of 6 answers, first on responses.jsonl:4: ValueError: boom" in said
-    assert "6 answers to 3 of 3 prompts" in said
+    assert "note: reward source short failed on 2 of 7 answers, first on responses.jsonl:2: ValueError: boom" in said
+    assert "7 answers to 3 of 3 prompts" in said
 
 
 def test_on_error_says_what_a_failure_costs(scored: Any, tmp_path: Path) -> None:
@@ -181,6 +181,14 @@ def test_on_error_says_what_a_failure_costs(scored: Any, tmp_path: Path) -> None
     with pytest.raises(SystemExit, match=said + r"\(oger\.reward\.on_error stop: nothing was written\)$"):
         scored(answers, sources, "--oger.reward.on_error=stop")
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_truncated_answer_gets_the_fixed_reward_and_nothing_on_top(scored: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    sources = [{"name": "rule", "kind": "verifier"}, {"name": "short", "kind": "mine:shortest"}]
+    answers = [{"uid": "sum-1", "text": "2", "truncated": True}, {"uid": "sum-1", "text": "so 2"}]
+    found = scored(answers, sources, "--oger.non_stop_fixed_reward=-0.5")
+    assert [line["reward"] for line in found] == [-0.5, 1.0]
 
 
 def test_the_bonus_needs_the_entropy_that_no_text_tells(scored: Any) -> None:
