@@ -155,7 +155,8 @@ NEEDS: tuple[Need, ...] = (
 
 
 def without_effect(value: Mapping[str, Any], default: Callable[[str], Any]) -> Iterator[str]:
-    """A sentence for every flag of ``value`` that is set to something else than its default and changes nothing."""
+    """A sentence for every flag of ``value`` that is set to something else than its default and changes nothing, and
+    for a bonus that is listed and adds nothing."""
     oger = OgerSettings.of(value)
     said = set()
     for settings, need, is_met in NEEDS:
@@ -164,3 +165,6 @@ def without_effect(value: Mapping[str, Any], default: Callable[[str], Any]) -> I
             if name not in said and value[name] != default(name) and not is_met(oger):
                 said.add(name)
                 yield f"{name} has no effect: it needs {need}"
+    for entry in oger.reward.sources:
+        if entry["kind"] == "bonus" and not oger.bonus.is_on:
+            yield f"oger.reward.sources: {entry['name']!r} adds nothing: oger.bonus_weight is 0"
