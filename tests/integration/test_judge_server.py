@@ -189,6 +189,14 @@ def test_heads_are_asked_for_their_raw_number(
     assert server.asked == [(path, {"model": "judge", "input": "a"} | more)]
 
 
+def test_a_beginning_that_the_prompt_has_is_not_put_before_it_again(server: Server) -> None:
+    prompts = ["<|begin_of_text|>Right?", "Right?", " <s>Right?"]
+    ask(judge(server), prompts)
+    place_of(head(server)).classify(["<s>Right?"])
+    told = {_prompt(body): body.get("add_special_tokens") for _, body in server.asked}
+    assert told == dict.fromkeys(prompts) | {"<|begin_of_text|>Right?": False, "<s>Right?": False}
+
+
 def test_answers_in_another_order_stay_with_their_prompts(server: Server) -> None:
     """The first half waits for the second half's answers."""
     last = threading.Barrier(6)
