@@ -182,7 +182,7 @@ def test_the_entry_that_is_printed_is_one(monkeypatch: pytest.MonkeyPatch) -> No
     keys: dict[str, Any] = {name: value for name, value in entry.items() if name not in ("name", "kind")}
     assert list(ClassifierKeys.problems(keys)) == []
     judge = yaml.safe_load(serve_judge._entry(_args()))
-    assert JudgeKeys.of(judge | {"plugin": "p.py"}).runs_on == "server"
+    assert JudgeKeys.of(judge | {"plugin": "binary"}).runs_on == "server"
 
 
 @pytest.mark.parametrize(

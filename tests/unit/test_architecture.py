@@ -22,7 +22,7 @@ GROUND = "the ground floor"
 ROOMS = {
     "algorithm": "",
     "patches": "",
-    "rewards": "algorithm",
+    "rewards": "algorithm embedding",
     "teachers": "algorithm",
     "embedding": "algorithm",
     "data": "rewards teachers",
@@ -42,8 +42,9 @@ PROCESSES = {
     "evaluation": "",
     "engine": "plugin",
     "policy": "plugin",
-    "controller": "plugin",
-    "driver": "controller engine plugin policy",
+    "judges": "plugin",
+    "controller": "judges plugin",
+    "driver": "controller engine judges plugin policy",
 }
 
 TRAINERS = {"openrlhf", "ray", "vllm", "deepspeed"}

@@ -18,7 +18,7 @@ import httpx
 
 from oger_recipe.endpoint import Endpoint, Failed, api_key, checked_address
 from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.models.keys import JudgeKeys, ModelKeys
+from oger_recipe.rewards.models.keys import ModelKeys, WriterKeys
 from oger_recipe.rewards.models.limits import TokenBucket
 from oger_recipe.rewards.models.place import Reply, Sampling
 
@@ -74,16 +74,16 @@ class ServerPlace:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
         }
-        if sampling.seed is not None:
-            settings["seed"] = sampling.seed
         if self._keys.api == "chat":
-            bodies = [settings | {"messages": [{"role": "user", "content": prompt}]} for prompt in prompts]
+            asked: list[dict[str, Any]] = [{"messages": [{"role": "user", "content": prompt}]} for prompt in prompts]
         else:
-            bodies = [settings | {"prompt": prompt} | _begun(prompt) for prompt in prompts]
+            asked = [{"prompt": prompt, **_begun(prompt)} for prompt in prompts]
+        seeds = [{} if sampling.seed is None else {"seed": sampling.seed_of(prompt)} for prompt in prompts]
+        bodies = [settings | question | seed for question, seed in zip(asked, seeds, strict=True)]
         return asyncio.run(self._answers(_JUDGES[self._keys.api], bodies))
 
     def classify(self, prompts: Sequence[str]) -> list[Reply]:
-        raw = {} if self._keys.head == "embeddings" else {"use_activation": False}
+        raw: dict[str, Any] = {} if self._keys.head == "embeddings" else {"use_activation": False}
         bodies = [{"model": self._keys.model, "input": prompt} | raw | _begun(prompt) for prompt in prompts]
         return asyncio.run(self._answers(_HEADS[self._keys.head], bodies))
 
@@ -200,7 +200,7 @@ def probe(keys: ModelKeys) -> str:
     names = asyncio.run(place.names())
     if names and keys.model not in names:
         raise ValueError(f"{keys.url} has no model {keys.model}; it has {', '.join(names)}")
-    if isinstance(keys, JudgeKeys):
+    if isinstance(keys, WriterKeys):
         (reply,) = place.generate(["Hello."], Sampling(max_new_tokens=1))
     else:
         (reply,) = place.classify(["Hello."])
