@@ -145,6 +145,7 @@ NEEDS: tuple[Need, ...] = (
         lambda oger: oger.embeds,
     ),
     (("max_embedding_error_rate",), _EMBEDDING, lambda oger: oger.embeds_references),
+    (("reward.cache",), "a source that asks a model (oger.reward.sources)", lambda oger: oger.reward.asks_models),
     # Before the first step
     (
         ("sft.max_samples", "sft.batch_size", "sft.micro_batch_size", "sft.lr"),

@@ -20,6 +20,7 @@ CONFIGS = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
 OFF = {"bonus_weight": 0.0}
 NO_BONUS = {"reward.sources": ({"name": "rule", "kind": "verifier"},)}
 SIMILAR = {"reward.sources": ({"name": "similar", "kind": "similarity"},)}
+JUDGED = {"reward.sources": ({"name": "a", "kind": "judge", "model": "me/judge", "plugin": "binary"},)}
 NO_TEACHERS = {"max_replace_num": 0}
 KL = {"algo.kl.init_coef": 0.1}
 GUIDED = {"max_replace_num": 0, "n_prefix": 2}
