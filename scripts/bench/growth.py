@@ -103,7 +103,7 @@ def measure(encoder: TrajectoryEncoder, sizes: dict[str, int], folder: Path, ste
         tokenizer.convert_tokens_to_ids(word) for word in ("we", "then", "find", "that", "the", "sum", "is", "two")
     ]
     settings = OgerSettings()
-    sources = StepRewards(settings, folder, 0)
+    sources = StepRewards(settings, folder, "dr_grpo", 0)
     prompts, group, length, teachers = sizes.values()
 
     def teacher(number: int) -> Teacher:

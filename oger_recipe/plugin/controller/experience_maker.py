@@ -10,7 +10,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
 from oger_recipe.algorithm.batches import longest_first, of_first_token
-from oger_recipe.algorithm.credit import ESTIMATORS, hybrid_advantages, token_advantages
+from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS, hybrid_advantages, token_advantages
 from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
 from oger_recipe.cpu import CORES
 from oger_recipe.embedding.similarity import make_similarity
@@ -48,7 +48,9 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.measure = make_similarity(settings.embedding) if has_references and settings.compares else None
         self.history: History | None = None
         self.reach = EncoderReach(self.measure, settings.embedding, self.run_dir)
-        self.step_rewards = StepRewards(settings, self.run_dir, self.args.train.seed)
+        self.step_rewards = StepRewards(
+            settings, self.run_dir, self.args.algo.advantage.estimator, self.args.train.seed
+        )
         self.engine_guard = EngineGuard(
             guards.max_logprob_difference, top_p=rollout.top_p, top_k=settings.rollouts.top_k
         )
@@ -61,6 +63,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
     def resume(self, step: int, planned_steps: int) -> None:
         """Go on after ``step`` steps; called once, before the first batch."""
         self.planned_steps = planned_steps
+        self.step_rewards.resume(step)
         if self.settings.teachers.use_history_samples:
             self.history = History(self.run_dir / "history.jsonl", self.settings.teachers.history_size, step)
 
@@ -175,7 +178,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.rewards = self.step_rewards.of(self.rollouts, self.batch, self.entropy, self.step, self.bonus_weight)
         for experience in experiences:
             experience.rewards = self.rewards.total.flatten()[experience.index]
-        if estimator in ESTIMATORS:
+        if estimator in ESTIMATORS or estimator in BATCH_ESTIMATORS:
             apply_length_penalties(experiences, self.args)
             advantages = hybrid_advantages(
                 self._by_row(experiences, lambda experience: experience.rewards).view(-1, self.size),

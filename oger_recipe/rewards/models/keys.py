@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
+from oger_recipe.embedding import PARTS
 from oger_recipe.ranges import COUNT, PART, POSITIVE, SHARE, WEIGHT
 from oger_recipe.rewards.keys import Keys, key
 from oger_recipe.rewards.models.place import Sampling
@@ -17,6 +18,11 @@ APIS = ("chat", "completions")
 OTHERS = ("answer", "teacher")
 HEADS = ("classify", "pooling", "embeddings")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
+_OF_A_SERVER = (
+    "api", "head", "api_key_env", "concurrency", "requests_per_minute", "request_limit_s", "attempts", "step_limit_s",
+)  # fmt: skip
+_OF_A_MODEL_HERE = ("tensor_parallel_size", "gpu_memory_utilization", "max_model_len", "dtype")
+_OF_AN_ENGINE = ("tensor_parallel_size", "gpu_memory_utilization")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
@@ -77,8 +83,15 @@ class ModelKeys(Keys):
     def combined(self) -> Iterator[str]:
         if (self.runs_on == "server") != (self.url is not None):
             yield f"place {self.runs_on} {'needs a' if self.url is None else 'has no'} url"
-        if self.chats and self.tokenizer is not None:
-            yield "tokenizer is read by plugins of api completions; with api chat leave it out"
+        for each in fields(ModelKeys):
+            if getattr(self, each.name) == each.default:
+                continue
+            if each.name in _OF_A_SERVER and self.url is None:
+                yield f"{each.name} is for a server, and there is no url"
+            elif each.name in _OF_A_MODEL_HERE and self.url is not None:
+                yield f"{each.name} is the server's own affair: leave it out, or leave out url"
+            elif each.name in _OF_AN_ENGINE and self.runs_on == "process":
+                yield f"{each.name} is for an engine, and this model runs in this process"
         if not _VARIABLE.fullmatch(self.api_key_env):  # not shown: it may be a key
             yield "api_key_env has to be the name of an environment variable, of capitals, digits and '_'"
         elif self.url is not None:
@@ -109,6 +122,13 @@ class WriterKeys(ModelKeys):
     plugin_limit_s: float = key(
         60.0, "seconds that each of the plugin's functions may take for the rows of a step", range=POSITIVE
     )
+
+    def combined(self) -> Iterator[str]:
+        yield from super().combined()
+        if self.chats and self.tokenizer is not None:
+            yield "tokenizer is read by plugins of api completions; with api chat leave it out"
+        if self.head != ModelKeys.head:
+            yield "head is for kinds with a head; judges are asked as api says"
 
     def sampling(self, *seed: object) -> Sampling:
         """How it writes, with a seed of these parts where it samples at all."""
@@ -153,6 +173,8 @@ class ClassifierKeys(ModelKeys):
 
     def combined(self) -> Iterator[str]:
         yield from super().combined()
+        if self.api != ModelKeys.api:
+            yield "api is for judges; heads are asked as head says"
         if self.plugin is not None:
             yield from filter(None, [plugin_problem(self.plugin, FIRST)])
 
@@ -166,13 +188,20 @@ class CritiqueKeys(WriterKeys):
 
     @property
     def models(self) -> tuple[ModelKeys, ...]:
-        """The critic's keys, whose limits and sizes are the head's, and the head's."""
-        writes = {each.name: getattr(self, each.name) for each in fields(WriterKeys)}
-        critic = {"model": self.critic, "revision": None, "tokenizer": None}
+        """The critic's keys and the head's; what is said of limits and sizes holds for both."""
+        own = {each.name: getattr(self, each.name) for each in fields(WriterKeys)}
+        critic = own | {"model": self.critic, "revision": None, "tokenizer": None, "head": ModelKeys.head}
         if self.critic_url is not None:
             critic |= {"url": self.critic_url, "place": None}
-        head = {each.name: getattr(self, each.name) for each in fields(ModelKeys)}
-        return WriterKeys(**writes | critic), ClassifierKeys(**head)
+        head = {each.name: own[each.name] for each in fields(ModelKeys)} | {"api": ModelKeys.api}
+        if (critic["url"] is None) != (head["url"] is None):  # each leaves out what is for the other's place
+            for model in (critic, head):
+                for name in _OF_A_SERVER if model["url"] is None else _OF_A_MODEL_HERE:
+                    model.pop(name, None)
+        return WriterKeys(**critic), ClassifierKeys(**head)
+
+    def combined(self) -> Iterator[str]:
+        yield from dict.fromkeys(problem for model in self.models for problem in model.combined())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +209,13 @@ class SimilarityKeys(Keys):
     """How close a response is to the reference answer, by the run's encoder, through a curve."""
 
     reference: str | None = key(None, "column of the data with the reference (default: the answer)", column=True)
+    part: str = key(
+        "answer", "what of a response is compared: all, its thought, or its answer (behind </think>)", choices=PARTS
+    )
     low: float = key(0.65, "cosine up to which the value is `floor`", range=SHARE)
     high: float = key(0.85, "cosine from which the value is 1", range=SHARE)
     floor: float = key(0.1, "value of low similarity", range=SHARE)
+
+    def combined(self) -> Iterator[str]:
+        if self.low >= self.high:
+            yield f"low {self.low} has to be below high {self.high}"
