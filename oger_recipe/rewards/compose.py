@@ -121,11 +121,11 @@ def _similarity(spec: SourceSpec, of: Surroundings) -> Source:
 KINDS: dict[str, Kind] = {
     "verifier": Kind(lambda spec, of: Verifier.of(of.settings), once=True, reads_rows=False),
     "bonus": Kind(lambda spec, of: Bonus.of(of.settings), once=True, reads_rows=False),
+    "similarity": Kind(_similarity, SimilarityKeys),
     "judge": Kind(JudgeSource, JudgeKeys),
     "pairwise": Kind(PairwiseSource, PairwiseKeys),
     "classifier": Kind(ClassifierSource, ClassifierKeys),
     "critique_classifier": Kind(CritiqueSource, CritiqueKeys),
-    "similarity": Kind(_similarity, SimilarityKeys),
 }
 
 DEFAULT = (SourceSpec("rule", "verifier"), SourceSpec("explore", "bonus"))

@@ -22,6 +22,7 @@ def combination_problems(value: Mapping[str, Any]) -> Iterator[str]:
     oger = OgerSettings.of(value)
     yield from _loss(oger.loss)
     yield from _kl_and_template(value, oger)
+    yield from _adaptive_kl(value)
     yield from _draws(oger.teachers)
     yield from _prefixes(value["rollout.n_samples_per_prompt"], oger.teachers, oger.prefix)
     yield from _replacement(oger)
@@ -53,6 +54,21 @@ def _kl_and_template(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[s
     chats = value["data.apply_chat_template"] and template != "chat"  # which says the same
     if template and (chats or value["data.input_template"]):
         yield f"oger.prompt_template {template} beside data.apply_chat_template or data.input_template: choose one"
+
+
+def _adaptive_kl(value: Mapping[str, Any]) -> Iterator[str]:
+    target, horizon = value["algo.kl.target"], value["algo.kl.horizon"]
+    rows = value["rollout.batch_size"] * value["rollout.n_samples_per_prompt"]
+    if not target:
+        return
+    if not value["algo.kl.init_coef"]:
+        yield f"algo.kl.target {target} steers a coefficient by factors, and algo.kl.init_coef is 0: set it above 0"
+    if rows >= 5 * horizon:  # a step's factor is 1 - 0.2 * rows / horizon at the least
+        yield (
+            f"algo.kl.horizon {horizon} is too short for the {rows} rollouts of a step: where the KL is far below "
+            f"algo.kl.target, a single step would leave nothing of the coefficient; use more than {rows // 5}, e.g. "
+            f"{10 * rows}"
+        )
 
 
 def _draws(teachers: TeacherSettings) -> Iterator[str]:

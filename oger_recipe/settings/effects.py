@@ -153,14 +153,27 @@ NEEDS: tuple[Need, ...] = (
     ),
 )  # fmt: skip
 
+# The same of OpenRLHF's flags that need others of its flags.
+UPSTREAM_NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[Mapping[str, Any]], bool]], ...] = (
+    (
+        ("algo.kl.estimator", "algo.kl.use_loss", "algo.kl.unbiased_gradient"),
+        "algo.kl.init_coef above 0",
+        lambda value: value["algo.kl.init_coef"] > 0,
+    ),
+    (("algo.kl.unbiased_gradient",), "algo.kl.use_loss", lambda value: value["algo.kl.use_loss"]),
+    (("algo.kl.horizon",), "algo.kl.target", lambda value: value["algo.kl.target"] is not None),
+)
+
 
 def without_effect(value: Mapping[str, Any], default: Callable[[str], Any]) -> Iterator[str]:
     """A sentence for every flag of ``value`` that is set to something else than its default and changes nothing."""
     oger = OgerSettings.of(value)
+    needs = [(settings, need, is_met(oger)) for settings, need, is_met in NEEDS]
+    needs += [(settings, need, is_met(value)) for settings, need, is_met in UPSTREAM_NEEDS]
     said = set()
-    for settings, need, is_met in NEEDS:
+    for settings, need, is_met in needs:
         for setting in settings:
             name = setting if setting in value else f"oger.{setting}"
-            if name not in said and value[name] != default(name) and not is_met(oger):
+            if name not in said and value[name] != default(name) and not is_met:
                 said.add(name)
                 yield f"{name} has no effect: it needs {need}"

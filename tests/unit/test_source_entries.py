@@ -43,10 +43,10 @@ RULE_ENTRY = {"name": "rule", "kind": "verifier"}
         ("verifier", "'verifier' is not a mapping: {name: ..., kind: ...}"),
         ({"kind": "bonus"}, "name None: a name of letters"),
         ({"name": "a/b", "kind": "bonus"}, "name 'a/b': a name of letters"),
-        ({"name": "a", "kind": "critic"}, "kind 'critic' is unknown; known: verifier, bonus, "),
+        ({"name": "a", "kind": "critic"}, "kind 'critic' is unknown; known: verifier, bonus, similarity, "),
         (
             {"name": "a", "kind": "bonuss"},
-            "kind 'bonuss' is unknown; did you mean 'bonus'? known: verifier, bonus, ",
+            "kind 'bonuss' is unknown; did you mean 'bonus'? known: verifier, bonus, similarity, ",
         ),
         ({"name": "a"}, "kind None is unknown"),
         ({"name": "a", "kind": "bonus", "wieght": 1}, "key 'wieght' is unknown; did you mean 'weight'? known: name"),
@@ -113,6 +113,6 @@ def test_what_is_wrong_with_the_list_is_said() -> None:
 
 
 def test_registries_hold_what_the_documents_name() -> None:
-    models = ["judge", "pairwise", "classifier", "critique_classifier"]
-    assert list(KINDS) == ["verifier", "bonus", *models, "similarity"] and list(COMBINATIONS) == ["add", "mul"]
+    names = ["verifier", "bonus", "similarity", "judge", "pairwise", "classifier", "critique_classifier"]
+    assert list(KINDS) == names and list(COMBINATIONS) == ["add", "mul"]
     assert list(ON_ERROR) == ["zero", "neutral", "drop_group", "stop"]
