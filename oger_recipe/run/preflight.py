@@ -301,16 +301,16 @@ def _embedding_server(job: Job) -> Found:
 def _judge_servers(job: Job) -> Found:
     from oger_recipe.rewards.models.server import probe
 
-    for spec in sources_of(OgerSettings.of(job.value).reward.sources):
-        models = spec.keys.models if isinstance(spec.keys, ModelKeys) else ()
-        for keys in models:
-            if keys.runs_on != "server":
-                continue
-            try:
-                yield Finding(OK, f"{spec.name}: {probe(keys)}")
-            except ValueError as error:
-                what_to_do = "start it (`oger serve-judge` starts one), or correct url and model"
-                yield Finding(PROBLEM, f"oger.reward.sources, {spec.name}: {error}; {what_to_do}")
+    specs = sources_of(OgerSettings.of(job.value).reward.sources)
+    models = [(spec, keys) for spec in specs if isinstance(spec.keys, ModelKeys) for keys in spec.keys.models]
+    for spec, keys in models:
+        if keys.runs_on != "server":
+            continue
+        try:
+            yield Finding(OK, f"{spec.name}: {probe(keys)}")
+        except ValueError as error:
+            what_to_do = "start it (`oger serve-judge` starts one), or correct url and model"
+            yield Finding(PROBLEM, f"oger.reward.sources, {spec.name}: {error}; {what_to_do}")
 
 
 def _encoder(job: Job) -> Found:
