@@ -235,6 +235,14 @@ def _keys_of(kind: Any) -> type[Keys]:
     return KINDS[kind].keys if kind in KINDS else Keys
 
 
+def models_of(entries: Sequence[Mapping[str, Any]] | None) -> Iterator[tuple[str, ModelKeys]]:
+    """Yield the models of a run, each with the name of its source; none of an entry whose keys no run could do."""
+    for entry in entries or ():
+        keys = _keys_of(entry.get("kind")) if isinstance(entry, Mapping) else Keys
+        if issubclass(keys, ModelKeys) and not [*keys.problems(entry)]:
+            yield from ((str(entry.get("name")), each) for each in keys.of(entry).models)
+
+
 def entry_problems(entries: Sequence[Mapping[str, Any]] | None) -> Iterator[str]:
     """Yield a sentence for all in oger.reward.sources that no run could do; imports the user's sources."""
     names: list[Any] = []
