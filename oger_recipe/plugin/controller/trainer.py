@@ -16,10 +16,12 @@ from oger_recipe.evaluation.tables import headlines
 from oger_recipe.files import append_json, read_jsonl
 from oger_recipe.plugin.controller.answers import evaluate_samples
 from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker
+from oger_recipe.plugin.controller.reward_watch import REWARD, DriftWatch
 from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
 from oger_recipe.plugin.ray_actor import undecorated
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder import records as run_folder
+from oger_recipe.settings.rewards import RewardSettings
 from oger_recipe.settings.run import EvalSettings, RunSettings
 
 # PPOTrainer and BasePPOTrainer build these by name, which is looked up in this process.
@@ -31,6 +33,7 @@ HYBRID_KEYS = (
     "reward", "score", "return", "response_length", "total_length", "truncated", "response_clip_ratio", "kl",
     "logprobs_diff", "reward_format", "reward_error", "reward_timeout", "off_policy_tokens", "group_reward_std",
 )  # fmt: skip
+KL_COEFFICIENT = "kl_coefficient"  # of the next step, in a checkpoint; of the step, among its metrics
 
 
 class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
@@ -48,6 +51,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         self.save_steps, self.args.ckpt.save_steps = self.args.ckpt.save_steps, math.inf
         self.phases = run_folder.Phases(self.run_dir)
         self.evaluation: dict[str, Any] = {}  # the metrics of this attempt's last one
+        self.drift = DriftWatch(RewardSettings.of(self.args.oger), self.run_dir)
 
     def get_max_steps(self) -> int:
         """Optimizer steps of the run, for the learning-rate schedule."""
@@ -64,7 +68,10 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         return planned if limit is None else min(planned, limit)
 
     def fit(self, global_step: int = 0) -> None:
-        resumed_at = self.init_checkpoint_states()["global_step"]
+        states = self.init_checkpoint_states()
+        resumed_at = states["global_step"]
+        if self.args.algo.kl.target:
+            self.kl_ctl.value = states.get(KL_COEFFICIENT, self.kl_ctl.value)
         if self.settings.total_training_steps is not None:
             self.samples_generator.steps_left = max(self.settings.total_training_steps - resumed_at, 0)
         self.samples_generator.step = resumed_at
@@ -118,9 +125,14 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
     def train_step(self, rollout_samples, global_step: int):
         self.experience_maker.step = global_step + 1
         self.phases.at("experience", step=global_step + 1)
+        of_kl = self._kl_coefficient()
         status, global_step = super().train_step(rollout_samples, global_step)
         status = {f"hybrid_batch/{key}" if key in HYBRID_KEYS else key: value for key, value in status.items()}
-        return status | self.experience_maker.metrics, global_step
+        return status | of_kl | self.experience_maker.metrics, global_step
+
+    def _kl_coefficient(self) -> dict[str, float]:
+        """The coefficient that adapts; one that does not is algo.kl.init_coef."""
+        return {KL_COEFFICIENT: float(self.kl_ctl.value)} if self.args.algo.kl.target else {}
 
     def ppo_train(self, global_steps: int) -> dict[str, float]:
         self.phases.at("training", step=global_steps + 1)
@@ -135,9 +147,11 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         return {}
 
     def save_logs_and_checkpoints(self, global_step: int, logs_dict=None, client_states=None) -> None:
+        client_states = (client_states or {}) | self._kl_coefficient()
         self.last_step, self.client_states = global_step, client_states
         metrics = {key: value for key, value in (logs_dict or {}).items() if key != "generated_samples"}
         metrics["tokens_per_second"] = metrics["rollout/response_tokens"] / metrics["timing/step_total"]
+        metrics |= self.drift.stepped(global_step, metrics[REWARD])
         append_json(self.run_dir / "metrics.jsonl", {"step": global_step} | metrics)
         if bad := bad_numbers(metrics):
             raise RecipeError(f"step {global_step} went wrong and is not saved: {bad}")
@@ -213,6 +227,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         run_folder.write_evaluation(self.run_dir, global_step, result.records, result.result)
         self.evaluation = result.metrics | {"benchmarks": headlines(result.result)}
         run_folder.event(self.run_dir, "evaluated", when=when, step=global_step, **self.evaluation)
+        self.drift.evaluated(global_step, result.result["average"])
         for tracker in (self.wandb_logger, self.tensorboard_logger):
             if tracker:
                 tracker.log_eval(global_step, result.logs)
