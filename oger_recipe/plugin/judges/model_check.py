@@ -1,6 +1,6 @@
 """What vLLM says of models before any is loaded: ``python -m oger_recipe.plugin.judges.model_check``.
 
-For run/judges.py: reads a JSON list on standard input, of [keys of a ModelKeys, whether it is to write], and writes one
+For run/judges.py: reads a JSON list on standard input, of [keys of a ModelKeys, whether it is to write], writes one
 of sentences, null for a model that nothing speaks against. A process of its own: importing vLLM takes seconds, and
 prints pages.
 """
