@@ -15,3 +15,8 @@ CPU_ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # an empty CUDA_VISIBLE_DEVICES confuses vLLM
     "OMP_NUM_THREADS": str(CORES),  # else Ray gives every actor one thread
 }
+
+
+def is_without_cuda() -> bool:
+    """Whether this process is of a run on such a machine; an actor without a GPU of its own sees none anywhere."""
+    return os.environ.get("DS_ACCELERATOR") == CPU_ENVIRONMENT["DS_ACCELERATOR"]

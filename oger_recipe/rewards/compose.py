@@ -26,7 +26,17 @@ from oger_recipe.errors import RecipeError
 from oger_recipe.ranges import WEIGHT
 from oger_recipe.rewards.keys import Keys, key, unknown, value_problem
 from oger_recipe.rewards.models.cache import VerdictCache
-from oger_recipe.rewards.models.keys import ModelKeys, SimilarityKeys
+from oger_recipe.rewards.models.classifier import ClassifierSource, CritiqueSource
+from oger_recipe.rewards.models.judge import JudgeSource
+from oger_recipe.rewards.models.keys import (
+    ClassifierKeys,
+    CritiqueKeys,
+    JudgeKeys,
+    ModelKeys,
+    PairwiseKeys,
+    SimilarityKeys,
+)
+from oger_recipe.rewards.models.pairwise import PairwiseSource
 from oger_recipe.rewards.models.place import Place
 from oger_recipe.rewards.own import Keywords, imported, keyword_problems, make_own, reason
 from oger_recipe.rewards.sources import Bonus, Group, Scores, Source, Verifier, of_rows
@@ -112,6 +122,10 @@ KINDS: dict[str, Kind] = {
     "verifier": Kind(lambda spec, of: Verifier.of(of.settings), once=True, reads_rows=False),
     "bonus": Kind(lambda spec, of: Bonus.of(of.settings), once=True, reads_rows=False),
     "similarity": Kind(_similarity, SimilarityKeys),
+    "judge": Kind(JudgeSource, JudgeKeys),
+    "pairwise": Kind(PairwiseSource, PairwiseKeys),
+    "classifier": Kind(ClassifierSource, ClassifierKeys),
+    "critique_classifier": Kind(CritiqueSource, CritiqueKeys),
 }
 
 DEFAULT = (SourceSpec("rule", "verifier"), SourceSpec("explore", "bonus"))

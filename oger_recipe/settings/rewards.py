@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from oger_recipe.ranges import COUNT, PART, WEIGHT
 from oger_recipe.rewards.compose import DEFAULT, KINDS, ON_ERROR
 from oger_recipe.settings.fields import Section, setting
 
@@ -39,9 +40,35 @@ class RewardSettings(Section):
         "advantage in this step (drop_group), or the run stops (stop)",
         choices=ON_ERROR,
     )
-
+    engine_memory_gb: float = setting(
+        0.0,
+        "main memory (GiB) that engines of reward models may keep between their turns where there is no CUDA and they "
+        "cannot sleep; 0: each ends after its turn",
+        range=WEIGHT,
+    )
     cache: str = setting(
         "~/.cache/oger/verdicts", "folder of the replies of judges and heads, shared between runs; empty: none is kept"
+    )
+    watch_steps: int = setting(10, "steps over which the watch over the sources looks back", range=COUNT)
+    watch_length_correlation: float = setting(
+        0.5,
+        "warn of a source whose values correlate with the length of the answers by more than this within groups, "
+        "either way (1: never)",
+        range=PART,
+    )
+    watch_format_correlation: float = setting(
+        0.9, "the same for whether an answer was found in the expected form (1: never)", range=PART
+    )
+    watch_rule_disagreement: float = setting(
+        0.6,
+        "warn of a source that orders more than this share of the pairs within groups against the rule (1: never)",
+        range=PART,
+    )
+    watch_accuracy_fall: float = setting(
+        0.05,
+        "warn when held-out accuracy has fallen by more than this below its best while the trained reward has risen "
+        "(1: never)",
+        range=PART,
     )
 
     @property

@@ -20,6 +20,7 @@ from oger_recipe.plugin.controller.hybrid_batch import make_hybrid, read_rollout
 from oger_recipe.plugin.controller.step_metrics import Credit, step_metrics
 from oger_recipe.plugin.controller.step_rewards import StepRewards
 from oger_recipe.plugin.controller.step_samples import sample_lines
+from oger_recipe.plugin.judges.engines import RunEngines
 
 # isort: split
 import torch
@@ -103,7 +104,7 @@ def measure(encoder: TrajectoryEncoder, sizes: dict[str, int], folder: Path, ste
         tokenizer.convert_tokens_to_ids(word) for word in ("we", "then", "find", "that", "the", "sum", "is", "two")
     ]
     settings = OgerSettings()
-    sources = StepRewards(settings, folder, "dr_grpo", 0)
+    sources = StepRewards(settings, folder, "dr_grpo", 0, RunEngines(cpu=True).place)
     prompts, group, length, teachers = sizes.values()
 
     def teacher(number: int) -> Teacher:

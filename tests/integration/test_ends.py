@@ -36,9 +36,9 @@ with stoppable(run_dir, run_dir / "checkpoints", ["/venv/bin/oger", "train", "--
 DRIVER = """
 import subprocess, sys, time
 from pathlib import Path
-from oger_recipe.plugin.driver.launch import _cleared_up
+from oger_recipe.plugin.driver.start_ray import cleared_up
 logs = Path(sys.argv[1])
-with (logs / "lock").open("w") as lock, _cleared_up(logs, lock.fileno()) as folder:
+with (logs / "lock").open("w") as lock, cleared_up(logs, lock.fileno()) as folder:
     session = folder / "session_2026" / "logs"
     session.mkdir(parents=True)
     name = f"worker-aa-01000000-7"

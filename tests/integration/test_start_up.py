@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from oger_recipe.imports import without_garbage_collection
-from oger_recipe.plugin.engine.rollout_engine import _kv_cache_bytes, _main_module
+from oger_recipe.plugin.cpu_engine import kv_cache_bytes
+from oger_recipe.plugin.engine.rollout_engine import _main_module
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,13 +55,13 @@ def test_the_kv_cache_holds_the_rows_that_run_at_a_time_within_its_limit(
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     if limit:
         monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", limit)
-    assert _kv_cache_bytes(str(tmp_path), rows, length) == expected
+    assert kv_cache_bytes(str(tmp_path), rows, length) == expected
 
 
 def test_models_that_share_no_heads_have_a_kv_cache_too(tmp_path: Path):
     shape = {"n_layer": 3, "n_head": 4, "n_embd": 32}  # 3 layers x 4 heads x 8 x 2 x 2 bytes = 384 bytes a token
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"} | shape))
-    assert _kv_cache_bytes(str(tmp_path), 1, 1) == 2 * 128 * 384
+    assert kv_cache_bytes(str(tmp_path), 1, 1) == 2 * 128 * 384
 
 
 def test_a_spawned_process_imports_the_named_module_in_place_of_the_main_one():

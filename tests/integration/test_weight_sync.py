@@ -16,7 +16,8 @@ import ray
 import torch
 
 from oger_recipe.algorithm.engine_check import Agreement
-from oger_recipe.plugin.driver.launch import CPU_ENVIRONMENT, _start_ray
+from oger_recipe.cpu import CPU_ENVIRONMENT
+from oger_recipe.plugin.driver.start_ray import start_ray
 from oger_recipe.tasks.tiny_policy import build_model, build_tokenizer
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU's weight sync; CUDA has OpenRLHF's own")
@@ -133,7 +134,7 @@ def senders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Send
         from oger_recipe.plugin.driver.install import install
 
         _keep_names(environment)
-        _start_ray(CPU_ENVIRONMENT | {"OGER_RUN_DIR": str(folder)}, True, len(KINDS), False, Path(temporary.name))
+        start_ray(CPU_ENVIRONMENT | {"OGER_RUN_DIR": str(folder)}, True, len(KINDS), False, Path(temporary.name))
         started: dict[str, Sender] = {}
         try:
             install()

@@ -42,8 +42,9 @@ PROCESSES = {
     "evaluation": "",
     "engine": "plugin",
     "policy": "plugin",
-    "controller": "plugin",
-    "driver": "controller engine plugin policy",
+    "judges": "plugin",
+    "controller": "judges plugin",
+    "driver": "controller engine judges plugin policy",
 }
 
 TRAINERS = {"openrlhf", "ray", "vllm", "deepspeed"}

@@ -43,10 +43,10 @@ RULE_ENTRY = {"name": "rule", "kind": "verifier"}
         ("verifier", "'verifier' is not a mapping: {name: ..., kind: ...}"),
         ({"kind": "bonus"}, "name None: a name of letters"),
         ({"name": "a/b", "kind": "bonus"}, "name 'a/b': a name of letters"),
-        ({"name": "a", "kind": "judge"}, "kind 'judge' is unknown; known: verifier, bonus, similarity, or"),
+        ({"name": "a", "kind": "critic"}, "kind 'critic' is unknown; known: verifier, bonus, similarity, "),
         (
             {"name": "a", "kind": "bonuss"},
-            "kind 'bonuss' is unknown; did you mean 'bonus'? known: verifier, bonus, similarity, or",
+            "kind 'bonuss' is unknown; did you mean 'bonus'? known: verifier, bonus, similarity, ",
         ),
         ({"name": "a"}, "kind None is unknown"),
         ({"name": "a", "kind": "bonus", "wieght": 1}, "key 'wieght' is unknown; did you mean 'weight'? known: name"),
@@ -109,9 +109,10 @@ def test_what_is_wrong_with_the_list_is_said() -> None:
     ]
     (problem,) = listed(RULE_ENTRY | {"combine": "mul"})
     assert "entry 1: combine mul: the first source has nothing before it to multiply" in problem
-    assert len(listed({"name": "?", "kind": "judge", "weight": -1})) == 3  # all at once
+    assert len(listed({"name": "?", "kind": "critic", "weight": -1})) == 3  # all at once
 
 
 def test_registries_hold_what_the_documents_name() -> None:
-    assert list(KINDS) == ["verifier", "bonus", "similarity"] and list(COMBINATIONS) == ["add", "mul"]
+    names = ["verifier", "bonus", "similarity", "judge", "pairwise", "classifier", "critique_classifier"]
+    assert list(KINDS) == names and list(COMBINATIONS) == ["add", "mul"]
     assert list(ON_ERROR) == ["zero", "neutral", "drop_group", "stop"]

@@ -3,17 +3,19 @@
 import json
 from pathlib import Path
 
+import ray
 import torch
 from openrlhf.models.utils import compute_reward
 from openrlhf.trainer.ppo_utils import experience_maker
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
+from ray.util.placement_group import PlacementGroup
 
 from oger_recipe.algorithm.batches import longest_first, of_first_token
 from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS, hybrid_advantages, token_advantages
 from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
-from oger_recipe.cpu import CORES
+from oger_recipe.cpu import CORES, is_without_cuda
 from oger_recipe.embedding.similarity import make_similarity
 from oger_recipe.plugin.controller.guards import EncoderReach, EngineGuard, stop_on_reward_errors
 from oger_recipe.plugin.controller.hybrid_batch import (
@@ -27,6 +29,7 @@ from oger_recipe.plugin.controller.step_metrics import Credit, step_metrics
 from oger_recipe.plugin.controller.step_rewards import StepRewards
 from oger_recipe.plugin.controller.step_samples import sample_lines
 from oger_recipe.plugin.experiences import teachers_tokens
+from oger_recipe.plugin.judges.engines import RunEngines
 from oger_recipe.plugin.kl import compute_approx_kl
 from oger_recipe.run_folder import records as run_folder
 from oger_recipe.settings.oger import OgerSettings
@@ -52,9 +55,15 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.measure = make_similarity(settings.embedding) if has_references and settings.compares else None
         self.history: History | None = None
         self.reach = EncoderReach(self.measure, settings.embedding, self.run_dir)
-        self.step_rewards = StepRewards(
-            settings, self.run_dir, self.args.algo.advantage.estimator, self.args.train.seed
+        self.engines = RunEngines(
+            cpu=is_without_cuda(),
+            memory_gb=settings.reward.engine_memory_gb,
+            shared_gpus=self._policys_gpus if self.args.train.colocate_all else None,
         )
+        self.step_rewards = StepRewards(
+            settings, self.run_dir, self.args.algo.advantage.estimator, self.args.train.seed, self.engines.place
+        )
+        self.engines.start()
         self.engine_guard = EngineGuard(
             guards.max_logprob_difference, top_p=rollout.top_p, top_k=settings.rollouts.top_k
         )
@@ -63,6 +72,10 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.step = 0  # set by the trainer before every batch
         self.planned_steps = 1  # of the run; set by the trainer
         self.metrics: dict[str, float] = {}
+
+    def _policys_gpus(self) -> PlacementGroup:
+        group: PlacementGroup = ray.get(self.actor_model_group._actor_handlers[0].placement_group.remote())
+        return group
 
     def resume(self, step: int, planned_steps: int) -> None:
         """Go on after ``step`` steps; called once, before the first batch."""
@@ -94,6 +107,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             self.dropped
             | {"oger/bonus_weight": self.bonus_weight}
             | step_metrics(self.rollouts, self.batch, credit)
+            | self.step_rewards.watch.look_at(self.rollouts, self.batch, self.rewards, self.step)
             | {"oger/embedding_share_read": self.reach.share_read(self.rollouts, self.batch)}
         )
         run_folder.write_samples(self.run_dir, self.step, sample_lines(self.rollouts, self.batch, credit))

@@ -64,7 +64,7 @@ def step_metrics(rollouts: Rollouts, batch: HybridBatch, credit: Credit) -> dict
         "rollout/truncated": _mean(truncated),
         "rollout/repetitive": _mean(rollouts.repetitive[own].float()),
         "rollout/entropy": _mean_token_entropy(batch, credit.token_entropy),
-        **_teacher_metrics(rollouts, batch, credit.advantages),
+        **_teacher_metrics(rollouts, batch, credit.advantages, credit.rewards),
         **_bonus_metrics(batch, credit, rollouts.size),
         **_source_metrics(batch, credit),
     }
@@ -81,7 +81,9 @@ def _mean_token_entropy(batch: HybridBatch, entropy: torch.Tensor) -> float:
     return (entropy[own] @ lengths[own] / lengths[own].sum()).item() if own.any() else math.nan
 
 
-def _teacher_metrics(rollouts: Rollouts, batch: HybridBatch, advantages: torch.Tensor) -> dict[str, float]:
+def _teacher_metrics(
+    rollouts: Rollouts, batch: HybridBatch, advantages: torch.Tensor, rewards: torch.Tensor
+) -> dict[str, float]:
     off, on = batch.is_teacher, ~batch.is_teacher
     lengths = _lengths(batch.samples)
     teacher_tokens = torch.tensor([info_value(sample, "off_policy_tokens") for sample in batch.samples])
@@ -98,6 +100,7 @@ def _teacher_metrics(rollouts: Rollouts, batch: HybridBatch, advantages: torch.T
         "oger/off_response_length": _mean(lengths[off]),
         "oger/on_score": _mean(batch.scores[on]),
         "oger/off_score": _mean(batch.scores[off]),
+        "oger/on_reward": _mean(rewards[on]),
         "oger/teacher_reward": _mean(batch.rewards[off]),
         "oger/teacher_advantage": _mean(advantages[off]),
         "oger/rollout_advantage_abs": _mean(advantages[on].abs()),

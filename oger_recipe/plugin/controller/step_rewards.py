@@ -1,5 +1,6 @@
 """The reward of every row of a step, from the sources that the recipe lists."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,9 +9,9 @@ import torch
 from oger_recipe.algorithm.credit import penalise_truncated
 from oger_recipe.algorithm.exploration import scheduled_weight
 from oger_recipe.algorithm.normalize import Running
-from oger_recipe.errors import RecipeError
 from oger_recipe.plugin.controller.guards import SourceGuard
 from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts, reward_groups
+from oger_recipe.plugin.controller.reward_watch import SourceWatch
 from oger_recipe.rewards.compose import Rewards, Surroundings, make_source, rewards_of, sources_of
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.rewards.models.place import Place
@@ -19,20 +20,19 @@ from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.settings.oger import OgerSettings
 
 
-def _no_engine(keys: ModelKeys) -> Place:
-    raise RecipeError(f"{keys.model}: models in engines of the run's own are not there yet; name a server's url")
-
-
 class StepRewards:
     """Asks the sources of reward about each step."""
 
-    def __init__(self, settings: OgerSettings, run_dir: Path, estimator: str, seed: int) -> None:
+    def __init__(
+        self, settings: OgerSettings, run_dir: Path, estimator: str, seed: int, engine: Callable[[ModelKeys], Place]
+    ) -> None:
         self._settings, self._run_dir, self._on_error = settings, run_dir, settings.reward.on_error
         look_in(settings.verifiers.verifier_path)
-        surroundings = Surroundings.of(settings, _no_engine, seed)
+        surroundings = Surroundings.of(settings, engine, seed)
         self._specs = sources_of(settings.reward.sources, estimator)
         self._sources = [make_source(spec, surroundings) for spec in self._specs]
         self._guard = SourceGuard(run_dir, self._on_error)
+        self.watch = SourceWatch(settings.reward, self._specs, run_dir)
         self._running: dict[str, Running] = {}
 
     def resume(self, step: int) -> None:

@@ -16,10 +16,12 @@ from oger_recipe.evaluation.tables import headlines
 from oger_recipe.files import append_json, read_jsonl
 from oger_recipe.plugin.controller.answers import evaluate_samples
 from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker
+from oger_recipe.plugin.controller.reward_watch import REWARD, DriftWatch
 from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
 from oger_recipe.plugin.ray_actor import undecorated
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder import records as run_folder
+from oger_recipe.settings.rewards import RewardSettings
 from oger_recipe.settings.run import EvalSettings, RunSettings
 
 # PPOTrainer and BasePPOTrainer build these by name, which is looked up in this process.
@@ -49,6 +51,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         self.save_steps, self.args.ckpt.save_steps = self.args.ckpt.save_steps, math.inf
         self.phases = run_folder.Phases(self.run_dir)
         self.evaluation: dict[str, Any] = {}  # the metrics of this attempt's last one
+        self.drift = DriftWatch(RewardSettings.of(self.args.oger), self.run_dir)
 
     def get_max_steps(self) -> int:
         """Optimizer steps of the run, for the learning-rate schedule."""
@@ -144,6 +147,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         self.last_step, self.client_states = global_step, client_states
         metrics = {key: value for key, value in (logs_dict or {}).items() if key != "generated_samples"}
         metrics["tokens_per_second"] = metrics["rollout/response_tokens"] / metrics["timing/step_total"]
+        metrics |= self.drift.stepped(global_step, metrics[REWARD])
         append_json(self.run_dir / "metrics.jsonl", {"step": global_step} | metrics)
         if bad := bad_numbers(metrics):
             raise RecipeError(f"step {global_step} went wrong and is not saved: {bad}")
@@ -219,6 +223,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         run_folder.write_evaluation(self.run_dir, global_step, result.records, result.result)
         self.evaluation = result.metrics | {"benchmarks": headlines(result.result)}
         run_folder.event(self.run_dir, "evaluated", when=when, step=global_step, **self.evaluation)
+        self.drift.evaluated(global_step, result.result["average"])
         for tracker in (self.wandb_logger, self.tensorboard_logger):
             if tracker:
                 tracker.log_eval(global_step, result.logs)

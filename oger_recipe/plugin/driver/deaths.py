@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError
 
 from oger_recipe.errors import RecipeError
-from oger_recipe.plugin.driver.worker_logs import ROLES, workers
+from oger_recipe.plugin.driver.worker_logs import JUDGE, ROLES, workers
 
 _INTERVAL_S = 1.0
 _FULL = 16 * 2**20  # bytes: a disk with less left is full
@@ -68,9 +68,13 @@ class Processes(threading.Thread):
             self._seen[pid] = _Process(parent, role, title, int(peak[1]) * 1024)
 
     def gone(self) -> list[int]:
-        """Those that ended by themselves: not because the process that had started them did."""
+        """Those that ended by themselves: not because the process that had started them did, and not by plan."""
         ended = {pid for pid in self._seen if _parent(Path(f"/proc/{pid}")) is None}
-        return [pid for pid in sorted(ended) if self._seen[pid].parent not in ended]
+        return [
+            pid
+            for pid in sorted(ended)
+            if self._seen[pid].parent not in ended and self._seen[pid].role != f"the {JUDGE}"
+        ]
 
     def parent(self, pid: int) -> int:
         return self._seen[pid].parent

@@ -1,25 +1,20 @@
-"""Starts Ray, or joins the cluster at RAY_ADDRESS, and runs openrlhf.cli.train_ppo_ray with the recipe's classes."""
+"""Runs openrlhf.cli.train_ppo_ray with the recipe's classes, on a Ray of its own or on the cluster at RAY_ADDRESS."""
 
 import argparse
 import contextlib
 import os
 import runpy
-import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from oger_recipe.cpu import CPU_ENVIRONMENT
 from oger_recipe.errors import RecipeError, RunDied
 from oger_recipe.plugin.driver import worker_logs
 from oger_recipe.plugin.driver.deaths import Processes, why
-
-_CLEAR_UP_S = 30  # what the watcher may take
+from oger_recipe.plugin.driver.start_ray import cleared_up, run_environment, start_ray
 
 
 def launch(
@@ -39,15 +34,11 @@ def launch(
     Raises:
         RunDied: something of the run died or failed; the message is a sentence for the user.
     """
-    environment = environment | _environment(run_dir) | (CPU_ENVIRONMENT if cpu else {})
-    os.environ.update(CPU_ENVIRONMENT if cpu else {})
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    environment = environment | run_environment(cpu) | {"OGER_RUN_DIR": str(run_dir)}
     logs, joins = run_dir / "logs", "RAY_ADDRESS" in os.environ
-    cleared = contextlib.nullcontext() if joins else _cleared_up(logs, lock)
+    cleared = contextlib.nullcontext() if joins else cleared_up(logs, lock)
     with _driver_output(logs / "driver.log", verbose), cleared as folder, Processes(os.getpid()) as processes:
-        on_term = signal.getsignal(signal.SIGTERM)
-        context = _start_ray(environment, cpu, logical_gpus, verbose, folder)
-        signal.signal(signal.SIGTERM, on_term)  # Ray has put its own
+        context = start_ray(environment, cpu, logical_gpus, verbose, folder)
         session_logs = Path(context.address_info["session_dir"]) / "logs"
         try:
             _run_openrlhf(flags)
@@ -60,78 +51,6 @@ def launch(
             ray.shutdown()
             if joins:
                 worker_logs.keep(session_logs, logs, job)
-
-
-def _environment(run_dir: Path) -> dict[str, str]:
-    """Of every process of the run; what the user has set stays."""
-    defaults = {"TOKENIZERS_PARALLELISM": "false", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
-    return {name: os.environ.get(name, value) for name, value in defaults.items()} | {"OGER_RUN_DIR": str(run_dir)}
-
-
-@contextlib.contextmanager
-def _cleared_up(logs: Path, lock: int) -> Iterator[Path]:
-    """A folder for whatever the run's processes keep for the while; gone afterwards, and all of them with it.
-
-    Also when this process is killed: see watcher.py.
-    """
-    parent = Path(os.environ.get("RAY_TMPDIR", "/tmp"))  # not TMPDIR: the paths of sockets have to be short
-    parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="oger-", dir=parent))
-    ended, alive = os.pipe()
-    command = [sys.executable, "-m", "oger_recipe.plugin.driver.watcher", str(folder), str(logs)]
-    # In a session of its own: Ctrl-C in the terminal does not reach it.
-    watcher = subprocess.Popen(
-        command, stdin=ended, pass_fds=(lock,), start_new_session=True, stdout=subprocess.DEVNULL
-    )
-    os.close(ended)
-    before = os.environ.get("TMPDIR")
-    os.environ["TMPDIR"] = str(folder)  # vLLM's sockets, by every worker's environment
-    try:
-        yield folder
-    finally:
-        os.environ.pop("TMPDIR") if before is None else os.environ.update(TMPDIR=before)
-        os.close(alive)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            watcher.wait(_CLEAR_UP_S)
-
-
-def _start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool, folder: Path | None):
-    shared: dict[str, Any] = {"log_to_driver": verbose, "logging_level": "warning"}
-    if folder is None:
-        context = ray.init(runtime_env={"env_vars": environment}, **shared)
-        _check_cluster(logical_gpus)
-        return context
-    # What a worker has started ends with it. A killed rollout actor left its engine alive, and where that was waited
-    # for (a broadcast of weights) the run hung.
-    os.environ.setdefault("RAY_process_group_cleanup_enabled", "true")
-    shared["_temp_dir"] = str(folder)
-    if not cpu:
-        return ray.init(runtime_env={"env_vars": environment}, **shared)
-    os.environ.update(environment)  # Ray hands it to the workers that it starts, those in advance too
-    # Ray's switch for machines outside any cluster: what it starts then listens on loopback only. The constant was
-    # read from the variable when ray was imported; the processes that Ray starts read the variable.
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
-    # Logical resources: Ray only counts them, and OpenRLHF asks for GPUs by number.
-    return ray.init(
-        num_cpus=logical_gpus + 2,
-        num_gpus=logical_gpus,
-        include_dashboard=False,
-        object_store_memory=512 * 1024**2,
-        _node_ip_address="127.0.0.1",
-        **shared,
-    )
-
-
-def _check_cluster(gpus: int) -> None:
-    """Without enough GPUs the run would wait for ever."""
-    there = int(ray.cluster_resources().get("GPU", 0))
-    if there < gpus:
-        ray.shutdown()
-        raise RecipeError(
-            f"the Ray cluster at RAY_ADDRESS={os.environ['RAY_ADDRESS']} has {there} GPUs and the run needs {gpus}; "
-            "`oger train --dry-run` shows what for"
-        )
 
 
 def _run_openrlhf(flags: list[str]) -> None:

@@ -1,9 +1,11 @@
-"""Clears up after a run, however it ended: ``python -m oger_recipe.plugin.driver.watcher FOLDER LOGS``, by launch.py.
+"""Clears up after a run, however it ended.
+
+``python -m oger_recipe.plugin.driver.watcher FOLDER [LOGS]``, by start_ray.py.
 
 FOLDER is the run's own temporary folder. Ray, vLLM and their like keep logs and sockets there, and whatever process
 writes to a file in it belongs to the run. Standard input is a pipe whose other end the driver alone holds, so that it
-closes when the driver has done its part or was killed. Then the processes that are left end, their logs are kept, and
-the folder goes.
+closes when the driver has done its part or was killed. Then the processes that are left end, their logs are kept where
+there is a place for them, and the folder goes.
 """
 
 import contextlib
@@ -20,7 +22,7 @@ _GRACE_S, _LIMIT_S = 2.0, 15.0
 
 
 def main() -> None:
-    folder, logs = Path(sys.argv[1]), Path(sys.argv[2])
+    folder, logs = Path(sys.argv[1]), list(map(Path, sys.argv[2:]))
     driver = os.getppid()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while os.read(0, 4096):
@@ -28,7 +30,8 @@ def main() -> None:
     _end_writers(folder, spared={driver, os.getpid()})
     for session in folder.glob("session_2*"):  # beside a link, session_latest
         with contextlib.suppress(OSError):  # a full disk, say: what follows frees some of it
-            keep(session / "logs", logs)
+            for target in logs:
+                keep(session / "logs", target)
     shutil.rmtree(folder, ignore_errors=True)
 
 

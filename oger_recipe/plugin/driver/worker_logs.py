@@ -5,6 +5,7 @@ from pathlib import Path
 
 from oger_recipe.secrets import redacted
 
+JUDGE = "judge"
 ROLES = {
     "OgerPPOTrainer": "controller",
     "OgerPolicyModelActor": "policy",
@@ -14,13 +15,15 @@ ROLES = {
     "OgerReferenceModelActor": "reference",
     "RewardModelActor": "reward-model",
     "OgerRewardModelActor": "reward-model",
+    "JudgeActor": JUDGE,
 }
+_ALONE = ("controller", JUDGE)  # without a number: there is one, or every start makes another
 _ACTOR = ":actor_name:"  # Ray's line in a worker's log that says which actor it has become
 _RAYS_OWN = {"raylet": ("raylet.out", "raylet.err"), "gcs": ("gcs_server.out", "gcs_server.err")}
 
 
 def workers(session_logs: Path, job: str = "*") -> dict[int, str]:
-    """The name of each worker's log by its process id: controller, policy-0, policy-1, engine-0 ...
+    """The name of each worker's log by its process id: controller, policy-0, policy-1, engine-0 ..., judge
 
     ``job``: in a cluster that the run joined, other jobs' workers have logs there as well.
     """
@@ -30,7 +33,7 @@ def workers(session_logs: Path, job: str = "*") -> dict[int, str]:
         role = _role(logs[pid])
         if role is None:
             continue
-        names[pid] = role if role == "controller" else f"{role}-{seen[role]}"
+        names[pid] = role if role in _ALONE else f"{role}-{seen[role]}"
         seen[role] += 1
     return names
 
@@ -45,10 +48,10 @@ def _role(log: Path) -> str | None:
 
 def keep(session_logs: Path, target: Path, job: str = "*") -> None:
     """Appends each worker's output, and then its errors, to ``<name>.log``; a run that is continued goes on there."""
-    of_workers = {
-        name: [path for kind in ("out", "err") for path in session_logs.glob(f"worker-*-{job}-{pid}.{kind}")]
-        for pid, name in workers(session_logs, job).items()
-    }
+    of_workers: dict[str, list[Path]] = {}
+    for pid, name in workers(session_logs, job).items():
+        for kind in ("out", "err"):
+            of_workers.setdefault(name, []).extend(session_logs.glob(f"worker-*-{job}-{pid}.{kind}"))
     of_ray = {name: [session_logs / file for file in files] for name, files in _RAYS_OWN.items()} if job == "*" else {}
     for name, paths in (of_workers | of_ray).items():
         for path in paths:

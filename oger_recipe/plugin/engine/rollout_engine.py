@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import importlib.util
 import json
-import math
-import os
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -13,17 +11,15 @@ from typing import Any
 
 import torch
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
-from transformers import AutoConfig
 from vllm.sampling_params import RequestOutputKind
 
-from oger_recipe.kv_cache import kv_bytes_per_token
+from oger_recipe.plugin.cpu_engine import cpu_arguments
 from oger_recipe.plugin.engine.executor import OgerExecutor
 from oger_recipe.plugin.ray_actor import undecorated
 from oger_recipe.remote_code import may_run
 from oger_recipe.seeds import stable_seed
 
 ENGINE_PROCESS = "oger_recipe.plugin.engine.engine_process"
-KV_BLOCK = 128  # tokens; vLLM's on CPUs
 
 
 class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
@@ -33,12 +29,7 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
         cpu = not torch.cuda.is_available()
         if cpu:
             kwargs["worker_extension_cls"] = "oger_recipe.plugin.engine.engine_worker.CpuWorkerWrap"
-            # Seeded requests whose prompts are split over batches end the CPU engine: its generators cannot rewind.
-            kwargs.update(enable_chunked_prefill=False, max_num_batched_tokens=max(kwargs["max_model_len"], 4096))
-            kwargs["max_num_seqs"] = 256  # twice the default: decoding tiny policies costs by the step, not by the row
-            kwargs["kv_cache_memory_bytes"] = _kv_cache_bytes(
-                kwargs["model"], kwargs["max_num_seqs"], kwargs["max_model_len"]
-            )
+            kwargs.update(cpu_arguments(kwargs["model"], kwargs["max_model_len"]))
         # Of the distribution that was sampled from (temperature, top-p), as the policy computes its own.
         kwargs.update(logprobs_mode="processed_logprobs", max_logprobs=1, trust_remote_code=may_run())
         with _main_module(ENGINE_PROCESS) if cpu else contextlib.nullcontext():
@@ -77,17 +68,6 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
         )
         response["extra_logs"] = dict(response["extra_logs"]) | {"off_policy_tokens": float(len(prefix))}
         return response
-
-
-def _kv_cache_bytes(model: str, rows: int, length: int) -> int:
-    """What ``rows`` sequences of ``length`` tokens take in bfloat16; at most VLLM_CPU_KVCACHE_SPACE (GiB).
-
-    vLLM writes zeros to all of it when it starts, which can take two seconds a GiB, and it stays.
-    """
-    limit = int(os.environ.pop("VLLM_CPU_KVCACHE_SPACE", 1)) * 2**30  # vLLM would take this in place of the argument
-    config = AutoConfig.from_pretrained(model, trust_remote_code=may_run()).get_text_config()
-    blocks = rows * math.ceil(length / KV_BLOCK) + 1  # vLLM keeps one to itself
-    return min(blocks * KV_BLOCK * kv_bytes_per_token(config), limit)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,9 @@
 """OpenRLHF's policy actor: entropies come from the forward pass that gives log-probabilities."""
 
+import ray
 import torch
 from openrlhf.trainer.ray import ppo_actor
+from ray.util.placement_group import PlacementGroup
 
 from oger_recipe.algorithm.token_stats import response_entropy
 from oger_recipe.plugin.policy.chunked_actor import ChunkedActor
@@ -18,6 +20,10 @@ ppo_actor.ActorPPOTrainer = OgerActorPPOTrainer
 
 class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ignore[misc]
     """OpenRLHF's policy actor whose forward pass also returns the entropies that weigh the bonus."""
+
+    def placement_group(self) -> PlacementGroup | None:
+        """The GPUs that it shares."""
+        return ray.util.get_current_placement_group()
 
     def init_model_from_pretrained(self, strategy, *args, **kwargs):
         self.bonus = BonusSettings.of(strategy.args.oger)

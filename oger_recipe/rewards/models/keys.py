@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from oger_recipe.embedding import PARTS
 from oger_recipe.ranges import COUNT, PART, POSITIVE, SHARE, WEIGHT
 from oger_recipe.rewards.keys import Keys, key
+from oger_recipe.rewards.models.place import Sampling
+from oger_recipe.rewards.models.plugin import FIRST, plugin_problem
+from oger_recipe.seeds import stable_seed
 
 PLACES = ("engine", "process", "server")
 APIS = ("chat", "completions")
+OTHERS = ("answer", "teacher")
 HEADS = ("classify", "pooling", "embeddings")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
+_OF_A_SERVER = (
+    "api", "head", "api_key_env", "concurrency", "requests_per_minute", "request_limit_s", "attempts", "step_limit_s",
+)  # fmt: skip
+_OF_A_MODEL_HERE = ("tensor_parallel_size", "gpu_memory_utilization", "max_model_len", "dtype")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
@@ -35,7 +43,7 @@ class ModelKeys(Keys):
     api: str = key(
         "completions",
         "what a server is asked of judges. completions: it gets the plugin's prompt as it is, chat template and all; "
-        "chat: it gets the prompt as a user's message and puts the template around it, so the plugin must not",
+        "chat: it gets the prompt as a user's message and puts the template around it; the plugin's tokenizer is None",
         choices=APIS,
     )
     head: str = key(
@@ -61,9 +69,28 @@ class ModelKeys(Keys):
         """The place, one of PLACES."""
         return self.place or ("server" if self.url else "engine")
 
+    @property
+    def models(self) -> tuple[ModelKeys, ...]:
+        """The models of the entry, each with its own keys."""
+        return (self,)
+
+    @property
+    def chats(self) -> bool:
+        """Whether its chat template is a server's."""
+        return self.runs_on == "server" and self.api == "chat"
+
     def combined(self) -> Iterator[str]:
         if (self.runs_on == "server") != (self.url is not None):
             yield f"place {self.runs_on} {'needs a' if self.url is None else 'has no'} url"
+        for each in fields(ModelKeys):
+            if getattr(self, each.name) == each.default:
+                continue
+            if each.name in _OF_A_SERVER and self.url is None:
+                yield f"{each.name} is for a server, and there is no url"
+            elif each.name in _OF_A_MODEL_HERE and self.url is not None:
+                yield f"{each.name} is the server's own affair: leave it out, or leave out url"
+        if self.chats and self.tokenizer is not None:
+            yield "tokenizer is read by plugins of api completions; with api chat leave it out"
         if not _VARIABLE.fullmatch(self.api_key_env):  # not shown: it may be a key
             yield "api_key_env has to be the name of an environment variable, of capitals, digits and '_'"
         elif self.url is not None:
@@ -80,17 +107,46 @@ def _of_address(url: str, api_key_env: str) -> Iterator[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeKeys(ModelKeys):
-    """A model that writes, and the plugin that reads a score from what it wrote."""
+class WriterKeys(ModelKeys):
+    """A model that writes."""
 
-    plugin: str = key(help="file with rm_preprocess and rm_postprocess, or the name of a ready-made one")
-    plugin_limit_s: float = key(60.0, "seconds that the plugin may take for the rows of a step", range=POSITIVE)
     prompt_column: str | None = key(
-        None, "column of the data with the judge's prompt (default: the problem)", column=True
+        None,
+        "column of the data with the judge's prompt (default: rm_prompt where it is there, else the problem)",
+        column=True,
     )
     temperature: float = key(0.0, "of the judge; 0 is greedy", range=WEIGHT)
     top_p: float = key(1.0, "nucleus of the judge", range=PART)
     max_new_tokens: int = key(1024, "longest reply", range=COUNT)
+    plugin_limit_s: float = key(
+        60.0, "seconds that each of the plugin's functions may take for the rows of a step", range=POSITIVE
+    )
+
+    def sampling(self, *seed: object) -> Sampling:
+        """How it writes, with a seed of these parts where it samples at all."""
+        drawn = stable_seed(*seed) if self.temperature else None
+        return Sampling(self.temperature, self.top_p, self.max_new_tokens, drawn)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeKeys(WriterKeys):
+    """A model that writes, and the plugin that reads a score from what it wrote."""
+
+    plugin: str = key(help="file with rm_preprocess and rm_postprocess, or the name of a ready-made one")
+
+    def combined(self) -> Iterator[str]:
+        yield from super().combined()
+        yield from filter(None, [plugin_problem(self.plugin)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairwiseKeys(JudgeKeys):
+    """A model that compares each response with another answer, in both orders."""
+
+    plugin: str = key("pairwise", "as for a judge; rm_preprocess gets pairs of answers in place of responses")
+    against: str = key(
+        "answer", "what a response is compared with: the reference answer, or a teacher's", choices=OTHERS
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,15 +154,37 @@ class ClassifierKeys(ModelKeys):
     """A model with a head that gives a number (Bradley-Terry)."""
 
     prompt_column: str | None = key(
-        None, "column of the data with the model's prompt (default: the problem)", column=True
+        None,
+        "column of the data with the model's prompt (default: rm_prompt where it is there, else the problem)",
+        column=True,
     )
+    plugin: str | None = key(
+        None, "file with rm_preprocess, which makes the text (default: the model's chat template)"
+    )
+    plugin_limit_s: float = key(60.0, "seconds that the plugin may take for the rows of a step", range=POSITIVE)
+
+    def combined(self) -> Iterator[str]:
+        yield from super().combined()
+        if self.plugin is not None:
+            yield from filter(None, [plugin_problem(self.plugin, FIRST)])
 
 
 @dataclass(frozen=True, kw_only=True)
-class CritiqueKeys(JudgeKeys):
+class CritiqueKeys(WriterKeys):
     """A model that writes a critique, which a head then reads: `critic` writes, `model` is the head."""
 
-    critic: str = key(help="folder or hub name of the model that writes the critique")
+    critic: str = key(help="folder or hub name of the model that writes the critique, or what its server calls it")
+    critic_url: str | None = key(None, "base address of the critic's server (default: it runs where the head does)")
+
+    @property
+    def models(self) -> tuple[ModelKeys, ...]:
+        """The critic's keys, whose limits and sizes are the head's, and the head's."""
+        writes = {each.name: getattr(self, each.name) for each in fields(WriterKeys)}
+        critic = {"model": self.critic, "revision": None, "tokenizer": None}
+        if self.critic_url is not None:
+            critic |= {"url": self.critic_url, "place": None}
+        head = {each.name: getattr(self, each.name) for each in fields(ModelKeys)}
+        return WriterKeys(**writes | critic), ClassifierKeys(**head)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,15 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from oger_recipe.seeds import stable_seed
+
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a judge writes. A seed makes a prompt's reply independent of the other prompts."""
+    """How a judge writes. With a seed a prompt's reply depends on nothing but the prompt: `seed_of` it is its own."""
 
     temperature: float = 0.0
     top_p: float = 1.0
     max_new_tokens: int = 1024
     seed: int | None = None
+
+    def seed_of(self, prompt: str) -> int | None:
+        """Return the seed that a place samples this prompt's reply with, whatever is asked beside it."""
+        return None if self.seed is None else stable_seed(self.seed, prompt)
 
 
 @dataclass(frozen=True)

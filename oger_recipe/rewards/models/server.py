@@ -18,7 +18,7 @@ import httpx
 
 from oger_recipe.endpoint import Endpoint, Failed, api_key, checked_address
 from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.models.keys import JudgeKeys, ModelKeys
+from oger_recipe.rewards.models.keys import ModelKeys, WriterKeys
 from oger_recipe.rewards.models.limits import TokenBucket
 from oger_recipe.rewards.models.place import Reply, Sampling
 
@@ -72,12 +72,12 @@ class ServerPlace:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
         }
-        if sampling.seed is not None:
-            settings["seed"] = sampling.seed
         if self._keys.api == "chat":
-            bodies = [settings | {"messages": [{"role": "user", "content": prompt}]} for prompt in prompts]
+            asked: list[dict[str, Any]] = [{"messages": [{"role": "user", "content": prompt}]} for prompt in prompts]
         else:
-            bodies = [settings | {"prompt": prompt} for prompt in prompts]
+            asked = [{"prompt": prompt} for prompt in prompts]
+        seeds = [{} if sampling.seed is None else {"seed": sampling.seed_of(prompt)} for prompt in prompts]
+        bodies = [settings | question | seed for question, seed in zip(asked, seeds, strict=True)]
         return asyncio.run(self._answers(_JUDGES[self._keys.api], bodies))
 
     def classify(self, prompts: Sequence[str]) -> list[Reply]:
@@ -148,7 +148,7 @@ def _text(choice: Callable[[Any], Any]) -> Callable[[Any], Reply]:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise Failed(f"the answer is not one text ({type(error).__name__}: {error})") from None
         if not isinstance(text, str):
-            raise Failed(f"the answer's text is of type {type(text).__name__}")
+            raise Failed(f"the answer has a text of type {type(text).__name__}")
         return Reply(text, cut=is_cut)
 
     return read
@@ -194,7 +194,7 @@ def probe(keys: ModelKeys) -> str:
     names = asyncio.run(place.names())
     if names and keys.model not in names:
         raise ValueError(f"{keys.url} has no model {keys.model}; it has {', '.join(names)}")
-    if isinstance(keys, JudgeKeys):
+    if isinstance(keys, WriterKeys):
         (reply,) = place.generate(["Hello."], Sampling(max_new_tokens=1))
     else:
         (reply,) = place.classify(["Hello."])

@@ -141,6 +141,11 @@ def look_in(folders: Iterable[str]) -> None:
     sys.path.extend(folder for folder in _looked_in if folder not in sys.path)
 
 
+def looked_in() -> list[str]:
+    """Returns these folders."""
+    return list(_looked_in)
+
+
 _looked_in: list[str] = []
 
 

@@ -1,0 +1,153 @@
+"""What a run watches in its rewards: a policy that learns to please a source is seen in metrics, and warned of."""
+
+import json
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from oger_recipe.algorithm.reward_watch import Drift, comoments, correlation, disagreement, drift, pair_orders
+from oger_recipe.files import read_jsonl
+from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts
+from oger_recipe.rewards.compose import GATES, Rewards, SourceSpec
+from oger_recipe.rewards.verdict import Verdict
+from oger_recipe.run_folder.records import event
+from oger_recipe.settings.rewards import RewardSettings
+
+REWARD = "oger/on_reward"  # the metric of a step that the drift is taken of
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """made_of: from a window's sums to a metric; limit: the setting; means, advice: what a warning says of it."""
+
+    made_of: Callable[[torch.Tensor], float]
+    limit: str
+    means: Callable[[float], str]
+    advice: str
+
+
+# By the end of the metric's name.
+_WATCHED = {
+    "length_correlation": _Watched(
+        correlation,
+        "watch_length_correlation",
+        lambda r: f"pays for {'longer' if r > 0 else 'shorter'} answers",
+        "A lower weight, gate rule_equals_1, or telling the judge that length does not count are the usual remedies",
+    ),
+    "format_correlation": _Watched(
+        correlation,
+        "watch_format_correlation",
+        lambda r: f"pays for answers {'in' if r > 0 else 'out of'} form, whatever they say",
+        "Gate rule_equals_1 leaves the form to the rule",
+    ),
+    "rule_disagreement": _Watched(
+        disagreement,
+        "watch_rule_disagreement",
+        lambda share: f"orders {share:.0%} of the pairs within groups against the rule",
+        "With gate rule_equals_1 it decides between right answers alone",
+    ),
+}
+
+
+class SourceWatch:
+    """Compares what each source says of the policy's own rows with their length, their form and the rule, over some
+    steps. A run that goes on begins a new window."""
+
+    def __init__(self, settings: RewardSettings, specs: Sequence[SourceSpec], run_dir: Path) -> None:
+        self._settings, self._specs, self._run_dir = settings, specs, run_dir
+        self._steps: deque[dict[str, torch.Tensor]] = deque(maxlen=settings.watch_steps)
+        self._said: set[str] = set()
+
+    def look_at(self, rollouts: Rollouts, batch: HybridBatch, rewards: Rewards, step: int) -> dict[str, float]:
+        """Return the metrics of the steps up to this one; the first of each that passes its limit is warned of."""
+        self._steps.append({})
+        found = {}
+        for spec in self._specs:
+            for end, sums in _sums(spec, rollouts, batch, rewards).items():
+                name = f"reward/{spec.name}/{end}"
+                self._steps[-1][name] = sums
+                found[name] = _WATCHED[end].made_of(torch.stack([each[name] for each in self._steps]).sum(dim=0))
+                if spec.kind != "verifier":
+                    self._warn(spec.name, name, _WATCHED[end], found[name], step)
+        return found
+
+    def _warn(self, source: str, metric: str, watched: _Watched, value: float, step: int) -> None:
+        limit = getattr(self._settings, watched.limit)
+        if metric in self._said or not abs(value) > limit:
+            return
+        self._said.add(metric)
+        text = (
+            f"WARNING: step {step}: reward source {source} {watched.means(value)}: {metric} is {value:.2f} over the "
+            f"last {len(self._steps)} steps (limit: {limit:g}, oger.reward.{watched.limit}). Read in samples/ what it "
+            f"pays for. {watched.advice}"
+        )
+        event(self._run_dir, "note", text=text)
+
+
+def _sums(spec: SourceSpec, rollouts: Rollouts, batch: HybridBatch, rewards: Rewards) -> dict[str, torch.Tensor]:
+    """Rows of teachers, those that the source failed on and those behind its gate do not count."""
+    size = rollouts.size
+    said = rewards.said[spec.name].flatten().where(GATES[spec.gate](batch.rewards) & ~batch.is_teacher, torch.nan)
+    lengths = torch.cat([sample.response_length for sample in batch.samples]).float()
+    in_form = torch.tensor([float(_in_form(graded.verdict)) for graded in rollouts.graded])
+    compared = (-1, size) if size > 1 else (1, -1)  # without groups rows are compared with the whole step's
+    sums = {
+        "length_correlation": comoments(said.view(compared), lengths.view(compared)),
+        "format_correlation": comoments(said.view(compared), in_form.view(compared)),
+    }
+    if spec.kind != "verifier":
+        sums["rule_disagreement"] = pair_orders(said.view(-1, size), batch.rewards.view(-1, size))
+    return sums
+
+
+def _in_form(verdict: Verdict) -> bool:
+    """Tell whether an answer was found in the response, by the verifier's own component or by what it extracted."""
+    return verdict.components.get("format", float(verdict.extracted is not None)) > 0
+
+
+class DriftWatch:
+    """Sees the trained reward rise while held-out accuracy falls; a run that goes on knows what was before."""
+
+    def __init__(self, settings: RewardSettings, run_dir: Path) -> None:
+        self._settings, self._run_dir, self._said = settings, run_dir, False
+        steps = read_jsonl(run_dir / "metrics.jsonl")
+        self._rewards = {each["step"]: each[REWARD] for each in steps if each.get(REWARD) is not None}
+        self._accuracy = {
+            int(path.stem.removeprefix("step_")): _accuracy(json.loads(path.read_text())["average"])
+            for path in (run_dir / "eval").glob("step_*.json")
+        }
+
+    def stepped(self, step: int, reward: float) -> dict[str, float]:
+        """Remember the mean reward of a step's rollouts; return the metrics of the evaluations up to here."""
+        self._rewards[step] = reward
+        found = self._drift()
+        fall, rise = (math.nan, math.nan) if found is None else (found.fall, found.rise)
+        return {"oger/held_out_fall": fall, "oger/reward_rise": rise}
+
+    def evaluated(self, step: int, average: Mapping[str, Any]) -> None:
+        """Take up an evaluation, the average over its benchmarks; warn once of a drift."""
+        self._accuracy[step] = _accuracy(average)
+        found, limit = self._drift(), self._settings.watch_accuracy_fall
+        if self._said or found is None or found.fall <= limit or found.rise <= 0:
+            return
+        self._said = True
+        text = (
+            f"WARNING: step {step}: since step {found.since} the trained reward has risen by {found.rise:.3f} and "
+            f"held-out accuracy has fallen by {found.fall:.3f} (limit: {limit:g}, oger.reward.watch_accuracy_fall): "
+            "the policy learns what the sources pay for and not what is right. Compare reward/* of both steps: the "
+            "source that rose is the one to weigh less or to gate"
+        )
+        event(self._run_dir, "note", text=text)
+
+    def _drift(self) -> Drift | None:
+        return drift(self._rewards, self._accuracy, self._settings.watch_steps)
+
+
+def _accuracy(average: Mapping[str, Any]) -> float:
+    """Return avg@n of an evaluation."""
+    return next(float(value) for name, value in average.items() if name.startswith("avg_at_"))

@@ -1,0 +1,48 @@
+"""Engines of reward models for a command that trains nothing."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+
+import ray
+
+from oger_recipe.plugin.driver.start_ray import cleared_up, run_environment, start_ray
+from oger_recipe.plugin.judges.engines import RunEngines
+from oger_recipe.rewards.models.keys import ModelKeys
+from oger_recipe.rewards.models.place import Place
+
+
+@contextlib.contextmanager
+def local_engines(memory_gb: float = 0.0) -> Iterator[Callable[[ModelKeys], Place]]:
+    """A function from keys to places. Ray starts with the first of them, on loopback where there is no CUDA, or the
+    cluster at RAY_ADDRESS is joined; afterwards it is gone.
+
+    memory_gb: oger.reward.engine_memory_gb.
+    """
+    with contextlib.ExitStack() as stack:
+        started: list[RunEngines] = []
+
+        def place(keys: ModelKeys) -> Place:
+            if not started:
+                cpu = stack.enter_context(_ray())
+                started.append(RunEngines(cpu=cpu, memory_gb=memory_gb))
+                stack.callback(started[0].end)
+            return started[0].place(keys)
+
+        yield place
+
+
+@contextlib.contextmanager
+def _ray() -> Iterator[bool]:
+    """Whether it is without CUDA."""
+    import torch
+
+    cpu = not torch.cuda.is_available()
+    environment = run_environment(cpu) | {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")}
+    joins = "RAY_ADDRESS" in os.environ
+    with contextlib.nullcontext() if joins else cleared_up() as folder:
+        start_ray(environment, cpu, 1 if cpu else 0, False, folder)
+        try:
+            yield cpu
+        finally:
+            ray.shutdown()

@@ -1,0 +1,236 @@
+"""Engines of a run's reward models: one is at work at a time. On GPUs the others sleep; on a CPU, where vLLM cannot,
+they end, or stay within oger.reward.engine_memory_gb."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from oger_recipe.errors import RecipeError
+from oger_recipe.plugin.judges.judge_actor import CannotLoad, JudgeActor, Numbered
+from oger_recipe.rewards.models.keys import ModelKeys
+from oger_recipe.rewards.models.place import Reply, Sampling
+
+LOAD_LIMIT_S = 1800.0  # seconds for loading a model, and for the GPUs that it waits for
+_WAKE_LIMIT_S = 120.0
+_END_LIMIT_S = 10.0
+# Of each GPU, by Ray's count, for all engines together: the policy's roles take up to 0.8 of one that they share.
+_SHARE = 0.1
+# An actor without a GPU of its own, whose workers have them, is to see all; one process where vLLM would have two.
+_ON_GPUS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+
+Progress = Callable[[str, int, int], None]  # model, replies that came, prompts
+
+
+class RunEngines:
+    """The engines, which share the GPUs of a placement group."""
+
+    def __init__(
+        self, *, cpu: bool, memory_gb: float = 0.0, shared_gpus: Callable[[], PlacementGroup] | None = None
+    ) -> None:
+        """memory_gb: that engines may keep on a CPU between their turns; shared_gpus: gives the policy's group, where
+        the engines have none of their own."""
+        self.told: Progress | None = None  # while replies come
+        self._cpu, self._budget, self._shared_gpus = cpu, memory_gb * 2**30, shared_gpus
+        self._group: PlacementGroup | None = None
+        self._places: dict[ModelKeys, EnginePlace] = {}
+        self._kept: dict[EnginePlace, int] = {}  # bytes
+
+    def place(self, keys: ModelKeys) -> EnginePlace:
+        """The place of a model; entries that say the same of their engine share it."""
+        if self._cpu and keys.tensor_parallel_size > 1:
+            raise RecipeError(f"{keys.model}: tensor_parallel_size is for machines with CUDA; use 1")
+        alike = ModelKeys(
+            model=keys.model,
+            revision=keys.revision,
+            tokenizer=keys.tokenizer,
+            tensor_parallel_size=keys.tensor_parallel_size,
+            gpu_memory_utilization=keys.gpu_memory_utilization,
+            max_model_len=keys.max_model_len,
+            dtype=keys.dtype,
+            request_limit_s=keys.request_limit_s,
+        )
+        return self._places.setdefault(alike, EnginePlace(alike, self))
+
+    def start(self) -> None:
+        """On GPUs load all, one after the other, and put them to sleep; on a CPU each starts when it is opened.
+
+        Raises RecipeError for one that cannot be loaded.
+        """
+        for place in () if self._cpu else self._places.values():
+            place.open()
+            place.close()
+
+    def end(self) -> None:
+        """End all, and give their GPUs back."""
+        for place in self._places.values():
+            place.end()
+        if self._group is not None and self._shared_gpus is None:
+            remove_placement_group(self._group)
+        self._group = None
+
+    # ---- for the places
+
+    def actor(self, keys: ModelKeys) -> Any:
+        """A new process for the model, which has loaded nothing yet."""
+        group, size = self._gpus(), keys.tensor_parallel_size
+        if size > 1:
+            nodes = ray.util.placement_group_table(group)["bundles_to_node_id"]
+            bundles = sorted(nodes, key=lambda bundle: (nodes[bundle], bundle))[:size]
+            share, first = 0.0, bundles[0]
+        else:
+            share, first = _SHARE / len(self._places), list(self._places).index(keys) % group.bundle_count
+        strategy = PlacementGroupSchedulingStrategy(
+            placement_group=group, placement_group_capture_child_tasks=True, placement_group_bundle_index=first
+        )
+        options = {} if self._cpu else {"runtime_env": {"env_vars": _ON_GPUS}}
+        made = ray.remote(JudgeActor).options(num_cpus=share, num_gpus=share, scheduling_strategy=strategy, **options)
+        return made.remote(keys, share=_SHARE / len(self._places), bundles=bundles if size > 1 else None)
+
+    def _gpus(self) -> PlacementGroup:
+        """Raises RecipeError where there are too few GPUs for a group of their own, or they do not become free."""
+        if self._group is not None:
+            return self._group
+        if self._shared_gpus is not None:
+            self._group = self._shared_gpus()
+            return self._group
+        size, there = (
+            max(keys.tensor_parallel_size for keys in self._places),
+            int(ray.cluster_resources().get("GPU", 0)),
+        )
+        if there < size:
+            raise RecipeError(f"the engines of reward models need {size} GPUs, and there are {there}")
+        self._group = placement_group([{"GPU": 1, "CPU": 1}] * size, strategy="PACK")
+        if not self._group.wait(LOAD_LIMIT_S):
+            raise RecipeError(f"{size} GPUs for engines of reward models did not become free in {LOAD_LIMIT_S:g} s")
+        return self._group
+
+    def keeps(self, place: EnginePlace, size: int) -> bool:
+        """Whether the process of a place whose turn is over stays, with ``size`` bytes on a CPU."""
+        if not self._cpu:
+            return True
+        others = sum(kept for other, kept in self._kept.items() if other is not place)
+        if stays := size + others <= self._budget:
+            self._kept[place] = size
+        return stays
+
+    def ended(self, place: EnginePlace) -> None:
+        self._kept.pop(place, None)
+
+
+class _Lost(Exception):
+    """An engine that cannot go on; the message says why."""
+
+
+class EnginePlace:
+    """A model in an engine of the run's own. Where its process is lost, the prompts that have no reply yet get one
+    with the reason, and the next `open` starts it anew."""
+
+    def __init__(self, keys: ModelKeys, engines: RunEngines) -> None:
+        self._keys, self._engines = keys, engines
+        self._actor: Any = None
+        self._pid = 0
+        self._has_worked = False
+        self._why = "its engine is not open"
+
+    def open(self) -> None:
+        """Load the model, or wake it up. Raises RecipeError where it cannot be loaded and never was."""
+        if self._actor is not None and not self._wakes_up():
+            self.end()
+        if self._actor is None:
+            self._load()
+
+    def close(self) -> None:
+        if self._actor is None:
+            return
+        try:
+            stays = self._engines.keeps(self, self._get(self._actor.rest.remote(), _WAKE_LIMIT_S))
+        except _Lost:
+            stays = False
+        if not stays:
+            self.end()
+
+    def end(self) -> None:
+        """End the process; returns when it has, so that its memory is free."""
+        self._engines.ended(self)
+        if self._actor is None:
+            return
+        ray.kill(self._actor)
+        self._actor = None
+        deadline = time.monotonic() + _END_LIMIT_S
+        while self._pid and Path(f"/proc/{self._pid}").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)  # where it runs on another node there is nothing to wait for
+
+    def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Reply]:
+        return self._replies(prompts, "generate", sampling)
+
+    def classify(self, prompts: Sequence[str]) -> list[Reply]:
+        return self._replies(prompts, "classify")
+
+    def _replies(self, prompts: Sequence[str], method: str, *settings: Any) -> list[Reply]:
+        replies: dict[int, Reply] = {}
+        try:
+            for numbered in self._stream(method, list(prompts), *settings):
+                replies |= dict(numbered)
+                if self._engines.told is not None:
+                    self._engines.told(self._keys.model, len(replies), len(prompts))
+        except _Lost as lost:
+            self._why = str(lost)
+            self.end()
+        missing = Reply(error=f"{self._keys.model}: {self._why}")
+        return [replies.get(number, missing) for number in range(len(prompts))]
+
+    def _stream(self, method: str, *arguments: Any) -> Iterator[Numbered]:
+        if self._actor is None:
+            raise _Lost(self._why)
+        limit = self._keys.request_limit_s
+        stream = getattr(self._actor, method).options(num_returns="streaming").remote(*arguments)
+        while True:
+            ready, _ = ray.wait([stream], timeout=limit)
+            if not ready:
+                raise _Lost(f"its engine made no progress for {limit:g} s (request_limit_s)")
+            try:
+                reference = next(stream)
+            except StopIteration:
+                return
+            yield self._get(reference, limit)
+
+    def _wakes_up(self) -> bool:
+        try:
+            self._get(self._actor.wake_up.remote(), _WAKE_LIMIT_S)
+        except _Lost:
+            return False
+        return True
+
+    def _load(self) -> None:
+        self._actor = self._engines.actor(self._keys)
+        try:
+            self._pid = self._get(self._actor.load.remote(), LOAD_LIMIT_S)
+        except _Lost as lost:
+            self._why = f"its engine does not start: {lost}"
+            self.end()
+            if not self._has_worked:
+                raise RecipeError(f"{self._keys.model}: {self._why}") from None
+        self._has_worked = True
+
+    def _get(self, reference: Any, limit_s: float) -> Any:
+        try:
+            return ray.get(reference, timeout=limit_s)
+        except GetTimeoutError:
+            raise _Lost(f"its process does not answer within {limit_s:g} s") from None
+        except OutOfMemoryError:
+            raise _Lost("the machine's memory was full, and Ray ended its process") from None
+        except RayTaskError as error:
+            cause = error.cause
+            raise _Lost(str(cause) if isinstance(cause, CannotLoad) else f"{type(cause).__name__}: {cause}") from None
+        except RayActorError:
+            raise _Lost(
+                f"its process died (pid {self._pid}): it was killed, or the machine's memory was full"
+            ) from None

@@ -1,0 +1,156 @@
+"""The process of a reward model: a vLLM engine that writes replies, or reads the number of a head."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from oger_recipe.cpu import is_without_cuda
+from oger_recipe.imports import without_garbage_collection
+from oger_recipe.remote_code import may_run
+from oger_recipe.rewards.models.keys import ModelKeys
+from oger_recipe.rewards.models.place import Reply, Sampling
+
+_EVERY_S = 1.0  # between two signs of life
+_SHOWN = 500  # characters of a reason
+
+Numbered = list[tuple[int, Reply]]
+
+
+class CannotLoad(Exception):
+    """vLLM's reason, in one line: its own exceptions do not all travel between processes."""
+
+
+class JudgeActor:
+    """A model in vLLM, of one process on a CPU. Its answers are streams of lists of (position, reply); a list may be
+    empty: then it is a sign of life."""
+
+    def __init__(self, keys: ModelKeys, *, share: float, bundles: list[int] | None) -> None:
+        """share: of each of its GPUs, as Ray counts; bundles: of the placement group, where it needs several."""
+        self._keys, self._cpu, self._bundles = keys, is_without_cuda(), bundles
+        if bundles is not None:
+            os.environ["VLLM_RAY_PER_WORKER_GPUS"] = str(share)
+            os.environ["VLLM_RAY_BUNDLE_INDICES"] = ",".join(map(str, bundles))
+
+    def load(self) -> int:
+        """Returns the number of this process. Raises CannotLoad."""
+        try:
+            self._load()
+        except Exception as error:  # whatever can be wrong with a model's files, or with the room for it
+            raise CannotLoad(f"{type(error).__name__}: {' '.join(str(error).split())}"[:_SHOWN]) from None
+        return os.getpid()
+
+    def _load(self) -> None:
+        with without_garbage_collection():  # and here: who only starts this actor does without vLLM
+            from vllm.engine.arg_utils import EngineArgs
+            from vllm.v1.engine.llm_engine import LLMEngine
+
+            from oger_recipe.plugin.cpu_engine import cpu_arguments
+
+        arguments = model_arguments(self._keys, cpu=self._cpu)
+        if self._cpu:
+            length = self._keys.max_model_len or EngineArgs(**arguments).create_model_config().max_model_len
+            float32 = arguments["dtype"] == "float32"
+            arguments |= cpu_arguments(self._keys.model, length, revision=self._keys.revision, float32=float32)
+        else:
+            arguments |= {"gpu_memory_utilization": self._keys.gpu_memory_utilization, "enable_sleep_mode": True}
+        self._engine: Any = LLMEngine.from_engine_args(
+            EngineArgs(
+                **arguments,
+                tensor_parallel_size=self._keys.tensor_parallel_size,
+                distributed_executor_backend="uni" if self._bundles is None else "ray",
+                enforce_eager=self._cpu,
+                disable_log_stats=True,
+            )
+        )
+        self._tokenizer: Any = self._engine.get_tokenizer()
+        self._longest = self._engine.model_config.max_model_len
+
+    def rest(self) -> int:
+        """Gives GPU memory back; returns the bytes that this process has in main memory."""
+        if not self._cpu:
+            self._engine.sleep(level=1)
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def wake_up(self) -> None:
+        if not self._cpu:
+            self._engine.wake_up()
+
+    def generate(self, prompts: Sequence[str], sampling: Sampling) -> Iterator[Numbered]:
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        params = SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=sampling.max_new_tokens,
+            seed=sampling.seed,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        return self._answers(prompts, params, _written, room=1)
+
+    def classify(self, prompts: Sequence[str]) -> Iterator[Numbered]:
+        from vllm import PoolingParams
+
+        return self._answers(prompts, PoolingParams(task="classify", use_activation=False), _measured, room=0)
+
+    def _answers(
+        self, prompts: Sequence[str], params: Any, read: Callable[[Any], Reply], *, room: int
+    ) -> Iterator[Numbered]:
+        """``room``: tokens that a reply takes at least."""
+        ready: Numbered = []
+        for number, prompt in enumerate(prompts):
+            try:
+                tokens = self._tokens(prompt, room)
+                self._engine.add_request(str(number), {"prompt_token_ids": tokens}, params.clone())
+            except Exception as error:  # whatever vLLM has against this prompt
+                ready.append((number, Reply(error=str(error))))
+        said = -math.inf
+        while self._engine.has_unfinished_requests():
+            ready += [(int(output.request_id), read(output)) for output in self._engine.step() if output.finished]
+            if time.monotonic() - said >= _EVERY_S:
+                said = time.monotonic()
+                yield ready
+                ready = []
+        yield ready
+
+    def _tokens(self, prompt: str, room: int) -> list[int]:
+        """Raises ValueError for a prompt that is too long."""
+        begun = self._tokenizer.bos_token and prompt.startswith(self._tokenizer.bos_token)  # by a chat template
+        tokens: list[int] = self._tokenizer.encode(prompt, add_special_tokens=not begun)
+        if len(tokens) + room > self._longest:
+            raise ValueError(
+                f"the prompt has {len(tokens)} tokens, and {self._keys.model} reads {self._longest} in all "
+                "(max_model_len)"
+            )
+        return tokens
+
+
+def model_arguments(keys: ModelKeys, *, cpu: bool) -> dict[str, Any]:
+    """vLLM's arguments that say which model, as what."""
+    return {
+        "model": keys.model,
+        "revision": keys.revision,
+        "tokenizer": keys.tokenizer,
+        "tokenizer_revision": None if keys.tokenizer else keys.revision,
+        "max_model_len": keys.max_model_len,
+        "dtype": "float32" if cpu and keys.dtype == "auto" else keys.dtype,
+        "trust_remote_code": may_run(),
+    }
+
+
+def _written(output: Any) -> Reply:
+    (text,) = output.outputs
+    return Reply(text.text, cut=text.finish_reason == "length")
+
+
+def _measured(output: Any) -> Reply:
+    numbers = output.outputs.data.flatten().tolist()
+    if len(numbers) != 1:
+        return Reply(error=f"its head gives {len(numbers)} numbers, and a reward model's gives one")
+    (value,) = numbers
+    return Reply(value=value) if math.isfinite(value) else Reply(error=f"its head gives {value}")

@@ -1,0 +1,98 @@
+"""What sources that ask a model share: which rows are asked about, the question, and the step's scores and metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oger_recipe.rewards.models.keys import ModelKeys
+from oger_recipe.rewards.models.place import Place, Reply, Sampling
+from oger_recipe.rewards.models.plugin import BOTH, Failed, Plugin
+from oger_recipe.rewards.sources import Group, Scores
+
+_PROMPT = "rm_prompt"  # the column that is read where an entry names none
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What came of one question: a value, or an error; unparsed: the judge replied, without a verdict in it."""
+
+    value: float = float("nan")
+    error: str | None = None
+    reply: Reply | None = None
+    unparsed: bool = False
+
+
+# Prompts and what is judged, to what came of each, and metrics of the step.
+Ask = Callable[[list[str], list[Any]], tuple[Sequence[Judged], Mapping[str, float]]]
+
+
+def score_rows(
+    groups: Sequence[Group],
+    wanted: Tensor,
+    column: str | None,
+    ask: Ask,
+    judged_of: Callable[[Group, int], Any] = lambda group, row: group.responses[row],
+) -> Scores:
+    """Ask once about all wanted rows; `judged_of` a row is what is judged, or Failed. Elsewhere values are nan."""
+    started = time.monotonic()
+    places = [(group, row) for group, row in wanted.nonzero().tolist()]
+    questions = [_question(groups[group], column, judged_of(groups[group], row)) for group, row in places]
+    there = [question for question in questions if not isinstance(question, Failed)]
+    found, metrics = ask([prompt for prompt, _ in there], [judged for _, judged in there]) if there else ([], {})
+    replies = iter(found)
+    values, errors = torch.full(wanted.shape, torch.nan), {}
+    for place, question in zip(places, questions, strict=True):
+        each = Judged(error=question.reason) if isinstance(question, Failed) else next(replies)
+        values[place] = each.value
+        if each.error is not None:
+            errors[place] = each.error
+    return Scores(values, errors=errors, metrics={**metrics, "seconds": time.monotonic() - started})
+
+
+def _question(group: Group, column: str | None, judged: Any) -> tuple[str, Any] | Failed:
+    if isinstance(judged, Failed):
+        return judged
+    name = column or _PROMPT
+    prompt = group.question if column is None and _PROMPT not in group.row else group.row.get(name)
+    if not isinstance(prompt, str):
+        return Failed(f"the row's column {name} holds no text, but a {type(prompt).__name__}")
+    return prompt, judged
+
+
+def ask_place(place: Place, texts: Sequence[str | Failed], sampling: Sampling | None) -> list[Reply]:
+    """Ask a place about those of the texts that are there: what is written, or without sampling the head's number."""
+    there = [text for text in texts if isinstance(text, str)]
+    replies: list[Reply] = []
+    if there:
+        place.open()
+        try:
+            replies = place.classify(there) if sampling is None else place.generate(there, sampling)
+        finally:
+            place.close()
+    if len(replies) != len(there):
+        raise RuntimeError(f"{len(replies)} replies came to {len(there)} prompts")
+    given = iter(replies)
+    return [Reply(error=text.reason) if isinstance(text, Failed) else next(given) for text in texts]
+
+
+def shares(replies: Sequence[Reply]) -> dict[str, float]:
+    """Return the shares of the replies that came without asking again, and that were cut at their longest."""
+    count = max(len(replies), 1)
+    return {
+        "cached": sum(reply.cached for reply in replies) / count,
+        "cut": sum(reply.cut for reply in replies) / count,
+    }
+
+
+def plugin_of(path: Path, keys: ModelKeys, limit_s: float, needed: Mapping[str, int] = BOTH) -> Plugin:
+    """Make a plugin with the tokenizer of an entry's model."""
+    tokenizer = None if keys.chats else keys.tokenizer or keys.model
+    revision = keys.revision if tokenizer == keys.model else None
+    return Plugin(path, tokenizer, revision, limit_s, needed)

@@ -1,0 +1,218 @@
+"""A reward model in this process: transformers, for small models.
+
+It stays loaded once it was asked. What it says to a prompt does not depend on the prompts beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oger_recipe.errors import RecipeError
+from oger_recipe.remote_code import may_run
+from oger_recipe.rewards.models.keys import ModelKeys
+from oger_recipe.rewards.models.place import Reply, Sampling
+
+_BATCH = 8
+
+
+class ProcessPlace:
+    """A small model in this process; on CPUs it computes in float32 unless `dtype` says otherwise."""
+
+    def __init__(self, keys: ModelKeys) -> None:
+        self._keys = keys
+        self._loaded: tuple[Any, Any] | None = None  # tokenizer and model
+
+    def open(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Reply]:
+        tokenizer, model = self._model(_writer)
+        tokens, replies = self._tokens(tokenizer, model, prompts, sampling.max_new_tokens)
+        for rows in _batches(tokens):
+            batch = _padded([tokens[row] for row in rows], 0, left=True).to(model.device)
+            texts = _written(tokenizer, model, batch, [sampling.seed_of(prompts[row]) for row in rows], sampling)
+            replies |= dict(zip(rows, texts, strict=True))
+        return [replies[row] for row in range(len(prompts))]
+
+    def classify(self, prompts: Sequence[str]) -> list[Reply]:
+        tokenizer, model = self._model(_head)
+        tokens, replies = self._tokens(tokenizer, model, prompts, 0)
+        for rows in _batches(tokens):
+            values = _values(tokenizer, model, [tokens[row] for row in rows])
+            replies |= {row: _number(value) for row, value in zip(rows, values, strict=True)}
+        return [replies[row] for row in range(len(prompts))]
+
+    def _model(self, make: Any) -> tuple[Any, Any]:
+        if self._loaded is None:
+            self._loaded = _load(self._keys, make)
+        return self._loaded
+
+    def _tokens(
+        self, tokenizer: Any, model: Any, prompts: Sequence[str], more: int
+    ) -> tuple[dict[int, list[int]], dict[int, Reply]]:
+        """Return prompts' tokens by their numbers, and replies to those that are too long with `more` behind them."""
+        longest = self._keys.max_model_len or getattr(model.config, "max_position_embeddings", None)
+        tokens = {row: _ids(tokenizer, prompt) for row, prompt in enumerate(prompts)}
+        refused = {
+            row: Reply(error=f"the prompt has {len(ids)} tokens, {f'its reply up to {more}, ' if more else ''}and "
+                             f"{self._keys.model} reads {longest}")
+            for row, ids in tokens.items()
+            if longest is not None and len(ids) + more > longest
+        }  # fmt: skip
+        return {row: ids for row, ids in tokens.items() if row not in refused}, refused
+
+
+def _load(keys: ModelKeys, make: Any) -> tuple[Any, Any]:
+    from transformers import AutoTokenizer
+
+    trust = may_run()
+    try:
+        name, revision = (keys.tokenizer, None) if keys.tokenizer else (keys.model, keys.revision)
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust)
+        model = make(keys, {"revision": keys.revision, "trust_remote_code": trust, "dtype": _dtype(keys)})
+    except RecipeError:
+        raise
+    except Exception as error:  # whatever can be wrong with a model's files
+        raise RecipeError(f"{keys.model} cannot be loaded: {type(error).__name__}: {error}") from error
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return tokenizer, model.eval().to(device)
+
+
+def _dtype(keys: ModelKeys) -> Any:
+    return "float32" if keys.dtype == "auto" and not torch.cuda.is_available() else keys.dtype
+
+
+def _writer(keys: ModelKeys, settings: dict[str, Any]) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(keys.model, **settings)
+
+
+def _head(keys: ModelKeys, settings: dict[str, Any]) -> Any:
+    """Load a model with one number as its output. Raises RecipeError where its files hold no such head: transformers
+    would make one up."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+    dtype = settings.pop("dtype")
+    config = AutoConfig.from_pretrained(keys.model, **settings)
+    config.num_labels = 1
+    of_tokens = any("ForTokenClassification" in name for name in config.architectures or ())
+    auto = AutoModelForTokenClassification if of_tokens else AutoModelForSequenceClassification
+    model, found = auto.from_pretrained(
+        keys.model, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **settings
+    )
+    problems = {
+        "they lack": found["missing_keys"],
+        "of another size are": [each[0] for each in found["mismatched_keys"]],
+        "unread stay": [each for each in found["unexpected_keys"] if "score" in each or "classif" in each],
+    }
+    if any(problems.values()):
+        said = "; ".join(f"{what} {', '.join(sorted(names))}" for what, names in problems.items() if names)
+        raise RecipeError(f"{keys.model} has no head that gives one number: of the weights in its files {said}")
+    return model
+
+
+def _ids(tokenizer: Any, prompt: str) -> list[int]:
+    """Return a prompt's tokens; a beginning that a chat template has written is not doubled."""
+    is_begun = tokenizer.bos_token is not None and prompt.startswith(tokenizer.bos_token)
+    return list(tokenizer(prompt, add_special_tokens=not is_begun, verbose=False)["input_ids"])
+
+
+def _batches(tokens: dict[int, list[int]]) -> Iterator[list[int]]:
+    """Yield the numbers of prompts of similar length."""
+    by_length = sorted(tokens, key=lambda row: -len(tokens[row]))
+    for start in range(0, len(by_length), _BATCH):
+        yield by_length[start : start + _BATCH]
+
+
+def _padded(tokens: Sequence[list[int]], pad: int, *, left: bool) -> Any:
+    from transformers import BatchEncoding
+
+    longest = max(map(len, tokens))
+    ids, mask = torch.full((len(tokens), longest), pad), torch.zeros(len(tokens), longest, dtype=torch.long)
+    for row, each in enumerate(tokens):
+        there = slice(longest - len(each), longest) if left else slice(0, len(each))
+        ids[row, there], mask[row, there] = torch.tensor(each), 1
+    return BatchEncoding({"input_ids": ids, "attention_mask": mask})
+
+
+# ---- judges
+
+
+class Noise:
+    """A logits processor with which the most likely token is a sample: Gumbel noise, of each row's own generator."""
+
+    def __init__(self, seeds: Sequence[int | None], sampling: Sampling) -> None:
+        from transformers import TopPLogitsWarper
+
+        self._sampling, self._nucleus = sampling, TopPLogitsWarper(sampling.top_p)
+        self._generators = [torch.Generator() for _ in seeds]
+        for generator, seed in zip(self._generators, seeds, strict=True):
+            generator.seed() if seed is None else generator.manual_seed(seed)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        kept = self._nucleus(input_ids, scores.float() / self._sampling.temperature)
+        drawn = [torch.rand(kept.shape[1], generator=each) for each in self._generators]
+        return kept - (-torch.stack(drawn).to(kept.device).clamp_min(1e-20).log()).log()
+
+
+def _written(
+    tokenizer: Any, model: Any, batch: Any, seeds: Sequence[int | None], sampling: Sampling
+) -> Iterator[Reply]:
+    from transformers import LogitsProcessorList
+
+    ends = model.generation_config.eos_token_id
+    ends = tokenizer.eos_token_id if ends is None else ends
+    ends = ends if isinstance(ends, list) else [ends]
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
+    noise = LogitsProcessorList([Noise(seeds, sampling)] if sampling.temperature else [])
+    with torch.inference_mode():
+        sequences = model.generate(
+            **batch,
+            max_new_tokens=sampling.max_new_tokens,
+            do_sample=False,
+            temperature=None,
+            top_p=None,
+            top_k=None,
+            eos_token_id=ends,
+            pad_token_id=pad,
+            logits_processor=noise,
+        )
+    for reply in sequences[:, batch["input_ids"].shape[1] :].tolist():
+        end = next((place for place, token in enumerate(reply) if token in ends), None)
+        yield Reply(tokenizer.decode(reply[:end], skip_special_tokens=True), cut=end is None)
+
+
+# ---- heads
+
+
+def _values(tokenizer: Any, model: Any, tokens: Sequence[list[int]]) -> list[float]:
+    """Return the head's number for each prompt: at the last token of a decoder, else as the model pools."""
+    is_decoder = hasattr(model, "score")
+    # Decoders look for the last token that is not the padding: it must be one that no prompt ends with.
+    pad = _unlike({each[-1] for each in tokens}) if is_decoder else tokenizer.pad_token_id
+    model.config.pad_token_id = pad
+    batch = _padded(tokens, pad, left=False).to(model.device)
+    with torch.inference_mode():
+        logits = model(**batch).logits.float()
+    if logits.dim() == 3:  # a number for every token
+        logits = logits[torch.arange(len(tokens)), batch["attention_mask"].sum(dim=1) - 1]
+    values = logits.flatten()
+    if getattr(model.config, "normalize_reward", False) and hasattr(model.config, "mean"):  # OpenRLHF's own heads
+        values = (values - model.config.mean) / model.config.std
+    return values.tolist()  # type: ignore[no-any-return]
+
+
+def _unlike(tokens: set[int]) -> int:
+    return next(token for token in range(len(tokens) + 1) if token not in tokens)
+
+
+def _number(value: float) -> Reply:
+    return Reply(value=value) if torch.tensor(value).isfinite() else Reply(error=f"the head's number is {value}")

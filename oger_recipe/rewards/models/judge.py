@@ -1,0 +1,74 @@
+"""Kind judge: a model that writes, and a plugin that reads a value from what it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from oger_recipe.rewards.models.asking import Judged, ask_place, plugin_of, score_rows, shares
+from oger_recipe.rewards.models.keys import JudgeKeys
+from oger_recipe.rewards.models.place import Place, Reply, Sampling
+from oger_recipe.rewards.models.places import place_of
+from oger_recipe.rewards.models.plugin import Failed, Plugin, find_plugin
+from oger_recipe.rewards.sources import Group, Scores
+
+if TYPE_CHECKING:
+    from oger_recipe.rewards.compose import SourceSpec, Surroundings
+
+_SHOWN_CHARACTERS = 200  # of a reply, in the error that speaks of it
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A model that writes, and its plugin."""
+
+    place: Place
+    plugin: Plugin
+    sampling: Sampling
+
+    @classmethod
+    def of(cls, keys: JudgeKeys, name: str, surroundings: Surroundings) -> Judge:
+        """Make the judge of an entry; ``name`` is its source's, on which its samples depend."""
+        plugin = plugin_of(find_plugin(keys.plugin), keys, keys.plugin_limit_s)
+        return cls(place_of(keys, surroundings), plugin, keys.sampling(surroundings.seed, name))
+
+    def judge(self, prompts: Sequence[str], responses: Sequence[Any]) -> list[Judged]:
+        """Ask about each response to its prompt; all are asked at once."""
+        replies = ask_place(self.place, self.plugin.preprocess(prompts, responses), self.sampling)
+        read = iter(self.plugin.postprocess([reply.text for reply in replies if reply.error is None]))
+        return [_judged(reply, next(read)) if reply.error is None else Judged(error=reply.error) for reply in replies]
+
+
+def _judged(reply: Reply, value: float | None | Failed) -> Judged:
+    if isinstance(value, Failed):
+        return Judged(error=value.reason, reply=reply)
+    if value is None:
+        text = f"no verdict in the judge's reply, which ends {reply.text[-_SHOWN_CHARACTERS:]!r}"
+        return Judged(error=text, reply=reply, unparsed=True)
+    return Judged(value, reply=reply)
+
+
+def judge_metrics(judged: Sequence[Judged]) -> dict[str, float]:
+    """Return what `shares` says of the judge's replies, and the share that has no verdict in it."""
+    replies = [each.reply for each in judged if each.reply is not None]
+    return shares(replies) | {"unparsed": sum(each.unparsed for each in judged) / max(len(replies), 1)}
+
+
+class JudgeSource:
+    """What the plugin reads in the judge's reply to each row."""
+
+    def __init__(self, spec: SourceSpec, surroundings: Surroundings) -> None:
+        keys = spec.keys
+        assert isinstance(keys, JudgeKeys)
+        self._judge, self._column = Judge.of(keys, spec.name, surroundings), keys.prompt_column
+        self.overlaps = keys.runs_on == "server"
+
+    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
+        return score_rows(groups, wanted, self._column, self._ask)
+
+    def _ask(self, prompts: list[str], responses: list[str]) -> tuple[list[Judged], Mapping[str, float]]:
+        judged = self._judge.judge(prompts, responses)
+        return judged, judge_metrics(judged)

@@ -1,0 +1,77 @@
+"""Kind pairwise: a judge says which of two answers is better, asked in both orders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from oger_recipe.rewards.models.asking import Judged, score_rows
+from oger_recipe.rewards.models.judge import Judge, judge_metrics
+from oger_recipe.rewards.models.keys import PairwiseKeys
+from oger_recipe.rewards.models.plugin import Failed
+from oger_recipe.rewards.sources import Group, Scores
+
+if TYPE_CHECKING:
+    from oger_recipe.rewards.compose import SourceSpec, Surroundings
+
+TIE = 0.5
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a judge says of two answers, asked twice: each verdict is 1 where the answer that it read first is better,
+    0 where the other one is, 0.5 for a tie. forth: the first answer is read first; back: the second one is."""
+
+    forth: Judged
+    back: Judged
+
+    @property
+    def error(self) -> str | None:
+        return self.forth.error or self.back.error
+
+    @property
+    def order_changes(self) -> bool:
+        """Whether the verdict depends on which answer is read first."""
+        return self.error is None and self.forth.value != 1 - self.back.value
+
+    @property
+    def value(self) -> float:
+        """1 where the first answer is better, 0 where the second one is; a verdict that changes is a tie."""
+        return TIE if self.order_changes else self.forth.value
+
+
+def compare(judge: Judge, prompts: Sequence[str], pairs: Sequence[Pair]) -> list[Compared]:
+    """Ask about each pair of answers in both orders, all at once."""
+    turned = [(second, first) for first, second in pairs]
+    judged = judge.judge([*prompts, *prompts], [*pairs, *turned])
+    return [Compared(*both) for both in zip(judged[: len(pairs)], judged[len(pairs) :], strict=True)]
+
+
+class PairwiseSource:
+    """Whether a response is better (1) than the reference answer or a teacher's, as good (0.5), or worse (0)."""
+
+    def __init__(self, spec: SourceSpec, surroundings: Surroundings) -> None:
+        keys = spec.keys
+        assert isinstance(keys, PairwiseKeys)
+        self._judge, self._keys = Judge.of(keys, spec.name, surroundings), keys
+        self.overlaps = keys.runs_on == "server"
+
+    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
+        return score_rows(groups, wanted, self._keys.prompt_column, self._ask, self._pair)
+
+    def _pair(self, group: Group, row: int) -> Pair | Failed:
+        if self._keys.against == "answer":
+            return group.responses[row], group.answer
+        return (group.responses[row], group.teachers[0]) if group.teachers else Failed("the prompt has no teacher")
+
+    def _ask(self, prompts: list[str], pairs: list[Pair]) -> tuple[list[Judged], Mapping[str, float]]:
+        compared = compare(self._judge, prompts, pairs)
+        both = [judged for each in compared for judged in (each.forth, each.back)]
+        read = max(sum(each.error is None for each in compared), 1)
+        changes = sum(each.order_changes for each in compared) / read
+        return [Judged(each.value, each.error) for each in compared], {**judge_metrics(both), "order_changes": changes}

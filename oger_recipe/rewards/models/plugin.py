@@ -1,0 +1,225 @@
+"""Plugins: files with the two functions between policy and judge, each run in a process of its own.
+
+    rm_preprocess(text_prompts, text_responses, tgt_tokenizer) -> list[str]     what the judge is asked
+    rm_postprocess(results) -> list[float]                                       what it said, as numbers
+
+The process can be killed: what a plugin does to it, never returning included, costs the rows of a step at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oger_recipe.errors import RecipeError
+from oger_recipe.rewards.grading.messages import receive_message, seconds_until, send_message
+from oger_recipe.rewards.verifiers import looked_in
+
+READY_MADE = Path(__file__).parent / "plugins"
+BOTH: Mapping[str, int] = {"rm_preprocess": 3, "rm_postprocess": 1}  # function -> arguments
+FIRST: Mapping[str, int] = {"rm_preprocess": 3}
+
+_START_LIMIT_S = 300.0  # importing libraries and reading a tokenizer on a busy machine
+
+
+@dataclass(frozen=True)
+class Failed:
+    """In place of a value: why there is none."""
+
+    reason: str
+
+
+class _Raised(Exception):
+    """The plugin did not give what it should; its process goes on."""
+
+
+class _Lost(Exception):
+    """The plugin's process is no more."""
+
+
+def ready_made() -> list[str]:
+    """Return the names of the plugins that come with the recipe."""
+    return sorted(path.stem for path in READY_MADE.glob("*.py") if not path.name.startswith("_"))
+
+
+def find_plugin(name: str) -> Path:
+    """Return the file of a plugin: a ready-made one's, or that of a name in .py in the folders of the user's modules.
+
+    Raises RecipeError where there is none.
+    """
+    if not name.endswith(".py"):
+        if name in ready_made():
+            return READY_MADE / f"{name}.py"
+        raise RecipeError(
+            f"plugin {name!r} is no ready-made one ({', '.join(ready_made())}); the name of a file ends in .py"
+        )
+    folders = looked_in() or [str(Path.cwd())]
+    for folder in folders:
+        if (path := Path(folder) / name).is_file():
+            return path.resolve()
+    raise RecipeError(f"plugin {name!r}: there is no such file in {', '.join(folders)}")
+
+
+def plugin_problem(name: str, needed: Mapping[str, int] = BOTH) -> str | None:
+    """Say what keeps a plugin from being called; imports it, in a process of its own."""
+    try:
+        path = find_plugin(name)
+    except RecipeError as error:
+        return str(error)
+    return _problem(path, path.stat().st_mtime_ns, tuple(needed.items()))
+
+
+@functools.cache
+def _problem(path: Path, changed: int, needed: tuple[tuple[str, int], ...]) -> str | None:
+    plugin = Plugin(path, needed=dict(needed))
+    try:
+        plugin.start()
+    except RecipeError as error:
+        return str(error)
+    finally:
+        plugin.close()
+    return None
+
+
+class Plugin:
+    """A plugin, whose process starts with the first call.
+
+    tokenizer: folder or hub name of the judge's (None: the plugin gets None); limit_s: seconds that each of the two
+    functions may take for all that it is given at a time; needed: the functions that it has to have.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        tokenizer: str | None = None,
+        revision: str | None = None,
+        limit_s: float = 60.0,
+        needed: Mapping[str, int] = BOTH,
+    ) -> None:
+        self.path, self._limit_s = path, limit_s
+        self._order = {"path": str(path), "tokenizer": tokenizer, "revision": revision, "needed": dict(needed)}
+        self._process: _Process | None = None
+        self._has_started = False
+
+    def preprocess(self, prompts: Sequence[Any], responses: Sequence[Any]) -> list[str | Failed]:
+        """Give the judge's prompt for each response."""
+        return self._each("rm_preprocess", [list(prompts), list(responses)])
+
+    def postprocess(self, results: Sequence[str]) -> list[float | None | Failed]:
+        """Give the value of each reply; None is no verdict."""
+        return self._each("rm_postprocess", [list(results)])
+
+    def start(self) -> None:
+        """Start the process where none runs. Raises RecipeError where plugin or tokenizer cannot be loaded."""
+        try:
+            self._running()
+        except _Lost as error:
+            raise RecipeError(f"plugin {self.path}: {error}") from None
+
+    def close(self) -> None:
+        """End the process; the next call starts another."""
+        if self._process is not None:
+            self._process.end()
+        self._process = None
+
+    def _each(self, function: str, columns: list[list[Any]]) -> list[Any]:
+        """Ask about all rows together; where that fails about each alone, so that the guilty ones alone have none."""
+        size, found = len(columns[0]), []
+        if not size:
+            return []
+        if not self._has_started:
+            self.start()
+        try:
+            deadline = time.monotonic() + self._limit_s
+            with contextlib.suppress(_Raised):
+                return self._asked(function, columns, deadline)
+            for row in zip(*columns, strict=True):
+                try:
+                    found += self._asked(function, [[value] for value in row], deadline)
+                except _Raised as error:
+                    found.append(Failed(str(error)))
+        except _Lost as error:
+            found += [Failed(str(error))] * (size - len(found))
+        return found
+
+    def _asked(self, function: str, columns: list[list[Any]], deadline: float) -> list[Any]:
+        process = self._running()
+        try:
+            return process.ask([function, columns], deadline)  # type: ignore[no-any-return]
+        except TimeoutError:
+            self.close()
+            raise _Lost(f"{function} took more than {self._limit_s:g} s for the rows of a step") from None
+        except (OSError, EOFError):
+            code = process.code()
+            self.close()
+            raise _Lost(f"{function} ended the plugin's process ({code})") from None
+
+    def _running(self) -> _Process:
+        if self._process is None:
+            self._process = _Process()
+            try:
+                self._process.ask(self._order, time.monotonic() + _START_LIMIT_S)
+            except _Raised as error:
+                self.close()
+                raise _Lost(str(error)) from None
+            except TimeoutError:
+                self.close()
+                raise _Lost(f"it did not load within {_START_LIMIT_S:g} s") from None
+            except (OSError, EOFError):
+                code = self._process.code()
+                self.close()
+                raise _Lost(f"loading it ended its process ({code})") from None
+            self._has_started = True
+        return self._process
+
+
+class _Process:
+    """A child process in a group of its own, which ends with this object."""
+
+    def __init__(self) -> None:
+        self._connection, theirs = socket.socketpair()
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "oger_recipe.rewards.models.plugin_process", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # what it prints goes to the log, never between a command's lines
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            start_new_session=True,
+        )
+        theirs.close()
+        self.end = weakref.finalize(self, _end, self._connection, self._child)
+
+    def ask(self, message: Any, deadline: float) -> Any:
+        """Raises _Raised for an error that it reports, TimeoutError, and OSError or EOFError when it is gone."""
+        self._connection.settimeout(seconds_until(deadline))
+        send_message(self._connection, message)
+        reply = receive_message(self._connection, deadline)
+        if "error" in reply:
+            raise _Raised(reply["error"])
+        return reply["value"]
+
+    def code(self) -> str:
+        """Tell how it ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._child.wait(5.0)
+            return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return "its connection is closed"
+
+
+def _end(connection: socket.socket, child: subprocess.Popen[bytes]) -> None:
+    connection.close()
+    for kill in (os.killpg, os.kill):  # a child that has not begun has no group yet
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(child.pid, signal.SIGKILL)
+    child.wait()

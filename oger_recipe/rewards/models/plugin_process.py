@@ -1,0 +1,160 @@
+"""The process of a plugin: ``python -m oger_recipe.rewards.models.plugin_process SOCKET``, started by `Plugin` alone.
+
+It answers one call after the other until the other side hangs up. It loads neither torch nor, without a tokenizer,
+transformers: looking whether a plugin can be called is quick.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import math
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from oger_recipe.remote_code import may_run
+from oger_recipe.rewards.grading.messages import receive_message, send_message
+
+_PACKAGE = "reward_function"  # of the plugin and of what lies beside it, for `from . import helper`
+
+
+def load(path: Path, needed: Mapping[str, int]) -> dict[str, Callable[..., Any]]:
+    """Import a plugin's functions by name, each of which can be called with so many arguments.
+
+    What lies beside it can be imported from now on. Raises ValueError for a function that is missing or has other
+    arguments, and whatever the plugin raises.
+    """
+    sys.path.insert(0, str(path.parent))
+    package = types.ModuleType(_PACKAGE)
+    package.__path__ = [str(path.parent)]
+    sys.modules[_PACKAGE] = package
+    name = f"{_PACKAGE}.{path.stem.replace('.', '_')}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, "its name ends in .py"
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return {function: _callable(module, function, count) for function, count in needed.items()}
+
+
+def _callable(module: types.ModuleType, name: str, arguments: int) -> Callable[..., Any]:
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ValueError(f"it has no function {name}")
+    try:
+        inspect.signature(function).bind(*[None] * arguments)
+    except TypeError as error:
+        raise ValueError(f"{name} cannot be called with {arguments} arguments: {error}") from None
+    return function  # type: ignore[no-any-return]
+
+
+def texts_of(values: Any, size: int) -> list[str]:
+    """Read what rm_preprocess gave for so many responses. Raises ValueError for anything but as many texts."""
+    listed = _listed(values, size, "rm_preprocess")
+    for value in listed:
+        if not isinstance(value, str):
+            raise ValueError(f"rm_preprocess gave {_shown(value)}, which is no text")
+    return listed
+
+
+def numbers_of(values: Any, size: int) -> list[float | None]:
+    """Read what rm_postprocess gave for so many replies; None and nan are no verdict, None.
+
+    Raises ValueError for anything but as many finite numbers.
+    """
+    return [_number(value) for value in _listed(values, size, "rm_postprocess")]
+
+
+def _listed(values: Any, size: int, function: str) -> list[Any]:
+    if isinstance(values, str) or not hasattr(values, "__iter__"):
+        raise ValueError(f"{function} gave {_shown(values)}, which is no list")
+    listed = list(values)
+    if len(listed) != size:
+        raise ValueError(f"{function} gave {len(listed)} values for {size}")
+    return listed
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = math.nan if value is None else float(value)
+    except (TypeError, ValueError):
+        number = math.inf
+    if isinstance(value, str) or math.isinf(number):
+        raise ValueError(f"rm_postprocess gave {_shown(value)}, which is no finite number")
+    return None if math.isnan(number) else number
+
+
+def _shown(value: Any) -> str:
+    return f"{type(value).__name__} {repr(value)[:80]}"
+
+
+READ: dict[str, Callable[[Any, int], list[Any]]] = {"rm_preprocess": texts_of, "rm_postprocess": numbers_of}
+
+
+def _said(act: Callable[[], Any]) -> dict[str, Any]:
+    """Say what came of it, as a message: a value, or why there is none."""
+    try:
+        return {"value": act()}
+    except SystemExit as error:
+        return {"error": f"it called sys.exit({error.code!r})"}
+    except BaseException as error:
+        return {"error": _reason(error)}
+
+
+def _reason(error: BaseException) -> str:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    at = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}"[:1000] + at
+
+
+def _tokenizer(name: str, revision: str | None) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(name, revision=revision, use_fast=True, trust_remote_code=may_run())
+
+
+def _end_with(parent: int) -> None:
+    """End this process with the one that asks, also in the middle of a call that never returns."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(0)
+
+
+def serve(connection: socket.socket) -> None:
+    order = receive_message(connection)
+    tokenizer, functions = None, {}
+
+    def start() -> None:
+        nonlocal tokenizer, functions
+        if order["tokenizer"] is not None:  # first: what lies beside the plugin may bear the names of libraries
+            tokenizer = _tokenizer(order["tokenizer"], order["revision"])
+        functions = load(Path(order["path"]), order["needed"])
+
+    def answer(function: str, columns: Sequence[list[Any]]) -> list[Any]:
+        more = [tokenizer] if function == "rm_preprocess" else []
+        return READ[function](functions[function](*columns, *more), len(columns[0]))
+
+    said = _said(start)
+    send_message(connection, said)
+    while "error" not in said:
+        send_message(connection, _said(functools.partial(answer, *receive_message(connection))))
+
+
+def main() -> None:
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    try:
+        serve(socket.socket(fileno=int(sys.argv[1])))
+    except (EOFError, OSError):
+        return
+
+
+if __name__ == "__main__":
+    main()

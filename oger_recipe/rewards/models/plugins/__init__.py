@@ -1,0 +1,1 @@
+"""Ready-made plugins; files with a _ are parts of them, and of sources."""

@@ -1,0 +1,27 @@
+"""A judge that grades an answer from 1 to 10; the value is 0 for a 1 and 1 for a 10."""
+
+from typing import Any
+
+from oger_recipe.rewards.models.plugins._fence import fenced, turn
+from oger_recipe.rewards.models.plugins._reply import last_named
+
+TASK = """You grade answers. How good is the answer to the question: right, complete and clear?
+
+{material}
+
+Think about it first if you want. End with one line: "Grade: " and a number from 1 (useless) to 10 (perfect)."""
+
+
+def rm_preprocess(text_prompts: list[str], text_responses: list[str], tgt_tokenizer: Any) -> list[str]:
+    return [
+        turn(TASK.format(material=fenced({"question": prompt, "answer": response}, tgt_tokenizer)), tgt_tokenizer)
+        for prompt, response in zip(text_prompts, text_responses, strict=True)
+    ]
+
+
+def rm_postprocess(results: list[str]) -> list[float | None]:
+    return [_value(last_named("grade", r"\d+(?:\.\d+)?(?=\s*/\s*10\b|(?!\s*/))", result)) for result in results]
+
+
+def _value(grade: str | None) -> float | None:
+    return (float(grade) - 1) / 9 if grade is not None and 1 <= float(grade) <= 10 else None

@@ -1,0 +1,138 @@
+"""Reward models whose answers are known: small Llamas with weights set by hand, so that a rule is what they compute.
+
+Every byte of a text is one token, and the rules look for characters that the instructions of a judge hardly have.
+Attention finds a character in any text of up to LONGEST tokens: its score is SURE above that of all others. The
+folders load in transformers and in vLLM, in float32. The built-in task's judges and those of tests are of this kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from oger_recipe.tasks.tiny_policy import build_tokenizer
+
+LONGEST, WIDTH, SURE = 4096, 32, 40.0
+# Coordinates of the hidden state: one that is the same everywhere, what the token is, and what attention has found.
+SAME, MARK, OTHER, REPLY, FOUND, ALSO = range(6)
+_LEVEL = 10.0  # of SAME: the length of a state, by which its norm divides, hardly depends on the others
+_UNIT = (WIDTH / (_LEVEL**2 + 1)) ** 0.5  # what the norm makes of 1
+_SLOWEST = WIDTH // 2 - 1  # dimension of a head that rotary embeddings hardly turn
+
+
+@dataclass(frozen=True)
+class Star:
+    """A judge that writes one thing where the prompt has a mark, an asterisk, and another where it has none."""
+
+    yes: str = "1"
+    no: str = "0"
+    marks: str = "*"
+
+    def reply(self, prompt: str) -> str:
+        return self.yes if self.marks in prompt else self.no
+
+
+@dataclass(frozen=True)
+class First:
+    """A judge of pairs: B where the first of the prompt's ^ and ~ is ~, else A, so always A where it has neither."""
+
+    yes: str = "B"
+    no: str = "A"
+    marks: ClassVar[str] = "^~"
+
+    def reply(self, prompt: str) -> str:
+        return self.yes if "~" in prompt and "^" not in prompt.partition("~")[0] else self.no
+
+
+def value(text: str, marks: str = "^~") -> float:
+    """What the head says of a text, to a hundredth or two: 2 for the first of two marks, less 1 for the second."""
+    return 2.0 * (marks[0] in text) - (marks[1] in text)
+
+
+def save_judge(rule: Star | First, folder: Path) -> Path:
+    """The judge whose answers are the rule's; what it is asked must not end in one of them, which ends a reply."""
+    from transformers import LlamaForCausalLM
+
+    tokenizer = _tokenizer(rule.yes, rule.no)
+    yes, no = (tokenizer.convert_tokens_to_ids(each) for each in (rule.yes, rule.no))
+    model = _llama(LlamaForCausalLM, tokenizer, rule.marks, replies=[yes, no])
+    if isinstance(rule, Star):
+        _find(model.model.layers[0], {MARK: 1.0}, FOUND)
+    else:
+        _find(model.model.layers[0], {MARK: 1.0}, ALSO)
+        _find(model.model.layers[1], {OTHER: 1.0, ALSO: -1.0}, FOUND)  # a tilde with no hat before it
+    write = model.lm_head.weight
+    write[:, SAME] = -100 / _LEVEL
+    write[yes, FOUND], write[yes, SAME] = 40.0, -20 / _LEVEL
+    write[no, FOUND], write[no, SAME] = -40.0, 20 / _LEVEL
+    write[tokenizer.eos_token_id, REPLY], write[tokenizer.eos_token_id, SAME] = 120.0, -60 / _LEVEL
+    return _saved(model, tokenizer, folder)
+
+
+def save_head(folder: Path, marks: str = "^~") -> Path:
+    """The classifier with one label that says `value`."""
+    from transformers import LlamaForSequenceClassification
+
+    tokenizer = _tokenizer()
+    model = _llama(LlamaForSequenceClassification, tokenizer, marks, num_labels=1)
+    _find(model.model.layers[0], {MARK: 1.0}, FOUND)
+    _find(model.model.layers[1], {OTHER: 1.0}, ALSO)
+    model.score.weight[0, FOUND], model.score.weight[0, ALSO] = 2 / _UNIT, -1 / _UNIT
+    return _saved(model, tokenizer, folder)
+
+
+def _find(layer: Any, what: dict[int, float], result: int) -> None:
+    """Write into `result` the value of the token up to here for which the weighted sum is greatest, where it is 1."""
+    attention = layer.self_attn
+    attention.q_proj.weight[_SLOWEST, SAME] = 1 / (_LEVEL * _UNIT)
+    for coordinate, weight in what.items():
+        attention.k_proj.weight[_SLOWEST, coordinate] = weight * SURE * WIDTH**0.5 / _UNIT
+        attention.v_proj.weight[0, coordinate] = weight / _UNIT
+    attention.o_proj.weight[result, 0] = 1.0
+
+
+def _tokenizer(*words: str) -> Any:
+    tokenizer = build_tokenizer([], vocab_size=3 + 256 + 4)
+    tokenizer.add_tokens([word for word in words if len(word) > 1])  # every reply is one token
+    tokenizer.model_max_length = LONGEST
+    return tokenizer
+
+
+@torch.no_grad()
+def _llama(kind: Any, tokenizer: Any, marks: str, replies: Any = (), **more: Any) -> Any:
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=-(-len(tokenizer) // 64) * 64,
+        hidden_size=WIDTH,
+        intermediate_size=WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        max_position_embeddings=LONGEST,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e9},
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        dtype="float32",
+        **more,
+    )
+    model = kind(config).requires_grad_(False)
+    for name, weight in model.named_parameters():
+        if "norm" not in name:
+            weight.zero_()
+    state = model.model.embed_tokens.weight
+    state[:, SAME] = _LEVEL
+    for character, coordinate in zip(marks, (MARK, OTHER), strict=False):
+        state[tokenizer.convert_tokens_to_ids(character), coordinate] = 1.0
+    state[list(replies), REPLY] = 1.0
+    return model
+
+
+def _saved(model: Any, tokenizer: Any, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
