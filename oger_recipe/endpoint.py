@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import ipaddress
 import json
 import os
 import random
@@ -56,6 +57,14 @@ def checked_address(url: str, key_variable: str) -> str:
     return url.rstrip("/")
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine reach what listens on `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def api_key(variable: str) -> str:
     """Returns the environment's key, empty where there is none. Raises ValueError where it fits into no header."""
     key = os.environ.get(variable, "").strip()
@@ -79,6 +88,7 @@ class Endpoint:
         return httpx.AsyncClient(
             headers={"Content-Type": "application/json"}
             | ({"Authorization": f"Bearer {self.key}"} if self.key else {}),
+            verify=self.url.startswith("https"),  # certificates take a while to load
             timeout=httpx.Timeout(None, connect=min(_CONNECT_S, self.limit_s)),  # the rest is limited as a whole
             limits=httpx.Limits(max_connections=connections),
         )

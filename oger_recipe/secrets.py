@@ -19,7 +19,8 @@ _REWARD_TOKEN = "OGER_REWARD_TOKEN"
 _TOKEN_IN_URL = re.compile(r"(?<=[?&]token=)(?!\$)[^&,]+")
 
 # What a run hands on to processes on other nodes, whose environment is another.
-_KEYS = ("WANDB_API_KEY", "OGER_EMBEDDING_API_KEY", _REWARD_TOKEN)
+_KEYS = ("WANDB_API_KEY", "OGER_EMBEDDING_API_KEY", "OGER_JUDGE_API_KEY", _REWARD_TOKEN)
+_NAMED_LIKE_KEYS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
 _HANDED_ON = (*_KEYS, "WANDB_MODE", "WANDB_BASE_URL", "WANDB_DIR")
 
 
@@ -74,12 +75,14 @@ def secret_problems(value: Mapping[str, Any]) -> list[str]:
 def handed_on(value: Mapping[str, Any], run_dir: Path) -> dict[str, str]:
     """Returns variables for the processes of a run. W&B writes into the run folder."""
     folder = {"WANDB_DIR": str(run_dir)} if value[WANDB_KEY] else {}
-    return folder | {name: os.environ[name] for name in _HANDED_ON if name in os.environ}
+    of_judges = [entry["api_key_env"] for entry in value["oger.reward.sources"] or () if "api_key_env" in entry]
+    return folder | {name: os.environ[name] for name in (*_HANDED_ON, *of_judges) if name in os.environ}
 
 
 def redacted(text: str) -> str:
-    """Removes the keys of this process's environment from a text that others wrote."""
-    for name in _KEYS:
-        if key := os.environ.get(name):
+    """Removes the keys of this process's environment from a text that others wrote: those known here, and what is
+    named like one."""
+    for name, key in os.environ.items():
+        if key and (name in _KEYS or name.endswith(_NAMED_LIKE_KEYS) and len(key) >= _SHORTEST_KEY):
             text = text.replace(key, f"${name}")
     return text

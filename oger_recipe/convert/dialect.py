@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -33,8 +33,10 @@ class Dialect:
     belongs to a command, so that a missing backslash is found. ``read`` takes the words apart, and ``value`` turns a
     text into a value of the flag's type (hydra.py has both for Hydra).
     Its flags: ``sections`` holds the table by title, ``environment`` the exported variables that are settings.
-    Its page: ``page`` names the file in docs/, ``introduction`` is its beginning, and ``published`` heads the column
-    of the values in the trainer's own command.
+    Besides: ``lines`` says what becomes of other lines of a script, by what matches in them. Every recipe has the
+    settings ``always``, of which no flag speaks; ``to_do`` and ``differing`` are told of every one.
+    Its page: ``page`` names the file in docs/, ``introduction`` is its beginning, and ``published`` holds the values
+    of the trainer's own commands by the heading of their column.
     """
 
     name: str
@@ -48,7 +50,11 @@ class Dialect:
     environment: tuple[Flag, ...]
     page: str
     introduction: str
-    published: str
+    published: Mapping[str, Mapping[str, str]]
+    lines: tuple[tuple[re.Pattern[str], str], ...] = ()
+    always: Mapping[str, Any] = field(default_factory=dict)
+    to_do: tuple[str, ...] = ()
+    differing: Mapping[str, str] = field(default_factory=dict)  # what -> how
     common_prefix: str = ""  # of most flags; left out where a recipe names them
 
     @cached_property

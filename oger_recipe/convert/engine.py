@@ -14,19 +14,20 @@ from typing import Any
 from oger_recipe.convert.dialect import Argument, Dialect
 from oger_recipe.convert.recipe_text import recipe_text
 from oger_recipe.convert.script import Command, read_command
-from oger_recipe.convert.values import UNSET, Flag, Get, NoEffect, Unsupported, checked, is_placeholder
+from oger_recipe.convert.values import UNSET, Flag, Get, NoEffect, Unsupported, checked, placeholders
 from oger_recipe.convert.verl_mix.dialect import VERL_MIX
+from oger_recipe.convert.verl_rms.dialect import VERL_RMS
 from oger_recipe.errors import RecipeError
 from oger_recipe.settings.checks import check_run
 from oger_recipe.settings.derived import in_prompts
 from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.recipe_file import read_recipe
 
-DIALECTS = {dialect.name: dialect for dialect in (VERL_MIX,)}
+DIALECTS = {dialect.name: dialect for dialect in (VERL_MIX, VERL_RMS)}
 # Settings whose files may lie on another machine.
 _FILES = (
     "actor.model_name_or_path", "data.prompt_dataset", "eval.dataset", "oger.embedding_model",
-    "oger.similarity_reranker",
+    "oger.similarity_reranker", "oger.reward.sources",
 )  # fmt: skip
 
 
@@ -66,6 +67,9 @@ def _convert(
     for flag in dialect.flags.values():
         if flag.name not in given and flag.default is not UNSET and not result.problems:
             _apply_default(flag, get, result, parser)
+    for key, value in dialect.always.items():
+        _add(result, key, value, f"{dialect.trainer} has none", given=True)
+    result.differing |= dialect.differing
     _environment(command, dialect, result)
     result.problems = list(dict.fromkeys(result.problems))
     if not result.problems:
@@ -170,10 +174,10 @@ def _finish(result: Conversion, dialect: Dialect, source: str, parser: argparse.
     """Writes the recipe and reads it back as `oger train` will."""
     order = {name[2:]: place for place, action in enumerate(parser._actions) for name in action.option_strings}
     result.settings = dict(sorted(result.settings.items(), key=lambda item: order[item[0]]))
-    unset = {key: value for key, (value, _, _) in result.settings.items() if is_placeholder(value)}
-    result.to_do = [f"set {key}, which is {value}" for key, value in unset.items()]
+    unset = {key: text for key, (value, _, _) in result.settings.items() for text in placeholders(value)}
+    result.to_do = [*dialect.to_do, *(f"set {key}, which is {text}" for key, text in unset.items())]
     for sentence in _refusals(recipe_text(result.settings, ()), parser):
-        key = re.split("[: ]", sentence)[0]
+        key = re.split("[:, ]", sentence)[0]
         if key in _FILES and key not in unset:
             result.to_do.append(sentence)
         elif key not in unset:

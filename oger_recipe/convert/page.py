@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from oger_recipe.convert.dialect import Dialect
 from oger_recipe.convert.values import Flag
@@ -14,15 +14,16 @@ def page(dialect: Dialect) -> str:
 
 
 def _sections(dialect: Dialect) -> Iterator[str]:
+    titles = " | ".join(dialect.published)
     for title, flags in {**dialect.sections, "Environment variables": dialect.environment}.items():
         yield f"## {title}\n"
-        yield f"| flag | {dialect.published} | here | |"
-        yield "|---|---|---|---|"
-        yield from (_row(flag) for flag in flags)
+        yield f"| flag | {titles} | here | |"
+        yield "|---" * (len(dialect.published) + 3) + "|"
+        yield from (_row(flag, [values.get(flag.name) for values in dialect.published.values()]) for flag in flags)
         yield ""
 
 
-def _row(flag: Flag) -> str:
-    published = f"`{flag.published}`" if flag.published is not None else ""
+def _row(flag: Flag, published: Sequence[str | None]) -> str:
+    values = " | ".join("" if value is None else f"`{value}`" for value in published)
     ours = ", ".join(f"`{name.strip()}`" for name in flag.ours.split(",")) if flag.ours else "none"
-    return f"| `{flag.name}` | {published} | {ours} | {flag.remark} |"
+    return f"| `{flag.name}` | {values} | {ours} | {flag.remark} |"

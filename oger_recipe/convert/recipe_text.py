@@ -40,15 +40,26 @@ def _comment(lines: Iterable[str]) -> Iterator[str]:
 def _lines(node: dict[str, Any], indent: str, prefix: str) -> Iterator[str]:
     settings = {key: child for key, child in node.items() if not isinstance(child, dict)}
     for key, (value, names, given) in settings.items():
-        sources = ", ".join(dict.fromkeys(name.removeprefix(prefix) for name in names))
-        yield f"{indent}{key}: {_scalar(value)} # {sources}{'' if given else ' (default)'}"
+        sources = ", ".join(dict.fromkeys(name.removeprefix(prefix) for name in names)) + " (default)" * (not given)
+        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            yield from (f"{indent}{line}" for line in _comment([sources]))
+            yield f"{indent}{key}:"
+            yield from (f"{indent}  {line}" for item in value for line in _item(item, _WIDTH - 24))
+        else:
+            yield f"{indent}{key}: {_scalar(value)} # {sources}"
     for key, child in node.items():
         if key not in settings:
             yield f"{indent}{key}:"
             yield from _lines(child, indent + "  ", prefix)
 
 
-def _scalar(value: Any) -> str:
-    """Writes the value as YAML on one line."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
+def _item(value: dict[str, Any], width: int) -> Iterator[str]:
+    """Writes an item of a list, and its further lines below its first."""
+    for number, line in enumerate(_scalar(value, width).splitlines()):
+        yield f"   {line}" if number else f"- {line}"
+
+
+def _scalar(value: Any, width: int = 10_000) -> str:
+    """Writes the value as YAML, on one line unless it is wider."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=width, allow_unicode=True, sort_keys=False)
     return text.removesuffix("\n").removesuffix("\n...").strip()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from oger_recipe.convert.dialect import Argument, Dialect
@@ -65,7 +66,16 @@ def read_command(text: str, variables: Mapping[str, str], dialects: Sequence[Dia
                 f"{entry.last}: a backslash is missing there, or a comment cuts the command"
             )
     _read_arguments(entry, text.splitlines(), command, command.dialect, known)
+    command.remarks += _explained(lines, command.dialect)
     return command
+
+
+def _explained(lines: Iterable[_Line], dialect: Dialect) -> Iterator[str]:
+    """Yields what the dialect says of lines beside the command, with their numbers."""
+    for line in lines:
+        yield from (
+            f"line {line.first}: {sentence}" for pattern, sentence in dialect.lines if pattern.search(line.text)
+        )
 
 
 def _joined(text: str) -> Iterator[_Line]:
@@ -131,19 +141,24 @@ def _read_assignments(text: str, command: Command, known: dict[str, str], fixed:
 def _read_arguments(
     entry: _Line, lines: list[str], command: Command, dialect: Dialect, known: Mapping[str, str]
 ) -> None:
-    """Reads the words behind the program by the dialect's syntax, and variables in front of it."""
+    """Reads the words behind the program by the dialect's syntax, and variables in front of it.
+
+    What else stands in front of it, `ray job submit` and the end of its JSON among them, is not the command's.
+    """
+    program = dialect.command.search(entry.text)
+    assert program
+    with contextlib.suppress(ValueError):  # a quotation mark that began in an earlier line
+        for word in shlex.split(_expand(entry.text[: program.start()], known, command.used)):
+            name, separator, value = word.partition("=")
+            if separator and name.isidentifier():
+                command.environment[name] = value
     try:
-        words = shlex.split(_expand(entry.text, known, command.used))
+        words = shlex.split(_expand(entry.text[program.end() :], known, command.used))
     except ValueError as error:
         command.problems.append(f"line {entry.first}: the command has a quotation mark without its partner ({error})")
         return
-    start = next(index for index, word in enumerate(words) if dialect.command.search(f"-m {word}"))
-    for word in words[:start]:
-        name, separator, value = word.partition("=")
-        if separator and name.isidentifier():
-            command.environment[name] = value
     arguments = []
-    for word in words[start + 1 :]:
+    for word in words:
         if _OPERATOR.fullmatch(word):
             break
         if _PASSED_ON.fullmatch(word):

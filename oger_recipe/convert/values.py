@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,6 @@ class Flag:
     rule: Rule
     ours: str = ""  # our flags as the page names them, separated by commas; "": none
     remark: str = ""
-    published: str | None = None  # its value in the command that the trainer's page publishes
     kind: type | None = None  # of the value, where the default does not tell
     differs: bool = False  # what it does here is not exactly what it does there, as the remark says
 
@@ -59,7 +58,7 @@ def checked(value: Any, flag: Flag) -> Any:
         Unsupported: it is of another type, or still a variable where a number or a switch is needed.
     """
     kind = flag.value_type()
-    if kind is None or type(value) is kind or value is None and flag.default in (None, UNSET):
+    if kind in (None, object) or type(value) is kind or value is None and flag.default in (None, UNSET):
         return value
     if kind is float and type(value) is int:
         return float(value)
@@ -72,6 +71,15 @@ def checked(value: Any, flag: Flag) -> Any:
 def is_placeholder(value: Any) -> bool:
     """Tells whether a text stands for what the user has to fill in."""
     return isinstance(value, str) and bool(re.search(r"\$|path/to|<[^>]+>|your[-_ /]", value))
+
+
+def placeholders(value: Any) -> Iterator[str]:
+    """Yields the texts in a value that stand for what the user has to fill in."""
+    if is_placeholder(value):
+        yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from placeholders(item)
 
 
 def one_of(value: Any, choices: Mapping[Any, Any]) -> Any:
@@ -128,3 +136,24 @@ def where(condition: Callable[[Get], str], rule: Rule) -> Rule:
         return rule(value, get)
 
     return conditional
+
+
+def same(name: str, default: Any, target: str, **more: Any) -> Flag:
+    """A flag that has its twin here, in the same unit."""
+    return Flag(name, default, to(target), target, **more)
+
+
+def dead(name: str, default: Any, reason: str, **more: Any) -> Flag:
+    """A flag without effect here."""
+    return Flag(name, default, inert(reason), remark=reason, **more)
+
+
+def alone(name: str, works: Any, reason: str, instead: str, **more: Any) -> Flag:
+    """A flag that is accepted at the one value that happens here anyway."""
+    word = "null" if works is None else works
+    return Flag(name, works, only(works, reason, instead), remark=f"{word} alone: {reason}", **more)
+
+
+def refused(name: str, instead: str) -> Flag:
+    """A flag that no value of is honoured."""
+    return Flag(name, UNSET, only(UNSET, "", instead), remark=f"refused: {instead}")

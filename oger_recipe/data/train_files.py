@@ -17,6 +17,7 @@ from oger_recipe.rewards.rules import GradingRules
 from oger_recipe.teachers.store import Teacher, write_teacher_store
 
 _BATCH = 256  # prompts that the tokenizer is given at once: it has threads of its own
+_NAMED = 5  # of the prompts that are refused
 
 
 class Tokenizer(Protocol):
@@ -130,30 +131,37 @@ def write_train_files(
     rules: GradingRules,
     pool: GradingPool,
     choice: TeacherChoice = TeacherChoice(),
+    overlong_prompts: str = "drop",
 ) -> Counter[str]:
     """Writes the prompts (JSONL: prompt, label, datasource) and, unless ``teachers_path`` is None, the teacher store.
 
-    Leaves over-long prompts out: OpenRLHF would cut their beginning. Counts ``prompts``, ``prompts_too_long``,
-    ``prompts_without_teacher``, and each teacher as one of ``teachers``, ``teachers_wrong``, ``teachers_too_long``,
-    ``teachers_ungraded`` and ``teachers_other_source``; beside these, ``teachers_truncated`` and
-    ``teachers_marked_otherwise``, where the data's ``correct`` differs from the verifier, which decides.
+    Leaves over-long prompts out, or refuses them: OpenRLHF would cut their beginning. Counts ``prompts``,
+    ``prompts_too_long``, ``prompts_without_teacher``, and each teacher as one of ``teachers``, ``teachers_wrong``,
+    ``teachers_too_long``, ``teachers_ungraded`` and ``teachers_other_source``; beside these, ``teachers_truncated``
+    and ``teachers_marked_otherwise``, where the data's ``correct`` differs from the verifier, which decides.
 
     Raises:
-        RecipeError: no prompt fits the budget, two rows (of two files) have the same uid, an answer is unreadable, or
-            a teacher has not as many probabilities as tokens.
+        RecipeError: no prompt fits the budget, or one does not and is refused, two rows (of two files) have the same
+            uid, an answer is unreadable, or a teacher has not as many probabilities as tokens.
     """
     counts: Counter[str] = Counter(prompts=0)
     _refuse_shared_uids(rows)
     uids: list[str] = []
     candidates: list[_Candidate] = []
+    too_long: dict[str, int] = {}
     with atomic_write(prompts_path) as partial, partial.open("w", encoding="utf-8") as file:
-        for prompts in _fitting(rows, prompt_format, budget, tokenizer, counts):
+        for prompts in _fitting(rows, prompt_format, budget, tokenizer, too_long):
+            counts["prompts"] += len(prompts)
+            if too_long:
+                counts["prompts_too_long"] = len(too_long)
             file.writelines(_line(prompt.row, prompt_format, rules) for prompt in prompts)
             uids += [prompt.row["uid"] for prompt in prompts]
             if teachers_path is not None:
                 candidates += _candidates(prompts, choice, tokenizer, counts)
         if not uids:
             raise RecipeError(_none_fits(len(rows), budget))
+        if too_long and overlong_prompts == "refuse":
+            raise RecipeError(_some_do_not_fit(too_long, len(rows), budget))
     if teachers_path is not None:
         teachers = _verified(candidates, rules, pool, choice.keep_wrong_teachers, counts)
         counts["prompts_without_teacher"] += sum(uid not in teachers for uid in uids)
@@ -173,16 +181,31 @@ def _refuse_shared_uids(rows: Sequence[Row]) -> None:
 
 
 def _none_fits(prompts: int, budget: Budget) -> str:
-    limit = f"data.max_len {budget.max_len} - rollout.max_new_tokens {budget.max_new_tokens}); raise data.max_len"
+    limit, advice = _limit(budget)
+    return f"all {prompts} prompts are longer than {budget.longest_prompt()} tokens ({limit}); {advice}"
+
+
+def _some_do_not_fit(too_long: dict[str, int], prompts: int, budget: Budget) -> str:
+    named = ", ".join(f"{uid!r} has {length}" for uid, length in list(too_long.items())[:_NAMED])
+    more = f" and {len(too_long) - _NAMED} more" if len(too_long) > _NAMED else ""
+    limit, advice = _limit(budget)
+    return (
+        f"{len(too_long)} of {prompts} prompts are longer than {budget.longest_prompt()} tokens ({limit}): {named}"
+        f"{more}; {advice}, or leave them out with oger.overlong_prompts drop"
+    )
+
+
+def _limit(budget: Budget) -> tuple[str, str]:
+    """Returns the limit of a prompt, and what would raise it."""
     if budget.longest_prompt() == budget.max_prompt_length:
-        limit = "oger.max_prompt_length); raise it"
-    return f"all {prompts} prompts are longer than {budget.longest_prompt()} tokens ({limit}"
+        return "oger.max_prompt_length", "raise it"
+    return f"data.max_len {budget.max_len} - rollout.max_new_tokens {budget.max_new_tokens}", "raise data.max_len"
 
 
 def _fitting(
-    rows: Sequence[Row], prompt_format: PromptFormat, budget: Budget, tokenizer: Tokenizer, counts: Counter[str]
+    rows: Sequence[Row], prompt_format: PromptFormat, budget: Budget, tokenizer: Tokenizer, too_long: dict[str, int]
 ) -> Iterator[list[_Prompt]]:
-    """Yields the prompts that fit the budget, batch by batch, and counts the others."""
+    """Yields the prompts that fit the budget, batch by batch, and notes the lengths of the others by uid."""
     with Progress("tokens", "prompts", len(rows)) as progress:
         for start in range(0, len(rows), _BATCH):
             batch = rows[start : start + _BATCH]
@@ -193,9 +216,8 @@ def _fitting(
                 for row, text, length in zip(batch, texts, lengths, strict=True)
                 if length <= budget.longest_prompt()
             ]
-            counts["prompts"] += len(fitting)
-            if len(fitting) < len(batch):
-                counts["prompts_too_long"] += len(batch) - len(fitting)
+            longest = budget.longest_prompt()
+            too_long.update({row["uid"]: n for row, n in zip(batch, lengths, strict=True) if n > longest})
             yield fitting
             progress.add(len(batch))
 

@@ -4,45 +4,82 @@
     total = total + weight_k * value_k      combine: add
     total = total * weight_k * value_k      combine: mul
 
-A value is 0 where its gate is closed. Without oger.reward.sources the list is DEFAULT: r = R + beta * B.
+A value is 0 where its gate is closed; elsewhere it is what the source said, by NORMALIZE compared with other values.
+Without oger.reward.sources the list is DEFAULT: r = R + beta * B.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, get_type_hints
 
 import torch
 from torch import Tensor
 
+from oger_recipe.algorithm.credit import BATCH_ESTIMATORS
+from oger_recipe.algorithm.normalize import Running, group_normalized
 from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.keys import Keys, unknown
+from oger_recipe.ranges import WEIGHT
+from oger_recipe.rewards.keys import Keys, key, unknown, value_problem
+from oger_recipe.rewards.models.cache import VerdictCache
 from oger_recipe.rewards.models.classifier import ClassifierSource, CritiqueSource
 from oger_recipe.rewards.models.judge import JudgeSource
-from oger_recipe.rewards.models.keys import ClassifierKeys, CritiqueKeys, JudgeKeys, ModelKeys, PairwiseKeys
+from oger_recipe.rewards.models.keys import (
+    ClassifierKeys,
+    CritiqueKeys,
+    JudgeKeys,
+    ModelKeys,
+    PairwiseKeys,
+    SimilarityKeys,
+)
 from oger_recipe.rewards.models.pairwise import PairwiseSource
 from oger_recipe.rewards.models.place import Place
-from oger_recipe.rewards.own import Own, own_function, reason
+from oger_recipe.rewards.own import Keywords, imported, keyword_problems, make_own, reason
 from oger_recipe.rewards.sources import Bonus, Group, Scores, Source, Verifier, of_rows
 
 if TYPE_CHECKING:
-    from oger_recipe.rewards.models.cache import VerdictCache
     from oger_recipe.settings.oger import OgerSettings
+
+
+COMBINATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"add": torch.add, "mul": torch.mul}
+
+# The verified reward of rows, to where a source counts (bool, same shape).
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "always": lambda rule: torch.ones_like(rule, dtype=torch.bool),
+    "rule_nonzero": lambda rule: rule != 0,
+    "rule_equals_1": lambda rule: rule == 1,
+}
+
+
+# Values and the rows that have one (bool), both [groups, n], and all values of the run so far, to what is weighted.
+NORMALIZE: dict[str, Callable[[Tensor, Tensor, Running], Tensor]] = {
+    "none": lambda values, counted, so_far: values,
+    "group": lambda values, counted, so_far: group_normalized(values, counted),
+    "running": lambda values, counted, so_far: so_far.normalized(values),
+}
 
 
 @dataclass(frozen=True)
 class SourceSpec:
     """One entry of oger.reward.sources; ``keys``: those that its kind adds."""
 
-    name: str
-    kind: str
-    weight: float = 1.0
-    combine: str = "add"
-    gate: str = "always"
+    name: str = key(help="a name of letters, digits, '_', '.' and '-', which metrics and samples bear")
+    kind: str = key(help="a name below, or package.module:name of a function or class of your own")
+    weight: float = key(1.0, "factor of its value; the bonus has oger.bonus_weight instead", range=WEIGHT)
+    combine: str = key("add", "how its weighted value joins the total of the sources before it", choices=COMBINATIONS)
+    gate: str = key(
+        "always", "where it counts, by the verifier's reward of the row; elsewhere its value is 0", choices=GATES
+    )
+    normalize: str = key(
+        "none",
+        "what its values are compared with before they are weighted: (x - mean) / (std + 1e-6) over the group's rows "
+        "that have one, or over all values of the run so far",
+        choices=NORMALIZE,
+    )
     keys: Keys = field(default_factory=Keys)
 
 
@@ -56,6 +93,12 @@ class Surroundings:
     seed: int = 0
     cache: VerdictCache | None = None
 
+    @classmethod
+    def of(cls, settings: OgerSettings, engine: Callable[[ModelKeys], Place], seed: int) -> Self:
+        """Those of a run, with the cache that its settings name."""
+        cache = VerdictCache(Path(settings.reward.cache)) if settings.reward.cache else None
+        return cls(settings, engine, seed, cache)
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -68,9 +111,17 @@ class Kind:
     reads_rows: bool = True
 
 
+def _similarity(spec: SourceSpec, of: Surroundings) -> Source:
+    from oger_recipe.rewards.models.similarity import Similarity  # with the encoder's libraries
+
+    assert isinstance(spec.keys, SimilarityKeys)
+    return Similarity.of(spec.keys, of.settings.embedding)
+
+
 KINDS: dict[str, Kind] = {
     "verifier": Kind(lambda spec, of: Verifier.of(of.settings), once=True, reads_rows=False),
     "bonus": Kind(lambda spec, of: Bonus.of(of.settings), once=True, reads_rows=False),
+    "similarity": Kind(_similarity, SimilarityKeys),
     "judge": Kind(JudgeSource, JudgeKeys),
     "pairwise": Kind(PairwiseSource, PairwiseKeys),
     "classifier": Kind(ClassifierSource, ClassifierKeys),
@@ -78,15 +129,6 @@ KINDS: dict[str, Kind] = {
 }
 
 DEFAULT = (SourceSpec("rule", "verifier"), SourceSpec("explore", "bonus"))
-
-COMBINATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"add": torch.add, "mul": torch.mul}
-
-# The verified reward of rows, to where a source counts (bool, same shape).
-GATES: dict[str, Callable[[Tensor], Tensor]] = {
-    "always": lambda rule: torch.ones_like(rule, dtype=torch.bool),
-    "rule_nonzero": lambda rule: rule != 0,
-    "rule_equals_1": lambda rule: rule == 1,
-}
 
 
 @dataclass(frozen=True)
@@ -113,7 +155,8 @@ class Rewards:
 
     terms: source -> its weighted values, 0 where its gate is closed; said: ``source`` and ``source/component`` -> what
     it said, nan where it said nothing; errors: source -> row, counted over all groups -> why it has no value; dropped
-    (bool [groups]): groups that have no advantage in this step; metrics: ``source/name`` -> a number about the step.
+    (bool [groups]): groups that have no advantage in this step; metrics: ``source/name`` -> a number about the step;
+    running: source -> all its values so far, of those that are compared with them.
     """
 
     total: Tensor
@@ -122,31 +165,47 @@ class Rewards:
     errors: dict[str, dict[int, str]]
     dropped: Tensor
     metrics: dict[str, float]
+    running: dict[str, Running]
 
 
 def make_source(spec: SourceSpec, surroundings: Surroundings) -> Source:
     """Make the source of an entry, whose kind is a name in KINDS or an import path.
 
-    Raises ValueError for an import path that leads to no function of one argument.
+    Raises ValueError for an import path that leads to no source, and RecipeError for a source that cannot be made.
     """
-    known = KINDS.get(spec.kind)
-    return known.make(spec, surroundings) if known else Own(own_function(spec.kind))
+    if isinstance(spec.keys, Keywords):
+        return make_own(spec.name, spec.kind, spec.keys.given)
+    return KINDS[spec.kind].make(spec, surroundings)
 
 
 def rewards_of(
-    groups: Sequence[Group], sources: Sequence[Source], specs: Sequence[SourceSpec], *, on_error: str
+    groups: Sequence[Group],
+    sources: Sequence[Source],
+    specs: Sequence[SourceSpec],
+    *,
+    on_error: str,
+    running: Mapping[str, Running] | None = None,
 ) -> Rewards:
-    """Ask all sources and compose what they say.
+    """Ask all sources and compose what they say; ``running``: that of the step before, None at the first.
 
     A source that raises has failed on all rows that it was asked about; a RecipeError is raised further.
     """
     rule = of_rows(groups, lambda group: [graded.verdict.reward for graded in group.graded])
-    counted = [GATES[spec.gate](rule) for spec in specs]
-    scores = _asked(sources, groups, counted)
+    wanted = [GATES[spec.gate](rule) for spec in specs]
+    scores = _asked(sources, groups, wanted)
     failed = [_failed(each) for each in scores]
+    valued = [asked & ~missing for asked, missing in zip(wanted, failed, strict=True)]
+    so_far = dict(running or {}) | {
+        spec.name: (running or {}).get(spec.name, Running()).joined_by(each.values[has_value])
+        for spec, each, has_value in zip(specs, scores, valued, strict=True)
+        if spec.normalize == "running"
+    }
     terms = [
-        spec.weight * torch.where(wanted & ~missing, each.values, 0.0)
-        for each, spec, wanted, missing in zip(scores, specs, counted, failed, strict=True)
+        spec.weight
+        * torch.where(
+            has_value, NORMALIZE[spec.normalize](each.values, has_value, so_far.get(spec.name, Running())), 0.0
+        )
+        for spec, each, has_value in zip(specs, scores, valued, strict=True)
     ]
     names, how = [spec.name for spec in specs], ON_ERROR[on_error]
     counts = [~missing if how.passed_by else torch.ones_like(missing) for missing in failed]
@@ -159,6 +218,7 @@ def rewards_of(
         torch.stack(failed).any(dim=0).any(dim=1) & how.drops_group,
         {f"{spec.name}/{name}": value for spec, each in zip(specs, scores, strict=True)
          for name, value in each.metrics.items()},
+        so_far,
     )  # fmt: skip
 
 
@@ -218,21 +278,26 @@ def _said(scores: Sequence[Scores], names: Sequence[str], failed: Sequence[Tenso
 
 # ---- oger.reward.sources
 
-_COMMON = tuple(each.name for each in fields(SourceSpec) if each.name != "keys")
+COMMON = tuple(each for each in fields(SourceSpec) if each.name != "keys")
+_COMMON = tuple(each.name for each in COMMON)
 
 
-def sources_of(entries: Sequence[Mapping[str, Any]] | None) -> tuple[SourceSpec, ...]:
-    """Read the sources of a run; entries as entry_problems accepts them."""
-    return tuple(map(_spec, entries)) if entries else DEFAULT
+def sources_of(entries: Sequence[Mapping[str, Any]] | None, estimator: str = "") -> tuple[SourceSpec, ...]:
+    """Read the sources of a run, entries as entry_problems accepts them; BATCH_ESTIMATORS normalize all of them."""
+    specs = tuple(map(_spec, entries)) if entries else DEFAULT
+    if estimator not in BATCH_ESTIMATORS:
+        return specs
+    return tuple(replace(spec, normalize="group") for spec in specs)
 
 
 def _spec(entry: Mapping[str, Any]) -> SourceSpec:
-    common = {name: entry[name] for name in _COMMON if name in entry}
-    return SourceSpec(**common, keys=_keys_of(entry.get("kind")).of(entry))
+    common = {name: value for name, value in entry.items() if name in _COMMON}
+    further = {name: value for name, value in entry.items() if name not in _COMMON}
+    return SourceSpec(**common, keys=(Keywords if _is_path(entry["kind"]) else KINDS[entry["kind"]].keys).of(further))
 
 
-def _keys_of(kind: Any) -> type[Keys]:
-    return KINDS[kind].keys if kind in KINDS else Keys
+def _is_path(kind: Any) -> bool:
+    return isinstance(kind, str) and ":" in kind
 
 
 def entry_problems(entries: Sequence[Mapping[str, Any]] | None) -> Iterator[str]:
@@ -255,30 +320,39 @@ def entry_problems(entries: Sequence[Mapping[str, Any]] | None) -> Iterator[str]
 
 
 def _of_entry(entry: Mapping[str, Any], *, first: bool) -> Iterator[str]:
-    name, kind, weight = entry.get("name"), entry.get("kind"), entry.get("weight", 1.0)
-    keys = _keys_of(kind)
-    known = (*_COMMON, *keys.names())
-    yield from (unknown("key", key, known) for key in entry if key not in known)
+    name, kind = entry.get("name"), entry.get("kind")
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
         yield f"name {name!r}: a name of letters, digits, '_', '.' and '-' is needed, which metrics and samples bear"
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-        yield f"weight {weight!r}: it has to be 0 or more"
+    hints = get_type_hints(SourceSpec)
+    for each in COMMON[2:]:
+        if each.name in entry:
+            problem = value_problem(each.name, entry[each.name], hints[each.name], each.metadata)
+            yield from [problem] if problem else []
     if kind == "bonus" and "weight" in entry:
+        weight = entry["weight"]
         yield f"weight {weight!r}: the weight of the bonus is oger.bonus_weight, with its schedule; leave weight out"
-    yield from _of_kind(kind)
-    for key, choices in (("combine", COMBINATIONS), ("gate", GATES)):
-        if key in entry and entry[key] not in choices:
-            yield unknown(key, entry[key], choices)
     if first and entry.get("combine") == "mul":
         yield "combine mul: the first source has nothing before it to multiply; leave combine out, or move it down"
-    yield from keys.problems(entry)
+    if entry.get("combine") == "mul" and entry.get("normalize", "none") != "none":
+        yield (
+            f"normalize {entry['normalize']} with combine mul: a normalized value is below 0 for about every second "
+            "row, and would turn the total's sign there; use combine add, or leave normalize out"
+        )
+    yield from _of_kind(kind, {key: value for key, value in entry.items() if key not in _COMMON})
 
 
-def _of_kind(kind: Any) -> Iterator[str]:
-    if isinstance(kind, str) and ":" in kind:
+def _of_kind(kind: Any, further: Mapping[str, Any]) -> Iterator[str]:
+    if _is_path(kind):
         try:
-            own_function(kind)
+            imported(kind)
         except ValueError as error:
             yield f"kind {error}"
-    elif kind not in KINDS:
-        yield f"{unknown('kind', kind, KINDS)}, or package.module:function of your own"
+        else:
+            yield from keyword_problems(kind, further)
+    elif kind in KINDS:
+        keys = KINDS[kind].keys
+        known = (*_COMMON, *keys.names())
+        yield from (unknown("key", key, known) for key in further if key not in known)
+        yield from keys.problems(further)
+    else:
+        yield f"{unknown('kind', kind, KINDS)}, or package.module:name of a function or class of your own"

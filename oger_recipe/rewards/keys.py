@@ -39,7 +39,7 @@ class Keys:
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Self:
         """Takes the kind's keys out of an entry that `problems` has nothing against."""
-        return cls(**{each.name: _read(entry[each.name]) for each in fields(cls) if each.name in entry})
+        return cls(**{each.name: read_number(entry[each.name]) for each in fields(cls) if each.name in entry})
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ class Keys:
         for each in fields(cls):
             if each.name not in entry and each.default is not MISSING:
                 continue
-            problem = _problem(each.name, entry.get(each.name), hints[each.name], each.metadata)
+            problem = value_problem(each.name, entry.get(each.name), hints[each.name], each.metadata)
             wrong |= problem is not None
             yield from [problem] if problem else []
         if not wrong:
@@ -68,16 +68,18 @@ class Keys:
         yield from ()
 
 
-def _read(value: Any) -> Any:
+def read_number(value: Any) -> Any:
+    """Make a number of a text such as 1e-3; leave everything else as it is."""
     return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
 
 
-def _problem(name: str, value: Any, hint: Any, known: Mapping[str, Any]) -> str | None:
-    types, value = get_args(hint) or (hint,), _read(value)
+def value_problem(name: str, value: Any, hint: Any, known: Mapping[str, Any]) -> str | None:
+    """Say what is wrong with the value of a key; ``hint`` and ``known`` are its field's type and metadata."""
+    types, value = get_args(hint) or (hint,), read_number(value)
     if value is None:
         return None if NoneType in types else f"{name} is missing: {known['help']}"
     if known["choices"] is not None:
-        return None if value in known["choices"] else unknown(name, value, known["choices"])
+        return None if isinstance(value, str) and value in known["choices"] else unknown(name, value, known["choices"])
     if bool in types:
         return None if isinstance(value, bool) else f"{name} {value!r}: it has to be true or false"
     if str in types:

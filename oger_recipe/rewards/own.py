@@ -2,26 +2,58 @@
 
 A function gets one Group at a time and returns one number for each of its rows, or a pair of these and of components
 ``{name: one number for each row}``.
+
+A class is made with the further keys of its entry as keyword arguments. Its ``score(groups, wanted)`` gets all groups
+of a step and returns Scores, as every Source; where it has ``open()`` and ``close()``, these are called before and
+after it at every step, so that what it loads need not stay in memory while the policy is trained.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import math
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from oger_recipe.rewards.sources import Group, Scores, components_of
+from oger_recipe.errors import RecipeError
+from oger_recipe.rewards.keys import Keys, read_number, unknown
+from oger_recipe.rewards.sources import Group, Scores, Source, components_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keywords(Keys):
+    """The further keys of an entry whose kind is a class of the user's."""
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> Self:
+        return cls(given={name: read_number(value) for name, value in entry.items()})
+
+    def columns(self) -> dict[str, str]:
+        return {}
+
+
+def make_own(name: str, path: str, keywords: Mapping[str, Any]) -> Source:
+    """Make the source ``name`` of an import path. Raises RecipeError for a class that cannot be made."""
+    found = imported(path)
+    if not inspect.isclass(found):
+        return OwnFunction(found)
+    try:
+        return OwnClass(found(**keywords))
+    except Exception as error:
+        raise RecipeError(f"the reward source {name!r} cannot be made by {path}: {reason(error)}") from error
 
 
 @dataclass(frozen=True)
-class Own:
+class OwnFunction:
     """A function of the user's. What goes wrong with a group is that group's own error."""
 
     function: Callable[[Group], Any]
@@ -40,6 +72,42 @@ class Own:
             values.append(scored)
             components.append([{name: part[row] for name, part in parts.items()} for row in range(size)])
         return Scores(torch.tensor(values), components_of(components), errors)
+
+
+@dataclass(frozen=True)
+class OwnClass:
+    """An object of the user's class. A value that is no finite number is its row's error."""
+
+    source: Any
+
+    @property
+    def overlaps(self) -> bool:
+        return bool(getattr(self.source, "overlaps", False))
+
+    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
+        with contextlib.ExitStack() as after:
+            if hasattr(self.source, "close"):
+                after.callback(self.source.close)
+            if hasattr(self.source, "open"):
+                self.source.open()
+            scores = self.source.score(groups, wanted)
+        if not isinstance(scores, Scores):
+            raise TypeError(f"its score() returned {type(scores).__name__}, not Scores")
+        values = _shaped(scores.values, wanted, "its values")
+        errors = dict(scores.errors)
+        for group, row in (wanted & ~values.isfinite()).nonzero().tolist():
+            errors.setdefault((group, row), f"its value is {values[group, row].item()}, which is not finite")
+        components = {
+            str(name): _shaped(part, wanted, f"its component {name!r}") for name, part in scores.components.items()
+        }
+        return Scores(values, components, errors, scores.metrics)
+
+
+def _shaped(values: Any, wanted: Tensor, what: str) -> Tensor:
+    tensor = torch.as_tensor(values, dtype=torch.float32, device="cpu")
+    if tensor.shape != wanted.shape:
+        raise ValueError(f"{what} are {list(tensor.shape)}, not [groups, rows] = {list(wanted.shape)}")
+    return tensor
 
 
 def _checked(answer: Any, size: int) -> tuple[list[float], dict[str, list[float]]]:
@@ -66,19 +134,59 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}{at}"
 
 
-def own_function(path: str) -> Callable[[Group], Any]:
-    """Import the function at ``module:function``. Raises ValueError where there is none that takes one group."""
+def imported(path: str) -> Any:
+    """Import what is at ``module:name``. Raises ValueError where nothing is, or nothing that can be a source."""
     module, _, name = path.partition(":")
     try:
-        function = getattr(importlib.import_module(module), name)
+        found = getattr(importlib.import_module(module), name)
     except Exception as error:  # whatever the user's module does when it is imported
         raise ValueError(f"{path!r} cannot be imported: {type(error).__name__}: {error}") from error
-    if not callable(function):
-        raise ValueError(f"{path!r} is of type {type(function).__name__}, no function")
+    if inspect.isclass(found):
+        if not callable(getattr(found, "score", None)):
+            raise ValueError(f"{path!r} is a class without a method score(groups, wanted)")
+        return found
+    if not callable(found):
+        raise ValueError(f"{path!r} is of type {type(found).__name__}, no function and no class")
+    if (problem := _does_not_take(found, None)) is not None:
+        raise ValueError(f"{path!r} cannot be called with one group: {problem}")
+    return found
+
+
+def keyword_problems(path: str, keywords: Mapping[str, Any]) -> Iterator[str]:
+    """Say what keeps an entry's further keys from being given to what is at an import path that leads somewhere."""
+    found = imported(path)
+    if not inspect.isclass(found):
+        yield from (f"key {name!r} is unknown: a function of your own has none" for name in keywords)
+        return
+    for name, value in keywords.items():
+        if isinstance(number := read_number(value), float) and not math.isfinite(number):
+            yield f"{name} {value!r}: it has to be a finite number"
+    known = _keywords_of(found)
+    if known is not None:
+        strange = [name for name in keywords if name not in known]
+        yield from (unknown("key", name, known) for name in strange)
+        keywords = {name: value for name, value in keywords.items() if name not in strange}
+    if (problem := _does_not_take(found, **keywords)) is not None:
+        yield f"kind {path!r} cannot be made with these keys: {problem}"
+
+
+def _keywords_of(found: type) -> list[str] | None:
+    """The names of a class's keyword arguments; None where it takes all, or does not say."""
     try:
-        inspect.signature(function).bind(None)
+        parameters = inspect.signature(found).parameters.values()
+    except ValueError:
+        return None
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return None
+    return [each.name for each in parameters if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)]
+
+
+def _does_not_take(found: Callable[..., Any], *arguments: Any, **keywords: Any) -> str | None:
+    """Say why something cannot be called with these arguments, where its signature tells."""
+    try:
+        inspect.signature(found).bind(*arguments, **keywords)
     except TypeError as error:
-        raise ValueError(f"{path!r} cannot be called with one group: {error}") from None
-    except ValueError:  # a function without a signature, as some of C have none
+        return str(error)
+    except ValueError:  # without a signature, as some of C are
         pass
-    return function  # type: ignore[no-any-return]
+    return None

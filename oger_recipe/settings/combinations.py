@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from oger_recipe.algorithm.credit import ESTIMATORS
+from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
 from oger_recipe.algorithm.policy_loss import reshape_probability
 from oger_recipe.rewards.compose import ON_ERROR, entry_problems
@@ -22,12 +22,13 @@ def combination_problems(value: Mapping[str, Any]) -> Iterator[str]:
     oger = OgerSettings.of(value)
     yield from _loss(oger.loss)
     yield from _kl_and_template(value, oger)
+    yield from _adaptive_kl(value)
     yield from _draws(oger.teachers)
     yield from _prefixes(value["rollout.n_samples_per_prompt"], oger.teachers, oger.prefix)
     yield from _replacement(oger)
     yield from _baselines(value, oger)
     yield from _truncation(value["reward.stop_properly_penalty_coef"], oger.advantage)
-    yield from _sources(value["algo.advantage.estimator"], oger)
+    yield from _sources(value, oger)
 
 
 def _loss(loss: LossSettings) -> Iterator[str]:
@@ -53,6 +54,21 @@ def _kl_and_template(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[s
     chats = value["data.apply_chat_template"] and template != "chat"  # which says the same
     if template and (chats or value["data.input_template"]):
         yield f"oger.prompt_template {template} beside data.apply_chat_template or data.input_template: choose one"
+
+
+def _adaptive_kl(value: Mapping[str, Any]) -> Iterator[str]:
+    target, horizon = value["algo.kl.target"], value["algo.kl.horizon"]
+    rows = value["rollout.batch_size"] * value["rollout.n_samples_per_prompt"]
+    if not target:
+        return
+    if not value["algo.kl.init_coef"]:
+        yield f"algo.kl.target {target} steers a coefficient by factors, and algo.kl.init_coef is 0: set it above 0"
+    if rows >= 5 * horizon:  # a step's factor is 1 - 0.2 * rows / horizon at the least
+        yield (
+            f"algo.kl.horizon {horizon} is too short for the {rows} rollouts of a step: where the KL is far below "
+            f"algo.kl.target, a single step would leave nothing of the coefficient; use more than {rows // 5}, e.g. "
+            f"{10 * rows}"
+        )
 
 
 def _draws(teachers: TeacherSettings) -> Iterator[str]:
@@ -127,12 +143,39 @@ def _truncation(stop_properly: float | None, advantage: AdvantageSettings) -> It
         )
 
 
-def _sources(estimator: str, oger: OgerSettings) -> Iterator[str]:
+def _sources(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
+    estimator = value["algo.advantage.estimator"]
     look_in(oger.verifiers.verifier_path)
     yield from entry_problems(oger.reward.sources)
+    if estimator in BATCH_ESTIMATORS:
+        yield from _in_its_order(value, estimator, oger)
     how = oger.reward.on_error
     if ON_ERROR[how].drops_group and estimator not in ("rloo", *ESTIMATORS):
         yield (
             f"oger.reward.on_error {how} is for {', '.join(ESTIMATORS)} and rloo, not {estimator}, which compares "
             "groups with each other: use zero, neutral or stop"
         )
+
+
+def _in_its_order(value: Mapping[str, Any], estimator: str, oger: OgerSettings) -> Iterator[str]:
+    """What keeps an estimator of BATCH_ESTIMATORS from adding up sources that were each compared in their group."""
+    for entry in oger.reward.sources:
+        name, how = entry["name"], entry.get("normalize", "group")
+        if how != "group":
+            yield (
+                f"algo.advantage.estimator {estimator} compares every source within its group, and {name!r} has "
+                f"normalize {how}: leave it out"
+            )
+        if entry.get("combine") == "mul":
+            yield f"algo.advantage.estimator {estimator} adds up its sources, and {name!r} has combine mul: use add"
+    after = {
+        "oger.non_stop_fixed_reward": oger.advantage.non_stop_fixed_reward,
+        "reward.stop_properly_penalty_coef": value["reward.stop_properly_penalty_coef"],
+        "reward.overlong_buffer_len": value["reward.overlong_buffer_len"],
+    }
+    for flag, setting in after.items():
+        if setting is not None:
+            yield (
+                f"{flag} changes the sum of the sources, and algo.advantage.estimator {estimator} compares each of "
+                "them before: leave it out, or use oger.non_stop_penalty"
+            )

@@ -33,6 +33,7 @@ def _teachers_enter(oger: OgerSettings) -> bool:
 _TEACHER_LOSS = "tokens of teachers (oger.max_replace_num or oger.n_prefix)"
 _COMPARISON = "a comparison of rollouts with teachers (oger.bonus_weight, or a similarity in oger.replace_mode)"
 _EMBEDDING = f"{_COMPARISON}, by embeddings and not by oger.similarity_reranker"
+_ENCODER = f"{_EMBEDDING}, or a reward source of kind similarity"
 
 # (settings, what they need, whether it is there); a name is the recipe's unless OpenRLHF has such a flag.
 NEEDS: tuple[Need, ...] = (
@@ -127,18 +128,23 @@ NEEDS: tuple[Need, ...] = (
     ),
     (("entropy_top_share",), "oger.entropy_position top", lambda oger: oger.bonus.entropy_position == "top"),
     (
-        ("similarity_reranker", "embedding_max_tokens", "embedding_part", "embedding_batch_size"),
+        ("similarity_reranker", "embedding_part"),
         _COMPARISON,
         lambda oger: oger.compares,
     ),
     (
+        ("embedding_max_tokens", "embedding_batch_size"),
+        f"{_COMPARISON}, or a reward source of kind similarity",
+        lambda oger: oger.compares or oger.embeds,
+    ),
+    (
         (
             "embedding_model", "embedding_revision", "embedding_long_texts", "embedding_cache", "embedding_url",
-            "max_embedding_error_rate",
         ),
-        _EMBEDDING,
+        _ENCODER,
         lambda oger: oger.embeds,
     ),
+    (("max_embedding_error_rate",), _EMBEDDING, lambda oger: oger.embeds_references),
     # Before the first step
     (
         ("sft.max_samples", "sft.batch_size", "sft.micro_batch_size", "sft.lr"),
@@ -147,14 +153,27 @@ NEEDS: tuple[Need, ...] = (
     ),
 )  # fmt: skip
 
+# The same of OpenRLHF's flags that need others of its flags.
+UPSTREAM_NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[Mapping[str, Any]], bool]], ...] = (
+    (
+        ("algo.kl.estimator", "algo.kl.use_loss", "algo.kl.unbiased_gradient"),
+        "algo.kl.init_coef above 0",
+        lambda value: value["algo.kl.init_coef"] > 0,
+    ),
+    (("algo.kl.unbiased_gradient",), "algo.kl.use_loss", lambda value: value["algo.kl.use_loss"]),
+    (("algo.kl.horizon",), "algo.kl.target", lambda value: value["algo.kl.target"] is not None),
+)
+
 
 def without_effect(value: Mapping[str, Any], default: Callable[[str], Any]) -> Iterator[str]:
     """A sentence for every flag of ``value`` that is set to something else than its default and changes nothing."""
     oger = OgerSettings.of(value)
+    needs = [(settings, need, is_met(oger)) for settings, need, is_met in NEEDS]
+    needs += [(settings, need, is_met(value)) for settings, need, is_met in UPSTREAM_NEEDS]
     said = set()
-    for settings, need, is_met in NEEDS:
+    for settings, need, is_met in needs:
         for setting in settings:
             name = setting if setting in value else f"oger.{setting}"
-            if name not in said and value[name] != default(name) and not is_met(oger):
+            if name not in said and value[name] != default(name) and not is_met:
                 said.add(name)
                 yield f"{name} has no effect: it needs {need}"

@@ -67,7 +67,12 @@ class OgerSettings:
 
     @property
     def embeds(self) -> bool:
-        """Whether the encoder of trajectories is used."""
+        """Whether the encoder is used."""
+        return self.embeds_references or "similarity" in self.reward.kinds
+
+    @property
+    def embeds_references(self) -> bool:
+        """Whether rollouts are compared with teachers by embeddings."""
         return self.compares and not self.embedding.similarity_reranker
 
     @property

@@ -1,7 +1,11 @@
 """docs/settings.md: ``python -m oger_recipe.settings.page > docs/settings.md`` writes it anew."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, Field, fields
+from typing import Any, get_args, get_type_hints
 
+from oger_recipe.rewards.compose import COMMON, KINDS, SourceSpec
+from oger_recipe.rewards.keys import Keys
 from oger_recipe.settings.fields import Section, Setting
 from oger_recipe.settings.oger import SECTIONS
 
@@ -17,7 +21,8 @@ A value outside of what it may be is refused before anything starts; nan and inf
 
 
 def page() -> str:
-    return "\n".join([_HEAD, *(line for section in SECTIONS for line in _section(section))])
+    sections = [line for section in SECTIONS for line in _section(section)]
+    return "\n".join([_HEAD, *sections, *_sources()])
 
 
 def _section(section: type[Section]) -> Iterator[str]:
@@ -26,6 +31,40 @@ def _section(section: type[Section]) -> Iterator[str]:
     for each in section.settings():
         meaning, default = _said(each)
         cells = (f"`--{each.flag}`", default, _may_be(each), meaning.replace("<", "&lt;"))
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    yield ""
+
+
+def _sources() -> Iterator[str]:
+    """The keys of the entries of oger.reward.sources: those of all, and those that kinds add, each class once."""
+    yield "## The keys of an entry of oger.reward.sources\n"
+    kinds = ", ".join(f"`{kind}`" for kind in KINDS)
+    yield f"The kinds are {kinds}, and `package.module:name` of your own. All have:\n"
+    yield from _keys(COMMON, SourceSpec)
+    adding = dict.fromkeys(each for kind in KINDS.values() for each in reversed(kind.keys.__mro__))
+    for keys in adding:
+        if keys not in (object, Keys) and vars(keys).get("__annotations__"):
+            names = [f"`{name}`" for name, kind in KINDS.items() if issubclass(kind.keys, keys)]
+            yield f"{', '.join(names)}:\n"
+            yield from _keys([each for each in fields(keys) if each.name in vars(keys)["__annotations__"]], keys)
+    yield "A class of your own has the keyword arguments that it is made with.\n"
+
+
+def _keys(listed: Sequence[Field[Any]], of: type) -> Iterator[str]:
+    hints = get_type_hints(of)
+    yield "| key | default | may be | meaning |\n|---|---|---|---|"
+    for each in listed:
+        known, types = each.metadata, get_args(hints[each.name]) or (hints[each.name],)
+        read = next(kind for kind in types if kind is not type(None))
+        default = None if each.default is MISSING else each.default
+        setting = Setting(each.name, default, known["help"], read, False, known["choices"], known["range"])
+        meaning, said = _said(setting)
+        cells = (
+            f"`{each.name}`",
+            "needed" if each.default is MISSING else said,
+            _may_be(setting),
+            meaning.replace("<", "&lt;"),
+        )
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
     yield ""
 
@@ -43,7 +82,7 @@ def _said(setting: Setting) -> tuple[str, str]:
 def _may_be(setting: Setting) -> str:
     if setting.choices:
         allowed = ", ".join(f"`{choice}`" for choice in setting.choices)
-    elif setting.range:
+    elif setting.range and setting.read in (int, float):
         allowed = f"whole, {setting.range.text}" if setting.read is int else setting.range.text
     else:
         allowed = "on or off" if setting.read is bool else "text" if setting.read is str else "mapping"

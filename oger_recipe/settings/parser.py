@@ -4,7 +4,8 @@ import argparse
 import json
 from typing import Any, NoReturn
 
-from oger_recipe.algorithm.credit import ESTIMATORS
+from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS
+from oger_recipe.algorithm.kl import KL_ESTIMATORS
 from oger_recipe.errors import RecipeError
 from oger_recipe.settings.fields import Setting
 from oger_recipe.settings.oger import SETTINGS
@@ -67,8 +68,10 @@ def extend_parser(parser: argparse.ArgumentParser, *, cpu: bool) -> None:
         elif each.read is bool:
             kind = {"action": argparse.BooleanOptionalAction}
         group.add_argument(f"--{each.flag}", default=each.default, help=each.help.replace("%", "%%"), **kind)
-    estimator = next(action for action in parser._actions if action.dest == "algo.advantage.estimator")
-    estimator.choices = list(dict.fromkeys([*(estimator.choices or ()), *ESTIMATORS]))
+    ours = {"algo.advantage.estimator": (*ESTIMATORS, *BATCH_ESTIMATORS), "algo.kl.estimator": (*KL_ESTIMATORS,)}
+    for action in parser._actions:
+        if action.dest in ours:
+            action.choices = list(dict.fromkeys([*(action.choices or ()), *ours[action.dest]]))
     _add_opposites(parser)
     parser.set_defaults(**METHOD_DEFAULTS, **(CPU_DEFAULTS if cpu else {}))
 

@@ -18,7 +18,12 @@ class RolloutSettings(Section):
         None, "named prompt format, in place of data.apply_chat_template", choices=TEMPLATES
     )
     max_prompt_length: int | None = setting(
-        None, "leave out prompts of more tokens (default: what data.max_len allows)", range=COUNT
+        None, "longest prompt in tokens (default: what data.max_len allows)", range=COUNT
+    )
+    overlong_prompts: str = setting(
+        "drop",
+        "longer prompts are left out and counted (drop), or the run does not start (refuse)",
+        choices=("drop", "refuse"),
     )
     top_k: int = setting(-1, "top-k of the rollouts; -1: all tokens", range=TOP_K)
     stop: tuple[str, ...] = setting((), "texts that end a response (default: the prompt template's)")

@@ -67,7 +67,7 @@ _NAMES: tuple[tuple[Range, tuple[str, ...]], ...] = (
         WEIGHT,
         (
             "actor.entropy_coef", "actor.aux_loss_coef", "actor.adam.weight_decay", "critic.adam.weight_decay",
-            "actor.max_norm", "critic.max_norm", "algo.kl.init_coef", "algo.kl.target",
+            "actor.max_norm", "critic.max_norm", "algo.kl.init_coef",
             "algo.advantage.is_correction_threshold", "reward.overlong_buffer_len", "reward.overlong_penalty_factor",
         ),
     ),
@@ -88,7 +88,7 @@ _NAMES: tuple[tuple[Range, tuple[str, ...]], ...] = (
         POSITIVE,
         (
             "actor.adam.eps", "critic.adam.eps", "actor.eps_clip", "actor.eps_clip_low_high", "actor.dual_clip",
-            "critic.value_clip",
+            "critic.value_clip", "algo.kl.target",
         ),
     ),
     (Range("above 0, or inf (no limit)", 0, low_open=True, also=(math.inf,)), ("ckpt.max_mem",)),

@@ -104,7 +104,7 @@ def measure(encoder: TrajectoryEncoder, sizes: dict[str, int], folder: Path, ste
         tokenizer.convert_tokens_to_ids(word) for word in ("we", "then", "find", "that", "the", "sum", "is", "two")
     ]
     settings = OgerSettings()
-    sources = StepRewards(settings, folder, 0, RunEngines(cpu=True).place)
+    sources = StepRewards(settings, folder, "dr_grpo", 0, RunEngines(cpu=True).place)
     prompts, group, length, teachers = sizes.values()
 
     def teacher(number: int) -> Teacher:

@@ -161,6 +161,16 @@ def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path:
             "oger.eval.max_new_tokens 256 leaves no room for a prompt within data.max_len 256",
         ),
         (["--oger.eval.max_samples", "0"], "oger.eval.max_samples is 0: it has to be 1 or more"),
+        (["--algo.kl.target", "0"], "algo.kl.target is 0.0: it has to be above 0"),
+        (
+            ["--algo.kl.target", "0.1"],
+            "algo.kl.target 0.1 steers a coefficient by factors, and algo.kl.init_coef is 0: set it above 0",
+        ),
+        (
+            ["--algo.kl.init_coef", "1", "--algo.kl.target", "0.1", "--algo.kl.horizon", "1"],
+            "algo.kl.horizon 1 is too short for the 8 rollouts of a step: where the KL is far below algo.kl.target, "
+            "a single step would leave nothing of the coefficient; use more than 1, e.g. 80",
+        ),
         (["--oger.max_prompt_length", "0"], "oger.max_prompt_length is 0: it has to be 1 or more"),
         (["--oger.grading_workers", "0"], "oger.grading_workers is 0: it has to be 1 or more"),
         (["--oger.grading_time_limit", "0"], "oger.grading_time_limit is 0.0: it has to be above 0"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oger_recipe.settings.effects import NEEDS, without_effect
+from oger_recipe.settings.effects import NEEDS, UPSTREAM_NEEDS, without_effect
 from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.oger import SETTINGS
 from oger_recipe.settings.recipe_file import read_recipe
@@ -20,6 +20,7 @@ CONFIGS = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
 OFF = {"bonus_weight": 0.0}
 NO_BONUS = {"reward.sources": ({"name": "rule", "kind": "verifier"},)}
 NO_TEACHERS = {"max_replace_num": 0}
+KL = {"algo.kl.init_coef": 0.1}
 GUIDED = {"max_replace_num": 0, "n_prefix": 2}
 CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     *(
@@ -77,6 +78,9 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({"loss_remove_clip": True}, {"actor.eps_clip": 0.3}, {}),
     ({"loss_remove_clip": True}, {"actor.eps_clip_low_high": [0.1, 0.2]}, {}),
     ({}, {"sft.lr": 1e-4}, {"sft.epochs": 1}),
+    ({}, {"algo.kl.estimator": "abs"}, {"algo.kl.init_coef": 0.1}),
+    (KL, {"algo.kl.unbiased_gradient": True}, KL | {"algo.kl.use_loss": True}),
+    (KL, {"algo.kl.horizon": 50}, KL | {"algo.kl.target": 0.2}),
 ]  # fmt: skip
 
 
@@ -98,7 +102,7 @@ def test_what_changes_nothing_is_named_and_what_does_is_not(parser, off, setting
 
 def test_every_setting_of_the_table_has_a_case_or_a_sibling_with_one(parser) -> None:
     names = {each.name for each in SETTINGS}
-    for settings, _, _ in NEEDS:
+    for settings, _, _ in (*NEEDS, *UPSTREAM_NEEDS):
         assert all(name in names or name in vars(parser.parse_args([])) for name in settings)
         assert any(set(setting) & set(settings) for _, setting, _ in CASES), settings
 

@@ -93,6 +93,15 @@ def test_the_in_reward_kl_has_its_own_coefficient_beside_the_loss_sides(controll
     assert advantages == [pytest.approx([reward - 3.5, reward - 2.5, reward - 1.5]) for reward in REWARDS]
 
 
+@pytest.mark.parametrize(("estimator", "of_token"), [("abs", 0.25), ("k1", -0.25), ("k2", 0.03125)])
+def test_the_in_reward_kl_is_of_the_chosen_estimator(controller, group, estimator, of_token):
+    """The policy says -0.5 of a token, the reference -0.25."""
+    flags = ["--algo.kl.init_coef", "2", "--algo.kl.estimator", estimator]
+    advantages = by_row(controller(*NO_BONUS, *flags, reference=-0.25).make_experience_batch(group))
+    centred = (0.5, -0.5, 0.5, -0.5)
+    assert advantages == [pytest.approx([value - 2 * of_token * left for left in (3, 2, 1)]) for value in centred]
+
+
 def test_an_estimator_that_is_registered_can_be_chosen_and_trains(controller, group, monkeypatch):
     monkeypatch.setitem(credit.ESTIMATORS, "doubled", lambda rewards, baseline: 2 * rewards)
     flags = ["--algo.advantage.estimator", "doubled", "--rollout.micro_batch_size=2"]

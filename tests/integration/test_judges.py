@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
 
+from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.compose import Surroundings, entry_problems, make_source, sources_of
+from oger_recipe.rewards.models.in_process import Noise, ProcessPlace
+from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.rewards.models.place import Reply, Sampling
 from oger_recipe.rewards.sources import Group, Scores
 from oger_recipe.rewards.verdict import Graded, Verdict
@@ -168,6 +171,29 @@ def test_what_is_written_does_not_depend_on_its_neighbours_or_their_order(policy
     assert place.generate(TEXTS, Sampling(0.9, 0.95, 12, seed=4)) != together
 
 
-def test_samples_have_the_models_distribution(policy_folder: Path) -> None:
-    """One token, of which the probabilities are known: each of the nucleus is drawn as often as it is likely."""
-    ...
+def test_samples_have_the_models_distribution() -> None:
+    """p = (.5, .3, .15, .05) at temperature 0.5 is (.685, .247, .062, .007); a nucleus of 0.8 keeps the first two."""
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().repeat(4000, 1)
+    noise = Noise(list(range(4000)), Sampling(temperature=0.5, top_p=0.8))
+    drawn = noise(torch.zeros(4000, 1, dtype=torch.long), logits).argmax(dim=1)
+    shares = drawn.bincount(minlength=4) / 4000
+    assert shares.tolist() == pytest.approx([25 / 34, 9 / 34, 0, 0], abs=0.03)
+
+
+def test_a_prompt_that_is_too_long_costs_itself(policy_folder: Path) -> None:
+    place = process_place(policy_folder, max_model_len=40)
+    short, long = place.generate(["Hi", "Make 96. " * 40], Sampling(max_new_tokens=8))
+    assert short.error is None and short.text
+    assert "tokens, its reply up to 8, and" in str(long.error) and str(long.error).endswith("reads 40")
+
+
+def test_a_model_without_a_head_is_refused(policy_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="no head that gives one number: .* they lack score.weight"):
+        process_place(policy_folder).classify(["Hi"])
+    two = Qwen3ForSequenceClassification(Qwen3Config.from_pretrained(policy_folder, num_labels=2))
+    two.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(policy_folder).save_pretrained(tmp_path)
+    with pytest.raises(RecipeError, match="no head that gives one number: .* of another size are score.weight"):
+        process_place(tmp_path).classify(["Hi"])
+    with pytest.raises(RecipeError, match="nowhere cannot be loaded"):
+        process_place(tmp_path / "nowhere").generate(["Hi"], Sampling())

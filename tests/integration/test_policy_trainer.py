@@ -33,6 +33,7 @@ def _rows() -> list[Experience]:
                 attention_mask=torch.ones_like(sequences),
                 action_mask=action_mask,
                 action_log_probs=-0.001 * sequences[:, 1:] * action_mask,
+                base_action_log_probs=-0.0005 * sequences[:, 1:] * action_mask,
                 advantages=(number - 3.5) * action_mask,
                 total_length=torch.tensor([float(length + 2)]),
                 info={"off_policy_tokens": torch.tensor([float(length) if number == 0 else 0.0])},
@@ -62,20 +63,20 @@ class OneRank(Strategy):
 
 
 @pytest.fixture()
-def train(nested, monkeypatch) -> Callable[[int], tuple[Policy, dict[str, float]]]:
+def train(nested, monkeypatch) -> Callable[..., tuple[Policy, dict[str, float]]]:
     """Trains one optimizer step of all rows, cut into micro-batches of this size."""
     monkeypatch.setattr(ppo_actor, "torch_dist_barrier_and_cuda_sync", lambda: None)
 
-    def trained(micro_batch_size: int) -> tuple[Policy, dict[str, float]]:
+    def trained(micro_batch_size: int, *flags: str, kl_coefficient: float = 0.0) -> tuple[Policy, dict[str, float]]:
         sizes = (f"--train.batch_size={len(LENGTHS)}", f"--train.micro_batch_size={micro_batch_size}")
-        args = nested(*sizes, "--rollout.max_new_tokens=12", "--actor.entropy_coef=0")
+        args = nested(*sizes, "--rollout.max_new_tokens=12", "--actor.entropy_coef=0", *flags)
         scheduler = SimpleNamespace(get_last_lr=lambda: [0.0])
         trainer = OgerActorPPOTrainer(
             OneRank(args), Policy(), None, None, scheduler, micro_train_batch_size=micro_batch_size,
             dataloader_pin_memory=False,
         )  # fmt: skip
         trainer.replay_buffer.append(Experience.concat_experiences(_rows(), 0))
-        return trainer.actor, trainer.ppo_train(0.0)
+        return trainer.actor, trainer.ppo_train(kl_coefficient)
 
     return trained
 
@@ -100,6 +101,22 @@ def test_a_step_cut_by_length_has_the_gradient_and_the_report_of_the_step_in_one
         expected_mean = sum(math.exp(-0.001 * token) for token in kind) / len(kind)
         assert float(found[name]) == pytest.approx(expected_mean, rel=1e-4), name
     assert float(found["on_policy_ratio"]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("estimator", "direction"), [("abs", 1.0), ("k1", -1.0)])
+def test_the_kl_in_the_loss_is_of_the_chosen_estimator(estimator: str, direction: float, train) -> None:
+    """A token t has -w t, and -t / 2000 of the reference, where w is 1 / 1000: the log ratio is -t / 2000.
+
+    Its size grows with w by t, the log ratio itself falls by t.
+    """
+    tokens = [20 * row + 3 + position for row, length in enumerate(LENGTHS) for position in range(length)]
+    mean = sum(tokens) / len(tokens)
+    flags = ("--algo.kl.use_loss", "--algo.kl.init_coef=3", f"--algo.kl.estimator={estimator}")
+    without, _ = train(2)
+    policy, status = train(2, *flags, kl_coefficient=3.0)
+    assert float(status["kl"]) == pytest.approx(direction * mean / 2000, rel=1e-4)
+    gradient = policy.weight.grad.item() - without.weight.grad.item()
+    assert gradient == pytest.approx(3 * direction * mean, rel=1e-3)
 
 
 def test_every_row_is_trained_once_in_a_random_step_whose_rows_are_sorted() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from oger_recipe.cli import train, train_ppo_ray
-from oger_recipe.secrets import SECRETS, handed_on, hide_secrets, secret_problems
+from oger_recipe.secrets import SECRETS, handed_on, hide_secrets, redacted, secret_problems
 
 KEY = "0123456789abcdef" * 2 + "76543210"
 COLUMNS = {
@@ -79,6 +80,23 @@ def test_what_wandb_writes_goes_into_the_run_folder(
     monkeypatch.setenv("WANDB_DIR", "/elsewhere")
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert handed_on(on, tmp_path) == {"WANDB_API_KEY": KEY, "WANDB_MODE": "offline", "WANDB_DIR": "/elsewhere"}
+
+
+def test_the_keys_of_judges_reach_other_nodes_and_no_log(
+    parser: argparse.ArgumentParser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OGER_JUDGE_API_KEY", "k3y")
+    monkeypatch.setenv("OF_MY_JUDGE", "another k3y")
+    monkeypatch.setenv("UNSET_KEY", "")
+    sources = [{"name": "a", "kind": "verifier"}]
+    sources += [{"name": name, "kind": "b", "api_key_env": name} for name in ("OF_MY_JUDGE", "NOT_SET", "UNSET_KEY")]
+    value = vars(parser.parse_args(["--oger.reward.sources", json.dumps(sources)]))
+    assert handed_on(value, Path("run")) == {
+        "OGER_JUDGE_API_KEY": "k3y", "OF_MY_JUDGE": "another k3y", "UNSET_KEY": ""
+    }  # fmt: skip
+    monkeypatch.setenv("SOMEBODYS_API_KEY", KEY)
+    monkeypatch.setenv("SHORT_TOKEN", "it")
+    assert redacted(f"it said: k3y, {KEY}") == "it said: $OGER_JUDGE_API_KEY, $SOMEBODYS_API_KEY"
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ def prepared(tmp_path: Path, letters: Any) -> Callable[..., tuple[Counter[str], 
         budget: tuple[int | None, ...] = (100, 50),
         prompt_format: PromptFormat = PLAIN,
         rules: GradingRules = PLAIN_RULES,
+        overlong_prompts: str = "drop",
         **teachers: Any,
     ) -> tuple[Counter[str], list[dict[str, Any]], TeacherStore]:
         prompts, store = tmp_path / "train.jsonl", tmp_path / "teachers.arrow"
@@ -56,6 +57,7 @@ def prepared(tmp_path: Path, letters: Any) -> Callable[..., tuple[Counter[str], 
             rules=rules,
             pool=GradingPool(GradingSettings()),
             choice=TeacherChoice(**teachers),
+            overlong_prompts=overlong_prompts,
         )
         return counts, [json.loads(line) for line in prompts.read_text().splitlines()], TeacherStore(store)
 
@@ -185,6 +187,20 @@ def test_no_prompt_that_fits_is_an_error_with_its_numbers(prepared: Callable[...
     assert str(error.value) == (
         "all 2 prompts are longer than 7 tokens (data.max_len 57 - rollout.max_new_tokens 50); raise data.max_len"
     )
+
+
+def test_prompts_that_are_too_long_can_be_refused_by_their_names(prepared: Callable[..., Any], tmp_path: Path) -> None:
+    rows = [_row(uid="short", prompt=""), *(_row(uid=f"p-{number}", prompt="x" * (7 + number)) for number in range(7))]
+    assert prepared(*rows[:2], budget=(57, 50), overlong_prompts="refuse")[0]["prompts"] == 2  # 7 tokens fit
+    (tmp_path / "train.jsonl").unlink()
+    with pytest.raises(RecipeError) as error:
+        prepared(*rows, budget=(57, 50), overlong_prompts="refuse")
+    assert str(error.value) == (
+        "6 of 8 prompts are longer than 7 tokens (data.max_len 57 - rollout.max_new_tokens 50): 'p-1' has 8, 'p-2' "
+        "has 9, 'p-3' has 10, 'p-4' has 11, 'p-5' has 12 and 1 more; raise data.max_len, or leave them out with "
+        "oger.overlong_prompts drop"
+    )
+    assert not (tmp_path / "train.jsonl").exists()
 
 
 def test_chat_prompts_need_the_chat_template(prepared: Callable[..., Any]) -> None:

@@ -43,6 +43,7 @@ def how(letters: Any) -> dict[str, Any]:
         "rules": GradingRules(),
         "pool": GradingPool(GradingSettings()),
         "choice": TeacherChoice(),
+        "overlong_prompts": "drop",
     }
 
 
@@ -97,6 +98,7 @@ def _others(how: dict[str, Any], letters: Any) -> dict[str, list[Any]]:
         "budget": [Budget(101, 30), Budget(100, 31), Budget(100, None), Budget(100, 30, 20)],
         "rules": [dataclasses.replace(how["rules"], **{n: v}) for n, v in _other_rules().items() if n != "own"],
         "pool": [GradingPool(GradingSettings(time_limit_s=1)), GradingPool(GradingSettings(memory_limit_mb=64))],
+        "overlong_prompts": ["refuse"],
         "choice": [
             TeacherChoice(keep_wrong_teachers=True), TeacherChoice(max_prefix_len=10),
             TeacherChoice(long_teachers="truncate"), TeacherChoice(teacher_sources=("s0",)),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets.config
 import pytest
 import ray
+import torch
 from doubles import Strategy
 
 from oger_recipe.files import read_jsonl, write_jsonl
@@ -17,12 +21,25 @@ from oger_recipe.teachers.store import write_teacher_store
 
 
 class Group:
-    """Policy actors that write one file a checkpoint, and can fail at it."""
+    """Policy actors that write one file a checkpoint, and can fail at it; their training says the KLs it is given."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.fails = folder, False
+        self.kls: list[float] = []
+        self.coefficients: list[float] = []
+        self.states: dict[str, float] = {}
 
-    def async_run_method(self, name: str, *, tag: str, **_) -> list:
+    def async_run_method_batch(self, **_) -> list:
+        return []
+
+    def async_run_method(self, method_name: str, **arguments) -> list:
+        if method_name == "fit":
+            self.coefficients.append(arguments["kl_ctl"])
+            return [{"kl": self.kls.pop(0)}]
+        return [] if method_name == "broadcast_to_vllm" else self._save(**arguments)
+
+    def _save(self, tag: str, client_states: dict, **_) -> list:
+        self.states = client_states
         (self.folder / "_actor" / tag).mkdir(parents=True)
         if self.fails:
             raise OSError(28, "No space left on device")
@@ -31,7 +48,9 @@ class Group:
 
 
 @pytest.fixture()
-def trainer(tmp_path: Path, nested, policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> OgerPPOTrainer:
+def make_trainer(
+    tmp_path: Path, nested, policy_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., OgerPPOTrainer]:
     """OpenRLHF's controller of a run whose prompts are prepared, and whose checkpoints go to a folder of their own."""
     data = tmp_path / "run" / "data"
     data.mkdir(parents=True)
@@ -43,13 +62,23 @@ def trainer(tmp_path: Path, nested, policy_folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(ray, "get", lambda done: done)  # which would start a cluster, and these actors are here
     folder = tmp_path / "checkpoints"
     folder.mkdir()
-    args = nested(
+    flags = (
         f"--oger.run_dir={tmp_path / 'run'}", f"--data.prompt_dataset={data / 'train.jsonl'}",
         "--data.input_key=prompt", "--data.label_key=label", "--rollout.batch_size=2",
         "--rollout.n_samples_per_prompt=2", "--train.batch_size=4", "--train.micro_batch_size=4", "--eval.steps=2",
         f"--ckpt.path={folder}", "--ckpt.max_num=1",
     )  # fmt: skip
-    return OgerPPOTrainer(str(policy_folder), Strategy(args), Group(folder), None, None, None, [])
+
+    def make(*more: str) -> OgerPPOTrainer:
+        strategy = Strategy(nested(*flags, *more))
+        return OgerPPOTrainer(str(policy_folder), strategy, Group(folder), None, None, None, [])
+
+    return make
+
+
+@pytest.fixture()
+def trainer(make_trainer: Callable[..., OgerPPOTrainer]) -> OgerPPOTrainer:
+    return make_trainer()
 
 
 def test_of_the_best_checkpoints_the_newest_alone_is_kept(
@@ -118,3 +147,53 @@ def test_a_step_that_solved_nothing_does_not_cost_the_last_good_checkpoint(
         trainer.solve_rates = [solve_rate]
         trainer._save(step)
     assert [one.step for one in checkpoints.found(trainer.checkpoints)] == [1, 4]
+
+
+def _steps(trainer: OgerPPOTrainer, kls: list[float], begun: int = 0) -> list[dict[str, float]]:
+    """The metrics of steps whose policy says these KLs; one row stands for their experiences."""
+    row = SimpleNamespace(sequences=torch.zeros(1, 2, dtype=torch.long), info={"reward": torch.zeros(1)})
+    trainer.experience_maker.make_experience_batch = lambda samples: [row]
+    trainer.actor_model_group.kls = list(kls)
+    return [trainer.train_step([], step)[0] for step in range(begun, begun + len(kls))]
+
+
+ADAPTIVE = ("--algo.kl.init_coef=0.1", "--algo.kl.target=0.1", "--algo.kl.horizon=100")
+# 4 rollouts a step: at the most 0.2 * 4 / 100 up or down, and -0.1 * 4 / 100 for a KL of 0.09.
+AFTER = [0.1, 0.1 * 1.008, 0.1 * 1.008 * 0.996, 0.1 * 1.008 * 0.996 * 0.992]
+
+
+def test_a_coefficient_of_the_kl_that_adapts_goes_by_its_distance_from_the_target(make_trainer) -> None:
+    trainer = make_trainer(*ADAPTIVE)
+    metrics = _steps(trainer, [0.3, 0.09, 0.01, 0.1])
+    assert [step["kl_coefficient"] for step in metrics] == pytest.approx(AFTER)
+    assert trainer.actor_model_group.coefficients == pytest.approx(AFTER)  # of the KL in the loss
+    assert trainer.experience_maker.kl_ctl.value == pytest.approx(AFTER[-1])  # of the KL in the reward
+
+
+def test_a_coefficient_that_does_not_adapt_stays(make_trainer) -> None:
+    trainer = make_trainer("--algo.kl.init_coef=0.1")
+    metrics = _steps(trainer, [0.3, 0.3])
+    assert trainer.actor_model_group.coefficients == [0.1, 0.1] and "kl_coefficient" not in metrics[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "goes_on_with"), [(ADAPTIVE, AFTER[2]), (ADAPTIVE[:1], 0.1)], ids=["adapts", "fixed"]
+)
+def test_a_resumed_run_goes_on_with_the_coefficient_of_its_checkpoint(
+    make_trainer, flags: tuple[str, ...], goes_on_with: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make_trainer(*ADAPTIVE)
+    metrics = {"rollout/response_tokens": 1, "timing/step_total": 1, "rollout/solve_rate": 0.5}
+    first.solve_rates, first.save_steps = [], 1
+    _steps(first, [0.3, 0.09])
+    first.save_logs_and_checkpoints(2, metrics, {"global_step": 2})
+    states = first.actor_model_group.states
+
+    second = make_trainer(*flags)
+    monkeypatch.setattr(OgerPPOTrainer, "init_checkpoint_states", lambda _: states)
+    monkeypatch.setattr(OgerPPOTrainer.__base__, "fit", lambda trainer, step: None)
+    second.samples_generator = SimpleNamespace()
+    second.last_step = second.saved_step = 2
+    second.settings = dataclasses.replace(second.settings, val_before_train=False, val_after_train=False)
+    second.fit()
+    assert second.kl_ctl.value == pytest.approx(goes_on_with)

@@ -22,7 +22,7 @@ GROUND = "the ground floor"
 ROOMS = {
     "algorithm": "",
     "patches": "",
-    "rewards": "algorithm",
+    "rewards": "algorithm embedding",
     "teachers": "algorithm",
     "embedding": "algorithm",
     "data": "rewards teachers",

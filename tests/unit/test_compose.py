@@ -1,50 +1,31 @@
-"""How sources of reward are asked and composed, values by hand; and what of a list of them is refused."""
+"""How sources of reward are asked and composed, values by hand."""
 
 from __future__ import annotations
 
 import math
-import sys
 import threading
-import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from groups import group
 
 from oger_recipe.algorithm.exploration import exploration_bonus
+from oger_recipe.algorithm.normalize import Running
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.compose import (
-    COMBINATIONS,
     DEFAULT,
     GATES,
-    KINDS,
-    ON_ERROR,
+    NORMALIZE,
+    Rewards,
     SourceSpec,
-    entry_problems,
     rewards_of,
     sources_of,
 )
-from oger_recipe.rewards.own import Own
 from oger_recipe.rewards.sources import Bonus, Group, Scores, Verifier
-from oger_recipe.rewards.verdict import Graded, Verdict
 
 RULE = [[1.0, 0.5, 0.0, 1.0], [0.0, -0.5, 1.0, 0.25]]
-
-
-def group(rewards: list[float], *, errors: dict[int, str] | None = None, **facts: Any) -> Group:
-    """Rows with these verified rewards, right where they are 1."""
-    n = len(rewards)
-    known = {
-        "uid": "u", "prompt": "?", "question": "?", "task": "gsm8k", "answer": "42", "row": {}, "teachers": [],
-        "responses": ["r"] * n, "is_teacher": [False] * n, "truncated": [False] * n, "may_earn": [True] * n,
-        "similarity": [math.nan] * n, "entropy": [0.0] * n,
-    }  # fmt: skip
-    graded = [
-        Graded(Verdict(reward, float(reward == 1), "", {"format": reward / 2}), (errors or {}).get(row))
-        for row, reward in enumerate(rewards)
-    ]
-    return Group(**(known | {"graded": graded} | facts))
 
 
 class Says:
@@ -181,6 +162,71 @@ def test_an_answer_that_was_not_graded_is_a_failure_of_the_verifier() -> None:
     ]
 
 
+# Values that are compared with others before they are weighted
+
+
+def test_a_value_is_compared_within_its_group_before_it_is_weighted() -> None:
+    source = Says([[1.0, 2.0, 3.0, 6.0], [5.0, 5.0, 5.0, 5.0]])
+    found = composed((source, {"weight": 0.5, "normalize": "group"}))
+    root = math.sqrt(14 / 3)  # of 1, 2, 3, 6: mean 3, squares 14 over 3
+    assert found.terms["s1"][0].tolist() == pytest.approx([-1 / root, -0.5 / root, 0.0, 1.5 / root], abs=1e-5)
+    assert found.terms["s1"][1].tolist() == [0.0] * 4
+    assert found.total[0].tolist() == pytest.approx([1 - 1 / root, 0.5 - 0.5 / root, 0.0, 1 + 1.5 / root], abs=1e-5)
+    assert found.said["s1"].tolist() == source.scores.values.tolist()  # as it was said
+
+
+def test_rows_behind_a_closed_gate_and_rows_that_failed_are_not_compared_with() -> None:
+    # By the gate rows 0, 1 and 3 of the first group and 1, 2, 3 of the second count; row 3 of the first failed.
+    source = Says([[1.0, 3.0, 100.0, math.nan], [100.0, 4.0, 4.0, 4.0]], {(0, 3): "down"})
+    found = composed((source, {"gate": "rule_nonzero", "normalize": "group"}))
+    half = 1 / math.sqrt(2)
+    assert found.terms["s1"][0].tolist() == pytest.approx([-half, half, 0.0, 0.0], abs=1e-5)
+    assert found.terms["s1"][1].tolist() == [0.0] * 4
+    later = composed((source, {"gate": "rule_nonzero", "normalize": "running"}))
+    assert later.running["s1"] == Running(5, 3.2, pytest.approx(6.8))  # 1, 3, 4, 4, 4
+
+
+def test_values_are_compared_with_all_of_the_run_so_far() -> None:
+    spec = [SourceSpec("a", "mine:f", weight=2.0, normalize="running"), SourceSpec("b", "mine:g")]
+    groups, zero = [group([0.0, 0.0])], Says([[0.0, 0.0]])
+
+    def step(values: list[float], running: dict[str, Running] | None = None) -> Rewards:
+        return rewards_of(groups, [Says([values]), zero], spec, on_error="zero", running=running)
+
+    first = step([1.0, 3.0])  # mean 2, std sqrt(2)
+    assert first.total[0].tolist() == pytest.approx([-math.sqrt(2), math.sqrt(2)], abs=1e-5)
+    second = step([2.0, 6.0], first.running)  # 1, 3, 2, 6: mean 3, std sqrt(14 / 3)
+    root = math.sqrt(14 / 3)
+    assert second.total[0].tolist() == pytest.approx([-2 / root, 6 / root], abs=1e-5)
+    assert second.running == {"a": Running(4, 3.0, pytest.approx(14.0))}
+    assert step([2.0, 6.0]).total[0].tolist() == pytest.approx([-math.sqrt(2), math.sqrt(2)], abs=1e-5)
+
+
+@pytest.mark.parametrize("normalize", NORMALIZE)
+def test_the_order_of_a_groups_rows_changes_nothing_but_their_order(normalize: str) -> None:
+    torch.manual_seed(0)
+    values, rules = torch.randn(3, 6), torch.rand(3, 6).round()
+    specs = [SourceSpec("rule", "verifier"), SourceSpec("s", "mine:f", 0.3, gate="rule_equals_1", normalize=normalize)]
+
+    def total(order: torch.Tensor) -> torch.Tensor:
+        groups = [group(rewards) for rewards in rules[:, order].tolist()]
+        sources = [Verifier(0.0, None), Says(values[:, order].tolist())]
+        return rewards_of(groups, sources, specs, on_error="zero").total
+
+    order = torch.randperm(6)
+    torch.testing.assert_close(total(order), total(torch.arange(6))[:, order])
+    assert (
+        len({str(NORMALIZE[each](values, rules > 0, Running(9, 1.0, 4.0))) for each in NORMALIZE}) == 3
+    )  # they differ
+
+
+def test_estimators_that_compare_all_groups_have_each_source_compared_in_its_group() -> None:
+    entries = [{"name": "rule", "kind": "verifier"}, {"name": "similar", "kind": "similarity"}]
+    assert [spec.normalize for spec in sources_of(entries)] == ["none", "none"]
+    assert [spec.normalize for spec in sources_of(entries, "gdpo")] == ["group", "group"]
+    assert [spec.normalize for spec in sources_of((), "gdpo")] == ["group", "group"]
+
+
 # Sources that raise, and sources that wait for servers
 
 
@@ -243,130 +289,3 @@ def test_other_sources_are_asked_one_after_the_other_in_their_order() -> None:
 def test_what_a_source_says_of_the_step_bears_its_name() -> None:
     one, two = Asks(lambda: None, metrics={"cached": 3, "seconds": 0.5}), Asks(lambda: None, metrics={"cached": 4})
     assert composed((one, {}), (two, {})).metrics == {"s1/cached": 3, "s1/seconds": 0.5, "s2/cached": 4}
-
-
-# A function of the user's
-
-
-def own(function: Callable[[Group], Any]) -> Scores:
-    groups = [group([1.0, 0.0], uid="a"), group([0.0, 0.0], uid="b")]
-    return Own(function).score(groups, torch.ones(2, 2, dtype=torch.bool))
-
-
-def test_a_function_is_asked_about_each_group_and_may_say_components() -> None:
-    scores = own(lambda each: [reward + len(each.uid) for reward in (0.5, 1)])
-    assert scores.values.tolist() == [[1.5, 2.0]] * 2 and not scores.errors and not scores.components
-    scores = own(lambda each: ((0, 1), {"words": [3, 4]} if each.uid == "a" else {}))
-    assert scores.values.tolist() == [[0.0, 1.0]] * 2
-    assert scores.components["words"][0].tolist() == [3.0, 4.0] and scores.components["words"][1].isnan().all()
-    assert own(lambda each: torch.tensor([0.5, 1.0])).values.tolist() == [[0.5, 1.0]] * 2
-
-
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        (lambda: [1.0], "ValueError: it has 1 values for 2 responses"),
-        (lambda: [1.0, 2.0, 3.0], "ValueError: it has 3 values for 2 responses"),
-        (lambda: [1.0, math.nan], "ValueError: it has the value nan, which is not finite"),
-        (lambda: [1.0, None], "TypeError: float() argument"),
-        (lambda: None, "TypeError: 'NoneType' object is not iterable"),
-        (lambda: ([1.0, 2.0], {"words": [1]}), "ValueError: its component 'words' has 1 values for 2 responses"),
-        (lambda: ([1.0, 2.0], [1, 2]), "AttributeError: 'list' object has no attribute 'items'"),
-        (lambda: [1 / 0, 2], "ZeroDivisionError: division by zero ("),
-    ],
-)
-def test_what_goes_wrong_with_a_group_is_its_own_error(answer: Callable[[], Any], said: str) -> None:
-    scores = own(lambda each: answer() if each.uid == "b" else [1.0, 2.0])
-    assert scores.values[0].tolist() == [1.0, 2.0]
-    assert scores.errors.keys() == {(1, 0), (1, 1)}
-    assert scores.errors[1, 0].startswith(said)
-
-
-# oger.reward.sources
-
-
-def listed(*entries: Any) -> list[str]:
-    return list(entry_problems(entries))
-
-
-@pytest.fixture(autouse=True)
-def mine(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = types.ModuleType("mine_of_compose")
-    module.score = lambda group: [0.0]  # type: ignore[attr-defined]
-    module.pair = lambda group, other: [0.0]  # type: ignore[attr-defined]
-    module.number = 3  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "mine_of_compose", module)
-
-
-def test_a_right_list_is_read_and_no_list_is_the_default() -> None:
-    entries = [
-        {"name": "rule", "kind": "verifier"},
-        {"name": "short", "kind": "mine_of_compose:score", "weight": 0.5, "combine": "mul", "gate": "rule_equals_1"},
-        {"name": "explore", "kind": "bonus"},
-    ]
-    assert listed(*entries) == [] == listed()
-    assert sources_of(entries) == (
-        SourceSpec("rule", "verifier", 1.0, "add", "always"),
-        SourceSpec("short", "mine_of_compose:score", 0.5, "mul", "rule_equals_1"),
-        SourceSpec("explore", "bonus"),
-    )
-    assert sources_of(()) == sources_of(None) == DEFAULT
-    assert [(spec.kind, spec.weight, spec.combine, spec.gate) for spec in DEFAULT] == [
-        ("verifier", 1.0, "add", "always"),
-        ("bonus", 1.0, "add", "always"),
-    ]
-
-
-RULE_ENTRY = {"name": "rule", "kind": "verifier"}
-
-
-@pytest.mark.parametrize(
-    ("entry", "said"),
-    [
-        ("verifier", "'verifier' is not a mapping: {name: ..., kind: ...}"),
-        ({"kind": "bonus"}, "name None: a name of letters"),
-        ({"name": "a/b", "kind": "bonus"}, "name 'a/b': a name of letters"),
-        ({"name": "a", "kind": "critic"}, "kind 'critic' is unknown; known: verifier, bonus, "),
-        (
-            {"name": "a", "kind": "bonuss"},
-            "kind 'bonuss' is unknown; did you mean 'bonus'? known: verifier, bonus, ",
-        ),
-        ({"name": "a"}, "kind None is unknown"),
-        ({"name": "a", "kind": "bonus", "wieght": 1}, "key 'wieght' is unknown; did you mean 'weight'? known: name"),
-        ({"name": "a", "kind": "mine_of_compose:score", "weight": -1}, "weight -1: it has to be 0 or more"),
-        ({"name": "a", "kind": "mine_of_compose:score", "weight": math.nan}, "weight nan: it has to be 0 or more"),
-        ({"name": "a", "kind": "mine_of_compose:score", "weight": math.inf}, "weight inf: it has to be 0 or more"),
-        ({"name": "a", "kind": "mine_of_compose:score", "weight": "1"}, "weight '1': it has to be 0 or more"),
-        ({"name": "a", "kind": "mine_of_compose:score", "weight": True}, "weight True: it has to be 0 or more"),
-        ({"name": "a", "kind": "bonus", "weight": 0.5}, "weight 0.5: the weight of the bonus is oger.bonus_weight"),
-        ({"name": "a", "kind": "bonus", "combine": "times"}, "combine 'times' is unknown; known: add, mul"),
-        ({"name": "a", "kind": "bonus", "gate": "rule_equals"}, "did you mean 'rule_equals_1'? known: always, rule_"),
-        ({"name": "a", "kind": "mine_of_compose:scores"}, "kind 'mine_of_compose:scores' cannot be imported: Attr"),
-        ({"name": "a", "kind": "nowhere:score"}, "kind 'nowhere:score' cannot be imported: ModuleNotFoundError"),
-        ({"name": "a", "kind": "mine_of_compose:number"}, "kind 'mine_of_compose:number' is of type int, no function"),
-        (
-            {"name": "a", "kind": "mine_of_compose:pair"},
-            "cannot be called with one group: missing a required argument",
-        ),
-    ],
-)
-def test_what_is_wrong_with_an_entry_is_said_with_its_place(entry: Any, said: str) -> None:
-    (problem,) = listed(RULE_ENTRY, entry)
-    assert problem.startswith("oger.reward.sources, entry 2: ") and said in problem
-
-
-def test_what_is_wrong_with_the_list_is_said() -> None:
-    assert listed(RULE_ENTRY, {"name": "rule", "kind": "bonus"}) == [
-        "oger.reward.sources: two sources are named 'rule'"
-    ]
-    assert listed(RULE_ENTRY, {"name": "again", "kind": "verifier"}) == [
-        "oger.reward.sources: 2 sources are of kind verifier, which can be there once"
-    ]
-    (problem,) = listed(RULE_ENTRY | {"combine": "mul"})
-    assert "entry 1: combine mul: the first source has nothing before it to multiply" in problem
-    assert len(listed({"name": "?", "kind": "critic", "weight": -1})) == 3  # all at once
-
-
-def test_registries_hold_what_the_documents_name() -> None:
-    assert list(KINDS) == ["verifier", "bonus", "judge", "pairwise", "classifier", "critique_classifier"] and list(COMBINATIONS) == ["add", "mul"]
-    assert list(ON_ERROR) == ["zero", "neutral", "drop_group", "stop"]

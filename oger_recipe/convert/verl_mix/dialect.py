@@ -4,7 +4,7 @@ import re
 
 from oger_recipe.convert import hydra
 from oger_recipe.convert.dialect import Dialect
-from oger_recipe.convert.verl_mix.flags import ENVIRONMENT, SECTIONS
+from oger_recipe.convert.verl_mix.flags import ENVIRONMENT, PUBLISHED, SECTIONS
 
 VERL_MIX = Dialect(
     name="verl_mix",
@@ -27,6 +27,6 @@ default there, which `oger convert` carries over as well. Flags without a counte
 means: any other value is refused, with what to do instead. What OGER adds to LUFFY's flags has no public
 documentation; "read from its name" marks what rests on the name alone.
 """,
-    published="in OGER's command",
+    published={"in OGER's command": PUBLISHED},
     common_prefix="actor_rollout_ref.",
 )

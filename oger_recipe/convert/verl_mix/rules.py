@@ -7,41 +7,7 @@ from typing import Any
 
 from oger_recipe.algorithm.hybrid_group import REPLACE_MODES
 from oger_recipe.convert.values import Get, NoEffect, Settings, Unsupported, one_of
-
-ACTOR = "actor_rollout_ref.actor."
-ROLLOUT = "actor_rollout_ref.rollout."
-REF = "actor_rollout_ref.ref."
-TENSOR_PARALLEL = "tensor_model_parallel_size"
-KEEP_ALL = 1_000_000  # checkpoints; OpenRLHF has no value for all
-_ALWAYS_WRITTEN = ("console", "tensorboard")
-
-
-# Data
-
-
-def paths(target: str):
-    """Takes one file, or a list of them."""
-
-    def rule(value: Any, get: Get) -> Settings:
-        files = value if isinstance(value, list) else [value]
-        return {target: ",".join(re.sub("/{2,}", "/", str(file)) for file in files)}
-
-    return rule
-
-
-def length(target: str):
-    """Sets the length of prompt or response, and with it data.max_len, that of both together."""
-
-    def rule(value: Any, get: Get) -> Settings:
-        return {target: value, "data.max_len": get("data.max_prompt_length") + get("data.max_response_length")}
-
-    return rule
-
-
-def response_length(value: Any, get: Get) -> Settings:
-    if value != get("data.max_response_length"):
-        raise Unsupported("responses have one length: use data.max_response_length")
-    raise NoEffect("the same as data.max_response_length")
+from oger_recipe.convert.verl.rules import ACTOR, KL_KINDS, REF, ROLLOUT, ranks
 
 
 def reward(value: Any, get: Get) -> Settings:
@@ -50,83 +16,11 @@ def reward(value: Any, get: Get) -> Settings:
     return settings | ({"oger.math_extract": ["anywhere"]} if value >= 3 else {})
 
 
-# Machines and batches
-
-
-def machine(setting: str):
-    """Sets ``num_nodes`` or ``num_gpus_per_node`` of every role: verl's trainer and vLLM take turns on all GPUs."""
-
-    def rule(value: Any, get: Get) -> Settings:
-        roles = ["actor", *(["ref"] if _kl_coefficient(get) else []), *(["critic"] if _has_critic(get) else [])]
-        return {f"{role}.{setting}": value for role in roles} | engines(value, get)
-
-    return rule
-
-
-def engines(value: Any, get: Get) -> Settings:
-    gpus, width = get("trainer.nnodes") * get("trainer.n_gpus_per_node"), get(ROLLOUT + TENSOR_PARALLEL)
-    if gpus % width:
-        raise Unsupported(f"{gpus} GPUs do not divide into engines of {width}")
-    return {"vllm.tensor_parallel_size": width, "vllm.num_engines": gpus // width}
-
-
-def _ranks(get: Get) -> int:
-    ranks: int = get("trainer.nnodes") * get("trainer.n_gpus_per_node")
-    return max(ranks // get(ACTOR + "ulysses_sequence_parallel_size"), 1)
-
-
-def micro_batch(value: Any, get: Get) -> Settings:
-    """Converts prompts over all ranks, as verl counts, to rollouts on one."""
-    if get(ACTOR + "use_dynamic_bsz"):
-        raise NoEffect("use_dynamic_bsz is True: micro-batches are cut by their tokens")
-    return {"train.micro_batch_size": max(value * get(ROLLOUT + "n") // _ranks(get), 1)}
-
-
-def forward_micro_batch(value: Any, get: Get) -> Settings:
-    if get(ACTOR + "use_dynamic_bsz"):
-        raise NoEffect("use_dynamic_bsz is True: micro-batches are cut by their tokens")
-    return {"rollout.micro_batch_size": max(value // _ranks(get), 1) * get(ROLLOUT + "n")}
-
-
-def tokens_per_gpu(value: Any, get: Get) -> Settings:
-    if not get(ACTOR + "use_dynamic_bsz"):
-        raise NoEffect("use_dynamic_bsz is False: micro-batches are cut by their rows")
-    training = get(ACTOR + "ppo_max_token_len_per_gpu")
-    forward = get(ROLLOUT + "log_prob_max_token_len_per_gpu") or training
-    return {"train.max_tokens_per_gpu": training, "rollout.max_tokens_per_gpu": forward}
-
-
-def schedule(value: Any, get: Get) -> Settings:
-    optim = ACTOR + "optim."
-    share, style = get(optim + "lr_warmup_steps_ratio"), get(optim + "warmup_style")
-    name = one_of(style, {"constant": "constant_with_warmup" if share else "constant", "cosine": "cosine_with_min_lr"})
-    settings: Settings = {"actor.lr_scheduler": name, "actor.lr_warmup_ratio": share}
-    return settings | ({"actor.min_lr_ratio": get(optim + "min_lr_ratio") or 0.0} if style == "cosine" else {})
-
-
-def minimum_rate(value: Any, get: Get) -> Settings:
-    if get(ACTOR + "optim.warmup_style") != "cosine":
-        raise NoEffect("the learning rate is constant")
-    return schedule(value, get)
-
-
-def critic_warmup(value: Any, get: Get) -> Settings:
-    if _has_critic(get):
-        return {"critic.freezing_steps": value}
-    if value:
-        raise Unsupported("there is no critic to warm up: set it to 0")
-    raise NoEffect("there is no critic")
-
-
 def top_p(value: Any, get: Get) -> Settings:
     return {"rollout.top_p": value} | ({"oger.eval.top_p": 1.0} if value != 1 else {})
 
 
 # Advantage and KL
-
-
-def _has_critic(get: Get) -> bool:
-    return bool(get("algorithm.adv_estimator") == "gae")
 
 
 def estimator(value: Any, get: Get) -> Settings:
@@ -145,11 +39,7 @@ def use_std(value: Any, get: Get) -> Settings:
     return estimator(value, get)
 
 
-def only_gae(get: Get) -> str:
-    return "" if _has_critic(get) else "advantages of groups have no critic and no discount"
-
-
-def _kl_coefficient(get: Get) -> float:
+def kl_coefficient(get: Get) -> float:
     if get(ACTOR + "use_kl_loss"):
         return in_steps_unit(float(get(ACTOR + "kl_loss_coef")), get)
     return float(get("algorithm.kl_ctrl.kl_coef")) if get(REF + "use_ref") else 0.0
@@ -157,13 +47,13 @@ def _kl_coefficient(get: Get) -> float:
 
 def kl(value: Any, get: Get) -> Settings:
     """Puts the KL into the loss or the reward, never both; a coefficient of 0 loads no reference."""
-    in_loss, coefficient = get(ACTOR + "use_kl_loss"), _kl_coefficient(get)
+    in_loss, coefficient = get(ACTOR + "use_kl_loss"), kl_coefficient(get)
     if not coefficient:
         return {"algo.kl.init_coef": 0.0}
     if not get(REF + "use_ref"):
         raise Unsupported("a KL loss needs the reference: set ref.use_ref=True, or use_kl_loss=False")
     kind = get(ACTOR + "kl_loss_type" if in_loss else "algorithm.kl_penalty")
-    formula = one_of(kind, {"kl": "k1", "mse": "k2", "low_var_kl": "k3"})
+    formula = one_of(kind, KL_KINDS)
     return {"algo.kl.init_coef": coefficient, "algo.kl.use_loss": in_loss, "algo.kl.estimator": formula}
 
 
@@ -210,7 +100,7 @@ def in_steps_unit(value: float, get: Get) -> float:
         return value
     if get(ACTOR + "use_dynamic_bsz"):
         return float(value * get("data.max_response_length") / 4 / get(ACTOR + "ppo_max_token_len_per_gpu"))
-    return float(value / max(get(ACTOR + "ppo_micro_batch_size") * get(ROLLOUT + "n") // _ranks(get), 1))
+    return float(value / max(get(ACTOR + "ppo_micro_batch_size") * get(ROLLOUT + "n") // ranks(get), 1))
 
 
 # The loss of teacher tokens
@@ -355,23 +245,3 @@ def mu_schedule(value: Any, get: Get) -> Settings:
     if not value:
         return {"oger.bonus_schedule": "constant"}
     return {"oger.bonus_schedule": "linear", "oger.bonus_weight_end": 0.0}
-
-
-# The run
-
-
-def logger(value: Any, get: Get) -> Settings:
-    names = value if isinstance(value, list) else [value]
-    others = [name for name in names if name not in (*_ALWAYS_WRITTEN, "wandb")]
-    if others:
-        raise Unsupported(f"{', '.join(map(str, others))}: there are console, tensorboard and wandb")
-    hint = "; for wandb give --logger.wandb.key env, and set WANDB_API_KEY" if "wandb" in names else ""
-    raise NoEffect("the console and TensorBoard are always written to" + hint)
-
-
-def checkpoints(value: Any, get: Get) -> Settings:
-    return {"ckpt.max_num": KEEP_ALL if value < 0 else value}
-
-
-def resume(value: Any, get: Get) -> Settings:
-    return {"ckpt.load_enable": one_of(value, {"auto": True, "disable": False})}

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import ray
 import torch
-from openrlhf.models.utils import compute_approx_kl, compute_reward
+from openrlhf.models.utils import compute_reward
+from openrlhf.trainer.ppo_utils import experience_maker
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from ray.util.placement_group import PlacementGroup
 
 from oger_recipe.algorithm.batches import longest_first, of_first_token
-from oger_recipe.algorithm.credit import ESTIMATORS, hybrid_advantages, token_advantages
+from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS, hybrid_advantages, token_advantages
 from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
 from oger_recipe.cpu import CORES, is_without_cuda
 from oger_recipe.embedding.similarity import make_similarity
@@ -29,10 +30,13 @@ from oger_recipe.plugin.controller.step_rewards import StepRewards
 from oger_recipe.plugin.controller.step_samples import sample_lines
 from oger_recipe.plugin.experiences import teachers_tokens
 from oger_recipe.plugin.judges.engines import RunEngines
+from oger_recipe.plugin.kl import compute_approx_kl
 from oger_recipe.run_folder import records as run_folder
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.teachers.history import History
 from oger_recipe.teachers.store import TeacherStore
+
+experience_maker.compute_approx_kl = compute_approx_kl  # make_experience finds it by this name
 
 
 class OgerExperienceMaker(RemoteExperienceMaker):
@@ -56,7 +60,9 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             memory_gb=settings.reward.engine_memory_gb,
             shared_gpus=self._policys_gpus if self.args.train.colocate_all else None,
         )
-        self.step_rewards = StepRewards(settings, self.run_dir, self.args.train.seed, self.engines.place)
+        self.step_rewards = StepRewards(
+            settings, self.run_dir, self.args.algo.advantage.estimator, self.args.train.seed, self.engines.place
+        )
         self.engines.start()
         self.engine_guard = EngineGuard(
             guards.max_logprob_difference, top_p=rollout.top_p, top_k=settings.rollouts.top_k
@@ -74,6 +80,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
     def resume(self, step: int, planned_steps: int) -> None:
         """Go on after ``step`` steps; called once, before the first batch."""
         self.planned_steps = planned_steps
+        self.step_rewards.resume(step)
         if self.settings.teachers.use_history_samples:
             self.history = History(self.run_dir / "history.jsonl", self.settings.teachers.history_size, step)
 
@@ -189,7 +196,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.rewards = self.step_rewards.of(self.rollouts, self.batch, self.entropy, self.step, self.bonus_weight)
         for experience in experiences:
             experience.rewards = self.rewards.total.flatten()[experience.index]
-        if estimator in ESTIMATORS:
+        if estimator in ESTIMATORS or estimator in BATCH_ESTIMATORS:
             apply_length_penalties(experiences, self.args)
             advantages = hybrid_advantages(
                 self._by_row(experiences, lambda experience: experience.rewards).view(-1, self.size),

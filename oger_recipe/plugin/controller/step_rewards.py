@@ -8,12 +8,14 @@ import torch
 
 from oger_recipe.algorithm.credit import penalise_truncated
 from oger_recipe.algorithm.exploration import scheduled_weight
+from oger_recipe.algorithm.normalize import Running
 from oger_recipe.plugin.controller.guards import SourceGuard
 from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts, reward_groups
 from oger_recipe.plugin.controller.reward_watch import SourceWatch
 from oger_recipe.rewards.compose import Rewards, Surroundings, make_source, rewards_of, sources_of
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.rewards.models.place import Place
+from oger_recipe.rewards.running import keep_running, read_running
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.settings.oger import OgerSettings
 
@@ -21,14 +23,21 @@ from oger_recipe.settings.oger import OgerSettings
 class StepRewards:
     """Asks the sources of reward about each step."""
 
-    def __init__(self, settings: OgerSettings, run_dir: Path, seed: int, engine: Callable[[ModelKeys], Place]) -> None:
-        self._settings, self._on_error = settings, settings.reward.on_error
+    def __init__(
+        self, settings: OgerSettings, run_dir: Path, estimator: str, seed: int, engine: Callable[[ModelKeys], Place]
+    ) -> None:
+        self._settings, self._run_dir, self._on_error = settings, run_dir, settings.reward.on_error
         look_in(settings.verifiers.verifier_path)
-        surroundings = Surroundings(settings, engine, seed)
-        self._specs = sources_of(settings.reward.sources)
+        surroundings = Surroundings.of(settings, engine, seed)
+        self._specs = sources_of(settings.reward.sources, estimator)
         self._sources = [make_source(spec, surroundings) for spec in self._specs]
         self._guard = SourceGuard(run_dir, self._on_error)
         self.watch = SourceWatch(settings.reward, self._specs, run_dir)
+        self._running: dict[str, Running] = {}
+
+    def resume(self, step: int) -> None:
+        """Go on after ``step`` steps of the run."""
+        self._running = read_running(self._run_dir, step)
 
     def bonus_weight(self, step: int, planned_steps: int) -> float:
         """The weight of the exploration bonus at a step (from 1) of a run."""
@@ -51,8 +60,10 @@ class StepRewards:
             may_earn &= ~batch.truncated  # their reward is fixed, without anything on top
         groups = reward_groups(rollouts, batch, entropy, may_earn)
         specs = [replace(spec, weight=bonus_weight) if spec.kind == "bonus" else spec for spec in self._specs]
-        rewards = rewards_of(groups, self._sources, specs, on_error=self._on_error)
+        rewards = rewards_of(groups, self._sources, specs, on_error=self._on_error, running=self._running)
         self._guard.look_at(rewards.errors, groups, step)
+        self._running = rewards.running
+        keep_running(self._run_dir, step, self._running)
         if fixed is None:
             return rewards
         truncated = batch.truncated.view(-1, rollouts.size)

@@ -33,6 +33,7 @@ HYBRID_KEYS = (
     "reward", "score", "return", "response_length", "total_length", "truncated", "response_clip_ratio", "kl",
     "logprobs_diff", "reward_format", "reward_error", "reward_timeout", "off_policy_tokens", "group_reward_std",
 )  # fmt: skip
+KL_COEFFICIENT = "kl_coefficient"  # of the next step, in a checkpoint; of the step, among its metrics
 
 
 class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
@@ -67,7 +68,10 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         return planned if limit is None else min(planned, limit)
 
     def fit(self, global_step: int = 0) -> None:
-        resumed_at = self.init_checkpoint_states()["global_step"]
+        states = self.init_checkpoint_states()
+        resumed_at = states["global_step"]
+        if self.args.algo.kl.target:
+            self.kl_ctl.value = states.get(KL_COEFFICIENT, self.kl_ctl.value)
         if self.settings.total_training_steps is not None:
             self.samples_generator.steps_left = max(self.settings.total_training_steps - resumed_at, 0)
         self.samples_generator.step = resumed_at
@@ -117,9 +121,14 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
     def train_step(self, rollout_samples, global_step: int):
         self.experience_maker.step = global_step + 1
         self.phases.at("experience", step=global_step + 1)
+        of_kl = self._kl_coefficient()
         status, global_step = super().train_step(rollout_samples, global_step)
         status = {f"hybrid_batch/{key}" if key in HYBRID_KEYS else key: value for key, value in status.items()}
-        return status | self.experience_maker.metrics, global_step
+        return status | of_kl | self.experience_maker.metrics, global_step
+
+    def _kl_coefficient(self) -> dict[str, float]:
+        """The coefficient that adapts; one that does not is algo.kl.init_coef."""
+        return {KL_COEFFICIENT: float(self.kl_ctl.value)} if self.args.algo.kl.target else {}
 
     def ppo_train(self, global_steps: int) -> dict[str, float]:
         self.phases.at("training", step=global_steps + 1)
@@ -134,6 +143,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         return {}
 
     def save_logs_and_checkpoints(self, global_step: int, logs_dict=None, client_states=None) -> None:
+        client_states = (client_states or {}) | self._kl_coefficient()
         self.last_step, self.client_states = global_step, client_states
         metrics = {key: value for key, value in (logs_dict or {}).items() if key != "generated_samples"}
         metrics["tokens_per_second"] = metrics["rollout/response_tokens"] / metrics["timing/step_total"]

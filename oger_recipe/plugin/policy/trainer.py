@@ -11,9 +11,11 @@ from openrlhf.utils.loss_utils import get_loss_batch_info
 
 from oger_recipe.algorithm.micro_batches import LengthSortedBatches
 from oger_recipe.plugin.experiences import teachers_tokens
+from oger_recipe.plugin.kl import compute_approx_kl
 from oger_recipe.plugin.policy.loss import HybridPolicyLoss, Totals
 from oger_recipe.plugin.policy.updates import accumulate_until_last
 
+ppo_actor.compute_approx_kl = compute_approx_kl  # training_step finds it by this name
 _LOADER = ppo_actor.DataLoader
 _ITERATE = ppo_actor.iter_grad_accum_global_norm
 

@@ -146,7 +146,7 @@ def _padded(tokens: Sequence[list[int]], pad: int, *, left: bool) -> Any:
 # ---- judges
 
 
-class _Noise:
+class Noise:
     """A logits processor with which the most likely token is a sample: Gumbel noise, of each row's own generator."""
 
     def __init__(self, seeds: Sequence[int | None], sampling: Sampling) -> None:
@@ -172,7 +172,7 @@ def _written(
     ends = tokenizer.eos_token_id if ends is None else ends
     ends = ends if isinstance(ends, list) else [ends]
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
-    noise = LogitsProcessorList([_Noise(seeds, sampling)] if sampling.temperature else [])
+    noise = LogitsProcessorList([Noise(seeds, sampling)] if sampling.temperature else [])
     with torch.inference_mode():
         sequences = model.generate(
             **batch,

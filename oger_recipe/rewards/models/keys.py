@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
+from oger_recipe.embedding import PARTS
 from oger_recipe.ranges import COUNT, PART, POSITIVE, SHARE, WEIGHT
 from oger_recipe.rewards.keys import Keys, key
 from oger_recipe.rewards.models.place import Sampling
@@ -17,6 +18,10 @@ APIS = ("chat", "completions")
 OTHERS = ("answer", "teacher")
 HEADS = ("classify", "pooling", "embeddings")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
+_OF_A_SERVER = (
+    "api", "head", "api_key_env", "concurrency", "requests_per_minute", "request_limit_s", "attempts", "step_limit_s",
+)  # fmt: skip
+_OF_A_MODEL_HERE = ("tensor_parallel_size", "gpu_memory_utilization", "max_model_len", "dtype")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
@@ -77,6 +82,13 @@ class ModelKeys(Keys):
     def combined(self) -> Iterator[str]:
         if (self.runs_on == "server") != (self.url is not None):
             yield f"place {self.runs_on} {'needs a' if self.url is None else 'has no'} url"
+        for each in fields(ModelKeys):
+            if getattr(self, each.name) == each.default:
+                continue
+            if each.name in _OF_A_SERVER and self.url is None:
+                yield f"{each.name} is for a server, and there is no url"
+            elif each.name in _OF_A_MODEL_HERE and self.url is not None:
+                yield f"{each.name} is the server's own affair: leave it out, or leave out url"
         if self.chats and self.tokenizer is not None:
             yield "tokenizer is read by plugins of api completions; with api chat leave it out"
         if not _VARIABLE.fullmatch(self.api_key_env):  # not shown: it may be a key
@@ -180,6 +192,13 @@ class SimilarityKeys(Keys):
     """How close a response is to the reference answer, by the run's encoder, through a curve."""
 
     reference: str | None = key(None, "column of the data with the reference (default: the answer)", column=True)
+    part: str = key(
+        "answer", "what of a response is compared: all, its thought, or its answer (behind </think>)", choices=PARTS
+    )
     low: float = key(0.65, "cosine up to which the value is `floor`", range=SHARE)
     high: float = key(0.85, "cosine from which the value is 1", range=SHARE)
     floor: float = key(0.1, "value of low similarity", range=SHARE)
+
+    def combined(self) -> Iterator[str]:
+        if self.low >= self.high:
+            yield f"low {self.low} has to be below high {self.high}"

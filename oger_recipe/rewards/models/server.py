@@ -148,7 +148,7 @@ def _text(choice: Callable[[Any], Any]) -> Callable[[Any], Reply]:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise Failed(f"the answer is not one text ({type(error).__name__}: {error})") from None
         if not isinstance(text, str):
-            raise Failed(f"the answer's text is of type {type(text).__name__}")
+            raise Failed(f"the answer has a text of type {type(text).__name__}")
         return Reply(text, cut=is_cut)
 
     return read

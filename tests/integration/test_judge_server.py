@@ -1,0 +1,508 @@
+"""Judges and heads at a server: a real one on this machine, and all that can go wrong with it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oger_recipe.errors import RecipeError
+from oger_recipe.rewards.models.cache import Cached, VerdictCache
+from oger_recipe.rewards.models.keys import ClassifierKeys, JudgeKeys
+from oger_recipe.rewards.models.place import Reply, Sampling
+from oger_recipe.rewards.models.server import ServerPlace, probe
+
+KEY = "k3y-of-the-judge"
+PROMPTS = [f"prompt {number}" for number in range(12)]
+NOBODY = "http://127.0.0.1:9/v1"  # the port "discard", which nothing serves here
+
+Answer = tuple[int, Any] | None  # status and body; None: the connection ends without an answer
+
+
+class Server(ThreadingHTTPServer):
+    """Answers each prompt with that prompt, or as `answer` says for the count of its requests so far, from 1."""
+
+    daemon_threads = True
+    request_queue_size = 64  # connections that come at a time
+
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.lock = threading.Lock()
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.headers: list[dict[str, str]] = []
+        self.under_way = self.most_under_way = 0
+        self.answer: Callable[[str, int], Answer] = lambda prompt, count: (200, said(prompt))
+        self.more_headers: dict[str, str] = {}
+        self.models: Answer = (200, {"object": "list", "data": [{"id": "judge"}, {"id": "other"}]})
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+    @property
+    def prompts(self) -> list[str]:
+        return [_prompt(body) for _, body in self.asked]
+
+    def end(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+    def reply(self, path: str, body: dict[str, Any]) -> Answer:
+        with self.lock:
+            self.asked.append((path, body))
+            count = self.prompts.count(_prompt(body))
+            self.under_way += 1
+            self.most_under_way = max(self.most_under_way, self.under_way)
+        answer = self.answer(_prompt(body), count)
+        with self.lock:
+            self.under_way -= 1
+        return answer
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.server.headers.append(dict(self.headers))
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self._send(self.server.reply(self.path, body))
+
+    def do_GET(self) -> None:
+        self._send(self.server.models if self.path == "/v1/models" else (404, {}))
+
+    def _send(self, answer: Answer) -> None:
+        if answer is None:
+            self.close_connection = True
+            return
+        status, body = answer
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in self.server.more_headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except ConnectionError:  # of a client that did not wait
+            pass
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+def _prompt(body: dict[str, Any]) -> str:
+    return str(body["messages"][0]["content"] if "messages" in body else body.get("prompt", body.get("input")))
+
+
+def said(prompt: str, reason: str = "stop") -> dict[str, Any]:
+    return {"choices": [{"index": 0, "text": f"of {prompt}", "finish_reason": reason}]}
+
+
+@pytest.fixture()
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.delenv("OGER_JUDGE_API_KEY", raising=False)
+    server = Server()
+    yield server
+    server.end()
+
+
+def judge(server: Server | str, **keys: Any) -> JudgeKeys:
+    url = server if isinstance(server, str) else server.url
+    return JudgeKeys(**{"model": "judge", "plugin": "p.py", "url": url, "request_limit_s": 20.0, "attempts": 3} | keys)
+
+
+def head(server: Server, **keys: Any) -> ClassifierKeys:
+    return ClassifierKeys(**{"model": "judge", "url": server.url, "attempts": 3} | keys)
+
+
+def place_of(keys: JudgeKeys | ClassifierKeys) -> ServerPlace:
+    return ServerPlace(keys, first_pause_s=0.001)
+
+
+def ask(keys: JudgeKeys, prompts: list[str] = PROMPTS) -> list[Reply]:
+    return place_of(keys).generate(prompts, Sampling())
+
+
+def _assert_own(replies: list[Reply], prompts: list[str]) -> None:
+    assert [(each.text, each.error) for each in replies] == [(f"of {prompt}", None) for prompt in prompts]
+
+
+# ---- what is asked, and how answers are read
+
+
+def test_a_judge_is_asked_for_completions_of_the_prompt_as_it_is(server: Server) -> None:
+    prompt = "<|im_start|>user\nRight?<|im_end|>\n<|im_start|>assistant\n"
+    server.answer = lambda prompt, count: (200, said(prompt, "length"))
+    sampling = Sampling(temperature=0.7, top_p=0.9, max_new_tokens=64, seed=5)
+    (reply,) = place_of(judge(server)).generate([prompt], sampling)
+    assert reply == replace(reply, text=f"of {prompt}", cut=True, cached=False, error=None)
+    settings = {"model": "judge", "max_tokens": 64, "temperature": 0.7, "top_p": 0.9}
+    assert server.asked == [("/v1/completions", settings | {"prompt": prompt, "seed": 5})]
+    assert "Authorization" not in server.headers[0]
+
+
+def test_a_chat_gets_the_prompt_as_the_users_message(server: Server) -> None:
+    message = {"role": "assistant", "content": "Yes."}
+    server.answer = lambda prompt, count: (200, {"choices": [{"message": message, "finish_reason": "stop"}]})
+    (reply,) = ask(judge(f"{server.url}/", api="chat"), ["Right?"])
+    assert (reply.text, reply.cut, reply.error) == ("Yes.", False, None)
+    settings = {"model": "judge", "max_tokens": 1024, "temperature": 0.0, "top_p": 1.0}
+    messages = [{"role": "user", "content": "Right?"}]
+    assert server.asked == [("/v1/chat/completions", settings | {"messages": messages})]
+
+
+def test_a_chat_that_was_cut_in_its_thoughts_has_an_empty_text(server: Server) -> None:
+    choice = {"message": {"content": None, "reasoning": "Hm"}, "finish_reason": "length"}
+    server.answer = lambda prompt, count: (200, {"choices": [choice]})
+    (reply,) = ask(judge(server, api="chat"), ["Right?"])
+    assert (reply.text, reply.cut, reply.error) == ("", True, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "item", "more"),
+    [
+        ("classify", "/classify", {"probs": [-1.5], "label": "LABEL_0", "num_classes": 1}, {"use_activation": False}),
+        ("pooling", "/pooling", {"data": [-1.5], "object": "pooling"}, {"use_activation": False}),
+        ("pooling", "/pooling", {"data": [[0.5], [7.0], [-1.5]], "object": "pooling"}, {"use_activation": False}),
+        ("embeddings", "/v1/embeddings", {"embedding": [-1.5], "object": "embedding"}, {}),
+    ],
+)
+def test_heads_are_asked_for_their_raw_number(
+    server: Server, kind: str, path: str, item: dict[str, Any], more: dict[str, Any]
+) -> None:
+    server.answer = lambda prompt, count: (200, {"object": "list", "data": [item | {"index": 0}]})
+    (reply,) = place_of(head(server, head=kind)).classify(["a"])
+    assert (reply.value, reply.text, reply.error) == (-1.5, "", None)
+    assert server.asked == [(path, {"model": "judge", "input": "a"} | more)]
+
+
+def test_answers_in_another_order_stay_with_their_prompts(server: Server) -> None:
+    """The first half waits for the second half's answers."""
+    last = threading.Barrier(6)
+    later = threading.Event()
+
+    def answer(prompt: str, count: int) -> Answer:
+        if PROMPTS.index(prompt) < 6:
+            assert later.wait(20)
+        elif last.wait(20) == 0:
+            later.set()
+        return 200, said(prompt)
+
+    server.answer = answer
+    _assert_own(ask(judge(server, concurrency=12)), PROMPTS)
+
+
+def test_as_many_requests_are_under_way_as_were_allowed(server: Server) -> None:
+    full = threading.Barrier(3)
+
+    def answer(prompt: str, count: int) -> Answer:
+        full.wait(20)
+        return 200, said(prompt)
+
+    server.answer = answer
+    _assert_own(ask(judge(server, concurrency=3)), PROMPTS)
+    assert server.most_under_way == 3
+
+
+def test_no_more_requests_go_than_a_minute_may_have(server: Server) -> None:
+    first, *others = ask(judge(server, requests_per_minute=1.0, step_limit_s=1.0), PROMPTS[:3])
+    _assert_own([first], PROMPTS[:1])
+    assert [each.error for each in others] == ["no answer within the step's 1 s (step_limit_s)"] * 2
+    assert server.prompts == PROMPTS[:1]
+
+
+# ---- answers that are none
+
+GARBAGE = [
+    b"<html>upstream</html>", b"", b"[" * 10_000, b"\xff\xfe", [], None, {}, {"choices": None}, {"choices": []},
+    {"choices": said("a")["choices"] * 2}, {"choices": ["text"]}, {"choices": [{"text": 3}]},
+    {"choices": [{"text": ["a"]}]}, {"choices": [{"finish_reason": "stop"}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
+def test_an_answer_that_is_no_text_is_that_prompts_error(server: Server, garbage: Any) -> None:
+    bad = PROMPTS[1]
+    server.answer = lambda prompt, count: (200, garbage if prompt == bad else said(prompt))
+    replies = ask(judge(server))
+    error = replies[1].error
+    assert error and error.startswith("the answer ") and replies[1].text == ""
+    _assert_own(replies[:1] + replies[2:], PROMPTS[:1] + PROMPTS[2:])
+    assert len(server.asked) == 12, "what is no answer is not asked for again"
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [], [{"index": 0, "probs": [0.5]}] * 2, [{"index": 0, "probs": [0.5]}, {"index": 1, "probs": [0.5]}],
+        [{"index": 1, "probs": [0.5]}], [{"probs": [0.5]}], [{"index": 0, "probs": []}], [{"index": 0}],
+        [{"index": 0, "probs": [0.5, 0.5]}], [{"index": 0, "probs": [float("nan")]}], [{"index": 0, "probs": "0.5"}],
+        [{"index": 0, "probs": [None]}], ["x"], [{"index": 0, "probs": 0.5}],
+    ],
+    ids=range(13),
+)  # fmt: skip
+def test_a_head_that_gives_too_few_too_many_or_another_inputs_numbers_gives_none(
+    server: Server, items: list[Any]
+) -> None:
+    right = [{"index": 0, "probs": [0.25]}]
+    server.answer = lambda prompt, count: (200, {"data": items if prompt == "bad" else right})
+    good, bad, other = place_of(head(server)).classify(["a", "bad", "b"])
+    assert bad.error and bad.error.startswith("the answer ") and bad.value != bad.value
+    assert [(each.value, each.error) for each in (good, other)] == [(0.25, None)] * 2
+
+
+def test_a_prompt_that_is_refused_costs_no_other(server: Server) -> None:
+    refused = {"error": {"message": "maximum context length is 512 tokens", "code": 400}}
+    server.answer = lambda prompt, count: (400, refused) if prompt == PROMPTS[0] else (200, said(prompt))
+    first, *others = ask(judge(server, concurrency=1))
+    assert first.error and first.error.startswith("HTTP status 400: ") and "512 tokens" in first.error
+    _assert_own(others, PROMPTS[1:])
+    assert len(server.asked) == 12
+
+
+def test_a_text_that_no_encoding_takes_is_a_prompt_like_others(server: Server) -> None:
+    _assert_own(ask(judge(server), ["\ud800 \x00", "b"]), ["\ud800 \x00", "b"])
+
+
+# ---- trouble that passes
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, None])
+def test_what_passes_is_asked_again(server: Server, status: int | None) -> None:
+    trouble = None if status is None else (status, {"error": "not now"})
+    server.answer = lambda prompt, count: trouble if count < 3 else (200, said(prompt))
+    _assert_own(ask(judge(server)), PROMPTS)
+    assert len(server.asked) == 36
+
+
+def test_a_server_that_says_when_to_come_again_is_believed(server: Server) -> None:
+    opened: list[float] = []
+
+    def answer(prompt: str, count: int) -> Answer:
+        opened.append(time.monotonic() + 1.0)
+        return (200, said(prompt)) if time.monotonic() >= opened[0] else (429, {})
+
+    server.answer, server.more_headers = answer, {"Retry-After": "1"}
+    _assert_own(ask(judge(server, attempts=2), ["a"]), ["a"])
+    assert server.prompts == ["a", "a"]
+
+
+def test_a_server_that_says_to_come_tomorrow_is_not_waited_for(server: Server) -> None:
+    server.answer, server.more_headers = lambda prompt, count: (503, {}), {"Retry-After": "86400"}
+    (reply,) = ask(judge(server), ["a"])
+    assert reply.error == "HTTP status 503: {} (it asks to come again in 86400 s)"
+    assert server.prompts == ["a"]
+
+
+def test_a_server_that_starts_again_in_the_middle_of_a_step_costs_nothing(server: Server) -> None:
+    """It stops listening at its fifth request, which it does not answer, and those under way break."""
+    ended = threading.Event()
+
+    def answer(prompt: str, count: int) -> Answer:
+        if len(server.asked) < 5:
+            return 200, said(prompt)
+        if len(server.asked) == 5:
+            server.shutdown()
+            server.socket.close()
+            ended.set()
+        return None
+
+    server.answer = answer
+    second: list[Server] = []
+
+    def start_again() -> None:
+        assert ended.wait(20)
+        second.append(Server(server.server_port))
+
+    threading.Thread(target=start_again).start()
+    replies = ServerPlace(judge(server, attempts=8, concurrency=2), first_pause_s=0.05).generate(PROMPTS, Sampling())
+    _assert_own(replies, PROMPTS)
+    assert len(second[0].asked) >= 8
+    second[0].end()
+
+
+# ---- trouble that stays
+
+
+def test_a_server_that_is_not_there_costs_a_step_one_requests_attempts(server: Server) -> None:
+    keys = judge(server, concurrency=2)
+    place = place_of(keys)
+    server.end()
+    replies = place.generate(PROMPTS * 50, Sampling())
+    assert {each.error for each in replies} == {"ConnectError: All connection attempts failed (after 3 attempts)"}
+    server.__init__(server.server_port)  # type: ignore[misc]
+    assert {each.error for each in place.generate(PROMPTS, Sampling())} == {replies[0].error}, "of the same step"
+    place.open()
+    _assert_own(place.generate(PROMPTS, Sampling()), PROMPTS)
+
+
+def test_a_server_that_never_answers_costs_a_step_a_few_requests(server: Server) -> None:
+    over = threading.Event()
+
+    def answer(prompt: str, count: int) -> Answer:
+        over.wait(20)
+        return None
+
+    server.answer = answer
+    replies = ask(judge(server, request_limit_s=0.1, attempts=2, concurrency=2))
+    over.set()
+    assert {each.error for each in replies} == {"no answer within 0.1 s (after 2 attempts)"}
+    assert 3 <= len(set(server.prompts)) <= 4, "three in a row, and one that was under way"
+
+
+def test_a_slow_answer_fails_alone(server: Server) -> None:
+    over = threading.Event()
+
+    def answer(prompt: str, count: int) -> Answer:
+        if prompt == PROMPTS[0]:
+            over.wait(20)
+        return 200, said(prompt)
+
+    server.answer = answer
+    first, *others = ask(judge(server, request_limit_s=0.5, attempts=2))
+    over.set()
+    assert first.error == "no answer within 0.5 s (after 2 attempts)"
+    _assert_own(others, PROMPTS[1:])
+
+
+def test_a_server_that_drips_is_as_slow_as_one_that_is_silent(server: Server) -> None:
+    class Dripping(_Handler):
+        def _send(self, answer: Answer) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            for _ in range(100):
+                self.wfile.write(b" ")
+                time.sleep(0.02)
+
+    server.RequestHandlerClass = Dripping
+    (reply,) = ask(judge(server, request_limit_s=0.2, attempts=1), ["a"])
+    assert reply.error == "no answer within 0.2 s (after 1 attempts)"
+
+
+def test_one_prompt_that_breaks_the_server_each_time_does_not_end_the_step(server: Server) -> None:
+    server.answer = lambda prompt, count: (500, {}) if prompt in PROMPTS[2:4] else (200, said(prompt))
+    replies = ask(judge(server, concurrency=1))
+    assert [each.error for each in replies[2:4]] == ["HTTP status 500: {} (after 3 attempts)"] * 2
+    _assert_own(replies[:2] + replies[4:], PROMPTS[:2] + PROMPTS[4:])
+
+
+def test_a_server_that_breaks_with_every_prompt_is_asked_three(server: Server) -> None:
+    server.answer = lambda prompt, count: (500, {})
+    replies = ask(judge(server, concurrency=1))
+    assert [each.error for each in replies] == ["HTTP status 500: {} (after 3 attempts)"] * 12
+    assert len(server.asked) == 9
+
+
+def test_a_step_ends_in_time(server: Server) -> None:
+    def answer(prompt: str, count: int) -> Answer:
+        time.sleep(0.2)
+        return 200, said(prompt)
+
+    server.answer = answer
+    replies = ask(judge(server, concurrency=1, step_limit_s=0.7))
+    done = sum(each.error is None for each in replies)
+    assert 1 <= done <= 3
+    _assert_own(replies[:done], PROMPTS[:done])
+    assert {each.error for each in replies[done:]} == {"no answer within the step's 0.7 s (step_limit_s)"}
+    assert len(server.asked) <= 5
+
+
+# ---- the key
+
+
+def test_a_key_is_sent_and_in_no_error_log_or_file(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("MY_JUDGE_KEY", f"{KEY}\n")
+    keys = judge(server, api_key_env="MY_JUDGE_KEY")
+    place = place_of(keys)
+    server.answer = lambda prompt, count: (
+        (200, said(prompt)) if prompt == "good" else (401, {"error": f"wrong key {KEY}"})
+    )
+    replies = Cached(place, keys, VerdictCache(tmp_path)).generate(["good", "bad"], Sampling())
+    assert replies[0].text == "of good"
+    assert replies[1].error == 'HTTP status 401: {"error": "wrong key ***"}'
+    assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
+    assert sorted(server.prompts) == ["bad", "good"], "a key that is refused is not offered again"
+    with pytest.raises(ValueError, match="HTTP status 401") as refused:
+        probe(keys)
+    seen = f"{replies} {refused.value} {place._endpoint!r} {keys} {caplog.text}"
+    assert KEY not in seen
+    assert KEY.encode() not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_a_key_that_json_writes_otherwise_is_not_shown_either(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OGER_JUDGE_API_KEY", 'a"b\\c')
+    server.answer = lambda prompt, count: (403, {"error": 'a"b\\c'})
+    (reply,) = ask(judge(server), ["a"])
+    assert reply.error == 'HTTP status 403: {"error": "***"}'
+
+
+def test_a_key_that_fits_into_no_header_is_refused_and_not_shown(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OGER_JUDGE_API_KEY", f"{KEY}\nX: y")
+    with pytest.raises(RecipeError, match=r"\$OGER_JUDGE_API_KEY has characters that an HTTP") as refused:
+        ServerPlace(judge(server))
+    assert KEY not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ({"url": f"http://user:{KEY}@host/v1"}, "url: the address of host must end with its path; a key belongs "),
+        ({"url": f"http://host/v1?key={KEY}"}, "url: the address of host must end with its path; a key belongs "),
+        ({"url": "host:8000/v1"}, "url: 'host:8000/v1' is not the http"),
+        ({"url": "http://host/v1", "api_key_env": KEY}, "api_key_env has to be the name of an environment variable"),
+        ({"url": "http://host/v1", "place": "engine"}, "place engine has no url"),
+        ({"place": "server"}, "place server needs a url"),
+        ({"concurrency": 3}, "concurrency is for a server, and there is no url"),
+        ({"url": "http://host/v1", "tensor_parallel_size": 4}, "tensor_parallel_size is the server's own affair"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_asked(entry: dict[str, Any], problem: str) -> None:
+    (said,) = JudgeKeys.problems({"model": "judge", "plugin": "p.py"} | entry)
+    assert said.startswith(problem) and KEY not in said
+
+
+# ---- before a run
+
+
+def test_a_server_is_looked_for_before_a_run(server: Server) -> None:
+    assert probe(judge(server)) == f"judge answers at {server.url}"
+    assert server.asked[0][1]["max_tokens"] == 1
+    server.models = (404, {})  # it does not list them
+    assert probe(judge(server)) == f"judge answers at {server.url}"
+    server.answer = lambda prompt, count: (200, {"data": [{"index": 0, "probs": [0.5]}]})
+    assert probe(head(server)) == f"judge answers at {server.url}"
+    assert server.asked[-1][0] == "/classify"
+
+
+def test_what_is_wrong_with_a_server_is_said_in_a_sentence(server: Server) -> None:
+    with pytest.raises(ValueError) as refused:
+        probe(judge(server, model="judge-32b"))
+    assert str(refused.value) == f"{server.url} has no model judge-32b; it has judge, other"
+    server.answer = lambda prompt, count: (404, {"detail": "Not Found"})
+    with pytest.raises(ValueError) as refused:
+        probe(judge(server))
+    assert str(refused.value) == (
+        f'{server.url} does not answer with judge: HTTP status 404: {{"detail": "Not Found"}}'
+    )
+    with pytest.raises(ValueError) as refused:
+        probe(judge(NOBODY))
+    assert str(refused.value).startswith(f"{NOBODY} does not answer: ConnectError: ")

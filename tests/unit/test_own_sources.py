@@ -1,0 +1,107 @@
+"""Sources of reward that a user writes, a function or a class: how they are asked, and what their mistakes cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from groups import group
+
+from oger_recipe.errors import RecipeError
+from oger_recipe.rewards.compose import SourceSpec, make_source, rewards_of, sources_of
+from oger_recipe.rewards.own import OwnFunction
+from oger_recipe.rewards.sources import Group, Scores
+
+# A function of the user's
+
+
+def own(function: Callable[[Group], Any]) -> Scores:
+    groups = [group([1.0, 0.0], uid="a"), group([0.0, 0.0], uid="b")]
+    return OwnFunction(function).score(groups, torch.ones(2, 2, dtype=torch.bool))
+
+
+def test_a_function_is_asked_about_each_group_and_may_say_components() -> None:
+    scores = own(lambda each: [reward + len(each.uid) for reward in (0.5, 1)])
+    assert scores.values.tolist() == [[1.5, 2.0]] * 2 and not scores.errors and not scores.components
+    scores = own(lambda each: ((0, 1), {"words": [3, 4]} if each.uid == "a" else {}))
+    assert scores.values.tolist() == [[0.0, 1.0]] * 2
+    assert scores.components["words"][0].tolist() == [3.0, 4.0] and scores.components["words"][1].isnan().all()
+    assert own(lambda each: torch.tensor([0.5, 1.0])).values.tolist() == [[0.5, 1.0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda: [1.0], "ValueError: it has 1 values for 2 responses"),
+        (lambda: [1.0, 2.0, 3.0], "ValueError: it has 3 values for 2 responses"),
+        (lambda: [1.0, math.nan], "ValueError: it has the value nan, which is not finite"),
+        (lambda: [1.0, None], "TypeError: float() argument"),
+        (lambda: None, "TypeError: 'NoneType' object is not iterable"),
+        (lambda: ([1.0, 2.0], {"words": [1]}), "ValueError: its component 'words' has 1 values for 2 responses"),
+        (lambda: ([1.0, 2.0], [1, 2]), "AttributeError: 'list' object has no attribute 'items'"),
+        (lambda: [1 / 0, 2], "ZeroDivisionError: division by zero ("),
+    ],
+)
+def test_what_goes_wrong_with_a_group_is_its_own_error(answer: Callable[[], Any], said: str) -> None:
+    scores = own(lambda each: answer() if each.uid == "b" else [1.0, 2.0])
+    assert scores.values[0].tolist() == [1.0, 2.0]
+    assert scores.errors.keys() == {(1, 0), (1, 1)}
+    assert scores.errors[1, 0].startswith(said)
+
+
+# A class of the user's
+
+
+def made(kind: str, **keys: Any) -> Any:
+    (spec,) = sources_of([{"name": "mine", "kind": f"mine_of_compose:{kind}", **keys}])
+    return make_source(spec, None)  # type: ignore[arg-type]
+
+
+def test_a_class_is_made_with_its_entrys_further_keys_and_opened_and_closed_around_each_step() -> None:
+    source = made("Length", times="1e-1", weight=0.5)
+    groups = [group([1.0, 0.0], responses=["four", "fourteen chars"])]
+    for _ in range(2):
+        scores = source.score(groups, torch.tensor([[True, False]]))
+    assert scores.values[0].tolist() == pytest.approx([0.4, 1.4]) and scores.metrics == {"asked": 1.0}
+    assert scores.components["length"].tolist() == [[4.0, 14.0]]
+    assert source.source.used == ["open", "score", "close"] * 2
+    assert source.source.unit == "words" and not source.overlaps and made("Failing").overlaps
+
+
+def test_a_class_that_raises_is_closed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = made("Length", times=1)
+    monkeypatch.setattr(source.source, "score", None)
+    with pytest.raises(TypeError):
+        source.score([group([1.0])], torch.ones(1, 1, dtype=torch.bool))
+    assert source.source.used == ["open", "close"]
+
+
+def test_values_of_a_class_that_are_not_finite_are_errors_of_their_rows() -> None:
+    source = made("Failing", values=[[1.0, math.nan, math.inf, math.nan]])
+    scores = source.score([group([1.0] * 4)], torch.tensor([[True, True, True, False]]))
+    assert scores.errors == {
+        (0, 1): "its value is nan, which is not finite",
+        (0, 2): "its value is inf, which is not finite",
+    }
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({}, "TypeError: its score() returned list, not Scores"),
+        ({"values": [1.0, 2.0]}, "ValueError: its values are [2], not [groups, rows] = [2, 4]"),
+    ],
+)
+def test_what_is_no_scores_fails_on_all_rows(keys: dict[str, Any], said: str) -> None:
+    found = rewards_of([group([1.0] * 4)] * 2, [made("Failing", **keys)], [SourceSpec("s", "a:b")], on_error="zero")
+    assert found.errors["s"] == dict.fromkeys(range(8), said)
+
+
+def test_a_class_that_cannot_be_made_is_said_with_its_name() -> None:
+    with pytest.raises(
+        RecipeError, match=r"the reward source 'mine' cannot be made by mine_of_compose:Broken: ValueE"
+    ):
+        made("Broken")

@@ -1,0 +1,118 @@
+"""What an entry of oger.reward.sources may say, and how it is told what is wrong with one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from oger_recipe.rewards.compose import COMBINATIONS, DEFAULT, KINDS, ON_ERROR, SourceSpec, entry_problems, sources_of
+from oger_recipe.rewards.own import Keywords
+
+
+def listed(*entries: Any) -> list[str]:
+    return list(entry_problems(entries))
+
+
+def test_a_right_list_is_read_and_no_list_is_the_default() -> None:
+    entries = [
+        {"name": "rule", "kind": "verifier"},
+        {"name": "short", "kind": "mine_of_compose:score", "weight": 0.5, "combine": "mul", "gate": "rule_equals_1"},
+        {"name": "explore", "kind": "bonus"},
+    ]
+    assert listed(*entries) == [] == listed()
+    assert sources_of(entries) == (
+        SourceSpec("rule", "verifier", 1.0, "add", "always"),
+        SourceSpec("short", "mine_of_compose:score", 0.5, "mul", "rule_equals_1", keys=Keywords()),
+        SourceSpec("explore", "bonus"),
+    )
+    assert sources_of(()) == sources_of(None) == DEFAULT
+    assert [(spec.kind, spec.weight, spec.combine, spec.gate) for spec in DEFAULT] == [
+        ("verifier", 1.0, "add", "always"),
+        ("bonus", 1.0, "add", "always"),
+    ]
+
+
+RULE_ENTRY = {"name": "rule", "kind": "verifier"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("verifier", "'verifier' is not a mapping: {name: ..., kind: ...}"),
+        ({"kind": "bonus"}, "name None: a name of letters"),
+        ({"name": "a/b", "kind": "bonus"}, "name 'a/b': a name of letters"),
+        ({"name": "a", "kind": "critic"}, "kind 'critic' is unknown; known: verifier, bonus, similarity, "),
+        (
+            {"name": "a", "kind": "bonuss"},
+            "kind 'bonuss' is unknown; did you mean 'bonus'? known: verifier, bonus, similarity, ",
+        ),
+        ({"name": "a"}, "kind None is unknown"),
+        ({"name": "a", "kind": "bonus", "wieght": 1}, "key 'wieght' is unknown; did you mean 'weight'? known: name"),
+        ({"name": "a", "kind": "mine_of_compose:score", "weight": -1}, "weight -1: it has to be 0 or more"),
+        ({"name": "a", "kind": "mine_of_compose:score", "weight": math.nan}, "weight nan: it has to be 0 or more"),
+        ({"name": "a", "kind": "mine_of_compose:score", "weight": math.inf}, "weight inf: it has to be 0 or more"),
+        ({"name": "a", "kind": "mine_of_compose:score", "weight": "1"}, "weight '1': it has to be 0 or more"),
+        ({"name": "a", "kind": "mine_of_compose:score", "weight": True}, "weight True: it has to be 0 or more"),
+        ({"name": "a", "kind": "bonus", "weight": 0.5}, "weight 0.5: the weight of the bonus is oger.bonus_weight"),
+        ({"name": "a", "kind": "bonus", "combine": "times"}, "combine 'times' is unknown; known: add, mul"),
+        ({"name": "a", "kind": "bonus", "gate": "rule_equals"}, "did you mean 'rule_equals_1'? known: always, rule_"),
+        ({"name": "a", "kind": "bonus", "combine": ["add"]}, "combine ['add'] is unknown; did you mean 'add'?"),
+        ({"name": "a", "kind": "bonus", "normalize": "groups"}, "did you mean 'group'? known: none, group, running"),
+        (
+            {"name": "a", "kind": "mine_of_compose:score", "normalize": "group", "combine": "mul"},
+            "normalize group with combine mul: a normalized value is below 0 for about every second row",
+        ),
+        ({"name": "a", "kind": "similarity", "low": 0.9}, "low 0.9 has to be below high 0.85"),
+        ({"name": "a", "kind": "similarity", "low": -0.1}, "low -0.1: it has to be 0 to 1"),
+        ({"name": "a", "kind": "similarity", "floor": math.nan}, "floor nan: it has to be 0 to 1"),
+        ({"name": "a", "kind": "similarity", "part": "end"}, "part 'end' is unknown; known: all, thought, answer"),
+        ({"name": "a", "kind": "similarity", "referense": "x"}, "'referense' is unknown; did you mean 'reference'?"),
+        ({"name": "a", "kind": "mine_of_compose:Mute"}, "is a class without a method score(groups, wanted)"),
+        (
+            {"name": "a", "kind": "mine_of_compose:Length"},
+            "cannot be made with these keys: missing a required argument",
+        ),
+        (
+            {"name": "a", "kind": "mine_of_compose:Length", "times": 2, "unti": 1},
+            "key 'unti' is unknown; did you mean 'unit'? known: times, unit",
+        ),
+        (
+            {"name": "a", "kind": "mine_of_compose:Length", "times": math.inf},
+            "times inf: it has to be a finite number",
+        ),
+        ({"name": "a", "kind": "mine_of_compose:score", "times": 2}, "'times' is unknown: a function of your own has"),
+        ({"name": "a", "kind": "mine_of_compose:scores"}, "kind 'mine_of_compose:scores' cannot be imported: Attr"),
+        ({"name": "a", "kind": "nowhere:score"}, "kind 'nowhere:score' cannot be imported: ModuleNotFoundError"),
+        (
+            {"name": "a", "kind": "mine_of_compose:number"},
+            "kind 'mine_of_compose:number' is of type int, no function and no class",
+        ),
+        (
+            {"name": "a", "kind": "mine_of_compose:pair"},
+            "cannot be called with one group: missing a required argument",
+        ),
+    ],
+)
+def test_what_is_wrong_with_an_entry_is_said_with_its_place(entry: Any, said: str) -> None:
+    (problem,) = listed(RULE_ENTRY, entry)
+    assert problem.startswith("oger.reward.sources, entry 2: ") and said in problem
+
+
+def test_what_is_wrong_with_the_list_is_said() -> None:
+    assert listed(RULE_ENTRY, {"name": "rule", "kind": "bonus"}) == [
+        "oger.reward.sources: two sources are named 'rule'"
+    ]
+    assert listed(RULE_ENTRY, {"name": "again", "kind": "verifier"}) == [
+        "oger.reward.sources: 2 sources are of kind verifier, which can be there once"
+    ]
+    (problem,) = listed(RULE_ENTRY | {"combine": "mul"})
+    assert "entry 1: combine mul: the first source has nothing before it to multiply" in problem
+    assert len(listed({"name": "?", "kind": "critic", "weight": -1})) == 3  # all at once
+
+
+def test_registries_hold_what_the_documents_name() -> None:
+    names = ["verifier", "bonus", "similarity", "judge", "pairwise", "classifier", "critique_classifier"]
+    assert list(KINDS) == names and list(COMBINATIONS) == ["add", "mul"]
+    assert list(ON_ERROR) == ["zero", "neutral", "drop_group", "stop"]
