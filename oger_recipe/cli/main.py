@@ -15,6 +15,7 @@ COMMANDS = {
     "data": "build a file of rows from datasets, or check one",
     "doctor": "look whether this machine is ready, for a recipe or for any",
     "serve-reward": "grade answers over HTTP, as OpenRLHF's remote reward",
+    "serve-judge": "serve a judge or a reward model to runs, by vLLM",
 }
 
 
