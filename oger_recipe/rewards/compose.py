@@ -195,17 +195,18 @@ def rewards_of(
     scores = _asked(sources, groups, wanted)
     failed = [_failed(each) for each in scores]
     valued = [asked & ~missing for asked, missing in zip(wanted, failed, strict=True)]
-    so_far = dict(running or {}) | {
-        spec.name: (running or {}).get(spec.name, Running()).joined_by(each.values[has_value])
+    before = running or {}
+    so_far = {
+        spec.name: before.get(spec.name, Running()).joined_by(each.values[has_value])
         for spec, each, has_value in zip(specs, scores, valued, strict=True)
-        if spec.normalize == "running"
     }
-    terms = [
-        spec.weight
-        * torch.where(
-            has_value, NORMALIZE[spec.normalize](each.values, has_value, so_far.get(spec.name, Running())), 0.0
-        )
+    values = [
+        NORMALIZE[spec.normalize](each.values, has_value, so_far[spec.name])
         for spec, each, has_value in zip(specs, scores, valued, strict=True)
+    ]
+    terms = [
+        spec.weight * torch.where(has_value, each, 0.0)
+        for spec, each, has_value in zip(specs, values, valued, strict=True)
     ]
     names, how = [spec.name for spec in specs], ON_ERROR[on_error]
     counts = [~missing if how.passed_by else torch.ones_like(missing) for missing in failed]
@@ -218,7 +219,7 @@ def rewards_of(
         torch.stack(failed).any(dim=0).any(dim=1) & how.drops_group,
         {f"{spec.name}/{name}": value for spec, each in zip(specs, scores, strict=True)
          for name, value in each.metrics.items()},
-        so_far,
+        {spec.name: so_far[spec.name] for spec in specs if spec.normalize == "running"},
     )  # fmt: skip
 
 
@@ -247,9 +248,8 @@ def _scores(source: Source, groups: Sequence[Group], wanted: Tensor) -> Scores:
         raise
     except Exception as error:
         why = reason(error)
-        return Scores(
-            torch.zeros(wanted.shape), errors={(group, row): why for group, row in wanted.nonzero().tolist()}
-        )
+        errors = {(group, row): why for group, row in wanted.nonzero().tolist()}
+        return Scores(torch.full(wanted.shape, torch.nan), errors=errors)
 
 
 def compose(terms: Sequence[Tensor], counts: Sequence[Tensor], combine: Sequence[str]) -> Tensor:
