@@ -241,6 +241,7 @@ def _asked(sources: Sequence[Source], groups: Sequence[Group], wanted: Sequence[
     return [asked[number] for number in range(len(sources))]
 
 
+@torch.no_grad()  # of a thread alone
 def _scores(source: Source, groups: Sequence[Group], wanted: Tensor) -> Scores:
     try:
         return source.score(groups, wanted)
