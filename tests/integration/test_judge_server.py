@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import email.utils
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -225,11 +227,19 @@ def test_a_server_that_says_when_to_come_again_is_believed(server: Server) -> No
     assert server.prompts == ["a", "a"]
 
 
-def test_a_server_that_says_to_come_tomorrow_is_not_waited_for(server: Server) -> None:
-    server.answer, server.more_headers = lambda prompt, count: (503, {}), {"Retry-After": "86400"}
+@pytest.mark.parametrize("tomorrow", ["86400", email.utils.formatdate(time.time() + 90_000, usegmt=True)])
+def test_a_server_that_says_to_come_tomorrow_is_not_waited_for(server: Server, tomorrow: str) -> None:
+    server.answer, server.more_headers = lambda prompt, count: (503, {}), {"Retry-After": tomorrow}
     (reply,) = ask(judge(server), ["a"])
-    assert reply.error == "HTTP status 503: {} (it asks to come again in 86400 s)"
+    assert reply.error and re.fullmatch(r"HTTP status 503: {} \(it asks to come again in \d{5} s\)", reply.error)
     assert server.prompts == ["a"]
+
+
+@pytest.mark.parametrize("when", ["soon", "inf", "-5", "²", "0", "Wed, 21 Oct 2015 07:28:00 GMT", ""])
+def test_a_time_that_is_none_or_past_is_not_waited_for_either(server: Server, when: str) -> None:
+    server.answer = lambda prompt, count: (429, {}) if count == 1 else (200, said(prompt))
+    server.more_headers = {"Retry-After": when}
+    _assert_own(ask(judge(server), ["a"]), ["a"])
 
 
 def test_a_server_that_starts_again_in_the_middle_of_a_step_costs_nothing(server: Server) -> None:
