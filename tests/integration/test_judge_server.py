@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judge_servers import Answer, Handler, Server, prompt_of, said
+from judge_server import Answer, Handler, Server, prompt_of, said
 
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.models.cache import Cached, VerdictCache

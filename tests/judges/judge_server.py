@@ -1,4 +1,4 @@
-"""A judge's server on this machine that answers as a test says."""
+"""A server with OpenAI's interface on this machine, which says what a test tells it to."""
 
 from __future__ import annotations
 
