@@ -6,7 +6,7 @@ custom_generate/generate.py; transformers imports them when it is told to trust 
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,19 @@ def untrusted(value: Mapping[str, Any], *, hub: bool) -> Iterator[str]:
 
     Reads folders alone, or with ``hub`` models of the Hub alone, whose configurations it fetches.
     """
-    for key in () if value[SETTING] else _MODELS:
-        for model in filter(None, (value[key] or "").split(",")):
-            if Path(model).is_dir() != hub:
-                yield from refusals(model, key, hub=hub)
+    named = [(key, model, None) for key in _MODELS for model in filter(None, (value[key] or "").split(","))]
+    for key, model, revision in () if value[SETTING] else [*named, *_of_sources(value["oger.reward.sources"])]:
+        if Path(model).is_dir() != hub:
+            yield from refusals(model, key, revision, hub=hub)
+
+
+def _of_sources(sources: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str, str | None]]:
+    """Yields what the sources of reward load here: a model at a server is loaded there, but for its tokenizer."""
+    for source in sources:
+        where = f"oger.reward.sources, {source.get('name')}"
+        for key, url in (("model", "url"), ("critic", "critic_url"), ("tokenizer", "")):
+            if source.get(key) and not source.get(url):
+                yield f"{where}: {key}", str(source[key]), source.get("revision") if key == "model" else None
 
 
 def refusals(model: str, key: str, revision: str | None = None, *, hub: bool = True) -> Iterator[str]:
