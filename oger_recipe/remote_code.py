@@ -33,24 +33,20 @@ def may_run() -> bool:
     return os.environ.get(_VARIABLE) == "1"
 
 
-def untrusted(value: Mapping[str, Any], *, hub: bool) -> Iterator[str]:
-    """Returns a sentence for every model of the run that brings code without permission.
+Named = tuple[str, str, str | None]  # what names a model in a recipe, the model, its revision
+
+
+def untrusted(value: Mapping[str, Any], others: Iterable[Named], *, hub: bool) -> Iterator[str]:
+    """Returns a sentence for every model of the run, ``others`` too, that brings code without permission.
 
     Reads folders alone, or with ``hub`` models of the Hub alone, whose configurations it fetches.
     """
-    named = [(key, model, None) for key in _MODELS for model in filter(None, (value[key] or "").split(","))]
-    for key, model, revision in () if value[SETTING] else [*named, *_of_sources(value["oger.reward.sources"])]:
-        if Path(model).is_dir() != hub:
+    if value[SETTING]:
+        return
+    named: list[Named] = [(key, model, None) for key in _MODELS for model in (value[key] or "").split(",")]
+    for key, model, revision in [*named, *others]:
+        if model and Path(model).is_dir() != hub:
             yield from refusals(model, key, revision, hub=hub)
-
-
-def _of_sources(sources: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str, str | None]]:
-    """Yields what the sources of reward load here: a model at a server is loaded there, but for its tokenizer."""
-    for source in sources:
-        where = f"oger.reward.sources, {source.get('name')}"
-        for key, url in (("model", "url"), ("critic", "critic_url"), ("tokenizer", "")):
-            if source.get(key) and not source.get(url):
-                yield f"{where}: {key}", str(source[key]), source.get("revision") if key == "model" else None
 
 
 def refusals(model: str, key: str, revision: str | None = None, *, hub: bool = True) -> Iterator[str]:

@@ -28,10 +28,12 @@ from oger_recipe.evaluation.benchmarks import BENCHMARKS
 from oger_recipe.rewards.compose import sources_of
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.run.job import Job
+from oger_recipe.run.judges import problems_of
 from oger_recipe.run.memory import checkpoint_bytes, estimate, in_main_memory, readable, shape_of
 from oger_recipe.secrets import WANDB_KEY
+from oger_recipe.settings.checks import reward_models
 from oger_recipe.settings.grading import VerifierSettings, grading_rules
-from oger_recipe.settings.machine import gpus_by_role
+from oger_recipe.settings.machine import gpus_by_role, judge_engines
 from oger_recipe.settings.oger import OgerSettings
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
@@ -244,6 +246,9 @@ def _hub_names(value: Mapping[str, Any]) -> Iterator[_Name]:
         if is_used and name and not Path(name).exists():
             owner = "sentence-transformers/" if is_encoder and "/" not in name else ""
             yield flag, "model", owner + name, embedding.embedding_revision if is_encoder else None
+    for where, name, revision in reward_models(value):
+        if not Path(name).exists():
+            yield where, "model", name, revision
     for flag in ("data.prompt_dataset", "eval.dataset"):
         for source in map(str.strip, (value[flag] or "").split(",")):
             if flag == "eval.dataset" and source in BENCHMARKS:
@@ -344,6 +349,24 @@ def _encoder(job: Job) -> Found:
         yield Finding(PROBLEM, f"oger.embedding_model {embedding.embedding_model}: {type(error).__name__}: {error}")
 
 
+def _judges(job: Job) -> Found:
+    """Models of the reward in engines of the run's own, by what vLLM makes of their configurations."""
+    engines = judge_engines(job.value)
+    if not engines:
+        return
+    print(f"asking vLLM about the models of {', '.join(dict.fromkeys(name for name, _ in engines))} ...", flush=True)
+    try:
+        problems = problems_of([keys for _, keys in engines], cpu=job.cpu)
+    except RuntimeError as error:
+        yield Finding(PROBLEM, str(error))
+        return
+    for (name, keys), problem in zip(engines, problems, strict=True):
+        if problem is None:
+            yield Finding(OK, f"{name}: vLLM can load {keys.model}")
+        else:
+            yield Finding(PROBLEM, f"oger.reward.sources, {name}: {problem}")
+
+
 _EXAMPLE = "I think that the answer is \\boxed{1}."
 
 
@@ -405,6 +428,7 @@ CHECKS = (
     Check("judge servers", _judge_servers),
     Check("judge plugins", _judge_plugins),
     Check("encoder", _encoder, slow=True),
+    Check("judges", _judges),
     Check("verifiers", _verifiers, slow=True),
     Check("Weights & Biases", _wandb),
 )

@@ -6,6 +6,7 @@ from typing import Any
 from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
 from oger_recipe.algorithm.prefix import PREFIX_STRATEGIES
 from oger_recipe.algorithm.reshape import RESHAPES
+from oger_recipe.rewards.compose import models_of
 from oger_recipe.settings.oger import OgerSettings
 
 Need = tuple[tuple[str, ...], str, Callable[[OgerSettings], bool]]
@@ -140,11 +141,18 @@ NEEDS: tuple[Need, ...] = (
     (
         (
             "embedding_model", "embedding_revision", "embedding_long_texts", "embedding_cache", "embedding_url",
+            "embedding_num_gpus",
         ),
         _ENCODER,
         lambda oger: oger.embeds,
     ),
     (("max_embedding_error_rate",), _EMBEDDING, lambda oger: oger.embeds_references),
+    (("reward.cache",), "a source that asks a model (oger.reward.sources)", lambda oger: oger.reward.asks_models),
+    (
+        ("reward.engine_memory_gb",),
+        "a source whose model runs in an engine (oger.reward.sources)",
+        lambda oger: any(keys.runs_on == "engine" for _, keys in models_of(oger.reward.sources)),
+    ),
     # Before the first step
     (
         ("sft.max_samples", "sft.batch_size", "sft.micro_batch_size", "sft.lr"),
@@ -166,7 +174,8 @@ UPSTREAM_NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[Mapping[str, Any]], 
 
 
 def without_effect(value: Mapping[str, Any], default: Callable[[str], Any]) -> Iterator[str]:
-    """A sentence for every flag of ``value`` that is set to something else than its default and changes nothing."""
+    """A sentence for every flag of ``value`` that is set to something else than its default and changes nothing, and
+    for a bonus that is listed and adds nothing."""
     oger = OgerSettings.of(value)
     needs = [(settings, need, is_met(oger)) for settings, need, is_met in NEEDS]
     needs += [(settings, need, is_met(value)) for settings, need, is_met in UPSTREAM_NEEDS]
@@ -177,3 +186,6 @@ def without_effect(value: Mapping[str, Any], default: Callable[[str], Any]) -> I
             if name not in said and value[name] != default(name) and not is_met:
                 said.add(name)
                 yield f"{name} has no effect: it needs {need}"
+    for entry in oger.reward.sources:
+        if entry["kind"] == "bonus" and not oger.bonus.is_on:
+            yield f"oger.reward.sources: {entry['name']!r} adds nothing: oger.bonus_weight is 0"

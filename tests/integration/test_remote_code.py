@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from oger_recipe.remote_code import _MODELS, refusals, untrusted
+from oger_recipe.remote_code import refusals
 
 CODE = """
 import pathlib
@@ -103,9 +103,9 @@ def test_a_model_of_the_hub_is_refused_by_its_configuration(tmp_path: Path) -> N
     program = (
         "from oger_recipe.remote_code import untrusted\n"
         "value = {'oger.trust_remote_code': False, 'actor.model_name_or_path': 'org/model',\n"
-        "         'critic.model_name_or_path': None, 'reward.model_name_or_path': 'other/model',\n"
-        "         'oger.reward.sources': []}\n"
-        "print(list(untrusted(value, hub=True)), list(untrusted(value | {'oger.trust_remote_code': True}, hub=True)))"
+        "         'critic.model_name_or_path': None, 'reward.model_name_or_path': 'other/model'}\n"
+        "trusted = value | {'oger.trust_remote_code': True}\n"
+        "print(list(untrusted(value, [], hub=True)), list(untrusted(trusted, [], hub=True)))"
     )
     environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     for text, said in (
@@ -115,13 +115,3 @@ def test_a_model_of_the_hub_is_refused_by_its_configuration(tmp_path: Path) -> N
         (snapshot / "config.json").write_text(text)
         done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
         assert done.returncode == 0 and done.stdout.startswith(said) and done.stdout.endswith(" []\n"), done.stderr
-
-
-def test_models_of_the_reward_are_refused_like_the_policys(model: Path) -> None:
-    judge = {"name": "j", "kind": "judge", "model": str(model)}
-    value = dict.fromkeys(["oger.trust_remote_code", *_MODELS]) | {"oger.reward.sources": [judge]}
-    (sentence,) = untrusted(value, hub=False)
-    assert sentence.startswith(f"oger.reward.sources, j: model: {model} brings code of its own")
-    served = judge | {"url": "http://127.0.0.1:9/v1"}
-    for entry, refused in ((served, 0), (served | {"tokenizer": str(model)}, 1), (judge | {"critic": str(model)}, 2)):
-        assert len(list(untrusted(value | {"oger.reward.sources": [entry]}, hub=False))) == refused

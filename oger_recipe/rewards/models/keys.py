@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
 from oger_recipe.embedding import PARTS
@@ -86,7 +86,7 @@ class ModelKeys(Keys):
         for each in fields(ModelKeys):
             if getattr(self, each.name) == each.default:
                 continue
-            if each.name in _OF_A_SERVER and self.url is None:
+            if each.name in _OF_A_SERVER and not self.urls:
                 yield f"{each.name} is for a server, and there is no url"
             elif each.name in _OF_A_MODEL_HERE and self.url is not None:
                 yield f"{each.name} is the server's own affair: leave it out, or leave out url"
@@ -94,17 +94,23 @@ class ModelKeys(Keys):
                 yield f"{each.name} is for an engine, and this model runs in this process"
         if not _VARIABLE.fullmatch(self.api_key_env):  # not shown: it may be a key
             yield "api_key_env has to be the name of an environment variable, of capitals, digits and '_'"
-        elif self.url is not None:
-            yield from _of_address(self.url, self.api_key_env)
+        else:
+            yield from _of_addresses(self.urls, self.api_key_env)
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """The addresses of servers, by key."""
+        return {"url": self.url} if self.url is not None else {}
 
 
-def _of_address(url: str, api_key_env: str) -> Iterator[str]:
-    from oger_recipe.endpoint import checked_address  # loads httpx
-
-    try:
-        checked_address(url, api_key_env)
-    except ValueError as error:
-        yield f"url: {error}"
+def _of_addresses(urls: Mapping[str, str], api_key_env: str) -> Iterator[str]:
+    if urls:
+        from oger_recipe.endpoint import checked_address  # loads httpx
+    for name, url in urls.items():
+        try:
+            checked_address(url, api_key_env)
+        except ValueError as error:
+            yield f"{name}: {error}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +208,10 @@ class CritiqueKeys(WriterKeys):
 
     def combined(self) -> Iterator[str]:
         yield from dict.fromkeys(problem for model in self.models for problem in model.combined())
+
+    @property
+    def urls(self) -> dict[str, str]:
+        return super().urls | ({"critic_url": self.critic_url} if self.critic_url is not None else {})
 
 
 @dataclass(frozen=True, kw_only=True)
