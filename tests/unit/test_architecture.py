@@ -43,7 +43,7 @@ PROCESSES = {
     "engine": "plugin",
     "policy": "plugin",
     "judges": "plugin",
-    "encoder": "plugin",
+    "encoder": "",
     "controller": "encoder judges plugin",
     "driver": "controller engine judges plugin policy",
 }
