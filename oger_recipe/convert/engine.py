@@ -24,10 +24,11 @@ from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.recipe_file import read_recipe
 
 DIALECTS = {dialect.name: dialect for dialect in (VERL_MIX, VERL_RMS)}
+_SOURCES = "oger.reward.sources"
 # Settings whose files may lie on another machine.
 _FILES = (
     "actor.model_name_or_path", "data.prompt_dataset", "eval.dataset", "oger.embedding_model",
-    "oger.similarity_reranker", "oger.reward.sources",
+    "oger.similarity_reranker", _SOURCES,
 )  # fmt: skip
 
 
@@ -178,7 +179,7 @@ def _finish(result: Conversion, dialect: Dialect, source: str, parser: argparse.
     result.to_do = [*dialect.to_do, *(f"set {key}, which is {text}" for key, text in unset.items())]
     for sentence in _refusals(recipe_text(result.settings, ()), parser):
         key = re.split("[:, ]", sentence)[0]
-        if key in _FILES and key not in unset:
+        if key in _FILES and key not in unset and (key != _SOURCES or "no such" in sentence):
             result.to_do.append(sentence)
         elif key not in unset:
             result.problems.append(f"the recipe would be refused: {sentence}")

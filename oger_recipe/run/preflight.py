@@ -306,11 +306,13 @@ def _embedding_server(job: Job) -> Found:
 def _judge_servers(job: Job) -> Found:
     from oger_recipe.rewards.models.server import probe
 
-    for spec in sources_of(OgerSettings.of(job.value).reward.sources):
-        if not isinstance(spec.keys, ModelKeys) or spec.keys.runs_on != "server":
+    specs = sources_of(OgerSettings.of(job.value).reward.sources)
+    models = [(spec, keys) for spec in specs if isinstance(spec.keys, ModelKeys) for keys in spec.keys.models]
+    for spec, keys in models:
+        if keys.runs_on != "server":
             continue
         try:
-            yield Finding(OK, f"{spec.name}: {probe(spec.keys)}")
+            yield Finding(OK, f"{spec.name}: {probe(keys)}")
         except ValueError as error:
             what_to_do = "start it (`oger serve-judge` starts one), or correct url and model"
             yield Finding(PROBLEM, f"oger.reward.sources, {spec.name}: {error}; {what_to_do}")

@@ -149,6 +149,15 @@ def _sources(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
     yield from entry_problems(oger.reward.sources)
     if estimator in BATCH_ESTIMATORS:
         yield from _in_its_order(value, estimator, oger)
+    listed, adds_bonus = oger.reward.sources, oger.has_bonus
+    if listed and not adds_bonus and all(entry.get("weight", 1) == 0 or entry["kind"] == "bonus" for entry in listed):
+        yield "oger.reward.sources: every weight is 0 (a bonus has oger.bonus_weight), and so would every reward be"
+    for entry in listed if value["rollout.n_samples_per_prompt"] == 1 else ():
+        if entry.get("normalize") == "group":
+            yield (
+                f"oger.reward.sources: {entry['name']!r} has normalize group, and with rollout.n_samples_per_prompt 1 "
+                "a value has no others to be compared with and would always be 0: use normalize running"
+            )
     how = oger.reward.on_error
     if ON_ERROR[how].drops_group and estimator not in ("rloo", *ESTIMATORS):
         yield (

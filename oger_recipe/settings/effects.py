@@ -147,6 +147,7 @@ NEEDS: tuple[Need, ...] = (
         lambda oger: oger.embeds,
     ),
     (("max_embedding_error_rate",), _EMBEDDING, lambda oger: oger.embeds_references),
+    (("reward.cache",), "a source that asks a model (oger.reward.sources)", lambda oger: oger.reward.asks_models),
     (
         ("reward.engine_memory_gb",),
         "a source whose model runs in an engine (oger.reward.sources)",
@@ -173,7 +174,8 @@ UPSTREAM_NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[Mapping[str, Any]], 
 
 
 def without_effect(value: Mapping[str, Any], default: Callable[[str], Any]) -> Iterator[str]:
-    """A sentence for every flag of ``value`` that is set to something else than its default and changes nothing."""
+    """A sentence for every flag of ``value`` that is set to something else than its default and changes nothing, and
+    for a bonus that is listed and adds nothing."""
     oger = OgerSettings.of(value)
     needs = [(settings, need, is_met(oger)) for settings, need, is_met in NEEDS]
     needs += [(settings, need, is_met(value)) for settings, need, is_met in UPSTREAM_NEEDS]
@@ -184,3 +186,6 @@ def without_effect(value: Mapping[str, Any], default: Callable[[str], Any]) -> I
             if name not in said and value[name] != default(name) and not is_met:
                 said.add(name)
                 yield f"{name} has no effect: it needs {need}"
+    for entry in oger.reward.sources:
+        if entry["kind"] == "bonus" and not oger.bonus.is_on:
+            yield f"oger.reward.sources: {entry['name']!r} adds nothing: oger.bonus_weight is 0"

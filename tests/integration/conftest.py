@@ -275,12 +275,13 @@ def rollout(letters: Any) -> Callable[..., Any]:
 
     def make(
         text: str, reward: float = 0.0, *, score: float | None = None, uid: str = "u", prompt: str = "ask>",
-        truncated: bool = False, guided: int = 0, error: str | None = None, **verdict: Any,
+        truncated: bool = False, guided: int = 0, error: str | None = None, label: dict[str, Any] | None = None,
+        **verdict: Any,
     ) -> Any:  # fmt: skip
         score = float(reward > 0) if score is None else score
         before, tokens = letters.encode(prompt), [*letters.encode(text), letters.eos_token_id]
         response = {
-            "prompt": prompt, "label": json.dumps({"uid": uid, "answer": "42", "task": "gsm8k"}),
+            "prompt": prompt, "label": json.dumps({"uid": uid, "answer": "42", "task": "gsm8k"} | (label or {})),
             "observation_tokens": before + tokens, "action_ranges": [(len(before), len(before) + len(tokens))],
             "rollout_log_probs": [0.0] * len(before) + [-0.5] * len(tokens), "truncated": truncated,
             "reward": reward, "scores": score,

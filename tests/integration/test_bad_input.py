@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from oger_recipe.cli import train, train_ppo_ray
+from oger_recipe.rewards.compose import KINDS
 
 ROW = {
     "uid": "p-1",
@@ -300,7 +301,7 @@ def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path:
                 f"oger.reward.on_error drop_group is for group_norm, dr_grpo and rloo, not {estimator}, which "
                 "compares groups with each other: use zero, neutral or stop",
             )
-            for estimator in ("gae", "reinforce_baseline")
+            for estimator in ("gae", "reinforce_baseline", "gdpo")
         ),
         *(
             ([f"--{flag}={number}"], f"{flag} is {number}: it has to be a finite number")
@@ -332,7 +333,7 @@ oger:
     sources:
       - {name: rule, kind: verifier}
       - {name: short, kind: "lengths_of_mine:short", weight: 0.5, gate: rule_equal_1}
-      - {name: judge, kind: judge, model: org/judge}
+      - {name: judge, kind: oracle, model: org/judge}
 """
 
 
@@ -346,8 +347,8 @@ def test_sources_of_reward_are_refused_with_their_place_and_the_nearest_name(
     assert refused(file=tmp_path / "child.yaml") == _problems(
         f"{where} 2: gate 'rule_equal_1' is unknown; did you mean 'rule_equals_1'? known: always, rule_nonzero, "
         "rule_equals_1",
-        f"{where} 3: key 'model' is unknown; known: name, kind, weight, combine, gate",
-        f"{where} 3: kind 'judge' is unknown; known: verifier, bonus, or package.module:function of your own",
+        f"{where} 3: kind 'oracle' is unknown; known: {', '.join(KINDS)}, or package.module:name of a function or "
+        "class of your own",
     )
 
 

@@ -19,6 +19,8 @@ CONFIGS = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
 #   (flags that switch it off, the setting with a value, flags that switch it on)
 OFF = {"bonus_weight": 0.0}
 NO_BONUS = {"reward.sources": ({"name": "rule", "kind": "verifier"},)}
+SIMILAR = {"reward.sources": ({"name": "similar", "kind": "similarity"},)}
+JUDGED = {"reward.sources": ({"name": "a", "kind": "judge", "model": "me/judge", "plugin": "binary"},)}
 NO_TEACHERS = {"max_replace_num": 0}
 KL = {"algo.kl.init_coef": 0.1}
 GUIDED = {"max_replace_num": 0, "n_prefix": 2}
@@ -69,6 +71,9 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({"similarity_reranker": "a/model"}, {"embedding_revision": "main"}, {}),
     (OFF | NO_TEACHERS, {"embedding_model": "a/model"}, {}),
     (OFF | {"replace_mode": "random"}, {"embedding_part": "answer"}, {}),
+    (OFF | NO_TEACHERS, {"embedding_max_tokens": 64}, OFF | NO_TEACHERS | SIMILAR),
+    (OFF | NO_TEACHERS, {"embedding_url": "http://127.0.0.1:1/v1"}, OFF | NO_TEACHERS | SIMILAR),
+    (OFF | NO_TEACHERS | SIMILAR, {"max_embedding_error_rate": 0.5}, {}),
     ({}, {"history_size": 2}, {"use_history_samples": True}),
     (OFF | NO_TEACHERS, {"use_history_samples": True}, {}),
     (NO_TEACHERS, {"teacher_draw": "shortest"}, {}),
@@ -81,6 +86,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({}, {"algo.kl.estimator": "abs"}, {"algo.kl.init_coef": 0.1}),
     (KL, {"algo.kl.unbiased_gradient": True}, KL | {"algo.kl.use_loss": True}),
     (KL, {"algo.kl.horizon": 50}, KL | {"algo.kl.target": 0.2}),
+    ({}, {"reward.cache": "/tmp/verdicts"}, JUDGED),
     ({}, {"reward.engine_memory_gb": 4.0}, {"reward.sources": ({"name": "a", "kind": "classifier", "model": "b/c"},)}),
     (NO_BONUS | NO_TEACHERS, {"embedding_num_gpus": 1.0}, {}),
 ]  # fmt: skip

@@ -471,19 +471,33 @@ def test_a_file_that_extends_nothing_or_itself_is_refused(read: Callable[..., An
         read(text)
 
 
+LEFT_TO_THE_USER = {  # and nothing else
+    "own_data": ["  - actor.model_name_or_path", "  - data.prompt_dataset"],
+    "grm_multi_rm": [
+        "  - oger.reward.sources, entry 3: plugin 'rider_reward.py'",
+        "  - oger.reward.sources, entry 4: plugin 'consistency_reward.py'",
+        "  - data.prompt_dataset",
+    ],
+}
+
+
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "configs").glob("*.yaml")), ids=lambda p: p.stem)
-def test_every_recipe_file_reads_and_would_start_on_its_machine(path: Path) -> None:
+def test_every_recipe_file_reads_and_would_start_on_its_machine(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cpu = path.stem.partition("_cpu")[1] == "_cpu"
     parser = build_parser(cpu=cpu)
     settings = defaults(parser) | read_recipe(path, parser)
-    if path.stem in ("own_data", "own_data_cpu"):  # which leave these two to the user, and nothing else
+    gpus = None if cpu else 8 * settings["actor.num_nodes"]
+    if left := LEFT_TO_THE_USER.get(path.stem.removesuffix("_cpu").removesuffix("_multinode")):
         with pytest.raises(RecipeError) as error:
-            check_run(settings, cpu=cpu, gpus_here=None if cpu else 8)
-        assert [line.split(" is not set")[0] for line in str(error.value).splitlines()[1:]] == [
-            "  - actor.model_name_or_path", "  - data.prompt_dataset"
-        ]  # fmt: skip
-        settings |= {"actor.model_name_or_path": "my/model", "data.prompt_dataset": "my/data"}
-    check_run(settings, cpu=cpu, gpus_here=None if cpu else 8)
+            check_run(settings, cpu=cpu, gpus_here=gpus)
+        assert [re.split(" is not set|: there is no", line)[0] for line in str(error.value).splitlines()[1:]] == left
+        settings |= {key: settings[key] or "my/own" for key in ("actor.model_name_or_path", "data.prompt_dataset")}
+        monkeypatch.chdir(tmp_path)
+        for plugin in ("rider_reward.py", "consistency_reward.py"):
+            Path(plugin).write_text("def rm_preprocess(*_):\n    ...\n\n\ndef rm_postprocess(results):\n    ...\n")
+    check_run(settings, cpu=cpu, gpus_here=gpus)
     assert path.read_text().startswith("#"), "a recipe file opens with what it reproduces"
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
+import pytest
 
 from oger_recipe.data.sources import Columns, read_dataset
+from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.rules import GradingRules
+from oger_recipe.run.rows import training_rows
 
 CARRIES = GradingRules(row_travels=True)
 
@@ -83,3 +88,36 @@ def test_arrays_travel_as_lists() -> None:
         "n": np.int64(7),
     }
     assert CARRIES.label(row)["row"] == {"vector": [[1, 2], [3, 4]], "n": 7}
+
+
+RIDER = {"name": "rider", "kind": "similarity", "reference": "rm_prompt_1"}
+
+
+def _training_rows(
+    parser: argparse.ArgumentParser, path: Path, rows: list[dict[str, Any]], *sources: dict[str, Any]
+) -> list[dict[str, Any]]:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ["--data.prompt_dataset", str(path), "--oger.task_name", "math", "--data.label_key", "answer"]
+    listed = json.dumps([{"name": "rule", "kind": "verifier"}, *sources])
+    return training_rows(vars(parser.parse_args([*flags, f"--oger.reward.sources={listed}"])))
+
+
+def test_a_column_that_a_source_names_has_to_be_there_in_every_row(
+    parser: argparse.ArgumentParser, tmp_path: Path
+) -> None:
+    path, rows = tmp_path / "rows.jsonl", [{"prompt": f"{n}?", "answer": "1", "uid": f"u{n}"} for n in range(12)]
+    with pytest.raises(RecipeError) as raised:
+        _training_rows(parser, path, [row | {"rm_prompt_0": "x"} for row in rows], RIDER)
+    assert str(raised.value) == (
+        f"{path}: there is no column 'rm_prompt_1', the reference of the reward source 'rider'; there are 'prompt', "
+        "'answer', 'uid', 'rm_prompt_0', 'task'"
+    )
+    some = [row | {"rm_prompt_1": "" if n % 2 else None} for n, row in enumerate(rows)]
+    del some[11]["rm_prompt_1"]
+    with pytest.raises(RecipeError) as raised:
+        _training_rows(parser, path, some, RIDER)
+    assert str(raised.value) == (
+        f"{path}: 7 of 12 rows have no 'rm_prompt_1', the reference of the reward source 'rider': "
+        "u0, u2, u4, u6, u8, u10, u11"
+    )
+    assert len(_training_rows(parser, path, rows)) == 12

@@ -1,0 +1,114 @@
+"""Settings that a list of reward sources does not go with, what is noted of one, and that a run keeps it as it is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import pytest
+
+from oger_recipe.settings.combinations import combination_problems
+from oger_recipe.settings.effects import without_effect
+
+RULE = {"name": "rule", "kind": "verifier"}
+SIMILAR = {"name": "similar", "kind": "similarity"}
+GDPO = ["--algo.advantage.estimator", "gdpo"]
+ALONE = [
+    "--rollout.n_samples_per_prompt",
+    "1",
+    "--oger.max_replace_num",
+    "0",
+    "--algo.advantage.estimator",
+    "reinforce",
+]
+
+
+def listed(*entries: dict[str, Any]) -> str:
+    return f"--oger.reward.sources={json.dumps(entries)}"
+
+
+@pytest.fixture()
+def said(parser: argparse.ArgumentParser):
+    return lambda *flags: list(combination_problems(vars(parser.parse_args(list(flags)))))
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ([*GDPO, "--oger.advantage_baseline", "rollouts"], "oger.advantage_baseline rollouts is for group_norm and"),
+        ([*GDPO, "--oger.all_correct_group", "clip"], "oger.all_correct_group clip is for group_norm and dr"),
+        (
+            [*GDPO, "--oger.reward.on_error", "drop_group"],
+            "oger.reward.on_error drop_group is for group_norm, dr_grpo and rloo, not gdpo, which compares groups",
+        ),
+        (
+            [*GDPO, listed(RULE, SIMILAR | {"normalize": "running"})],
+            "gdpo compares every source within its group, and 'similar' has normalize running: leave it out",
+        ),
+        ([*GDPO, listed(RULE | {"normalize": "none"})], "and 'rule' has normalize none: leave it out"),
+        (
+            [*GDPO, listed(RULE, SIMILAR | {"combine": "mul"})],
+            "algo.advantage.estimator gdpo adds up its sources, and 'similar' has combine mul: use add",
+        ),
+        *(
+            (
+                [*GDPO, f"--{flag}=0.5"],
+                f"{flag} changes the sum of the sources, and algo.advantage.estimator gdpo compares each of them",
+            )
+            for flag in (
+                "oger.non_stop_fixed_reward", "reward.stop_properly_penalty_coef", "reward.overlong_buffer_len",
+            )
+        ),
+        (
+            [*ALONE, listed(RULE, SIMILAR | {"normalize": "group"})],
+            "oger.reward.sources: 'similar' has normalize group, and with rollout.n_samples_per_prompt 1 a value ",
+        ),
+        ([listed(RULE | {"weight": 0}, SIMILAR | {"weight": 0.0})], "oger.reward.sources: every weight is 0 (a bonus"),
+        ([listed({"name": "b", "kind": "bonus"}), "--oger.bonus_weight=0"], "oger.reward.sources: every weight is 0"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_with_the_sources_is_refused(said, flags: list[str], sentence: str) -> None:
+    (problem,) = said(*flags)
+    assert sentence in problem
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        GDPO,
+        [*GDPO, listed(RULE, SIMILAR | {"normalize": "group", "weight": 0.5, "gate": "rule_equals_1"})],
+        [*GDPO, "--oger.non_stop_penalty=-1"],
+        [*ALONE, listed(RULE, SIMILAR | {"normalize": "running"})],
+        [listed(RULE, SIMILAR | {"weight": 0})],  # to be watched
+        [listed({"name": "b", "kind": "bonus"})],
+        [listed(SIMILAR | {"gate": "rule_equals_1"})],  # the rule is known although it is not listed
+    ],
+)
+def test_what_goes_with_them_is_not(said, flags: list[str]) -> None:
+    assert said(*flags) == []
+
+
+def test_the_encoder_has_an_effect_where_a_source_embeds(parser: argparse.ArgumentParser) -> None:
+    def notes(*flags: str) -> list[str]:
+        value = vars(parser.parse_args(["--oger.bonus_weight=0", "--oger.max_replace_num=0", *flags]))
+        return [note for note in without_effect(value, parser.get_default) if note.startswith("oger.embedding")]
+
+    flags = ["--oger.embedding_model", "a/model", "--oger.embedding_max_tokens", "64"]
+    assert {note.split(" has no effect")[0] for note in notes(*flags)} == {
+        "oger.embedding_model", "oger.embedding_max_tokens",
+    }  # fmt: skip
+    assert notes(*flags, listed(RULE, SIMILAR)) == []
+    assert [note.split(" has")[0] for note in notes("--oger.embedding_part=answer", listed(RULE, SIMILAR))] == [
+        "oger.embedding_part"
+    ]
+
+
+def test_a_bonus_that_is_listed_and_adds_nothing_is_noted(parser: argparse.ArgumentParser) -> None:
+    def notes(*flags: str) -> list[str]:
+        return list(without_effect(vars(parser.parse_args(list(flags))), parser.get_default))
+
+    bonus = {"name": "explore", "kind": "bonus"}
+    (note,) = notes("--oger.bonus_weight=0", listed(RULE, bonus))
+    assert note == "oger.reward.sources: 'explore' adds nothing: oger.bonus_weight is 0"
+    assert notes(listed(RULE, bonus)) == []

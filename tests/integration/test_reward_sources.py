@@ -1,0 +1,243 @@
+"""Sources of reward in whole steps of the controller, and those that embed: similarity to the reference by MiniLM."""
+
+from __future__ import annotations
+
+import json
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+import torch
+from groups import group
+
+from oger_recipe.algorithm.similarity_curve import similarity_reward
+from oger_recipe.embedding.base import Encoder
+from oger_recipe.embedding.cache import EmbeddingCache
+from oger_recipe.embedding.encoder import TrajectoryEncoder, make_encoder
+from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
+from oger_recipe.files import read_jsonl
+from oger_recipe.rewards.compose import SourceSpec, Surroundings, make_source, rewards_of
+from oger_recipe.rewards.models.keys import SimilarityKeys
+from oger_recipe.rewards.models.similarity import Similarity
+from oger_recipe.rewards.sources import Group, Scores
+from oger_recipe.settings.encoder import EmbeddingSettings
+from oger_recipe.settings.oger import OgerSettings
+
+# ---- similarity
+
+ANSWER = "The trains meet at noon."
+SAME, CLOSE, FAR = ANSWER, "The two trains meet each other at twelve o'clock.", "Bananas are rich in potassium."
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Encoder:
+    return make_encoder(EncoderSettings(PACKAGED_MODEL, None, 256), 8)
+
+
+@pytest.fixture()
+def similar(encoder: Encoder, tmp_path):
+    def make(**keys: Any) -> Similarity:
+        return Similarity(SimilarityKeys(**keys), encoder, EmbeddingCache(encoder, tmp_path / "embeddings"))
+
+    return make
+
+
+def said(source: Similarity, *groups: Group, wanted: list[list[bool]] | None = None) -> Scores:
+    n = len(groups[0].responses)
+    return source.score(groups, torch.tensor(wanted or [[True] * n] * len(groups)))
+
+
+def test_a_response_is_compared_with_the_reference_answer_through_the_curve(similar, encoder: Encoder) -> None:
+    responses = [SAME, CLOSE, FAR, f"<think>{FAR}</think>{SAME}"]
+    scores = said(similar(), group([1.0] * 4, responses=responses, answer=ANSWER))
+    vectors = encoder.encode([ANSWER, CLOSE])
+    close = float(vectors[0] @ vectors[1])
+    assert 0.65 < close < 0.85  # between the curve's ends, by all-MiniLM-L6-v2
+    expected = (1e4**close / 3981.07 - 0.1) * 1.69811 + 0.1
+    assert scores.values[0].tolist() == pytest.approx([1.0, expected, 0.1, 1.0], abs=1e-4)
+    assert scores.components["cosine"][0, :2].tolist() == pytest.approx([1.0, close], abs=1e-5)
+    assert not scores.errors
+
+
+@pytest.mark.parametrize(("part", "expected"), [("answer", [1.0, 0.1]), ("thought", [0.1, 1.0])])
+def test_the_part_of_the_response_is_chosen(similar, part: str, expected: list[float]) -> None:
+    responses = [f"<think>{FAR}</think>{SAME}", f"<think>{SAME}</think>{FAR}"]
+    scores = said(similar(part=part), group([1.0, 1.0], responses=responses, answer=ANSWER))
+    assert scores.values[0].tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_reference_is_a_column_and_the_curves_ends_are_keys(similar, encoder: Encoder) -> None:
+    groups = [
+        group([1.0, 1.0], responses=[SAME, FAR], answer="?", row={"gold": reference})
+        for reference in (ANSWER, FAR, {"when": "noon"})
+    ]
+    scores = said(similar(reference="gold", low=0.3, high=0.9, floor=0.0), *groups)
+    assert scores.values[:2].tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    third = encoder.encode([SAME, '{"when": "noon"}'])
+    cosine = (third[0] * third[1]).sum()
+    assert scores.values[2, 0].item() == pytest.approx(
+        similarity_reward(cosine, low=0.3, high=0.9, floor=0.0).item(), abs=1e-5
+    )
+
+
+class Refuses(TrajectoryEncoder):
+    """Has no vector for texts with these words in them."""
+
+    refused = ("Bananas", "nothing")
+
+    def _embed(self, texts: list[str]) -> tuple[torch.Tensor, dict[int, str]]:
+        vectors, _ = super()._embed(texts)
+        bad = [row for row, text in enumerate(texts) if any(word in text for word in self.refused)]
+        vectors[bad] = torch.nan
+        return vectors, dict.fromkeys(bad, "the server refuses it")
+
+
+def test_a_text_that_cannot_be_embedded_is_its_rows_error_and_rows_that_do_not_count_are_not_embedded(
+    tmp_path,
+) -> None:
+    encoder = Refuses(EncoderSettings(PACKAGED_MODEL, None, 256), 8)
+    source = Similarity(SimilarityKeys(), encoder, EmbeddingCache(encoder, tmp_path))
+    groups = [
+        group([1.0] * 3, responses=[SAME, FAR, FAR], answer=ANSWER),
+        group([1.0] * 3, responses=[SAME] * 3, answer="nothing"),
+        group([1.0] * 3, responses=[SAME] * 3, answer=""),
+    ]
+    scores = said(source, *groups, wanted=[[True, True, False], [True, False, False], [False, True, False]])
+    assert scores.errors == {
+        (0, 1): "the response cannot be embedded: the server refuses it",
+        (1, 0): "the reference cannot be embedded",
+        (2, 1): "the row has no reference",
+    }
+    assert scores.values[0, 0].item() == pytest.approx(1.0)
+    spec = [SourceSpec("similar", "similarity", gate="rule_equals_1")]
+    assert rewards_of(groups, [source], spec, on_error="zero").total.isfinite().all()
+
+
+def test_the_runs_encoder_is_used_whatever_part_it_compares_elsewhere(tmp_path) -> None:
+    settings = OgerSettings(
+        embedding=EmbeddingSettings(embedding_part="thought", embedding_cache=str(tmp_path), embedding_max_tokens=64)
+    )
+    spec = SourceSpec("similar", "similarity", keys=SimilarityKeys())
+    source = make_source(spec, Surroundings(settings, lambda keys: None))  # type: ignore[arg-type, return-value]
+    assert isinstance(source, Similarity)
+    assert (source.encoder.settings.part, source.encoder.settings.max_tokens) == ("all", 64)
+    references = [
+        group([1.0], responses=[f"<think>{FAR}</think>{SAME}"], answer=answer) for answer in (ANSWER, ANSWER)
+    ]
+    assert said(source, *references).values.tolist() == [[pytest.approx(1.0)], [pytest.approx(1.0)]]
+    assert len(source.cache) == 1  # the reference alone is kept
+
+
+# ---- steps of the controller
+
+LENGTHS = """
+from oger_recipe.rewards.sources import Scores
+import torch
+
+def length(group):
+    return [float(len(text)) for text in group.responses]
+
+class Words:
+    overlaps = True
+    def __init__(self, *, column):
+        self.column = column
+    def score(self, groups, wanted):
+        values = [[group.row[self.column] * len(group.question) for text in group.responses] for group in groups]
+        return Scores(torch.tensor(values), metrics={"asked": wanted.sum().item()})
+"""
+TEXTS = [["a", "abcd", "ab", "abc"], ["abcdef", "abcde", "a", "abc"]]
+RULES = [[1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 0.0, 1.0]]
+
+
+@pytest.fixture()
+def maker(controller, tmp_path):
+    (tmp_path / "mine_of_steps.py").write_text(LENGTHS)
+
+    def make(*sources: dict[str, Any], flags: tuple[str, ...] = ()) -> Any:
+        listed = json.dumps([{"name": "rule", "kind": "verifier"}, *sources])
+        places = [f"--oger.reward.sources={listed}", f'--oger.verifier_path=["{tmp_path}"]']
+        return controller("--oger.max_replace_num=0", "--oger.bonus_weight=0", *places, *flags)
+
+    return make
+
+
+@pytest.fixture()
+def rows(rollout):
+    def make(texts: list[list[str]] = TEXTS, **label: Any) -> list[Any]:
+        return [
+            rollout(text, reward, uid=uid, label=label)
+            for uid, group_texts, rules in zip("uv", texts, RULES, strict=True)
+            for text, reward in zip(group_texts, rules, strict=True)
+        ]
+
+    return make
+
+
+def advantages(experiences: list[Any]) -> list[float]:
+    found = {
+        row: experience.advantages[position][experience.action_mask[position].bool()][0].item()
+        for experience in experiences
+        for position, row in enumerate(experience.index)
+    }
+    return [found[row] for row in sorted(found)]
+
+
+def compared(values: list[float]) -> list[float]:
+    return [(value - mean(values)) / (stdev(values) + 1e-6) for value in values]
+
+
+@pytest.mark.parametrize("micro_batch", ["4", "2"])
+def test_gdpo_compares_each_source_in_its_group_and_then_the_sums_in_the_batch(maker, rows, micro_batch: str) -> None:
+    made = maker(
+        {"name": "long", "kind": "mine_of_steps:length", "weight": 0.5},
+        flags=("--algo.advantage.estimator", "gdpo", f"--rollout.micro_batch_size={micro_batch}"),
+    )
+    found = advantages(made.make_experience_batch(rows()))
+    sums = [
+        one + 0.5 * other
+        for rules, texts in zip(RULES, TEXTS, strict=True)
+        for one, other in zip(compared(rules), compared([float(len(text)) for text in texts]), strict=True)
+    ]
+    assert found == pytest.approx(compared(sums), abs=1e-4)
+    assert made.metrics["reward/long"] == pytest.approx(25 / 8)  # as it was said
+
+
+def test_a_resumed_run_compares_with_the_same_values_as_one_that_went_on(maker, rows) -> None:
+    source = {"name": "long", "kind": "mine_of_steps:length", "weight": 0.5, "normalize": "running"}
+    steps = [
+        TEXTS,
+        [["abcdefgh", "a", "ab", "abc"], ["a", "a", "a", "abcdefghi"]],
+        [["ab"] * 4, ["a", "b", "c", "de"]],
+    ]
+
+    def train(made: Any, first: int, last: int) -> list[list[float]]:
+        totals = []
+        for step in range(first, last + 1):
+            made.step = step
+            made.make_experience_batch(rows(steps[step - 1]))
+            totals.append(made.rewards.total.flatten().tolist())
+        return totals
+
+    through = maker(source)
+    totals = train(through, 1, 3)
+    lengths = [float(len(text)) for texts in steps[0] + steps[1] for text in texts[:4]]
+    spread = stdev(lengths) + 1e-6
+    second = [rule + 0.5 * (value - mean(lengths)) / spread
+              for rule, value in zip(RULES[0] + RULES[1], lengths[8:], strict=True)]  # fmt: skip
+    assert totals[1] == pytest.approx(second, abs=1e-5)
+    assert [record["step"] for record in read_jsonl(through.run_dir / "reward_statistics.jsonl")] == [1, 2, 3]
+    resumed = maker(source)
+    resumed.resume(2, 3)  # with what step 3 left there
+    assert train(resumed, 3, 3) == totals[2:]
+    anew = maker(source)
+    assert train(anew, 1, 1) == totals[:1] != totals[1:2]
+
+
+def test_a_class_reads_question_and_columns_of_the_data_and_its_numbers_become_metrics(maker, rows) -> None:
+    made = maker(
+        {"name": "words", "kind": "mine_of_steps:Words", "column": "level", "weight": 0.5, "gate": "rule_equals_1"}
+    )
+    made.make_experience_batch(rows(question="Why?", row={"level": 2.0}))
+    # 2 x 4 letters x 0.5 = 4 where the rule says 1
+    assert made.rewards.total.tolist() == [[5.0, 0.0, 0.0, 5.0], [5.0, 5.0, 0.0, 5.0]]
+    assert made.metrics["reward/words/asked"] == 5.0 and made.metrics["reward/words/failed"] == 0.0
