@@ -42,6 +42,7 @@ from oger_recipe.rewards.own import Keywords, imported, keyword_problems, make_o
 from oger_recipe.rewards.sources import Bonus, Group, Scores, Source, Verifier, of_rows
 
 if TYPE_CHECKING:
+    from oger_recipe.embedding.encoder import MakeEncoder
     from oger_recipe.settings.oger import OgerSettings
 
 
@@ -86,18 +87,25 @@ class SourceSpec:
 @dataclass(frozen=True)
 class Surroundings:
     """What sources are made of besides their entries: a run's settings, what starts an engine for a model, the run's
-    seed, and where models' replies are kept (None: nowhere)."""
+    seed, where models' replies are kept (None: nowhere), and what makes an encoder (None: it is loaded here)."""
 
     settings: OgerSettings
     engine: Callable[[ModelKeys], Place]
     seed: int = 0
     cache: VerdictCache | None = None
+    encoder: MakeEncoder | None = None
 
     @classmethod
-    def of(cls, settings: OgerSettings, engine: Callable[[ModelKeys], Place], seed: int) -> Self:
+    def of(
+        cls,
+        settings: OgerSettings,
+        engine: Callable[[ModelKeys], Place],
+        seed: int,
+        encoder: MakeEncoder | None = None,
+    ) -> Self:
         """Those of a run, with the cache that its settings name."""
         cache = VerdictCache(Path(settings.reward.cache)) if settings.reward.cache else None
-        return cls(settings, engine, seed, cache)
+        return cls(settings, engine, seed, cache, encoder)
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,7 @@ def _similarity(spec: SourceSpec, of: Surroundings) -> Source:
     from oger_recipe.rewards.models.similarity import Similarity  # with the encoder's libraries
 
     assert isinstance(spec.keys, SimilarityKeys)
-    return Similarity.of(spec.keys, of.settings.embedding)
+    return Similarity.of(spec.keys, of.settings.embedding, of.encoder)
 
 
 KINDS: dict[str, Kind] = {
