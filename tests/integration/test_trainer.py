@@ -183,7 +183,7 @@ def test_a_resumed_run_goes_on_with_the_coefficient_of_its_checkpoint(
     make_trainer, flags: tuple[str, ...], goes_on_with: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = make_trainer(*ADAPTIVE)
-    metrics = {"rollout/response_tokens": 1, "timing/step_total": 1, "rollout/solve_rate": 0.5}
+    metrics = {"rollout/response_tokens": 1, "timing/step_total": 1, "rollout/solve_rate": 0.5, "oger/on_reward": 0.5}
     first.solve_rates, first.save_steps = [], 1
     _steps(first, [0.3, 0.09])
     first.save_logs_and_checkpoints(2, metrics, {"global_step": 2})
