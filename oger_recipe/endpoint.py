@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
-import ipaddress
 import json
 import os
 import random
@@ -55,14 +54,6 @@ def checked_address(url: str, key_variable: str) -> str:
     if parts.userinfo or parts.query or parts.fragment:  # not shown: it may be a secret
         raise ValueError(f"the address of {parts.host} must end with its path; a key belongs into ${key_variable}")
     return url.rstrip("/")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine reach what listens on `host`."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def api_key(variable: str) -> str:

@@ -6,7 +6,7 @@ custom_generate/generate.py; transformers imports them when it is told to trust 
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,20 @@ def may_run() -> bool:
     return os.environ.get(_VARIABLE) == "1"
 
 
-def untrusted(value: Mapping[str, Any], *, hub: bool) -> Iterator[str]:
-    """Returns a sentence for every model of the run that brings code without permission.
+Named = tuple[str, str, str | None]  # what names a model in a recipe, the model, its revision
+
+
+def untrusted(value: Mapping[str, Any], others: Iterable[Named], *, hub: bool) -> Iterator[str]:
+    """Returns a sentence for every model of the run, ``others`` too, that brings code without permission.
 
     Reads folders alone, or with ``hub`` models of the Hub alone, whose configurations it fetches.
     """
-    for key in () if value[SETTING] else _MODELS:
-        for model in filter(None, (value[key] or "").split(",")):
-            if Path(model).is_dir() != hub:
-                yield from refusals(model, key, hub=hub)
+    if value[SETTING]:
+        return
+    named: list[Named] = [(key, model, None) for key in _MODELS for model in (value[key] or "").split(",")]
+    for key, model, revision in [*named, *others]:
+        if model and Path(model).is_dir() != hub:
+            yield from refusals(model, key, revision, hub=hub)
 
 
 def refusals(model: str, key: str, revision: str | None = None, *, hub: bool = True) -> Iterator[str]:

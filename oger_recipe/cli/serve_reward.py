@@ -21,8 +21,8 @@ from typing import NoReturn
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from oger_recipe.cli.listening import is_loopback, listen
 from oger_recipe.cpu import CORES
-from oger_recipe.endpoint import is_loopback
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.grading.pool import ENVIRONMENT, GradingSettings, shared_pool
 from oger_recipe.rewards.samples import grade_samples
@@ -121,21 +121,7 @@ def _checked(args: argparse.Namespace) -> socket.socket:
         raise RecipeError(
             f"--host {args.host} can be reached by other machines, so a token is needed: set {TOKEN_ENVIRONMENT}"
         )
-    return _listen(args.host, args.port, args.max_concurrency)
-
-
-def _listen(host: str, port: int, backlog: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(backlog)
-    except OSError as error:
-        raise RecipeError(
-            f"cannot listen on {host} port {port}: {error.strerror}; --port 0 takes a free one"
-        ) from error
-    return listener
+    return listen(args.host, args.port, args.max_concurrency)
 
 
 def _serve(args: argparse.Namespace, listener: socket.socket) -> int:

@@ -105,7 +105,7 @@ def _read_source(source: str, columns: Columns, split: str, seen: Seen, counts: 
 def each_row(source: str, columns: Columns, split: str, seen: Seen) -> Iterator[tuple[int, Row | RecipeError | None]]:
     """Yields every record of a source with its number: as a checked row, as what is wrong with it, or as None where
     it repeats a row and neither has a uid. Raises RecipeError when the source cannot be read."""
-    records = list(progress(_records_or_errors(source, split), f"reading {source}", "rows"))
+    records = list(progress(records_or_errors(source, split), f"reading {source}", "rows"))
     indices = Counter(index_uid(record) for _, record in records if is_luffy(record) and not columns.by_content)
     unique = {uid for uid, count in indices.items() if uid is not None and count == 1} - seen.indices
     seen.indices |= unique
@@ -220,7 +220,7 @@ def read_records(source: str, split: str) -> Iterable[tuple[int, Any]]:
     raise RecipeError(f"{source}: a dataset is a .jsonl, .json or .parquet file, a saved folder or a Hub dataset")
 
 
-def _records_or_errors(source: str, split: str) -> Iterable[tuple[int, Any]]:
+def records_or_errors(source: str, split: str) -> Iterable[tuple[int, Any]]:
     """Numbers the records, with an error in the place of a line that cannot be decoded."""
     path = Path(source).expanduser()
     if path.suffix != ".jsonl" or path.is_dir():

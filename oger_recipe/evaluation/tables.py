@@ -54,6 +54,11 @@ def comparison(moments: dict[str, dict[str, Metrics]]) -> str:
         lines += _comparison_rows(name, of_name)
     if len(moments) != 2:
         lines = [line[:-1] for line in lines]
+    return aligned(lines)
+
+
+def aligned(lines: list[list[str]]) -> str:
+    """Writes lines of cells under one another, as text."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = ("   ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
     return "\n".join(line.rstrip() for line in padded)

@@ -300,6 +300,14 @@ def _is_path(kind: Any) -> bool:
     return isinstance(kind, str) and ":" in kind
 
 
+def models_of(entries: Sequence[Mapping[str, Any]] | None) -> Iterator[tuple[str, ModelKeys]]:
+    """Yield the models of a run, each with the name of its source; none of an entry whose keys no run could do."""
+    for entry in entries or ():
+        known = KINDS.get(str(entry.get("kind"))) if isinstance(entry, Mapping) else None
+        if known and issubclass(known.keys, ModelKeys) and not [*known.keys.problems(entry)]:
+            yield from ((str(entry.get("name")), each) for each in known.keys.of(entry).models)
+
+
 def entry_problems(entries: Sequence[Mapping[str, Any]] | None) -> Iterator[str]:
     """Yield a sentence for all in oger.reward.sources that no run could do; imports the user's sources."""
     names: list[Any] = []

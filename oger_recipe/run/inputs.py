@@ -85,7 +85,7 @@ def write_data(value: Mapping[str, Any], run_dir: Path) -> tuple[dict[str, Any],
 def _write_training(
     value: Mapping[str, Any], rows: list[Row], folder: Path, counts: Counter[str], shared: dict[str, Any]
 ) -> dict[str, Any]:
-    path, budget = folder / "train.jsonl", _budget(value, value["rollout.max_new_tokens"])
+    path, budget = folder / "train.jsonl", budget_of(value, value["rollout.max_new_tokens"])
     places = {"prompts_path": path, "teachers_path": folder / "teachers.arrow"}
     counts.update(write_train_files_once(rows[: value["data.max_samples"]], budget=budget, **places, **shared))
     (folder / "counts.json").write_text(json.dumps(counts, indent=2, sort_keys=True))
@@ -102,7 +102,7 @@ def _write_evaluation(
 ) -> dict[str, Any]:
     # OpenRLHF would cut the beginning off prompts that leave less room than an evaluated response may take.
     sampling = EvalSettings.of(value).sampling(value["rollout.top_p"], value["rollout.max_new_tokens"])
-    path, budget = folder / "eval.jsonl", _budget(value, sampling["max_new_tokens"])
+    path, budget = folder / "eval.jsonl", budget_of(value, sampling["max_new_tokens"])
     shared = shared | {"rules": grading_rules(value, evaluation=True)}
     counts.update(write_train_files_once(rows, budget=budget, prompts_path=path, teachers_path=None, **shared))
     _print_counts("evaluation data", counts, losses(value, counts, budget))
@@ -113,7 +113,7 @@ def too_few(prompts: int, value: Mapping[str, Any]) -> str:
     return f"{prompts} prompts do not fill one step of rollout.batch_size {value['rollout.batch_size']}"
 
 
-def _budget(value: Mapping[str, Any], max_new_tokens: int | None) -> Budget:
+def budget_of(value: Mapping[str, Any], max_new_tokens: int | None) -> Budget:
     return Budget(value["data.max_len"], max_new_tokens, value["oger.max_prompt_length"])
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from oger_recipe.data.rows import Row
 from oger_recipe.run import memory
 from oger_recipe.run.preflight import OK, PROBLEM, Finding
-from oger_recipe.settings.machine import gpus_by_role, policy_ranks
+from oger_recipe.settings.machine import gpus_by_role, judge_engines, policy_ranks
+from oger_recipe.settings.oger import OgerSettings
 
 READ_WHOLE = 2**26  # bytes: datasets of more are counted, not read
 
@@ -80,6 +81,9 @@ def _gpus(value: Mapping[str, Any]) -> list[str]:
         role: f"{value[f'{key}.num_nodes']} nodes x {value[f'{key}.num_gpus_per_node']}" for role, key in _GROUPS
     }
     layout["vLLM engines"] = f"{value['vllm.num_engines']} engines x {value['vllm.tensor_parallel_size']}"
+    engines = [keys.tensor_parallel_size for _, keys in judge_engines(value)]
+    layout["judges"] = f"{len(engines)} in turn, of {', '.join(map(str, engines))}"
+    layout["encoder"] = f"{value['oger.embedding_num_gpus']:g} of one"
     lines = ["GPUs by role:"]
     lines += [f"  {role:<14}{layout[role]:<20}{count:>4}" for role, count in asked.items()]
     shared = [role for role in layout if role not in asked and _is_used(role, value)]
@@ -95,6 +99,8 @@ def _is_used(role: str, value: Mapping[str, Any]) -> bool:
         "reference": value["algo.kl.init_coef"] > 0,
         "critic": value["algo.advantage.estimator"] == "gae",
         "vLLM engines": value["train.colocate_all"],
+        "judges": bool(judge_engines(value)),
+        "encoder": OgerSettings.of(value).embeds and value["oger.embedding_num_gpus"] > 0,
     }
     return used.get(role, False)
 

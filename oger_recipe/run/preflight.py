@@ -28,10 +28,12 @@ from oger_recipe.evaluation.benchmarks import BENCHMARKS
 from oger_recipe.rewards.compose import sources_of
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.run.job import Job
+from oger_recipe.run.judges import problems_of
 from oger_recipe.run.memory import checkpoint_bytes, estimate, in_main_memory, readable, shape_of
 from oger_recipe.secrets import WANDB_KEY
+from oger_recipe.settings.checks import reward_models
 from oger_recipe.settings.grading import VerifierSettings, grading_rules
-from oger_recipe.settings.machine import gpus_by_role
+from oger_recipe.settings.machine import gpus_by_role, judge_engines
 from oger_recipe.settings.oger import OgerSettings
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
@@ -244,6 +246,9 @@ def _hub_names(value: Mapping[str, Any]) -> Iterator[_Name]:
         if is_used and name and not Path(name).exists():
             owner = "sentence-transformers/" if is_encoder and "/" not in name else ""
             yield flag, "model", owner + name, embedding.embedding_revision if is_encoder else None
+    for where, name, revision in reward_models(value):
+        if not Path(name).exists():
+            yield where, "model", name, revision
     for flag in ("data.prompt_dataset", "eval.dataset"):
         for source in map(str.strip, (value[flag] or "").split(",")):
             if flag == "eval.dataset" and source in BENCHMARKS:
@@ -301,11 +306,13 @@ def _embedding_server(job: Job) -> Found:
 def _judge_servers(job: Job) -> Found:
     from oger_recipe.rewards.models.server import probe
 
-    for spec in sources_of(OgerSettings.of(job.value).reward.sources):
-        if not isinstance(spec.keys, ModelKeys) or spec.keys.runs_on != "server":
+    specs = sources_of(OgerSettings.of(job.value).reward.sources)
+    models = [(spec, keys) for spec in specs if isinstance(spec.keys, ModelKeys) for keys in spec.keys.models]
+    for spec, keys in models:
+        if keys.runs_on != "server":
             continue
         try:
-            yield Finding(OK, f"{spec.name}: {probe(spec.keys)}")
+            yield Finding(OK, f"{spec.name}: {probe(keys)}")
         except ValueError as error:
             what_to_do = "start it (`oger serve-judge` starts one), or correct url and model"
             yield Finding(PROBLEM, f"oger.reward.sources, {spec.name}: {error}; {what_to_do}")
@@ -325,6 +332,24 @@ def _encoder(job: Job) -> Found:
         yield Finding(OK, f"{embedding.embedding_model} loads, {encoder.dimension} numbers a vector")
     except Exception as error:  # whatever can be wrong with a model's files
         yield Finding(PROBLEM, f"oger.embedding_model {embedding.embedding_model}: {type(error).__name__}: {error}")
+
+
+def _judges(job: Job) -> Found:
+    """Models of the reward in engines of the run's own, by what vLLM makes of their configurations."""
+    engines = judge_engines(job.value)
+    if not engines:
+        return
+    print(f"asking vLLM about the models of {', '.join(dict.fromkeys(name for name, _ in engines))} ...", flush=True)
+    try:
+        problems = problems_of([keys for _, keys in engines], cpu=job.cpu)
+    except RuntimeError as error:
+        yield Finding(PROBLEM, str(error))
+        return
+    for (name, keys), problem in zip(engines, problems, strict=True):
+        if problem is None:
+            yield Finding(OK, f"{name}: vLLM can load {keys.model}")
+        else:
+            yield Finding(PROBLEM, f"oger.reward.sources, {name}: {problem}")
 
 
 _EXAMPLE = "I think that the answer is \\boxed{1}."
@@ -387,6 +412,7 @@ CHECKS = (
     Check("embedding server", _embedding_server),
     Check("judge servers", _judge_servers),
     Check("encoder", _encoder, slow=True),
+    Check("judges", _judges),
     Check("verifiers", _verifiers, slow=True),
     Check("Weights & Biases", _wandb),
 )

@@ -24,7 +24,7 @@ from oger_recipe.run.preflight import findings, stop_on_problems
 from oger_recipe.run.rows import sizes
 from oger_recipe.run.sft import supervise
 from oger_recipe.secrets import handed_on
-from oger_recipe.settings.checks import recipe_problems, refuse
+from oger_recipe.settings.checks import recipe_problems, refuse, reward_models
 from oger_recipe.settings.derived import with_template
 from oger_recipe.settings.flags import flags_of
 from oger_recipe.settings.machine import gpus_by_role, gpus_found, machine_problems
@@ -48,7 +48,7 @@ def train(job: Job, parser: argparse.ArgumentParser, *, dry_run: bool = False, o
         _plan(job, here)
         return
     stop_on_problems(job)
-    for refusal in remote_code.untrusted(job.value, hub=True):
+    for refusal in remote_code.untrusted(job.value, reward_models(job.value), hub=True):
         raise RecipeError(refusal)
     remote_code.allow(job.value)
     if job.resumes and not job.run_dir.exists():

@@ -8,7 +8,8 @@ from typing import Any
 from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS
 from oger_recipe.data.sources import is_hub_name
 from oger_recipe.errors import RecipeError
-from oger_recipe.remote_code import untrusted
+from oger_recipe.remote_code import Named, untrusted
+from oger_recipe.rewards.compose import models_of
 from oger_recipe.secrets import secret_problems
 from oger_recipe.settings.combinations import combination_problems
 from oger_recipe.settings.encoder import EmbeddingSettings
@@ -134,12 +135,24 @@ def _paths(value: Mapping[str, Any]) -> Iterator[str]:
             file = source.strip().rpartition("=")[2]  # NAME=FILE: a benchmark's own file
             if file and not Path(file).expanduser().exists() and not is_hub_name(file):
                 yield f"{key}: {file}: no such file"
-    yield from untrusted(value, hub=False)
+    yield from untrusted(value, reward_models(value), hub=False)
     same_data = value["eval.dataset"] == value["data.prompt_dataset"] and value["eval.dataset"]
     if same_data and is_hub_name(value["eval.dataset"]) and value["eval.split"] == value["data.prompt_split"]:
         yield f"eval.dataset and data.prompt_dataset are the same split {value['eval.split']!r}: set eval.split"
     yield from _encoder(EmbeddingSettings.of(value), "similarity" in RewardSettings.of(value).kinds)
+    for key, model, _ in reward_models(value):
+        yield from _model_folder(model, key)
     yield from _columns(value)
+
+
+def reward_models(value: Mapping[str, Any]) -> Iterator[Named]:
+    """What the reward's sources load of models on this run's machines: models, and tokenizers of their own."""
+    for name, keys in models_of(value["oger.reward.sources"]):
+        where = f"oger.reward.sources, {name}"
+        if keys.runs_on != "server":
+            yield where, keys.model, keys.revision
+        if keys.tokenizer is not None:
+            yield where, keys.tokenizer, None
 
 
 def _columns(value: Mapping[str, Any]) -> Iterator[str]:
@@ -153,6 +166,8 @@ def _columns(value: Mapping[str, Any]) -> Iterator[str]:
 
 def _encoder(encoder: EmbeddingSettings, rewards_similarity: bool) -> Iterator[str]:
     """``rewards_similarity``: a source of the reward embeds, whatever else is compared by a reranker."""
+    if encoder.embedding_num_gpus and encoder.embedding_url:
+        yield "oger.embedding_num_gpus is for an encoder of the run's own, and oger.embedding_url is set: choose one"
     if encoder.similarity_reranker:
         yield from _model_folder(encoder.similarity_reranker, "oger.similarity_reranker")
         if encoder.embedding_url and not rewards_similarity:

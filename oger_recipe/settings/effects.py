@@ -6,6 +6,7 @@ from typing import Any
 from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
 from oger_recipe.algorithm.prefix import PREFIX_STRATEGIES
 from oger_recipe.algorithm.reshape import RESHAPES
+from oger_recipe.rewards.compose import models_of
 from oger_recipe.settings.oger import OgerSettings
 
 Need = tuple[tuple[str, ...], str, Callable[[OgerSettings], bool]]
@@ -140,11 +141,18 @@ NEEDS: tuple[Need, ...] = (
     (
         (
             "embedding_model", "embedding_revision", "embedding_long_texts", "embedding_cache", "embedding_url",
+            "embedding_num_gpus",
         ),
         _ENCODER,
         lambda oger: oger.embeds,
     ),
     (("max_embedding_error_rate",), _EMBEDDING, lambda oger: oger.embeds_references),
+    (("reward.cache",), "a source that asks a model (oger.reward.sources)", lambda oger: oger.reward.asks_models),
+    (
+        ("reward.engine_memory_gb",),
+        "a source whose model runs in an engine (oger.reward.sources)",
+        lambda oger: any(keys.runs_on == "engine" for _, keys in models_of(oger.reward.sources)),
+    ),
     # Before the first step
     (
         ("sft.max_samples", "sft.batch_size", "sft.micro_batch_size", "sft.lr"),

@@ -37,6 +37,11 @@ class EmbeddingSettings(Section):
         0.0, "stop when a larger share of a step's texts could not be embedded", range=SHARE
     )
     embedding_batch_size: int = setting(32, "trajectories per forward pass of the encoder", range=COUNT)
+    embedding_num_gpus: float = setting(
+        0.0,
+        "share of a GPU that the encoder has, in a process of its own; 0: it works in the controller, on its cores",
+        range=SHARE,
+    )
     embedding_cache: str = setting(
         "~/.cache/oger/embeddings", "folder of the teachers' embeddings, shared between runs"
     )

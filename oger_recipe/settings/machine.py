@@ -1,8 +1,16 @@
 """What of a run this machine cannot do: it lacks CUDA, or has fewer GPUs than are asked for."""
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from oger_recipe.rewards.compose import models_of
+from oger_recipe.rewards.models.keys import ModelKeys
+from oger_recipe.settings.oger import OgerSettings
+
+# Of each GPU that all roles share, by Ray's count: OpenRLHF's own four take 0.2 each.
+JUDGES_SHARE = ENCODER_SHARE = 0.1
 
 
 def machine_problems(value: Mapping[str, Any], *, cpu: bool, gpus_here: int | None) -> list[str]:
@@ -11,7 +19,8 @@ def machine_problems(value: Mapping[str, Any], *, cpu: bool, gpus_here: int | No
     ``cpu``: it has no CUDA; ``gpus_here``: the GPUs that Ray will find, None where that is not known yet (a running
     cluster).
     """
-    return [*_layout(value, cpu, gpus_here), *(_unsupported_on_cpu(value) if cpu else ())]
+    special = _unsupported_on_cpu(value) if cpu else _judges_on_gpus(value)
+    return [*_layout(value, cpu, gpus_here), *special]
 
 
 def gpus_found(value: Mapping[str, Any]) -> int | None:
@@ -37,7 +46,22 @@ def gpus_by_role(value: Mapping[str, Any]) -> dict[str, int]:
         asked["vLLM engines"] = (value["vllm.num_engines"] or 0) * value["vllm.tensor_parallel_size"]
     if value["algo.advantage.estimator"] == "gae" and not value["train.colocate_all"]:
         asked["critic"] = group("critic")
+    if not value["train.colocate_all"]:
+        asked |= {role: gpus for role, gpus in _beside_openrlhfs(value).items() if gpus}
     return asked
+
+
+def _beside_openrlhfs(value: Mapping[str, Any]) -> dict[str, int]:
+    """GPUs of the recipe's own roles. One engine of a reward model is at work at a time, so all share as many as the
+    largest needs."""
+    sizes = [keys.tensor_parallel_size for _, keys in judge_engines(value)]
+    share = value["oger.embedding_num_gpus"] if OgerSettings.of(value).embeds else 0.0
+    return {"judges": max(sizes, default=0), "encoder": math.ceil(share)}
+
+
+def judge_engines(value: Mapping[str, Any]) -> list[tuple[str, ModelKeys]]:
+    """The models of the reward that run in engines of the run's own, each with the name of its source."""
+    return [(name, keys) for name, keys in models_of(value["oger.reward.sources"]) if keys.runs_on == "engine"]
 
 
 def policy_ranks(value: Mapping[str, Any]) -> int:
@@ -80,6 +104,25 @@ def _unsupported_on_cpu(value: Mapping[str, Any]) -> Iterator[str]:
     attention = value["ds.attn_implementation"]
     if "flash" in attention:
         yield f"ds.attn_implementation {attention} needs CUDA: use sdpa or eager"
+    for name, keys in judge_engines(value):
+        if keys.tensor_parallel_size > 1:
+            yield (
+                f"oger.reward.sources, {name}: tensor_parallel_size {keys.tensor_parallel_size} is not supported on a "
+                "machine without CUDA: use 1"
+            )
+
+
+def _judges_on_gpus(value: Mapping[str, Any]) -> Iterator[str]:
+    if value["oger.reward.engine_memory_gb"]:
+        yield "oger.reward.engine_memory_gb is for machines without CUDA; here engines sleep between turns: use 0"
+    engines, policys = judge_engines(value), value["vllm.gpu_memory_utilization"]
+    for name, keys in engines if value["train.colocate_all"] and not value["vllm.enable_sleep"] else ():
+        if policys + keys.gpu_memory_utilization > 1:
+            yield (
+                f"oger.reward.sources, {name}: gpu_memory_utilization {keys.gpu_memory_utilization} beside "
+                f"vllm.gpu_memory_utilization {policys} is more than a GPU that both share (train.colocate_all) has: "
+                "set vllm.enable_sleep, or make them smaller"
+            )
 
 
 def _layout(value: Mapping[str, Any], cpu: bool, gpus_here: int | None) -> Iterator[str]:
@@ -102,4 +145,20 @@ def _layout(value: Mapping[str, Any], cpu: bool, gpus_here: int | None) -> Itera
         yield (
             f"train.colocate_all puts the engines on the policy's {asked['actor']} GPUs, but vllm.num_engines x "
             f"vllm.tensor_parallel_size is {engines}: make them equal"
+        )
+    if value["train.colocate_all"]:
+        yield from _on_the_policys_gpus(value, asked["actor"])
+
+
+def _on_the_policys_gpus(value: Mapping[str, Any], gpus: int) -> Iterator[str]:
+    for name, keys in judge_engines(value):
+        if keys.tensor_parallel_size > gpus:
+            yield (
+                f"oger.reward.sources, {name}: tensor_parallel_size {keys.tensor_parallel_size} is more than the "
+                f"policy's {gpus} GPUs, which train.colocate_all shares"
+            )
+    if OgerSettings.of(value).embeds and value["oger.embedding_num_gpus"] > ENCODER_SHARE:
+        yield (
+            f"oger.embedding_num_gpus {value['oger.embedding_num_gpus']:g}: with train.colocate_all the encoder is on "
+            f"a GPU of the policy's, of which it can count for {ENCODER_SHARE} at most"
         )

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from oger_recipe.ranges import COUNT, PART, WEIGHT
 from oger_recipe.rewards.compose import DEFAULT, KINDS, ON_ERROR
+from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.settings.fields import Section, setting
 
 
@@ -80,3 +81,8 @@ class RewardSettings(Section):
     def reads_rows(self) -> bool:
         """Whether a source reads the question and the data's further columns."""
         return any(kind not in KINDS or KINDS[kind].reads_rows for kind in self.kinds)
+
+    @property
+    def asks_models(self) -> bool:
+        """Whether a source asks a judge or a head."""
+        return any(kind in KINDS and issubclass(KINDS[kind].keys, ModelKeys) for kind in self.kinds)

@@ -20,6 +20,7 @@ CONFIGS = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
 OFF = {"bonus_weight": 0.0}
 NO_BONUS = {"reward.sources": ({"name": "rule", "kind": "verifier"},)}
 SIMILAR = {"reward.sources": ({"name": "similar", "kind": "similarity"},)}
+JUDGED = {"reward.sources": ({"name": "a", "kind": "judge", "model": "me/judge", "plugin": "binary"},)}
 NO_TEACHERS = {"max_replace_num": 0}
 KL = {"algo.kl.init_coef": 0.1}
 GUIDED = {"max_replace_num": 0, "n_prefix": 2}
@@ -85,6 +86,9 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({}, {"algo.kl.estimator": "abs"}, {"algo.kl.init_coef": 0.1}),
     (KL, {"algo.kl.unbiased_gradient": True}, KL | {"algo.kl.use_loss": True}),
     (KL, {"algo.kl.horizon": 50}, KL | {"algo.kl.target": 0.2}),
+    ({}, {"reward.cache": "/tmp/verdicts"}, JUDGED),
+    ({}, {"reward.engine_memory_gb": 4.0}, {"reward.sources": ({"name": "a", "kind": "classifier", "model": "b/c"},)}),
+    (NO_BONUS | NO_TEACHERS, {"embedding_num_gpus": 1.0}, {}),
 ]  # fmt: skip
 
 

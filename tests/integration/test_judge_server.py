@@ -2,113 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from judge_server import Answer, Handler, Server, prompt_of, said
 
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.models.cache import Cached, VerdictCache
-from oger_recipe.rewards.models.keys import ClassifierKeys, JudgeKeys
+from oger_recipe.rewards.models.keys import ClassifierKeys, CritiqueKeys, JudgeKeys
 from oger_recipe.rewards.models.place import Reply, Sampling
 from oger_recipe.rewards.models.server import ServerPlace, probe
+from oger_recipe.run.job import Job
+from oger_recipe.run.preflight import CHECKS, OK, PROBLEM
 
 KEY = "k3y-of-the-judge"
 PROMPTS = [f"prompt {number}" for number in range(12)]
 NOBODY = "http://127.0.0.1:9/v1"  # the port "discard", which nothing serves here
-
-Answer = tuple[int, Any] | None  # status and body; None: the connection ends without an answer
-
-
-class Server(ThreadingHTTPServer):
-    """Answers each prompt with that prompt, or as `answer` says for the count of its requests so far, from 1."""
-
-    daemon_threads = True
-    request_queue_size = 64  # connections that come at a time
-
-    def __init__(self, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
-        self.lock = threading.Lock()
-        self.asked: list[tuple[str, dict[str, Any]]] = []
-        self.headers: list[dict[str, str]] = []
-        self.under_way = self.most_under_way = 0
-        self.answer: Callable[[str, int], Answer] = lambda prompt, count: (200, said(prompt))
-        self.more_headers: dict[str, str] = {}
-        self.models: Answer = (200, {"object": "list", "data": [{"id": "judge"}, {"id": "other"}]})
-        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-    @property
-    def prompts(self) -> list[str]:
-        return [_prompt(body) for _, body in self.asked]
-
-    def end(self) -> None:
-        self.shutdown()
-        self.server_close()
-
-    def reply(self, path: str, body: dict[str, Any]) -> Answer:
-        with self.lock:
-            self.asked.append((path, body))
-            count = self.prompts.count(_prompt(body))
-            self.under_way += 1
-            self.most_under_way = max(self.most_under_way, self.under_way)
-        answer = self.answer(_prompt(body), count)
-        with self.lock:
-            self.under_way -= 1
-        return answer
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Server
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        self.server.headers.append(dict(self.headers))
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self._send(self.server.reply(self.path, body))
-
-    def do_GET(self) -> None:
-        self._send(self.server.models if self.path == "/v1/models" else (404, {}))
-
-    def _send(self, answer: Answer) -> None:
-        if answer is None:
-            self.close_connection = True
-            return
-        status, body = answer
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.send_response(status)
-        for name, value in self.server.more_headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def handle(self) -> None:
-        try:
-            super().handle()
-        except ConnectionError:  # of a client that did not wait
-            pass
-
-    def log_message(self, *args: Any) -> None:
-        pass
-
-
-def _prompt(body: dict[str, Any]) -> str:
-    return str(body["messages"][0]["content"] if "messages" in body else body.get("prompt", body.get("input")))
-
-
-def said(prompt: str, reason: str = "stop") -> dict[str, Any]:
-    return {"choices": [{"index": 0, "text": f"of {prompt}", "finish_reason": reason}]}
 
 
 @pytest.fixture()
@@ -121,7 +36,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 def judge(server: Server | str, **keys: Any) -> JudgeKeys:
     url = server if isinstance(server, str) else server.url
-    return JudgeKeys(**{"model": "judge", "plugin": "p.py", "url": url, "request_limit_s": 20.0, "attempts": 3} | keys)
+    return JudgeKeys(
+        **{"model": "judge", "plugin": "binary", "url": url, "request_limit_s": 20.0, "attempts": 3} | keys
+    )
 
 
 def head(server: Server, **keys: Any) -> ClassifierKeys:
@@ -150,7 +67,7 @@ def test_a_judge_is_asked_for_completions_of_the_prompt_as_it_is(server: Server)
     (reply,) = place_of(judge(server)).generate([prompt], sampling)
     assert reply == replace(reply, text=f"of {prompt}", cut=True, cached=False, error=None)
     settings = {"model": "judge", "max_tokens": 64, "temperature": 0.7, "top_p": 0.9}
-    assert server.asked == [("/v1/completions", settings | {"prompt": prompt, "seed": 5})]
+    assert server.asked == [("/v1/completions", settings | {"prompt": prompt, "seed": sampling.seed_of(prompt)})]
     assert "Authorization" not in server.headers[0]
 
 
@@ -187,6 +104,14 @@ def test_heads_are_asked_for_their_raw_number(
     (reply,) = place_of(head(server, head=kind)).classify(["a"])
     assert (reply.value, reply.text, reply.error) == (-1.5, "", None)
     assert server.asked == [(path, {"model": "judge", "input": "a"} | more)]
+
+
+def test_a_beginning_that_the_prompt_has_is_not_put_before_it_again(server: Server) -> None:
+    prompts = ["<|begin_of_text|>Right?", "Right?", " <s>Right?"]
+    ask(judge(server), prompts)
+    place_of(head(server)).classify(["<s>Right?"])
+    told = {prompt_of(body): body.get("add_special_tokens") for _, body in server.asked}
+    assert told == dict.fromkeys(prompts) | {"<|begin_of_text|>Right?": False, "<s>Right?": False}
 
 
 def test_answers_in_another_order_stay_with_their_prompts(server: Server) -> None:
@@ -379,7 +304,7 @@ def test_a_slow_answer_fails_alone(server: Server) -> None:
 
 
 def test_a_server_that_drips_is_as_slow_as_one_that_is_silent(server: Server) -> None:
-    class Dripping(_Handler):
+    class Dripping(Handler):
         def _send(self, answer: Answer) -> None:
             self.send_response(200)
             self.send_header("Content-Length", "1000")
@@ -476,7 +401,7 @@ def test_a_key_that_fits_into_no_header_is_refused_and_not_shown(
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_asked(entry: dict[str, Any], problem: str) -> None:
-    (said,) = JudgeKeys.problems({"model": "judge", "plugin": "p.py"} | entry)
+    (said,) = JudgeKeys.problems({"model": "judge", "plugin": "binary"} | entry)
     assert said.startswith(problem) and KEY not in said
 
 
@@ -506,3 +431,36 @@ def test_what_is_wrong_with_a_server_is_said_in_a_sentence(server: Server) -> No
     with pytest.raises(ValueError) as refused:
         probe(judge(NOBODY))
     assert str(refused.value).startswith(f"{NOBODY} does not answer: ConnectError: ")
+
+
+def _critics_problems(**entry: Any) -> list[str]:
+    return list(CritiqueKeys.problems({"model": "head", "critic": "critic"} | entry))
+
+
+def test_a_critics_address_is_an_address_too() -> None:
+    (said,) = _critics_problems(critic_url=f"http://host/v1?key={KEY}")
+    assert said.startswith("critic_url: the address of host must end with its path") and KEY not in said
+    assert _critics_problems(critic_url="http://host/v1", concurrency=3) == []
+
+
+def test_all_servers_of_a_recipe_are_looked_for(server: Server, read: Callable[..., dict[str, Any]]) -> None:
+    """By the run, its dry run and `oger doctor`, in the same sentences."""
+    recipe = """
+oger: {reward: {sources: [
+  {name: rule, kind: verifier},
+  {name: good, kind: judge, url: "%s", model: judge, plugin: binary},
+  {name: both, kind: critique_classifier, url: "%s", model: judge, critic: critic},
+  {name: gone, kind: classifier, url: "%s", model: judge}]}}
+"""
+    value = read(recipe % (server.url, server.url, NOBODY))
+    server.answer = lambda prompt, count: (200, said(prompt) | {"data": [{"index": 0, "probs": [0.5]}]})
+    job = Job(value, Path("run"), cpu=True)
+    (check,) = [each for each in CHECKS if each.what == "judge servers"]
+    good, critic, head, gone = check.find(job)
+    assert (good.state, good.text) == (OK, f"good: judge answers at {server.url}")
+    assert critic.state == PROBLEM and critic.text == (
+        f"oger.reward.sources, both: {server.url} has no model critic; it has judge, other; "
+        "start it (`oger serve-judge` starts one), or correct url and model"
+    )
+    assert (head.state, head.text) == (OK, f"both: judge answers at {server.url}")
+    assert gone.state == PROBLEM and gone.text.startswith(f"oger.reward.sources, gone: {NOBODY} does not answer: ")

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import random
+import re
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
+import psutil
 import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
@@ -14,9 +21,12 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassificat
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.compose import Surroundings, entry_problems, make_source, sources_of
 from oger_recipe.rewards.models.in_process import Noise, ProcessPlace
+from oger_recipe.rewards.models.judge import Judge
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.rewards.models.place import Reply, Sampling
-from oger_recipe.rewards.sources import Group, Scores
+from oger_recipe.rewards.models.plugin import Plugin
+from oger_recipe.rewards.models.plugins import _critique
+from oger_recipe.rewards.sources import Group, Scores, Source
 from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.rewards.verifiers import look_in
 
@@ -56,7 +66,7 @@ class Says:
     """A place whose model is a function of the prompt. opened: how often; prompts: all that it was asked."""
 
     def __init__(self, says: Callable[[str], str]) -> None:
-        self._says = says
+        self.says = says
         self.opened, self.prompts, self.samplings = 0, [], []  # type: ignore[var-annotated]
 
     def open(self) -> None:
@@ -69,15 +79,22 @@ class Says:
         assert self.opened == 1
         self.prompts += prompts
         self.samplings.append(sampling)
-        return [Reply(self._says(prompt)) for prompt in prompts]
+        return [Reply(self.says(prompt)) for prompt in prompts]
 
 
-def score(place: Any, groups: Sequence[Group], wanted: torch.Tensor | None = None, **keys: Any) -> Scores:
-    """What a source says whose engine is ``place``; None stands for the places that need none."""
+def source_of(engine: Any, /, **keys: Any) -> Source:
+    """A source whose engine is ``engine``; None is for those that run elsewhere."""
     entry = {"name": "rider", "kind": "judge", **keys}
     assert list(entry_problems([entry])) == []
     (spec,) = sources_of([entry])
-    source = make_source(spec, Surroundings(None, lambda keys: place, seed=7))  # type: ignore[arg-type]
+    return make_source(spec, Surroundings(None, lambda keys: engine, seed=7))  # type: ignore[arg-type]
+
+
+def score(engine: Any, groups: Sequence[Group], wanted: torch.Tensor | None = None, /, **keys: Any) -> Scores:
+    return said(source_of(engine, **keys), groups, wanted)
+
+
+def said(source: Source, groups: Sequence[Group], wanted: torch.Tensor | None = None) -> Scores:
     size = len(groups), len(groups[0].responses)
     return source.score(groups, torch.ones(size, dtype=torch.bool) if wanted is None else wanted)
 
@@ -197,3 +214,240 @@ def test_a_model_without_a_head_is_refused(policy_folder: Path, tmp_path: Path) 
         process_place(tmp_path).classify(["Hi"])
     with pytest.raises(RecipeError, match="nowhere cannot be loaded"):
         process_place(tmp_path / "nowhere").generate(["Hi"], Sampling())
+
+
+# ---- what is wrong with a plugin costs as little as it can
+
+
+@pytest.fixture(scope="module")
+def faulty() -> Iterator[Judge]:
+    """A judge that repeats the response, which the plugin reads or fails on."""
+    plugin = Plugin(PLUGINS / "faulty.py", limit_s=2.0)
+    yield Judge(Says(str), plugin, Sampling())
+    plugin.close()
+
+
+def judged(judge: Judge, *responses: str) -> tuple[list[float | None], dict[int, str]]:
+    """Values, None where there is none, and reasons by row."""
+    found = judge.judge([""] * len(responses), responses)
+    values = [None if math.isnan(each.value) else each.value for each in found]
+    return values, {row: each.error for row, each in enumerate(found) if each.error is not None}
+
+
+@pytest.mark.parametrize(
+    "bad, why",
+    [
+        ("raise 0", r"ValueError: this one \(.*faulty.py:16\)"),
+        ("raise before", r"KeyError: 'before' \(.*faulty.py:10\)"),
+        ("leave 0", r"it called sys.exit\(4\)"),
+        ("lost", "rm_preprocess gave 0 values for 1"),
+        ("fewer 0", "rm_postprocess gave 0 values for 1"),
+        ("x inf", "rm_postprocess gave float inf, which is no finite number"),
+        ("x text", r"ValueError: could not convert string to float: 'text' \(.*faulty.py:25\)"),
+        ("x nan", "no verdict in the judge's reply, which ends 'x nan'"),
+        ("x -1", "no verdict in the judge's reply, which ends 'x -1'"),
+    ],
+)
+def test_a_sample_that_a_plugin_cannot_do_costs_itself(bad: str, why: str, faulty: Judge) -> None:
+    values, errors = judged(faulty, "a 1", bad, "b 2", "c 3")
+    assert values == [1, None, 2, 3] and list(errors) == [1]
+    assert re.fullmatch(why, errors[1]), errors[1]
+
+
+@pytest.mark.parametrize(
+    "bad, why",
+    [
+        ("hang 0", "rm_postprocess took more than 2 s for the rows of a step"),
+        ("exit 0", "rm_postprocess ended the plugin's process (exit code 3)"),
+        ("crash 0", "rm_postprocess ended the plugin's process (signal SIGABRT)"),
+    ],
+)
+def test_a_plugin_that_does_not_come_back_costs_the_step_and_no_other(bad: str, why: str, faulty: Judge) -> None:
+    assert judged(faulty, "a 1", bad) == ([None, None], {0: why, 1: why})
+    assert judged(faulty, "raise 0", "a 1", bad, "b 2") == ([None, 1, None, None], {
+        0: judged(faulty, "raise 0")[1][0], 2: why, 3: why,
+    })  # fmt: skip
+    assert judged(faulty, "a 1") == ([1], {})
+
+
+def test_the_process_of_a_plugin_ends_with_what_asks(tmp_path: Path) -> None:
+    """Also in the middle of a call that never returns, and what it has started ends with it."""
+    program = tmp_path / "asks.py"
+    program.write_text(
+        "import os, sys, threading, time\n"
+        "from pathlib import Path\n"
+        "from oger_recipe.rewards.models.plugin import Plugin\n"
+        f"plugin = Plugin(Path({str(PLUGINS / 'faulty.py')!r}), limit_s=600.0)\n"
+        "plugin.start()\n"
+        "print(plugin._process._child.pid, flush=True)\n"
+        "threading.Thread(target=lambda: plugin.postprocess(['hang 0'])).start()\n"
+        "time.sleep(0.5)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=60)
+    pid = int(done.stdout)
+    for _ in range(100):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return
+        time.sleep(0.1)
+    pytest.fail("the plugin's process lives on")
+
+
+@pytest.mark.parametrize(
+    "text, problem",
+    [
+        (None, "there is no such file in "),
+        ("import no_such_helper", "ModuleNotFoundError: No module named 'no_such_helper' (.*own.py:1)"),
+        ("def rm_preprocess(a, b, c): pass", "it has no function rm_postprocess"),
+        (
+            "def rm_preprocess(a, b): pass\ndef rm_postprocess(a): pass",
+            "rm_preprocess cannot be called with 3 arguments: too many positional arguments",
+        ),
+        ("import os; os._exit(1)", "loading it ended its process (exit code 1)"),
+        ("def rm_preprocess(a, b, c, d=1): pass\ndef rm_postprocess(*a): pass", None),
+    ],
+)
+def test_a_plugin_is_looked_at_before_a_run(text: str | None, problem: str | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "own.py").write_text(text)
+    found = list(entry_problems([{"name": "r", "kind": "judge", "model": "m", "plugin": "own.py"}]))
+    if problem is None:
+        assert found == []
+    else:
+        (sentence,) = found
+        assert sentence.startswith("oger.reward.sources, entry 1: plugin ") and "own.py" in sentence
+        assert re.search(re.escape(problem).replace(r"\.\*", ".*"), sentence), sentence
+
+
+def test_a_plugins_name_is_a_ready_made_ones_or_a_files() -> None:
+    (sentence,) = entry_problems([{"name": "r", "kind": "judge", "model": "m", "plugin": "rider_reward"}])
+    known = "binary, grade, json_fields, pairwise"
+    assert sentence.endswith(f"plugin 'rider_reward' is no ready-made one ({known}); the name of a file ends in .py")
+
+
+# ---- kinds
+
+
+VALUE_OF_LETTERS = """
+import zlib
+
+def rm_preprocess(prompts, responses, tokenizer):
+    return [tokenizer.apply_chat_template([{"role": "user", "content": f"{p} {r}"}], tokenize=False) for p, r in
+            zip(prompts, responses)]
+
+def rm_postprocess(results):
+    return [zlib.crc32(result.encode()) / 2**32 for result in results]
+"""
+
+
+def shuffled(size: int) -> list[int]:
+    return random.Random(1).sample(range(size), size)
+
+
+def test_values_move_with_their_rows(policy_folder: Path, tmp_path: Path) -> None:
+    """A judge in this process: each row's value is what it is for that row alone, whatever order rows and groups are
+    in, and rows that are not wanted are not asked about."""
+    (tmp_path / "letters.py").write_text(VALUE_OF_LETTERS)
+    keys = {"model": str(policy_folder), "place": "process", "plugin": "letters.py", "max_new_tokens": 8}
+    keys |= {"temperature": 1.0}
+    texts = [f"answer {number} {'long ' * number}" for number in range(6)]
+    questions = ["Which?", "Why is that so?"]
+    scores = score(None, [group(texts, question) for question in questions], **keys)
+    assert not scores.errors and len(set(scores.values.flatten().tolist())) == 12
+    assert scores.metrics == {"cached": 0, "cut": ANY, "unparsed": 0, "seconds": ANY} and scores.metrics["cut"] > 0
+
+    order = shuffled(6)
+    wanted = torch.ones(2, 6, dtype=torch.bool)
+    wanted[1, 2] = False
+    moved = score(None, [group([texts[row] for row in order], each) for each in questions[::-1]], wanted, **keys)
+    expected = scores.values[[1, 0]][:, order]
+    expected[1, 2] = torch.nan
+    assert torch.equal(moved.values.nan_to_num(-1), expected.nan_to_num(-1)) and not moved.errors
+    other = score(None, [group(texts, questions[0])], name="other", **keys)
+    assert not torch.equal(other.values[0], scores.values[0])  # samples are the source's own
+
+
+def test_a_classifier_reads_prompt_and_response_in_the_models_template(head_folder: Path) -> None:
+    groups = [group(["two", "three is a longer answer"]), group(["four", "five<|im_end|>"], "What is 2 + 2?")]
+    scores = score(None, groups, kind="classifier", model=str(head_folder), place="process")
+    texts = [
+        "<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n<|im_start|>assistant\ntwo<|im_end|>\n",
+        "<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n<|im_start|>assistant\nthree is a longer answer<|im_end|>\n",
+        "<|im_start|>user\nWhat is 2 + 2?<|im_end|>\n<|im_start|>assistant\nfour<|im_end|>\n",
+        "<|im_start|>user\nWhat is 2 + 2?<|im_end|>\n<|im_start|>assistant\nfive< |im_end|><|im_end|>\n",
+    ]
+    by_hand = [process_place(head_folder).classify([text])[0].value for text in texts]
+    assert scores.values.flatten().tolist() == pytest.approx(by_hand, abs=1e-5)
+    assert scores.metrics == {"cached": 0, "seconds": ANY}
+
+
+def test_a_classifiers_text_may_be_a_plugins(head_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.py").write_text(
+        "def rm_preprocess(prompts, responses, tokenizer):\n"
+        "    return [f'{p}|{r}' for p, r in zip(prompts, responses)]"
+    )
+    scores = score(
+        None, [group(["two"])], kind="classifier", model=str(head_folder), place="process", plugin="text.py"
+    )
+    (reply,) = process_place(head_folder).classify(["What is 1 + 1?|two"])
+    assert scores.values.item() == pytest.approx(reply.value, abs=1e-5)
+
+
+def test_a_critique_is_read_behind_prompt_and_response(policy_folder: Path, head_folder: Path) -> None:
+    keys = {"model": str(head_folder), "critic": str(policy_folder), "place": "process", "max_new_tokens": 6}
+    scores = score(None, [group(["two", "three"])], kind="critique_classifier", **keys)
+    tokenizer = AutoTokenizer.from_pretrained(policy_folder)
+    for row, response in enumerate(["two", "three"]):
+        (asked,) = _critique.rm_preprocess(["What is 1 + 1?"], [response], tokenizer)
+        assert f">\n{response}\n</answer" in asked and asked.endswith("assistant\n")
+        (critique,) = process_place(policy_folder).generate([asked], Sampling(max_new_tokens=6))
+        turns = ["What is 1 + 1?", response, _critique.REQUEST, critique.text]
+        roles = ["user", "assistant"] * 2
+        text = "".join(f"<|im_start|>{role}\n{turn}<|im_end|>\n" for role, turn in zip(roles, turns, strict=True))
+        (reply,) = process_place(head_folder).classify([text])
+        assert scores.values[0, row].item() == pytest.approx(reply.value, abs=1e-5)
+    assert scores.metrics == {"cached": 0, "cut": 1, "seconds": ANY}
+
+
+def verdict(says: Callable[[str, str], str]) -> Callable[[str], str]:
+    """What a judge of pairs writes, who knows the answers in the order in which it reads them."""
+
+    def reply(prompt: str) -> str:
+        first, second = re.findall(r"<answer-[AB]-\w+>\n(.*?)\n</answer", prompt.split("\n\n", 2)[2], re.DOTALL)
+        return f"<think>Verdict: tie</think> Verdict: {says(first, second)}"
+
+    return reply
+
+
+def longer(first: str, second: str) -> str:
+    return "tie" if len(first) == len(second) else "A" if len(first) > len(second) else "B"
+
+
+def test_pairs_are_judged_in_both_orders(policy_folder: Path) -> None:
+    place = Says(verdict(longer))
+    source = source_of(place, kind="pairwise", model=str(policy_folder))
+    groups = [group(["long", "a", "bb", ""], answer="xx")]
+    scores = said(source, groups)
+    assert scores.values.tolist() == [[1, 0, 0.5, 0]] and scores.metrics["order_changes"] == 0
+    assert len(place.prompts) == 8 and place.opened == 0
+
+    place.says = verdict(lambda first, second: "A")
+    scores = said(source, groups)
+    assert scores.values.tolist() == [[0.5] * 4] and scores.metrics["order_changes"] == 1
+    # One answer is judged by its words, the others by their place.
+    place.says = verdict(lambda first, second: "A" if second == "a" else "B" if first == "a" else "A")
+    scores = said(source, groups)
+    assert scores.values.tolist() == [[0.5, 0, 0.5, 0.5]] and scores.metrics["order_changes"] == 0.75
+    # An answer without two verdicts is no pair whose order could be told.
+    place.says = verdict(lambda first, second: "?" if first == "a" else "A")
+    scores = said(source, groups)
+    assert list(scores.errors) == [(0, 1)] and scores.metrics["unparsed"] == 1 / 8
+    assert scores.metrics["order_changes"] == 1
+
+
+def test_a_response_is_compared_with_a_teachers(policy_folder: Path) -> None:
+    source = source_of(Says(verdict(longer)), kind="pairwise", model=str(policy_folder), against="teacher")
+    taught = group(["long", "a", "bbb"], answer="xx", teachers=["abc", "d"])
+    scores = said(source, [taught, group(["a", "b", "c"])])
+    assert scores.values[0].tolist() == [1, 0, 0.5]
+    assert scores.errors == {(1, row): "the prompt has no teacher" for row in range(3)}

@@ -104,7 +104,8 @@ def test_a_model_of_the_hub_is_refused_by_its_configuration(tmp_path: Path) -> N
         "from oger_recipe.remote_code import untrusted\n"
         "value = {'oger.trust_remote_code': False, 'actor.model_name_or_path': 'org/model',\n"
         "         'critic.model_name_or_path': None, 'reward.model_name_or_path': 'other/model'}\n"
-        "print(list(untrusted(value, hub=True)), list(untrusted(value | {'oger.trust_remote_code': True}, hub=True)))"
+        "trusted = value | {'oger.trust_remote_code': True}\n"
+        "print(list(untrusted(value, [], hub=True)), list(untrusted(trusted, [], hub=True)))"
     )
     environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     for text, said in (

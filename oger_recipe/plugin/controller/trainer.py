@@ -77,6 +77,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         self.samples_generator.step = resumed_at
         self.samples_generator.arrived = self.experience_maker.rollout_arrived
         self.samples_generator.counted = self._responses_came
+        self.experience_maker.engines.told = self._replies_came
         self.experience_maker.resume(resumed_at, self.planned_steps())
         run_folder.event(self.run_dir, "ready", steps=self.planned_steps(), resumed_at=resumed_at)
         if self.settings.val_before_train and not resumed_at:
@@ -117,6 +118,9 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
 
     def _responses_came(self, phase: str, done: int, of: int) -> None:
         self.phases.at(phase, step=self.samples_generator.step, done=done, of=of)
+
+    def _replies_came(self, model: str, done: int, of: int) -> None:
+        self.phases.at("judges", step=self.experience_maker.step, model=model, done=done, of=of)
 
     def train_step(self, rollout_samples, global_step: int):
         self.experience_maker.step = global_step + 1

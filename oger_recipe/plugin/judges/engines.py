@@ -17,12 +17,11 @@ from oger_recipe.errors import RecipeError
 from oger_recipe.plugin.judges.judge_actor import CannotLoad, JudgeActor, Numbered
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.rewards.models.place import Reply, Sampling
+from oger_recipe.settings.machine import JUDGES_SHARE
 
 LOAD_LIMIT_S = 1800.0  # seconds for loading a model, and for the GPUs that it waits for
 _WAKE_LIMIT_S = 120.0
 _END_LIMIT_S = 10.0
-# Of each GPU, by Ray's count, for all engines together: the policy's roles take up to 0.8 of one that they share.
-_SHARE = 0.1
 # An actor without a GPU of its own, whose workers have them, is to see all; one process where vLLM would have two.
 _ON_GPUS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
@@ -56,6 +55,7 @@ class RunEngines:
             max_model_len=keys.max_model_len,
             dtype=keys.dtype,
             request_limit_s=keys.request_limit_s,
+            step_limit_s=keys.step_limit_s,
         )
         return self._places.setdefault(alike, EnginePlace(alike, self))
 
@@ -86,13 +86,13 @@ class RunEngines:
             bundles = sorted(nodes, key=lambda bundle: (nodes[bundle], bundle))[:size]
             share, first = 0.0, bundles[0]
         else:
-            share, first = _SHARE / len(self._places), list(self._places).index(keys) % group.bundle_count
+            share, first = JUDGES_SHARE / len(self._places), list(self._places).index(keys) % group.bundle_count
         strategy = PlacementGroupSchedulingStrategy(
             placement_group=group, placement_group_capture_child_tasks=True, placement_group_bundle_index=first
         )
         options = {} if self._cpu else {"runtime_env": {"env_vars": _ON_GPUS}}
         made = ray.remote(JudgeActor).options(num_cpus=share, num_gpus=share, scheduling_strategy=strategy, **options)
-        return made.remote(keys, share=_SHARE / len(self._places), bundles=bundles if size > 1 else None)
+        return made.remote(keys, share=JUDGES_SHARE / len(self._places), bundles=bundles if size > 1 else None)
 
     def _gpus(self) -> PlacementGroup:
         """Raises RecipeError where there are too few GPUs for a group of their own, or they do not become free."""
@@ -190,17 +190,20 @@ class EnginePlace:
     def _stream(self, method: str, *arguments: Any) -> Iterator[Numbered]:
         if self._actor is None:
             raise _Lost(self._why)
-        limit = self._keys.request_limit_s
+        deadline = time.monotonic() + self._keys.step_limit_s
         stream = getattr(self._actor, method).options(num_returns="streaming").remote(*arguments)
         while True:
-            ready, _ = ray.wait([stream], timeout=limit)
+            limit = min(self._keys.request_limit_s, deadline - time.monotonic())
+            ready = limit > 0 and ray.wait([stream], timeout=limit)[0]
+            if not ready and time.monotonic() >= deadline:
+                raise _Lost(f"no reply within the {self._keys.step_limit_s:g} s of a step (step_limit_s)")
             if not ready:
                 raise _Lost(f"its engine made no progress for {limit:g} s (request_limit_s)")
             try:
                 reference = next(stream)
             except StopIteration:
                 return
-            yield self._get(reference, limit)
+            yield self._get(reference, self._keys.request_limit_s)
 
     def _wakes_up(self) -> bool:
         try:
@@ -210,7 +213,7 @@ class EnginePlace:
         return True
 
     def _load(self) -> None:
-        self._actor = self._engines.actor(self._keys)
+        self._actor, self._pid = self._engines.actor(self._keys), 0
         try:
             self._pid = self._get(self._actor.load.remote(), LOAD_LIMIT_S)
         except _Lost as lost:
@@ -231,6 +234,5 @@ class EnginePlace:
             cause = error.cause
             raise _Lost(str(cause) if isinstance(cause, CannotLoad) else f"{type(cause).__name__}: {cause}") from None
         except RayActorError:
-            raise _Lost(
-                f"its process died (pid {self._pid}): it was killed, or the machine's memory was full"
-            ) from None
+            pid = f" (pid {self._pid})" if self._pid else ""
+            raise _Lost(f"its process{pid} died: it was killed, or the machine's memory was full") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
 from oger_recipe.embedding import PARTS
@@ -22,6 +22,7 @@ _OF_A_SERVER = (
     "api", "head", "api_key_env", "concurrency", "requests_per_minute", "request_limit_s", "attempts", "step_limit_s",
 )  # fmt: skip
 _OF_A_MODEL_HERE = ("tensor_parallel_size", "gpu_memory_utilization", "max_model_len", "dtype")
+_OF_AN_ENGINE = ("tensor_parallel_size", "gpu_memory_utilization")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
@@ -85,25 +86,31 @@ class ModelKeys(Keys):
         for each in fields(ModelKeys):
             if getattr(self, each.name) == each.default:
                 continue
-            if each.name in _OF_A_SERVER and self.url is None:
+            if each.name in _OF_A_SERVER and not self.urls:
                 yield f"{each.name} is for a server, and there is no url"
             elif each.name in _OF_A_MODEL_HERE and self.url is not None:
                 yield f"{each.name} is the server's own affair: leave it out, or leave out url"
-        if self.chats and self.tokenizer is not None:
-            yield "tokenizer is read by plugins of api completions; with api chat leave it out"
+            elif each.name in _OF_AN_ENGINE and self.runs_on == "process":
+                yield f"{each.name} is for an engine, and this model runs in this process"
         if not _VARIABLE.fullmatch(self.api_key_env):  # not shown: it may be a key
             yield "api_key_env has to be the name of an environment variable, of capitals, digits and '_'"
-        elif self.url is not None:
-            yield from _of_address(self.url, self.api_key_env)
+        else:
+            yield from _of_addresses(self.urls, self.api_key_env)
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """The addresses of servers, by key."""
+        return {"url": self.url} if self.url is not None else {}
 
 
-def _of_address(url: str, api_key_env: str) -> Iterator[str]:
-    from oger_recipe.endpoint import checked_address  # loads httpx
-
-    try:
-        checked_address(url, api_key_env)
-    except ValueError as error:
-        yield f"url: {error}"
+def _of_addresses(urls: Mapping[str, str], api_key_env: str) -> Iterator[str]:
+    if urls:
+        from oger_recipe.endpoint import checked_address  # loads httpx
+    for name, url in urls.items():
+        try:
+            checked_address(url, api_key_env)
+        except ValueError as error:
+            yield f"{name}: {error}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +128,13 @@ class WriterKeys(ModelKeys):
     plugin_limit_s: float = key(
         60.0, "seconds that each of the plugin's functions may take for the rows of a step", range=POSITIVE
     )
+
+    def combined(self) -> Iterator[str]:
+        yield from super().combined()
+        if self.chats and self.tokenizer is not None:
+            yield "tokenizer is read by plugins of api completions; with api chat leave it out"
+        if self.head != ModelKeys.head:
+            yield "head is for kinds with a head; judges are asked as api says"
 
     def sampling(self, *seed: object) -> Sampling:
         """How it writes, with a seed of these parts where it samples at all."""
@@ -165,6 +179,8 @@ class ClassifierKeys(ModelKeys):
 
     def combined(self) -> Iterator[str]:
         yield from super().combined()
+        if self.api != ModelKeys.api:
+            yield "api is for judges; heads are asked as head says"
         if self.plugin is not None:
             yield from filter(None, [plugin_problem(self.plugin, FIRST)])
 
@@ -178,13 +194,28 @@ class CritiqueKeys(WriterKeys):
 
     @property
     def models(self) -> tuple[ModelKeys, ...]:
-        """The critic's keys, whose limits and sizes are the head's, and the head's."""
-        writes = {each.name: getattr(self, each.name) for each in fields(WriterKeys)}
-        critic = {"model": self.critic, "revision": None, "tokenizer": None}
+        """The critic's keys and the head's; what is said of limits and sizes holds for both."""
+        own = {each.name: getattr(self, each.name) for each in fields(WriterKeys)}
+        critic = own | {"model": self.critic, "revision": None, "tokenizer": None, "head": ModelKeys.head}
         if self.critic_url is not None:
             critic |= {"url": self.critic_url, "place": None}
-        head = {each.name: getattr(self, each.name) for each in fields(ModelKeys)}
-        return WriterKeys(**writes | critic), ClassifierKeys(**head)
+        head = {each.name: own[each.name] for each in fields(ModelKeys)} | {"api": ModelKeys.api}
+        if (critic["url"] is None) != (head["url"] is None):  # each leaves out what is for the other's place
+            for model in (critic, head):
+                for name in _OF_A_SERVER if model["url"] is None else _OF_A_MODEL_HERE:
+                    model.pop(name, None)
+        return WriterKeys(**critic), ClassifierKeys(**head)
+
+    def combined(self) -> Iterator[str]:
+        critic, head = self.models
+        of_critic = critic.combined()
+        if self.critic_url is not None:
+            of_critic = (re.sub("^url: ", "critic_url: ", problem) for problem in of_critic)
+        yield from dict.fromkeys([*of_critic, *head.combined()])
+
+    @property
+    def urls(self) -> dict[str, str]:
+        return super().urls | ({"critic_url": self.critic_url} if self.critic_url is not None else {})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,10 +27,14 @@ from oger_recipe.rewards.grading.messages import receive_message, send_message
 _PACKAGE = "reward_function"  # of the plugin and of what lies beside it, for `from . import helper`
 
 
+class Unfit(Exception):
+    """What a plugin has, or gives, is not what it has to be."""
+
+
 def load(path: Path, needed: Mapping[str, int]) -> dict[str, Callable[..., Any]]:
     """Import a plugin's functions by name, each of which can be called with so many arguments.
 
-    What lies beside it can be imported from now on. Raises ValueError for a function that is missing or has other
+    What lies beside it can be imported from now on. Raises Unfit for a function that is missing or has other
     arguments, and whatever the plugin raises.
     """
     sys.path.insert(0, str(path.parent))
@@ -48,47 +52,47 @@ def load(path: Path, needed: Mapping[str, int]) -> dict[str, Callable[..., Any]]
 def _callable(module: types.ModuleType, name: str, arguments: int) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
-        raise ValueError(f"it has no function {name}")
+        raise Unfit(f"it has no function {name}")
     try:
         inspect.signature(function).bind(*[None] * arguments)
     except TypeError as error:
-        raise ValueError(f"{name} cannot be called with {arguments} arguments: {error}") from None
+        raise Unfit(f"{name} cannot be called with {arguments} arguments: {error}") from None
     return function  # type: ignore[no-any-return]
 
 
 def texts_of(values: Any, size: int) -> list[str]:
-    """Read what rm_preprocess gave for so many responses. Raises ValueError for anything but as many texts."""
+    """Read what rm_preprocess gave for so many responses. Raises Unfit for anything but as many texts."""
     listed = _listed(values, size, "rm_preprocess")
     for value in listed:
         if not isinstance(value, str):
-            raise ValueError(f"rm_preprocess gave {_shown(value)}, which is no text")
+            raise Unfit(f"rm_preprocess gave {_shown(value)}, which is no text")
     return listed
 
 
 def numbers_of(values: Any, size: int) -> list[float | None]:
     """Read what rm_postprocess gave for so many replies; None and nan are no verdict, None.
 
-    Raises ValueError for anything but as many finite numbers.
+    Raises Unfit for anything but as many finite numbers.
     """
     return [_number(value) for value in _listed(values, size, "rm_postprocess")]
 
 
 def _listed(values: Any, size: int, function: str) -> list[Any]:
     if isinstance(values, str) or not hasattr(values, "__iter__"):
-        raise ValueError(f"{function} gave {_shown(values)}, which is no list")
+        raise Unfit(f"{function} gave {_shown(values)}, which is no list")
     listed = list(values)
     if len(listed) != size:
-        raise ValueError(f"{function} gave {len(listed)} values for {size}")
+        raise Unfit(f"{function} gave {len(listed)} values for {size}")
     return listed
 
 
 def _number(value: Any) -> float | None:
     try:
         number = math.nan if value is None else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.inf
     if isinstance(value, str) or math.isinf(number):
-        raise ValueError(f"rm_postprocess gave {_shown(value)}, which is no finite number")
+        raise Unfit(f"rm_postprocess gave {_shown(value)}, which is no finite number")
     return None if math.isnan(number) else number
 
 
@@ -103,6 +107,8 @@ def _said(act: Callable[[], Any]) -> dict[str, Any]:
     """Say what came of it, as a message: a value, or why there is none."""
     try:
         return {"value": act()}
+    except Unfit as error:
+        return {"error": str(error)}
     except SystemExit as error:
         return {"error": f"it called sys.exit({error.code!r})"}
     except BaseException as error:
@@ -110,9 +116,8 @@ def _said(act: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _reason(error: BaseException) -> str:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    at = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}"[:1000] + at
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error}"[:1000] + f" ({place.filename}:{place.lineno})"
 
 
 def _tokenizer(name: str, revision: str | None) -> Any:

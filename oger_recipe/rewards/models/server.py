@@ -25,6 +25,8 @@ from oger_recipe.rewards.models.place import Reply, Sampling
 FIRST_PAUSE_S = 2.0  # doubled after every attempt: six of them outlast a bad minute
 _GIVES_UP_AFTER = 3  # requests in a row that failed in all their attempts; one that was refused the connection counts
 _PROBE_S = 30.0  # of looking for a server before a run
+# What tokenizers put before a text, and chat templates write there: vLLM would put it before these prompts again.
+_BEGINNINGS = ("<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>", "<｜begin▁of▁sentence｜>", "[CLS]", "[BOS]")
 _LISTS_NO_MODELS = (404, 405)  # HTTP status
 
 
@@ -75,14 +77,14 @@ class ServerPlace:
         if self._keys.api == "chat":
             asked: list[dict[str, Any]] = [{"messages": [{"role": "user", "content": prompt}]} for prompt in prompts]
         else:
-            asked = [{"prompt": prompt} for prompt in prompts]
+            asked = [{"prompt": prompt, **_begun(prompt)} for prompt in prompts]
         seeds = [{} if sampling.seed is None else {"seed": sampling.seed_of(prompt)} for prompt in prompts]
         bodies = [settings | question | seed for question, seed in zip(asked, seeds, strict=True)]
         return asyncio.run(self._answers(_JUDGES[self._keys.api], bodies))
 
     def classify(self, prompts: Sequence[str]) -> list[Reply]:
-        raw = {} if self._keys.head == "embeddings" else {"use_activation": False}
-        bodies = [{"model": self._keys.model, "input": prompt} | raw for prompt in prompts]
+        raw: dict[str, Any] = {} if self._keys.head == "embeddings" else {"use_activation": False}
+        bodies = [{"model": self._keys.model, "input": prompt} | raw | _begun(prompt) for prompt in prompts]
         return asyncio.run(self._answers(_HEADS[self._keys.head], bodies))
 
     async def names(self) -> list[str]:
@@ -135,6 +137,10 @@ class ServerPlace:
             return
         self._failures += _GIVES_UP_AFTER if error.is_refused else 1
         self._reason = str(error)
+
+
+def _begun(prompt: str) -> dict[str, bool]:
+    return {"add_special_tokens": False} if prompt.startswith(_BEGINNINGS) else {}
 
 
 def _text(choice: Callable[[Any], Any]) -> Callable[[Any], Reply]:

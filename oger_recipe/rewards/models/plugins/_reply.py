@@ -17,7 +17,7 @@ def after_thought(reply: str) -> str:
 def last_named(name: str, pattern: str, reply: str) -> str | None:
     """Return what follows the last ``name:`` in a reply, or the reply where it is nothing else."""
     answer = after_thought(reply)
-    found = re.findall(rf"\b{name}\b[*\s]*[:=][*\s\[(]*({pattern})(?![\w.])", answer, re.IGNORECASE)
+    found = re.findall(rf"\b{name}\b[*\s]*[:=][*\s\[(]*({pattern})(?!\w|\.\w)", answer, re.IGNORECASE)
     if found:
         return str(found[-1])
     return answer if re.fullmatch(pattern, answer, re.IGNORECASE) else None

@@ -5,7 +5,7 @@ The value is 1 for the answer that is read first, 0 for the other one, and 0.5 f
 
 from typing import Any
 
-from oger_recipe.rewards.models.plugins._fence import fenced, turn
+from oger_recipe.rewards.models.plugins._fence import asked
 from oger_recipe.rewards.models.plugins._reply import last_named
 
 TASK = """You compare two answers to a question. Which one is better? Neither their order nor their length counts.
@@ -20,10 +20,7 @@ VALUES = {"a": 1.0, "b": 0.0, "tie": 0.5}
 
 def rm_preprocess(text_prompts: list[str], text_responses: list[list[str]], tgt_tokenizer: Any) -> list[str]:
     return [
-        turn(
-            TASK.format(material=fenced({"question": prompt, "answer-A": first, "answer-B": second}, tgt_tokenizer)),
-            tgt_tokenizer,
-        )
+        asked(TASK, {"question": prompt, "answer-A": first, "answer-B": second}, tgt_tokenizer)
         for prompt, (first, second) in zip(text_prompts, text_responses, strict=True)
     ]
 

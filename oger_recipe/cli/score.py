@@ -1,0 +1,57 @@
+"""``oger score --recipe R.yaml --rows ROWS --responses RESPONSES --out OUT``: a recipe's rewards, without training."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from oger_recipe.cli.run_settings import CommandParser, settings_of_run
+from oger_recipe.errors import RecipeError
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        "oger score",
+        description="Scores answers in a file by all sources of a recipe's reward, as a run would, and without "
+        "training: a line for each, and a table. Any setting of a run can follow as its flag, e.g. "
+        "--oger.reward.on_error stop.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--recipe", type=Path, required=True, help="the recipe whose reward it is")
+    add("--rows", help="rows of data, as the recipe's data.prompt_dataset (default: that)")
+    add(
+        "--responses",
+        type=Path,
+        required=True,
+        help="JSON lines with uid (of a row) and text; those of one uid are a group; entropy and truncated may follow",
+    )
+    add("--out", type=Path, required=True, help="file to write: uid, reward, score, components and errors, in order")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> None:
+    try:
+        parser = build_parser()
+        _score(parser, *parser.parse_known_args(argv))
+    except RecipeError as error:
+        sys.exit(f"oger score: {error}")
+    except KeyboardInterrupt:
+        sys.exit("oger score: interrupted; nothing was written, and what judges replied is kept for the next time")
+
+
+def _score(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
+    flags += [f"--data.prompt_dataset={args.rows}"] if args.rows else []
+    settings = settings_of_run(args.recipe, flags, parser)
+    if args.out.is_dir():
+        raise RecipeError(f"--out {args.out} is a folder: name a file")
+    if args.out.exists() and args.out.samefile(args.responses):
+        raise RecipeError(f"--out {args.out} is the file of the responses: name another one")
+    from oger_recipe.run.score import score
+
+    print(f"\n{score(settings, args.responses, args.out)}\nlines: {args.out}")
+
+
+if __name__ == "__main__":
+    main()

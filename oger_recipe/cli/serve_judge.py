@@ -1,0 +1,201 @@
+"""``oger serve-judge MODEL``: serve a judge or a head to runs, by vLLM's server with OpenAI's interface.
+
+It prints one line when the server is ready, with the entry for oger.reward.sources. Ctrl-C and SIGTERM end it and the
+server; the server ends as well when this process is killed. What stands behind ``--`` goes to vLLM as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import httpx
+import yaml
+
+from oger_recipe.cli.listening import is_loopback, listen
+from oger_recipe.cpu import CPU_ENVIRONMENT
+from oger_recipe.endpoint import api_key
+from oger_recipe.errors import RecipeError
+from oger_recipe.rewards.models.guard import VARIABLE, KeyForEveryPath
+from oger_recipe.rewards.models.keys import DTYPES
+
+_VLLM = "vllm.entrypoints.openai.api_server"
+_WILDCARDS = ("0.0.0.0", "::")
+_POLL_S = 0.5
+_ENDS_WITHIN_S = 15.0
+# Its input ends when this process does, however it ends; the server's own processes are of its process group.
+_KEEPER = 'read -r _; kill -9 "-$1"'  # dash's kill knows no --
+
+
+def main(argv: list[str] | None = None) -> None:
+    words = sys.argv[1:] if argv is None else argv
+    own, further = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    try:
+        args = _parser().parse_args(own)
+        key = _checked(args)
+        environment = _environment(cpu=_is_without_gpu(), key=key)
+        status = serve([*_command(args, cpu=_is_without_gpu(), key=key), *further], environment, args)
+    except (RecipeError, ValueError) as error:
+        sys.exit(f"oger serve-judge: {error}")
+    sys.exit(status)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("oger serve-judge", description=__doc__, allow_abbrev=False)
+    parser.error = _refuse  # type: ignore[method-assign]
+    parser.add_argument("model", help="folder or hub name")
+    parser.add_argument("--revision", help="of a hub model")
+    parser.add_argument("--name", help="by which requests name it (default: MODEL)")
+    parser.add_argument("--head", action="store_true", help="MODEL has a head that gives a number; it does not write")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (%(default)s)")
+    parser.add_argument(
+        "--api-key-env",
+        default="OGER_JUDGE_API_KEY",
+        metavar="NAME",
+        help="environment variable with the key that requests must bear, where it is set (%(default)s)",
+    )
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="GPUs that share it (%(default)s)")
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.9, help="of these GPUs (%(default)s)")
+    parser.add_argument("--max-model-len", type=int, help="longest sequence (default: the model's)")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: the model's own, float32 on CPUs")
+    return parser
+
+
+def _refuse(message: str) -> NoReturn:
+    raise RecipeError(message)
+
+
+def _is_without_gpu() -> bool:
+    import torch
+
+    return not torch.cuda.is_available()
+
+
+def _checked(args: argparse.Namespace) -> str:
+    """Returns the key, after it has given the port a number. Raises RecipeError for what cannot work."""
+    key = api_key(args.api_key_env)
+    if not key and not is_loopback(args.host):
+        raise RecipeError(
+            f"--host {args.host} can be reached by other machines, so a key is needed: set {args.api_key_env}"
+        )
+    with listen(args.host, args.port, backlog=1) as listener:
+        args.port = listener.getsockname()[1]
+    return key
+
+
+def _command(args: argparse.Namespace, *, cpu: bool, key: str) -> list[str]:
+    """vLLM's own, without the key: other users can read command lines."""
+    settings: dict[str, Any] = {
+        "model": args.model,
+        "revision": args.revision,
+        "tokenizer-revision": args.revision,
+        "served-model-name": args.name or args.model,
+        "host": args.host,
+        "port": args.port,
+        "tensor-parallel-size": args.tensor_parallel_size,
+        "gpu-memory-utilization": None if cpu else args.gpu_memory_utilization,
+        "max-model-len": args.max_model_len,
+        "dtype": "float32" if cpu and args.dtype == "auto" else args.dtype,
+        "runner": "pooling" if args.head else None,
+        "middleware": f"{KeyForEveryPath.__module__}.{KeyForEveryPath.__name__}" if key else None,
+        "uvicorn-log-level": "warning",
+    }
+    words = [word for name, value in settings.items() if value is not None for word in (f"--{name}", str(value))]
+    return [sys.executable, "-m", _VLLM, *words, *(["--enforce-eager"] if cpu else [])]
+
+
+def _environment(*, cpu: bool, key: str) -> dict[str, str]:
+    more = CPU_ENVIRONMENT if cpu else {}
+    return {"VLLM_LOGGING_LEVEL": "WARNING"} | more | os.environ | ({VARIABLE: key} if key else {})
+
+
+def serve(command: Sequence[str], environment: Mapping[str, str], args: argparse.Namespace) -> int:
+    """Runs the server's command until a signal. Returns the exit status."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, _stop)
+    started = time.monotonic()
+    with _Server(command, environment) as server:
+        try:
+            server.wait_until_ready(f"http://{_reached(args.host)}:{args.port}/health")
+            seconds = time.monotonic() - started
+            print(f"ready after {seconds:.0f} s: - {_entry(args)}", flush=True)
+            status = server.process.wait()
+        except KeyboardInterrupt:
+            return 0
+    raise RecipeError(f"vLLM's server ended with exit status {status}; its messages are above")
+
+
+def _stop(*_: Any) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+class _Server:
+    """The server's processes, a group of their own that ends with this process."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.process = subprocess.Popen(command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL)
+        self._keeper = subprocess.Popen(
+            ["/bin/sh", "-c", _KEEPER, "sh", str(self.process.pid)], stdin=subprocess.PIPE, start_new_session=True
+        )
+
+    def __enter__(self) -> _Server:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        """Ends them, kindly first; those that the server left behind as well."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self.process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(_ENDS_WITHIN_S)
+        self._keeper.communicate()  # ends its input, and with it the group
+
+    def wait_until_ready(self, address: str) -> None:
+        """Raises RecipeError where the server ends before."""
+        while True:
+            status = self.process.poll()
+            if status is not None:
+                raise RecipeError(
+                    f"vLLM's server ended with exit status {status} before it was ready; its messages are above"
+                )
+            with suppress(httpx.HTTPError):
+                if httpx.get(address, trust_env=False).is_success:
+                    return
+            time.sleep(_POLL_S)
+
+
+def _reached(host: str) -> str:
+    """The server's host for a client on this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
+
+
+def _entry(args: argparse.Namespace) -> str:
+    """One for oger.reward.sources, as YAML; a judge's plugin is to be filled in."""
+    host = socket.gethostname() if args.host in _WILDCARDS else _reached(args.host)
+    entry = {
+        "name": "head" if args.head else "judge",
+        "kind": "classifier" if args.head else "judge",
+        "url": f"http://{host}:{args.port}/v1",
+        "model": args.name or args.model,
+    }
+    if args.name and not args.head:
+        entry["tokenizer"] = args.model
+    if os.environ.get(args.api_key_env) and args.api_key_env != "OGER_JUDGE_API_KEY":
+        entry["api_key_env"] = args.api_key_env
+    if not args.head:
+        entry["plugin"] = "PLUGIN"
+    return yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=10_000).strip()
+
+
+if __name__ == "__main__":
+    main()

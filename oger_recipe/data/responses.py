@@ -1,0 +1,68 @@
+"""Responses in a file, to be scored: JSON lines of ``uid`` and ``text``, and what a text does not tell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oger_recipe.data.rows import refuse_rows
+from oger_recipe.data.sources import records_or_errors
+from oger_recipe.errors import RecipeError
+
+
+@dataclass(frozen=True)
+class Response:
+    """entropy: the policy's at oger.entropy_position (nats; nan: not known); truncated: it ended at its longest."""
+
+    where: str  # file and line
+    uid: str
+    text: str
+    entropy: float = math.nan
+    truncated: bool = False
+
+
+def read_responses(path: Path, uids: Collection[str], rows: str) -> list[Response]:
+    """Reads the responses to rows of these uids; ``rows`` names their file. Other columns are not read.
+
+    Raises RecipeError with all lines that are wrong.
+    """
+    read: list[Response] = []
+    wrong: list[str] = []
+    for number, record in records_or_errors(str(path), "train"):
+        where = f"{path}:{number}"
+        try:
+            read.append(_response(record, where))
+            if read[-1].uid not in uids:
+                raise RecipeError(
+                    f"{where}: no row of {rows} has the uid {read[-1].uid!r} (rows without a uid get one made "
+                    "of prompt and answer: give them one)"
+                )
+        except RecipeError as error:
+            wrong.append(str(error))
+    refuse_rows(wrong)
+    if not read:
+        raise RecipeError(f"{path}: there are no responses in this file")
+    return read
+
+
+def _response(record: Any, where: str) -> Response:
+    if isinstance(record, RecipeError):
+        raise record
+    if not isinstance(record, dict):
+        raise RecipeError(f"{where}: a response is a JSON object, found {type(record).__name__}")
+    uid, text = record.get("uid"), record.get("text")
+    if not isinstance(uid, str) or not uid:
+        raise RecipeError(f"{where}: 'uid' must be a non-empty string, found {uid!r}")
+    if not isinstance(text, str):
+        raise RecipeError(f"{where}: 'text' must be a string, found {text!r}")
+    entropy, truncated = record.get("entropy"), record.get("truncated", False)
+    if entropy is None:
+        entropy = math.nan
+    elif isinstance(entropy, bool) or not isinstance(entropy, int | float) or not math.isfinite(entropy):
+        raise RecipeError(f"{where}: 'entropy' must be a number, found {entropy!r}")
+    if not isinstance(truncated, bool):
+        raise RecipeError(f"{where}: 'truncated' must be true or false, found {truncated!r}")
+    return Response(where, uid, text, float(entropy), truncated)

@@ -1,0 +1,24 @@
+"""Engines of reward models in commands that train nothing."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+
+from oger_recipe.rewards.models.keys import ModelKeys
+from oger_recipe.rewards.models.place import Place
+
+
+def engines_of(
+    models: Iterable[ModelKeys], memory_gb: float
+) -> contextlib.AbstractContextManager[Callable[[ModelKeys], Place]]:
+    """What starts an engine for those of the models that run in one; without such a model Ray and vLLM stay away."""
+    if all(keys.runs_on != "engine" for keys in models):
+        return contextlib.nullcontext(_none)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    from oger_recipe.plugin.driver.local_engines import local_engines
+
+    return local_engines(memory_gb)
+
+
+def _none(keys: ModelKeys) -> Place:
+    raise AssertionError(f"{keys.model} was not among the models")

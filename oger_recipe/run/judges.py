@@ -1,0 +1,39 @@
+"""Asks vLLM, in a process of its own, whether it can load the reward's models."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from oger_recipe.cpu import CPU_ENVIRONMENT
+from oger_recipe.rewards.models.keys import ModelKeys, WriterKeys
+
+_CHECK = "oger_recipe.plugin.judges.model_check"
+_LIMIT_S = 300.0
+_SHOWN = 400  # characters of an error
+
+
+def problems_of(models: Sequence[ModelKeys], *, cpu: bool) -> list[str | None]:
+    """Why vLLM cannot load a model for what it is to do; None where it can, by its configuration.
+
+    Raises RuntimeError where vLLM itself does not work.
+    """
+    asked = [
+        ({name: getattr(keys, name) for name in ModelKeys.names()}, isinstance(keys, WriterKeys)) for keys in models
+    ]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", _CHECK],
+            input=json.dumps(asked),
+            env=os.environ | (CPU_ENVIRONMENT if cpu else {}),
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+        )
+        problems: list[str | None] = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"vLLM does not answer within {_LIMIT_S:g} s") from None
+    except (IndexError, ValueError):
+        raise RuntimeError(f"vLLM does not work here: {done.stderr.strip()[-_SHOWN:]}") from None
+    return problems

@@ -1,0 +1,325 @@
+"""The rewards of a recipe for responses in a file, as a run gives them, without a policy and without training."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oger_recipe.algorithm.credit import penalise_truncated
+from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, REPLACE_MODES
+from oger_recipe.algorithm.normalize import Running
+from oger_recipe.data.responses import Response, read_responses
+from oger_recipe.data.rows import Row
+from oger_recipe.data.train_files_cache import write_train_files_once
+from oger_recipe.embedding.similarity import make_similarity
+from oger_recipe.errors import RecipeError
+from oger_recipe.evaluation.scores import Column, score_table
+from oger_recipe.files import atomic_write
+from oger_recipe.rewards.compose import (
+    ON_ERROR,
+    Rewards,
+    SourceSpec,
+    Surroundings,
+    entry_problems,
+    make_source,
+    rewards_of,
+    sources_of,
+)
+from oger_recipe.rewards.grading.pool import GradingPool
+from oger_recipe.rewards.models.keys import ModelKeys
+from oger_recipe.rewards.repetition import is_repetitive
+from oger_recipe.rewards.rules import labelled_answer
+from oger_recipe.rewards.sources import Group, Scores, Source
+from oger_recipe.rewards.verdict import Graded
+from oger_recipe.rewards.verifiers import look_in
+from oger_recipe.run.engines import engines_of
+from oger_recipe.run.inputs import budget_of, grading_settings, preparation, with_task
+from oger_recipe.run.rows import DATA, EVAL, training_rows
+from oger_recipe.settings.oger import OgerSettings
+from oger_recipe.settings.values import out_of_range
+from oger_recipe.teachers.store import TeacherStore
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A row as the sources see it: its text for the policy, what travels with it, and its usable teachers' texts."""
+
+    text: str
+    label: Mapping[str, Any]
+    teachers: list[str]
+
+
+def score(value: Settings, file: Path, out: Path) -> str:
+    """Scores the responses of a file by the settings of a run, writes a line for each, and returns a table.
+
+    Raises RecipeError for what is wrong with recipe, rows and responses, before any model is loaded, and where a
+    source fails and oger.reward.on_error is stop.
+    """
+    settings = check(value)
+    value = with_task({**value, EVAL: value[EVAL] or value[DATA]})  # nothing is evaluated: no problems are built
+    rows = {row["uid"]: row for row in training_rows(value)}
+    responses = read_responses(file, rows, value[DATA])
+    _require_entropy(settings, responses, file)
+    uids = dict.fromkeys(response.uid for response in responses)
+    print(f"{len(responses)} answers to {len(uids)} of {len(rows)} prompts", flush=True)
+    answered = [rows[uid] for uid in uids]
+    specs = [
+        replace(spec, weight=settings.bonus.bonus_weight) if spec.kind == "bonus" else spec
+        for spec in sources_of(settings.reward.sources, value["algo.advantage.estimator"])
+    ]
+    models = [each for spec in specs if isinstance(spec.keys, ModelKeys) for each in spec.keys.models]
+    with engines_of(models, settings.reward.engine_memory_gb) as engine:
+        surroundings = Surroundings.of(settings, engine, value["train.seed"])
+        sources = [_Watched(spec, make_source(spec, surroundings)) for spec in specs]
+        answers = _graded(value, answered, responses)
+        started = time.monotonic()
+        scored = _scored(settings, specs, sources, answers)
+        seconds = answers.grading_s + time.monotonic() - started
+    _say_errors(scored, settings.reward.on_error)
+    with atomic_write(out) as partial, partial.open("w", encoding="utf-8") as lines:
+        lines.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in scored.lines())
+    return scored.table(seconds, {source.name: source.seconds_of(answers) for source in sources})
+
+
+def check(value: Settings) -> OgerSettings:
+    """Returns the recipe's own settings. Raises RecipeError for what keeps its rewards from being computed."""
+    settings = OgerSettings.of(value)
+    look_in(settings.verifiers.verifier_path)
+    problems = [*out_of_range(value), *entry_problems(settings.reward.sources)]
+    if not value[DATA] and value["oger.task.name"] is None:
+        problems.append("there are no rows: give --rows FILE, or set data.prompt_dataset")
+    if not value["actor.model_name_or_path"] and value["oger.task.name"] is None:
+        problems.append("actor.model_name_or_path is not set: prompts are written by the policy's tokenizer")
+    if problems:
+        raise RecipeError("\n  - ".join(["the rewards of this recipe cannot be computed:", *problems]))
+    return settings
+
+
+def _require_entropy(settings: OgerSettings, responses: Sequence[Response], file: Path) -> None:
+    """The entropy of a policy is in no text."""
+    if not settings.has_bonus or settings.bonus.last_token_enp_reward == "none":
+        return
+    without = [response for response in responses if math.isnan(response.entropy)]
+    if without:
+        raise RecipeError(
+            f"{without[0].where}: the exploration bonus is weighted with the policy's entropy, which "
+            f"{len(without)} of {len(responses)} lines do not have: add 'entropy' to them (samples/*.jsonl of a run "
+            "have it), or leave the weight or the bonus out: --oger.last_token_enp_reward none, --oger.bonus_weight 0"
+        )
+
+
+def _graded(value: Settings, rows: Sequence[Row], responses: Sequence[Response]) -> _Answers:
+    with GradingPool(grading_settings(value, rows)) as pool:
+        prompts = _prompts(value, rows, pool)
+        answers = [labelled_answer(prompts[response.uid].label, response.text) for response in responses]
+        started = time.monotonic()
+        graded = pool.grade_many(answers, progress=sys.stderr.isatty())
+        return _Answers(responses, graded, prompts, time.monotonic() - started)
+
+
+def _prompts(value: Settings, rows: Sequence[Row], pool: GradingPool) -> dict[str, Prompt]:
+    """Prepares rows as a run does, with the teachers that it would take."""
+    shared = preparation(value)
+    written, tokenizer, rules = shared["prompt_format"], shared["tokenizer"], shared["rules"]
+    teachers: dict[str, list[str]] = {}
+    if any(row.get("teachers") for row in rows):
+        with tempfile.TemporaryDirectory() as folder:
+            store = Path(folder) / "teachers.arrow"
+            write_train_files_once(
+                rows,
+                budget=budget_of(value, value["rollout.max_new_tokens"]),
+                prompts_path=Path(folder) / "prompts.jsonl",
+                teachers_path=store,
+                cache=Path(value["oger.data_cache"]).expanduser(),
+                pool=pool,
+                **shared,
+            )
+            found = TeacherStore(store)
+            teachers = {row["uid"]: [teacher.text for teacher in found[row["uid"]]] for row in rows}
+    return {
+        row["uid"]: Prompt(written.text(row["prompt"], tokenizer), rules.label(row), teachers.get(row["uid"], []))
+        for row in rows
+    }
+
+
+def _say_errors(scored: _Scored, on_error: str) -> None:
+    """Says the first failure of every source. Raises RecipeError where oger.reward.on_error is stop."""
+    for source, rows in scored.errors.items():
+        if rows:
+            first = min(rows)
+            text = (
+                f"reward source {source} failed on {len(rows)} of {len(scored.answers.responses)} answers, first on "
+                f"{scored.answers.responses[first].where}: {rows[first]}"
+            )
+            if ON_ERROR[on_error].stops:
+                raise RecipeError(f"{text} (oger.reward.on_error stop: nothing was written)")
+            print(f"note: {text}; oger.reward.on_error {on_error} says what that costs", flush=True)
+
+
+class _Watched:
+    """A source that says what it begins, and whose seconds are taken."""
+
+    def __init__(self, spec: SourceSpec, source: Source) -> None:
+        self.name, self._spec, self._source = spec.name, spec, source
+        self.overlaps = getattr(source, "overlaps", False)
+        self._seconds = 0.0
+
+    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
+        if self._spec.kind not in ("verifier", "bonus"):
+            print(f"{self.name}: {int(wanted.sum())} answers ...", flush=True)
+        started = time.monotonic()
+        try:
+            return self._source.score(groups, wanted)
+        finally:
+            self._seconds += time.monotonic() - started
+
+    def seconds_of(self, answers: _Answers) -> float:
+        """That it took; the verifier says what grading found before."""
+        return self._seconds + (answers.grading_s if self._spec.kind == "verifier" else 0.0)
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """Responses with what they were graded, and the prompts by uid."""
+
+    responses: Sequence[Response]
+    graded: Sequence[Graded]
+    prompts: Mapping[str, Prompt]
+    grading_s: float
+
+    def by_size(self) -> list[list[list[int]]]:
+        """The groups, as numbers of responses; those of one size together, as the sources take them."""
+        groups: dict[str, list[int]] = {}
+        for number, response in enumerate(self.responses):
+            groups.setdefault(response.uid, []).append(number)
+        sizes: dict[int, list[list[int]]] = {}
+        for group in groups.values():
+            sizes.setdefault(len(group), []).append(group)
+        return list(sizes.values())
+
+    def group(self, numbers: Sequence[int], similarity: Sequence[float], settings: OgerSettings) -> Group:
+        members, graded = [self.responses[number] for number in numbers], [self.graded[number] for number in numbers]
+        prompt = self.prompts[members[0].uid]
+        return Group(
+            uid=members[0].uid,
+            prompt=prompt.text,
+            question=prompt.label.get("question", ""),
+            task=prompt.label["task"],
+            answer=prompt.label["answer"],
+            row=prompt.label.get("row", {}),
+            teachers=prompt.teachers,
+            responses=[response.text for response in members],
+            graded=graded,
+            is_teacher=[False] * len(members),
+            truncated=[response.truncated for response in members],
+            may_earn=_may_earn(members, graded, settings),
+            similarity=list(similarity),
+            entropy=[response.entropy for response in members],
+        )
+
+
+def _may_earn(members: Sequence[Response], graded: Sequence[Graded], settings: OgerSettings) -> list[bool]:
+    """Which responses of a group the bonus is for."""
+    solved = all(each.verdict.score > 0 for each in graded)
+    if solved and not ALL_CORRECT_GROUPS[settings.teachers.all_correct_group].bonus:
+        return [False] * len(members)
+    fixed, no_repetition = settings.advantage.non_stop_fixed_reward is not None, settings.bonus.repeating_check
+    return [
+        not (fixed and response.truncated) and not (no_repetition and is_repetitive(response.text))
+        for response in members
+    ]
+
+
+@dataclass
+class _Scored:
+    """What came of the responses, by their numbers."""
+
+    answers: _Answers
+    total: dict[int, float] = field(default_factory=dict)
+    said: dict[str, dict[int, float]] = field(default_factory=dict)
+    errors: dict[str, dict[int, str]] = field(default_factory=dict)
+    dropped: int = 0  # groups
+
+    def add(self, groups: Sequence[Sequence[int]], rewards: Rewards) -> None:
+        numbers = [number for group in groups for number in group]
+        self.total |= dict(zip(numbers, rewards.total.flatten().tolist(), strict=True))
+        for name, values in rewards.said.items():
+            known = zip(numbers, values.flatten().tolist(), strict=True)
+            self.said.setdefault(name, {}).update({number: each for number, each in known if math.isfinite(each)})
+        for name, rows in rewards.errors.items():
+            self.errors.setdefault(name, {}).update({numbers[row]: why for row, why in rows.items()})
+        self.dropped += int(rewards.dropped.sum())
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        for number, (response, graded) in enumerate(zip(self.answers.responses, self.answers.graded, strict=True)):
+            total = self.total[number]
+            yield {
+                "uid": response.uid,
+                "reward": _digits(total) if math.isfinite(total) else None,
+                "score": graded.verdict.score,
+                "components": {
+                    name: _digits(values[number]) for name, values in self.said.items() if number in values
+                },
+                "errors": {name: rows[number] for name, rows in self.errors.items() if number in rows},
+            }
+
+    def table(self, seconds: float, of_sources: Mapping[str, float]) -> str:
+        count = len(self.answers.responses)
+        columns = {
+            name: Column(
+                [values.get(number, math.nan) for number in range(count)],
+                len(self.errors.get(name, ())),
+                of_sources.get(name, math.nan),
+            )
+            for name, values in self.said.items()
+        }
+        total = Column([self.total[number] for number in range(count)], 0, seconds)
+        rule = [graded.verdict.reward for graded in self.answers.graded]
+        lengths = [len(response.text) for response in self.answers.responses]
+        notes = ["r: correlation over all answers; length: characters"]
+        notes += [f"{self.dropped} groups would have no advantage (oger.reward.on_error)"] if self.dropped else []
+        return "\n".join([score_table(columns | {"reward": total}, rule, lengths), *notes])
+
+
+def _digits(value: float) -> float:
+    """Those that a number of 32 bits has."""
+    return float(f"{value:.7g}")
+
+
+def _scored(
+    settings: OgerSettings, specs: Sequence[SourceSpec], sources: Sequence[Source], answers: _Answers
+) -> _Scored:
+    compares = settings.compares and any(prompt.teachers for prompt in answers.prompts.values())
+    measure = make_similarity(settings.embedding) if compares else None
+    scored, fixed = _Scored(answers), settings.advantage.non_stop_fixed_reward
+    running: Mapping[str, Running] = {}
+    for groups in answers.by_size():
+        members = [[answers.responses[number] for number in group] for group in groups]
+        similarity = torch.full((len(groups), len(groups[0])), torch.nan)
+        if measure is not None:
+            references = [list(dict.fromkeys(answers.prompts[each[0].uid].teachers)) for each in members]
+            texts = [[response.text for response in each] for each in members]
+            how = REPLACE_MODES[settings.teachers.replace_mode].similarity or "mean"
+            similarity = measure.of_groups(texts, references, how)
+        shown = [
+            answers.group(numbers, row, settings) for numbers, row in zip(groups, similarity.tolist(), strict=True)
+        ]
+        rewards = rewards_of(shown, sources, specs, on_error=settings.reward.on_error, running=running)
+        running = rewards.running
+        if fixed is not None:
+            truncated = torch.tensor([group.truncated for group in shown])
+            rewards = replace(rewards, total=penalise_truncated(rewards.total, truncated, 0.0, fixed))
+        scored.add(groups, rewards)
+    return scored

@@ -1,0 +1,224 @@
+"""Reward models in engines of the run's own: one Ray for all tests of this file, on two logical GPUs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray.util.placement_group import placement_group
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+)
+
+from oger_recipe.cpu import CPU_ENVIRONMENT
+from oger_recipe.errors import RecipeError
+from oger_recipe.plugin.driver.local_engines import local_engines
+from oger_recipe.plugin.driver.start_ray import cleared_up, run_environment, start_ray
+from oger_recipe.plugin.judges.engines import EnginePlace, RunEngines
+from oger_recipe.rewards.models.keys import ModelKeys
+from oger_recipe.rewards.models.place import Sampling
+
+LONGEST = 96  # tokens; a letter is one
+TOKENS = 12
+PROMPTS = [f"{number}: is 2 + {number} = 4?" for number in range(24)]
+BROKEN = "\ufffd"
+WARM = Sampling(temperature=1.0, max_new_tokens=TOKENS, seed=7)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory, letters: Any) -> dict[str, Path]:
+    """Random weights, large enough that what they say depends on the prompt: one that writes, one with a head."""
+    torch.manual_seed(0)
+    shape = {
+        "vocab_size": len(letters), "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 256,
+        "initializer_range": 0.3, "eos_token_id": letters.eos_token_id, "pad_token_id": letters.pad_token_id,
+        "bos_token_id": None,
+    }  # fmt: skip
+    folder = tmp_path_factory.mktemp("judges")
+    kinds = {"judge": (LlamaForCausalLM, {}), "head": (LlamaForSequenceClassification, {"num_labels": 1})}
+    for name, (kind, more) in kinds.items():
+        kind(LlamaConfig(**shape, **more)).save_pretrained(folder / name)
+        letters.save_pretrained(folder / name)
+    return {name: folder / name for name in kinds}
+
+
+@pytest.fixture(scope="module")
+def ray_here() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as environment, cleared_up() as folder:
+        for name, value in CPU_ENVIRONMENT.items():
+            environment.setenv(name, value)
+        start_ray(run_environment(True) | {"VLLM_LOGGING_LEVEL": "ERROR"}, True, 2, False, folder)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def engines(ray_here: None) -> Iterator[RunEngines]:
+    """Their GPU is the policy's, and they may keep all memory."""
+    group = placement_group([{"GPU": 1, "CPU": 1}])
+    engines = RunEngines(cpu=True, memory_gb=100, shared_gpus=lambda: group)
+    yield engines
+    engines.end()
+    assert ray.util.placement_group_table(group)["state"] == "CREATED"  # it is not theirs to give back
+
+
+def keys(model: Path, **more: Any) -> ModelKeys:
+    return ModelKeys(model=str(model), max_model_len=LONGEST, **more)
+
+
+def texts(judge: EnginePlace, prompts: list[str]) -> list[str]:
+    replies = judge.generate(prompts, WARM)
+    assert all(reply.error is None for reply in replies)
+    return [reply.text for reply in replies]
+
+
+@pytest.fixture()
+def judge(engines: RunEngines, models: dict[str, Path]) -> Iterator[EnginePlace]:
+    place = engines.place(keys(models["judge"], request_limit_s=6.0))
+    place.open()
+    yield place
+    place.close()
+
+
+@pytest.fixture()
+def head(engines: RunEngines, models: dict[str, Path]) -> Iterator[EnginePlace]:
+    place = engines.place(keys(models["head"]))
+    place.open()
+    yield place
+    place.close()
+
+
+def test_a_greedy_judge_writes_what_the_model_says_to_each_prompt_in_their_order(
+    judge: EnginePlace, models: dict[str, Path]
+) -> None:
+    replies = judge.generate(PROMPTS, Sampling(max_new_tokens=TOKENS))
+    tokenizer = AutoTokenizer.from_pretrained(models["judge"])
+    model = LlamaForCausalLM.from_pretrained(models["judge"])
+    for prompt, reply in zip(PROMPTS, replies, strict=True):
+        tokens = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        written = model.generate(tokens, max_new_tokens=TOKENS, do_sample=False)[0, tokens.shape[1] :]
+        text = tokenizer.decode(written, skip_special_tokens=True)
+        assert reply.text.rstrip(BROKEN) == text.rstrip(BROKEN)  # vLLM waits for a character's other bytes
+        assert reply.cut == (tokenizer.eos_token_id not in written)
+    assert len({reply.text for reply in replies}) > len(PROMPTS) / 2
+
+
+def test_a_seeded_reply_is_the_same_in_whatever_batch(judge: EnginePlace) -> None:
+    together = texts(judge, PROMPTS)
+    assert len(set(together)) > len(PROMPTS) / 2
+    assert texts(judge, PROMPTS[::-1]) == together[::-1]
+    assert [texts(judge, [prompt]) for prompt in PROMPTS[:6]] == [[text] for text in together[:6]]
+    other = judge.generate(PROMPTS, Sampling(temperature=1.0, max_new_tokens=TOKENS, seed=8))
+    assert [reply.text for reply in other] != together
+
+
+def test_a_prompt_that_is_too_long_costs_its_own_reply(judge: EnginePlace) -> None:
+    fits, too_long = "a" * (LONGEST - 1), "a" * LONGEST
+    first, long, last = judge.generate([PROMPTS[0], too_long, fits], WARM)
+    assert long.error is not None and f"the prompt has {LONGEST} tokens" in long.error
+    assert [first.text] == texts(judge, PROMPTS[:1]) and first.error is None
+    assert last.error is None and last.cut  # one token is left
+
+
+def test_a_kept_engine_stays_the_same_process_and_tells_how_far_it_is(
+    judge: EnginePlace, engines: RunEngines, models: dict[str, Path]
+) -> None:
+    told = []
+    pid = judge._pid
+    engines.told = lambda *facts: told.append(facts)
+    judge.close()
+    judge.open()
+    judge.generate(PROMPTS, WARM)
+    engines.told = None
+    assert judge._pid == pid
+    assert told[-1] == (str(models["judge"]), len(PROMPTS), len(PROMPTS))
+
+
+def test_an_engine_that_hangs_makes_errors_and_the_next_turn_starts_another(judge: EnginePlace) -> None:
+    before, hung = texts(judge, PROMPTS[:3]), judge._pid
+    os.kill(hung, signal.SIGSTOP)
+    replies = judge.generate(PROMPTS[:3], WARM)
+    assert [reply.error for reply in replies] == [replies[0].error] * 3
+    assert "made no progress for 6 s (request_limit_s)" in str(replies[0].error)
+    assert not Path(f"/proc/{hung}").exists()
+    judge.close()
+    judge.open()
+    assert judge._pid != hung and texts(judge, PROMPTS[:3]) == before
+
+
+def test_a_killed_engine_makes_errors_for_what_it_has_not_answered(judge: EnginePlace, engines: RunEngines) -> None:
+    """It is killed at its first sign of life, when it can have refused prompts and written none."""
+    engines.told = lambda *_: os.kill(judge._pid, signal.SIGKILL)
+    refused, *others = judge.generate(["a" * LONGEST, *PROMPTS * 20], Sampling(max_new_tokens=80))
+    engines.told = None
+    assert f"{LONGEST} tokens" in str(refused.error)
+    assert len(others) == 20 * len(PROMPTS) and all(f"(pid {judge._pid}) died" in str(each.error) for each in others)
+    assert all("died" in str(reply.error) for reply in judge.generate(PROMPTS, WARM))  # its turn is not over
+
+
+def test_a_head_gives_its_number_before_any_sigmoid(head: EnginePlace, models: dict[str, Path]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(models["head"])
+    model = LlamaForSequenceClassification.from_pretrained(models["head"])
+    replies = head.classify([*PROMPTS, "a" * LONGEST, "a" * (LONGEST + 1)])
+    *values, too_long = replies
+    with torch.no_grad():
+        expected = [
+            model(**tokenizer(prompt, return_tensors="pt")).logits.item() for prompt in [*PROMPTS, "a" * LONGEST]
+        ]
+    assert [reply.value for reply in values] == pytest.approx(expected, rel=1e-4)
+    assert max(map(abs, expected)) > 1  # no probabilities
+    assert f"the prompt has {LONGEST + 1} tokens" in str(too_long.error)
+
+
+def test_an_engine_ends_after_its_turn_unless_it_may_keep_its_memory(head: EnginePlace, engines: RunEngines) -> None:
+    engines._budget = 0.0
+    pid = head._pid
+    head.close()
+    assert not Path(f"/proc/{pid}").exists()
+    (reply,) = head.classify(["a"])
+    assert reply.error is not None and "not open" in reply.error
+
+
+def test_engines_keep_what_fits_into_the_budget_together(models: dict[str, Path]) -> None:
+    engines = RunEngines(cpu=True, memory_gb=2)
+    first, second = (engines.place(keys(models[name])) for name in ("judge", "head"))
+    assert engines.keeps(first, 2**30) and engines.keeps(second, 2**30)
+    assert not engines.keeps(second, 2**30 + 1)
+    assert engines.keeps(first, 2**30)  # it does not count twice
+    engines.ended(first)
+    assert engines.keeps(second, 2**31)
+
+
+def test_what_says_the_same_of_an_engine_has_the_same_one(models: dict[str, Path]) -> None:
+    engines = RunEngines(cpu=True)
+    place = engines.place(keys(models["judge"]))
+    assert engines.place(keys(models["judge"], cache=False)) is place
+    assert engines.place(keys(models["judge"], dtype="bfloat16")) is not place
+    with pytest.raises(RecipeError, match="tensor_parallel_size is for machines with CUDA"):
+        engines.place(keys(models["judge"], tensor_parallel_size=2))
+
+
+def test_a_model_that_never_loads_is_the_recipes_mistake(ray_here: None, models: dict[str, Path]) -> None:
+    engines = RunEngines(cpu=True)
+    place = engines.place(ModelKeys(model=str(models["judge"]), max_model_len=10_000))
+    with pytest.raises(RecipeError, match=r"judge: its engine does not start: .*max_model_len \(10000\)"):
+        place.open()
+    engines.end()
+
+
+def test_a_command_whose_models_are_elsewhere_starts_no_ray() -> None:
+    was_there = ray.is_initialized()
+    with local_engines():
+        assert ray.is_initialized() == was_there

@@ -1,0 +1,214 @@
+"""Judges that fail in a step: from the server or plugin at fault to totals, advantages, counts and files of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from judge_server import Server
+
+from oger_recipe.files import read_jsonl
+
+GOOD, BAD, MUTE, BROKEN = "good", "bad", "mute", "broken"  # what the judge makes of a response
+FIRST, SECOND = [GOOD, BAD, GOOD, BAD], [GOOD, BAD, MUTE, BROKEN]  # the responses of two groups; all are right
+PLUGIN = """
+def rm_preprocess(text_prompts, text_responses, tgt_tokenizer):
+    return list(text_responses)
+def rm_postprocess(results):
+    return [float(result) for result in results]
+"""
+
+
+def says(text: str) -> tuple[int, Any]:
+    message = {"role": "assistant", "content": text}
+    return 200, {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+
+
+def judged(prompt: str, count: int) -> tuple[int, Any]:
+    """1 for a good response and 0 for a bad one; a refusal in the place of a verdict; and a fault of the server's."""
+    return {GOOD: says("1"), BAD: says("0"), MUTE: says("I refuse"), BROKEN: (500, {"error": "out of memory"})}[prompt]
+
+
+@pytest.fixture()
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.delenv("OGER_JUDGE_API_KEY", raising=False)
+    server = Server()
+    server.answer = judged
+    yield server
+    server.end()
+
+
+@pytest.fixture()
+def step(controller, rollout, tmp_path: Path) -> Callable[..., Any]:
+    """Makes one step of two groups, each in an experience maker of its own: what a run is that goes on."""
+    (tmp_path / "plain.py").write_text(PLUGIN)
+
+    def made(server: Server, *flags: str, number: int = 1, groups=(FIRST, SECOND), **keys: Any) -> Any:
+        judge = {"name": "judge", "kind": "judge", "combine": "mul", "weight": 2, "url": server.url, "api": "chat",
+                 "model": "judge", "plugin": "plain.py", "attempts": 1}  # fmt: skip
+        sources = [{"name": "rule", "kind": "verifier"}, judge | keys]
+        maker = controller(
+            "--oger.reward.sources", json.dumps(sources), f"--oger.reward.cache={tmp_path / 'verdicts'}",
+            f"--oger.verifier_path={tmp_path}", "--oger.max_replace_num=0", *flags,
+        )  # fmt: skip
+        maker.step = number
+        rows = [rollout(text, 1.0, uid=f"u{group}") for group, texts in enumerate(groups) for text in texts]
+        maker.experiences = maker.make_experience_batch(rows)
+        return maker
+
+    return made
+
+
+def advantages(maker: Any) -> list[float]:
+    """Of the rows' first tokens."""
+    rows = {row: experience.advantages[place][experience.action_mask[place].bool()][0].item()
+            for experience in maker.experiences for place, row in enumerate(experience.index)}  # fmt: skip
+    return [rows[row] for row in sorted(rows)]
+
+
+def notes(maker: Any) -> list[str]:
+    return [event["text"] for event in read_jsonl(maker.run_dir / "events.jsonl") if event["event"] == "note"]
+
+
+# ---- oger.reward.on_error: rule * 2 * judge, where a refusal and a fault of the server have no value
+
+
+@pytest.mark.parametrize(
+    ("on_error", "totals", "expected"),
+    [
+        # A failed row has the value 0, and so 0 altogether. The group's mean is 0.5.
+        ("zero", [2, 0, 2, 0, 2, 0, 0, 0], [1, -1, 1, -1, 1.5, -0.5, -0.5, -0.5]),
+        # A failed row has the rule's 1. The group's mean is 1.
+        ("neutral", [2, 0, 2, 0, 2, 0, 1, 1], [1, -1, 1, -1, 1, -1, 0, 0]),
+        ("drop_group", [2, 0, 2, 0, 2, 0, 1, 1], [1, -1, 1, -1, 0, 0, 0, 0]),
+    ],
+)
+def test_what_a_failed_verdict_costs(step, server, on_error, totals, expected):
+    maker = step(server, "--oger.reward.on_error", on_error)
+    assert maker.rewards.total.flatten().tolist() == totals
+    assert advantages(maker) == pytest.approx(expected)
+
+    metrics = maker.metrics
+    assert (metrics["reward/judge/failed"], metrics["reward/rule/failed"]) == (2, 0)
+    assert metrics["reward/judge"] == pytest.approx(3 / 6)  # of the rows that have a verdict
+    rows = read_jsonl(maker.run_dir / "samples" / "step_00001.jsonl")
+    assert [row["sources"].get("judge") for row in rows] == [1, 0, 1, 0, 1, 0, None, None]
+    assert [list(row.get("errors", {})) for row in rows] == [[]] * 6 + [["judge"]] * 2
+    assert "I refuse" in rows[6]["errors"]["judge"] and "HTTP status 500" in rows[7]["errors"]["judge"]
+    (example,) = read_jsonl(maker.run_dir / "source_errors.jsonl")
+    assert (example["step"], example["source"], example["failed"], example["row"]) == (1, "judge", 2, 2)
+    assert example["uid"] == "u1" and example["responses"] == SECOND and "I refuse" in example["error"]
+    (note,) = notes(maker)
+    assert "reward source judge failed on 2 of 8 rows of step 1" in note and f"on_error {on_error} says" in note
+
+
+def test_a_run_can_stop_instead(step, server, tmp_path):
+    with pytest.raises(RuntimeError, match=r"judge failed on 2 of 8 rows of step 1: .*I refuse.*on_error stop"):
+        step(server, "--oger.reward.on_error", "stop")
+    (example,) = read_jsonl(tmp_path / "run" / "source_errors.jsonl")
+    assert example["responses"] == SECOND
+
+
+# ---- faults: whatever happens, no row gets another's verdict
+
+FINE = [1, 0, 1, 0]
+
+
+def values(maker: Any) -> list[float | None]:
+    """What the judge said of each row."""
+    rows = read_jsonl(maker.run_dir / "samples" / f"step_{maker.step:05d}.jsonl")
+    return [row["sources"].get("judge") for row in rows]
+
+
+def test_a_dead_server_costs_every_row_its_verdict_and_the_next_step_asks_again(step, server):
+    server.end()
+    maker = step(server, groups=[FIRST])
+    assert values(maker) == [None] * 4 and maker.metrics["reward/judge/failed"] == 4
+    assert maker.rewards.total.tolist() == [[0.0] * 4] and advantages(maker) == [0.0] * 4
+    again = Server(server.server_port)
+    again.answer = judged
+    try:
+        maker.step = 2
+        maker.make_experience_batch(maker.rollouts.samples)
+        assert values(maker) == FINE and maker.metrics["reward/judge/failed"] == 0
+    finally:
+        again.end()
+
+
+def test_a_server_that_dies_in_a_step_costs_what_it_did_not_answer_and_that_is_asked_again(step, server):
+    """The judge says the number that the response is, so that no verdict can be taken for another's."""
+    texts = ["0.5", "1", "0", "0.25", "0.75", "2", "3", "4"]
+    server.answer = lambda prompt, count: says(prompt) if len(server.asked) <= 3 else None
+    groups = [texts[:4], texts[4:]]
+    maker = step(server, groups=groups, concurrency=1)
+    assert values(maker) == [0.5, 1, 0] + [None] * 5 and maker.metrics["reward/judge/failed"] == 5
+    asked = len(server.asked)
+    server.answer = lambda prompt, count: says(prompt)
+    assert values(step(server, groups=groups, number=2)) == [float(text) for text in texts]
+    assert len(server.asked) == asked + 5
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        (200, b"<html>gateway</html>"),
+        (200, {"choices": []}),
+        (200, {"choices": [{}, {}]}),
+        (200, [1]),
+        (429, {}),
+        None,
+    ],
+    ids=["no JSON", "no choice", "two choices", "a list", "too many requests", "no answer"],
+)
+def test_what_is_no_answer_costs_the_row_that_it_came_for(step, server, garbage):
+    server.answer = lambda prompt, count: garbage if prompt == BAD else judged(prompt, count)
+    maker = step(server, groups=[FIRST])
+    assert values(maker) == [1, None, 1, None] and maker.metrics["reward/judge/failed"] == 2
+
+
+def test_a_server_that_is_busy_for_a_moment_costs_nothing_but_time(step, server):
+    server.answer = lambda prompt, count: (429, {}) if prompt == BAD and count == 1 else judged(prompt, count)
+    maker = step(server, groups=[FIRST], attempts=2)
+    assert values(maker) == FINE and maker.metrics["reward/judge/failed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("plugin", "found", "said"),
+    [
+        ("def rm_postprocess(results):\n return [1 / int(result) for result in results]", [1, None, 1, None], "Zero"),
+        ("def rm_postprocess(results):\n return [1.0]", [1, 1, 1, 1], None),  # right for one row at a time
+        ("def rm_postprocess(results):\n return []", [None] * 4, "0 values"),
+        ("def rm_postprocess(results):\n import os; os._exit(3)", [None] * 4, "exit code 3"),
+        ("def rm_postprocess(results):\n while True: pass", [None] * 4, "more than 1 s"),
+    ],
+    ids=["raises for some", "one value for all", "too few values", "dies", "never returns"],
+)
+def test_a_plugin_that_fails_costs_its_own_rows(step, server, tmp_path, plugin, found, said):
+    maker_plugin = PLUGIN.split("def rm_postprocess")[0] + plugin
+    (tmp_path / "bad.py").write_text(maker_plugin)
+    maker = step(server, groups=[FIRST], plugin="bad.py", plugin_limit_s=1)
+    assert values(maker) == found and maker.metrics["reward/judge/failed"] == found.count(None)
+    if said:
+        assert said in read_jsonl(maker.run_dir / "source_errors.jsonl")[0]["error"]
+
+
+# ---- verdicts are paid for once
+
+
+def test_a_run_that_goes_on_pays_for_the_verdicts_of_its_lost_step_once(step, server):
+    """The first run is killed behind the step, and another process makes the step again; errors are asked anew."""
+    first = step(server)
+    asked = len(server.asked)
+    assert asked == 4 and first.metrics["reward/judge/cached"] == pytest.approx(
+        4 / 7
+    )  # equal questions are asked once
+    server.answer = lambda prompt, count: says("0.5") if prompt == BROKEN else (500, {})
+    second = step(server)
+    assert values(second) == [1, 0, 1, 0, 1, 0, None, 0.5]
+    assert len(server.asked) == asked + 1  # the refusal is a reply: it is kept
+    assert second.metrics["reward/judge/cached"] == pytest.approx(7 / 8)
+    other = step(server, number=2, cache=False)
+    assert values(other)[:6] == [None] * 6 and len(server.asked) > asked + 1
