@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from judge_server import Answer, Handler, Server, said
+from judge_server import Answer, Handler, Server, prompt_of, said
 
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.models.cache import Cached, VerdictCache
@@ -110,7 +110,7 @@ def test_a_beginning_that_the_prompt_has_is_not_put_before_it_again(server: Serv
     prompts = ["<|begin_of_text|>Right?", "Right?", " <s>Right?"]
     ask(judge(server), prompts)
     place_of(head(server)).classify(["<s>Right?"])
-    told = {_prompt(body): body.get("add_special_tokens") for _, body in server.asked}
+    told = {prompt_of(body): body.get("add_special_tokens") for _, body in server.asked}
     assert told == dict.fromkeys(prompts) | {"<|begin_of_text|>Right?": False, "<s>Right?": False}
 
 

@@ -34,7 +34,7 @@ class Server(ThreadingHTTPServer):
 
     @property
     def prompts(self) -> list[str]:
-        return [_prompt(body) for _, body in self.asked]
+        return [prompt_of(body) for _, body in self.asked]
 
     def end(self) -> None:
         self.shutdown()
@@ -43,10 +43,10 @@ class Server(ThreadingHTTPServer):
     def reply(self, path: str, body: dict[str, Any]) -> Answer:
         with self.lock:
             self.asked.append((path, body))
-            count = self.prompts.count(_prompt(body))
+            count = self.prompts.count(prompt_of(body))
             self.under_way += 1
             self.most_under_way = max(self.most_under_way, self.under_way)
-        answer = self.answer(_prompt(body), count)
+        answer = self.answer(prompt_of(body), count)
         with self.lock:
             self.under_way -= 1
         return answer
@@ -87,7 +87,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-def _prompt(body: dict[str, Any]) -> str:
+def prompt_of(body: dict[str, Any]) -> str:
     return str(body["messages"][0]["content"] if "messages" in body else body.get("prompt", body.get("input")))
 
 
