@@ -86,6 +86,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({}, {"algo.kl.estimator": "abs"}, {"algo.kl.init_coef": 0.1}),
     (KL, {"algo.kl.unbiased_gradient": True}, KL | {"algo.kl.use_loss": True}),
     (KL, {"algo.kl.horizon": 50}, KL | {"algo.kl.target": 0.2}),
+    ({}, {"reward.cache": "/tmp/verdicts"}, JUDGED),
     ({}, {"reward.engine_memory_gb": 4.0}, {"reward.sources": ({"name": "a", "kind": "classifier", "model": "b/c"},)}),
     (NO_BONUS | NO_TEACHERS, {"embedding_num_gpus": 1.0}, {}),
 ]  # fmt: skip

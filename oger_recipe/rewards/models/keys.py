@@ -207,7 +207,11 @@ class CritiqueKeys(WriterKeys):
         return WriterKeys(**critic), ClassifierKeys(**head)
 
     def combined(self) -> Iterator[str]:
-        yield from dict.fromkeys(problem for model in self.models for problem in model.combined())
+        critic, head = self.models
+        of_critic = critic.combined()
+        if self.critic_url is not None:
+            of_critic = (re.sub("^url: ", "critic_url: ", problem) for problem in of_critic)
+        yield from dict.fromkeys([*of_critic, *head.combined()])
 
     @property
     def urls(self) -> dict[str, str]:
