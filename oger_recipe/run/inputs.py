@@ -31,6 +31,13 @@ def leaves_task_unused(value: Mapping[str, Any]) -> bool:
     return value["oger.task.name"] is not None and bool(value[DATA] and value[_MODEL])
 
 
+def judge_folder(model: str) -> str:
+    """The folder of a judge that the built-in task brings; any other name itself."""
+    from oger_recipe.tasks.judges import folder_of
+
+    return folder_of(model, TaskSettings.cache)
+
+
 def with_judges(value: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with folders in the place of the built-in task's judges in oger.reward.sources."""
     from oger_recipe.tasks.judges import with_folders
