@@ -72,7 +72,7 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: 
         raise RecipeError(f"--out {args.out} is a folder: name a file")
     prices = _prices(args)
     settings = settings_of_run(args.recipe, flags, parser)
-    spec = judge_of(_entry(args, settings))
+    spec = judge_of(_entry(args, settings), settings)
     if args.pairs:
         pairs = read_pairs(args.pairs, args.split, args.limit)
         print(f"{spec.name}: {len(pairs)} pairs ...", flush=True)

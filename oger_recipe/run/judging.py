@@ -22,6 +22,7 @@ from oger_recipe.rewards.models.pairwise import TIE, compare
 from oger_recipe.rewards.models.place import Place, Reply, Sampling
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.run.engines import engines_of
+from oger_recipe.run.inputs import with_judges
 from oger_recipe.settings.oger import OgerSettings
 
 Case = dict[str, Any]  # a pair or an answer with what the judge said, as the file of results has it
@@ -36,8 +37,9 @@ class Found:
     cases: list[Case]
 
 
-def judge_of(entry: Mapping[str, Any]) -> SourceSpec:
+def judge_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
     """Reads an entry of oger.reward.sources. Raises RecipeError for one that is wrong, or no judge's."""
+    (entry,) = with_judges({**value, "oger.reward.sources": (entry,)})["oger.reward.sources"]
     if problems := list(entry_problems([entry])):
         raise RecipeError("\n  - ".join(["this judge cannot be asked:", *problems]))
     (spec,) = sources_of([entry])
