@@ -37,6 +37,7 @@ def pair_metrics(pairs: Sequence[JudgedPair]) -> dict[str, Any]:
     """Returns:
 
     accuracy: share of all verdicts that name the better answer (the mean over both orders, as LLMBar has it);
+    accuracy_of_read: the same of the verdicts that there are, without ties;
     accuracy_of_pairs: share of pairs with more right than wrong verdicts (as JudgeBench has it);
     consistency: of the pairs with two verdicts, the share whose verdicts agree on an answer, or on a tie;
     prefers_first: of the verdicts that are no tie, the share for the answer that was read first (0.5: no bias);
@@ -51,6 +52,7 @@ def pair_metrics(pairs: Sequence[JudgedPair]) -> dict[str, Any]:
         "pairs": len(pairs),
         "verdicts": len(verdicts),
         "accuracy": _share(right, len(verdicts)),
+        "accuracy_of_read": _share(right, sum(each != TIE for each in read)),
         "accuracy_of_pairs": _share(sum(each > 0 for each in net), len(pairs)),
         "consistency": _share(sum(first == second for first, second in both), len(both)),
         "prefers_first": _share(sum(each > TIE for each in read), sum(each != TIE for each in read)),

@@ -75,7 +75,7 @@ def on_pairs(spec: SourceSpec, pairs: Sequence[Pair], value: Mapping[str, Any]) 
                 for pair, each in _zip(pairs, greater)
             ]
         )
-        metrics = {name: of_both[name] for name in ("pairs", "accuracy", "ties", "unread")}
+        metrics = {name: of_both[name] for name in ("pairs", "accuracy", "accuracy_of_read", "ties", "unread")}
     cases = [
         {"pair": pair.name, "better": "first" if pair.first_is_better else "second"}
         | {"forth": _case(both[0]), "back": _case(both[1])}

@@ -20,6 +20,7 @@ def test_pairs_by_hand() -> None:
         "pairs": 5,
         "verdicts": 10,
         "accuracy": pytest.approx(5 / 10),
+        "accuracy_of_read": pytest.approx(5 / 8),
         "accuracy_of_pairs": pytest.approx(3 / 5),  # the first, the fourth and the fifth
         "consistency": pytest.approx(2 / 4),  # the first and the third
         "prefers_first": pytest.approx(4 / 8),  # 1 0, 1 1, 1 0, 0 -, - 0: four of eight
