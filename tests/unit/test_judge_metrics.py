@@ -48,7 +48,7 @@ def test_labels_of_0_and_1_by_hand() -> None:
     assert found["unread"] == pytest.approx(1 / 5)
     # values less 0.5: 0.4, 0, 0, -0.4; labels less 0.5: 0.5, 0.5, -0.5, -0.5: 0.4 / sqrt(0.32)
     assert found["correlation"] == pytest.approx(0.4 / math.sqrt(0.32))
-    assert label_metrics([1, 0], [0.4, 0.2], threshold=0.3)["accuracy"] == 1
+    assert label_metrics([1, 0], [0.3, 0.2], threshold=0.3)["accuracy"] == 1
 
 
 def test_other_labels_have_ranks() -> None:
