@@ -318,6 +318,21 @@ def _judge_servers(job: Job) -> Found:
             yield Finding(PROBLEM, f"oger.reward.sources, {spec.name}: {error}; {what_to_do}")
 
 
+def _judge_plugins(job: Job) -> Found:
+    """The plugins of judges and heads, started with the tokenizers that the run gives them."""
+    from oger_recipe.rewards.models.plugins_of import plugins_of
+
+    for spec in sources_of(OgerSettings.of(job.value).reward.sources):
+        for plugin in plugins_of(spec.keys) if isinstance(spec.keys, ModelKeys) else ():
+            try:
+                plugin.start()
+                yield Finding(OK, f"{spec.name}: {plugin.path.name} starts")
+            except RecipeError as error:
+                yield Finding(PROBLEM, f"oger.reward.sources, {spec.name}: {error}")
+            finally:
+                plugin.close()
+
+
 def _encoder(job: Job) -> Found:
     from oger_recipe.embedding.encoder import make_encoder
 
@@ -411,6 +426,7 @@ CHECKS = (
     Check("Hugging Face hub", _hub),
     Check("embedding server", _embedding_server),
     Check("judge servers", _judge_servers),
+    Check("judge plugins", _judge_plugins),
     Check("encoder", _encoder, slow=True),
     Check("judges", _judges),
     Check("verifiers", _verifiers, slow=True),

@@ -193,6 +193,18 @@ def test_the_recipes_folder_and_the_working_directory_are_looked_in(
         assert f"oger.verifiers: task '{entry}' is no verifier: {reason}" in str(stop.value.code), stop.value.code
 
 
+def test_a_judges_plugin_starts_with_its_tokenizer_or_the_run_does_not(
+    recipe: Path, tmp_path: Path, policy_folder: Path, found: Callable[..., list[Finding]]
+) -> None:
+    entry = {"name": "j", "kind": "judge", "plugin": "binary"}
+    fine, absent = (entry | {"model": str(model)} for model in (policy_folder, tmp_path / "nowhere"))
+    (finding,) = found("judge plugins", "--oger.reward.sources", json.dumps([fine]))
+    assert (finding.state, finding.text) == (OK, "j: binary.py starts")
+    (finding,) = found("judge plugins", "--oger.reward.sources", json.dumps([absent]))
+    assert finding.state == PROBLEM and finding.text.startswith("oger.reward.sources, j: plugin ")
+    assert f"its tokenizer {tmp_path / 'nowhere'} cannot be loaded (" in finding.text
+
+
 def test_a_module_that_breaks_when_it_is_imported_is_said_so(recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "grading_broken.py").write_text("def verify(response, answer:\n")
     with pytest.raises(SystemExit, match="task 'grading_broken:verify' is no verifier: SyntaxError: "):

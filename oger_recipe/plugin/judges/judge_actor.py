@@ -84,29 +84,34 @@ class JudgeActor:
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> Iterator[Numbered]:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-        params = SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            max_tokens=sampling.max_new_tokens,
-            seed=sampling.seed,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        def params(prompt: str) -> Any:
+            return SamplingParams(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                max_tokens=sampling.max_new_tokens,
+                seed=sampling.seed_of(prompt),
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+
         return self._answers(prompts, params, _written, room=1)
 
     def classify(self, prompts: Sequence[str]) -> Iterator[Numbered]:
         from vllm import PoolingParams
 
-        return self._answers(prompts, PoolingParams(task="classify", use_activation=False), _measured, room=0)
+        def params(prompt: str) -> Any:
+            return PoolingParams(task="classify", use_activation=False)
+
+        return self._answers(prompts, params, _measured, room=0)
 
     def _answers(
-        self, prompts: Sequence[str], params: Any, read: Callable[[Any], Reply], *, room: int
+        self, prompts: Sequence[str], params: Callable[[str], Any], read: Callable[[Any], Reply], *, room: int
     ) -> Iterator[Numbered]:
         """``room``: tokens that a reply takes at least."""
         ready: Numbered = []
         for number, prompt in enumerate(prompts):
             try:
                 tokens = self._tokens(prompt, room)
-                self._engine.add_request(str(number), {"prompt_token_ids": tokens}, params.clone())
+                self._engine.add_request(str(number), {"prompt_token_ids": tokens}, params(prompt))
             except Exception as error:  # whatever vLLM has against this prompt
                 ready.append((number, Reply(error=str(error))))
         said = -math.inf

@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.rewards.models.place import Place, Reply, Sampling
-from oger_recipe.rewards.models.plugin import BOTH, Failed, Plugin
+from oger_recipe.rewards.models.plugin import Failed
 from oger_recipe.rewards.sources import Group, Scores
 
 _PROMPT = "rm_prompt"  # the column that is read where an entry names none
@@ -89,10 +87,3 @@ def shares(replies: Sequence[Reply]) -> dict[str, float]:
         "cached": sum(reply.cached for reply in replies) / count,
         "cut": sum(reply.cut for reply in replies) / count,
     }
-
-
-def plugin_of(path: Path, keys: ModelKeys, limit_s: float, needed: Mapping[str, int] = BOTH) -> Plugin:
-    """Make a plugin with the tokenizer of an entry's model."""
-    tokenizer = None if keys.chats else keys.tokenizer or keys.model
-    revision = keys.revision if tokenizer == keys.model else None
-    return Plugin(path, tokenizer, revision, limit_s, needed)

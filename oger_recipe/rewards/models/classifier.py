@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from oger_recipe.rewards.models.asking import Judged, ask_place, plugin_of, score_rows, shares
+from oger_recipe.rewards.models.asking import Judged, ask_place, score_rows, shares
 from oger_recipe.rewards.models.keys import ClassifierKeys, CritiqueKeys, WriterKeys
 from oger_recipe.rewards.models.place import Reply
 from oger_recipe.rewards.models.places import place_of
-from oger_recipe.rewards.models.plugin import FIRST, READY_MADE, find_plugin
+from oger_recipe.rewards.models.plugins_of import of_critic, of_head
 from oger_recipe.rewards.sources import Group, Scores
 
 if TYPE_CHECKING:
@@ -23,8 +23,7 @@ class Head:
 
     def __init__(self, keys: ClassifierKeys, surroundings: Surroundings) -> None:
         self._place = place_of(keys, surroundings)
-        path = find_plugin(keys.plugin) if keys.plugin is not None else READY_MADE / "_conversation.py"
-        self._plugin = plugin_of(path, keys, keys.plugin_limit_s, FIRST)
+        self._plugin = of_head(keys)
 
     def read(self, prompts: Sequence[str], responses: Sequence[Any]) -> list[Reply]:
         """Ask for the number of each response to its prompt; all are asked at once."""
@@ -58,7 +57,7 @@ class CritiqueSource:
         critic, head = keys.models
         assert isinstance(critic, WriterKeys) and isinstance(head, ClassifierKeys)
         self._critic = place_of(critic, surroundings)
-        self._plugin = plugin_of(READY_MADE / "_critique.py", critic, keys.plugin_limit_s, FIRST)
+        self._plugin = of_critic(critic)
         self._head, self._column = Head(head, surroundings), keys.prompt_column
         self._sampling = keys.sampling(surroundings.seed, spec.name)
         self.overlaps = critic.runs_on == head.runs_on == "server"

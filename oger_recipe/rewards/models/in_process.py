@@ -17,6 +17,7 @@ from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.rewards.models.place import Reply, Sampling
 
 _BATCH = 8
+_UNBOUNDED = 2**31  # tokens, of a model that says no limit
 
 
 class ProcessPlace:
@@ -34,11 +35,15 @@ class ProcessPlace:
 
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Reply]:
         tokenizer, model = self._model(_writer)
-        tokens, replies = self._tokens(tokenizer, model, prompts, sampling.max_new_tokens)
-        for rows in _batches(tokens):
-            batch = _padded([tokens[row] for row in rows], 0, left=True).to(model.device)
-            texts = _written(tokenizer, model, batch, [sampling.seed_of(prompts[row]) for row in rows], sampling)
-            replies |= dict(zip(rows, texts, strict=True))
+        tokens, replies = self._tokens(tokenizer, model, prompts, 1)
+        longest = self._longest(model)
+        # Prompts that leave equal room for a reply are written to together.
+        rooms = {row: min(sampling.max_new_tokens, longest - len(ids)) for row, ids in tokens.items()}
+        for room in set(rooms.values()):
+            for rows in _batches({row: ids for row, ids in tokens.items() if rooms[row] == room}):
+                batch = _padded([tokens[row] for row in rows], 0, left=True).to(model.device)
+                noise = Noise([prompts[row] for row in rows], sampling) if sampling.temperature else None
+                replies |= dict(zip(rows, _written(tokenizer, model, batch, room, noise), strict=True))
         return [replies[row] for row in range(len(prompts))]
 
     def classify(self, prompts: Sequence[str]) -> list[Reply]:
@@ -54,18 +59,20 @@ class ProcessPlace:
             self._loaded = _load(self._keys, make)
         return self._loaded
 
+    def _longest(self, model: Any) -> int:
+        return int(self._keys.max_model_len or getattr(model.config, "max_position_embeddings", None) or _UNBOUNDED)
+
     def _tokens(
-        self, tokenizer: Any, model: Any, prompts: Sequence[str], more: int
+        self, tokenizer: Any, model: Any, prompts: Sequence[str], room: int
     ) -> tuple[dict[int, list[int]], dict[int, Reply]]:
-        """Return prompts' tokens by their numbers, and replies to those that are too long with `more` behind them."""
-        longest = self._keys.max_model_len or getattr(model.config, "max_position_embeddings", None)
+        """Return prompts' tokens by their numbers, and replies to those that leave less room than that behind them."""
+        longest = self._longest(model)
         tokens = {row: _ids(tokenizer, prompt) for row, prompt in enumerate(prompts)}
         refused = {
-            row: Reply(error=f"the prompt has {len(ids)} tokens, {f'its reply up to {more}, ' if more else ''}and "
-                             f"{self._keys.model} reads {longest}")
+            row: Reply(error=f"the prompt has {len(ids)} tokens, and {self._keys.model} reads {longest} in all")
             for row, ids in tokens.items()
-            if longest is not None and len(ids) + more > longest
-        }  # fmt: skip
+            if len(ids) + room > longest
+        }
         return {row: ids for row, ids in tokens.items() if row not in refused}, refused
 
 
@@ -149,12 +156,13 @@ def _padded(tokens: Sequence[list[int]], pad: int, *, left: bool) -> Any:
 class Noise:
     """A logits processor with which the most likely token is a sample: Gumbel noise, of each row's own generator."""
 
-    def __init__(self, seeds: Sequence[int | None], sampling: Sampling) -> None:
+    def __init__(self, prompts: Sequence[str], sampling: Sampling) -> None:
         from transformers import TopPLogitsWarper
 
         self._sampling, self._nucleus = sampling, TopPLogitsWarper(sampling.top_p)
-        self._generators = [torch.Generator() for _ in seeds]
-        for generator, seed in zip(self._generators, seeds, strict=True):
+        self._generators = [torch.Generator() for _ in prompts]
+        for generator, prompt in zip(self._generators, prompts, strict=True):
+            seed = sampling.seed_of(prompt)
             generator.seed() if seed is None else generator.manual_seed(seed)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -163,27 +171,24 @@ class Noise:
         return kept - (-torch.stack(drawn).to(kept.device).clamp_min(1e-20).log()).log()
 
 
-def _written(
-    tokenizer: Any, model: Any, batch: Any, seeds: Sequence[int | None], sampling: Sampling
-) -> Iterator[Reply]:
+def _written(tokenizer: Any, model: Any, batch: Any, room: int, noise: Noise | None) -> Iterator[Reply]:
     from transformers import LogitsProcessorList
 
     ends = model.generation_config.eos_token_id
     ends = tokenizer.eos_token_id if ends is None else ends
     ends = ends if isinstance(ends, list) else [ends]
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
-    noise = LogitsProcessorList([Noise(seeds, sampling)] if sampling.temperature else [])
     with torch.inference_mode():
         sequences = model.generate(
             **batch,
-            max_new_tokens=sampling.max_new_tokens,
+            max_new_tokens=room,
             do_sample=False,
             temperature=None,
             top_p=None,
             top_k=None,
             eos_token_id=ends,
             pad_token_id=pad,
-            logits_processor=noise,
+            logits_processor=LogitsProcessorList([noise] if noise else []),
         )
     for reply in sequences[:, batch["input_ids"].shape[1] :].tolist():
         end = next((place for place, token in enumerate(reply) if token in ends), None)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from oger_recipe.rewards.models.asking import Judged, ask_place, plugin_of, score_rows, shares
+from oger_recipe.rewards.models.asking import Judged, ask_place, score_rows, shares
 from oger_recipe.rewards.models.keys import JudgeKeys
 from oger_recipe.rewards.models.place import Place, Reply, Sampling
 from oger_recipe.rewards.models.places import place_of
-from oger_recipe.rewards.models.plugin import Failed, Plugin, find_plugin
+from oger_recipe.rewards.models.plugin import Failed, Plugin
+from oger_recipe.rewards.models.plugins_of import of_judge
 from oger_recipe.rewards.sources import Group, Scores
 
 if TYPE_CHECKING:
@@ -32,8 +33,7 @@ class Judge:
     @classmethod
     def of(cls, keys: JudgeKeys, name: str, surroundings: Surroundings) -> Judge:
         """Make the judge of an entry; ``name`` is its source's, on which its samples depend."""
-        plugin = plugin_of(find_plugin(keys.plugin), keys, keys.plugin_limit_s)
-        return cls(place_of(keys, surroundings), plugin, keys.sampling(surroundings.seed, name))
+        return cls(place_of(keys, surroundings), of_judge(keys), keys.sampling(surroundings.seed, name))
 
     def judge(self, prompts: Sequence[str], responses: Sequence[Any]) -> list[Judged]:
         """Ask about each response to its prompt; all are asked at once."""

@@ -123,7 +123,14 @@ def _reason(error: BaseException) -> str:
 def _tokenizer(name: str, revision: str | None) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(name, revision=revision, use_fast=True, trust_remote_code=may_run())
+    try:
+        return AutoTokenizer.from_pretrained(name, revision=revision, use_fast=True, trust_remote_code=may_run())
+    except Exception as error:  # whatever can be wrong with its files
+        said = " ".join(str(error).split())[:300]
+        raise Unfit(
+            f"its tokenizer {name} cannot be loaded ({type(error).__name__}: {said}); name another one by the key "
+            "tokenizer, or ask a server by api chat, for which there is none"
+        ) from None
 
 
 def _end_with(parent: int) -> None:

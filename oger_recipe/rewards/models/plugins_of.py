@@ -1,0 +1,38 @@
+"""The plugins of an entry, each with the tokenizer of its model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from oger_recipe.rewards.models.keys import ClassifierKeys, CritiqueKeys, JudgeKeys, ModelKeys, WriterKeys
+from oger_recipe.rewards.models.plugin import BOTH, FIRST, READY_MADE, Plugin, find_plugin
+
+
+def of_judge(keys: JudgeKeys) -> Plugin:
+    return _plugin(find_plugin(keys.plugin), keys, keys.plugin_limit_s, BOTH)
+
+
+def of_critic(keys: WriterKeys) -> Plugin:
+    return _plugin(READY_MADE / "_critique.py", keys, keys.plugin_limit_s, FIRST)
+
+
+def of_head(keys: ClassifierKeys) -> Plugin:
+    path = READY_MADE / "_conversation.py" if keys.plugin is None else find_plugin(keys.plugin)
+    return _plugin(path, keys, keys.plugin_limit_s, FIRST)
+
+
+def plugins_of(keys: ModelKeys) -> list[Plugin]:
+    """Make those of an entry; nothing is started."""
+    if isinstance(keys, CritiqueKeys):
+        return [plugin for model in keys.models for plugin in plugins_of(model)]
+    if isinstance(keys, JudgeKeys):
+        return [of_judge(keys)]
+    if isinstance(keys, WriterKeys):
+        return [of_critic(keys)]
+    return [of_head(keys)] if isinstance(keys, ClassifierKeys) else []
+
+
+def _plugin(path: Path, keys: ModelKeys, limit_s: float, needed: Mapping[str, int]) -> Plugin:
+    tokenizer = None if keys.chats else keys.tokenizer or keys.model
+    return Plugin(path, tokenizer, keys.revision if tokenizer == keys.model else None, limit_s, needed)
