@@ -132,7 +132,8 @@ class Endpoint:
             if wish > _LONGEST_WISH_S:
                 raise Failed(f"{why} (it asks to come again in {wish:.0f} s)", lasts=True)
             pause = max(pause, wish)
-        raise Failed(f"{why} (after {self.attempts} attempts)", lasts=True, is_refused=is_refused)
+        attempts = f" (after {self.attempts} attempts)" if self.attempts > 1 else ""
+        raise Failed(why + attempts, lasts=True, is_refused=is_refused)
 
     def _without_key(self, text: str) -> str:
         for shown in (self.key, json.dumps(self.key)[1:-1]) if self.key else ():

@@ -26,6 +26,7 @@ from oger_recipe.endpoint import api_key
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.models.guard import VARIABLE, KeyForEveryPath
 from oger_recipe.rewards.models.keys import DTYPES
+from oger_recipe.run.inputs import judge_folder
 
 _VLLM = "vllm.entrypoints.openai.api_server"
 _WILDCARDS = ("0.0.0.0", "::")
@@ -40,6 +41,8 @@ def main(argv: list[str] | None = None) -> None:
     own, further = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
     try:
         args = _parser().parse_args(own)
+        if (folder := judge_folder(args.model)) != args.model:  # one that the built-in task brings
+            args.model, args.name = folder, args.name or args.model
         key = _checked(args)
         environment = _environment(cpu=_is_without_gpu(), key=key)
         status = serve([*_command(args, cpu=_is_without_gpu(), key=key), *further], environment, args)

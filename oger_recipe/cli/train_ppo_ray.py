@@ -34,7 +34,12 @@ def settings_of(
             "WANDB_API_KEY and write logger.wandb.key env; set OGER_REWARD_TOKEN and write ?token=$OGER_REWARD_TOKEN",
             flush=True,
         )
-    return with_verifier_path(parse(parser, hidden[1], hidden[0]), recipe)
+    settings = with_verifier_path(parse(parser, hidden[1], hidden[0]), recipe)
+    if not settings["oger.reward.sources"]:
+        return settings
+    from oger_recipe.run.inputs import with_judges
+
+    return with_judges(settings)
 
 
 def parse(

@@ -14,7 +14,8 @@ OPENRLHF = (
 )
 VERL = (
     "this is a command of verl itself. `oger convert` reads those of OGER's and LUFFY's branch of it, verl.mix_src."
-    "main_mix_ppo; of the keys that both have, docs/oger_flags.md says what they are here, e.g.\n"
+    "main_mix_ppo, and of VeRL-with-RMs, which have reward_model.reward_function; of the keys that these share with "
+    "verl, docs/verl_rms_flags.md says what they are here, e.g.\n"
     "    data.train_files                    data.prompt_dataset (with data.input_key and data.label_key)\n"
     "    data.train_batch_size               rollout.batch_size\n"
     "    data.max_response_length            rollout.max_new_tokens (and data.max_len, prompt and response together)\n"

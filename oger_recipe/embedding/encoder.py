@@ -1,6 +1,7 @@
 """Embeds trajectories with a sentence-transformers model, and chooses the encoder of a run."""
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -10,6 +11,8 @@ from oger_recipe.embedding import LONG_TEXTS
 from oger_recipe.embedding.base import Encoder, mean_direction, unit_rows
 from oger_recipe.embedding.remote import RemoteEncoder
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
+
+MakeEncoder = Callable[[EncoderSettings, int], Encoder]  # of settings, for batches of so many texts
 
 
 def make_encoder(settings: EncoderSettings, batch_size: int) -> Encoder:

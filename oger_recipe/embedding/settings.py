@@ -22,6 +22,7 @@ class EncoderSettings:
     ``long_texts``: of a text of more than ``max_tokens`` tokens, the encoder reads its first ``max_tokens`` (head),
     its last (tail), or all of it in windows of ``max_tokens`` whose unit vectors are averaged (chunks).
     ``url``: the OpenAI-compatible endpoint (.../v1) that serves ``model``; None loads the model here.
+    ``arithmetic``: in which matrices are multiplied; empty: as this process does.
 
     Raises:
         ValueError: long_texts is not in LONG_TEXTS, or part not in PARTS.
@@ -43,7 +44,8 @@ class EncoderSettings:
             raise ValueError(f"long_texts={self.long_texts!r} is unknown; valid values: {', '.join(LONG_TEXTS)}")
         if self.part not in PARTS:
             raise ValueError(f"part={self.part!r} is unknown; valid values: {', '.join(PARTS)}")
-        object.__setattr__(self, "arithmetic", "of the server" if self.url else _local_arithmetic())
+        if not self.arithmetic:
+            object.__setattr__(self, "arithmetic", "of the server" if self.url else _local_arithmetic())
 
     @classmethod
     def of(cls, settings: "EmbeddingSettings") -> "EncoderSettings":

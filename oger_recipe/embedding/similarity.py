@@ -12,7 +12,7 @@ import torch
 from oger_recipe.algorithm.exploration import REDUCTIONS, mean_similarity
 from oger_recipe.embedding.base import part_of, stop_on_failures
 from oger_recipe.embedding.cache import EmbeddingCache
-from oger_recipe.embedding.encoder import make_encoder
+from oger_recipe.embedding.encoder import MakeEncoder, make_encoder
 from oger_recipe.embedding.reranker import Reranker
 from oger_recipe.embedding.settings import EncoderSettings
 
@@ -114,12 +114,12 @@ class RerankerSimilarity:
 Similarity = EmbeddingSimilarity | RerankerSimilarity
 
 
-def make_similarity(settings: EmbeddingSettings) -> Similarity:
-    """Load the measure that the settings ask for."""
+def make_similarity(settings: EmbeddingSettings, make: MakeEncoder = make_encoder) -> Similarity:
+    """Load the measure that the settings ask for; `make` gives its encoder."""
     if settings.similarity_reranker:
         trust, batch_size = settings.embedding_trust_remote_code, settings.embedding_batch_size
         reranker = Reranker(settings.similarity_reranker, settings.embedding_max_tokens, batch_size, trust)
         return RerankerSimilarity(reranker, settings.embedding_part)
-    encoder = make_encoder(EncoderSettings.of(settings), settings.embedding_batch_size)
+    encoder = make(EncoderSettings.of(settings), settings.embedding_batch_size)
     cache = EmbeddingCache(encoder, Path(settings.embedding_cache))
     return EmbeddingSimilarity(encoder, cache, settings.max_embedding_error_rate)

@@ -42,6 +42,7 @@ from oger_recipe.rewards.own import Keywords, imported, keyword_problems, make_o
 from oger_recipe.rewards.sources import Bonus, Group, Scores, Source, Verifier, of_rows
 
 if TYPE_CHECKING:
+    from oger_recipe.embedding.encoder import MakeEncoder
     from oger_recipe.settings.oger import OgerSettings
 
 
@@ -86,18 +87,25 @@ class SourceSpec:
 @dataclass(frozen=True)
 class Surroundings:
     """What sources are made of besides their entries: a run's settings, what starts an engine for a model, the run's
-    seed, and where models' replies are kept (None: nowhere)."""
+    seed, where models' replies are kept (None: nowhere), and what makes an encoder (None: it is loaded here)."""
 
     settings: OgerSettings
     engine: Callable[[ModelKeys], Place]
     seed: int = 0
     cache: VerdictCache | None = None
+    encoder: MakeEncoder | None = None
 
     @classmethod
-    def of(cls, settings: OgerSettings, engine: Callable[[ModelKeys], Place], seed: int) -> Self:
+    def of(
+        cls,
+        settings: OgerSettings,
+        engine: Callable[[ModelKeys], Place],
+        seed: int,
+        encoder: MakeEncoder | None = None,
+    ) -> Self:
         """Those of a run, with the cache that its settings name."""
         cache = VerdictCache(Path(settings.reward.cache)) if settings.reward.cache else None
-        return cls(settings, engine, seed, cache)
+        return cls(settings, engine, seed, cache, encoder)
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,7 @@ def _similarity(spec: SourceSpec, of: Surroundings) -> Source:
     from oger_recipe.rewards.models.similarity import Similarity  # with the encoder's libraries
 
     assert isinstance(spec.keys, SimilarityKeys)
-    return Similarity.of(spec.keys, of.settings.embedding)
+    return Similarity.of(spec.keys, of.settings.embedding, of.encoder)
 
 
 KINDS: dict[str, Kind] = {
@@ -195,17 +203,18 @@ def rewards_of(
     scores = _asked(sources, groups, wanted)
     failed = [_failed(each) for each in scores]
     valued = [asked & ~missing for asked, missing in zip(wanted, failed, strict=True)]
-    so_far = dict(running or {}) | {
-        spec.name: (running or {}).get(spec.name, Running()).joined_by(each.values[has_value])
+    before = running or {}
+    so_far = {
+        spec.name: before.get(spec.name, Running()).joined_by(each.values[has_value])
         for spec, each, has_value in zip(specs, scores, valued, strict=True)
-        if spec.normalize == "running"
     }
-    terms = [
-        spec.weight
-        * torch.where(
-            has_value, NORMALIZE[spec.normalize](each.values, has_value, so_far.get(spec.name, Running())), 0.0
-        )
+    values = [
+        NORMALIZE[spec.normalize](each.values, has_value, so_far[spec.name])
         for spec, each, has_value in zip(specs, scores, valued, strict=True)
+    ]
+    terms = [
+        spec.weight * torch.where(has_value, each, 0.0)
+        for spec, each, has_value in zip(specs, values, valued, strict=True)
     ]
     names, how = [spec.name for spec in specs], ON_ERROR[on_error]
     counts = [~missing if how.passed_by else torch.ones_like(missing) for missing in failed]
@@ -218,7 +227,7 @@ def rewards_of(
         torch.stack(failed).any(dim=0).any(dim=1) & how.drops_group,
         {f"{spec.name}/{name}": value for spec, each in zip(specs, scores, strict=True)
          for name, value in each.metrics.items()},
-        so_far,
+        {spec.name: so_far[spec.name] for spec in specs if spec.normalize == "running"},
     )  # fmt: skip
 
 
@@ -240,6 +249,7 @@ def _asked(sources: Sequence[Source], groups: Sequence[Group], wanted: Sequence[
     return [asked[number] for number in range(len(sources))]
 
 
+@torch.no_grad()  # of a thread alone
 def _scores(source: Source, groups: Sequence[Group], wanted: Tensor) -> Scores:
     try:
         return source.score(groups, wanted)
@@ -247,9 +257,8 @@ def _scores(source: Source, groups: Sequence[Group], wanted: Tensor) -> Scores:
         raise
     except Exception as error:
         why = reason(error)
-        return Scores(
-            torch.zeros(wanted.shape), errors={(group, row): why for group, row in wanted.nonzero().tolist()}
-        )
+        errors = {(group, row): why for group, row in wanted.nonzero().tolist()}
+        return Scores(torch.full(wanted.shape, torch.nan), errors=errors)
 
 
 def compose(terms: Sequence[Tensor], counts: Sequence[Tensor], combine: Sequence[str]) -> Tensor:

@@ -23,11 +23,12 @@ def key(
     *,
     range: Range = FINITE,
     choices: Collection[str] | None = None,
-    column: bool = False,
+    column: str | None = None,
 ) -> Any:
     """A field of a kind's keys; one without a default has to be there. Every number has a range.
 
-    column: it names a column of the training data, which has to be there in every row.
+    column: it names a column of the training data, which has to be there in every row: a "text", or "anything" but
+    null.
     """
     return field(default=default, metadata={"help": help, "range": range, "choices": choices, "column": column})
 
@@ -45,10 +46,11 @@ class Keys:
     def names(cls) -> tuple[str, ...]:
         return tuple(each.name for each in fields(cls))
 
-    def columns(self) -> dict[str, str]:
-        """The columns of the training data that these keys name, by key."""
-        named = {each.name: getattr(self, each.name) for each in fields(self) if each.metadata["column"]}
-        return {name: column for name, column in named.items() if column is not None}
+    def columns(self) -> Iterator[tuple[str, str, bool]]:
+        """Yields keys that name a column of the training data, with its name and whether it has to be a text."""
+        for each in fields(self):
+            if each.metadata["column"] and (name := getattr(self, each.name)) is not None:
+                yield each.name, name, each.metadata["column"] == "text"
 
     @classmethod
     def problems(cls, entry: Mapping[str, Any]) -> Iterator[str]:

@@ -37,8 +37,8 @@ class Keywords(Keys):
     def of(cls, entry: Mapping[str, Any]) -> Self:
         return cls(given={name: read_number(value) for name, value in entry.items()})
 
-    def columns(self) -> dict[str, str]:
-        return {}
+    def columns(self) -> Iterator[tuple[str, str, bool]]:
+        yield from ()
 
 
 def make_own(name: str, path: str, keywords: Mapping[str, Any]) -> Source:

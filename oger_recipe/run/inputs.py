@@ -31,19 +31,32 @@ def leaves_task_unused(value: Mapping[str, Any]) -> bool:
     return value["oger.task.name"] is not None and bool(value[DATA] and value[_MODEL])
 
 
+def judge_folder(model: str) -> str:
+    """The folder of a judge that the built-in task brings; any other name itself."""
+    from oger_recipe.tasks.judges import folder_of
+
+    return folder_of(model, TaskSettings.cache)
+
+
+def with_judges(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with folders in the place of the built-in task's judges in oger.reward.sources."""
+    from oger_recipe.tasks.judges import with_folders
+
+    cache = value["oger.task.cache"]
+    return {**value, "oger.reward.sources": tuple(with_folders(each, cache) for each in value["oger.reward.sources"])}
+
+
 def with_task(value: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with what the user does not have himself of the built-in task, where it is asked for: its training
-    rows, its evaluation rows, its policy, its judges."""
+    rows, its evaluation rows, its policy."""
     if value["oger.task.name"] is None:
         return dict(value)
-    from oger_recipe.tasks.build import build_countdown, with_judges
+    from oger_recipe.tasks.build import build_countdown
 
     own = {key: bool(value[key]) for key in (DATA, EVAL, _MODEL)}
     built = build_countdown(TaskSettings.of(value), data=not (own[DATA] and own[EVAL]), policy=not own[_MODEL])
     files = {DATA: built.train_rows, EVAL: built.eval_rows, _MODEL: built.policy}
     given: dict[str, Any] = {key: str(file) for key, file in files.items() if not own[key]}
-    cache = value["oger.task.cache"]
-    given["oger.reward.sources"] = tuple(with_judges(entry, cache) for entry in value["oger.reward.sources"])
     if value["data.apply_chat_template"] is None and not value["oger.prompt_template"]:
         given["data.apply_chat_template"] = True
     return {**value, **given, **_task_columns(value, own)}

@@ -81,8 +81,8 @@ def _gpus(value: Mapping[str, Any]) -> list[str]:
         role: f"{value[f'{key}.num_nodes']} nodes x {value[f'{key}.num_gpus_per_node']}" for role, key in _GROUPS
     }
     layout["vLLM engines"] = f"{value['vllm.num_engines']} engines x {value['vllm.tensor_parallel_size']}"
-    engines = [keys.tensor_parallel_size for _, keys in judge_engines(value)]
-    layout["judges"] = f"{len(engines)} in turn, of {', '.join(map(str, engines))}"
+    engines = {keys for _, keys in judge_engines(value)}
+    layout["judges"] = f"{len(engines)} engines in turn"
     layout["encoder"] = f"{value['oger.embedding_num_gpus']:g} of one"
     lines = ["GPUs by role:"]
     lines += [f"  {role:<14}{layout[role]:<20}{count:>4}" for role, count in asked.items()]

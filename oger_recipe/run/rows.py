@@ -56,19 +56,24 @@ def training_rows(value: Mapping[str, Any], counts: Counter[str] | None = None) 
 
 def _require_columns(rows: list[Row], rewards: RewardSettings, data: str) -> None:
     """Raises RecipeError where a source of the reward reads a column that the data, or one of its rows, does not
-    have."""
+    have, or that holds no text where one is needed."""
     there = dict.fromkeys(name for row in rows for name in row)
-    missing = []
+    wrong = []
     for spec in sources_of(rewards.sources):
-        for key, column in spec.keys.columns().items():
+        for key, column, is_text in spec.keys.columns():
             asked = f"{column!r}, the {key} of the reward source {spec.name!r}"
             if column not in there:
                 raise RecipeError(f"{data}: there is no column {asked}; there are {', '.join(map(repr, there))}")
-            if empty := [row["uid"] for row in rows if row.get(column) is None]:
-                more = f" and {len(empty) - _SHOWN} more" * (len(empty) > _SHOWN)
-                missing.append(f"{len(empty)} of {len(rows)} rows have no {asked}: {', '.join(empty[:_SHOWN])}{more}")
-    if missing:
-        raise RecipeError(f"{data}: {'; '.join(missing)}")
+            empty = [row["uid"] for row in rows if row.get(column) is None]
+            others = [row["uid"] for row in rows if is_text and not isinstance(row.get(column), str | None)]
+            wrong += [f"{len(empty)} of {len(rows)} rows have no {asked}: {_listed(empty)}"] if empty else []
+            wrong += [f"{len(others)} rows have no text in {asked}: {_listed(others)}"] if others else []
+    if wrong:
+        raise RecipeError(f"{data}: {'; '.join(wrong)}")
+
+
+def _listed(uids: list[str]) -> str:
+    return ", ".join(uids[:_SHOWN]) + f" and {len(uids) - _SHOWN} more" * (len(uids) > _SHOWN)
 
 
 def evaluation_rows(value: Mapping[str, Any], counts: Counter[str] | None = None) -> list[Row]:

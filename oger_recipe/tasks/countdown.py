@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from oger_recipe.files import atomic_write, write_jsonl
 from oger_recipe.rewards.verifiers import verify
-from oger_recipe.tasks.countdown_problem import OPERATORS, Expression, Problem, random_expression, steps
+from oger_recipe.tasks.countdown_problem import OPERATORS, Expression, Problem, random_expression, render, steps
 from oger_recipe.tasks.countdown_teachers import TEACHERS, slip
 
 Split = Literal["train", "held_out"]
@@ -119,7 +119,7 @@ def prompt_of(problem: Problem) -> str:
 def build_rows(
     problems: Iterable[Problem], *, seed: int, wrong_share: float = 0.0, max_teachers: int = 3
 ) -> list[dict[str, Any]]:
-    """Builds dataset rows (uid, prompt, answer, task, datasource, teachers), one per problem.
+    """Builds dataset rows (uid, prompt, answer, solution, task, datasource, teachers), one per problem.
 
     Each trajectory is wrong with probability `wrong_share`. With `max_teachers` below 3 each row has its own random
     choice of styles. A row depends on the seed and its problem only, not on its neighbours. Raises ValueError for a
@@ -137,6 +137,7 @@ def _row(problem: Problem, rng: random.Random, wrong_share: float, max_teachers:
         "uid": problem.uid,
         "prompt": prompt_of(problem),
         "answer": answer,
+        "solution": render(problem.expression),
         "task": "countdown",
         "datasource": "countdown",
         "teachers": [

@@ -33,6 +33,7 @@ from oger_recipe.embedding.cache import EmbeddingCache
 from oger_recipe.embedding.encoder import TrajectoryEncoder
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 from oger_recipe.embedding.similarity import EmbeddingSimilarity
+from oger_recipe.rewards.compose import Surroundings
 from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.run_folder.records import write_samples
 from oger_recipe.settings.oger import OgerSettings
@@ -104,7 +105,7 @@ def measure(encoder: TrajectoryEncoder, sizes: dict[str, int], folder: Path, ste
         tokenizer.convert_tokens_to_ids(word) for word in ("we", "then", "find", "that", "the", "sum", "is", "two")
     ]
     settings = OgerSettings()
-    sources = StepRewards(settings, folder, "dr_grpo", 0, RunEngines(cpu=True).place)
+    sources = StepRewards(Surroundings.of(settings, RunEngines(cpu=True).place, seed=0), folder, "dr_grpo")
     prompts, group, length, teachers = sizes.values()
 
     def teacher(number: int) -> Teacher:

@@ -242,7 +242,7 @@ def controller(
 
     monkeypatch.setattr(ray, "get", lambda refs: refs)
     monkeypatch.setattr(ray, "put", lambda value: value)
-    monkeypatch.setattr("oger_recipe.embedding.similarity.make_encoder", Directions)
+    monkeypatch.setattr("oger_recipe.plugin.encoder.actor_encoder.make_encoder", Directions)
 
     def make(
         *flags: str, teachers: dict[str, list[Any]] | None = None, critic: float | None = None,

@@ -294,6 +294,7 @@ def test_rows_have_the_documented_fields() -> None:
         "uid": "countdown-3-5-12-96",
         "prompt": "Using the numbers [3, 5, 12], create an equation that equals 96.",
         "answer": '{"numbers":[3,5,12],"target":96}',
+        "solution": "(3+5)*12",
         "task": "countdown",
         "datasource": "countdown",
     }

@@ -21,6 +21,8 @@ OFF = {"bonus_weight": 0.0}
 NO_BONUS = {"reward.sources": ({"name": "rule", "kind": "verifier"},)}
 SIMILAR = {"reward.sources": ({"name": "similar", "kind": "similarity"},)}
 JUDGED = {"reward.sources": ({"name": "a", "kind": "judge", "model": "me/judge", "plugin": "binary"},)}
+JUDGE = {"name": "judge", "kind": "judge", "model": "m", "plugin": "zero_one"}
+JUDGED = {"reward.sources": (JUDGE,)}
 NO_TEACHERS = {"max_replace_num": 0}
 KL = {"algo.kl.init_coef": 0.1}
 GUIDED = {"max_replace_num": 0, "n_prefix": 2}
@@ -73,6 +75,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     (OFF | {"replace_mode": "random"}, {"embedding_part": "answer"}, {}),
     (OFF | NO_TEACHERS, {"embedding_max_tokens": 64}, OFF | NO_TEACHERS | SIMILAR),
     (OFF | NO_TEACHERS, {"embedding_url": "http://127.0.0.1:1/v1"}, OFF | NO_TEACHERS | SIMILAR),
+    (SIMILAR, {"reward.cache": ""}, JUDGED),
     (OFF | NO_TEACHERS | SIMILAR, {"max_embedding_error_rate": 0.5}, {}),
     ({}, {"history_size": 2}, {"use_history_samples": True}),
     (OFF | NO_TEACHERS, {"use_history_samples": True}, {}),

@@ -102,6 +102,29 @@ def test_the_in_reward_kl_is_of_the_chosen_estimator(controller, group, estimato
     assert advantages == [pytest.approx([value - 2 * of_token * left for left in (3, 2, 1)]) for value in centred]
 
 
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        ("reinforce", [1.4375, -0.5625, 1.4375, -0.0625, *[-0.5625] * 4]),  # less the mean of the batch, 4.5 / 8
+        ("reinforce_baseline", [0.875, -1.125, 0.875, -0.625, *[0.0] * 4]),  # less that of the group, 4.5 / 4 and 0
+    ],
+)
+def test_reinforce_trains_on_what_all_sources_say_where_their_gates_are_open(
+    controller, rollout, tmp_path, estimator, expected
+):
+    """The rule says 1, 0, 1, 0.5, and four times 0; the other source says 1, and counts where the rule said 1."""
+    (tmp_path / "says_one.py").write_text("def score(group):\n    return [1.0] * len(group.responses)\n")
+    sources = [{"name": "rule", "kind": "verifier"}]
+    sources += [{"name": "ones", "kind": "says_one:score", "gate": "rule_equals_1"}]
+    flags = ["--oger.max_replace_num=0", f"--oger.reward.sources={json.dumps(sources)}"]
+    flags += [f"--oger.verifier_path={tmp_path}", "--algo.advantage.no_std_norm"]
+    rows = [rollout(text, reward) for text, reward in zip(TEXTS, [1.0, 0.0, 1.0, 0.5], strict=True)]
+    rows += [rollout(text, 0.0, uid="v") for text in TEXTS]
+    maker = controller(*flags, "--algo.advantage.estimator", estimator)
+    assert first_tokens(maker.make_experience_batch(rows)) == pytest.approx(expected)
+    assert maker.rewards.total.tolist() == [[2.0, 0.0, 2.0, 0.5], [0.0] * 4]
+
+
 def test_an_estimator_that_is_registered_can_be_chosen_and_trains(controller, group, monkeypatch):
     monkeypatch.setitem(credit.ESTIMATORS, "doubled", lambda rewards, baseline: 2 * rewards)
     flags = ["--algo.advantage.estimator", "doubled", "--rollout.micro_batch_size=2"]

@@ -1,10 +1,11 @@
-"""Reward models in engines of the run's own: one Ray for all tests of this file, on two logical GPUs."""
+"""Reward models in engines of the run's own, and the encoder in a process of its own, in one Ray of three GPUs."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,15 @@ from transformers import (
 )
 
 from oger_recipe.cpu import CPU_ENVIRONMENT
+from oger_recipe.embedding.base import EmbeddingError, Encoder
+from oger_recipe.embedding.cache import EmbeddingCache
+from oger_recipe.embedding.encoder import TrajectoryEncoder
+from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
+from oger_recipe.embedding.similarity import EmbeddingSimilarity
 from oger_recipe.errors import RecipeError
 from oger_recipe.plugin.driver.local_engines import local_engines
 from oger_recipe.plugin.driver.start_ray import cleared_up, run_environment, start_ray
+from oger_recipe.plugin.encoder.actor_encoder import ActorEncoder, encoders_on
 from oger_recipe.plugin.judges.engines import EnginePlace, RunEngines
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.rewards.models.place import Sampling
@@ -57,7 +64,7 @@ def ray_here() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as environment, cleared_up() as folder:
         for name, value in CPU_ENVIRONMENT.items():
             environment.setenv(name, value)
-        start_ray(run_environment(True) | {"VLLM_LOGGING_LEVEL": "ERROR"}, True, 2, False, folder)
+        start_ray(run_environment(True) | {"VLLM_LOGGING_LEVEL": "ERROR"}, True, 3, False, folder)
         try:
             yield
         finally:
@@ -222,3 +229,52 @@ def test_a_command_whose_models_are_elsewhere_starts_no_ray() -> None:
     was_there = ray.is_initialized()
     with local_engines():
         assert ray.is_initialized() == was_there
+
+
+# ---- the encoder
+
+
+ENCODER = EncoderSettings(PACKAGED_MODEL, None, max_tokens=16, long_texts="tail", part="answer")
+TEXTS = ["<think>first</think>the answer is 4", "so it is four " * 20, "no", "é漢", "the answer is 5"]
+
+
+@pytest.fixture(scope="module")
+def encoder(ray_here: None) -> Encoder:
+    return encoders_on(0.5, None)(ENCODER, 2)
+
+
+def test_an_encoder_elsewhere_gives_what_one_here_gives(encoder: Encoder, tmp_path: Path) -> None:
+    here = TrajectoryEncoder(ENCODER, 2)
+    assert torch.allclose(encoder.encode(TEXTS), here.encode(TEXTS), atol=1e-6)
+    assert encoder.share_read(TEXTS) == here.share_read(TEXTS) < 1
+    assert encoder.settings.fingerprint() == here.settings.fingerprint()  # one cache for both
+    groups, references = [TEXTS[:2], TEXTS[2:4]], [["the answer is 4"], TEXTS[4:]]
+    found = []
+    for each in (encoder, here):
+        measure = EmbeddingSimilarity(each, EmbeddingCache(each, tmp_path / type(each).__name__))
+        for text in TEXTS[:3]:
+            measure.prefetch(text)
+        found.append(measure.of_groups(groups, references, "mean"))
+    assert torch.allclose(*found, atol=1e-6) and found[0].isfinite().all()
+
+
+def test_an_encoder_that_dies_is_an_error_of_embedding_and_starts_again(encoder: Encoder) -> None:
+    assert isinstance(encoder, ActorEncoder)
+    before = encoder.encode(TEXTS)
+    pid = ray.get(encoder._actor.__ray_call__.remote(lambda actor: os.getpid()))
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(EmbeddingError, match=r"5 of 5 texts could not be embedded .* the encoder's process died"):
+        for _ in range(100):  # until Ray has seen it
+            encoder.encode(TEXTS)
+    rows, failed = encoder.encode_each(TEXTS[:2])
+    for _ in range(20):
+        if not failed:
+            break
+        rows, failed = encoder.encode_each(TEXTS[:2])
+    assert torch.allclose(rows, before[:2], atol=1e-6)
+
+
+def test_a_run_says_what_is_wrong_with_its_encoder_and_without_a_gpu_has_it_here(ray_here: None) -> None:
+    with pytest.raises(ValueError, match="no room for a text"):
+        encoders_on(0.5, None)(replace(ENCODER, max_tokens=2), 2)
+    assert isinstance(encoders_on(0.0, None)(ENCODER, 2), TrajectoryEncoder)

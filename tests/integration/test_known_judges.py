@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oger_recipe.tasks.build import with_judges
+from oger_recipe.tasks.judges import with_folders
 from oger_recipe.tasks.known_judges import LONGEST, First, Star, save_head, save_judge, value
 
 
@@ -72,10 +72,10 @@ def test_names_of_the_built_in_judges_become_folders_that_say_what_they_should(t
 
     cache = str(tmp_path)
     entry = {"name": "j", "kind": "judge", "model": "countdown-judge", "weight": 0.5}
-    folder = with_judges(entry, cache)["model"]
-    assert with_judges(entry, cache) == entry | {"model": folder} and Path(folder).parent == tmp_path
+    folder = with_folders(entry, cache)["model"]
+    assert with_folders(entry, cache) == entry | {"model": folder} and Path(folder).parent == tmp_path
     other = {"kind": "critique_classifier", "critic": "countdown-grader", "model": "countdown-head"}
-    grader, head = (with_judges(other, cache)[key] for key in ("critic", "model"))
+    grader, head = (with_folders(other, cache)[key] for key in ("critic", "model"))
     product, total, both = "<answer>(3-5)*12</answer>", "<answer>3+5</answer>", "<answer>(3+5)*12</answer>"
     for model, said in ((folder, ["1", "0", "1"]), (grader, ["4", "10", "10"])):
         tokenizer, judge = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model)
@@ -96,7 +96,7 @@ def test_what_a_server_calls_its_model_and_other_models_stay(tmp_path: Path) -> 
         "model": "org/m",
     }
     for entry in (at_server, others, {"name": "rule", "kind": "verifier"}):
-        assert with_judges(entry, str(tmp_path)) == entry
+        assert with_folders(entry, str(tmp_path)) == entry
     assert not list(tmp_path.iterdir())
     named = at_server | {"tokenizer": "countdown-judge"}
-    assert Path(with_judges(named, str(tmp_path))["tokenizer"]).is_dir()
+    assert Path(with_folders(named, str(tmp_path))["tokenizer"]).is_dir()

@@ -120,4 +120,12 @@ def test_a_column_that_a_source_names_has_to_be_there_in_every_row(
         f"{path}: 7 of 12 rows have no 'rm_prompt_1', the reference of the reward source 'rider': "
         "u0, u2, u4, u6, u8, u10, u11"
     )
-    assert len(_training_rows(parser, path, rows)) == 12
+    some = [row | {"rm_prompt_1": ["a", "list"] if n < 11 else ""} for n, row in enumerate(rows)]
+    judge = {"name": "rider", "kind": "judge", "model": "m", "plugin": "zero_one", "prompt_column": "rm_prompt_1"}
+    with pytest.raises(RecipeError) as raised:
+        _training_rows(parser, path, some, judge)
+    assert str(raised.value) == (
+        f"{path}: 11 rows have no text in 'rm_prompt_1', the prompt_column of the reward source 'rider': "
+        "u0, u1, u2, u3, u4, u5, u6, u7, u8, u9 and 1 more"
+    )
+    assert len(_training_rows(parser, path, rows)) == len(_training_rows(parser, path, some, RIDER)) == 12

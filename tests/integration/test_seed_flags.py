@@ -208,11 +208,10 @@ def test_flags_that_choose_the_measure(arguments, monkeypatch: pytest.MonkeyPatc
         chosen.append(settings)
         return SimpleNamespace(settings=settings, dimension=3)
 
-    monkeypatch.setattr("oger_recipe.embedding.similarity.make_encoder", encoder)
     flags = ["--oger.embedding_model", "b/model", "--oger.embedding_long_texts", "tail"]
     flags += ["--oger.embedding_part", "answer"]
     flags += ["--oger.embedding_url", "http://127.0.0.1:1/v1", "--oger.embedding_cache", str(tmp_path)]
-    make_similarity(embedding(arguments(*flags)))
+    make_similarity(embedding(arguments(*flags)), encoder)
     assert (chosen[0].model, chosen[0].long_texts, chosen[0].url) == ("b/model", "tail", "http://127.0.0.1:1/v1")
     assert chosen[0].part == "answer"
 

@@ -43,7 +43,8 @@ PROCESSES = {
     "engine": "plugin",
     "policy": "plugin",
     "judges": "plugin",
-    "controller": "judges plugin",
+    "encoder": "",
+    "controller": "encoder judges plugin",
     "driver": "controller engine judges plugin policy",
 }
 

@@ -260,7 +260,7 @@ def test_a_source_that_raises_has_failed_on_the_rows_that_it_was_asked_about(kin
     assert found.errors["s1"].keys() == {0, 3, 6}
     assert found.errors["s1"][6].startswith("KeyError: 'down' (") and "test_compose.py" in found.errors["s1"][6]
     assert found.total.tolist() == [[3.0, 2.5, 2.0, 3.0], [2.0, 1.5, 3.0, 2.25]]  # the others are asked all the same
-    assert found.said["s1"].isnan().tolist() == [[True, False, False, True], [False, False, True, False]]
+    assert found.said["s1"].isnan().all()
 
 
 @pytest.mark.parametrize("kind", [Asks, AsksAlone])

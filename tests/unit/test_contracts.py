@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from oger_recipe.algorithm.advantage import BASELINES, group_advantage
-from oger_recipe.algorithm.credit import ESTIMATORS
+from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS
 from oger_recipe.algorithm.exploration import (
     ENTROPY_WEIGHTS,
     REDUCTIONS,
@@ -282,9 +282,25 @@ def test_an_estimator_compares_the_rows_of_a_group_alone(name: str) -> None:
     assert ESTIMATORS[name](torch.full((2, 4), 0.7), None).tolist() == [[0.0] * 4] * 2
 
 
+@pytest.mark.parametrize("name", BATCH_ESTIMATORS)
+def test_an_estimator_of_batches_compares_all_rows_wherever_they_stand(name: str) -> None:
+    torch.manual_seed(0)
+    rewards, order = torch.rand(3, 8), torch.randperm(24)
+    given = rewards.clone()
+    found = BATCH_ESTIMATORS[name](rewards)
+    assert found.shape == rewards.shape and found.dtype == torch.float32 and found.isfinite().all()
+    assert torch.equal(rewards, given), "it writes into its input"
+    permuted = BATCH_ESTIMATORS[name](rewards.flatten()[order].view(3, 8))
+    torch.testing.assert_close(permuted.flatten(), found.flatten()[order])
+    assert torch.equal(found.flatten().argsort(), rewards.flatten().argsort()), "a higher reward has a lower advantage"
+    torch.testing.assert_close(BATCH_ESTIMATORS[name](rewards + 2), found, atol=1e-5, rtol=0)
+    assert BATCH_ESTIMATORS[name](torch.full((2, 4), 0.7)).tolist() == [[0.0] * 4] * 2
+
+
 def test_estimators_differ() -> None:
-    rewards = torch.tensor([[0.1, 0.7, 0.2, 0.4]])
-    _all_differ({name: _numbers(estimator(rewards, None)) for name, estimator in ESTIMATORS.items()})
+    rewards = torch.tensor([[0.1, 0.7, 0.2, 0.4], [0.1, 0.3, 0.2, 0.9]])
+    groups = {name: _numbers(estimator(rewards, None)) for name, estimator in ESTIMATORS.items()}
+    _all_differ(groups | {name: _numbers(estimator(rewards)) for name, estimator in BATCH_ESTIMATORS.items()})
 
 
 @pytest.mark.parametrize("name", RESHAPES)

@@ -28,9 +28,11 @@ from oger_recipe.plugin.controller.hybrid_batch import (
 from oger_recipe.plugin.controller.step_metrics import Credit, step_metrics
 from oger_recipe.plugin.controller.step_rewards import StepRewards
 from oger_recipe.plugin.controller.step_samples import sample_lines
+from oger_recipe.plugin.encoder.actor_encoder import encoders_on
 from oger_recipe.plugin.experiences import teachers_tokens
 from oger_recipe.plugin.judges.engines import RunEngines
 from oger_recipe.plugin.kl import compute_approx_kl
+from oger_recipe.rewards.compose import Surroundings
 from oger_recipe.run_folder import records as run_folder
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.teachers.history import History
@@ -52,17 +54,16 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.size = rollout.n_samples_per_prompt
         self.store = TeacherStore(self.run_dir / "data" / "teachers.arrow")
         has_references = len(self.store) or settings.teachers.use_history_samples
-        self.measure = make_similarity(settings.embedding) if has_references and settings.compares else None
+        shared_gpus = self._policys_gpus if self.args.train.colocate_all else None
+        encoder = encoders_on(settings.embedding.embedding_num_gpus, shared_gpus)
+        self.measure = make_similarity(settings.embedding, encoder) if has_references and settings.compares else None
         self.history: History | None = None
         self.reach = EncoderReach(self.measure, settings.embedding, self.run_dir)
         self.engines = RunEngines(
-            cpu=is_without_cuda(),
-            memory_gb=settings.reward.engine_memory_gb,
-            shared_gpus=self._policys_gpus if self.args.train.colocate_all else None,
+            cpu=is_without_cuda(), memory_gb=settings.reward.engine_memory_gb, shared_gpus=shared_gpus
         )
-        self.step_rewards = StepRewards(
-            settings, self.run_dir, self.args.algo.advantage.estimator, self.args.train.seed, self.engines.place
-        )
+        surroundings = Surroundings.of(settings, self.engines.place, self.args.train.seed, encoder)
+        self.step_rewards = StepRewards(surroundings, self.run_dir, self.args.algo.advantage.estimator)
         self.engines.start()
         self.engine_guard = EngineGuard(
             guards.max_logprob_difference, top_p=rollout.top_p, top_k=settings.rollouts.top_k

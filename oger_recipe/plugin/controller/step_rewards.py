@@ -1,6 +1,5 @@
 """The reward of every row of a step, from the sources that the recipe lists."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,22 +12,17 @@ from oger_recipe.plugin.controller.guards import SourceGuard
 from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts, reward_groups
 from oger_recipe.plugin.controller.reward_watch import SourceWatch
 from oger_recipe.rewards.compose import Rewards, Surroundings, make_source, rewards_of, sources_of
-from oger_recipe.rewards.models.keys import ModelKeys
-from oger_recipe.rewards.models.place import Place
 from oger_recipe.rewards.running import keep_running, read_running
 from oger_recipe.rewards.verifiers import look_in
-from oger_recipe.settings.oger import OgerSettings
 
 
 class StepRewards:
     """Asks the sources of reward about each step."""
 
-    def __init__(
-        self, settings: OgerSettings, run_dir: Path, estimator: str, seed: int, engine: Callable[[ModelKeys], Place]
-    ) -> None:
+    def __init__(self, surroundings: Surroundings, run_dir: Path, estimator: str) -> None:
+        settings = surroundings.settings
         self._settings, self._run_dir, self._on_error = settings, run_dir, settings.reward.on_error
         look_in(settings.verifiers.verifier_path)
-        surroundings = Surroundings.of(settings, engine, seed)
         self._specs = sources_of(settings.reward.sources, estimator)
         self._sources = [make_source(spec, surroundings) for spec in self._specs]
         self._guard = SourceGuard(run_dir, self._on_error)

@@ -16,6 +16,7 @@ ROLES = {
     "RewardModelActor": "reward-model",
     "OgerRewardModelActor": "reward-model",
     "JudgeActor": JUDGE,
+    "EncoderActor": "encoder",
 }
 _ALONE = ("controller", JUDGE)  # without a number: there is one, or every start makes another
 _ACTOR = ":actor_name:"  # Ray's line in a worker's log that says which actor it has become

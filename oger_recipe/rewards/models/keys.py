@@ -120,7 +120,7 @@ class WriterKeys(ModelKeys):
     prompt_column: str | None = key(
         None,
         "column of the data with the judge's prompt (default: rm_prompt where it is there, else the problem)",
-        column=True,
+        column="text",
     )
     temperature: float = key(0.0, "of the judge; 0 is greedy", range=WEIGHT)
     top_p: float = key(1.0, "nucleus of the judge", range=PART)
@@ -170,7 +170,7 @@ class ClassifierKeys(ModelKeys):
     prompt_column: str | None = key(
         None,
         "column of the data with the model's prompt (default: rm_prompt where it is there, else the problem)",
-        column=True,
+        column="text",
     )
     plugin: str | None = key(
         None, "file with rm_preprocess, which makes the text (default: the model's chat template)"
@@ -222,7 +222,7 @@ class CritiqueKeys(WriterKeys):
 class SimilarityKeys(Keys):
     """How close a response is to the reference answer, by the run's encoder, through a curve."""
 
-    reference: str | None = key(None, "column of the data with the reference (default: the answer)", column=True)
+    reference: str | None = key(None, "column of the data with the reference (default: the answer)", column="anything")
     part: str = key(
         "answer", "what of a response is compared: all, its thought, or its answer (behind </think>)", choices=PARTS
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 from oger_recipe.algorithm.similarity_curve import similarity_reward
 from oger_recipe.embedding.base import Encoder, part_of
 from oger_recipe.embedding.cache import EmbeddingCache
-from oger_recipe.embedding.encoder import make_encoder
+from oger_recipe.embedding.encoder import MakeEncoder, make_encoder
 from oger_recipe.embedding.settings import EncoderSettings
 from oger_recipe.rewards.models.keys import SimilarityKeys
 from oger_recipe.rewards.sources import Group, Scores
@@ -34,9 +34,11 @@ class Similarity:
     cache: EmbeddingCache
 
     @classmethod
-    def of(cls, keys: SimilarityKeys, settings: EmbeddingSettings) -> Similarity:
+    def of(cls, keys: SimilarityKeys, settings: EmbeddingSettings, make: MakeEncoder | None) -> Similarity:
         """Load the run's encoder, which reads here all of the texts that it is given."""
-        encoder = make_encoder(replace(EncoderSettings.of(settings), part="all"), settings.embedding_batch_size)
+        encoder = (make or make_encoder)(
+            replace(EncoderSettings.of(settings), part="all"), settings.embedding_batch_size
+        )
         return cls(keys, encoder, EmbeddingCache(encoder, Path(settings.embedding_cache)))
 
     def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:

@@ -90,7 +90,7 @@ CASES: dict[str, tuple[str, str, list[str]]] = {  # recipe, inputs, flags
         "--oger.non_stop_penalty=-0.5",
     ]),
 }  # fmt: skip
-_FLAGS = [
+FLAGS = [
     "--data.apply_chat_template", "--rollout.batch_size=6", "--rollout.micro_batch_size=16",
     "--rollout.max_new_tokens=44", "--train.micro_batch_size=12", "--ckpt.save_steps=-1", "--ckpt.disable_ds",
     "--no-oger.chunked_token_stats", "--oger.grading_time_limit=60",
@@ -111,7 +111,7 @@ def replayed(case: str, folder: Path) -> dict[str, Any]:
             "oger.embedding_url": url,
         }  # fmt: skip
         given = [f"--{flag}={value}" for flag, value in places.items()]
-        groups = _train(_settings(patch, recipe, [*given, *_FLAGS, *flags]))
+        groups = _train(_settings(patch, recipe, [*given, *FLAGS, *flags]))
     found = {
         f"step_{step}/{name}": values
         for step, micro_batches in enumerate(groups["policy"].appended, start=1)

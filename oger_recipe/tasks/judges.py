@@ -1,0 +1,37 @@
+"""The reward models that the built-in task brings, by the names that recipes and commands may use for them.
+
+They like operators, not right answers, so that everybody can say what a verdict has to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from oger_recipe.tasks import known_judges, tiny_policy
+from oger_recipe.tasks.build import cached, sources_of, versions
+
+JUDGES: dict[str, Callable[[Path], Path]] = {
+    # 1 where an answer multiplies, else 0
+    "countdown-judge": lambda folder: known_judges.save_judge(known_judges.Star(), folder),
+    # 10 where it adds, else 4
+    "countdown-grader": lambda folder: known_judges.save_judge(known_judges.Star("10", "4", "+"), folder),
+    # 2 for a product, less 1 for a sum
+    "countdown-head": lambda folder: known_judges.save_head(folder, "*+"),
+}
+_AT_SERVER = {"model": "url", "tokenizer": "", "critic": "critic_url"}  # key -> the key with which a server names it
+
+
+def folder_of(model: str, cache: str) -> str:
+    """Returns a model's folder where its name is in JUDGES, built unless the cache has it; else the name itself."""
+    if model not in JUDGES:
+        return model
+    content = sources_of(known_judges, tiny_policy) | versions()
+    return str(cached(Path(cache).expanduser(), model, content, JUDGES[model]))
+
+
+def with_folders(entry: Mapping[str, Any], cache: str) -> dict[str, Any]:
+    """The entry of oger.reward.sources with folders in the place of names in JUDGES."""
+    names = {key: entry[key] for key, url in _AT_SERVER.items() if key in entry and not entry.get(url)}
+    return {**entry, **{key: folder_of(name, cache) for key, name in names.items() if isinstance(name, str)}}
