@@ -98,8 +98,11 @@ class JudgeActor:
     def classify(self, prompts: Sequence[str]) -> Iterator[Numbered]:
         from vllm import PoolingParams
 
+        # Some heads have a number for every token, and no other: vLLM then lacks the first of these tasks.
+        task: Any = "classify" if "classify" in self._engine.get_supported_tasks() else "token_classify"
+
         def params(prompt: str) -> Any:
-            return PoolingParams(task="classify", use_activation=False)
+            return PoolingParams(task=task, use_activation=False)
 
         return self._answers(prompts, params, _measured, room=0)
 
@@ -154,7 +157,9 @@ def _written(output: Any) -> Reply:
 
 
 def _measured(output: Any) -> Reply:
-    numbers = output.outputs.data.flatten().tolist()
+    """Of a head with numbers for every token, [tokens, numbers], those of the last one count."""
+    data = output.outputs.data
+    numbers = (data[-1] if data.dim() > 1 else data).tolist()
     if len(numbers) != 1:
         return Reply(error=f"its head gives {len(numbers)} numbers, and a reward model's gives one")
     (value,) = numbers
