@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from oger_recipe.cpu import is_without_cuda
 from oger_recipe.imports import without_garbage_collection
 from oger_recipe.remote_code import may_run
@@ -35,6 +37,8 @@ class JudgeActor:
         if bundles is not None:
             os.environ["VLLM_RAY_PER_WORKER_GPUS"] = str(share)
             os.environ["VLLM_RAY_BUNDLE_INDICES"] = ",".join(map(str, bundles))
+        elif not self._cpu:  # where the user keeps Ray from saying so (RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES)
+            os.environ["CUDA_VISIBLE_DEVICES"] = str(ray.get_gpu_ids()[0])
 
     def load(self) -> int:
         """Returns the number of this process. Raises CannotLoad."""
