@@ -7,11 +7,6 @@ from runs import train
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="session")
 def smoke_run(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     """The smoke recipe as shipped: data, warm start, evaluation, four steps, evaluation."""
     run_dir = tmp_path_factory.mktemp("runs") / "smoke"

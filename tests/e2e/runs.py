@@ -5,17 +5,29 @@ import subprocess
 import sys
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).parents[2]
 SMOKE = "countdown_cpu_smoke"
+# Its sizes, for other recipes on Countdown: data and warm start are in the cache already. Two steps, no evaluation.
+SMALL = [
+    "--oger.task.train_problems", "64", "--oger.task.eval_problems", "16", "--oger.task.warm_start_steps", "240",
+    "--rollout.batch_size", "16", "--oger.total_training_steps", "2", "--no-oger.val_before_train",
+    "--no-oger.val_after_train", "--ckpt.save_steps", "-1",
+]  # fmt: skip
+
+
+def caches_in(folder: Path) -> list[str]:
+    """The flags that keep all caches of a run in a folder."""
+    names = {"task.cache": "tasks", "embedding_cache": "embeddings", "data_cache": "data", "reward.cache": "verdicts"}
+    return [part for knob, name in names.items() for part in (f"--oger.{knob}", str(folder / name))]
 
 
 def train(run_dir: Path, cache: Path, *flags: str, recipe: str | Path = SMOKE) -> subprocess.CompletedProcess[str]:
     """``oger train`` on one of configs/ or a file; the caches lie in ``cache``: nothing of the user's is touched."""
     file = recipe if isinstance(recipe, Path) else ROOT / "configs" / f"{recipe}.yaml"
     command = [sys.executable, "-m", "oger_recipe.cli.train", "--recipe", str(file), "--oger.run_dir", str(run_dir)]
-    folders = {"task.cache": "tasks", "embedding_cache": "embeddings", "data_cache": "data"}
-    caches = [part for knob, name in folders.items() for part in (f"--oger.{knob}", str(cache / name))]
-    return subprocess.run([*command, *caches, *flags], capture_output=True, text=True, timeout=600)
+    return subprocess.run([*command, *caches_in(cache), *flags], capture_output=True, text=True, timeout=600)
 
 
 def lines(path: Path) -> list[dict]:
@@ -25,3 +37,19 @@ def lines(path: Path) -> list[dict]:
 
 def samples(run_dir: Path, step: int) -> list[dict]:
     return lines(run_dir / "samples" / f"step_{step:05d}.jsonl")
+
+
+def dataset(run_dir: Path) -> list[dict]:
+    """The dataset rows that the run read."""
+    flags = (run_dir / "command.sh").read_text().split()
+    return lines(Path(flags[flags.index("--data.prompt_dataset") + 1]))
+
+
+def recipe_of(name: str, folder: Path, **changed: dict) -> Path:
+    """A shipped recipe in a file of its own, with other keys in the sources of its reward, by their names."""
+    path, shipped = folder / f"{name}.yaml", ROOT / "configs" / f"{name}.yaml"
+    sources = yaml.safe_load(shipped.read_text())["oger"]["reward"]["sources"]
+    assert changed.keys() <= {source["name"] for source in sources}
+    sources = [source | changed.get(source["name"], {}) for source in sources]
+    path.write_text(yaml.safe_dump({"extends": str(shipped), "oger": {"reward": {"sources": sources}}}))
+    return path

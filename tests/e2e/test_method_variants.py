@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from runs import ROOT, lines, samples, train
+from runs import ROOT, dataset, lines, samples, train
 
 DOCUMENT = ROOT.parent / "shared" / "seeds" / "000_e39033487543f5dd.txt"
 
@@ -20,7 +20,7 @@ def test_the_policy_continues_after_prefixes_and_remembers_what_it_solved(tmp_pa
     run_dir = tmp_path / "run"
     guided = ["--oger.max_replace_num", "0", "--oger.n_prefix", "3", "--oger.prefix_strategy", "fixed"]
     guided += ["--oger.min_prefix_ratio", "0.4", "--oger.off_policy_loss", "sft", "--oger.prompts_per_update", "8"]
-    first = ["--oger.sft.epochs", "15", "--oger.sft.lr", "0.002"]
+    first = ["--oger.sft.epochs", "6", "--oger.sft.lr", "0.002"]
     first += ["--oger.sft.batch_size", "32", "--oger.sft.micro_batch_size", "32"]
     bonus = ["--oger.use_history_samples", "--oger.similarity_reverse_fail", "--oger.entropy_position", "top"]
     bonus += ["--oger.bonus_schedule", "linear", "--oger.repeating_check", "--actor.entropy_coef", "0.001"]
@@ -32,7 +32,7 @@ def test_the_policy_continues_after_prefixes_and_remembers_what_it_solved(tmp_pa
     done = train(run_dir, cache, *first, *guided, *bonus, *shorter, *mine)
     assert done.returncode == 0, done.stderr
 
-    teachers = {row["uid"]: row["teachers"] for row in _rows(run_dir)}
+    teachers = {row["uid"]: row["teachers"] for row in dataset(run_dir)}
     rows = samples(run_dir, 1)
     assert len(rows) == 16 * 8 and not any(row.get("replaced") for row in rows)
     begun = [row for row in rows if row["off_policy"]]
@@ -88,12 +88,6 @@ def _source_was_asked(run_dir: Path, said: str) -> None:
     examples = lines(run_dir / "source_errors.jsonl") if any(failed.values()) else []
     assert [example["step"] for example in examples] == [step for step in (1, 2) if failed[step]]
     assert ("reward source short failed on" in said) == any(failed.values())
-
-
-def _rows(run_dir: Path) -> list[dict]:
-    """The dataset rows that the run read."""
-    flags = (run_dir / "command.sh").read_text().split()
-    return lines(Path(flags[flags.index("--data.prompt_dataset") + 1]))
 
 
 def test_the_converted_command_runs_with_the_twins_overrides(tmp_path: Path, cache: Path):

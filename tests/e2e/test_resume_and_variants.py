@@ -1,27 +1,35 @@
-"""The shapes of run that have to give the same training; going on with a run is in tests/walks/test_killed_runs.py."""
+"""The shapes of run that have to give the same training; going on with a run is in tests/walks/test_killed_runs.py.
+
+Each run has a model beside the rule, so that the twins with a classifier and with servers need no runs of their own.
+"""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from runs import lines, train
+import yaml
+from runs import SMALL, lines, recipe_of, samples, train
 
-VARIANTS = {
-    "two ranks over gloo, with a reference": [
-        "--actor.num_gpus_per_node", "2", "--train.micro_batch_size", "32",
-        "--algo.kl.init_coef", "0.001", "--algo.kl.use_loss", "--algo.kl.estimator", "k3",
-    ],
-    "ZeRO 3, packed, dynamic batches": [
-        "--ds.zero_stage", "3", "--ds.packing_samples", "--train.dynamic_batch_enable",
-        "--train.max_tokens_per_gpu", "4096",
-    ],
-}  # fmt: skip
+from oger_recipe.tasks.judges import folder_of
+from oger_recipe.tasks.known_judges import value
+
+RANKS = [
+    "--actor.num_gpus_per_node", "2", "--train.micro_batch_size", "32",
+    "--algo.kl.init_coef", "0.001", "--algo.kl.use_loss", "--algo.kl.estimator", "k3",
+]  # fmt: skip
+PACKED = [
+    "--ds.zero_stage", "3", "--ds.packing_samples", "--train.dynamic_batch_enable",
+    "--train.max_tokens_per_gpu", "4096",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("flags", VARIANTS.values(), ids=VARIANTS)
-def test_variant_trains_like_the_plain_run(smoke_run, cache, tmp_path, flags):
-    """Two steps from the smoke run's final model, which vLLM and the policy load again."""
-    run_dir = tmp_path / "variant"
-    shape = ["--actor.model_name_or_path", str(smoke_run / "model"), "--oger.total_training_steps", "2"]
-    quick = ["--no-oger.val_before_train", "--no-oger.val_after_train", "--ckpt.save_steps", "-1"]
-    done = train(run_dir, cache, *shape, *quick, *flags)
+def two_steps(recipe: Path, flags: list[str], smoke_run: Path, cache: Path, run_dir: Path) -> list[dict]:
+    """Two steps from the smoke run's final model, which vLLM and the policy load again; returns their rows."""
+    shape = ["--actor.model_name_or_path", str(smoke_run / "model"), "--train.batch_size", "128"]
+    done = train(run_dir, cache, *SMALL, *shape, *flags, recipe=recipe)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     first, second = lines(run_dir / "metrics.jsonl")
     before = lines(smoke_run / "metrics.jsonl")[-1]  # other problems, and a step of training ago
@@ -32,6 +40,61 @@ def test_variant_trains_like_the_plain_run(smoke_run, cache, tmp_path, flags):
         assert record["off_policy_token_share"] > 0
     assert first["on_policy_ratio"] == pytest.approx(1, abs=0.02)
     assert second["off_policy_prob"] > 0.9 * first["off_policy_prob"]
+    return [row for step in (1, 2) for row in samples(run_dir, step) if not row.get("replaced")]
+
+
+def test_two_ranks_over_gloo_with_a_reference_and_a_classifier_train_like_the_plain_run(smoke_run, cache, tmp_path):
+    """The classifier's number is normalized in its group: (x - mean) / std."""
+    recipe = recipe_of("classifier_cpu", tmp_path)
+    rows = two_steps(recipe, RANKS, smoke_run, cache, tmp_path / "run")
+    assert len(rows) == 2 * 16 * 8
+    for group in zip(*[iter(rows)] * 8, strict=True):
+        said = [row["sources"]["taste"] for row in group]
+        assert said == pytest.approx([value(row["text"], "*+") for row in group], abs=0.02)
+        mean = sum(said) / 8
+        std = (sum((each - mean) ** 2 for each in said) / 7) ** 0.5
+        for row, each in zip(group, said, strict=True):
+            taste = 0.1 * (each - mean) / (std + 1e-6)
+            assert row["total_reward"] == pytest.approx(row["reward"] + row.get("bonus", 0.0) + taste, abs=2e-3)
+    assert len({row["sources"]["taste"] > 0.5 for row in rows}) == 2
+
+
+@contextlib.contextmanager
+def served(*names: str, cache: Path) -> Iterator[list[str]]:
+    """The addresses of judges of the built-in task, each behind `oger serve-judge`."""
+    servers = []
+    for name in names:
+        command = [sys.executable, "-m", "oger_recipe.cli.serve_judge", folder_of(name, str(cache / "tasks"))]
+        command += ["--name", name, "--port", "0", *(["--head"] if "head" in name else [])]
+        servers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    try:
+        entries = [server.stdout.readline().partition(": - ")[2] for server in servers if server.stdout]
+        yield [yaml.safe_load(entry)["url"] for entry in entries]
+    finally:
+        for server in servers:
+            server.terminate()
+        assert [server.wait(60) for server in servers] == [0] * len(servers)
+
+
+def test_zero_3_packed_in_dynamic_batches_with_judges_at_servers_trains_like_the_plain_run(smoke_run, cache, tmp_path):
+    """Rule + 0.3 judge, and where the rule gave something + 0.1 head; each row's are those of its own text."""
+    run_dir = tmp_path / "run"
+    with served("countdown-judge", "countdown-head", cache=cache) as (judge, head):
+        recipe = recipe_of("judge_server_cpu", tmp_path, judge={"url": judge}, head={"url": head})
+        rows = two_steps(recipe, PACKED, smoke_run, cache, run_dir)
+    assert len(rows) == 2 * 16 * 8
+    for row in rows:
+        said, product = row["sources"], "*" in row["text"]
+        assert said["judge"] == product
+        expected = row["reward"] + 0.3 * product
+        if row["reward"]:
+            assert said["head"] == pytest.approx(value(row["text"], "*+"), abs=0.02)
+            expected += 0.1 * said["head"]
+        assert ("head" in said) == (row["reward"] != 0)
+        assert row["total_reward"] == pytest.approx(expected, abs=1e-5) and "errors" not in row
+    assert {row["sources"]["judge"] for row in rows} == {0, 1}
+    for step in lines(run_dir / "metrics.jsonl"):
+        assert (step["reward/judge/failed"], step["reward/head/failed"], step["reward/judge/unparsed"]) == (0, 0, 0)
 
 
 def test_an_engine_that_cannot_start_ends_the_run_with_its_reason(cache, tmp_path):

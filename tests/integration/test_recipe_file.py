@@ -473,6 +473,7 @@ def test_a_file_that_extends_nothing_or_itself_is_refused(read: Callable[..., An
 
 LEFT_TO_THE_USER = {  # and nothing else
     "own_data": ["  - actor.model_name_or_path", "  - data.prompt_dataset"],
+    "own_data_cpu": ["  - actor.model_name_or_path", "  - data.prompt_dataset"],
     "grm_multi_rm": [
         "  - oger.reward.sources, entry 3: plugin 'rider_reward.py'",
         "  - oger.reward.sources, entry 4: plugin 'consistency_reward.py'",
@@ -489,7 +490,7 @@ def test_every_recipe_file_reads_and_would_start_on_its_machine(
     parser = build_parser(cpu=cpu)
     settings = defaults(parser) | read_recipe(path, parser)
     gpus = None if cpu else 8 * settings["actor.num_nodes"]
-    if left := LEFT_TO_THE_USER.get(path.stem.removesuffix("_cpu").removesuffix("_multinode")):
+    if left := LEFT_TO_THE_USER.get(path.stem.removesuffix("_multinode")):
         with pytest.raises(RecipeError) as error:
             check_run(settings, cpu=cpu, gpus_here=gpus)
         assert [re.split(" is not set|: there is no", line)[0] for line in str(error.value).splitlines()[1:]] == left

@@ -1,6 +1,6 @@
 """One run that is killed again and again, in one folder, by one who types commands and looks at what is left.
 
-About 170 s: the built-in task, and four starts of the whole pipeline. Steps 1 to 4 are one pass over the data, so that
+About 150 s: four starts of the whole pipeline. Steps 1 to 4 are one pass over the data, so that
 every problem comes once in them if each attempt goes on exactly where the last checkpoint was.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from runs import ROOT, lines, samples
+from runs import ROOT, caches_in, lines, samples
 
 from oger_recipe.run_folder import checkpoints
 
@@ -47,10 +47,10 @@ def finish(): pass
 class Terminal:
     """``oger train`` on the smoke recipe in one run folder; Ray and vLLM keep their files below ``temporary``."""
 
-    def __init__(self, run_dir: Path, cache: Path, temporary: Path) -> None:
-        self.run_dir, self.cache, self.temporary = run_dir, cache, temporary
-        self.received = cache / "wandb.jsonl"  # what W&B was given
-        (cache / "wandb.py").write_text(WANDB)
+    def __init__(self, run_dir: Path, cache: Path, modules: Path, temporary: Path) -> None:
+        self.run_dir, self.cache, self.modules, self.temporary = run_dir, cache, modules, temporary
+        self.received = modules / "wandb.jsonl"  # what W&B was given
+        (modules / "wandb.py").write_text(WANDB)
 
     def type(self, *flags: str, key: str = "env") -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "oger_recipe.cli.train"]
@@ -60,11 +60,9 @@ class Terminal:
             "--oger.run_dir",
             str(self.run_dir),
         ]
-        command += ["--oger.task.cache", str(self.cache / "tasks"), "--no-oger.val_before_train"]
-        command += ["--oger.embedding_cache", str(self.cache / "embeddings"), "--ckpt.save_steps", "1"]
-        command += ["--oger.data_cache", str(self.cache / "data")]
+        command += [*caches_in(self.cache), "--no-oger.val_before_train", "--ckpt.save_steps", "1"]
         command += ["--ckpt.max_num", "1", "--eval.n_samples_per_prompt", "1", "--logger.wandb.key", key]
-        python_path = filter(None, (str(self.cache), os.environ.get("PYTHONPATH")))
+        python_path = filter(None, (str(self.modules), os.environ.get("PYTHONPATH")))
         environment = os.environ | {
             "RAY_TMPDIR": str(self.temporary),
             "PYTHONPATH": os.pathsep.join(python_path),
@@ -94,9 +92,10 @@ class Terminal:
 
 
 @pytest.fixture(scope="module")
-def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
+def terminal(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Terminal]:
     temporary = Path(tempfile.mkdtemp(prefix="w", dir="/tmp"))  # the paths of sockets have to be short
-    yield Terminal(tmp_path_factory.mktemp("runs") / "run", tmp_path_factory.mktemp("cache"), temporary)
+    folders = (tmp_path_factory.mktemp("runs") / "run", cache, tmp_path_factory.mktemp("modules"))
+    yield Terminal(*folders, temporary)
     shutil.rmtree(temporary, ignore_errors=True)
 
 
