@@ -16,7 +16,16 @@ CPU_ENVIRONMENT = {
     "OMP_NUM_THREADS": str(CORES),  # else Ray gives every actor one thread
 }
 
+ON_GPUS = "OGER_ON_GPUS"  # in the environment of all processes of a run that has GPUs
+
 
 def is_without_cuda() -> bool:
-    """Whether this process is of a run on such a machine; an actor without a GPU of its own sees none anywhere."""
-    return os.environ.get("DS_ACCELERATOR") == CPU_ENVIRONMENT["DS_ACCELERATOR"]
+    """Whether this process is to do without CUDA.
+
+    In a run the driver has said so: an actor without a GPU of its own sees none, also on a machine that has some.
+    """
+    if ON_GPUS in os.environ:
+        return False
+    import torch  # not above: this module is for commands that load nothing, too
+
+    return not torch.cuda.is_available()

@@ -7,13 +7,8 @@ models' own code; once in a process is enough.
 
 import functools
 
+from oger_recipe.cpu import is_without_cuda
 from oger_recipe.imports import without_garbage_collection
-
-
-def _without_cuda() -> bool:
-    import torch  # here, so that the collector rests meanwhile
-
-    return not torch.cuda.is_available()
 
 
 @functools.cache
@@ -22,7 +17,7 @@ def apply_import_patches() -> None:
     """Spares a process what nothing here needs, before it imports OpenRLHF, and models' own code."""
     from oger_recipe.patches import transformers_remote_code
 
-    if _without_cuda():
+    if is_without_cuda():
         from oger_recipe.patches import torch_compile, transformers_optional_imports, vllm_env_override
 
         torch_compile.apply()
@@ -36,7 +31,7 @@ def apply_import_patches() -> None:
 def apply_vllm_import_patches() -> None:
     """The same for a process that imports vLLM's classes."""
     apply_import_patches()
-    if not _without_cuda():
+    if not is_without_cuda():
         return
     from oger_recipe.patches import vllm_audio
 
@@ -48,7 +43,7 @@ def apply_vllm_import_patches() -> None:
 def apply_training_patches() -> None:
     """Prepares a process that trains or drives (driver, controller, policy, reference) before it imports OpenRLHF."""
     apply_import_patches()
-    if not _without_cuda():
+    if not is_without_cuda():
         return
     from oger_recipe.patches import (
         deepspeed_compile,
@@ -75,7 +70,7 @@ def apply_training_patches() -> None:
 @without_garbage_collection()
 def apply_engine_patches() -> None:
     """Prepares a vLLM worker process before it builds the model."""
-    if not _without_cuda():
+    if not is_without_cuda():
         return
     from oger_recipe.patches import torch_store_address, vllm_linear_weights, weight_sync_gloo
 

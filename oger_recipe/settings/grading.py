@@ -10,7 +10,6 @@ from oger_recipe.ranges import COUNT, POSITIVE
 from oger_recipe.rewards.rules import EXTRACTIONS, GSM8K_FORMATS, MATH_EXTRACT, MATH_RULES, GradingRules
 from oger_recipe.rewards.verifiers import VERIFIERS, look_in, resolve, resolved
 from oger_recipe.settings.fields import Section, setting
-from oger_recipe.settings.rewards import RewardSettings
 from oger_recipe.settings.rollouts import RolloutSettings
 
 
@@ -79,6 +78,8 @@ def grading_rules(settings: Mapping[str, Any], *, evaluation: bool = False) -> G
     """What the settings of a run say about grading; in an evaluation OAT's scoring strips responses.
 
     Raises RecipeError for an entry of oger.verifiers that is not task=module:function."""
+    from oger_recipe.settings.rewards import RewardSettings  # loads torch: not for who only imports this module
+
     verifiers, rollouts = VerifierSettings.of(settings), RolloutSettings.of(settings)
     template = TEMPLATES.get(rollouts.prompt_template or "")
     return GradingRules(

@@ -137,13 +137,12 @@ def test_vllm_says_before_anything_is_loaded_what_a_model_cannot_do(
     assert "max_model_len (1000000)" in str(problems[5])
 
 
-def test_a_prompt_that_a_template_began_is_not_begun_twice(letters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_that_a_template_began_is_not_begun_twice(letters: Any) -> None:
     from tokenizers.processors import TemplateProcessing
 
     tokenizer = type(letters)(tokenizer_object=letters.backend_tokenizer, bos_token="<think>")
     begin = tokenizer.bos_token_id
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing("<think> $A", special_tokens=[("<think>", begin)])
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")  # as in every process of a run without CUDA
     actor = JudgeActor(ModelKeys(model="m"), share=0.1, bundles=None)
     actor._tokenizer, actor._longest = tokenizer, 4
     assert actor._tokens("ab", room=1) == actor._tokens("<think>ab", room=1) == [begin, *actor._tokens("ab", 0)[1:]]

@@ -158,9 +158,15 @@ def engine_process() -> dict[str, Any]:
     return facts
 
 
-def process_with_cuda() -> dict[str, Any]:
-    """What the patches change where torch says that there is CUDA."""
-    torch.cuda.is_available = lambda: True
+def process_with_cuda(seen: str) -> dict[str, Any]:
+    """What the patches change where torch says that there is CUDA, and where the driver of its run has said so: an
+    actor without a GPU of its own sees none."""
+    if seen == "by torch":
+        torch.cuda.is_available = lambda: True
+    else:
+        from oger_recipe.plugin.driver.start_ray import run_environment
+
+        os.environ |= {name: value for name, value in run_environment(cpu=False).items() if name.startswith("OGER_")}
     before = {name: getattr(torch.cuda, name) for name in CUDA_CALLS}
     modules = set(sys.modules)
     from oger_recipe.patches import apply_engine_patches, apply_training_patches
@@ -529,8 +535,9 @@ def test_require_source_accepts_its_source_and_no_other():
     assert "Install torch==1.2.3" in message and f"SOURCE_SHA256 to {actual}" in message
 
 
-def test_nothing_is_replaced_or_imported_where_there_is_cuda():
-    facts = _facts(_start(process_with_cuda))
+@pytest.mark.parametrize("seen", ["by torch", "by the driver"])
+def test_nothing_is_replaced_or_imported_where_there_is_cuda(seen: str):
+    facts = _facts(_start(process_with_cuda, seen))
     assert facts["replaced"] == []
     # A symbol of a package that is not even imported cannot have been replaced.
     assert not {"flash_attn", "openrlhf", "vllm", "deepspeed"} & set(facts["imported"])

@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from oger_recipe.cpu import CPU_ENVIRONMENT
+from oger_recipe.cpu import CPU_ENVIRONMENT, ON_GPUS
 from oger_recipe.errors import RecipeError
 
 _CLEAR_UP_S = 30  # what the watcher may take
@@ -23,7 +23,9 @@ def run_environment(cpu: bool) -> dict[str, str]:
     os.environ.update(CPU_ENVIRONMENT if cpu else {})
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     defaults = {"TOKENIZERS_PARALLELISM": "false", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
-    return {name: os.environ.get(name, value) for name, value in defaults.items()} | (CPU_ENVIRONMENT if cpu else {})
+    return {name: os.environ.get(name, value) for name, value in defaults.items()} | (
+        CPU_ENVIRONMENT if cpu else {ON_GPUS: "1"}
+    )
 
 
 @contextlib.contextmanager

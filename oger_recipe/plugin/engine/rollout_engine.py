@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 from vllm.sampling_params import RequestOutputKind
 
+from oger_recipe.cpu import is_without_cuda
 from oger_recipe.plugin.cpu_engine import cpu_arguments
 from oger_recipe.plugin.engine.executor import OgerExecutor
 from oger_recipe.plugin.ray_actor import undecorated
@@ -26,7 +26,7 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
     """OpenRLHF's rollout actor with rollout log-probabilities always on: they show whether the weights arrive."""
 
     async def __init__(self, *args, **kwargs) -> None:  # type: ignore[misc]
-        cpu = not torch.cuda.is_available()
+        cpu = is_without_cuda()  # with tensor parallelism its GPUs are its workers', and Ray shows it none
         if cpu:
             kwargs["worker_extension_cls"] = "oger_recipe.plugin.engine.engine_worker.CpuWorkerWrap"
             kwargs.update(cpu_arguments(kwargs["model"], kwargs["max_model_len"]))
