@@ -67,6 +67,22 @@ def test_a_question_is_asked_once_and_its_reply_stays_whole(cache: VerdictCache)
     assert (value.value, kept.value, kept.cached) == (4 / 3, 4 / 3, True) and math.isnan(first[0].value)
 
 
+def test_what_came_before_an_interruption_is_kept(cache: VerdictCache) -> None:
+    class Interrupted(Model):
+        def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Reply]:
+            if self.asked:
+                raise KeyboardInterrupt
+            return super().generate(prompts, sampling)
+
+    prompts = [str(number) for number in range(1500)]
+    with pytest.raises(KeyboardInterrupt):
+        Cached(Interrupted(), KEYS, cache).generate(prompts, Sampling())
+    again = Model()
+    replies = Cached(again, KEYS, cache).generate(prompts, Sampling())
+    assert [reply.text for reply in replies] == [f"to {prompt}" for prompt in prompts]
+    assert again.asked == prompts[1024:]
+
+
 def test_an_error_is_not_kept(cache: VerdictCache) -> None:
     model = Model()
     place = Cached(model, KEYS, cache)

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _FILE = "verdicts.sqlite"
 _LARGEST = 2**30  # bytes of the file: some 200 000 replies of a thousand tokens
+_AT_A_TIME = 1024  # prompts: what a command that is killed in the middle has paid for is kept
 _LOCK_S = 30.0  # of waiting for another process
 _LOST = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
@@ -133,15 +134,16 @@ class Cached:
         return self._replies(("classify", self.keys.head), prompts, self.place.classify)
 
     def _replies(self, question: Any, prompts: Sequence[str], ask: Callable[[list[str]], list[Reply]]) -> list[Reply]:
-        start = json.dumps([_identity(self.keys), question], sort_keys=True)
-        keys = {prompt: _hash(start, prompt) for prompt in dict.fromkeys(prompts)}
+        identity = json.dumps([_identity(self.keys), question], sort_keys=True)
+        keys = {prompt: _hash(identity, prompt) for prompt in dict.fromkeys(prompts)}
         known = self.cache.get(keys.values())
         new = [prompt for prompt, key in keys.items() if key not in known]
-        if new:
-            if not self._is_open:
-                self.place.open()
-                self._is_open = True
-            asked = dict(zip(map(keys.__getitem__, new), ask(new), strict=True))
+        if new and not self._is_open:
+            self.place.open()
+            self._is_open = True
+        for start in range(0, len(new), _AT_A_TIME):
+            part = new[start : start + _AT_A_TIME]
+            asked = dict(zip(map(keys.__getitem__, part), ask(part), strict=True))
             self.cache.put({key: reply for key, reply in asked.items() if reply.error is None})
             known |= asked
         replies = []
