@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,20 @@ def handed_on(value: Mapping[str, Any], run_dir: Path) -> dict[str, str]:
 def redacted(text: str) -> str:
     """Removes the keys of this process's environment from a text that others wrote: those known here, and what is
     named like one."""
-    for name, key in os.environ.items():
-        if key and (name in _KEYS or name.endswith(_NAMED_LIKE_KEYS) and len(key) >= _SHORTEST_KEY):
+    return redactor()(text)
+
+
+def redactor() -> Callable[[str], str]:
+    """What does so with many texts."""
+    named = {
+        key: name
+        for name, key in os.environ.items()
+        if key and (name in _KEYS or name.endswith(_NAMED_LIKE_KEYS) and len(key) >= _SHORTEST_KEY)
+    }
+
+    def without_keys(text: str) -> str:
+        for key, name in named.items():
             text = text.replace(key, f"${name}")
-    return text
+        return text
+
+    return without_keys

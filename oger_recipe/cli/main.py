@@ -12,6 +12,7 @@ COMMANDS = {
     "convert": "turn a training command of OGER or LUFFY into a recipe file",
     "eval": "answer benchmarks with a model and grade the answers",
     "score": "score answers in a file by the reward of a recipe, without training",
+    "judge-eval": "hold a judge against labelled pairs or answers",
     "data": "build a file of rows from datasets, or check one",
     "doctor": "look whether this machine is ready, for a recipe or for any",
     "serve-reward": "grade answers over HTTP, as OpenRLHF's remote reward",

@@ -43,7 +43,7 @@ from oger_recipe.rewards.sources import Group, Scores, Source
 from oger_recipe.rewards.verdict import Graded
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.run.engines import engines_of
-from oger_recipe.run.inputs import budget_of, grading_settings, preparation, with_task
+from oger_recipe.run.inputs import budget_of, grading_settings, preparation, with_judges, with_task
 from oger_recipe.run.rows import DATA, EVAL, training_rows
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.values import out_of_range
@@ -67,8 +67,9 @@ def score(value: Settings, file: Path, out: Path) -> str:
     Raises RecipeError for what is wrong with recipe, rows and responses, before any model is loaded, and where a
     source fails and oger.reward.on_error is stop.
     """
-    settings = check(value)
-    value = with_task({**value, EVAL: value[EVAL] or value[DATA]})  # nothing is evaluated: no problems are built
+    check(value)
+    value = with_judges(with_task({**value, EVAL: value[EVAL] or value[DATA]}))  # no problems are built to evaluate on
+    settings = OgerSettings.of(value)
     rows = {row["uid"]: row for row in training_rows(value)}
     responses = read_responses(file, rows, value[DATA])
     _require_entropy(settings, responses, file)
@@ -93,8 +94,8 @@ def score(value: Settings, file: Path, out: Path) -> str:
     return scored.table(seconds, {source.name: source.seconds_of(answers) for source in sources})
 
 
-def check(value: Settings) -> OgerSettings:
-    """Returns the recipe's own settings. Raises RecipeError for what keeps its rewards from being computed."""
+def check(value: Settings) -> None:
+    """Raises RecipeError for what keeps the rewards of a recipe from being computed."""
     settings = OgerSettings.of(value)
     look_in(settings.verifiers.verifier_path)
     problems = [*out_of_range(value), *entry_problems(settings.reward.sources)]
@@ -104,7 +105,6 @@ def check(value: Settings) -> OgerSettings:
         problems.append("actor.model_name_or_path is not set: prompts are written by the policy's tokenizer")
     if problems:
         raise RecipeError("\n  - ".join(["the rewards of this recipe cannot be computed:", *problems]))
-    return settings
 
 
 def _require_entropy(settings: OgerSettings, responses: Sequence[Response], file: Path) -> None:

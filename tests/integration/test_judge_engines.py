@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,8 +32,9 @@ from oger_recipe.plugin.driver.local_engines import local_engines
 from oger_recipe.plugin.driver.start_ray import cleared_up, run_environment, start_ray
 from oger_recipe.plugin.encoder.actor_encoder import ActorEncoder, encoders_on
 from oger_recipe.plugin.judges.engines import EnginePlace, RunEngines
+from oger_recipe.plugin.judges.judge_actor import _measured
 from oger_recipe.rewards.models.keys import ModelKeys
-from oger_recipe.rewards.models.place import Sampling
+from oger_recipe.rewards.models.place import Reply, Sampling
 
 LONGEST = 96  # tokens; a letter is one
 TOKENS = 12
@@ -187,6 +189,20 @@ def test_a_head_gives_its_number_before_any_sigmoid(head: EnginePlace, models: d
     assert [reply.value for reply in values] == pytest.approx(expected, rel=1e-4)
     assert max(map(abs, expected)) > 1  # no probabilities
     assert f"the prompt has {LONGEST + 1} tokens" in str(too_long.error)
+
+
+@pytest.mark.parametrize(
+    ("data", "reply"),
+    [
+        ([0.5], Reply(value=0.5)),
+        ([[4.0], [0.5], [-2.5]], Reply(value=-2.5)),  # of every token
+        ([0.5, 0.25], Reply(error="its head gives 2 numbers, and a reward model's gives one")),
+        ([[1.0], [float("inf")]], Reply(error="its head gives inf")),
+    ],
+)
+def test_a_head_has_one_number_that_of_the_last_token(data: list[Any], reply: Reply) -> None:
+    found = _measured(SimpleNamespace(outputs=SimpleNamespace(data=torch.tensor(data))))
+    assert (found.error, found.error or found.value) == (reply.error, reply.error or reply.value)
 
 
 def test_an_engine_ends_after_its_turn_unless_it_may_keep_its_memory(head: EnginePlace, engines: RunEngines) -> None:

@@ -3,11 +3,13 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import ray
 
 from oger_recipe.plugin.driver.start_ray import cleared_up, run_environment, start_ray
 from oger_recipe.plugin.judges.engines import RunEngines
+from oger_recipe.progress import Progress
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.rewards.models.place import Place
 
@@ -26,10 +28,28 @@ def local_engines(memory_gb: float = 0.0) -> Iterator[Callable[[ModelKeys], Plac
             if not started:
                 cpu = stack.enter_context(_ray())
                 started.append(RunEngines(cpu=cpu, memory_gb=memory_gb))
+                started[0].told = _ShownReplies().told
                 stack.callback(started[0].end)
             return started[0].place(keys)
 
         yield place
+
+
+class _ShownReplies:
+    """Shows how many replies came, of one model after the other."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+        self._came = 0
+
+    def told(self, model: str, came: int, total: int) -> None:
+        if self._bar is None:
+            self._bar, self._came = Progress(Path(model).name, "replies", total), 0
+        self._bar.add(came - self._came)
+        self._came = came
+        if came == total:
+            self._bar.__exit__()
+            self._bar = None
 
 
 @contextlib.contextmanager

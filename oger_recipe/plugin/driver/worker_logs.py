@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from oger_recipe.secrets import redacted
+from oger_recipe.secrets import redactor
 
 JUDGE = "judge"
 ROLES = {
@@ -62,4 +62,4 @@ def keep(session_logs: Path, target: Path, job: str = "*") -> None:
                     path.open(errors="replace") as source,
                 ):
                     log.write(f"== {path.name}\n")
-                    log.writelines(map(redacted, source))
+                    log.writelines(map(redactor(), source))

@@ -101,10 +101,8 @@ class RunEngines:
         if self._shared_gpus is not None:
             self._group = self._shared_gpus()
             return self._group
-        size, there = (
-            max(keys.tensor_parallel_size for keys in self._places),
-            int(ray.cluster_resources().get("GPU", 0)),
-        )
+        size = max(keys.tensor_parallel_size for keys in self._places)
+        there = int(ray.cluster_resources().get("GPU", 0))
         if there < size:
             raise RecipeError(f"the engines of reward models need {size} GPUs, and there are {there}")
         self._group = placement_group([{"GPU": 1, "CPU": 1}] * size, strategy="PACK")

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from oger_recipe.cpu import is_without_cuda
 from oger_recipe.imports import without_garbage_collection
 from oger_recipe.remote_code import may_run
@@ -35,6 +37,8 @@ class JudgeActor:
         if bundles is not None:
             os.environ["VLLM_RAY_PER_WORKER_GPUS"] = str(share)
             os.environ["VLLM_RAY_BUNDLE_INDICES"] = ",".join(map(str, bundles))
+        elif not self._cpu:  # where the user keeps Ray from saying so (RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES)
+            os.environ["CUDA_VISIBLE_DEVICES"] = str(ray.get_gpu_ids()[0])
 
     def load(self) -> int:
         """Returns the number of this process. Raises CannotLoad."""
@@ -98,8 +102,11 @@ class JudgeActor:
     def classify(self, prompts: Sequence[str]) -> Iterator[Numbered]:
         from vllm import PoolingParams
 
+        # Some heads have a number for every token, and no other: vLLM then lacks the first of these tasks.
+        task: Any = "classify" if "classify" in self._engine.get_supported_tasks() else "token_classify"
+
         def params(prompt: str) -> Any:
-            return PoolingParams(task="classify", use_activation=False)
+            return PoolingParams(task=task, use_activation=False)
 
         return self._answers(prompts, params, _measured, room=0)
 
@@ -154,7 +161,9 @@ def _written(output: Any) -> Reply:
 
 
 def _measured(output: Any) -> Reply:
-    numbers = output.outputs.data.flatten().tolist()
+    """Of a head with numbers for every token, [tokens, numbers], those of the last one count."""
+    data = output.outputs.data
+    numbers = (data[-1] if data.dim() > 1 else data).tolist()
     if len(numbers) != 1:
         return Reply(error=f"its head gives {len(numbers)} numbers, and a reward model's gives one")
     (value,) = numbers

@@ -1,0 +1,136 @@
+"""How good a judge is: its verdicts on labelled pairs and labelled answers, by agreed definitions.
+
+A verdict on a pair is 1 where the answer that the judge read first is better, 0 where the other one is, 0.5 for a tie,
+and None where there is none. A pair is judged in both orders: ``forth`` with its first answer first, ``back`` turned
+round. What is no verdict is not right; nan stands where nothing can be said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from oger_recipe.evaluation.scores import correlation
+
+TIE = 0.5
+
+
+@dataclass(frozen=True)
+class JudgedPair:
+    """first_is_better: the label."""
+
+    first_is_better: bool
+    forth: float | None
+    back: float | None
+
+    @property
+    def of_first(self) -> tuple[float | None, float | None]:
+        """Both verdicts as ones on the pair's first answer."""
+        return self.forth, None if self.back is None else 1 - self.back
+
+
+def pair_metrics(pairs: Sequence[JudgedPair]) -> dict[str, Any]:
+    """Returns:
+
+    accuracy: share of all verdicts that name the better answer (the mean over both orders, as LLMBar has it);
+    accuracy_of_read: the same of the verdicts that there are, without ties;
+    accuracy_of_pairs: share of pairs with more right than wrong verdicts (as JudgeBench has it);
+    consistency: of the pairs with two verdicts, the share whose verdicts agree on an answer, or on a tie;
+    prefers_first: of the verdicts that are no tie, the share for the answer that was read first (0.5: no bias);
+    ties, unread: shares of all verdicts.
+    """
+    verdicts = [verdict for pair in pairs for verdict in (pair.forth, pair.back)]
+    read = [verdict for verdict in verdicts if verdict is not None]
+    net = [sum(_right(pair, verdict) for verdict in pair.of_first) for pair in pairs]
+    both = [pair.of_first for pair in pairs if None not in pair.of_first]
+    right = sum(_right(pair, verdict) > 0 for pair in pairs for verdict in pair.of_first)
+    return {
+        "pairs": len(pairs),
+        "verdicts": len(verdicts),
+        "accuracy": _share(right, len(verdicts)),
+        "accuracy_of_read": _share(right, sum(each != TIE for each in read)),
+        "accuracy_of_pairs": _share(sum(each > 0 for each in net), len(pairs)),
+        "consistency": _share(sum(first == second for first, second in both), len(both)),
+        "prefers_first": _share(sum(each > TIE for each in read), sum(each != TIE for each in read)),
+        "ties": _share(sum(each == TIE for each in read), len(verdicts)),
+        "unread": _share(len(verdicts) - len(read), len(verdicts)),
+    }
+
+
+def _right(pair: JudgedPair, of_first: float | None) -> int:
+    """1 for a right verdict, -1 for a wrong one, 0 for a tie and where there is none."""
+    if of_first is None or of_first == TIE:
+        return 0
+    return 1 if (of_first > TIE) == pair.first_is_better else -1
+
+
+def label_metrics(labels: Sequence[float], values: Sequence[float | None], threshold: float) -> dict[str, Any]:
+    """Returns, of values and labels of answers:
+
+    where all labels are 0 or 1, accuracy: share of answers whose value is at least the threshold where the label is 1,
+    and below it where it is 0; auc: how often an answer of label 1 has a greater value than one of label 0, equal ones
+    counting half; everywhere correlation (Pearson's) and rank_correlation (Spearman's); unread: share without value.
+    """
+    known = [(label, value) for label, value in zip(labels, values, strict=True) if value is not None]
+    of_labels, of_values = [label for label, _ in known], [value for _, value in known]
+    metrics: dict[str, Any] = {"answers": len(labels)}
+    if set(labels) <= {0, 1}:
+        right = sum((value >= threshold) == (label == 1) for label, value in known)
+        metrics |= {"accuracy": _share(right, len(labels)), "auc": _auc(of_labels, of_values)}
+    return metrics | {
+        "correlation": correlation(of_labels, of_values),
+        "rank_correlation": correlation(_ranks(of_labels), _ranks(of_values)),
+        "unread": _share(len(labels) - len(known), len(labels)),
+    }
+
+
+def _auc(labels: Sequence[float], values: Sequence[float]) -> float:
+    ones = [value for label, value in zip(labels, values, strict=True) if label == 1]
+    zeros = [value for label, value in zip(labels, values, strict=True) if label == 0]
+    greater = sum((one > zero) + TIE * (one == zero) for one in ones for zero in zeros)
+    return _share(greater, len(ones) * len(zeros))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Equal values share the mean of their ranks."""
+    _, which, count = np.unique(np.array(values), return_inverse=True, return_counts=True)
+    return list((np.cumsum(count) - (count - 1) / 2)[which]) if len(values) else []
+
+
+def _share(part: float, whole: int) -> float:
+    return part / whole if whole else math.nan
+
+
+@dataclass(frozen=True)
+class Prices:
+    """per_million_tokens: of what is read and of what is written; per_hour: of the machine. One of them, or none."""
+
+    per_million_tokens: tuple[float, float] | None = None
+    per_hour: float | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """What verdicts took. asked: replies that were not kept from before, which the rest is of; tokens: read and
+    written, None where the judge's tokenizer is not known."""
+
+    asked: int
+    seconds: float
+    loading_s: float = 0.0
+    tokens: tuple[int, int] | None = None
+
+    def per_second(self) -> float:
+        return self.asked / self.seconds if self.asked and self.seconds > 0 else math.nan
+
+    def cost_per_1000(self, prices: Prices) -> float:
+        """Of a thousand verdicts; nan where no price is given, or nothing was asked or counted."""
+        if prices.per_hour is not None:
+            return 1000 * prices.per_hour / 3600 / self.per_second()
+        if prices.per_million_tokens is None or self.tokens is None or not self.asked:
+            return math.nan
+        total = sum(price * count for price, count in zip(prices.per_million_tokens, self.tokens, strict=True))
+        return 1000 * total / 1e6 / self.asked

@@ -1,0 +1,117 @@
+"""Pairs of answers and single answers that people have labelled, to hold a judge against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from oger_recipe.data.rows import refuse_rows
+from oger_recipe.data.sources import records_or_errors
+from oger_recipe.errors import RecipeError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Pair:
+    name: str
+    question: str
+    first: str
+    second: str
+    first_is_better: bool
+
+
+@dataclass(frozen=True)
+class Answer:
+    name: str
+    question: str
+    text: str
+    label: float
+
+
+@dataclass(frozen=True)
+class _Format:
+    """Columns of question and answers, and which label says that the first answer is the better one."""
+
+    question: str
+    first: str
+    second: str
+    labels: dict[Any, bool]
+
+
+_FORMATS = {
+    "LLMBar": _Format("input", "output_1", "output_2", {1: True, 2: False}),
+    "JudgeBench": _Format("question", "response_A", "response_B", {"A>B": True, "B>A": False}),
+}
+_QUESTIONS, _TEXTS = ("question", "prompt"), ("text", "response")
+
+
+def read_pairs(source: str, split: str, limit: int | None = None) -> list[Pair]:
+    """Reads pairs as LLMBar or JudgeBench have them: .json, .jsonl, .parquet, or a dataset of the Hub.
+
+    Raises RecipeError with the lines that are wrong.
+    """
+    return _read(source, split, limit, _pair)
+
+
+def read_answers(source: str, split: str, limit: int | None = None) -> list[Answer]:
+    """Reads answers with question (or prompt), text (or response) and label, 0 or 1 or any number.
+
+    Raises RecipeError with the lines that are wrong.
+    """
+    return _read(source, split, limit, _answer)
+
+
+def _read(source: str, split: str, limit: int | None, make: Callable[[dict[str, Any], str], T]) -> list[T]:
+    read: list[T] = []
+    wrong: list[str] = []
+    for number, record in records_or_errors(source, split):
+        where = f"{source}:{number}"
+        try:
+            if isinstance(record, RecipeError):
+                raise record
+            if not isinstance(record, dict):
+                raise RecipeError(f"{where}: a JSON object is needed, found {type(record).__name__}")
+            read.append(make(record, where))
+        except RecipeError as error:
+            wrong.append(str(error))
+    refuse_rows(wrong)
+    if not read:
+        raise RecipeError(f"{source}: there is nothing in this file")
+    return read[:limit]
+
+
+def _pair(record: dict[str, Any], where: str) -> Pair:
+    known = (each for each in _FORMATS.values() if {each.question, each.first, each.second} <= record.keys())
+    if (found := next(known, None)) is None:
+        formats = "; ".join(
+            f"{name}: {each.question}, {each.first}, {each.second}, label" for name, each in _FORMATS.items()
+        )
+        raise RecipeError(f"{where}: the columns of a pair are needed ({formats}); there are {', '.join(record)}")
+    label = record.get("label")
+    if not isinstance(label, int | str) or label not in found.labels:
+        raise RecipeError(f"{where}: 'label' is {' or '.join(map(repr, found.labels))}, found {label!r}")
+    texts = [_text(record, column, where) for column in (found.question, found.first, found.second)]
+    return Pair(str(record.get("pair_id") or where), texts[0], texts[1], texts[2], found.labels[label])
+
+
+def _answer(record: dict[str, Any], where: str) -> Answer:
+    columns = []
+    for names in (_QUESTIONS, _TEXTS):
+        if (column := next((name for name in names if name in record), None)) is None:
+            raise RecipeError(f"{where}: there is no column {' or '.join(names)}; there are {', '.join(record)}")
+        columns.append(column)
+    label = record.get("label")
+    if not isinstance(label, int | float) or not math.isfinite(label):
+        raise RecipeError(f"{where}: 'label' must be a number, found {label!r}")
+    question, text = (_text(record, column, where) for column in columns)
+    return Answer(str(record.get("uid") or where), question, text, float(label))
+
+
+def _text(record: dict[str, Any], column: str, where: str) -> str:
+    if not isinstance(record[column], str):
+        raise RecipeError(f"{where}: {column!r} must be a string, found {record[column]!r:.100}")
+    text: str = record[column]
+    return text

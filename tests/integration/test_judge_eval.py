@@ -1,0 +1,172 @@
+"""`oger judge-eval` on judges whose verdicts are known, and the reading of labelled pairs and answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from smollm2 import smollm2
+
+from oger_recipe.cli import judge_eval
+from oger_recipe.evaluation.labelled import Pair, read_answers, read_pairs
+from oger_recipe.files import write_jsonl
+from oger_recipe.tasks.known_judges import First, Star, save_judge
+
+LLMBAR = Path(__file__).parents[3] / "shared" / "data" / "llmbar" / "natural.json"
+JUDGEBENCH = [
+    {"pair_id": "clear", "question": "?", "response_A": "^ good", "response_B": "~ bad", "label": "A>B"},
+    {"pair_id": "turned", "question": "?", "response_A": "~ poor", "response_B": "^ fine", "label": "B>A"},
+    {"pair_id": "alike", "question": "?", "response_A": "plain", "response_B": "so plain", "label": "A>B"},
+    {"pair_id": "misled", "question": "?", "response_A": "^ wrong", "response_B": "~ right", "label": "B>A"},
+]
+
+
+@pytest.fixture()
+def evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Any]:
+    """What the command's file says of a judge in this process, beside what it printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def run(rule: Star | First, *flags: str, **keys: Any) -> tuple[dict[str, Any], str]:
+        folder = tmp_path / "judge"
+        if not folder.exists():
+            save_judge(rule, folder)
+        entry = {"model": str(folder), "place": "process", "max_new_tokens": 8} | keys
+        judge_eval.main(["--judge", yaml.safe_dump(entry), "--out", "out.json", "--oger.reward.cache=kept", *flags])
+        return json.loads((tmp_path / "out.json").read_text()), capsys.readouterr().out
+
+    return run
+
+
+def test_a_judge_of_pairs_gets_the_figures_that_its_rule_has_by_hand(evaluated: Any, tmp_path: Path) -> None:
+    """It reads A first in "clear", "alike" and "misled", and B first in "turned"."""
+    write_jsonl(JUDGEBENCH, tmp_path / "pairs.jsonl")
+    found, said = evaluated(First(), "--pairs", "pairs.jsonl", "--price_per_million_tokens", "10,1000")
+    assert {name: found[name] for name in ("pairs", "verdicts", "asked", "unparsed_replies")} == {
+        "pairs": 4, "verdicts": 8, "asked": 8, "unparsed_replies": 0
+    }  # fmt: skip
+    # right: 2 of clear, 2 of turned, 1 of alike, 0 of misled; the order changes the verdict on alike
+    assert (found["accuracy"], found["accuracy_of_pairs"], found["consistency"]) == (5 / 8, 2 / 4, 3 / 4)
+    assert (found["prefers_first"], found["ties"], found["unread"]) == (5 / 8, 0, 0)
+    assert found["tokens_written"] == 8 and found["verdicts_per_second"] > 0
+    cost = 1000 / 8 * (10 * found["tokens_read"] + 1000 * 8) / 1e6
+    assert found["cost_per_1000_verdicts"] == pytest.approx(cost)
+    assert [case["pair"] for case in found["cases"]] == ["clear", "turned", "alike", "misled"]
+    assert [(case["forth"]["reply"], case["back"]["reply"]) for case in found["cases"]] == [
+        ("A", "B"), ("B", "A"), ("A", "A"), ("A", "B")
+    ]  # fmt: skip
+    assert "\naccuracy                  0.625\n" in said and f"1,000 verdicts   {cost:.4g}\n" in said
+    # The same judge out of a recipe: its replies are there, so that it has no speed and no price.
+    judge = {"name": "better", "kind": "pairwise"} | {key: found["judge"][key] for key in ("model", "place")}
+    sources = [{"name": "rule", "kind": "verifier"}, judge | {"max_new_tokens": 8}]
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"oger": {"reward": {"sources": sources, "cache": "kept"}}}))
+    command = ["--recipe", "recipe.yaml", "--pairs", "pairs.jsonl", "--price_per_hour", "1", "--out", "again.json"]
+    judge_eval.main([*command, "--source", "better"])
+    again = json.loads((tmp_path / "again.json").read_text())
+    assert (again["asked"], again["verdicts_per_second"], again["cost_per_1000_verdicts"]) == (0, None, None)
+    assert again["cases"] == found["cases"] and again["accuracy"] == 5 / 8
+    for name, message in (("best", "has no source 'best'; it has rule, better"), ("rule", "rule is of kind verifier")):
+        with pytest.raises(SystemExit, match=message):
+            judge_eval.main([*command, "--source", name])
+    with pytest.raises(SystemExit, match="--recipe and --source go together"):
+        judge_eval.main(command)
+
+
+def test_replies_without_a_verdict_are_not_right(evaluated: Any, tmp_path: Path) -> None:
+    write_jsonl(JUDGEBENCH, tmp_path / "pairs.jsonl")
+    found, _ = evaluated(First(no="I like both"), "--pairs", "pairs.jsonl")
+    # B where ~ is read first: the second order of clear and misled, the first one of turned
+    assert (found["unparsed_replies"], found["unread"], found["accuracy"]) == (5, 5 / 8, 2 / 8)
+    assert found["consistency"] is None and "no verdict" in found["cases"][0]["forth"]["error"]
+
+
+def test_a_judge_of_single_answers_on_labels_and_on_pairs(evaluated: Any, tmp_path: Path) -> None:
+    answers = [("a *", 1), ("b", 0), ("c *", 0), ("d", 1), ("e *", 1)]
+    write_jsonl(({"prompt": "?", "response": text, "label": label} for text, label in answers), tmp_path / "one.jsonl")
+    found, _ = evaluated(Star(), "--labels", "one.jsonl", plugin="binary")
+    assert (found["answers"], found["accuracy"], found["auc"]) == (5, 3 / 5, (2 * 1.5 + 0.5 * 1) / 6)
+    assert [case["value"] for case in found["cases"]] == [1, 0, 1, 0, 1]
+    pairs = [("*", "x", 1), ("x", "*", 1), ("x", "y", 2)]
+    document = [{"input": "?", "output_1": one, "output_2": two, "label": label} for one, two, label in pairs]
+    (tmp_path / "pairs.json").write_text(json.dumps(document))
+    found, _ = evaluated(Star(), "--pairs", "pairs.json", kind="judge", plugin="binary")
+    assert (found["accuracy"], found["ties"]) == (1 / 3, 1 / 3) and "consistency" not in found
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (
+            {"question": "?", "response_A": "a", "response_B": "b", "label": "A"},
+            "'label' is 'A>B' or 'B>A', found 'A'",
+        ),
+        ({"input": "?", "output_1": "a", "output_2": "b", "label": 0}, "'label' is 1 or 2, found 0"),
+        ({"input": "?", "output_1": "a", "output_2": None, "label": 1}, "'output_2' must be a string, found None"),
+        ({"chosen": "a", "rejected": "b"}, r"the columns of a pair are needed \(LLMBar: input, .*there are chosen"),
+        (7, "a JSON object is needed, found int"),
+    ],
+)
+def test_a_pair_that_cannot_be_read_is_named(record: Any, message: str, tmp_path: Path) -> None:
+    write_jsonl([JUDGEBENCH[0], record], tmp_path / "pairs.jsonl")
+    with pytest.raises(Exception, match=rf"pairs\.jsonl:2: {message}"):
+        read_pairs(str(tmp_path / "pairs.jsonl"), "test")
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"question": "?", "text": "a", "label": "good"}, "'label' must be a number, found 'good'"),
+        ({"question": "?", "label": 1}, "there is no column text or response; there are question, label"),
+        ({"question": 1, "text": "a", "label": 1}, "'question' must be a string, found 1"),
+    ],
+)
+def test_an_answer_that_cannot_be_read_is_named(record: Any, message: str, tmp_path: Path) -> None:
+    write_jsonl([record], tmp_path / "answers.jsonl")
+    with pytest.raises(Exception, match=rf"answers\.jsonl:1: {message}"):
+        read_answers(str(tmp_path / "answers.jsonl"), "test")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--judge", "{model: m, plugin: pairwise, temprature: 1}"], "key 'temprature' is unknown"),
+        (["--judge", "org/judge"], "an entry such as"),
+        (["--judge", "{model: [}"], "--judge is no YAML"),
+        (["--judge", "{model: m}", "--price_per_million_tokens", "1"], "two numbers are needed"),
+        (["--judge", "{model: m}", "--limit", "0"], "--limit is 0"),
+        (["--judge", "{model: m}", "--pries", "1"], "unknown flag '--pries'"),
+        (["--judge", "{model: m}", "--pairs", "nowhere.json"], "nowhere.json: no such dataset file"),
+        ([], "one of the arguments --judge --recipe is required"),
+    ],
+)
+def test_a_command_that_cannot_be_done_says_why(flags: list[str], message: str, tmp_path: Path) -> None:
+    write_jsonl(JUDGEBENCH, tmp_path / "pairs.jsonl")
+    with pytest.raises(SystemExit, match=f"^oger judge-eval: (.|\n)*{message}"):
+        judge_eval.main(["--pairs", str(tmp_path / "pairs.jsonl"), *flags])
+
+
+@pytest.mark.skipif(not LLMBAR.exists(), reason="shared/data is not here")
+def test_llmbar_is_read_as_it_is() -> None:
+    pairs = read_pairs(str(LLMBAR), "test")
+    assert len(pairs) == 100 and pairs[0].first.startswith("My girlfriend's visa") and pairs[0].first_is_better
+    assert read_pairs(str(LLMBAR), "test", 3) == pairs[:3] and isinstance(pairs[0], Pair)
+
+
+def test_the_tests_language_model_writes_and_ends() -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = smollm2()
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    tokens = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)["input_ids"]
+    written = model.generate(tokens, max_new_tokens=40, do_sample=False)[0, tokens.shape[1] :]
+    assert "Paris" in tokenizer.decode(written) and len(written) < 40
+    assert written[-1].item() == tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
