@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from oger_recipe.cli.run_settings import CommandParser, settings_of_run
+from oger_recipe.cli.run_settings import CommandParser, require_writable, settings_of_run
 from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.judges import Prices
 from oger_recipe.files import atomic_write
@@ -68,8 +68,8 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: 
         raise RecipeError("--recipe and --source go together: the recipe, and the name of the judge in it")
     if args.limit is not None and args.limit < 1:
         raise RecipeError(f"--limit is {args.limit}: it has to be 1 or more")
-    if args.out is not None and args.out.is_dir():
-        raise RecipeError(f"--out {args.out} is a folder: name a file")
+    if args.out is not None:
+        require_writable("--out", args.out)
     prices = _prices(args)
     settings = settings_of_run(args.recipe, flags, parser)
     spec = judge_of(_entry(args, settings), settings)

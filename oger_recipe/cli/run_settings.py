@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,6 +17,17 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise RecipeError(f"{message} ({self.prog} --help shows all options)")
+
+
+def require_writable(flag: str, path: Path) -> None:
+    """Raises RecipeError where no file could be written at the end of the work; makes missing folders."""
+    if path.is_dir():
+        raise RecipeError(f"{flag} {path} is a folder: name a file")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise RecipeError(f"{flag} {path} cannot be written: {error.strerror}") from None
 
 
 def settings_of_run(recipe: Path | None, flags: Sequence[str], command: argparse.ArgumentParser) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from oger_recipe.cli.run_settings import CommandParser, settings_of_run
+from oger_recipe.cli.run_settings import CommandParser, require_writable, settings_of_run
 from oger_recipe.errors import RecipeError
 
 
@@ -44,9 +44,8 @@ def main(argv: list[str] | None = None) -> None:
 def _score(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
     flags += [f"--data.prompt_dataset={args.rows}"] if args.rows else []
     settings = settings_of_run(args.recipe, flags, parser)
-    if args.out.is_dir():
-        raise RecipeError(f"--out {args.out} is a folder: name a file")
-    if args.out.exists() and args.out.samefile(args.responses):
+    require_writable("--out", args.out)
+    if args.out.exists() and args.responses.exists() and args.out.samefile(args.responses):
         raise RecipeError(f"--out {args.out} is the file of the responses: name another one")
     from oger_recipe.run.score import score
 

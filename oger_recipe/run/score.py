@@ -75,6 +75,8 @@ def score(value: Settings, file: Path, out: Path) -> str:
     _require_entropy(settings, responses, file)
     uids = dict.fromkeys(response.uid for response in responses)
     print(f"{len(responses)} answers to {len(uids)} of {len(rows)} prompts", flush=True)
+    if repeated := len(responses) - len({(response.uid, response.text) for response in responses}):
+        print(f"note: {repeated} answers repeat another one of their group, and count as often", flush=True)
     answered = [rows[uid] for uid in uids]
     specs = [
         replace(spec, weight=settings.bonus.bonus_weight) if spec.kind == "bonus" else spec
@@ -125,7 +127,7 @@ def _graded(value: Settings, rows: Sequence[Row], responses: Sequence[Response])
         prompts = _prompts(value, rows, pool)
         answers = [labelled_answer(prompts[response.uid].label, response.text) for response in responses]
         started = time.monotonic()
-        graded = pool.grade_many(answers, progress=sys.stderr.isatty())
+        graded = pool.grade_many(answers, progress=sys.stderr.isatty() or len(answers) > 2000)
         return _Answers(responses, graded, prompts, time.monotonic() - started)
 
 

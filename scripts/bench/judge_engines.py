@@ -1,9 +1,10 @@
 """What engines of the run's own take: memory over many loads, and replies per second, staged and resident.
 
 Reward models with random weights, of the size of --hidden and --layers: one that writes and one with a head. Prints
-what all processes of the run have in main memory (proportional, so that what they share counts once) after each
-round in which both were loaded, asked and ended; and the seconds of steps in which both end after their turns, and in
-which both stay.
+what all processes of the run have in main memory after each round in which both were loaded, asked and ended: their
+own and what they share with each other. Not in it are the files of libraries, of which a process's share falls and
+rises with others on the machine, and Ray's spare workers, of which there is one or none. Then the seconds of steps in
+which both end after their turns, and in which both stay.
 """
 
 import argparse
@@ -57,9 +58,12 @@ def in_memory(root: int) -> float:
         family |= more
     for pid in family:
         try:
-            size += int(re.search(r"^Pss:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)[1])
-        except (OSError, TypeError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::IDLE"):
+                continue
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        except OSError:  # it ended meanwhile
             continue
+        size += sum(map(int, re.findall(r"^Pss_(?:Anon|Shmem):\s+(\d+)", text, re.M)))
     return size / 2**20
 
 

@@ -191,6 +191,11 @@ def test_a_truncated_answer_gets_the_fixed_reward_and_nothing_on_top(scored: Any
     assert [line["reward"] for line in found] == [-0.5, 1.0]
 
 
+def test_answers_that_are_equal_are_samples_of_their_own(scored: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [line["reward"] for line in scored(_answers((1, "2"), (1, "2"), (2, "2")))] == [1, 1, 0]
+    assert "note: 1 answers repeat another one of their group" in capsys.readouterr().out
+
+
 def test_the_bonus_needs_the_entropy_that_no_text_tells(scored: Any) -> None:
     said = (
         r"^oger score: responses\.jsonl:2: the exploration bonus is weighted with the policy's entropy, which 1 of 2"
@@ -224,6 +229,7 @@ def test_what_cannot_be_scored_is_refused_before_anything_is_read(scored: Any, t
         ([{"name": "rule", "kind": "judg"}], [], r"the rewards of this recipe cannot be computed:\n  - .*'judg'"),
         (None, ["--out", "responses.jsonl"], "--out responses.jsonl is the file of the responses"),
         (None, ["--out", "."], r"--out \. is a folder"),
+        (None, ["--out", "rows.jsonl/out.jsonl"], r"--out rows\.jsonl/out\.jsonl cannot be written: "),
         (None, ["--respones", "x"], "unknown flag '--respones'; did you mean '--responses'"),
         (
             None,
