@@ -68,8 +68,8 @@ def served(*names: str, cache: Path) -> Iterator[list[str]]:
         command += ["--name", name, "--port", "0", *(["--head"] if "head" in name else [])]
         servers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
     try:
-        entries = [server.stdout.readline().partition(": - ")[2] for server in servers if server.stdout]
-        yield [yaml.safe_load(entry)["url"] for entry in entries]
+        ready = [next(line for line in server.stdout if line.startswith("ready after")) for server in servers]
+        yield [yaml.safe_load(line.partition(": - ")[2])["url"] for line in ready]
     finally:
         for server in servers:
             server.terminate()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from oger_recipe.tasks.judges import with_folders
 from oger_recipe.tasks.known_judges import LONGEST, First, Star, save_head, save_judge, value
@@ -100,3 +101,14 @@ def test_what_a_server_calls_its_model_and_other_models_stay(tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
     named = at_server | {"tokenizer": "countdown-judge"}
     assert Path(with_folders(named, str(tmp_path))["tokenizer"]).is_dir()
+
+
+def test_a_recipe_that_names_a_built_in_judge_has_its_folder_in_every_command(tmp_path: Path, parser) -> None:
+    from oger_recipe.cli.train_ppo_ray import settings_of
+
+    recipe = tmp_path / "recipe.yaml"
+    sources = [{"name": "rule", "kind": "verifier"}, {"name": "j", "kind": "judge", "model": "countdown-judge"}]
+    recipe.write_text(yaml.safe_dump({"oger": {"reward": {"sources": sources}}}))
+    rule, judge = settings_of(parser, [f"--oger.task.cache={tmp_path}"], recipe)["oger.reward.sources"]
+    assert rule == sources[0] and judge == sources[1] | {"model": judge["model"]}
+    assert Path(judge["model"]).parent == tmp_path and (Path(judge["model"]) / "config.json").exists()
