@@ -1,8 +1,10 @@
 """Shows how far something long is: by a bar on a terminal, elsewhere by a line now and then."""
 
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 from tqdm import tqdm
@@ -33,6 +35,23 @@ class Progress:
 
     def __exit__(self, *exception: object) -> None:
         self._bar.close()
+
+
+class ShownReplies(threading.local):
+    """Shows how many replies came, of one model after the other in each thread."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+        self._came = 0
+
+    def told(self, model: str, came: int, total: int) -> None:
+        if self._bar is None:
+            self._bar, self._came = Progress(Path(model).name, "replies", total), 0
+        self._bar.add(came - self._came)
+        self._came = came
+        if came == total:
+            self._bar.__exit__()
+            self._bar = None
 
 
 def progress(items: Iterable[T], what: str, unit: str, total: int | None = None) -> Iterator[T]:

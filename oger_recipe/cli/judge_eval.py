@@ -1,4 +1,4 @@
-"""``oger judge-eval --judge ENTRY --pairs FILE``: a judge against labels: how often it is right, and what it costs."""
+"""``oger judge-eval --judge ENTRY --pairs FILE``: a judge or a head against labels: is it right, at what cost?"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from oger_recipe.files import atomic_write
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         "oger judge-eval",
-        description="Asks a judge about labelled pairs of answers, each in both orders, or about labelled answers. "
+        description="Asks a judge or a head about labelled pairs of answers, or about labelled answers. "
         "Says how often it is right, how often its verdict changes with the order, how many replies have no verdict "
         "in them, how fast it is and what it costs. Any setting of a run can follow as its flag; "
         "--oger.reward.cache= asks anew what was asked before.",
@@ -32,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--judge",
         metavar="ENTRY",
         help="an entry of oger.reward.sources in YAML, e.g. '{model: org/judge, plugin: pairwise}'; without a kind it "
-        "is pairwise for --pairs and judge for --labels",
+        "is pairwise for --pairs and judge for --labels; '{kind: classifier, model: org/reward-model}' is a head",
     )
     judge.add_argument("--recipe", type=Path, help="a recipe that has the judge among its sources, named by --source")
     add("--source", metavar="NAME", help="name of the judge in --recipe")
@@ -42,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     data.add_argument("--labels", metavar="FILE", help=f"{files}, with question, text and label (0, 1 or any number)")
     add("--split", default="test", help="of a Hub dataset (%(default)s)")
     add("--limit", type=int, help="take so many of them, from the beginning")
-    add("--threshold", type=float, default=0.5, help="least value that says label 1 (%(default)s)")
+    add("--threshold", type=float, help="least value that says label 1 (default: 0.5 for judges, 0 for heads)")
     price = parser.add_mutually_exclusive_group()
     price.add_argument("--price_per_million_tokens", metavar="IN,OUT", help="of what the judge reads and writes")
     price.add_argument("--price_per_hour", type=float, help="of the machine that it runs on")

@@ -37,7 +37,7 @@ from oger_recipe.rewards.models.keys import (
     SimilarityKeys,
 )
 from oger_recipe.rewards.models.pairwise import PairwiseSource
-from oger_recipe.rewards.models.place import Place
+from oger_recipe.rewards.models.place import Place, Told
 from oger_recipe.rewards.own import Keywords, imported, keyword_problems, make_own, reason
 from oger_recipe.rewards.sources import Bonus, Group, Scores, Source, Verifier, of_rows
 
@@ -87,13 +87,16 @@ class SourceSpec:
 @dataclass(frozen=True)
 class Surroundings:
     """What sources are made of besides their entries: a run's settings, what starts an engine for a model, the run's
-    seed, where models' replies are kept (None: nowhere), and what makes an encoder (None: it is loaded here)."""
+    seed, where models' replies are kept (None: nowhere), what makes an encoder (None: it is loaded here), who is told
+    of replies as they come from servers and models in this process, and what is put around each model's place."""
 
     settings: OgerSettings
     engine: Callable[[ModelKeys], Place]
     seed: int = 0
     cache: VerdictCache | None = None
     encoder: MakeEncoder | None = None
+    told: Told | None = None
+    around: Callable[[ModelKeys, Place], Place] = lambda keys, place: place
 
     @classmethod
     def of(

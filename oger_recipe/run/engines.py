@@ -5,11 +5,11 @@ import os
 from collections.abc import Callable, Iterable
 
 from oger_recipe.rewards.models.keys import ModelKeys
-from oger_recipe.rewards.models.place import Place
+from oger_recipe.rewards.models.place import Place, Told
 
 
 def engines_of(
-    models: Iterable[ModelKeys], memory_gb: float
+    models: Iterable[ModelKeys], memory_gb: float, told: Told
 ) -> contextlib.AbstractContextManager[Callable[[ModelKeys], Place]]:
     """What starts an engine for those of the models that run in one; without such a model Ray and vLLM stay away."""
     if all(keys.runs_on != "engine" for keys in models):
@@ -17,7 +17,7 @@ def engines_of(
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from oger_recipe.plugin.driver.local_engines import local_engines
 
-    return local_engines(memory_gb)
+    return local_engines(memory_gb, told)
 
 
 def _none(keys: ModelKeys) -> Place:

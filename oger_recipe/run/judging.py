@@ -1,10 +1,10 @@
-"""A judge on labelled pairs or answers: it is asked as in a run, and its verdicts are held against the labels."""
+"""A judge or a head on labelled pairs or answers: it is asked as in a run, and its values are held against labels."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,18 +12,29 @@ from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.judges import JudgedPair, Prices, Work, label_metrics, pair_metrics
 from oger_recipe.evaluation.labelled import Answer, Pair
 from oger_recipe.evaluation.tables import aligned
+from oger_recipe.progress import ShownReplies
 from oger_recipe.remote_code import may_run
 from oger_recipe.rewards.compose import SourceSpec, Surroundings, entry_problems, sources_of
-from oger_recipe.rewards.models.asking import Judged
-from oger_recipe.rewards.models.cache import Cached
+from oger_recipe.rewards.models.asking import Judged, RewardModel
+from oger_recipe.rewards.models.classifier import CriticAndHead, Head
 from oger_recipe.rewards.models.judge import Judge
-from oger_recipe.rewards.models.keys import JudgeKeys, PairwiseKeys
+from oger_recipe.rewards.models.keys import ModelKeys, PairwiseKeys
 from oger_recipe.rewards.models.pairwise import TIE, compare
 from oger_recipe.rewards.models.place import Place, Reply, Sampling
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.run.engines import engines_of
 from oger_recipe.run.inputs import with_judges
 from oger_recipe.settings.oger import OgerSettings
+
+# Kinds that have values to evaluate.
+_MODELS: dict[str, Callable[[SourceSpec, Surroundings], RewardModel]] = {
+    "judge": Judge.of,
+    "pairwise": Judge.of,
+    "classifier": Head.of,
+    "critique_classifier": CriticAndHead.of,
+}
+# The least value of a single answer that says label 1: a judge's lie between 0 and 1, a Bradley-Terry head's around 0.
+_THRESHOLDS = {"judge": 0.5, "classifier": 0.0, "critique_classifier": 0.0}
 
 Case = dict[str, Any]  # a pair or an answer with what the judge said, as the file of results has it
 
@@ -38,18 +49,19 @@ class Found:
 
 
 def judge_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
-    """Reads an entry of oger.reward.sources. Raises RecipeError for one that is wrong, or no judge's."""
+    """Reads an entry of oger.reward.sources. Raises RecipeError for one that is wrong, or that asks no model for
+    values."""
     (entry,) = with_judges({**value, "oger.reward.sources": (entry,)})["oger.reward.sources"]
     if problems := list(entry_problems([entry])):
         raise RecipeError("\n  - ".join(["this judge cannot be asked:", *problems]))
     (spec,) = sources_of([entry])
-    if not isinstance(spec.keys, JudgeKeys):
-        raise RecipeError(f"{spec.name} is of kind {spec.kind}: kinds judge and pairwise have verdicts to evaluate")
+    if spec.kind not in _MODELS:
+        raise RecipeError(f"{spec.name} is of kind {spec.kind}: kinds {', '.join(_MODELS)} can be evaluated")
     return spec
 
 
 def on_pairs(spec: SourceSpec, pairs: Sequence[Pair], value: Mapping[str, Any]) -> Found:
-    """Kind pairwise reads both answers, in both orders; kind judge values each, and the greater value is better."""
+    """Kind pairwise reads both answers, in both orders; other kinds value each, and the greater value is better."""
     asked = _Asked(spec, value)
     questions = [pair.question for pair in pairs]
     if isinstance(spec.keys, PairwiseKeys):
@@ -84,9 +96,13 @@ def on_pairs(spec: SourceSpec, pairs: Sequence[Pair], value: Mapping[str, Any]) 
     return Found(metrics | _failures([each for both in judged for each in both]), asked.work, cases)
 
 
-def on_answers(spec: SourceSpec, answers: Sequence[Answer], value: Mapping[str, Any], threshold: float) -> Found:
-    if isinstance(spec.keys, PairwiseKeys):
-        raise RecipeError(f"{spec.name} compares pairs: --labels needs a judge of kind judge")
+def on_answers(
+    spec: SourceSpec, answers: Sequence[Answer], value: Mapping[str, Any], threshold: float | None
+) -> Found:
+    """threshold: the least value that says label 1; None: the kind's own."""
+    if spec.kind not in _THRESHOLDS:
+        raise RecipeError(f"{spec.name} compares pairs: --labels needs one of the kinds {', '.join(_THRESHOLDS)}")
+    threshold = _THRESHOLDS[spec.kind] if threshold is None else threshold
     asked = _Asked(spec, value)
     with asked as judge:
         judged = judge.judge([each.question for each in answers], [each.text for each in answers])
@@ -127,52 +143,49 @@ def figures(found: Found, prices: Prices) -> dict[str, Any]:
 
 
 class _Asked:
-    """A judge that is there between entering and leaving, and what asking it took."""
+    """A judge or a head that is there between entering and leaving, and what asking it took."""
 
     def __init__(self, spec: SourceSpec, value: Mapping[str, Any]) -> None:
-        assert isinstance(spec.keys, JudgeKeys)
-        self._spec, self._keys = spec, spec.keys
+        assert isinstance(spec.keys, ModelKeys)
+        self._spec, self._models = spec, spec.keys.models
         self._settings, self._seed = OgerSettings.of(value), value["train.seed"]
         look_in(self._settings.verifiers.verifier_path)
-        self._engines = engines_of(spec.keys.models, self._settings.reward.engine_memory_gb)
+        self._told = ShownReplies().told
+        self._engines = engines_of(self._models, self._settings.reward.engine_memory_gb, self._told)
+        self._meters: list[_Metered] = []
 
-    def __enter__(self) -> Judge:
+    def __enter__(self) -> RewardModel:
         surroundings = Surroundings.of(self._settings, self._engines.__enter__(), self._seed)
-        judge = Judge.of(self._keys, self._spec.name, replace(surroundings, cache=None))
-        self._meter = _Metered(judge.place, loads_when_asked=self._keys.runs_on == "process")
-        kept = surroundings.cache if self._keys.cache else None
-        place = self._meter if kept is None else Cached(self._meter, self._keys, kept)
-        return replace(judge, place=place)
+        return _MODELS[self._spec.kind](self._spec, replace(surroundings, told=self._told, around=self._metered))
 
     def __exit__(self, *exception: Any) -> None:
         self._engines.__exit__(*exception)
 
+    def _metered(self, keys: ModelKeys, place: Place) -> Place:
+        self._meters.append(_Metered(keys, place))
+        return self._meters[-1]
+
     @property
     def work(self) -> Work:
-        meter = self._meter
-        return Work(len(meter.replies), meter.seconds, meter.loading_s, self._tokens())
-
-    def _tokens(self) -> tuple[int, int] | None:
-        if self._keys.chats:  # nobody here knows its tokenizer
-            return None
-        from transformers import AutoTokenizer
-
-        name = self._keys.tokenizer or self._keys.model
-        revision = self._keys.revision if name == self._keys.model else None
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=may_run())
-        read, written = (
-            sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
-            for texts in (self._meter.prompts, [reply.text for reply in self._meter.replies])
+        """Of all models of the entry; a critic and the head that reads it give one verdict."""
+        tokens = None  # where the template is a server's nobody here knows its tokenizer
+        if not any(keys.chats for keys in self._models):
+            read, written = zip(*(meter.tokens() for meter in self._meters), strict=True)
+            tokens = sum(read), sum(written)
+        return Work(
+            max(len(meter.replies) for meter in self._meters),
+            sum(meter.seconds for meter in self._meters),
+            sum(meter.loading_s for meter in self._meters),
+            tokens,
         )
-        return read, written
 
 
 @dataclass
 class _Metered:
     """A place whose work is taken down."""
 
+    keys: ModelKeys
     place: Place
-    loads_when_asked: bool
     loading_s: float = 0.0
     seconds: float = 0.0
     prompts: list[str] = field(default_factory=list)
@@ -181,23 +194,37 @@ class _Metered:
     def open(self) -> None:
         started = time.monotonic()
         self.place.open()
-        if self.loads_when_asked:
-            self.place.generate(["Hello."], Sampling(max_new_tokens=1))
         self.loading_s += time.monotonic() - started
 
     def close(self) -> None:
         self.place.close()
 
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Reply]:
+        return self._asked(prompts, lambda: self.place.generate(prompts, sampling))
+
+    def classify(self, prompts: Sequence[str]) -> list[Reply]:
+        return self._asked(prompts, lambda: self.place.classify(prompts))
+
+    def _asked(self, prompts: Sequence[str], ask: Callable[[], list[Reply]]) -> list[Reply]:
         started = time.monotonic()
-        replies = self.place.generate(prompts, sampling)
+        replies = ask()
         self.seconds += time.monotonic() - started
         self.prompts += prompts
         self.replies += replies
         return replies
 
-    def classify(self, prompts: Sequence[str]) -> list[Reply]:
-        return self.place.classify(prompts)
+    def tokens(self) -> tuple[int, int]:
+        """Read and written."""
+        from transformers import AutoTokenizer
+
+        name = self.keys.tokenizer or self.keys.model
+        revision = self.keys.revision if name == self.keys.model else None
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=may_run())
+        read, written = (
+            sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
+            for texts in (self.prompts, [reply.text for reply in self.replies])
+        )
+        return read, written
 
 
 def _value(judged: Judged) -> float | None:
@@ -221,7 +248,8 @@ def _failures(judged: Sequence[Judged]) -> dict[str, int]:
 
 
 def _case(judged: Judged) -> Case:
-    reply = {} if judged.reply is None else {"reply": judged.reply.text}
+    wrote = judged.reply is not None and math.isnan(judged.reply.value)  # a head's reply is its number
+    reply = {"reply": judged.reply.text} if judged.reply is not None and wrote else {}
     return {"value": _value(judged)} | reply | ({} if judged.error is None else {"error": judged.error})
 
 

@@ -25,6 +25,7 @@ from oger_recipe.embedding.similarity import make_similarity
 from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.scores import Column, score_table
 from oger_recipe.files import atomic_write
+from oger_recipe.progress import ShownReplies
 from oger_recipe.rewards.compose import (
     ON_ERROR,
     Rewards,
@@ -83,8 +84,9 @@ def score(value: Settings, file: Path, out: Path) -> str:
         for spec in sources_of(settings.reward.sources, value["algo.advantage.estimator"])
     ]
     models = [each for spec in specs if isinstance(spec.keys, ModelKeys) for each in spec.keys.models]
-    with engines_of(models, settings.reward.engine_memory_gb) as engine:
-        surroundings = Surroundings.of(settings, engine, value["train.seed"])
+    told = ShownReplies().told
+    with engines_of(models, settings.reward.engine_memory_gb, told) as engine:
+        surroundings = replace(Surroundings.of(settings, engine, value["train.seed"]), told=told)
         sources = [_Watched(spec, make_source(spec, surroundings)) for spec in specs]
         answers = _graded(value, answered, responses)
         started = time.monotonic()

@@ -12,10 +12,11 @@ import torch
 import yaml
 from smollm2 import smollm2
 
+from oger_recipe import progress
 from oger_recipe.cli import judge_eval
 from oger_recipe.evaluation.labelled import Pair, read_answers, read_pairs
 from oger_recipe.files import write_jsonl
-from oger_recipe.tasks.known_judges import First, Star, save_judge
+from oger_recipe.tasks.known_judges import First, Star, save_head, save_judge
 
 LLMBAR = Path(__file__).parents[3] / "shared" / "data" / "llmbar" / "natural.json"
 JUDGEBENCH = [
@@ -30,17 +31,17 @@ JUDGEBENCH = [
 def evaluated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Any]:
-    """What the command's file says of a judge in this process, beside what it printed."""
+    """What the command's file says of a judge in this process, or of a model of other keys, and what it printed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
-    def run(rule: Star | First, *flags: str, **keys: Any) -> tuple[dict[str, Any], str]:
+    def run(rule: Star | First | None, *flags: str, **keys: Any) -> tuple[dict[str, Any], str]:
         folder = tmp_path / "judge"
-        if not folder.exists():
+        if rule is not None and not folder.exists():
             save_judge(rule, folder)
-        entry = {"model": str(folder), "place": "process", "max_new_tokens": 8} | keys
+        entry = ({} if rule is None else {"model": str(folder), "max_new_tokens": 8}) | {"place": "process"} | keys
         judge_eval.main(["--judge", yaml.safe_dump(entry), "--out", "out.json", "--oger.reward.cache=kept", *flags])
-        return json.loads((tmp_path / "out.json").read_text()), capsys.readouterr().out
+        return json.loads((tmp_path / "out.json").read_text()), "".join(capsys.readouterr())
 
     return run
 
@@ -98,6 +99,79 @@ def test_a_judge_of_single_answers_on_labels_and_on_pairs(evaluated: Any, tmp_pa
     (tmp_path / "pairs.json").write_text(json.dumps(document))
     found, _ = evaluated(Star(), "--pairs", "pairs.json", kind="judge", plugin="binary")
     assert (found["accuracy"], found["ties"]) == (1 / 3, 1 / 3) and "consistency" not in found
+
+
+@pytest.fixture()
+def head(tmp_path: Path) -> Path:
+    """A head that says 0.4 for a hat, less 0.2 for a tilde."""
+    from transformers import AutoModelForSequenceClassification
+
+    folder = save_head(tmp_path / "head")
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    model.score.weight.data *= 0.2
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_a_head_on_pairs_prefers_its_greater_number(evaluated: Any, head: Path, tmp_path: Path) -> None:
+    same = JUDGEBENCH[2] | {"response_B": JUDGEBENCH[2]["response_A"]}
+    write_jsonl([*JUDGEBENCH[:2], same, JUDGEBENCH[3]], tmp_path / "pairs.jsonl")
+    found, _ = evaluated(None, "--pairs", "pairs.jsonl", kind="classifier", model=str(head))
+    # right on clear and turned, a tie on two equal answers, wrong on misled; an equal question is asked once
+    assert (found["accuracy"], found["accuracy_of_read"], found["ties"]) == (2 / 4, 2 / 3, 1 / 4)
+    assert (found["asked"], found["unread"], "consistency" in found) == (7, 0, False)
+    values = [(case["forth"]["value"], case["back"]["value"]) for case in found["cases"]]
+    wanted = [(0.4, -0.2), (-0.2, 0.4), (0, 0), (0.4, -0.2)]
+    assert values == [pytest.approx(pair, abs=0.01) for pair in wanted]
+    assert "reply" not in found["cases"][0]["forth"]
+
+
+def test_a_head_on_labels_says_1_from_0_on(
+    evaluated: Any, head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoTokenizer
+
+    answers = [("^ a", 1), ("~ b", 0), ("^~ c", 0), ("~ b", 1), ("^ d", 1)]  # 0.4, -0.2, 0.2, -0.2, 0.4
+    write_jsonl(({"question": "?", "text": text, "label": label} for text, label in answers), tmp_path / "one.jsonl")
+    entry = {"kind": "classifier", "model": str(head)}
+    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
+    found, said = evaluated(None, "--labels", "one.jsonl", "--price_per_million_tokens", "10,1000", **entry)
+    assert [case["value"] for case in found["cases"]] == pytest.approx([0.4, -0.2, 0.2, -0.2, 0.4], abs=0.01)
+    # auc: of six pairs four are in order and one is equal. Deviations of labels and of values, in fifths of 0.2:
+    # 2 -3 -3 2 2 and 7 -8 2 -8 7, so r = (14 + 24 - 6 - 16 + 14) / (30 * 230)^0.5
+    assert (found["accuracy"], found["auc"]) == (3 / 5, 4.5 / 6)
+    assert found["correlation"] == pytest.approx(30 / (30 * 230) ** 0.5, abs=0.01)
+    tokenizer, asked = AutoTokenizer.from_pretrained(head), dict.fromkeys(text for text, _ in answers)
+    chats = [[{"role": "user", "content": "?"}, {"role": "assistant", "content": text}] for text in asked]
+    texts = tokenizer.apply_chat_template(chats, tokenize=False)
+    read = sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
+    assert (found["asked"], found["tokens_read"], found["tokens_written"]) == (4, read, 0)
+    assert found["cost_per_1000_verdicts"] == pytest.approx(1000 / 4 * 10 * read / 1e6)
+    assert "head: 4 of 4 replies\n" in said
+    found, said = evaluated(None, "--labels", "one.jsonl", "--threshold", "0.3", **entry)
+    assert (found["accuracy"], found["asked"]) == (4 / 5, 0) and "replies\n" not in said
+
+
+def test_a_head_that_reads_critiques_is_held_against_labels(evaluated: Any, head: Path, tmp_path: Path) -> None:
+    """The critic writes a hat about answers with an asterisk, about others a tilde, which the head reads."""
+    critic = save_judge(Star(yes="^", no="~"), tmp_path / "critic")
+    answers = [("a *", 1), ("b", 0), ("c *", 0), ("d", 1), ("e *", 1)]
+    write_jsonl(({"question": "?", "text": text, "label": label} for text, label in answers), tmp_path / "one.jsonl")
+    entry = {"kind": "critique_classifier", "model": str(head), "critic": str(critic), "max_new_tokens": 8}
+    found, _ = evaluated(None, "--labels", "one.jsonl", "--price_per_million_tokens", "0,1000", **entry)
+    assert [case["reply"] for case in found["cases"]] == ["^", "~", "^", "~", "^"]
+    assert [case["value"] for case in found["cases"]] == pytest.approx([0.4, -0.2, 0.4, -0.2, 0.4], abs=0.01)
+    assert (found["accuracy"], found["asked"], found["tokens_written"]) == (3 / 5, 5, 5)
+    assert found["tokens_read"] > 2 * sum(len(text) for text, _ in answers)
+    assert found["cost_per_1000_verdicts"] == pytest.approx(1000 / 5 * 1000 * 5 / 1e6)
+
+
+def test_a_judge_of_pairs_has_no_values_of_single_answers(evaluated: Any, tmp_path: Path) -> None:
+    write_jsonl([{"question": "?", "text": "a", "label": 1}], tmp_path / "one.jsonl")
+    with pytest.raises(
+        SystemExit, match="judge compares pairs: --labels needs one of the kinds judge, classifier, cri"
+    ):
+        evaluated(None, "--labels", "one.jsonl", kind="pairwise", model="org/judge")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
 
+from oger_recipe import progress
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.compose import Surroundings, entry_problems, make_source, sources_of
 from oger_recipe.rewards.models.in_process import Noise, ProcessPlace
@@ -376,9 +377,13 @@ def test_values_move_with_their_rows(policy_folder: Path, tmp_path: Path) -> Non
     assert not torch.equal(other.values[0], scores.values[0])  # samples are the source's own
 
 
-def test_a_classifier_reads_prompt_and_response_in_the_models_template(head_folder: Path) -> None:
+def test_a_classifier_reads_prompt_and_response_in_the_models_template(
+    head_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
     groups = [group(["two", "three is a longer answer"]), group(["four", "five<|im_end|>"], "What is 2 + 2?")]
     scores = score(None, groups, kind="classifier", model=str(head_folder), place="process")
+    assert "replies" not in capsys.readouterr().err  # a run prints no progress of its models
     texts = [
         "<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n<|im_start|>assistant\ntwo<|im_end|>\n",
         "<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n<|im_start|>assistant\nthree is a longer answer<|im_end|>\n",

@@ -16,6 +16,7 @@ from doubles import Recorded, embedding_server
 from replay import CASES, CONFIGS, FLAGS, HERE, replayed
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from oger_recipe import progress
 from oger_recipe.cli import score
 from oger_recipe.files import read_jsonl, write_jsonl
 from oger_recipe.rewards.verifiers import look_in
@@ -120,7 +121,10 @@ def _by_hand(name: str, folder: Path, prompts: list[str], responses: list[str]) 
     return module.rm_postprocess(replies)
 
 
-def test_a_plugin_of_the_seeds_kind_scores_as_its_code_does_by_hand(scored: Any, tmp_path: Path) -> None:
+def test_a_plugin_of_the_seeds_kind_scores_as_its_code_does_by_hand(
+    scored: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
     rule = Star(yes='{"contact": 1, "solution": 1, "tone": 0}', no="I cannot tell")
     folder = save_judge(rule, tmp_path / "judge")
     texts = ["4*", "It is 4", "5*", "four"]
@@ -130,6 +134,7 @@ def test_a_plugin_of_the_seeds_kind_scores_as_its_code_does_by_hand(scored: Any,
          "weight": 0.3, "gate": "rule_equals_1", "max_new_tokens": 16},
     ]  # fmt: skip
     found = scored(_answers(*((2, text) for text in texts)), sources, verifier_path=[str(PLUGINS)])
+    assert "judge: 2 of 2 replies\n" in capsys.readouterr().err
     values = _by_hand("rider_reward.py", folder, ["What is 2 + 2?"] * 4, texts)
     assert values == pytest.approx([2 / 3, -1, 2 / 3, -1])
     right = [1, 1, 0, 0]

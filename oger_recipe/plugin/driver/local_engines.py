@@ -3,23 +3,21 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import ray
 
 from oger_recipe.plugin.driver.start_ray import cleared_up, run_environment, start_ray
 from oger_recipe.plugin.judges.engines import RunEngines
-from oger_recipe.progress import Progress
 from oger_recipe.rewards.models.keys import ModelKeys
-from oger_recipe.rewards.models.place import Place
+from oger_recipe.rewards.models.place import Place, Told
 
 
 @contextlib.contextmanager
-def local_engines(memory_gb: float = 0.0) -> Iterator[Callable[[ModelKeys], Place]]:
+def local_engines(memory_gb: float = 0.0, told: Told | None = None) -> Iterator[Callable[[ModelKeys], Place]]:
     """A function from keys to places. Ray starts with the first of them, on loopback where there is no CUDA, or the
     cluster at RAY_ADDRESS is joined; afterwards it is gone.
 
-    memory_gb: oger.reward.engine_memory_gb.
+    memory_gb: oger.reward.engine_memory_gb; told: of replies, as they come.
     """
     with contextlib.ExitStack() as stack:
         started: list[RunEngines] = []
@@ -28,28 +26,11 @@ def local_engines(memory_gb: float = 0.0) -> Iterator[Callable[[ModelKeys], Plac
             if not started:
                 cpu = stack.enter_context(_ray())
                 started.append(RunEngines(cpu=cpu, memory_gb=memory_gb))
-                started[0].told = _ShownReplies().told
+                started[0].told = told
                 stack.callback(started[0].end)
             return started[0].place(keys)
 
         yield place
-
-
-class _ShownReplies:
-    """Shows how many replies came, of one model after the other."""
-
-    def __init__(self) -> None:
-        self._bar: Progress | None = None
-        self._came = 0
-
-    def told(self, model: str, came: int, total: int) -> None:
-        if self._bar is None:
-            self._bar, self._came = Progress(Path(model).name, "replies", total), 0
-        self._bar.add(came - self._came)
-        self._came = came
-        if came == total:
-            self._bar.__exit__()
-            self._bar = None
 
 
 @contextlib.contextmanager

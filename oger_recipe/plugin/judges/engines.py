@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from oger_recipe.errors import RecipeError
 from oger_recipe.plugin.judges.judge_actor import CannotLoad, JudgeActor, Numbered
 from oger_recipe.rewards.models.keys import ModelKeys
-from oger_recipe.rewards.models.place import Reply, Sampling
+from oger_recipe.rewards.models.place import Reply, Sampling, Told
 from oger_recipe.settings.machine import JUDGES_SHARE
 
 LOAD_LIMIT_S = 1800.0  # seconds for loading a model, and for the GPUs that it waits for
@@ -24,8 +24,6 @@ _WAKE_LIMIT_S = 120.0
 _END_LIMIT_S = 10.0
 # An actor without a GPU of its own, whose workers have them, is to see all; one process where vLLM would have two.
 _ON_GPUS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-
-Progress = Callable[[str, int, int], None]  # model, replies that came, prompts
 
 
 class RunEngines:
@@ -36,7 +34,7 @@ class RunEngines:
     ) -> None:
         """memory_gb: that engines may keep on a CPU between their turns; shared_gpus: gives the policy's group, where
         the engines have none of their own."""
-        self.told: Progress | None = None  # while replies come
+        self.told: Told | None = None  # while replies come
         self._cpu, self._budget, self._shared_gpus = cpu, memory_gb * 2**30, shared_gpus
         self._group: PlacementGroup | None = None
         self._places: dict[ModelKeys, EnginePlace] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,13 @@ class Judged:
     error: str | None = None
     reply: Reply | None = None
     unparsed: bool = False
+
+
+class RewardModel(Protocol):
+    """A judge, or a head."""
+
+    def judge(self, prompts: Sequence[str], responses: Sequence[Any]) -> list[Judged]:
+        """Ask about each response to its prompt; all are asked at once."""
 
 
 # Prompts and what is judged, to what came of each, and metrics of the step.
@@ -80,8 +87,9 @@ def ask_place(place: Place, texts: Sequence[str | Failed], sampling: Sampling | 
     return [Reply(error=text.reason) if isinstance(text, Failed) else next(given) for text in texts]
 
 
-def shares(replies: Sequence[Reply]) -> dict[str, float]:
+def shares(judged: Sequence[Judged]) -> dict[str, float]:
     """Return the shares of the replies that came without asking again, and that were cut at their longest."""
+    replies = [each.reply for each in judged if each.reply is not None]
     count = max(len(replies), 1)
     return {
         "cached": sum(reply.cached for reply in replies) / count,

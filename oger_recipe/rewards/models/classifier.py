@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from oger_recipe.rewards.models.asking import Judged, ask_place, score_rows, shares
 from oger_recipe.rewards.models.keys import ClassifierKeys, CritiqueKeys, WriterKeys
-from oger_recipe.rewards.models.place import Reply
+from oger_recipe.rewards.models.place import Place, Sampling
 from oger_recipe.rewards.models.places import place_of
+from oger_recipe.rewards.models.plugin import Plugin
 from oger_recipe.rewards.models.plugins_of import of_critic, of_head
 from oger_recipe.rewards.sources import Group, Scores
 
@@ -18,16 +20,58 @@ if TYPE_CHECKING:
     from oger_recipe.rewards.compose import SourceSpec, Surroundings
 
 
+@dataclass(frozen=True)
 class Head:
-    """A head, and the plugin that makes its texts."""
+    """A head, and the plugin that makes its texts. Its numbers are raw."""
 
-    def __init__(self, keys: ClassifierKeys, surroundings: Surroundings) -> None:
-        self._place = place_of(keys, surroundings)
-        self._plugin = of_head(keys)
+    place: Place
+    plugin: Plugin
 
-    def read(self, prompts: Sequence[str], responses: Sequence[Any]) -> list[Reply]:
-        """Ask for the number of each response to its prompt; all are asked at once."""
-        return ask_place(self._place, self._plugin.preprocess(prompts, responses), None)
+    @classmethod
+    def of(cls, spec: SourceSpec, surroundings: Surroundings) -> Head:
+        keys = spec.keys
+        assert isinstance(keys, ClassifierKeys)
+        return cls(place_of(keys, surroundings), of_head(keys))
+
+    def judge(self, prompts: Sequence[str], responses: Sequence[Any]) -> list[Judged]:
+        replies = ask_place(self.place, self.plugin.preprocess(prompts, responses), None)
+        return [
+            Judged(reply.value, reply=reply) if reply.error is None else Judged(error=reply.error) for reply in replies
+        ]
+
+
+@dataclass(frozen=True)
+class CriticAndHead:
+    """A model that writes about prompt and response, and a head that reads that, too."""
+
+    critic: Place
+    plugin: Plugin  # the critic's
+    sampling: Sampling
+    head: Head
+
+    @classmethod
+    def of(cls, spec: SourceSpec, surroundings: Surroundings) -> CriticAndHead:
+        keys = spec.keys
+        assert isinstance(keys, CritiqueKeys)
+        critic, head = keys.models
+        assert isinstance(critic, WriterKeys)
+        return cls(
+            place_of(critic, surroundings),
+            of_critic(critic),
+            keys.sampling(surroundings.seed, spec.name),
+            Head.of(replace(spec, keys=head), surroundings),
+        )
+
+    def judge(self, prompts: Sequence[str], responses: Sequence[Any]) -> list[Judged]:
+        """As of RewardModel; the replies are the critiques."""
+        critiques = ask_place(self.critic, self.plugin.preprocess(prompts, responses), self.sampling)
+        there = [row for row, critique in enumerate(critiques) if critique.error is None]
+        both = [[responses[row], critiques[row].text] for row in there]
+        read = iter(self.head.judge([prompts[row] for row in there], both))
+        return [
+            replace(next(read), reply=critique) if critique.error is None else Judged(error=critique.error)
+            for critique in critiques
+        ]
 
 
 class ClassifierSource:
@@ -36,16 +80,15 @@ class ClassifierSource:
     def __init__(self, spec: SourceSpec, surroundings: Surroundings) -> None:
         keys = spec.keys
         assert isinstance(keys, ClassifierKeys)
-        self._head, self._column = Head(keys, surroundings), keys.prompt_column
+        self._head, self._column = Head.of(spec, surroundings), keys.prompt_column
         self.overlaps = keys.runs_on == "server"
 
     def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
         return score_rows(groups, wanted, self._column, self._ask)
 
     def _ask(self, prompts: list[str], responses: list[str]) -> tuple[list[Judged], Mapping[str, float]]:
-        replies = self._head.read(prompts, responses)
-        cached = shares([reply for reply in replies if reply.error is None])["cached"]
-        return [_judged(reply) for reply in replies], {"cached": cached}
+        judged = self._head.judge(prompts, responses)
+        return judged, {"cached": shares(judged)["cached"]}
 
 
 class CritiqueSource:
@@ -54,25 +97,12 @@ class CritiqueSource:
     def __init__(self, spec: SourceSpec, surroundings: Surroundings) -> None:
         keys = spec.keys
         assert isinstance(keys, CritiqueKeys)
-        critic, head = keys.models
-        assert isinstance(critic, WriterKeys) and isinstance(head, ClassifierKeys)
-        self._critic = place_of(critic, surroundings)
-        self._plugin = of_critic(critic)
-        self._head, self._column = Head(head, surroundings), keys.prompt_column
-        self._sampling = keys.sampling(surroundings.seed, spec.name)
-        self.overlaps = critic.runs_on == head.runs_on == "server"
+        self._both, self._column = CriticAndHead.of(spec, surroundings), keys.prompt_column
+        self.overlaps = all(model.runs_on == "server" for model in keys.models)
 
     def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
         return score_rows(groups, wanted, self._column, self._ask)
 
     def _ask(self, prompts: list[str], responses: list[str]) -> tuple[list[Judged], Mapping[str, float]]:
-        critiques = ask_place(self._critic, self._plugin.preprocess(prompts, responses), self._sampling)
-        there = [row for row, critique in enumerate(critiques) if critique.error is None]
-        both = [[responses[row], critiques[row].text] for row in there]
-        read = iter(self._head.read([prompts[row] for row in there], both))
-        judged = [_judged(next(read) if critique.error is None else critique) for critique in critiques]
-        return judged, shares([critiques[row] for row in there])
-
-
-def _judged(reply: Reply) -> Judged:
-    return Judged(reply.value, reply.error, reply)
+        judged = self._both.judge(prompts, responses)
+        return judged, shares(judged)

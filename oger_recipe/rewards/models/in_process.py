@@ -1,6 +1,6 @@
 """A reward model in this process: transformers, for small models.
 
-It stays loaded once it was asked. What it says to a prompt does not depend on the prompts beside it.
+It stays loaded once it was opened. What it says to a prompt does not depend on the prompts beside it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from oger_recipe.errors import RecipeError
 from oger_recipe.remote_code import may_run
-from oger_recipe.rewards.models.keys import ModelKeys
-from oger_recipe.rewards.models.place import Reply, Sampling
+from oger_recipe.rewards.models.keys import ModelKeys, WriterKeys
+from oger_recipe.rewards.models.place import Reply, Sampling, Told
 
 _BATCH = 8
 _UNBOUNDED = 2**31  # tokens, of a model that says no limit
@@ -23,12 +23,12 @@ _UNBOUNDED = 2**31  # tokens, of a model that says no limit
 class ProcessPlace:
     """A small model in this process; on CPUs it computes in float32 unless `dtype` says otherwise."""
 
-    def __init__(self, keys: ModelKeys) -> None:
-        self._keys = keys
+    def __init__(self, keys: ModelKeys, *, told: Told | None = None) -> None:
+        self._keys, self._told = keys, told
         self._loaded: tuple[Any, Any] | None = None  # tokenizer and model
 
     def open(self) -> None:
-        pass
+        self._model(_writer if isinstance(self._keys, WriterKeys) else _head)
 
     def close(self) -> None:
         pass
@@ -44,6 +44,7 @@ class ProcessPlace:
                 batch = _padded([tokens[row] for row in rows], 0, left=True).to(model.device)
                 noise = Noise([prompts[row] for row in rows], sampling) if sampling.temperature else None
                 replies |= dict(zip(rows, _written(tokenizer, model, batch, room, noise), strict=True))
+                self._tell(len(replies), len(prompts))
         return [replies[row] for row in range(len(prompts))]
 
     def classify(self, prompts: Sequence[str]) -> list[Reply]:
@@ -52,7 +53,12 @@ class ProcessPlace:
         for rows in _batches(tokens):
             values = _values(tokenizer, model, [tokens[row] for row in rows])
             replies |= {row: _number(value) for row, value in zip(rows, values, strict=True)}
+            self._tell(len(replies), len(prompts))
         return [replies[row] for row in range(len(prompts))]
+
+    def _tell(self, came: int, total: int) -> None:
+        if self._told is not None:
+            self._told(self._keys.model, came, total)
 
     def _model(self, make: Any) -> tuple[Any, Any]:
         if self._loaded is None:

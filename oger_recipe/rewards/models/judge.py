@@ -31,12 +31,13 @@ class Judge:
     sampling: Sampling
 
     @classmethod
-    def of(cls, keys: JudgeKeys, name: str, surroundings: Surroundings) -> Judge:
-        """Make the judge of an entry; ``name`` is its source's, on which its samples depend."""
-        return cls(place_of(keys, surroundings), of_judge(keys), keys.sampling(surroundings.seed, name))
+    def of(cls, spec: SourceSpec, surroundings: Surroundings) -> Judge:
+        """Make the judge of an entry; its samples depend on the source's name."""
+        keys = spec.keys
+        assert isinstance(keys, JudgeKeys)
+        return cls(place_of(keys, surroundings), of_judge(keys), keys.sampling(surroundings.seed, spec.name))
 
     def judge(self, prompts: Sequence[str], responses: Sequence[Any]) -> list[Judged]:
-        """Ask about each response to its prompt; all are asked at once."""
         replies = ask_place(self.place, self.plugin.preprocess(prompts, responses), self.sampling)
         read = iter(self.plugin.postprocess([reply.text for reply in replies if reply.error is None]))
         return [_judged(reply, next(read)) if reply.error is None else Judged(error=reply.error) for reply in replies]
@@ -53,8 +54,8 @@ def _judged(reply: Reply, value: float | None | Failed) -> Judged:
 
 def judge_metrics(judged: Sequence[Judged]) -> dict[str, float]:
     """Return what `shares` says of the judge's replies, and the share that has no verdict in it."""
-    replies = [each.reply for each in judged if each.reply is not None]
-    return shares(replies) | {"unparsed": sum(each.unparsed for each in judged) / max(len(replies), 1)}
+    replies = sum(each.reply is not None for each in judged)
+    return shares(judged) | {"unparsed": sum(each.unparsed for each in judged) / max(replies, 1)}
 
 
 class JudgeSource:
@@ -63,7 +64,7 @@ class JudgeSource:
     def __init__(self, spec: SourceSpec, surroundings: Surroundings) -> None:
         keys = spec.keys
         assert isinstance(keys, JudgeKeys)
-        self._judge, self._column = Judge.of(keys, spec.name, surroundings), keys.prompt_column
+        self._judge, self._column = Judge.of(spec, surroundings), keys.prompt_column
         self.overlaps = keys.runs_on == "server"
 
     def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:

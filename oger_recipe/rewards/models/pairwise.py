@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from oger_recipe.rewards.models.asking import Judged, score_rows
+from oger_recipe.rewards.models.asking import Judged, RewardModel, score_rows
 from oger_recipe.rewards.models.judge import Judge, judge_metrics
 from oger_recipe.rewards.models.keys import PairwiseKeys
 from oger_recipe.rewards.models.plugin import Failed
@@ -45,7 +45,7 @@ class Compared:
         return TIE if self.order_changes else self.forth.value
 
 
-def compare(judge: Judge, prompts: Sequence[str], pairs: Sequence[Pair]) -> list[Compared]:
+def compare(judge: RewardModel, prompts: Sequence[str], pairs: Sequence[Pair]) -> list[Compared]:
     """Ask about each pair of answers in both orders, all at once."""
     turned = [(second, first) for first, second in pairs]
     judged = judge.judge([*prompts, *prompts], [*pairs, *turned])
@@ -58,7 +58,7 @@ class PairwiseSource:
     def __init__(self, spec: SourceSpec, surroundings: Surroundings) -> None:
         keys = spec.keys
         assert isinstance(keys, PairwiseKeys)
-        self._judge, self._keys = Judge.of(keys, spec.name, surroundings), keys
+        self._judge, self._keys = Judge.of(spec, surroundings), keys
         self.overlaps = keys.runs_on == "server"
 
     def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,6 +35,9 @@ class Reply:
     error: str | None = None
     cut: bool = False
     cached: bool = False
+
+
+Told = Callable[[str, int, int], None]  # model, replies that came, prompts; of one question, as they come
 
 
 class Place(Protocol):

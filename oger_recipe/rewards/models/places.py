@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def place_of(keys: ModelKeys, surroundings: Surroundings) -> Place:
     """Make the place that an entry names, behind the cache of replies where there is one."""
     makers: dict[str, Callable[[ModelKeys], Place]] = {
-        "server": ServerPlace,
-        "process": ProcessPlace,
+        "server": lambda keys: ServerPlace(keys, told=surroundings.told),
+        "process": lambda keys: ProcessPlace(keys, told=surroundings.told),
         "engine": surroundings.engine,
     }
-    place = makers[keys.runs_on](keys)
+    place = surroundings.around(keys, makers[keys.runs_on](keys))
     return Cached(place, keys, surroundings.cache) if surroundings.cache is not None and keys.cache else place

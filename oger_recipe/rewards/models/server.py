@@ -20,7 +20,7 @@ from oger_recipe.endpoint import Endpoint, Failed, api_key, checked_address
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.models.keys import ModelKeys, WriterKeys
 from oger_recipe.rewards.models.limits import TokenBucket
-from oger_recipe.rewards.models.place import Reply, Sampling
+from oger_recipe.rewards.models.place import Reply, Sampling, Told
 
 FIRST_PAUSE_S = 2.0  # doubled after every attempt: six of them outlast a bad minute
 _GIVES_UP_AFTER = 3  # requests in a row that failed in all their attempts; one that was refused the connection counts
@@ -47,8 +47,8 @@ class ServerPlace:
         RecipeError: keys.url is no address; the key does not fit into a header.
     """
 
-    def __init__(self, keys: ModelKeys, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
-        self._keys = keys
+    def __init__(self, keys: ModelKeys, *, told: Told | None = None, first_pause_s: float = FIRST_PAUSE_S) -> None:
+        self._keys, self._told = keys, told
         try:
             address, key = checked_address(keys.url or "", keys.api_key_env), api_key(keys.api_key_env)
         except ValueError as error:
@@ -104,9 +104,16 @@ class ServerPlace:
     async def _answers(self, question: _Question, bodies: Sequence[Any]) -> list[Reply]:
         slots = asyncio.Semaphore(self._keys.concurrency)
 
+        came = 0
+
         async def answer(body: Any) -> Reply:
+            nonlocal came
             async with slots:
-                return await self._answer(client, question, body)
+                reply = await self._answer(client, question, body)
+            came += 1
+            if self._told is not None:
+                self._told(self._keys.model, came, len(bodies))
+            return reply
 
         async with self._endpoint.client(self._keys.concurrency) as client:
             return await asyncio.gather(*map(answer, bodies))
