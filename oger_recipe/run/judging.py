@@ -25,6 +25,7 @@ from oger_recipe.run.engines import engines_of
 from oger_recipe.run.inputs import with_judges
 from oger_recipe.settings.oger import OgerSettings
 
+_ENTRY = "oger.reward.sources, entry 1: "  # not where the user has written it
 Case = dict[str, Any]  # a pair or an answer with what the judge said, as the file of results has it
 
 
@@ -40,7 +41,7 @@ class Found:
 def judge_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
     """Reads an entry of oger.reward.sources. Raises RecipeError for one that is wrong, or no judge's."""
     (entry,) = with_judges({**value, "oger.reward.sources": (entry,)})["oger.reward.sources"]
-    if problems := list(entry_problems([entry])):
+    if problems := [each.removeprefix(_ENTRY) for each in entry_problems([entry])]:
         raise RecipeError("\n  - ".join(["this judge cannot be asked:", *problems]))
     (spec,) = sources_of([entry])
     if not isinstance(spec.keys, JudgeKeys):
@@ -109,7 +110,9 @@ def report(found: Found, prices: Prices) -> str:
         lines += [["verdicts per second", f"{work.per_second():.2f}"], ["seconds of loading", f"{work.loading_s:.1f}"]]
     if not math.isnan(cost := work.cost_per_1000(prices)):
         lines += [["cost per 1,000 verdicts", f"{cost:.4g}"]]
-    return aligned(lines)
+    unread = next((case for each in found.cases for case in _cases_of(each) if "error" in case), None)
+    example = [] if unread is None else [f"the first unread: {unread['error']}"]
+    return "\n".join([aligned(lines), *example])
 
 
 def figures(found: Found, prices: Prices) -> dict[str, Any]:
@@ -223,6 +226,11 @@ def _failures(judged: Sequence[Judged]) -> dict[str, int]:
 def _case(judged: Judged) -> Case:
     reply = {} if judged.reply is None else {"reply": judged.reply.text}
     return {"value": _value(judged)} | reply | ({} if judged.error is None else {"error": judged.error})
+
+
+def _cases_of(case: Case) -> list[Case]:
+    """Those of a pair's both orders, or that of an answer."""
+    return [case["forth"], case["back"]] if "forth" in case else [case]
 
 
 def _zip(one: Sequence[Any], other: Sequence[Any]) -> Any:
