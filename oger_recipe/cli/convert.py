@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> None:
         _stop([f"{args.out} exists already; choose another file, or remove it"])
     from oger_recipe.cli.train_ppo_ray import build_parser
 
-    result = convert(text, args.command.name, build_parser(cpu=False), _variables(args.set))
+    result = convert(text, args.command.name, build_parser(cpu=False), _variables(args.set), args.out)
     if result.problems:
         _stop([f"{args.command} cannot be converted:", *result.problems])
     if args.out is None:

@@ -19,7 +19,7 @@ from oger_recipe.convert.verl_mix.dialect import VERL_MIX
 from oger_recipe.convert.verl_rms.dialect import VERL_RMS
 from oger_recipe.errors import RecipeError
 from oger_recipe.settings.checks import check_run
-from oger_recipe.settings.derived import in_prompts
+from oger_recipe.settings.derived import in_prompts, with_verifier_path
 from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.recipe_file import read_recipe
 
@@ -45,21 +45,29 @@ class Conversion:
     text: str = ""  # the recipe file; "" with problems
 
 
-def convert(text: str, source: str, parser: argparse.ArgumentParser, variables: Mapping[str, str]) -> Conversion:
+def convert(
+    text: str, source: str, parser: argparse.ArgumentParser, variables: Mapping[str, str], out: Path | None = None
+) -> Conversion:
     """Converts the one training command in ``text``, the content of the file ``source``.
 
     ``parser`` is that of `oger train` on a GPU machine: what equals its defaults is not written unless the command
-    says it. Collects problems and raises nothing.
+    says it. ``out``: where the recipe will be, beside which `oger train` will look for its plugins. Collects problems
+    and raises nothing.
     """
     command = read_command(text, variables, list(DIALECTS.values()))
     result = Conversion(remarks=list(command.remarks), problems=list(command.problems))
     if command.dialect is not None:
-        _convert(command, command.dialect, source, parser, result)
+        _convert(command, command.dialect, source, parser, out, result)
     return result
 
 
 def _convert(
-    command: Command, dialect: Dialect, source: str, parser: argparse.ArgumentParser, result: Conversion
+    command: Command,
+    dialect: Dialect,
+    source: str,
+    parser: argparse.ArgumentParser,
+    out: Path | None,
+    result: Conversion,
 ) -> None:
     given = _given(command, dialect, result)
     get = _getter({name: value for name, (value, _) in given.items()}, dialect)
@@ -74,7 +82,7 @@ def _convert(
     _environment(command, dialect, result)
     result.problems = list(dict.fromkeys(result.problems))
     if not result.problems:
-        _finish(result, dialect, source, parser)
+        _finish(result, dialect, source, parser, out)
 
 
 def _given(command: Command, dialect: Dialect, result: Conversion) -> dict[str, tuple[Any, int]]:
@@ -171,13 +179,15 @@ def _environment(command: Command, dialect: Dialect, result: Conversion) -> None
             result.remarks.append(f"{name} is exported there: export it where `oger train` starts, if it is needed")
 
 
-def _finish(result: Conversion, dialect: Dialect, source: str, parser: argparse.ArgumentParser) -> None:
+def _finish(
+    result: Conversion, dialect: Dialect, source: str, parser: argparse.ArgumentParser, out: Path | None
+) -> None:
     """Writes the recipe and reads it back as `oger train` will."""
     order = {name[2:]: place for place, action in enumerate(parser._actions) for name in action.option_strings}
     result.settings = dict(sorted(result.settings.items(), key=lambda item: order[item[0]]))
     unset = {key: text for key, (value, _, _) in result.settings.items() for text in placeholders(value)}
     result.to_do = [*dialect.to_do, *(f"set {key}, which is {text}" for key, text in unset.items())]
-    for sentence in _refusals(recipe_text(result.settings, ()), parser):
+    for sentence in _refusals(recipe_text(result.settings, ()), parser, out):
         key = re.split("[:, ]", sentence)[0]
         if key in _FILES and key not in unset and (key != _SOURCES or "no such" in sentence):
             result.to_do.append(sentence)
@@ -187,13 +197,14 @@ def _finish(result: Conversion, dialect: Dialect, source: str, parser: argparse.
         result.text = recipe_text(result.settings, _header(result, dialect, source), dialect.common_prefix)
 
 
-def _refusals(text: str, parser: argparse.ArgumentParser) -> list[str]:
+def _refusals(text: str, parser: argparse.ArgumentParser, out: Path | None) -> list[str]:
     """Returns the sentences by which `oger train` would refuse the recipe."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recipe.yaml"
         path.write_text(text, encoding="utf-8")
         try:
             settings = in_prompts(defaults(parser) | read_recipe(path, parser))
+            settings = with_verifier_path(settings, out)
             check_run(settings, cpu=False, gpus_here=None)
         except RecipeError as error:
             first, *sentences = str(error).replace(f"{path}:", "line ").split("\n  - ")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -45,7 +45,7 @@ _FORMATS = {
     "LLMBar": _Format("input", "output_1", "output_2", {1: True, 2: False}),
     "JudgeBench": _Format("question", "response_A", "response_B", {"A>B": True, "B>A": False}),
 }
-_QUESTIONS, _TEXTS = ("question", "prompt"), ("text", "response")
+_QUESTIONS, _TEXTS, _LABELS = ("question", "prompt"), ("text", "response"), ("label",)
 
 
 def read_pairs(source: str, split: str, limit: int | None = None) -> list[Pair]:
@@ -98,16 +98,18 @@ def _pair(record: dict[str, Any], where: str) -> Pair:
 
 
 def _answer(record: dict[str, Any], where: str) -> Answer:
-    columns = []
-    for names in (_QUESTIONS, _TEXTS):
-        if (column := next((name for name in names if name in record), None)) is None:
-            raise RecipeError(f"{where}: there is no column {' or '.join(names)}; there are {', '.join(record)}")
-        columns.append(column)
-    label = record.get("label")
+    columns = [_column(record, names, where) for names in (_QUESTIONS, _TEXTS, _LABELS)]
+    label = record[columns.pop()]
     if not isinstance(label, int | float) or not math.isfinite(label):
         raise RecipeError(f"{where}: 'label' must be a number, found {label!r}")
     question, text = (_text(record, column, where) for column in columns)
     return Answer(str(record.get("uid") or where), question, text, float(label))
+
+
+def _column(record: dict[str, Any], names: Sequence[str], where: str) -> str:
+    if (column := next((name for name in names if name in record), None)) is None:
+        raise RecipeError(f"{where}: there is no column {' or '.join(names)}; there are {', '.join(record)}")
+    return column
 
 
 def _text(record: dict[str, Any], column: str, where: str) -> str:

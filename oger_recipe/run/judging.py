@@ -36,6 +36,7 @@ _MODELS: dict[str, Callable[[SourceSpec, Surroundings], RewardModel]] = {
 # The least value of a single answer that says label 1: a judge's lie between 0 and 1, a Bradley-Terry head's around 0.
 _THRESHOLDS = {"judge": 0.5, "classifier": 0.0, "critique_classifier": 0.0}
 
+_ENTRY = "oger.reward.sources, entry 1: "  # not where the user has written it
 Case = dict[str, Any]  # a pair or an answer with what the judge said, as the file of results has it
 
 
@@ -52,7 +53,7 @@ def judge_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
     """Reads an entry of oger.reward.sources. Raises RecipeError for one that is wrong, or that asks no model for
     values."""
     (entry,) = with_judges({**value, "oger.reward.sources": (entry,)})["oger.reward.sources"]
-    if problems := list(entry_problems([entry])):
+    if problems := [each.removeprefix(_ENTRY) for each in entry_problems([entry])]:
         raise RecipeError("\n  - ".join(["this judge cannot be asked:", *problems]))
     (spec,) = sources_of([entry])
     if spec.kind not in _MODELS:
@@ -125,7 +126,9 @@ def report(found: Found, prices: Prices) -> str:
         lines += [["verdicts per second", f"{work.per_second():.2f}"], ["seconds of loading", f"{work.loading_s:.1f}"]]
     if not math.isnan(cost := work.cost_per_1000(prices)):
         lines += [["cost per 1,000 verdicts", f"{cost:.4g}"]]
-    return aligned(lines)
+    unread = next((case for each in found.cases for case in _cases_of(each) if "error" in case), None)
+    example = [] if unread is None else [f"the first unread: {unread['error']}"]
+    return "\n".join([aligned(lines), *example])
 
 
 def figures(found: Found, prices: Prices) -> dict[str, Any]:
@@ -251,6 +254,11 @@ def _case(judged: Judged) -> Case:
     wrote = judged.reply is not None and math.isnan(judged.reply.value)  # a head's reply is its number
     reply = {"reply": judged.reply.text} if judged.reply is not None and wrote else {}
     return {"value": _value(judged)} | reply | ({} if judged.error is None else {"error": judged.error})
+
+
+def _cases_of(case: Case) -> list[Case]:
+    """Those of a pair's both orders, or that of an answer."""
+    return [case["forth"], case["back"]] if "forth" in case else [case]
 
 
 def _zip(one: Sequence[Any], other: Sequence[Any]) -> Any:

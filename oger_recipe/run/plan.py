@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.data.rows import Row
+from oger_recipe.rewards.compose import sources_of
+from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.run import memory
 from oger_recipe.run.preflight import OK, PROBLEM, Finding
 from oger_recipe.settings.machine import gpus_by_role, judge_engines, policy_ranks
@@ -58,6 +60,7 @@ def describe(value: Mapping[str, Any], training: Size | None, evaluation: Size |
             *_gpus(value),
             "",
             *_step(value),
+            *_reward(value),
             *_steps(value, training),
             *_evaluation(value, evaluation),
             "",
@@ -122,6 +125,22 @@ def _step(value: Mapping[str, Any]) -> list[str]:
         f"  on each of {ranks} policy ranks: {batch // ranks} rows an optimizer step, in {cut}",
         f"  at most {rows * (value['rollout.max_new_tokens'] or value['data.max_len']):,} response tokens",
     ]
+
+
+def _reward(value: Mapping[str, Any]) -> list[str]:
+    """The sources that are listed, in their order: what is added or multiplied, and where."""
+    reward = OgerSettings.of(value).reward
+    specs = sources_of(reward.sources, value["algo.advantage.estimator"]) if reward.sources else ()
+    lines: list[str] = []
+    for spec in specs:
+        models = spec.keys.models if isinstance(spec.keys, ModelKeys) else ()
+        asked = "".join(f", {keys.model} ({keys.runs_on})" for keys in models)
+        weight = value["oger.bonus_weight"] if spec.kind == "bonus" else spec.weight
+        gate = "" if spec.gate == "always" else f", where {spec.gate}"
+        sign = "x" if spec.combine == "mul" else "+" if lines else " "
+        normalized = "" if spec.normalize == "none" else f", normalized ({spec.normalize})"
+        lines.append(f"  {sign} {weight:g} * {spec.name}: {spec.kind}{asked}{normalized}{gate}")
+    return ["", "reward:", *lines, f"  a failure of one: {reward.on_error}"] if lines else []
 
 
 def planned_steps(value: Mapping[str, Any], rows: int) -> int:

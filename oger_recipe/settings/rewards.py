@@ -15,7 +15,7 @@ from oger_recipe.settings.fields import Section, setting
 def named_source(item: Any) -> dict[str, Any]:
     """One entry of oger.reward.sources; raises ArgumentTypeError for what is none."""
     if not isinstance(item, Mapping) or not all(isinstance(item.get(key), str) for key in ("name", "kind")):
-        raise ArgumentTypeError("mappings with a name and a kind, such as {name: rule, kind: verifier}")
+        raise ArgumentTypeError("a list of mappings with a name and a kind, such as [{name: rule, kind: verifier}]")
     entry = dict(item)
     if isinstance(entry.get("weight"), str):  # YAML reads 1e-3 as a text
         with contextlib.suppress(ValueError):

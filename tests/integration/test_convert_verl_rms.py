@@ -129,6 +129,21 @@ def test_the_single_node_script(converted: Callable[..., Conversion]) -> None:
     ]  # fmt: skip
 
 
+def test_plugins_are_looked_for_beside_the_recipe_that_is_written(
+    gpu_parser: argparse.ArgumentParser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    def missing(out: Path) -> list[str]:
+        return [each for each in convert(script(), "train.sh", gpu_parser, {}, out).to_do if "no such file in" in each]
+
+    assert not any("plugin" in each for each in missing(tmp_path / "mine.yaml"))
+    assert [re.findall(r"plugin '(\w+)", each) for each in missing(Path("mine.yaml"))] == [
+        ["rider_reward"], ["consistency_reward"],
+    ]  # fmt: skip
+
+
 def test_the_multi_node_script(converted: Callable[..., Conversion]) -> None:
     text = (SCRIPTS / "multi_node.sh").read_text()
     unset = converted(text).problems

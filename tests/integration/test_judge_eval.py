@@ -82,10 +82,11 @@ def test_a_judge_of_pairs_gets_the_figures_that_its_rule_has_by_hand(evaluated: 
 
 def test_replies_without_a_verdict_are_not_right(evaluated: Any, tmp_path: Path) -> None:
     write_jsonl(JUDGEBENCH, tmp_path / "pairs.jsonl")
-    found, _ = evaluated(First(no="I like both"), "--pairs", "pairs.jsonl")
+    found, printed = evaluated(First(no="I like both"), "--pairs", "pairs.jsonl")
     # B where ~ is read first: the second order of clear and misled, the first one of turned
     assert (found["unparsed_replies"], found["unread"], found["accuracy"]) == (5, 5 / 8, 2 / 8)
     assert found["consistency"] is None and "no verdict" in found["cases"][0]["forth"]["error"]
+    assert "the first unread: no verdict in the judge's reply, which ends 'I like both'" in printed
 
 
 def test_a_judge_of_single_answers_on_labels_and_on_pairs(evaluated: Any, tmp_path: Path) -> None:
@@ -198,6 +199,7 @@ def test_a_pair_that_cannot_be_read_is_named(record: Any, message: str, tmp_path
     [
         ({"question": "?", "text": "a", "label": "good"}, "'label' must be a number, found 'good'"),
         ({"question": "?", "label": 1}, "there is no column text or response; there are question, label"),
+        ({"question": "?", "text": "a", "verdict": 1}, "there is no column label; there are question, text, verdict"),
         ({"question": 1, "text": "a", "label": 1}, "'question' must be a string, found 1"),
     ],
 )
@@ -210,7 +212,7 @@ def test_an_answer_that_cannot_be_read_is_named(record: Any, message: str, tmp_p
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--judge", "{model: m, plugin: pairwise, temprature: 1}"], "key 'temprature' is unknown"),
+        (["--judge", "{model: m, plugin: pairwise, temprature: 1}"], "asked:\n  - key 'temprature' is unknown"),
         (["--judge", "org/judge"], "an entry such as"),
         (["--judge", "{model: [}"], "--judge is no YAML"),
         (["--judge", "{model: m}", "--price_per_million_tokens", "1"], "two numbers are needed"),

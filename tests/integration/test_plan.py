@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,31 @@ def test_rows_teachers_and_steps_are_counted(recipe: Path, capsys: pytest.Captur
         said = _dry_run(capsys, recipe, "--oger.total_training_steps", str(limit))
         assert f"steps: {limit} (oger.total_training_steps)" in said
     assert {entry.name for entry in tmp_path.iterdir()} == {"recipe.yaml", "rows.jsonl"}  # nothing was made
+
+
+def test_what_will_be_rewarded_is_listed(
+    recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "reward:" not in _dry_run(capsys, recipe)  # the verifier and the bonus, as always
+    sources = [
+        {"name": "rule", "kind": "verifier"},
+        {"name": "short", "kind": "test_plan:short", "weight": 0.25, "combine": "mul", "gate": "rule_equals_1"},
+        {"name": "explore", "kind": "bonus"},
+    ]
+    monkeypatch.setitem(sys.modules, "test_plan", sys.modules[__name__])
+    flags = ("--oger.reward.sources", json.dumps(sources), "--oger.bonus_weight", "0.5")
+    lines = _dry_run(capsys, recipe, *flags, "--oger.reward.on_error", "neutral")
+    first = lines.index("reward:")
+    assert lines[first + 1 : first + 5] == [
+        "    1 * rule: verifier",
+        "  x 0.25 * short: test_plan:short, where rule_equals_1",
+        "  + 0.5 * explore: bonus",
+        "  a failure of one: neutral",
+    ]
+
+
+def short(group: Any) -> list[float]:
+    return [0.0] * len(group.responses)
 
 
 @pytest.mark.parametrize(

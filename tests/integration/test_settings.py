@@ -184,7 +184,7 @@ def test_a_number_comes_back_as_it_was(parser: argparse.ArgumentParser, value: f
 
 @pytest.mark.parametrize("item", ["rule", 5, None, {"name": "rule"}, {"kind": "verifier"}, {"name": 1, "kind": "a"}])
 def test_a_source_without_name_or_kind_is_refused(read: Callable[..., Any], item: Any) -> None:
-    said = r"mappings with a name and a kind, such as \{name: rule, kind: verifier\}"
+    said = r"a list of mappings with a name and a kind, such as \[\{name: rule, kind: verifier\}\]"
     with pytest.raises(RecipeError, match=rf"recipe\.yaml:1: 'oger\.reward\.sources' takes {said}, found "):
         read(f"oger: {{reward: {{sources: [{json.dumps(item)}]}}}}")
     with pytest.raises(RecipeError, match=rf"argument --oger\.reward\.sources: takes {said}, found "):

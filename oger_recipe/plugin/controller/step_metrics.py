@@ -132,9 +132,12 @@ def _bonus_metrics(batch: HybridBatch, credit: Credit, size: int) -> dict[str, f
 
 
 def _source_metrics(batch: HybridBatch, credit: Credit) -> dict[str, float]:
-    """Average what the sources said of rollouts, count the rows on which they failed, and add what they count."""
+    """Average what the sources said of rollouts, count the rows on which they failed, and add what they count.
+
+    nan where a source said nothing of any: a judge that is gone must not look like one that says 0.
+    """
     on = ~batch.is_teacher
-    means = {f"reward/{name}": _mean(values[on & ~values.isnan()]) for name, values in credit.said.items()}
+    means = {f"reward/{name}": values[on].nanmean().item() for name, values in credit.said.items()}
     failed = {f"reward/{name}/failed": float(len(rows)) for name, rows in credit.errors.items()}
     return means | failed | {f"reward/{name}": float(value) for name, value in credit.of_sources.items()}
 
