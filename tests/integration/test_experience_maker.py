@@ -436,6 +436,10 @@ def test_a_source_of_the_users_scores_whole_groups_as_they_are_trained(sources):
     means = [sum(rewards) / 4 for rewards in expected]
     centred = [reward - mean for rewards, mean in zip(expected, means, strict=True) for reward in rewards]
     assert first_tokens(experiences) == pytest.approx(centred)
+    own = [1.25, 0.25, 1.25, *expected[1], *expected[2]]
+    assert (
+        maker.metrics["oger/on_reward"] == pytest.approx(sum(own) / 11) and maker.metrics["oger/teacher_reward"] == 1
+    )
     assert all(line["bonus"] == 0.0 for line in lines(maker) if "bonus" in line)  # it is not listed
     first = lines(maker)[0]
     assert first["sources"] == {"rule": 1.0, "short": 0.5, "short/letters": 2.0} and "errors" not in first

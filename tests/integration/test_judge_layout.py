@@ -38,7 +38,7 @@ def settings(parser: argparse.ArgumentParser, *entries: dict[str, Any], **change
     [
         ([JUDGE, HEAD, SERVED], {}, {"judges": 4}),  # one at a time: as many as the largest needs
         ([HEAD], {}, {"judges": 2}),
-        ([SERVED, JUDGE | {"place": "process"}], {}, {}),
+        ([SERVED, JUDGE | {"place": "process", "tensor_parallel_size": 1}], {}, {}),
         ([JUDGE | {"gpu_memory_utilization": 7}], {}, {}),  # which is refused elsewhere
         ([{"name": "c", "kind": "critique_classifier", "model": "a", "critic": "b"}], {}, {"judges": 1}),
         ([], {"oger.embedding_num_gpus": 0.25}, {}),  # nothing is compared: there is no encoder
@@ -57,6 +57,7 @@ def test_a_machine_with_too_few_gpus_is_refused(parser) -> None:
     (problem,) = machine_problems(value, cpu=False, gpus_here=5)
     assert problem.startswith("actor 1 + vLLM engines 1 + judges 4 = 6 GPUs are asked for, but 5 are declared")
     assert machine_problems(value, cpu=False, gpus_here=6) == []
+    assert len(machine_problems(value, cpu=False, gpus_here=0)) == 1
 
 
 @pytest.mark.parametrize(
@@ -89,6 +90,11 @@ def test_shares_that_fit_are_not_refused(parser) -> None:
     awake = SHARED | {"vllm.enable_sleep": False, "vllm.gpu_memory_utilization": 0.2, "oger.embedding_num_gpus": 0.1}
     assert machine_problems(asleep, cpu=False, gpus_here=4) == []
     assert machine_problems(settings(parser, JUDGE, **awake), cpu=False, gpus_here=4) == []
+    alone = settings(parser, HEAD | {"gpu_memory_utilization": 0.9}, **{"vllm.gpu_memory_utilization": 0.9})
+    assert machine_problems(alone, cpu=False, gpus_here=64) == []  # GPUs of its own
+    nothing_embeds = SHARED | {"oger.embedding_num_gpus": 0.5, "oger.max_replace_num": 0, "oger.bonus_weight": 0.0}
+    assert machine_problems(settings(parser, **nothing_embeds), cpu=False, gpus_here=64) == []
+    assert machine_problems(settings(parser, HEAD | {"tensor_parallel_size": 1}), cpu=True, gpus_here=None) == []
 
 
 def test_a_model_that_is_not_there_is_the_recipes_mistake(parser, tmp_path: Path) -> None:

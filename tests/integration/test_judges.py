@@ -453,10 +453,15 @@ def test_pairs_are_judged_in_both_orders(policy_folder: Path) -> None:
     place.says = verdict(lambda first, second: "A" if second == "a" else "B" if first == "a" else "A")
     scores = said(source, groups)
     assert scores.values.tolist() == [[0.5, 0, 0.5, 0.5]] and scores.metrics["order_changes"] == 0.75
+    # A tie in one order alone is a verdict that changes, and counts no half.
+    place.says = verdict(lambda first, second: "tie" if second == "xx" else "A")
+    assert said(source, groups).values.tolist() == [[0.5] * 4]
     # An answer without two verdicts is no pair whose order could be told.
     place.says = verdict(lambda first, second: "?" if first == "a" else "A")
     scores = said(source, groups)
     assert list(scores.errors) == [(0, 1)] and scores.metrics["unparsed"] == 1 / 8
+    place.says = verdict(lambda first, second: "?" if second == "a" else "A")
+    assert list(said(source, groups).errors) == [(0, 1)]
     assert scores.metrics["order_changes"] == 1
 
 

@@ -200,6 +200,7 @@ def test_gdpo_compares_each_source_in_its_group_and_then_the_sums_in_the_batch(m
     ]
     assert found == pytest.approx(compared(sums), abs=1e-4)
     assert made.metrics["reward/long"] == pytest.approx(25 / 8)  # as it was said
+    assert not (made.run_dir / "reward_statistics.jsonl").exists()  # nothing of earlier steps is used
 
 
 def test_a_resumed_run_compares_with_the_same_values_as_one_that_went_on(maker, rows) -> None:

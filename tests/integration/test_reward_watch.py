@@ -67,6 +67,7 @@ def test_a_source_that_pays_for_length_is_seen_and_warned_of_once(step):
     assert metrics["reward/mine/rule_disagreement"] == 1.0 and "reward/rule/rule_disagreement" not in metrics
     length, rule = step.notes()
     assert "step 1: reward source mine pays for longer answers: reward/mine/length_correlation is 1.00" in length
+    assert "over the last 1 steps (limit" in length
     assert "(limit: 0.5, oger.reward.watch_length_correlation). Read in samples/" in length
     assert "reward source mine orders 100% of the pairs within groups against the rule" in rule
 
@@ -83,6 +84,15 @@ def test_without_groups_the_rows_of_a_step_are_compared(step):
     metrics = step(paid(1, 2, 3, 4), flags=["--rollout.n_samples_per_prompt=1"], apart=0.0)
     assert metrics["reward/mine/length_correlation"] == pytest.approx(1.0)
     assert metrics["reward/mine/rule_disagreement"] != metrics["reward/mine/rule_disagreement"]  # there are no pairs
+
+
+def test_the_rows_of_the_smallest_group_are_compared_with_one_another(step):
+    metrics = step(paid(2, 1, 4, 3), flags=["--rollout.n_samples_per_prompt=2"])
+    assert metrics["reward/mine/length_correlation"] == pytest.approx(-1.0)
+
+
+def test_the_rules_order_is_that_of_its_reward_between_right_and_wrong_too(step):
+    assert step(paid(1, 2, 3, 4), rewards=(0.4, 0.3, 0.2, 0.1))["reward/mine/rule_disagreement"] == 1.0
 
 
 def test_an_answer_in_form_is_the_verifiers_component(step):

@@ -48,8 +48,15 @@ class Failing:
 
 
 class Broken(Length):
-    def __init__(self) -> None:
-        raise ValueError("no such folder")
+    def __init__(self, why: str = "no such folder") -> None:
+        raise ValueError(why)
+
+
+class Unsigned(dict[str, Any]):
+    """Its signature tells nothing of its keywords."""
+
+    def score(self, groups: list[Group], wanted: torch.Tensor) -> Scores:
+        return Scores(torch.zeros(wanted.shape))
 
 
 class Mute:

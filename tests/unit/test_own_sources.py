@@ -12,7 +12,7 @@ from groups import group
 
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.compose import SourceSpec, make_source, rewards_of, sources_of
-from oger_recipe.rewards.own import OwnFunction
+from oger_recipe.rewards.own import OwnClass, OwnFunction
 from oger_recipe.rewards.sources import Group, Scores
 
 # A function of the user's
@@ -38,6 +38,7 @@ def test_a_function_is_asked_about_each_group_and_may_say_components() -> None:
         (lambda: [1.0], "ValueError: it has 1 values for 2 responses"),
         (lambda: [1.0, 2.0, 3.0], "ValueError: it has 3 values for 2 responses"),
         (lambda: [1.0, math.nan], "ValueError: it has the value nan, which is not finite"),
+        (lambda: [1.0, math.inf], "ValueError: it has the value inf, which is not finite"),
         (lambda: [1.0, None], "TypeError: float() argument"),
         (lambda: None, "TypeError: 'NoneType' object is not iterable"),
         (lambda: ([1.0, 2.0], {"words": [1]}), "ValueError: its component 'words' has 1 values for 2 responses"),
@@ -49,7 +50,12 @@ def test_what_goes_wrong_with_a_group_is_its_own_error(answer: Callable[[], Any]
     scores = own(lambda each: answer() if each.uid == "b" else [1.0, 2.0])
     assert scores.values[0].tolist() == [1.0, 2.0]
     assert scores.errors.keys() == {(1, 0), (1, 1)}
-    assert scores.errors[1, 0].startswith(said)
+    assert scores.errors[1, 0].startswith(said) and scores.values[1].tolist() == [0.0, 0.0]
+
+
+def test_every_group_that_goes_wrong_has_its_error() -> None:
+    scores = own(lambda each: [])
+    assert scores.errors.keys() == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
 # A class of the user's
@@ -76,7 +82,10 @@ def test_a_class_that_raises_is_closed_all_the_same(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(source.source, "score", None)
     with pytest.raises(TypeError):
         source.score([group([1.0])], torch.ones(1, 1, dtype=torch.bool))
-    assert source.source.used == ["open", "close"]
+    monkeypatch.setattr(source.source, "open", None)  # half of it may be loaded
+    with pytest.raises(TypeError):
+        source.score([group([1.0])], torch.ones(1, 1, dtype=torch.bool))
+    assert source.source.used == ["open", "close", "close"]
 
 
 def test_values_of_a_class_that_are_not_finite_are_errors_of_their_rows() -> None:
@@ -93,11 +102,29 @@ def test_values_of_a_class_that_are_not_finite_are_errors_of_their_rows() -> Non
     [
         ({}, "TypeError: its score() returned list, not Scores"),
         ({"values": [1.0, 2.0]}, "ValueError: its values are [2], not [groups, rows] = [2, 4]"),
+        ({"values": [[1.0, 2.0]] * 4}, "ValueError: its values are [4, 2], not [groups, rows] = [2, 4]"),
     ],
 )
 def test_what_is_no_scores_fails_on_all_rows(keys: dict[str, Any], said: str) -> None:
     found = rewards_of([group([1.0] * 4)] * 2, [made("Failing", **keys)], [SourceSpec("s", "a:b")], on_error="zero")
     assert found.errors["s"] == dict.fromkeys(range(8), said)
+
+
+class Says:
+    def __init__(self, scores: Scores) -> None:
+        self.scores = scores
+
+    def score(self, groups: list[Group], wanted: torch.Tensor) -> Scores:
+        return self.scores
+
+
+def test_a_class_names_errors_of_its_own_and_its_components_have_the_rows_shape() -> None:
+    groups, wanted = [group([1.0, 0.0])], torch.ones(1, 2, dtype=torch.bool)
+    said = Scores(torch.tensor([[1.0, math.nan]]), errors={(0, 1): "no text"})
+    assert OwnClass(Says(said)).score(groups, wanted).errors == {(0, 1): "no text"}
+    said = Scores(torch.ones(1, 2), {"words": torch.ones(2)})
+    with pytest.raises(ValueError, match=r"its component 'words' are \[2\], not \[groups, rows\] = \[1, 2\]"):
+        OwnClass(Says(said)).score(groups, wanted)
 
 
 def test_a_class_that_cannot_be_made_is_said_with_its_name() -> None:

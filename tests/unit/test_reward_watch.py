@@ -38,9 +38,10 @@ def test_rows_that_one_of_the_two_lacks_and_groups_of_one_do_not_count() -> None
     y = torch.tensor([[0.0, 2.0, NAN, -9.0], [3.0, 3.0, 3.0, 3.0]])
     assert comoments(x, y).tolist() == [2, 0.5, 2, 1]
     assert comoments(torch.full((2, 3), NAN), torch.ones(2, 3)).tolist() == [0, 0, 0, 0]
+    assert comoments(torch.ones(0, 3), torch.ones(0, 3)).tolist() == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("constant", [0.0, 0.1, 1e7 / 3])
+@pytest.mark.parametrize("constant", [0.0, 0.1, 1e7 / 3, 0.1 * 2**40])
 def test_what_does_not_vary_within_groups_has_no_correlation_and_too_few_rows_have_none(constant: float) -> None:
     varying = torch.arange(LEAST * 3.0).view(-1, 3)
     same = torch.full_like(varying, constant, dtype=torch.float64)  # whose mean may be off by its last digit
@@ -48,6 +49,8 @@ def test_what_does_not_vary_within_groups_has_no_correlation_and_too_few_rows_ha
     assert math.isnan(correlation(comoments(varying, same)))
     assert math.isnan(correlation(comoments(varying[:33], varying[:33])))  # 99 rows
     assert correlation(comoments(varying[:34], varying[:34])) == pytest.approx(1.0)
+    assert correlation(torch.tensor([100.0, 1.0, 1.0, 0.5])) == 0.5
+    assert [correlation(torch.tensor([100.0, 1.0, 1.0, sign * 1.01])) for sign in (1, -1)] == [1.0, -1.0]  # rounding
 
 
 def test_pairs_are_counted_where_both_order_them() -> None:
@@ -61,7 +64,8 @@ def test_pairs_are_counted_where_both_order_them() -> None:
 
 def test_disagreement_is_the_share_of_pairs_and_needs_enough_of_them() -> None:
     assert disagreement(torch.tensor([200.0, 50.0])) == 0.25
-    assert math.isnan(disagreement(torch.tensor([LEAST - 1.0, 50.0])))
+    assert disagreement(torch.tensor([100.0, 50.0])) == 0.5
+    assert math.isnan(disagreement(torch.tensor([99.0, 50.0])))
 
 
 REWARDS = {1: 0.25, 2: 0.5, 3: 0.75, 4: 1.0, 5: 1.25, 6: 1.5}
@@ -81,3 +85,7 @@ REWARDS = {1: 0.25, 2: 0.5, 3: 0.75, 4: 1.0, 5: 1.25, 6: 1.5}
 )
 def test_the_newest_evaluation_is_compared_with_the_best_one(accuracy, found) -> None:
     assert drift(REWARDS, accuracy, window=2) == found
+
+
+def test_rewards_that_are_not_known_at_the_best_evaluation_are_compared_with_nothing() -> None:
+    assert drift({6: 1.5}, {2: 0.5, 6: 0.25}, window=2) is None

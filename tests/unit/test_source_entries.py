@@ -100,6 +100,19 @@ def test_what_is_wrong_with_an_entry_is_said_with_its_place(entry: Any, said: st
     assert problem.startswith("oger.reward.sources, entry 2: ") and said in problem
 
 
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("mine_of_compose:Failing", {"values": 2}),  # takes all
+        ("mine_of_compose:Broken", {"why": "x"}),  # by name, though it may be given by place
+        ("mine_of_compose:Unsigned", {"times": 2}),
+        ("builtins:max", {}),  # without a signature
+    ],
+)
+def test_keys_that_can_be_given_are_not_refused(kind: str, keys: dict[str, Any]) -> None:
+    assert listed(RULE_ENTRY, {"name": "a", "kind": kind, **keys}) == []
+
+
 def test_what_is_wrong_with_the_list_is_said() -> None:
     assert listed(RULE_ENTRY, {"name": "rule", "kind": "bonus"}) == [
         "oger.reward.sources: two sources are named 'rule'"

@@ -36,7 +36,7 @@ def harmless(text: str, names: Iterable[str] = (), tokenizer: Any = None) -> str
     """Break up what looks like a mark of these names or like a judge's special token: a space behind its first
     character."""
     added = tokenizer.added_tokens_decoder.values() if tokenizer is not None else ()
-    specials = sorted((re.escape(str(token)) for token in added if token.special), key=len, reverse=True)
+    specials = [re.escape(str(token)) for token in added if token.special]
     marks = [rf"</?{re.escape(name)}[-\w]*>" for name in names]
     pattern = "|".join([*marks, *(specials if tokenizer is not None else [_TEMPLATES])])
     return re.sub(pattern, lambda found: f"{found[0][0]} {found[0][1:]}", text) if pattern else text

@@ -17,7 +17,7 @@ def after_thought(reply: str) -> str:
 def last_named(name: str, pattern: str, reply: str) -> str | None:
     """Return what follows the last ``name:`` in a reply, or the reply where it is nothing else."""
     answer = after_thought(reply)
-    found = re.findall(rf"\b{name}\b[*\s]*[:=][*\s\[(]*({pattern})(?!\w|\.\w)", answer, re.IGNORECASE)
+    found = re.findall(rf"\b{name}[*\s]*[:=][*\s\[(]*({pattern})(?!\w|\.\w)", answer, re.IGNORECASE)
     if found:
         return str(found[-1])
     return answer if re.fullmatch(pattern, answer, re.IGNORECASE) else None
@@ -26,13 +26,13 @@ def last_named(name: str, pattern: str, reply: str) -> str | None:
 def last_object(reply: str) -> dict[str, Any] | None:
     """Return the last JSON object of a reply, or None.
 
-    Repaired are a missing end, commas before an end, single quotes, and Python's True, False and None.
+    Repaired are a missing end, and what Python reads: commas before an end, single quotes, True, False and None.
     """
     text = _last_braces(after_thought(reply))
     for read in (json.loads, _as_python):
         for candidate in (text, _completed(text)):
             with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-                found = read(re.sub(r",\s*([}\]])", r"\1", candidate))
+                found = read(candidate)
                 return found if isinstance(found, dict) else None
     return None
 
@@ -70,4 +70,4 @@ def _completed(text: str) -> str:
             open_ones.append("}" if mark == "{" else "]")
         elif not quoted and open_ones:
             open_ones.pop()
-    return text.rstrip().rstrip(",") + '"' * quoted + "".join(reversed(open_ones))
+    return text + '"' * quoted + "".join(reversed(open_ones))
