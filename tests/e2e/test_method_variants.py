@@ -20,7 +20,7 @@ def test_the_policy_continues_after_prefixes_and_remembers_what_it_solved(tmp_pa
     run_dir = tmp_path / "run"
     guided = ["--oger.max_replace_num", "0", "--oger.n_prefix", "3", "--oger.prefix_strategy", "fixed"]
     guided += ["--oger.min_prefix_ratio", "0.4", "--oger.off_policy_loss", "sft", "--oger.prompts_per_update", "8"]
-    first = ["--oger.sft.epochs", "6", "--oger.sft.lr", "0.002"]
+    first = ["--oger.sft.epochs", "15", "--oger.sft.lr", "0.002"]
     first += ["--oger.sft.batch_size", "32", "--oger.sft.micro_batch_size", "32"]
     bonus = ["--oger.use_history_samples", "--oger.similarity_reverse_fail", "--oger.entropy_position", "top"]
     bonus += ["--oger.bonus_schedule", "linear", "--oger.repeating_check", "--actor.entropy_coef", "0.001"]
