@@ -22,7 +22,7 @@ GROUND = "the ground floor"
 ROOMS = {
     "algorithm": "",
     "patches": "",
-    "rewards": "algorithm embedding",
+    "rewards": "algorithm embedding patches",
     "teachers": "algorithm",
     "embedding": "algorithm",
     "data": "rewards teachers",
