@@ -8,11 +8,14 @@ import json
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 _CONNECT_S = 10.0
 _LONGEST_PAUSE_S = 60.0
@@ -83,6 +86,19 @@ class Endpoint:
             timeout=httpx.Timeout(None, connect=min(_CONNECT_S, self.limit_s)),  # the rest is limited as a whole
             limits=httpx.Limits(max_connections=connections),
         )
+
+    async def each(
+        self, connections: int, ask: Callable[[httpx.AsyncClient, _T], Awaitable[_R]], items: Sequence[_T]
+    ) -> list[_R]:
+        """Asks about each item, so many at a time; returns what came of them in their order."""
+        slots = asyncio.Semaphore(connections)
+
+        async def answer(item: _T) -> _R:
+            async with slots:
+                return await ask(client, item)
+
+        async with self.client(connections) as client:
+            return await asyncio.gather(*map(answer, items))
 
     async def post(
         self, client: httpx.AsyncClient, path: str, body: Any, turn: Callable[[], Awaitable[None]] | None = None

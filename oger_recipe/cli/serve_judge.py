@@ -21,7 +21,7 @@ import httpx
 import yaml
 
 from oger_recipe.cli.listening import is_loopback, listen
-from oger_recipe.cpu import CPU_ENVIRONMENT
+from oger_recipe.cpu import CPU_ENVIRONMENT, is_without_cuda
 from oger_recipe.endpoint import api_key
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.models.guard import VARIABLE, KeyForEveryPath
@@ -44,8 +44,8 @@ def main(argv: list[str] | None = None) -> None:
         if (folder := judge_folder(args.model)) != args.model:  # one that the built-in task brings
             args.model, args.name = folder, args.name or args.model
         key = _checked(args)
-        environment = _environment(cpu=_is_without_gpu(), key=key)
-        status = serve([*_command(args, cpu=_is_without_gpu(), key=key), *further], environment, args)
+        cpu = is_without_cuda()
+        status = serve([*_command(args, cpu=cpu, key=key), *further], _environment(cpu=cpu, key=key), args)
     except (RecipeError, ValueError) as error:
         sys.exit(f"oger serve-judge: {error}")
     sys.exit(status)
@@ -75,12 +75,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _refuse(message: str) -> NoReturn:
     raise RecipeError(message)
-
-
-def _is_without_gpu() -> bool:
-    import torch
-
-    return not torch.cuda.is_available()
 
 
 def _checked(args: argparse.Namespace) -> str:

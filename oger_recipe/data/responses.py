@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.data.rows import refuse_rows
-from oger_recipe.data.sources import records_or_errors
+from oger_recipe.data.sources import made_of_records
 from oger_recipe.errors import RecipeError
 
 
@@ -29,28 +28,20 @@ def read_responses(path: Path, uids: Collection[str], rows: str) -> list[Respons
 
     Raises RecipeError with all lines that are wrong.
     """
-    read: list[Response] = []
-    wrong: list[str] = []
-    for number, record in records_or_errors(str(path), "train"):
-        where = f"{path}:{number}"
-        try:
-            read.append(_response(record, where))
-            if read[-1].uid not in uids:
-                raise RecipeError(
-                    f"{where}: no row of {rows} has the uid {read[-1].uid!r} (rows without a uid get one made "
-                    "of prompt and answer: give them one)"
-                )
-        except RecipeError as error:
-            wrong.append(str(error))
-    refuse_rows(wrong)
-    if not read:
-        raise RecipeError(f"{path}: there are no responses in this file")
-    return read
+
+    def response(record: Any, where: str) -> Response:
+        made = _response(record, where)
+        if made.uid not in uids:
+            raise RecipeError(
+                f"{where}: no row of {rows} has the uid {made.uid!r} (rows without a uid get one made of prompt and "
+                "answer: give them one)"
+            )
+        return made
+
+    return made_of_records(str(path), "train", response, "there are no responses in this file")
 
 
 def _response(record: Any, where: str) -> Response:
-    if isinstance(record, RecipeError):
-        raise record
     if not isinstance(record, dict):
         raise RecipeError(f"{where}: a response is a JSON object, found {type(record).__name__}")
     uid, text = record.get("uid"), record.get("text")

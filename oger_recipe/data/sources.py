@@ -6,10 +6,10 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from oger_recipe.data.luffy import index_uid, is_luffy, own_record
 from oger_recipe.data.rows import Row, check_row, decode_line, refuse_rows
@@ -20,6 +20,9 @@ from oger_recipe.rewards.rules import TIMES_ASKED
 TEACHERS = "teachers"  # the column of the recipe's own rows
 _BATCH = 1000  # rows of a parquet file that are read at once
 SUFFIXES = (".jsonl", ".json", ".parquet")
+
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -218,6 +221,24 @@ def read_records(source: str, split: str) -> Iterable[tuple[int, Any]]:
     if is_hub_name(source):
         return enumerate(_hub(source, split), start=1)
     raise RecipeError(f"{source}: a dataset is a .jsonl, .json or .parquet file, a saved folder or a Hub dataset")
+
+
+def made_of_records(source: str, split: str, make: Callable[[Any, str], _T], empty: str) -> list[_T]:
+    """Makes something of every record of a source; ``make`` gets it and where it is, and raises RecipeError for one
+    that is wrong. Raises RecipeError with all that is wrong, and the sentence ``empty`` where there is no record."""
+    made: list[_T] = []
+    wrong: list[str] = []
+    for number, record in records_or_errors(source, split):
+        try:
+            if isinstance(record, RecipeError):
+                raise record
+            made.append(make(record, f"{source}:{number}"))
+        except RecipeError as error:
+            wrong.append(str(error))
+    refuse_rows(wrong)
+    if not made:
+        raise RecipeError(f"{source}: {empty}")
+    return made
 
 
 def records_or_errors(source: str, split: str) -> Iterable[tuple[int, Any]]:

@@ -52,21 +52,11 @@ class RemoteEncoder(Encoder):
         owners = [text for text, pieces in enumerate(cut) for _ in pieces]
         flat = [piece for pieces in cut for piece in pieces]
         batches = [flat[start : start + self.batch_size] for start in range(0, len(flat), self.batch_size)]
-        answers = asyncio.run(self._answers(batches))
+        answers = asyncio.run(self._endpoint.each(_CONCURRENT_REQUESTS, self._vectors_or_reasons, batches))
         vectors = torch.cat([rows for rows, _ in answers])
         reasons = [reason for _, batch_reasons in answers for reason in batch_reasons]
         why = {owner: reason for owner, reason in zip(owners, reasons, strict=True) if reason}
         return mean_direction(unit_rows(vectors), torch.tensor(owners), len(texts)), why
-
-    async def _answers(self, batches: list[list[str]]) -> list[tuple[torch.Tensor, list[str]]]:
-        slots = asyncio.Semaphore(_CONCURRENT_REQUESTS)
-
-        async def answer(batch: list[str]) -> tuple[torch.Tensor, list[str]]:
-            async with slots:
-                return await self._vectors_or_reasons(client, batch)
-
-        async with self._endpoint.client(_CONCURRENT_REQUESTS) as client:
-            return await asyncio.gather(*map(answer, batches))
 
     async def _vectors_or_reasons(
         self, client: httpx.AsyncClient, pieces: list[str]

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from oger_recipe.data.rows import refuse_rows
-from oger_recipe.data.sources import records_or_errors
+from oger_recipe.data.sources import made_of_records
 from oger_recipe.errors import RecipeError
 
 T = TypeVar("T")
@@ -65,22 +64,12 @@ def read_answers(source: str, split: str, limit: int | None = None) -> list[Answ
 
 
 def _read(source: str, split: str, limit: int | None, make: Callable[[dict[str, Any], str], T]) -> list[T]:
-    read: list[T] = []
-    wrong: list[str] = []
-    for number, record in records_or_errors(source, split):
-        where = f"{source}:{number}"
-        try:
-            if isinstance(record, RecipeError):
-                raise record
-            if not isinstance(record, dict):
-                raise RecipeError(f"{where}: a JSON object is needed, found {type(record).__name__}")
-            read.append(make(record, where))
-        except RecipeError as error:
-            wrong.append(str(error))
-    refuse_rows(wrong)
-    if not read:
-        raise RecipeError(f"{source}: there is nothing in this file")
-    return read[:limit]
+    def made(record: Any, where: str) -> T:
+        if not isinstance(record, dict):
+            raise RecipeError(f"{where}: a JSON object is needed, found {type(record).__name__}")
+        return make(record, where)
+
+    return made_of_records(source, split, made, "there is nothing in this file")[:limit]
 
 
 def _pair(record: dict[str, Any], where: str) -> Pair:

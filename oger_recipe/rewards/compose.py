@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, Self, get_type_hints
 import torch
 from torch import Tensor
 
-from oger_recipe.algorithm.credit import BATCH_ESTIMATORS
+from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, penalise_truncated
 from oger_recipe.algorithm.normalize import Running, group_normalized
 from oger_recipe.errors import RecipeError
 from oger_recipe.ranges import WEIGHT
 from oger_recipe.rewards.keys import Keys, key, unknown, value_problem
 from oger_recipe.rewards.models.cache import VerdictCache
-from oger_recipe.rewards.models.classifier import ClassifierSource, CritiqueSource
-from oger_recipe.rewards.models.judge import JudgeSource
+from oger_recipe.rewards.models.classifier import classifier_source, critique_source
+from oger_recipe.rewards.models.judge import judge_source
 from oger_recipe.rewards.models.keys import (
     ClassifierKeys,
     CritiqueKeys,
@@ -133,10 +133,10 @@ KINDS: dict[str, Kind] = {
     "verifier": Kind(lambda spec, of: Verifier.of(of.settings), once=True, reads_rows=False),
     "bonus": Kind(lambda spec, of: Bonus.of(of.settings), once=True, reads_rows=False),
     "similarity": Kind(_similarity, SimilarityKeys),
-    "judge": Kind(JudgeSource, JudgeKeys),
+    "judge": Kind(judge_source, JudgeKeys),
     "pairwise": Kind(PairwiseSource, PairwiseKeys),
-    "classifier": Kind(ClassifierSource, ClassifierKeys),
-    "critique_classifier": Kind(CritiqueSource, CritiqueKeys),
+    "classifier": Kind(classifier_source, ClassifierKeys),
+    "critique_classifier": Kind(critique_source, CritiqueKeys),
 }
 
 DEFAULT = (SourceSpec("rule", "verifier"), SourceSpec("explore", "bonus"))
@@ -232,6 +232,14 @@ def rewards_of(
          for name, value in each.metrics.items()},
         {spec.name: so_far[spec.name] for spec in specs if spec.normalize == "running"},
     )  # fmt: skip
+
+
+def with_fixed_rewards(rewards: Rewards, groups: Sequence[Group], fixed: float | None) -> Rewards:
+    """Put the fixed reward of truncated rows (oger.non_stop_fixed_reward) in the place of their total."""
+    if fixed is None:
+        return rewards
+    truncated = of_rows(groups, lambda group: group.truncated)
+    return replace(rewards, total=penalise_truncated(rewards.total, truncated, 0.0, fixed))
 
 
 def _asked(sources: Sequence[Source], groups: Sequence[Group], wanted: Sequence[Tensor]) -> list[Scores]:

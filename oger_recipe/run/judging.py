@@ -220,8 +220,7 @@ class _Metered:
         """Read and written."""
         from transformers import AutoTokenizer
 
-        name = self.keys.tokenizer or self.keys.model
-        revision = self.keys.revision if name == self.keys.model else None
+        name, revision = self.keys.tokenizer_files
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=may_run())
         read, written = (
             sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)

@@ -25,7 +25,7 @@ from oger_recipe.data.sources import is_hub_name
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.benchmarks import BENCHMARKS
-from oger_recipe.rewards.compose import sources_of
+from oger_recipe.rewards.compose import models_of, sources_of
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.run.job import Job
 from oger_recipe.run.judges import problems_of
@@ -306,16 +306,14 @@ def _embedding_server(job: Job) -> Found:
 def _judge_servers(job: Job) -> Found:
     from oger_recipe.rewards.models.server import probe
 
-    specs = sources_of(OgerSettings.of(job.value).reward.sources)
-    models = [(spec, keys) for spec in specs if isinstance(spec.keys, ModelKeys) for keys in spec.keys.models]
-    for spec, keys in models:
+    for name, keys in models_of(OgerSettings.of(job.value).reward.sources):
         if keys.runs_on != "server":
             continue
         try:
-            yield Finding(OK, f"{spec.name}: {probe(keys)}")
+            yield Finding(OK, f"{name}: {probe(keys)}")
         except ValueError as error:
             what_to_do = "start it (`oger serve-judge` starts one), or correct url and model"
-            yield Finding(PROBLEM, f"oger.reward.sources, {spec.name}: {error}; {what_to_do}")
+            yield Finding(PROBLEM, f"oger.reward.sources, {name}: {error}; {what_to_do}")
 
 
 def _judge_plugins(job: Job) -> Found:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oger_recipe.algorithm.credit import penalise_truncated
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, REPLACE_MODES
 from oger_recipe.algorithm.normalize import Running
 from oger_recipe.data.responses import Response, read_responses
@@ -33,11 +32,12 @@ from oger_recipe.rewards.compose import (
     Surroundings,
     entry_problems,
     make_source,
+    models_of,
     rewards_of,
     sources_of,
+    with_fixed_rewards,
 )
 from oger_recipe.rewards.grading.pool import GradingPool
-from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.rewards.repetition import is_repetitive
 from oger_recipe.rewards.rules import labelled_answer
 from oger_recipe.rewards.sources import Group, Scores, Source
@@ -83,7 +83,7 @@ def score(value: Settings, file: Path, out: Path) -> str:
         replace(spec, weight=settings.bonus.bonus_weight) if spec.kind == "bonus" else spec
         for spec in sources_of(settings.reward.sources, value["algo.advantage.estimator"])
     ]
-    models = [each for spec in specs if isinstance(spec.keys, ModelKeys) for each in spec.keys.models]
+    models = [keys for _, keys in models_of(settings.reward.sources)]
     told = ShownReplies().told
     with engines_of(models, settings.reward.engine_memory_gb, told) as engine:
         surroundings = replace(Surroundings.of(settings, engine, value["train.seed"]), told=told)
@@ -322,8 +322,5 @@ def _scored(
         ]
         rewards = rewards_of(shown, sources, specs, on_error=settings.reward.on_error, running=running)
         running = rewards.running
-        if fixed is not None:
-            truncated = torch.tensor([group.truncated for group in shown])
-            rewards = replace(rewards, total=penalise_truncated(rewards.total, truncated, 0.0, fixed))
-        scored.add(groups, rewards)
+        scored.add(groups, with_fixed_rewards(rewards, shown, fixed))
     return scored

@@ -13,6 +13,7 @@ import torch
 from oger_recipe.algorithm.reward_watch import Drift, comoments, correlation, disagreement, drift, pair_orders
 from oger_recipe.files import read_jsonl
 from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts
+from oger_recipe.plugin.controller.step_metrics import token_counts
 from oger_recipe.rewards.compose import GATES, Rewards, SourceSpec
 from oger_recipe.rewards.verdict import Verdict
 from oger_recipe.run_folder.records import event
@@ -67,8 +68,10 @@ class SourceWatch:
         """Return the metrics of the steps up to this one; the first of each that passes its limit is warned of."""
         self._steps.append({})
         found = {}
+        lengths = token_counts(batch.samples)
+        in_form = torch.tensor([float(_in_form(graded.verdict)) for graded in rollouts.graded])
         for spec in self._specs:
-            for end, sums in _sums(spec, rollouts, batch, rewards).items():
+            for end, sums in _sums(spec, batch, rewards, lengths, in_form, rollouts.size).items():
                 name = f"reward/{spec.name}/{end}"
                 self._steps[-1][name] = sums
                 found[name] = _WATCHED[end].made_of(torch.stack([each[name] for each in self._steps]).sum(dim=0))
@@ -89,12 +92,12 @@ class SourceWatch:
         event(self._run_dir, "note", text=text)
 
 
-def _sums(spec: SourceSpec, rollouts: Rollouts, batch: HybridBatch, rewards: Rewards) -> dict[str, torch.Tensor]:
-    """Rows of teachers, those that the source failed on and those behind its gate do not count."""
-    size = rollouts.size
+def _sums(
+    spec: SourceSpec, batch: HybridBatch, rewards: Rewards, lengths: torch.Tensor, in_form: torch.Tensor, size: int
+) -> dict[str, torch.Tensor]:
+    """Rows of teachers, those that the source failed on and those behind its gate do not count. lengths (tokens),
+    in_form (1 or 0): [N], of groups of ``size``."""
     said = rewards.said[spec.name].flatten().where(GATES[spec.gate](batch.rewards) & ~batch.is_teacher, torch.nan)
-    lengths = torch.cat([sample.response_length for sample in batch.samples]).float()
-    in_form = torch.tensor([float(_in_form(graded.verdict)) for graded in rollouts.graded])
     compared = (-1, size) if size > 1 else (1, -1)  # without groups rows are compared with the whole step's
     sums = {
         "length_correlation": comoments(said.view(compared), lengths.view(compared)),

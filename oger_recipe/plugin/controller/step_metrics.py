@@ -48,9 +48,9 @@ def step_metrics(rollouts: Rollouts, batch: HybridBatch, credit: Credit) -> dict
     groups = (-1, rollouts.size)
     unguided = ~rollouts.guided.view(groups)
     own, solved = own_or_all(unguided).flatten(), solve_rates(rollouts.scores.view(groups), unguided)
-    lengths = _lengths(rollouts.samples)[own]
+    lengths = token_counts(rollouts.samples)[own]
     truncated = torch.cat([sample.truncated for sample in rollouts.samples]).float()[own]
-    prompts = _lengths(rollouts.samples, "prompt")
+    prompts = token_counts(rollouts.samples, "prompt")
     return {
         "rollout/solve_rate": _mean(rollouts.scores[own]),
         "rollout/solve_all": (solved == 1).float().mean().item(),
@@ -76,7 +76,7 @@ def _mean_token_entropy(batch: HybridBatch, entropy: torch.Tensor) -> float:
     Rows with a teacher's tokens do not count, neither do rollouts that made room for a teacher: no model reads these.
     nan where teachers began every rollout.
     """
-    lengths = _lengths(batch.samples)
+    lengths = token_counts(batch.samples)
     own = ~batch.is_teacher & (lengths > 0)
     return (entropy[own] @ lengths[own] / lengths[own].sum()).item() if own.any() else math.nan
 
@@ -85,7 +85,7 @@ def _teacher_metrics(
     rollouts: Rollouts, batch: HybridBatch, advantages: torch.Tensor, rewards: torch.Tensor
 ) -> dict[str, float]:
     off, on = batch.is_teacher, ~batch.is_teacher
-    lengths = _lengths(batch.samples)
+    lengths = token_counts(batch.samples)
     teacher_tokens = torch.tensor([info_value(sample, "off_policy_tokens") for sample in batch.samples])
     replaced = torch.tensor(sorted(batch.injected), dtype=torch.long)
     correct = rollouts.scores[replaced].sum().item()
@@ -142,7 +142,7 @@ def _source_metrics(batch: HybridBatch, credit: Credit) -> dict[str, float]:
     return means | failed | {f"reward/{name}": float(value) for name, value in credit.of_sources.items()}
 
 
-def _lengths(samples: list[Experience], of: str = "response") -> torch.Tensor:
+def token_counts(samples: list[Experience], of: str = "response") -> torch.Tensor:
     """Count the tokens of the responses, or of the prompts, [N]."""
     responses = torch.cat([sample.response_length for sample in samples]).float()
     if of == "response":

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import torch
 
-from oger_recipe.algorithm.credit import penalise_truncated
 from oger_recipe.algorithm.exploration import scheduled_weight
 from oger_recipe.algorithm.normalize import Running
 from oger_recipe.plugin.controller.guards import SourceGuard
 from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts, reward_groups
 from oger_recipe.plugin.controller.reward_watch import SourceWatch
-from oger_recipe.rewards.compose import Rewards, Surroundings, make_source, rewards_of, sources_of
+from oger_recipe.rewards.compose import Rewards, Surroundings, make_source, rewards_of, sources_of, with_fixed_rewards
 from oger_recipe.rewards.running import keep_running, read_running
 from oger_recipe.rewards.verifiers import look_in
 
@@ -58,10 +57,7 @@ class StepRewards:
         self._guard.look_at(rewards.errors, groups, step)
         self._running = rewards.running
         keep_running(self._run_dir, step, self._running)
-        if fixed is None:
-            return rewards
-        truncated = batch.truncated.view(-1, rollouts.size)
-        return replace(rewards, total=penalise_truncated(rewards.total, truncated, 0.0, fixed))
+        return with_fixed_rewards(rewards, groups, fixed)
 
     def bonus(self, rewards: Rewards) -> torch.Tensor:
         """[N]: what the bonus added, or 0 where it is no source."""

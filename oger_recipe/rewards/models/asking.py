@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from oger_recipe.rewards.models.keys import ClassifierKeys, WriterKeys
 from oger_recipe.rewards.models.place import Place, Reply, Sampling
 from oger_recipe.rewards.models.plugin import Failed
 from oger_recipe.rewards.sources import Group, Scores
@@ -34,8 +35,9 @@ class RewardModel(Protocol):
         """Ask about each response to its prompt; all are asked at once."""
 
 
-# Prompts and what is judged, to what came of each, and metrics of the step.
-Ask = Callable[[list[str], list[Any]], tuple[Sequence[Judged], Mapping[str, float]]]
+Metrics = Mapping[str, float]  # of a step
+# Prompts and what is judged, to what came of each.
+Ask = Callable[[list[str], list[Any]], tuple[Sequence[Judged], Metrics]]
 
 
 def score_rows(
@@ -69,6 +71,23 @@ def _question(group: Group, column: str | None, judged: Any) -> tuple[str, Any] 
     if not isinstance(prompt, str):
         return Failed(f"the row's column {name} holds no text, but a {type(prompt).__name__}")
     return prompt, judged
+
+
+class ModelSource:
+    """What a judge or a head says of each row, and ``metrics`` of a step's answers."""
+
+    def __init__(
+        self, keys: WriterKeys | ClassifierKeys, model: RewardModel, metrics: Callable[[Sequence[Judged]], Metrics]
+    ) -> None:
+        self._column, self._model, self._metrics = keys.prompt_column, model, metrics
+        self.overlaps = all(each.runs_on == "server" for each in keys.models)
+
+    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
+        return score_rows(groups, wanted, self._column, self._ask)
+
+    def _ask(self, prompts: list[str], responses: list[str]) -> tuple[list[Judged], Metrics]:
+        judged = self._model.judge(prompts, responses)
+        return judged, self._metrics(judged)
 
 
 def ask_place(place: Place, texts: Sequence[str | Failed], sampling: Sampling | None) -> list[Reply]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from oger_recipe.rewards.models.asking import Judged, ask_place, score_rows, shares
+from oger_recipe.rewards.models.asking import Judged, ModelSource, ask_place, shares
 from oger_recipe.rewards.models.keys import ClassifierKeys, CritiqueKeys, WriterKeys
 from oger_recipe.rewards.models.place import Place, Sampling
 from oger_recipe.rewards.models.places import place_of
 from oger_recipe.rewards.models.plugin import Plugin
 from oger_recipe.rewards.models.plugins_of import of_critic, of_head
-from oger_recipe.rewards.sources import Group, Scores
 
 if TYPE_CHECKING:
     from oger_recipe.rewards.compose import SourceSpec, Surroundings
@@ -74,35 +71,14 @@ class CriticAndHead:
         ]
 
 
-class ClassifierSource:
-    """The head's number, raw."""
-
-    def __init__(self, spec: SourceSpec, surroundings: Surroundings) -> None:
-        keys = spec.keys
-        assert isinstance(keys, ClassifierKeys)
-        self._head, self._column = Head.of(spec, surroundings), keys.prompt_column
-        self.overlaps = keys.runs_on == "server"
-
-    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
-        return score_rows(groups, wanted, self._column, self._ask)
-
-    def _ask(self, prompts: list[str], responses: list[str]) -> tuple[list[Judged], Mapping[str, float]]:
-        judged = self._head.judge(prompts, responses)
-        return judged, {"cached": shares(judged)["cached"]}
+def classifier_source(spec: SourceSpec, surroundings: Surroundings) -> ModelSource:
+    """The head's number, raw; it writes nothing that could be cut."""
+    assert isinstance(spec.keys, ClassifierKeys)
+    head = Head.of(spec, surroundings)
+    return ModelSource(spec.keys, head, lambda judged: {"cached": shares(judged)["cached"]})
 
 
-class CritiqueSource:
+def critique_source(spec: SourceSpec, surroundings: Surroundings) -> ModelSource:
     """The number of a head that reads, behind prompt and response, what a critic wrote about them."""
-
-    def __init__(self, spec: SourceSpec, surroundings: Surroundings) -> None:
-        keys = spec.keys
-        assert isinstance(keys, CritiqueKeys)
-        self._both, self._column = CriticAndHead.of(spec, surroundings), keys.prompt_column
-        self.overlaps = all(model.runs_on == "server" for model in keys.models)
-
-    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
-        return score_rows(groups, wanted, self._column, self._ask)
-
-    def _ask(self, prompts: list[str], responses: list[str]) -> tuple[list[Judged], Mapping[str, float]]:
-        judged = self._both.judge(prompts, responses)
-        return judged, shares(judged)
+    assert isinstance(spec.keys, CritiqueKeys)
+    return ModelSource(spec.keys, CriticAndHead.of(spec, surroundings), shares)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from oger_recipe.rewards.models.asking import Judged, ask_place, score_rows, shares
+from oger_recipe.rewards.models.asking import Judged, ModelSource, ask_place, shares
 from oger_recipe.rewards.models.keys import JudgeKeys
 from oger_recipe.rewards.models.place import Place, Reply, Sampling
 from oger_recipe.rewards.models.places import place_of
 from oger_recipe.rewards.models.plugin import Failed, Plugin
 from oger_recipe.rewards.models.plugins_of import of_judge
-from oger_recipe.rewards.sources import Group, Scores
 
 if TYPE_CHECKING:
     from oger_recipe.rewards.compose import SourceSpec, Surroundings
@@ -58,18 +55,7 @@ def judge_metrics(judged: Sequence[Judged]) -> dict[str, float]:
     return shares(judged) | {"unparsed": sum(each.unparsed for each in judged) / max(replies, 1)}
 
 
-class JudgeSource:
+def judge_source(spec: SourceSpec, surroundings: Surroundings) -> ModelSource:
     """What the plugin reads in the judge's reply to each row."""
-
-    def __init__(self, spec: SourceSpec, surroundings: Surroundings) -> None:
-        keys = spec.keys
-        assert isinstance(keys, JudgeKeys)
-        self._judge, self._column = Judge.of(spec, surroundings), keys.prompt_column
-        self.overlaps = keys.runs_on == "server"
-
-    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
-        return score_rows(groups, wanted, self._column, self._ask)
-
-    def _ask(self, prompts: list[str], responses: list[str]) -> tuple[list[Judged], Mapping[str, float]]:
-        judged = self._judge.judge(prompts, responses)
-        return judged, judge_metrics(judged)
+    assert isinstance(spec.keys, JudgeKeys)
+    return ModelSource(spec.keys, Judge.of(spec, surroundings), judge_metrics)

@@ -76,6 +76,12 @@ class ModelKeys(Keys):
         return (self,)
 
     @property
+    def tokenizer_files(self) -> tuple[str, str | None]:
+        """Folder or hub name of the tokenizer, and its revision: the model's, where it is the model's own."""
+        name = self.tokenizer or self.model
+        return name, self.revision if name == self.model else None
+
+    @property
     def chats(self) -> bool:
         """Whether its chat template is a server's."""
         return self.runs_on == "server" and self.api == "chat"

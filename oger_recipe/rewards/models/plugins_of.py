@@ -34,5 +34,5 @@ def plugins_of(keys: ModelKeys) -> list[Plugin]:
 
 
 def _plugin(path: Path, keys: ModelKeys, limit_s: float, needed: Mapping[str, int]) -> Plugin:
-    tokenizer = None if keys.chats else keys.tokenizer or keys.model
-    return Plugin(path, tokenizer, keys.revision if tokenizer == keys.model else None, limit_s, needed)
+    tokenizer, revision = (None, None) if keys.chats else keys.tokenizer_files
+    return Plugin(path, tokenizer, revision, limit_s, needed)

@@ -102,21 +102,17 @@ class ServerPlace:
                 return []
 
     async def _answers(self, question: _Question, bodies: Sequence[Any]) -> list[Reply]:
-        slots = asyncio.Semaphore(self._keys.concurrency)
-
         came = 0
 
-        async def answer(body: Any) -> Reply:
+        async def answer(client: httpx.AsyncClient, body: Any) -> Reply:
             nonlocal came
-            async with slots:
-                reply = await self._answer(client, question, body)
+            reply = await self._answer(client, question, body)
             came += 1
             if self._told is not None:
                 self._told(self._keys.model, came, len(bodies))
             return reply
 
-        async with self._endpoint.client(self._keys.concurrency) as client:
-            return await asyncio.gather(*map(answer, bodies))
+        return await self._endpoint.each(self._keys.concurrency, answer, bodies)
 
     async def _answer(self, client: httpx.AsyncClient, question: _Question, body: Any) -> Reply:
         if self._failures >= _GIVES_UP_AFTER:

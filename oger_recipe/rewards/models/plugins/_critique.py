@@ -2,13 +2,10 @@
 
 from typing import Any
 
-from oger_recipe.rewards.models.plugins._fence import asked
+from oger_recipe.rewards.models.plugins._fence import about_answers
 
 REQUEST = "What is good and what is bad about this answer? Name mistakes and where they are."
 
 
 def rm_preprocess(text_prompts: list[str], text_responses: list[str], tgt_tokenizer: Any) -> list[str]:
-    return [
-        asked(f"{{material}}\n\n{REQUEST}", {"question": prompt, "answer": response}, tgt_tokenizer)
-        for prompt, response in zip(text_prompts, text_responses, strict=True)
-    ]
+    return about_answers(f"{{material}}\n\n{REQUEST}", text_prompts, text_responses, tgt_tokenizer)

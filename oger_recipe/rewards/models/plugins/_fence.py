@@ -55,6 +55,14 @@ def bare(texts: dict[str, str], tokenizer: Any = None) -> str:
     return "\n\n".join(f"{name.capitalize()}:\n{text}" for name, text in texts.items())
 
 
+def about_answers(task: str, prompts: list[str], answers: list[str], tokenizer: Any) -> list[str]:
+    """Put each answer and its question into a task."""
+    return [
+        asked(task, {"question": prompt, "answer": answer}, tokenizer)
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+
+
 def asked(task: str, texts: dict[str, str], tokenizer: Any, put: Callable[[dict[str, str], Any], str] = fenced) -> str:
     """Put the texts into a task with a place for them, and the task into the judge's chat template; without tokenizer
     its server does that."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from oger_recipe.rewards.models.plugins._fence import asked
+from oger_recipe.rewards.models.plugins._fence import about_answers
 from oger_recipe.rewards.models.plugins._reply import last_named
 
 TASK = """You grade answers. How good is the answer to the question: right, complete and clear?
@@ -13,10 +13,7 @@ Think about it first if you want. End with one line: "Grade: " and a number from
 
 
 def rm_preprocess(text_prompts: list[str], text_responses: list[str], tgt_tokenizer: Any) -> list[str]:
-    return [
-        asked(TASK, {"question": prompt, "answer": response}, tgt_tokenizer)
-        for prompt, response in zip(text_prompts, text_responses, strict=True)
-    ]
+    return about_answers(TASK, text_prompts, text_responses, tgt_tokenizer)
 
 
 def rm_postprocess(results: list[str]) -> list[float | None]:
