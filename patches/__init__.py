@@ -1,8 +1,8 @@
 """What must differ inside OpenRLHF, DeepSpeed's set-up and vLLM without CUDA; imported as oger_recipe.patches.
 
 One upstream symbol per file. Every file names the symbol, why it must differ and the source it was written for
-(a hash; see guard.py), and has one ``apply()``. Where CUDA is available they do nothing, but for the one that refuses
-models' own code; once in a process is enough.
+(a hash; see guard.py), and has one ``apply()``. Where CUDA is available they do nothing, but for the ones that refuse
+models' own code and that add a field to experiences; once in a process is enough.
 """
 
 import functools
@@ -43,8 +43,14 @@ def apply_vllm_import_patches() -> None:
 def apply_training_patches() -> None:
     """Prepares a process that trains or drives (driver, controller, policy, reference) before it imports OpenRLHF."""
     apply_import_patches()
-    if not is_without_cuda():
-        return
+    if is_without_cuda():
+        _prepare_for_cpu()
+    from oger_recipe.patches import experience_steps
+
+    experience_steps.apply()
+
+
+def _prepare_for_cpu() -> None:
     from oger_recipe.patches import (
         deepspeed_compile,
         deepspeed_shm_comm,

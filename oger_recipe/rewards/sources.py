@@ -24,7 +24,7 @@ class Group:
     prompt: as the policy reads it; question: the user's last turn, before any template; row: the data's further
     columns (both are empty where no source reads them, see Kind.reads_rows); teachers: texts of all teachers of the
     prompt; may_earn: the policy's own rows that a bonus is for; similarity (to the teachers) and entropy (nats) are
-    nan where they are not known.
+    nan where they are not known; steps: the responses' steps of reasoning, where a source reads them.
     """
 
     uid: str
@@ -41,6 +41,7 @@ class Group:
     may_earn: list[bool]
     similarity: list[float]
     entropy: list[float]
+    steps: list[list[str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,15 @@ class Scores:
     """What a source says: tensors are [groups, n]; a component is nan where a row has none.
 
     errors: (group, row) -> why there is no value; what values has there is not read; metrics: numbers about the step,
-    ``reward/<source>/<name>`` of the run's.
+    ``reward/<source>/<name>`` of the run's; steps: rewards of the rows' steps of reasoning, [groups, n, S], nan where
+    a row has no such step or there is no value.
     """
 
     values: Tensor
     components: Mapping[str, Tensor] = field(default_factory=dict)
     errors: Mapping[tuple[int, int], str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    steps: Tensor | None = None
 
 
 class Source(Protocol):

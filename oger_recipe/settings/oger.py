@@ -14,6 +14,7 @@ from oger_recipe.settings.loss import LossSettings
 from oger_recipe.settings.rewards import RewardSettings
 from oger_recipe.settings.rollouts import RolloutSettings
 from oger_recipe.settings.run import EvalSettings, GuardSettings, RunSettings, SftSettings
+from oger_recipe.settings.steps import StepSettings
 from oger_recipe.settings.task import TaskSettings
 from oger_recipe.settings.teachers import PrefixSettings, TeacherSettings
 
@@ -25,6 +26,7 @@ class OgerSettings:
     run: RunSettings = RunSettings()
     eval: EvalSettings = EvalSettings()
     rollouts: RolloutSettings = RolloutSettings()
+    steps: StepSettings = StepSettings()
     verifiers: VerifierSettings = VerifierSettings()
     reward: RewardSettings = RewardSettings()
     teachers: TeacherSettings = TeacherSettings()

@@ -25,7 +25,8 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model says to one prompt: a text, or the number of its head; ``error`` says why there is neither.
+    """What a model says to one prompt: a text, the number of its head, or a number for each step of reasoning in it;
+    ``error`` says why there is none of these.
 
     cut: the text ended at its longest; cached: it was not asked again.
     """
@@ -33,6 +34,7 @@ class Reply:
     text: str = ""
     value: float = float("nan")
     error: str | None = None
+    steps: tuple[float, ...] = ()
     cut: bool = False
     cached: bool = False
 

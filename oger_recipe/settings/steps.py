@@ -1,0 +1,29 @@
+"""Settings of steps: how responses are cut into steps of reasoning, and sampled by them."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from oger_recipe.ranges import COUNT, COUNT_OR_NONE
+from oger_recipe.settings.fields import Section, setting
+from oger_recipe.steps import StepRule
+
+
+@dataclass(frozen=True)
+class StepSettings(Section):
+    title: ClassVar[str] = "oger.steps"
+    about: ClassVar[str] = "responses in steps of reasoning"
+    prefix: ClassVar[str] = "steps."
+
+    delimiters: tuple[str, ...] = setting(("\n\n",), "texts behind which a step ends")
+    delimiter_token_ids: tuple[int, ...] = setting((), "tokens behind which a step ends", range=COUNT_OR_NONE)
+    max_step_tokens: int | None = setting(None, "longest step, in tokens", range=COUNT)
+    max_steps: int | None = setting(None, "most steps of a response", range=COUNT)
+    last_step_text: str | None = setting(None, "the response ends with the step that has this text, in any case")
+    sample_by_step: bool = setting(False, "each step is a request of its own")
+
+    @property
+    def rule(self) -> StepRule:
+        """How a response is cut."""
+        return StepRule(
+            self.delimiters, self.delimiter_token_ids, self.max_step_tokens, self.max_steps, self.last_step_text
+        )
