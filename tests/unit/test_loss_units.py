@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from oger_recipe.algorithm.loss_units import first_tokens, step_log_probs, unit_mask
+from oger_recipe.algorithm.loss_units import step_log_probs, unit_mask
 from oger_recipe.algorithm.policy_loss import hybrid_policy_loss
 from oger_recipe.algorithm.steps import step_ratio
 
@@ -61,7 +61,7 @@ def tensors(rows: list[Row], width: int = 0) -> tuple[torch.Tensor, ...]:
     width = max(width, *(row.prompt + len(row.tokens) for row in rows))
     numbers = torch.full((3, len(rows), width), torch.nan, dtype=torch.float64)
     mask, teachers = torch.zeros(2, len(rows), width, dtype=torch.long)
-    step_index = torch.zeros(len(rows), width, dtype=torch.int32)
+    step_index = torch.ones(len(rows), width, dtype=torch.int32)
     for number, row in enumerate(rows):
         for place, (step, is_teacher, *values) in enumerate(row.tokens, start=row.prompt):
             numbers[:, number, place] = torch.tensor(values, dtype=torch.float64)
@@ -228,15 +228,12 @@ def test_rows_may_be_permuted_padded_and_cut(teacher_loss: str, aggregation: str
 def test_what_stands_for_a_step() -> None:
     mask = torch.tensor([[0, 1, 1, 1, 1, 1, 1, 0], [0, 0, 1, 1, 1, 1, 0, 0]])
     teachers = torch.tensor([[0, 0, 0, 0, 0, 0, 0, 0], [0, 0, 1, 1, 0, 0, 0, 0]], dtype=torch.bool)
-    steps = torch.tensor([[0, 1, 1, 2, 2, 2, 0, 0], [0, 0, 1, 1, 1, 2, 0, 0]], dtype=torch.int32)
-    # The last token of the first row belongs to no step: it is one by itself, but the first of none.
+    steps = torch.tensor([[1, 1, 1, 2, 2, 2, 0, 0], [0, 0, 1, 1, 1, 2, 0, 0]], dtype=torch.int32)
+    # The last token of the first row belongs to no step: it is one by itself.
     assert unit_mask(mask, teachers, steps).int().tolist() == [[0, 1, 0, 1, 0, 0, 1, 0], [0, 0, 1, 1, 1, 1, 0, 0]]
-    assert first_tokens(steps, mask.bool()).int().tolist() == [[0, 1, 0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 1, 0, 0]]
     log_probs = torch.tensor([[9.0, 1, 2, 3, 4, 5, 6, torch.nan], [torch.inf, 9, 1, 2, 3, 4, 9, 9]])
-    assert step_log_probs(log_probs, mask, teachers, steps).tolist() == [
-        [0, 3, 0, 12, 0, 0, 6, 0],
-        [0, 0, 1, 2, 3, 4, 0, 0],
-    ]
+    sums = step_log_probs(log_probs, mask, teachers, steps)
+    assert sums[0, :7].tolist() == [9, 3, 3, 12, 12, 12, 6] and sums[1, 2:6].tolist() == [1, 2, 3, 4]
 
 
 def test_sums_of_many_tokens_are_in_float32() -> None:
