@@ -116,12 +116,14 @@ class Surroundings:
 @dataclass(frozen=True)
 class Kind:
     """make: the source of an entry; keys: what its entries may have beside the common keys; once: at most one;
-    reads_rows: the question and the data's further columns travel to it."""
+    reads_rows: the question and the data's further columns travel to it; reads_steps: responses are cut into steps of
+    reasoning for it."""
 
     make: Callable[[SourceSpec, Surroundings], Source]
     keys: type[Keys] = Keys
     once: bool = False
     reads_rows: bool = True
+    reads_steps: bool = False
 
 
 def _similarity(spec: SourceSpec, of: Surroundings) -> Source:
