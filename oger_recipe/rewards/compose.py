@@ -34,10 +34,12 @@ from oger_recipe.rewards.models.keys import (
     JudgeKeys,
     ModelKeys,
     PairwiseKeys,
+    ProcessKeys,
     SimilarityKeys,
 )
 from oger_recipe.rewards.models.pairwise import PairwiseSource
 from oger_recipe.rewards.models.place import Place, Told
+from oger_recipe.rewards.models.process import process_source
 from oger_recipe.rewards.own import Keywords, imported, keyword_problems, make_own, reason
 from oger_recipe.rewards.sources import Bonus, Group, Scores, Source, Verifier, of_rows
 
@@ -137,6 +139,7 @@ KINDS: dict[str, Kind] = {
     "pairwise": Kind(PairwiseSource, PairwiseKeys),
     "classifier": Kind(classifier_source, ClassifierKeys),
     "critique_classifier": Kind(critique_source, CritiqueKeys),
+    "process": Kind(process_source, ProcessKeys),
 }
 
 DEFAULT = (SourceSpec("rule", "verifier"), SourceSpec("explore", "bonus"))

@@ -1,0 +1,209 @@
+"""Rewards, values and ratios of the steps of reasoning that a response is made of.
+
+Tensors of steps are [B, S]: the steps of a row are its first ones, where the bool mask is set; those of tokens are
+[B, A], and step_index (int) says which step, from 0, each token belongs to: -1 where there is no token. What a tensor
+has outside of them is not read, nan and inf included, and gets no gradient; results are 0 there. All results are
+float32 or better. A row without steps is allowed. Every function raises ValueError for shapes that do not fit.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+
+def step_gae(
+    rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float, next_value: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Estimate the advantages of steps as actions (GAE, arXiv 1506.02438; APPO of OpenR, arXiv 2410.09671).
+
+        delta_s = r_s + gamma V_(s+1) - V_s        A_s = delta_s + gamma lam A_(s+1)        return_s = A_s + V_s
+
+    rewards, values and mask are [B, S]; V_s is the value of the state that step s is taken in. next_value [B] is that
+    of the state behind a row's last step: 0, which None means, where the response has ended, and a critic's word where
+    it was cut off. Both results are [B, S].
+    Raises ValueError also for a mask with a hole.
+    """
+    _require_shapes(mask, rewards=rewards, values=values)
+    _require_rows(mask, next_value)
+    exists = mask.bool()
+    if (exists[:, 1:] & ~exists[:, :-1]).any():
+        raise ValueError("the mask has a hole: the steps of a row are its first ones")
+    rewards, values = _inside(rewards, exists), _inside(values, exists)
+    following = _behind_the_last(values, next_value)
+    advantage = torch.zeros_like(following)
+    advantages = []
+    for step in reversed(range(mask.shape[1])):
+        here = exists[:, step]
+        delta = rewards[:, step] + gamma * following - values[:, step]
+        advantage = torch.where(here, delta + gamma * lam * advantage, 0.0)
+        following = torch.where(here, values[:, step], following)
+        advantages.append(advantage)
+    return _with_returns(advantages[::-1], values, exists)
+
+
+def token_gae_by_steps(
+    step_rewards: Tensor,
+    token_values: Tensor,
+    step_index: Tensor,
+    *,
+    gamma: float,
+    lam: float,
+    next_value: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Estimate the advantages of tokens where time passes with steps alone (TPPO of OpenR, arXiv 2410.09671).
+
+    Token t of step s, before token t+1:
+
+        within the step         delta_t = V_(t+1) - V_t                    A_t = delta_t + lam A_(t+1)
+        the last of the step    delta_t = r_s + gamma V_(t+1) - V_t        A_t = delta_t + gamma lam A_(t+1)
+
+    and return_t = A_t + V_t. step_rewards is [B, S], token_values and step_index are [B, A], and so are both results.
+    next_value [B] stands for V behind a row's last token: 0, which None means, where the response has ended. Places
+    without a token may lie between tokens, and count as not there. A reward whose step has no token is not paid.
+    Raises ValueError also for a step_index outside -1..S-1, and where a step comes before an earlier one.
+    """
+    _require_shapes(step_index, token_values=token_values)
+    _require_rows(step_index, next_value)
+    if step_rewards.ndim != 2 or len(step_rewards) != len(step_index):
+        raise ValueError(f"step_rewards must be [{len(step_index)}, S], not {list(step_rewards.shape)}")
+    index, exists = _read_index(step_index)
+    if (index >= step_rewards.shape[1]).any():
+        raise ValueError(f"step_index goes to {index.max().item()}, step_rewards has {step_rewards.shape[1]} steps")
+    if (exists & (index < index.cummax(dim=1).values)).any():
+        raise ValueError("step_index goes back to an earlier step")
+    values = _inside(token_values, exists)
+    # Column 0 is of what has no step.
+    paid = pad(step_rewards.to(_real(step_rewards)), (1, 0)).gather(1, index + 1)
+    following = _behind_the_last(values, next_value)
+    advantage = torch.zeros_like(following)
+    step_after = index.new_full((len(index),), -1)
+    within, between = values.new_tensor(1.0), values.new_tensor(gamma)
+    advantages = []
+    for token in reversed(range(index.shape[1])):
+        here, step = exists[:, token], index[:, token]
+        ends = here & (step != step_after)
+        discount = torch.where(ends, between, within)
+        delta = torch.where(ends, paid[:, token], 0.0) + discount * following - values[:, token]
+        advantage = torch.where(here, delta + discount * lam * advantage, advantage)
+        following = torch.where(here, values[:, token], following)
+        step_after = torch.where(here, step, step_after)
+        advantages.append(torch.where(here, advantage, 0.0))
+    return _with_returns(advantages[::-1], values, exists)
+
+
+def step_ratio(log_probs: Tensor, old_log_probs: Tensor, step_index: Tensor) -> Tensor:
+    """Compute how much likelier each step has become: exp of the sum over its tokens of log pi - log pi_old.
+
+    All three are [B, A]; the result is [B, S] for the S steps of the row that has most, and 1 where a row has no such
+    step. The ratio of an action that is a whole step (APPO of OpenR, arXiv 2410.09671).
+    """
+    _require_shapes(step_index, log_probs=log_probs, old_log_probs=old_log_probs)
+    index, exists = _read_index(step_index)
+    change = _inside(log_probs, exists) - _inside(old_log_probs, exists)
+    steps = int(index.max()) + 1 if index.numel() else 0
+    # Column 0 is of what has no step.
+    return change.new_zeros(len(index), steps + 1).scatter_add(1, index + 1, change)[:, 1:].exp()
+
+
+def aggregate_steps(scores: Tensor, mask: Tensor, how: str) -> Tensor:
+    """Make one number of each row's scores of steps, by a name of AGGREGATES; [B, S] and bool [B, S] to [B].
+
+    A row without steps has 0, by any name: its product is not 1.
+    Raises ValueError also for a name that is none.
+    """
+    if how not in AGGREGATES:
+        raise ValueError(f"how={how!r} is unknown; valid values: {', '.join(AGGREGATES)}")
+    _require_shapes(mask, scores=scores)
+    exists = mask.bool()
+    inside = torch.where(exists.any(dim=1, keepdim=True) & ~exists, _NEUTRAL.get(how, 0.0), _inside(scores, exists))
+    return AGGREGATES[how](inside, exists)
+
+
+def min_form_rewards(scores: Tensor, mask: Tensor, temperature: float) -> Tensor:
+    """Pay each row nearly its worst step, and nearly all of it at that step (PURE, arXiv 2504.15275).
+
+        r*_s = r_s exp(-r_s / T) / sum_k exp(-r_k / T)
+
+    scores and mask are [B, S], and so is the result. Its sum over a row goes to the row's lowest score as T goes to 0,
+    and to the mean as T grows: more steps do not pay, which they do where scores are summed.
+    Raises ValueError also for a temperature that is not above 0.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature must be above 0, not {temperature}")
+    _require_shapes(mask, scores=scores)
+    exists = mask.bool()
+    inside = _inside(scores, exists).double()
+    if not mask.shape[1]:
+        return inside.to(_real(scores))
+    # Distances from the lowest: r / T alone would overflow for a small T.
+    lowest = torch.where(exists, inside.detach(), torch.inf).amin(dim=1, keepdim=True)
+    distance = torch.where(exists, inside - lowest, 0.0)
+    weights = torch.where(exists, (-distance / temperature).exp(), 0.0)
+    total = weights.sum(dim=1, keepdim=True)
+    return (inside * weights / torch.where(total > 0, total, 1.0)).to(_real(scores))
+
+
+def _last(scores: Tensor, mask: Tensor) -> Tensor:
+    place = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    last = (mask * place).amax(dim=1, keepdim=True) - 1 if mask.shape[1] else mask.sum(dim=1, keepdim=True) - 1
+    return torch.where(mask & (place - 1 == last), scores, 0.0).sum(dim=1)
+
+
+def _min(scores: Tensor, mask: Tensor) -> Tensor:
+    return scores.amin(dim=1) if scores.shape[1] else scores.sum(dim=1)
+
+
+def _product(scores: Tensor, mask: Tensor) -> Tensor:
+    return scores.prod(dim=1) if scores.shape[1] else scores.sum(dim=1)
+
+
+# Scores with _NEUTRAL outside of the mask, 0 in a row without steps, and the mask (both [B, S]) to [B].
+AGGREGATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "min": _min,
+    "product": _product,
+    "last": _last,
+    "mean": lambda scores, mask: scores.sum(dim=1) / mask.sum(dim=1).clamp(min=1),
+    "sum": lambda scores, mask: scores.sum(dim=1),
+}
+_NEUTRAL = {"min": torch.inf, "product": 1.0}
+
+
+def _real(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _inside(tensor: Tensor, exists: Tensor) -> Tensor:
+    return torch.where(exists, tensor.to(_real(tensor)), 0.0)
+
+
+def _behind_the_last(values: Tensor, next_value: Tensor | None) -> Tensor:
+    return values.new_zeros(len(values)) if next_value is None else next_value.to(values.dtype)
+
+
+def _with_returns(advantages: list[Tensor], values: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
+    stacked = torch.stack(advantages, dim=1) if advantages else torch.zeros_like(values)
+    return stacked, torch.where(exists, stacked + values, 0.0)
+
+
+def _read_index(step_index: Tensor) -> tuple[Tensor, Tensor]:
+    """The index as int64, and where there is a token."""
+    if step_index.dtype == torch.bool or step_index.is_floating_point():
+        raise ValueError(f"step_index must be of integers, not {step_index.dtype}")
+    index = step_index.long()
+    if (index < -1).any():
+        raise ValueError(f"step_index has {index.min().item()}: steps count from 0, and -1 means no token")
+    return index, index >= 0
+
+
+def _require_shapes(like: Tensor, **tensors: Tensor) -> None:
+    for name, tensor in tensors.items():
+        if tensor.ndim != 2 or tensor.shape != like.shape:
+            shapes = f"{list(like.shape)}, not {list(tensor.shape)}"
+            raise ValueError(f"{name} must have two dimensions and the shape of its mask or step_index, {shapes}")
+
+
+def _require_rows(like: Tensor, next_value: Tensor | None) -> None:
+    if next_value is not None and next_value.shape != like.shape[:1]:
+        raise ValueError(f"next_value must be [{len(like)}], not {list(next_value.shape)}")
