@@ -35,10 +35,12 @@ from oger_recipe.rewards.models.keys import (
     JudgeKeys,
     ModelKeys,
     PairwiseKeys,
+    ProcessKeys,
     SimilarityKeys,
 )
 from oger_recipe.rewards.models.pairwise import PairwiseSource
 from oger_recipe.rewards.models.place import Place, Told
+from oger_recipe.rewards.models.process import process_source
 from oger_recipe.rewards.own import Keywords, imported, keyword_problems, make_own, reason
 from oger_recipe.rewards.sources import Bonus, Group, Scores, Source, Verifier, of_rows
 
@@ -115,12 +117,14 @@ class Surroundings:
 @dataclass(frozen=True)
 class Kind:
     """make: the source of an entry; keys: what its entries may have beside the common keys; once: at most one;
-    reads_rows: the question and the data's further columns travel to it."""
+    reads_rows: the question and the data's further columns travel to it; reads_steps: responses are cut into steps of
+    reasoning for it."""
 
     make: Callable[[SourceSpec, Surroundings], Source]
     keys: type[Keys] = Keys
     once: bool = False
     reads_rows: bool = True
+    reads_steps: bool = False
 
 
 def _similarity(spec: SourceSpec, of: Surroundings) -> Source:
@@ -138,6 +142,7 @@ KINDS: dict[str, Kind] = {
     "pairwise": Kind(PairwiseSource, PairwiseKeys),
     "classifier": Kind(classifier_source, ClassifierKeys),
     "critique_classifier": Kind(critique_source, CritiqueKeys),
+    "process": Kind(process_source, ProcessKeys),
 }
 
 DEFAULT = (SourceSpec("rule", "verifier"), SourceSpec("explore", "bonus"))

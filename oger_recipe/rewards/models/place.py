@@ -39,6 +39,14 @@ class Reply:
     cached: bool = False
 
 
+@dataclass(frozen=True)
+class StepPrompt:
+    """A text as tokens, and the positions among them where a model says how good the steps of reasoning are."""
+
+    tokens: tuple[int, ...]
+    ends: tuple[int, ...]
+
+
 Told = Callable[[str, int, int], None]  # model, replies that came, prompts; of one question, as they come
 
 
@@ -57,3 +65,7 @@ class Place(Protocol):
 
     def classify(self, prompts: Sequence[str]) -> list[Reply]:
         """Give the head's number for each prompt: raw, before any sigmoid."""
+
+    def classify_steps(self, prompts: Sequence[StepPrompt]) -> list[Reply]:
+        """Give the probability that a step is good for each position that a prompt names, as the model's ProcessKeys
+        say."""
