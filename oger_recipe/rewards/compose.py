@@ -117,12 +117,14 @@ class Surroundings:
 @dataclass(frozen=True)
 class Kind:
     """make: the source of an entry; keys: what its entries may have beside the common keys, by_scorer where `scorer`
-    says which; once: at most one; reads_rows: the question and the data's further columns travel to it."""
+    says which; once: at most one; reads_rows: the question and the data's further columns travel to it; reads_steps:
+    responses are cut into steps of reasoning for it."""
 
     make: Callable[[SourceSpec, Surroundings], Source]
     keys: type[Keys] = Keys
     once: bool = False
     reads_rows: bool = True
+    reads_steps: bool = False
     by_scorer: Mapping[str, type[Keys]] = field(default_factory=dict)
 
     def keys_of(self, entry: Mapping[str, Any]) -> type[Keys]:
@@ -144,7 +146,12 @@ KINDS: dict[str, Kind] = {
     "pairwise": Kind(PairwiseSource, PairwiseKeys),
     "classifier": Kind(classifier_source, ClassifierKeys),
     "critique_classifier": Kind(critique_source, CritiqueKeys),
-    "process": Kind(process_source, ProcessKeys, by_scorer={"implicit": ImplicitKeys, "judge": StepJudgeKeys}),
+    "process": Kind(
+        process_source,
+        ProcessKeys,
+        reads_steps=True,
+        by_scorer={"implicit": ImplicitKeys, "judge": StepJudgeKeys},
+    ),
 }
 
 DEFAULT = (SourceSpec("rule", "verifier"), SourceSpec("explore", "bonus"))

@@ -48,6 +48,7 @@ from oger_recipe.run.inputs import budget_of, grading_settings, preparation, wit
 from oger_recipe.run.rows import DATA, EVAL, training_rows
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.values import out_of_range
+from oger_recipe.steps import StepCutter
 from oger_recipe.teachers.store import TeacherStore
 
 Settings = Mapping[str, Any]
@@ -125,17 +126,19 @@ def _require_entropy(settings: OgerSettings, responses: Sequence[Response], file
 
 
 def _graded(value: Settings, rows: Sequence[Row], responses: Sequence[Response]) -> _Answers:
+    settings, shared = OgerSettings.of(value), preparation(value)
+    cuts = settings.cuts_steps(value["algo.advantage.estimator"])
+    cutter = StepCutter(shared["tokenizer"], settings.steps.rule) if cuts else None
     with GradingPool(grading_settings(value, rows)) as pool:
-        prompts = _prompts(value, rows, pool)
+        prompts = _prompts(value, rows, pool, shared)
         answers = [labelled_answer(prompts[response.uid].label, response.text) for response in responses]
         started = time.monotonic()
         graded = pool.grade_many(answers, progress=sys.stderr.isatty() or len(answers) > 2000)
-        return _Answers(responses, graded, prompts, time.monotonic() - started)
+        return _Answers(responses, graded, prompts, time.monotonic() - started, cutter)
 
 
-def _prompts(value: Settings, rows: Sequence[Row], pool: GradingPool) -> dict[str, Prompt]:
+def _prompts(value: Settings, rows: Sequence[Row], pool: GradingPool, shared: Settings) -> dict[str, Prompt]:
     """Prepares rows as a run does, with the teachers that it would take."""
-    shared = preparation(value)
     written, tokenizer, rules = shared["prompt_format"], shared["tokenizer"], shared["rules"]
     teachers: dict[str, list[str]] = {}
     if any(row.get("teachers") for row in rows):
@@ -196,12 +199,14 @@ class _Watched:
 
 @dataclass(frozen=True)
 class _Answers:
-    """Responses with what they were graded, and the prompts by uid."""
+    """Responses with what they were graded, the prompts by uid, and what cuts responses into steps of reasoning (None:
+    nothing reads these)."""
 
     responses: Sequence[Response]
     graded: Sequence[Graded]
     prompts: Mapping[str, Prompt]
     grading_s: float
+    cutter: StepCutter | None
 
     def by_size(self) -> list[list[list[int]]]:
         """The groups, as numbers of responses; those of one size together, as the sources take them."""
@@ -231,7 +236,13 @@ class _Answers:
             may_earn=_may_earn(members, graded, settings),
             similarity=list(similarity),
             entropy=[response.entropy for response in members],
+            steps=[self._steps(response.text) for response in members] if self.cutter is not None else [],
         )
+
+    def _steps(self, text: str) -> list[str]:
+        """Cuts a text where a run would cut its tokens."""
+        assert self.cutter is not None
+        return self.cutter.texts(self.cutter.tokenizer.encode(text, add_special_tokens=False)) or [text]
 
 
 def _may_earn(members: Sequence[Response], graded: Sequence[Graded], settings: OgerSettings) -> list[bool]:

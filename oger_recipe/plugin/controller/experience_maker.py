@@ -95,8 +95,13 @@ class OgerExperienceMaker(RemoteExperienceMaker):
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
         settings = self.settings
         stop_on_reward_errors(rollout_samples, settings.guards.max_reward_error_rate, self.step, self.run_dir)
+        cuts = settings.cuts_steps(self.args.algo.advantage.estimator)
         self.rollouts = read_rollouts(
-            rollout_samples, self.tokenizer, self.size, find_repetition=settings.bonus.repeating_check
+            rollout_samples,
+            self.tokenizer,
+            self.size,
+            find_repetition=settings.bonus.repeating_check,
+            step_rule=settings.steps.rule if cuts else None,
         )
         self.batch = make_hybrid(
             self.rollouts, self.store, self.measure, self.history, settings.teachers, self.args.train.seed, self.step
