@@ -40,7 +40,8 @@ from oger_recipe.rewards.models.keys import (
 )
 from oger_recipe.rewards.models.pairwise import PairwiseSource
 from oger_recipe.rewards.models.place import Place, Told
-from oger_recipe.rewards.models.process import process_source
+from oger_recipe.rewards.models.scorer_keys import ImplicitKeys, StepJudgeKeys
+from oger_recipe.rewards.models.step_sources import process_source
 from oger_recipe.rewards.own import Keywords, imported, keyword_problems, make_own, reason
 from oger_recipe.rewards.sources import Bonus, Group, Scores, Source, Verifier, of_rows
 
@@ -116,15 +117,19 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Kind:
-    """make: the source of an entry; keys: what its entries may have beside the common keys; once: at most one;
-    reads_rows: the question and the data's further columns travel to it; reads_steps: responses are cut into steps of
-    reasoning for it."""
+    """make: the source of an entry; keys: what its entries may have beside the common keys, by_scorer where `scorer`
+    says which; once: at most one; reads_rows: the question and the data's further columns travel to it; reads_steps:
+    responses are cut into steps of reasoning for it."""
 
     make: Callable[[SourceSpec, Surroundings], Source]
     keys: type[Keys] = Keys
     once: bool = False
     reads_rows: bool = True
     reads_steps: bool = False
+    by_scorer: Mapping[str, type[Keys]] = field(default_factory=dict)
+
+    def keys_of(self, entry: Mapping[str, Any]) -> type[Keys]:
+        return self.by_scorer.get(str(entry.get("scorer")), self.keys)
 
 
 def _similarity(spec: SourceSpec, of: Surroundings) -> Source:
@@ -142,7 +147,12 @@ KINDS: dict[str, Kind] = {
     "pairwise": Kind(PairwiseSource, PairwiseKeys),
     "classifier": Kind(classifier_source, ClassifierKeys),
     "critique_classifier": Kind(critique_source, CritiqueKeys),
-    "process": Kind(process_source, ProcessKeys),
+    "process": Kind(
+        process_source,
+        ProcessKeys,
+        reads_steps=True,
+        by_scorer={"implicit": ImplicitKeys, "judge": StepJudgeKeys},
+    ),
 }
 
 DEFAULT = (SourceSpec("rule", "verifier"), SourceSpec("explore", "bonus"))
@@ -355,7 +365,8 @@ def sources_of(entries: Sequence[Mapping[str, Any]] | None, estimator: str = "")
 def _spec(entry: Mapping[str, Any]) -> SourceSpec:
     common = {name: value for name, value in entry.items() if name in _COMMON}
     further = {name: value for name, value in entry.items() if name not in _COMMON}
-    return SourceSpec(**common, keys=(Keywords if _is_path(entry["kind"]) else KINDS[entry["kind"]].keys).of(further))
+    keys = Keywords if _is_path(entry["kind"]) else KINDS[entry["kind"]].keys_of(entry)
+    return SourceSpec(**common, keys=keys.of(further))
 
 
 def _is_path(kind: Any) -> bool:
@@ -366,8 +377,9 @@ def models_of(entries: Sequence[Mapping[str, Any]] | None) -> Iterator[tuple[str
     """Yield the models of a run, each with the name of its source; none of an entry whose keys no run could do."""
     for entry in entries or ():
         known = KINDS.get(str(entry.get("kind"))) if isinstance(entry, Mapping) else None
-        if known and issubclass(known.keys, ModelKeys) and not [*known.keys.problems(entry)]:
-            yield from ((str(entry.get("name")), each) for each in known.keys.of(entry).models)
+        keys = known.keys_of(entry) if known else Keys
+        if issubclass(keys, ModelKeys) and not [*keys.problems(entry)]:
+            yield from ((str(entry.get("name")), each) for each in keys.of(entry).models)
 
 
 def entry_problems(entries: Sequence[Mapping[str, Any]] | None) -> Iterator[str]:
@@ -420,7 +432,7 @@ def _of_kind(kind: Any, further: Mapping[str, Any]) -> Iterator[str]:
         else:
             yield from keyword_problems(kind, further)
     elif kind in KINDS:
-        keys = KINDS[kind].keys
+        keys = KINDS[kind].keys_of(further)
         known = (*_COMMON, *keys.names())
         yield from (unknown("key", key, known) for key in further if key not in known)
         yield from keys.problems(further)

@@ -40,6 +40,7 @@ from oger_recipe.plugin.experiences import teachers_tokens
 from oger_recipe.plugin.judges.engines import RunEngines
 from oger_recipe.plugin.kl import compute_approx_kl
 from oger_recipe.rewards.compose import Surroundings
+from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder import records as run_folder
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.teachers.history import History
@@ -88,7 +89,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
     def resume(self, step: int, planned_steps: int) -> None:
         """Go on after ``step`` steps; called once, before the first batch."""
         self.planned_steps = planned_steps
-        self.step_rewards.resume(step)
+        self.step_rewards.resume(step, checkpoints.of_sources(Path(self.args.ckpt.path), step))
         if self.settings.teachers.use_history_samples:
             self.history = History(self.run_dir / "history.jsonl", self.settings.teachers.history_size, step)
 

@@ -13,6 +13,7 @@ from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts, re
 from oger_recipe.plugin.controller.reward_watch import SourceWatch
 from oger_recipe.rewards.compose import Rewards, Surroundings, make_source, rewards_of, sources_of, with_fixed_rewards
 from oger_recipe.rewards.running import keep_running, read_running
+from oger_recipe.rewards.sources import Learning
 from oger_recipe.rewards.verifiers import look_in
 
 
@@ -29,9 +30,24 @@ class StepRewards:
         self.watch = SourceWatch(settings.reward, self._specs, run_dir)
         self._running: dict[str, Running] = {}
 
-    def resume(self, step: int) -> None:
-        """Go on after ``step`` steps of the run."""
+    def resume(self, step: int, learnt: Path) -> None:
+        """Go on after ``step`` steps of the run; ``learnt``: where `save` has kept what sources had learnt then.
+
+        Raises RecipeError where that is missing.
+        """
         self._running = read_running(self._run_dir, step)
+        for name, source in self._learning().items() if step else ():
+            source.load(learnt / name)
+
+    def save(self, folder: Path) -> None:
+        """Keep what sources have learnt so far, each in a folder of its name."""
+        for name, source in self._learning().items():
+            source.save(folder / name)
+
+    def _learning(self) -> dict[str, Learning]:
+        """The sources that learn, by name."""
+        named = zip(self._specs, self._sources, strict=True)
+        return {spec.name: source for spec, source in named if isinstance(source, Learning)}
 
     def bonus_weight(self, step: int, planned_steps: int) -> float:
         """The weight of the exploration bonus at a step (from 1) of a run."""

@@ -163,6 +163,9 @@ class EnginePlace:
     def classify_steps(self, prompts: Sequence[StepPrompt]) -> list[Reply]:
         return self._replies(prompts, "classify_steps")
 
+    def log_probs(self, prompts: Sequence[StepPrompt]) -> list[Reply]:
+        return self._replies(prompts, "log_probs")
+
     def _replies(self, prompts: Sequence[Any], method: str, *settings: Any) -> list[Reply]:
         replies: dict[int, Reply] = {}
         try:

@@ -17,6 +17,7 @@ from oger_recipe.cpu import is_without_cuda
 from oger_recipe.imports import without_garbage_collection
 from oger_recipe.remote_code import may_run
 from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys
+from oger_recipe.rewards.models.likelihood import likelihood_reply
 from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt
 from oger_recipe.rewards.models.step_engine import step_arguments, without_adapter
 from oger_recipe.rewards.models.step_models import step_reply
@@ -133,6 +134,16 @@ class JudgeActor:
             return Reply(error=f"vLLM gives {len(data)} numbers or rows of them for {len(prompt.tokens)} tokens")
         return step_reply(self._keys, data[list(prompt.ends)].float())
 
+    def log_probs(self, prompts: Sequence[StepPrompt]) -> Iterator[Numbered]:
+        """vLLM gives log-probabilities of a prompt with a reply alone, so that one token is written."""
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        params = SamplingParams(
+            temperature=0.0, max_tokens=1, prompt_logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        reads = [functools.partial(_likelihood, prompt) for prompt in prompts]
+        return self._answers([list(prompt.tokens) for prompt in prompts], [params] * len(prompts), reads, room=1)
+
     def _answers(
         self,
         prompts: Sequence[list[int]],
@@ -189,6 +200,12 @@ def model_arguments(keys: ModelKeys, *, cpu: bool) -> dict[str, Any]:
 def _written(output: Any) -> Reply:
     (text,) = output.outputs
     return Reply(text.text, cut=text.finish_reason == "length")
+
+
+def _likelihood(prompt: StepPrompt, output: Any) -> Reply:
+    begin = prompt.ends[0] + 1
+    of_tokens = zip(prompt.tokens[begin:], output.prompt_logprobs[begin:], strict=True)
+    return likelihood_reply(prompt, [said[token].logprob for token, said in of_tokens])
 
 
 def _measured(output: Any) -> Reply:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from oger_recipe.rewards.models.keys import ClassifierKeys, WriterKeys
-from oger_recipe.rewards.models.place import Place, Reply, Sampling
+from oger_recipe.rewards.models.place import Likelihoods, Place, Reply, Sampling
 from oger_recipe.rewards.models.plugin import Failed
 from oger_recipe.rewards.sources import Group, Scores
 
@@ -112,7 +112,9 @@ def ask_place(place: Place, texts: Sequence[str | Failed], sampling: Sampling | 
     )
 
 
-def ask_about(place: Place, texts: Sequence[_T | Failed], ask: Callable[[list[_T]], list[Reply]]) -> list[Reply]:
+def ask_about(
+    place: Place | Likelihoods, texts: Sequence[_T | Failed], ask: Callable[[list[_T]], list[Reply]]
+) -> list[Reply]:
     """Ask an open place by a method of its own about those of the texts that are there."""
     there = [text for text in texts if not isinstance(text, Failed)]
     replies: list[Reply] = []

@@ -14,6 +14,7 @@ from torch import Tensor
 from oger_recipe.errors import RecipeError
 from oger_recipe.remote_code import may_run
 from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys, WriterKeys
+from oger_recipe.rewards.models.likelihood import likelihood_reply, response_length, response_log_probs
 from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt, Told
 from oger_recipe.rewards.models.step_models import load_step_model, step_logits, step_reply
 from oger_recipe.rewards.models.step_text import tokens_of
@@ -44,7 +45,7 @@ class ProcessPlace:
         rooms = {row: min(sampling.max_new_tokens, longest - len(ids)) for row, ids in tokens.items()}
         for room in set(rooms.values()):
             for rows in _batches({row: ids for row, ids in tokens.items() if rooms[row] == room}):
-                batch = _padded([tokens[row] for row in rows], 0, left=True).to(model.device)
+                batch = padded([tokens[row] for row in rows], 0, left=True).to(model.device)
                 noise = Noise([prompts[row] for row in rows], sampling) if sampling.temperature else None
                 replies |= dict(zip(rows, _written(tokenizer, model, batch, room, noise), strict=True))
                 self._tell(len(replies), len(prompts))
@@ -64,11 +65,28 @@ class ProcessPlace:
         tokenizer, model = self._model(load_step_model)
         tokens, replies = self._tokens(model, [list(prompt.tokens) for prompt in prompts], 0)
         for rows in _batches(tokens):
-            batch = _padded([tokens[row] for row in rows], 0, left=False).to(model.device)
+            batch = padded([tokens[row] for row in rows], 0, left=False).to(model.device)
             logits = step_logits(self._keys, tokenizer, model, batch, [prompts[row] for row in rows])
             replies |= {row: step_reply(self._keys, each) for row, each in zip(rows, logits, strict=True)}
             self._tell(len(replies), len(prompts))
         return [replies[row] for row in range(len(prompts))]
+
+    def log_probs(self, prompts: Sequence[StepPrompt]) -> list[Reply]:
+        _, model = self.writer()
+        tokens, replies = self._tokens(model, [list(prompt.tokens) for prompt in prompts], 0)
+        for rows in _batches(tokens):
+            read = [prompts[row] for row in rows]
+            batch = padded([tokens[row] for row in rows], 0, left=False).to(model.device)
+            with torch.inference_mode():
+                found = response_log_probs(model, batch, read)
+            for row, prompt, numbers in zip(rows, read, found, strict=True):
+                replies[row] = likelihood_reply(prompt, numbers[: response_length(prompt)].tolist())
+            self._tell(len(replies), len(prompts))
+        return [replies[row] for row in range(len(prompts))]
+
+    def writer(self) -> tuple[Any, Any]:
+        """Return tokenizer and model of a model that writes."""
+        return self._model(_writer)
 
     def _tell(self, came: int, total: int) -> None:
         if self._told is not None:
@@ -153,7 +171,7 @@ def _batches(tokens: dict[int, list[int]]) -> Iterator[list[int]]:
         yield by_length[start : start + _BATCH]
 
 
-def _padded(tokens: Sequence[list[int]], pad: int, *, left: bool) -> Any:
+def padded(tokens: Sequence[Sequence[int]], pad: int, *, left: bool) -> Any:
     from transformers import BatchEncoding
 
     longest = max(map(len, tokens))
@@ -218,7 +236,7 @@ def _values(tokenizer: Any, model: Any, tokens: Sequence[list[int]]) -> list[flo
     # Decoders look for the last token that is not the padding: it must be one that no prompt ends with.
     pad = _unlike({each[-1] for each in tokens}) if is_decoder else tokenizer.pad_token_id
     model.config.pad_token_id = pad
-    batch = _padded(tokens, pad, left=False).to(model.device)
+    batch = padded(tokens, pad, left=False).to(model.device)
     with torch.inference_mode():
         logits = model(**batch).logits.float()
     if logits.dim() == 3:  # a number for every token

@@ -12,7 +12,7 @@ from oger_recipe.embedding import PARTS
 from oger_recipe.ranges import COUNT, COUNT_OR_NONE, PART, POSITIVE, SHARE, WEIGHT
 from oger_recipe.rewards.keys import Keys, key
 from oger_recipe.rewards.models.place import Sampling
-from oger_recipe.rewards.models.plugin import FIRST, plugin_problem
+from oger_recipe.rewards.models.plugin import FIRST, OF_STEPS, plugin_problem
 from oger_recipe.rewards.models.step_formats import FORMATS, SCORERS, Format
 from oger_recipe.seeds import stable_seed
 
@@ -167,6 +167,8 @@ class JudgeKeys(WriterKeys):
 
     def combined(self) -> Iterator[str]:
         yield from super().combined()
+        if self.plugin in OF_STEPS:
+            yield f"plugin {self.plugin!r} judges steps of reasoning: it is for kind process, with scorer judge"
         yield from filter(None, [plugin_problem(self.plugin)])
 
 
@@ -240,19 +242,51 @@ CREDITS = ("sum", "min")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessKeys(ModelKeys):
+class StepKeys(ModelKeys):
+    """A model that scores steps of reasoning."""
+
+    scorer: str | None = key(
+        None,
+        "what the model is. step_tag: it writes, and the logits of two tokens at a tag behind each step are compared; "
+        "token_head: it has a head that gives tokens labels; implicit: it is held against a reference; judge: it "
+        "writes about the steps (default: the format's)",
+        choices=(*SCORERS, "implicit", "judge"),
+    )
+    scale: str = key(
+        "probability",
+        "score of a step. probability: that it is good, 0 to 1; difference: that less that it is bad, -1 to 1",
+        choices=SCALES,
+    )
+    credit: str = key(
+        "sum",
+        "reward of a step, for step estimators. sum: its score; min: its score times its share in a softmax of "
+        "-score / temperature, so that they add up to about the lowest score",
+        choices=CREDITS,
+    )
+    temperature: float = key(0.1, "of credit min: the lower, the more the lowest score counts", range=POSITIVE)
+    aggregate: str = key("min", "what makes one number of the scores of a row's steps", choices=AGGREGATES)
+
+    def combined(self) -> Iterator[str]:
+        yield from super().combined()
+        if self.api != ModelKeys.api and self.scorer != "judge":
+            yield "api is for judges; leave it out"
+        if self.head != ModelKeys.head:
+            yield "head is for kinds with one number; a PRM's server is asked at /pooling"
+        if self.credit != "min" and self.temperature != StepKeys.temperature:
+            other = "; how a judge samples is sampling_temperature" if self.scorer == "judge" else ""
+            yield f"temperature is for credit min{other}"
+        if self.aggregate == "product" and self.scale == "difference":
+            yield "aggregate product with scale difference: two bad steps would make a good row; use scale probability"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessKeys(StepKeys):
     """A process reward model (PRM): a score for each step of reasoning."""
 
     prompt_column: str | None = key(
         None,
         "column of the data with the model's prompt (default: rm_prompt where it is there, else the problem)",
         column="text",
-    )
-    scorer: str | None = key(
-        None,
-        "what the model is. step_tag: it writes, and the logits of two tokens at a tag behind each step are compared; "
-        "token_head: it has a head that gives tokens labels (default: the format's)",
-        choices=SCORERS,
     )
     format: str | None = key(
         None,
@@ -269,19 +303,6 @@ class ProcessKeys(ModelKeys):
         None, "number of the head's label for a good step, from 0 (default: the format's)", range=COUNT_OR_NONE
     )
     adapter: str | None = key(None, "folder or hub name of a LoRA adapter (peft) on top of the model")
-    scale: str = key(
-        "probability",
-        "score of a step. probability: that it is good, 0 to 1; difference: that less that it is bad, -1 to 1",
-        choices=SCALES,
-    )
-    credit: str = key(
-        "sum",
-        "reward of a step, for step estimators. sum: its score; min: its score times its share in a softmax of "
-        "-score / temperature, so that they add up to about the lowest score",
-        choices=CREDITS,
-    )
-    temperature: float = key(0.1, "of credit min: the lower, the more the lowest score counts", range=POSITIVE)
-    aggregate: str = key("min", "what makes one number of the scores of a row's steps", choices=AGGREGATES)
 
     @property
     def written(self) -> Format:
@@ -304,18 +325,10 @@ class ProcessKeys(ModelKeys):
 
     def combined(self) -> Iterator[str]:
         yield from super().combined()
-        if self.api != ModelKeys.api:
-            yield "api is for judges; leave it out"
-        if self.head != ModelKeys.head:
-            yield "head is for kinds with one number; a PRM's server is asked at /pooling"
         if self.format is None:
             yield f"format is missing: one of {', '.join(FORMATS)}"
             return
         yield from self.written.problems(self.format)
-        if self.credit != "min" and self.temperature != ProcessKeys.temperature:
-            yield "temperature is for credit min"
-        if self.aggregate == "product" and self.scale == "difference":
-            yield "aggregate product with scale difference: two bad steps would make a good row; use scale probability"
         if self.adapter is not None and self.url is not None:
             yield "adapter is the server's own affair: leave it out, or leave out url"
 

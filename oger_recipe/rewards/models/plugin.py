@@ -28,6 +28,7 @@ from oger_recipe.rewards.verifiers import looked_in
 
 READY_MADE = Path(__file__).parent / "plugins"
 BOTH: Mapping[str, int] = {"rm_preprocess": 3, "rm_postprocess": 1}  # function -> arguments
+OF_STEPS = ("first_wrong_step",)  # ready-made ones that judge steps of reasoning
 FIRST: Mapping[str, int] = {"rm_preprocess": 3}
 
 _START_LIMIT_S = 300.0  # importing libraries and reading a tokenizer on a busy machine

@@ -6,7 +6,7 @@ become a probability for each step. Below it all are alike: scale, credit, and o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from oger_recipe.algorithm.steps import aggregate_steps, min_form_rewards
-from oger_recipe.rewards.models.asking import Judged, ask_about, score_rows, shares
-from oger_recipe.rewards.models.keys import ProcessKeys
-from oger_recipe.rewards.models.place import Reply
+from oger_recipe.rewards.models.asking import Judged, Metrics, ask_about, score_rows, shares
+from oger_recipe.rewards.models.keys import ProcessKeys, StepKeys
 from oger_recipe.rewards.models.places import place_of
 from oger_recipe.rewards.models.plugin import Failed
 from oger_recipe.rewards.models.step_text import StepWriter, load_tokenizer
@@ -29,9 +28,9 @@ if TYPE_CHECKING:
 class StepScorer(Protocol):
     """A model that scores steps."""
 
-    def ask(self, prompts: Sequence[str], steps: Sequence[Sequence[str]]) -> list[Reply]:
-        """Ask about the steps of each response to its prompt, all at once. A reply has the probability that a step is
-        good for each of them, in `Reply.steps`, or an error."""
+    def ask(self, prompts: Sequence[str], steps: Sequence[Sequence[str]]) -> list[Judged]:
+        """Ask about the steps of each response to its prompt, all at once. What comes of it has a score for each of
+        them in `steps`, mostly the probability that it is good, or an error; `value` is not read."""
 
 
 class TaggedSteps:
@@ -42,49 +41,48 @@ class TaggedSteps:
         self._keys, self._place = spec.keys, place_of(spec.keys, surroundings)
         self._writer: StepWriter | None = None
 
-    def ask(self, prompts: Sequence[str], steps: Sequence[Sequence[str]]) -> list[Reply]:
+    def ask(self, prompts: Sequence[str], steps: Sequence[Sequence[str]]) -> list[Judged]:
         if self._writer is None:
             self._writer = StepWriter(self._keys, load_tokenizer(self._keys))
         texts = [self._writer.write(prompt, each) for prompt, each in zip(prompts, steps, strict=True)]
-        return ask_about(self._place, texts, self._place.classify_steps)
-
-
-SCORER_OF: Mapping[str, Callable[[SourceSpec, Surroundings], StepScorer]] = {
-    "step_tag": TaggedSteps,
-    "token_head": TaggedSteps,
-}
+        replies = ask_about(self._place, texts, self._place.classify_steps)
+        return [
+            Judged(error=reply.error, reply=None if reply.error else reply, steps=reply.steps) for reply in replies
+        ]
 
 
 @dataclass(frozen=True)
 class ProcessSource:
-    """What a scorer says of the rows' steps, as rewards of steps and as one value a row."""
+    """What a scorer says of the rows' steps, as rewards of steps and as one value a row; ``metrics`` of what came."""
 
-    keys: ProcessKeys
+    keys: StepKeys
     scorer: StepScorer
+    prompt_column: str | None = None
+    metrics: Callable[[Sequence[Judged]], dict[str, float]] = lambda judged: {"cached": shares(judged)["cached"]}
 
     @property
     def overlaps(self) -> bool:
         return self.keys.runs_on == "server"
 
     def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
-        return score_rows(groups, wanted, self.keys.prompt_column, self._ask, _steps_of)
+        return score_rows(groups, wanted, self.prompt_column, self._ask, _steps_of)
 
-    def _ask(self, prompts: list[str], steps: list[Any]) -> tuple[list[Judged], dict[str, float]]:
-        replies = [
-            _of_all_steps(reply, len(each)) for reply, each in zip(self.scorer.ask(prompts, steps), steps, strict=True)
+    def _ask(self, prompts: list[str], steps: list[Any]) -> tuple[list[Judged], Metrics]:
+        judged = [
+            _of_all_steps(each, len(cut)) for each, cut in zip(self.scorer.ask(prompts, steps), steps, strict=True)
         ]
-        there = [reply for reply in replies if reply.error is None]
-        scores, mask = padded([reply.steps for reply in there])
+        scores, mask = padded([each.steps for each in judged if each.error is None])
         if self.keys.scale == "difference":
             scores = torch.where(mask, 2 * scores - 1, 0.0)
         rewards = min_form_rewards(scores, mask, self.keys.temperature) if self.keys.credit == "min" else scores
         values = aggregate_steps(scores, mask, self.keys.aggregate)
-        found = (
-            Judged(value, reply=reply, steps=tuple(row[: len(reply.steps)]))
-            for reply, value, row in zip(there, values.tolist(), rewards.tolist(), strict=True)
-        )
-        judged = [next(found) if reply.error is None else Judged(error=reply.error) for reply in replies]
-        return judged, {"cached": shares(judged)["cached"], **step_metrics(scores, mask)}
+        found = iter(zip(values.tolist(), rewards.tolist(), mask.sum(dim=1).tolist(), strict=True))
+        metrics = self.metrics(judged) | step_metrics(scores, mask)
+        return [_rewarded(each, *next(found)) if each.error is None else each for each in judged], metrics
+
+
+def _rewarded(judged: Judged, value: float, rewards: Sequence[float], count: int) -> Judged:
+    return replace(judged, value=value, steps=tuple(rewards[:count]))
 
 
 def _steps_of(group: Group, row: int) -> list[str] | Failed:
@@ -92,10 +90,10 @@ def _steps_of(group: Group, row: int) -> list[str] | Failed:
     return list(steps) or Failed("the row has no steps of reasoning")
 
 
-def _of_all_steps(reply: Reply, count: int) -> Reply:
-    if reply.error is not None or len(reply.steps) == count:
-        return reply
-    return replace(reply, error=f"{len(reply.steps)} scores came for {count} steps of reasoning")
+def _of_all_steps(judged: Judged, count: int) -> Judged:
+    if judged.error is not None or len(judged.steps) == count:
+        return judged
+    return replace(judged, error=f"{len(judged.steps)} scores came for {count} steps of reasoning")
 
 
 def padded(rows: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
@@ -122,7 +120,7 @@ def step_metrics(scores: Tensor, mask: Tensor) -> dict[str, float]:
     }
 
 
-def process_source(spec: SourceSpec, surroundings: Surroundings) -> ProcessSource:
-    """The source of an entry."""
+def tagged_source(spec: SourceSpec, surroundings: Surroundings) -> ProcessSource:
+    """The source of an entry whose scorer is step_tag or token_head."""
     assert isinstance(spec.keys, ProcessKeys)
-    return ProcessSource(spec.keys, SCORER_OF[spec.keys.written.scorer](spec, surroundings))
+    return ProcessSource(spec.keys, TaggedSteps(spec, surroundings), spec.keys.prompt_column)

@@ -11,7 +11,7 @@ from typing import Any
 
 from oger_recipe.errors import RecipeError
 from oger_recipe.remote_code import may_run
-from oger_recipe.rewards.models.keys import ProcessKeys
+from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys
 from oger_recipe.rewards.models.place import StepPrompt
 from oger_recipe.rewards.models.plugin import Failed
 from oger_recipe.rewards.models.plugins._fence import harmless
@@ -85,7 +85,7 @@ def _turns(form: Format, question: str, solution: str) -> Iterator[dict[str, str
     yield {"role": "assistant", "content": solution}
 
 
-def load_tokenizer(keys: ProcessKeys) -> Any:
+def load_tokenizer(keys: ModelKeys) -> Any:
     """Load the tokenizer of an entry's model. Raises RecipeError for one that cannot be loaded."""
     from transformers import AutoTokenizer
 
