@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from oger_recipe.evaluation.scores import correlation
+from oger_recipe.evaluation.scores import auc, correlation, ranks
 
 TIE = 0.5
 
@@ -80,25 +78,12 @@ def label_metrics(labels: Sequence[float], values: Sequence[float | None], thres
     metrics: dict[str, Any] = {"answers": len(labels)}
     if set(labels) <= {0, 1}:
         right = sum((value >= threshold) == (label == 1) for label, value in known)
-        metrics |= {"accuracy": _share(right, len(labels)), "auc": _auc(of_labels, of_values)}
+        metrics |= {"accuracy": _share(right, len(labels)), "auc": auc(of_labels, of_values)}
     return metrics | {
         "correlation": correlation(of_labels, of_values),
-        "rank_correlation": correlation(_ranks(of_labels), _ranks(of_values)),
+        "rank_correlation": correlation(ranks(of_labels), ranks(of_values)),
         "unread": _share(len(labels) - len(known), len(labels)),
     }
-
-
-def _auc(labels: Sequence[float], values: Sequence[float]) -> float:
-    ones = [value for label, value in zip(labels, values, strict=True) if label == 1]
-    zeros = [value for label, value in zip(labels, values, strict=True) if label == 0]
-    greater = sum((one > zero) + TIE * (one == zero) for one in ones for zero in zeros)
-    return _share(greater, len(ones) * len(zeros))
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Equal values share the mean of their ranks."""
-    _, which, count = np.unique(np.array(values), return_inverse=True, return_counts=True)
-    return list((np.cumsum(count) - (count - 1) / 2)[which]) if len(values) else []
 
 
 def _share(part: float, whole: int) -> float:

@@ -52,3 +52,17 @@ def correlation(x: Sequence[float], y: Sequence[float]) -> float:
     if len(pairs) < 2 or any(np.ptp(pairs, axis=0) <= 1e-9 * np.abs(pairs).max(axis=0)):
         return math.nan
     return float(np.corrcoef(pairs, rowvar=False)[0, 1])
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """Numbers values from 1, the smallest; equal values share the mean of their ranks."""
+    _, which, count = np.unique(np.array(values), return_inverse=True, return_counts=True)
+    return list((np.cumsum(count) - (count - 1) / 2)[which]) if len(values) else []
+
+
+def auc(labels: Sequence[float], values: Sequence[float]) -> float:
+    """How often what has label 1 has a greater value than what has label 0, equal ones counting half; nan where one of
+    the labels is not there."""
+    ones = [rank for rank, label in zip(ranks(values), labels, strict=True) if label == 1]
+    pairs = len(ones) * (len(labels) - len(ones))
+    return (sum(ones) - len(ones) * (len(ones) + 1) / 2) / pairs if pairs else math.nan
