@@ -329,6 +329,11 @@ class ProcessKeys(StepKeys):
             yield f"format is missing: one of {', '.join(FORMATS)}"
             return
         yield from self.written.problems(self.format)
+        if self.tensor_parallel_size > 1 and self.written.scorer == "step_tag":
+            yield (
+                "tensor_parallel_size: vLLM looks for good and bad in one GPU's share of the vocabulary, so a PRM of "
+                "scorer step_tag has one GPU; leave it out"
+            )
         if self.adapter is not None and self.url is not None:
             yield "adapter is the server's own affair: leave it out, or leave out url"
 
