@@ -44,6 +44,12 @@ STEP_ESTIMATORS: dict[str, StepEstimator] = {
     "process_rloo": StepEstimator(in_group=process_rloo, whitened="tokens"),
 }
 
+# Of the recipe's: those that compare the rows of a group, and no group with another.
+GROUP_ESTIMATORS = (
+    *ESTIMATORS,
+    *(name for name, each in STEP_ESTIMATORS.items() if each.in_group is not None and not each.compares_groups),
+)
+
 # Of OpenRLHF's and the recipe's: those for which a critic is trained.
 CRITIC_ESTIMATORS = ("gae", *(name for name, each in STEP_ESTIMATORS.items() if each.needs_critic))
 

@@ -83,7 +83,7 @@ def process_grpo(rows: GroupedSteps) -> Tensor:
     groups, n, steps = rows.mask.shape
     mask = rows.mask.reshape(groups, n * steps)
     z = group_normalized(rows.rewards.reshape(groups, n * steps), mask)
-    return _from_here_on(z.view(groups, n, steps), rows.mask)
+    return from_here_on(z.view(groups, n, steps), rows.mask)
 
 
 def process_grpo_batch(rows: GroupedSteps) -> Tensor:
@@ -119,7 +119,7 @@ def process_rloo(rows: GroupedSteps) -> Tensor:
     exact = torch.where(rows.mask, rows.rewards.double(), 0.0)
     last = last_steps(rows.mask)
     outcome = torch.where(rows.mask.any(dim=2), rows.of_response.double(), 0.0)
-    earned = _from_here_on(exact - outcome.unsqueeze(2) * last, rows.mask)
+    earned = from_here_on(exact - outcome.unsqueeze(2) * last, rows.mask)
     tokens = torch.where(rows.mask, rows.tokens.double(), 0.0)
     baseline = _of_others((tokens * earned).sum(dim=2), tokens.sum(dim=2))
     against = _of_others(outcome, torch.ones_like(outcome))
@@ -164,17 +164,17 @@ def whitening(values: Tensor, *, divide: bool) -> tuple[float, float]:
     return mean.item(), variance.rsqrt().item() if divide else 1.0
 
 
+def from_here_on(values: Tensor, mask: Tensor) -> Tensor:
+    """Sum values [..., S] of this and all later steps, 0 outside of the mask."""
+    inside = torch.where(mask, values, 0.0)
+    return torch.where(mask, inside.flip(-1).cumsum(-1).flip(-1), 0.0)
+
+
 def _first_places(step_index: Tensor, steps: int) -> Tensor:
     """Find the place of the first token of each of so many steps, [B, steps]; behind the last place: there is none."""
     places = torch.arange(step_index.shape[1], device=step_index.device).expand(step_index.shape)
     behind = places.new_full((len(step_index), steps + 1), step_index.shape[1])
     return behind.scatter_reduce(1, step_index.long() + 1, places, "amin")[:, 1:]
-
-
-def _from_here_on(values: Tensor, mask: Tensor) -> Tensor:
-    """Sum values [..., S] of this and all later steps, 0 outside of the mask."""
-    inside = torch.where(mask, values, 0.0)
-    return torch.where(mask, inside.flip(-1).cumsum(-1).flip(-1), 0.0)
 
 
 def _of_others(sums: Tensor, counts: Tensor) -> Tensor:

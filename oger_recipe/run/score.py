@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oger_recipe.algorithm.credit import STEP_ESTIMATORS
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, REPLACE_MODES
 from oger_recipe.algorithm.normalize import Running
 from oger_recipe.data.responses import Response, read_responses
@@ -84,6 +85,7 @@ def score(value: Settings, file: Path, out: Path) -> str:
         replace(spec, weight=settings.bonus.bonus_weight) if spec.kind == "bonus" else spec
         for spec in sources_of(settings.reward.sources, value["algo.advantage.estimator"])
     ]
+    by_steps = value["algo.advantage.estimator"] in STEP_ESTIMATORS
     models = [keys for _, keys in models_of(settings.reward.sources)]
     told = ShownReplies().told
     with engines_of(models, settings.reward.engine_memory_gb, told) as engine:
@@ -91,7 +93,7 @@ def score(value: Settings, file: Path, out: Path) -> str:
         sources = [_Watched(spec, make_source(spec, surroundings)) for spec in specs]
         answers = _graded(value, answered, responses)
         started = time.monotonic()
-        scored = _scored(settings, specs, sources, answers)
+        scored = _scored(settings, specs, sources, answers, by_steps)
         seconds = answers.grading_s + time.monotonic() - started
     _say_errors(scored, settings.reward.on_error)
     with atomic_write(out) as partial, partial.open("w", encoding="utf-8") as lines:
@@ -314,7 +316,7 @@ def _digits(value: float) -> float:
 
 
 def _scored(
-    settings: OgerSettings, specs: Sequence[SourceSpec], sources: Sequence[Source], answers: _Answers
+    settings: OgerSettings, specs: Sequence[SourceSpec], sources: Sequence[Source], answers: _Answers, by_steps: bool
 ) -> _Scored:
     compares = settings.compares and any(prompt.teachers for prompt in answers.prompts.values())
     measure = make_similarity(settings.embedding) if compares else None
@@ -331,7 +333,9 @@ def _scored(
         shown = [
             answers.group(numbers, row, settings) for numbers, row in zip(groups, similarity.tolist(), strict=True)
         ]
-        rewards = rewards_of(shown, sources, specs, on_error=settings.reward.on_error, running=running)
+        rewards = rewards_of(
+            shown, sources, specs, on_error=settings.reward.on_error, running=running, by_steps=by_steps
+        )
         running = rewards.running
         scored.add(groups, with_fixed_rewards(rewards, shown, fixed))
     return scored

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Self, get_type_hints
 
-from oger_recipe.algorithm import credit
+from oger_recipe.algorithm.credit import STEP_ESTIMATORS
 from oger_recipe.algorithm.hybrid_group import REPLACE_MODES
 from oger_recipe.settings.credit import AdvantageSettings, BonusSettings
 from oger_recipe.settings.encoder import EmbeddingSettings
@@ -80,8 +80,7 @@ class OgerSettings:
 
     def cuts_steps(self, estimator: str) -> bool:
         """Whether responses are cut into steps of reasoning: a source, the estimator or the loss works by them."""
-        by_loss = getattr(self.loss, "ratio_level", "token") == "step"
-        return self.reward.reads_steps or by_loss or estimator in getattr(credit, "STEP_ESTIMATORS", ())
+        return self.reward.reads_steps or self.loss.ratio_level == "step" or estimator in STEP_ESTIMATORS
 
     @property
     def uses_teachers(self) -> bool:

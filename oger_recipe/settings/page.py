@@ -82,7 +82,8 @@ def _said(setting: Setting) -> tuple[str, str]:
         return (meaning, default.removesuffix(")")) if default.endswith(")") else (setting.help, "none")
     if isinstance(setting.default, bool):
         return setting.help, "on" if setting.default else "off"
-    return setting.help, f"`{' '.join(map(str, setting.default)) if setting.many else setting.default}`"
+    said = " ".join(map(str, setting.default)) if setting.many else str(setting.default)
+    return setting.help, "`" + said.replace("\n", "\\n") + "`"
 
 
 def _may_be(setting: Setting) -> str:

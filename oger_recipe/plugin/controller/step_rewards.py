@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from oger_recipe.algorithm.credit import STEP_ESTIMATORS
 from oger_recipe.algorithm.exploration import scheduled_weight
 from oger_recipe.algorithm.normalize import Running
 from oger_recipe.plugin.controller.guards import SourceGuard
@@ -23,7 +24,7 @@ class StepRewards:
         settings = surroundings.settings
         self._settings, self._run_dir, self._on_error = settings, run_dir, settings.reward.on_error
         look_in(settings.verifiers.verifier_path)
-        self._specs = sources_of(settings.reward.sources, estimator)
+        self._specs, self._by_steps = sources_of(settings.reward.sources, estimator), estimator in STEP_ESTIMATORS
         self._sources = [make_source(spec, surroundings) for spec in self._specs]
         self._guard = SourceGuard(run_dir, self._on_error)
         self.watch = SourceWatch(settings.reward, self._specs, run_dir)
@@ -69,7 +70,9 @@ class StepRewards:
             may_earn &= ~batch.truncated  # their reward is fixed, without anything on top
         groups = reward_groups(rollouts, batch, entropy, may_earn)
         specs = [replace(spec, weight=bonus_weight) if spec.kind == "bonus" else spec for spec in self._specs]
-        rewards = rewards_of(groups, self._sources, specs, on_error=self._on_error, running=self._running)
+        rewards = rewards_of(
+            groups, self._sources, specs, on_error=self._on_error, running=self._running, by_steps=self._by_steps
+        )
         self._guard.look_at(rewards.errors, groups, step)
         self._running = rewards.running
         keep_running(self._run_dir, step, self._running)
