@@ -21,6 +21,7 @@ from oger_recipe.algorithm.advantage import (
 from oger_recipe.algorithm.exploration import exploration_bonus
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, solve_rates
 from oger_recipe.algorithm.normalize import batch_normalized
+from oger_recipe.algorithm.step_credit import StepEstimator, appo, process_grpo, process_grpo_batch, process_rloo, tppo
 
 # Rewards [groups, n] and the rows that set the baseline (bool [groups, n], None: all) to advantages [groups, n].
 # A new estimator is a function and a line here; those of OpenRLHF that are missing here are computed by OpenRLHF.
@@ -33,6 +34,24 @@ ESTIMATORS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
 # reward has been compared within its group before, and the reward is their weighted sum.
 # gdpo: GDPO (arXiv 2601.05242), A = z over the batch of sum_k w_k z_k, with z_k of source k over the group.
 BATCH_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"gdpo": batch_normalized}
+
+# The rewards of steps of reasoning to the advantages of their tokens.
+STEP_ESTIMATORS: dict[str, StepEstimator] = {
+    "appo": StepEstimator(with_values=appo, whitened="steps"),
+    "tppo": StepEstimator(with_values=tppo, whitened="tokens"),
+    "process_grpo": StepEstimator(in_group=process_grpo),
+    "process_grpo_batch": StepEstimator(in_group=process_grpo_batch, compares_groups=True),
+    "process_rloo": StepEstimator(in_group=process_rloo, whitened="tokens"),
+}
+
+# Of the recipe's: those that compare the rows of a group, and no group with another.
+GROUP_ESTIMATORS = (
+    *ESTIMATORS,
+    *(name for name, each in STEP_ESTIMATORS.items() if each.in_group is not None and not each.compares_groups),
+)
+
+# Of OpenRLHF's and the recipe's: those for which a critic is trained.
+CRITIC_ESTIMATORS = ("gae", *(name for name, each in STEP_ESTIMATORS.items() if each.needs_critic))
 
 
 def penalise_truncated(rewards: Tensor, truncated: Tensor, penalty: float, fixed: float | None) -> Tensor:

@@ -19,8 +19,12 @@ The loss of teacher tokens by `teacher_loss`:
 
 all_max_clip: tokens of either kind with p above it are as if outside action_mask, except for totals that are given
 and for the metrics all_clip_fraction and off_policy_token_share, which are shares of all tokens in action_mask.
-Of the metrics, on_policy_*, ppo_kl and clip_fraction are of rollout tokens, the other off_policy_* of the teacher's,
-whatever teacher_loss is: off_policy_ratio is PPO's under ppo, the unused f(p) under sft; neither is clamped.
+Of the metrics, on_policy_*, ppo_kl, approx_kl and clip_fraction are of rollout tokens, the other off_policy_* of
+teacher tokens, whatever teacher_loss is: off_policy_ratio is PPO's under ppo, the unused f(p) under sft; neither is
+clamped.
+ppo_kl is the mean of -d, approx_kl that of e^d - 1 - d (k3, http://joschu.net/blog/kl-approx.html) with
+d = log pi_theta - log pi_old, both over the rollout_tokens that enter the loss.
+loss_units makes steps of reasoning of rollout tokens before they come here: then "rollout token" is a step.
 """
 
 from collections.abc import Callable
@@ -29,7 +33,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oger_recipe.algorithm.reshape import RESHAPES, reshape_probability, reshape_ratio
+from oger_recipe.algorithm.reshape import MAX_LOG_RATIO, RESHAPES, reshape_probability, reshape_ratio
 
 __all__ = [
     "AGGREGATIONS",
@@ -167,6 +171,8 @@ def _metrics(
         "on_policy_ratio": _mean(on.ratio, is_rollout),
         "on_policy_prob": _mean(old_log_probs.exp(), is_rollout),
         "ppo_kl": _mean(difference, is_rollout),
+        "approx_kl": _mean(_k3(-difference.detach()), is_rollout),
+        "rollout_tokens": is_rollout.sum().to(dtype),
         "clip_fraction": _mean(clipped, is_rollout),
         "off_policy_loss": _mean(off.loss, is_teacher),
         "off_policy_ratio": _mean(off.ratio, is_teacher),
@@ -282,6 +288,10 @@ def _teacher_terms(
         return _Terms(on.loss, on.ratio), unbounded
     ratio = unbounded if bounds == (None, None) else unbounded.clamp(*bounds)
     return _Terms(torch.where(mask, how.token_loss(log_probs, advantages, ratio), 0.0), ratio), unbounded
+
+
+def _k3(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(max=MAX_LOG_RATIO).exp() - 1 - log_ratio
 
 
 def _exceeds(values: Tensor, bound: float | None) -> Tensor:

@@ -1,5 +1,5 @@
-"""``oger convert COMMAND.sh [--out recipe.yaml]``: a training command of OGER, LUFFY or VeRL-with-RMs as a recipe
-file."""
+"""``oger convert COMMAND.sh [--out recipe.yaml]``: a training command of OGER, LUFFY, VeRL-with-RMs or OpenR as a
+recipe file."""
 
 import argparse
 import sys

@@ -20,7 +20,7 @@ OPENRLHF_SECTIONS = {
     "rollout": "how groups are sampled",
     "eval": "held-out evaluation during the run",
     "actor": "the policy: model, optimizer, learning rate, clipping",
-    "critic": "the value model, where algo.advantage.estimator is gae",
+    "critic": "the value model, where algo.advantage.estimator is gae, appo or tppo",
     "ref": "the reference model of the KL",
     "reward": "reward models, ranges and penalties (verifiers: oger.rollouts)",
     "algo": "advantage estimator, KL, dynamic filtering",

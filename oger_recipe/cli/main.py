@@ -9,7 +9,7 @@ import oger_recipe
 
 COMMANDS = {
     "train": "train by a recipe file and flags",
-    "convert": "turn a training command of OGER, LUFFY or VeRL-with-RMs into a recipe file",
+    "convert": "turn a training command of OGER, LUFFY, VeRL-with-RMs or OpenR into a recipe file",
     "eval": "answer benchmarks with a model and grade the answers",
     "score": "score answers in a file by the reward of a recipe, without training",
     "judge-eval": "hold a judge against labelled pairs or answers",

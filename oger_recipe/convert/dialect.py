@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from oger_recipe.convert.values import Flag
+from oger_recipe.convert.values import Flag, Get
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,11 @@ class Dialect:
 
     Its command: ``command`` matches in the line that runs ``program``. ``stray`` matches the beginning of a line that
     belongs to a command, so that a missing backslash is found. ``read`` takes the words apart, and ``value`` turns a
-    text into a value of the flag's type (hydra.py has both for Hydra).
+    text into a value of the flag's type (hydra.py and options.py have both).
     Its flags: ``sections`` holds the table by title, ``environment`` the exported variables that are settings.
     Besides: ``lines`` says what becomes of other lines of a script, by what matches in them. Every recipe has the
-    settings ``always``, of which no flag speaks; ``to_do`` and ``differing`` are told of every one.
+    settings ``always``, of which no flag speaks; ``differing`` is told of every one, and ``to_do`` is what is left to
+    the user, by the command's values.
     Its page: ``page`` names the file in docs/, ``introduction`` is its beginning, and ``published`` holds the values
     of the trainer's own commands by the heading of their column.
     """
@@ -53,7 +54,7 @@ class Dialect:
     published: Mapping[str, Mapping[str, str]]
     lines: tuple[tuple[re.Pattern[str], str], ...] = ()
     always: Mapping[str, Any] = field(default_factory=dict)
-    to_do: tuple[str, ...] = ()
+    to_do: Callable[[Get], Iterable[str]] = lambda get: ()
     differing: Mapping[str, str] = field(default_factory=dict)  # what -> how
     common_prefix: str = ""  # of most flags; left out where a recipe names them
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.convert.dialect import Argument, Dialect
+from oger_recipe.convert.openr.dialect import OPENR
 from oger_recipe.convert.recipe_text import recipe_text
 from oger_recipe.convert.script import Command, read_command
 from oger_recipe.convert.values import UNSET, Flag, Get, NoEffect, Unsupported, checked, placeholders
@@ -23,7 +24,7 @@ from oger_recipe.settings.derived import in_prompts, with_verifier_path
 from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.recipe_file import read_recipe
 
-DIALECTS = {dialect.name: dialect for dialect in (VERL_MIX, VERL_RMS)}
+DIALECTS = {dialect.name: dialect for dialect in (VERL_MIX, VERL_RMS, OPENR)}
 _SOURCES = "oger.reward.sources"
 # Settings whose files may lie on another machine.
 _FILES = (
@@ -77,11 +78,12 @@ def _convert(
         if flag.name not in given and flag.default is not UNSET and not result.problems:
             _apply_default(flag, get, result, parser)
     for key, value in dialect.always.items():
-        _add(result, key, value, f"{dialect.trainer} has none", given=True)
+        _add(result, key, value, f"no flag of {dialect.trainer}", given=True)
     result.differing |= dialect.differing
     _environment(command, dialect, result)
     result.problems = list(dict.fromkeys(result.problems))
     if not result.problems:
+        result.to_do = list(dialect.to_do(get))
         _finish(result, dialect, source, parser, out)
 
 
@@ -186,7 +188,7 @@ def _finish(
     order = {name[2:]: place for place, action in enumerate(parser._actions) for name in action.option_strings}
     result.settings = dict(sorted(result.settings.items(), key=lambda item: order[item[0]]))
     unset = {key: text for key, (value, _, _) in result.settings.items() for text in placeholders(value)}
-    result.to_do = [*dialect.to_do, *(f"set {key}, which is {text}" for key, text in unset.items())]
+    result.to_do += [f"set {key}, which is {text}" for key, text in unset.items()]
     for sentence in _refusals(recipe_text(result.settings, ()), parser, out):
         key = re.split("[:, ]", sentence)[0]
         if key in _FILES and key not in unset and (key != _SOURCES or "no such" in sentence):

@@ -43,8 +43,13 @@ TRL = (
     "    scale_rewards, loss_type            algo.advantage.estimator group_norm or dr_grpo, oger.loss_aggregation\n"
     "  put them into a recipe file below the line `extends: grpo.yaml`"
 )
+OPENR = (
+    "this is OpenR's; `oger convert` reads the training on its page, train_math.py. In place of test_math.py there is "
+    "`oger eval`, which also grades, and in place of its trainers of process reward models `oger prm train`"
+)
 # In this order: what a page of text is taken for.
 _SIGNS = (
+    (re.compile(r"\btest_math\.py|\bfinetune_(?:qwen|math_shep|llama)\w*\.py"), OPENR),
     (re.compile(r"openrlhf[./]cli[./]"), OPENRLHF),
     (re.compile(r"verl[./](?!mix_src)\w+[./]main|\b(?:actor_rollout_ref|algorithm|trainer)\.[\w.]+="), VERL),
     (re.compile(r"(?:^|\s)trl\s+\w+\s+-|(?:from|import)\s+trl\b|\b(?:GRPO|SFT|PPO|RLOO)(?:Trainer|Config)\b"), TRL),

@@ -61,5 +61,18 @@ def _item(value: dict[str, Any], width: int) -> Iterator[str]:
 
 def _scalar(value: Any, width: int = 10_000) -> str:
     """Writes the value as YAML, on one line unless it is wider."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=width, allow_unicode=True, sort_keys=False)
+    text: str = yaml.dump(
+        value, Dumper=_Dumper, default_flow_style=True, width=width, allow_unicode=True, sort_keys=False
+    )
     return text.removesuffix("\n").removesuffix("\n...").strip()
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes line breaks as \\n."""
+
+
+def _quoted(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _quoted)

@@ -61,9 +61,10 @@ def read_command(text: str, variables: Mapping[str, str], dialects: Sequence[Dia
         if line.first < entry.first:
             _read_assignments(line.text, command, known, fixed=variables)
         elif line.first > entry.first and command.dialect.stray.match(line.text):
+            first_word = re.split("[= ]", line.text.strip())[0]
             command.problems.append(
-                f"line {line.first}: {line.text.split('=')[0].strip()} comes after the end of the command in line "
-                f"{entry.last}: a backslash is missing there, or a comment cuts the command"
+                f"line {line.first}: {first_word} comes after the end of the command in line {entry.last}: a "
+                "backslash is missing there, or a comment cuts the command"
             )
     _read_arguments(entry, text.splitlines(), command, command.dialect, known)
     command.remarks += _explained(lines, command.dialect)

@@ -71,4 +71,17 @@ TEMPLATES: dict[str, PromptTemplate] = {
         place="answer_tag",
         thinks=True,
     ),
+    # One solved example for base models, in numbered steps, each a line: for process rewards, and for oger.steps with
+    # the delimiter "\n" and last_step_text "answer".
+    "steps": PromptTemplate(
+        "Solve each problem in numbered steps, one a line. The last step gives the answer.\n\n"
+        "Problem: A crate holds 4 rows of 6 jars. 5 of the jars are empty. How many are full?\n"
+        "Step 1: The crate holds 4 * 6 = 24 jars.\n"
+        "Step 2: Of these, 24 - 5 = 19 are full.\n"
+        "Step 3: The answer is \\boxed{19}.\n\n"
+        "Problem: {question}\n",
+        stop=("\nProblem:",),
+        place="boxed",
+        thinks=False,
+    ),
 }

@@ -24,6 +24,7 @@ from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, penalise_truncated
 from oger_recipe.algorithm.normalize import Running, group_normalized
 from oger_recipe.errors import RecipeError
 from oger_recipe.ranges import WEIGHT
+from oger_recipe.rewards.by_steps import StepRewards, Term, compose_steps, step_errors, step_mask, weighted_steps
 from oger_recipe.rewards.keys import Keys, key, unknown, value_problem
 from oger_recipe.rewards.models.cache import VerdictCache
 from oger_recipe.rewards.models.classifier import classifier_source, critique_source
@@ -34,10 +35,13 @@ from oger_recipe.rewards.models.keys import (
     JudgeKeys,
     ModelKeys,
     PairwiseKeys,
+    ProcessKeys,
     SimilarityKeys,
 )
 from oger_recipe.rewards.models.pairwise import PairwiseSource
 from oger_recipe.rewards.models.place import Place, Told
+from oger_recipe.rewards.models.scorer_keys import ImplicitKeys, StepJudgeKeys
+from oger_recipe.rewards.models.step_sources import process_source
 from oger_recipe.rewards.own import Keywords, imported, keyword_problems, make_own, reason
 from oger_recipe.rewards.sources import Bonus, Group, Scores, Source, Verifier, of_rows
 
@@ -113,13 +117,19 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Kind:
-    """make: the source of an entry; keys: what its entries may have beside the common keys; once: at most one;
-    reads_rows: the question and the data's further columns travel to it."""
+    """make: the source of an entry; keys: what its entries may have beside the common keys, by_scorer where `scorer`
+    says which; once: at most one; reads_rows: the question and the data's further columns travel to it; reads_steps:
+    responses are cut into steps of reasoning for it."""
 
     make: Callable[[SourceSpec, Surroundings], Source]
     keys: type[Keys] = Keys
     once: bool = False
     reads_rows: bool = True
+    reads_steps: bool = False
+    by_scorer: Mapping[str, type[Keys]] = field(default_factory=dict)
+
+    def keys_of(self, entry: Mapping[str, Any]) -> type[Keys]:
+        return self.by_scorer.get(str(entry.get("scorer")), self.keys)
 
 
 def _similarity(spec: SourceSpec, of: Surroundings) -> Source:
@@ -137,6 +147,12 @@ KINDS: dict[str, Kind] = {
     "pairwise": Kind(PairwiseSource, PairwiseKeys),
     "classifier": Kind(classifier_source, ClassifierKeys),
     "critique_classifier": Kind(critique_source, CritiqueKeys),
+    "process": Kind(
+        process_source,
+        ProcessKeys,
+        reads_steps=True,
+        by_scorer={"implicit": ImplicitKeys, "judge": StepJudgeKeys},
+    ),
 }
 
 DEFAULT = (SourceSpec("rule", "verifier"), SourceSpec("explore", "bonus"))
@@ -167,7 +183,8 @@ class Rewards:
     terms: source -> its weighted values, 0 where its gate is closed; said: ``source`` and ``source/component`` -> what
     it said, nan where it said nothing; errors: source -> row, counted over all groups -> why it has no value; dropped
     (bool [groups]): groups that have no advantage in this step; metrics: ``source/name`` -> a number about the step;
-    running: source -> all its values so far, of those that are compared with them.
+    running: source -> all its values so far, of those that are compared with them; steps: what each step of reasoning
+    is paid, where an estimator takes that: then total and terms are sums over a row's steps.
     """
 
     total: Tensor
@@ -177,6 +194,7 @@ class Rewards:
     dropped: Tensor
     metrics: dict[str, float]
     running: dict[str, Running]
+    steps: StepRewards | None = None
 
 
 def make_source(spec: SourceSpec, surroundings: Surroundings) -> Source:
@@ -196,14 +214,20 @@ def rewards_of(
     *,
     on_error: str,
     running: Mapping[str, Running] | None = None,
+    by_steps: bool = False,
 ) -> Rewards:
     """Ask all sources and compose what they say; ``running``: that of the step before, None at the first.
 
-    A source that raises has failed on all rows that it was asked about; a RecipeError is raised further.
+    by_steps: every step of reasoning gets a reward, of groups that know their steps; otherwise a source that speaks of
+    steps counts with its one value for a row, as any other. A source that raises has failed on all rows that it was
+    asked about; a RecipeError is raised further.
     """
     rule = of_rows(groups, lambda group: [graded.verdict.reward for graded in group.graded])
     wanted = [GATES[spec.gate](rule) for spec in specs]
     scores = _asked(sources, groups, wanted)
+    mask = step_mask(groups) if by_steps else None
+    if mask is not None:
+        scores = [_with_steps(*each, mask) for each in zip(specs, scores, wanted, strict=True)]
     failed = [_failed(each) for each in scores]
     valued = [asked & ~missing for asked, missing in zip(wanted, failed, strict=True)]
     before = running or {}
@@ -222,7 +246,7 @@ def rewards_of(
     names, how = [spec.name for spec in specs], ON_ERROR[on_error]
     counts = [~missing if how.passed_by else torch.ones_like(missing) for missing in failed]
     errors = [{group * rule.shape[1] + row: why for (group, row), why in each.errors.items()} for each in scores]
-    return Rewards(
+    rewards = Rewards(
         compose(terms, counts, [spec.combine for spec in specs]),
         dict(zip(names, terms, strict=True)),
         _said(scores, names, failed),
@@ -232,6 +256,33 @@ def rewards_of(
          for name, value in each.metrics.items()},
         {spec.name: so_far[spec.name] for spec in specs if spec.normalize == "running"},
     )  # fmt: skip
+    if mask is None:
+        return rewards
+    paid = [
+        rewards.terms[spec.name] if each.steps is None else weighted_steps(each.steps, spec.weight, has_value, mask)
+        for spec, each, has_value in zip(specs, scores, valued, strict=True)
+    ]
+    factors = [spec.combine == "mul" for spec in specs]
+    steps = compose_steps([Term(*each) for each in zip(paid, counts, factors, strict=True)], mask)
+    sums = {name: term.sum(dim=2) if term.ndim == 3 else term for name, term in zip(names, paid, strict=True)}
+    return replace(rewards, total=steps.total, terms=sums, steps=steps)
+
+
+def _with_steps(spec: SourceSpec, scores: Scores, wanted: Tensor, mask: Tensor) -> Scores:
+    """Count rows as failed to which a source gives rewards of steps that they do not have."""
+    if scores.steps is None:
+        return scores
+    if spec.combine == "mul" or spec.normalize != "none":
+        raise RecipeError(f"oger.reward.sources: {by_steps_problem(spec.name)}")
+    return replace(scores, errors=step_errors(scores, mask, wanted) | dict(scores.errors))
+
+
+def by_steps_problem(name: str) -> str:
+    """Say what a source that pays for steps of reasoning cannot have."""
+    return (
+        f"{name!r} pays for each step of reasoning, which can only be added as it is: leave its combine and normalize "
+        "out, or choose an algo.advantage.estimator that does not go by steps"
+    )
 
 
 def with_fixed_rewards(rewards: Rewards, groups: Sequence[Group], fixed: float | None) -> Rewards:
@@ -239,7 +290,8 @@ def with_fixed_rewards(rewards: Rewards, groups: Sequence[Group], fixed: float |
     if fixed is None:
         return rewards
     truncated = of_rows(groups, lambda group: group.truncated)
-    return replace(rewards, total=penalise_truncated(rewards.total, truncated, 0.0, fixed))
+    total = penalise_truncated(rewards.total, truncated, 0.0, fixed)
+    return replace(rewards, total=total, steps=rewards.steps and rewards.steps.with_responses(total, truncated))
 
 
 def _asked(sources: Sequence[Source], groups: Sequence[Group], wanted: Sequence[Tensor]) -> list[Scores]:
@@ -313,7 +365,8 @@ def sources_of(entries: Sequence[Mapping[str, Any]] | None, estimator: str = "")
 def _spec(entry: Mapping[str, Any]) -> SourceSpec:
     common = {name: value for name, value in entry.items() if name in _COMMON}
     further = {name: value for name, value in entry.items() if name not in _COMMON}
-    return SourceSpec(**common, keys=(Keywords if _is_path(entry["kind"]) else KINDS[entry["kind"]].keys).of(further))
+    keys = Keywords if _is_path(entry["kind"]) else KINDS[entry["kind"]].keys_of(entry)
+    return SourceSpec(**common, keys=keys.of(further))
 
 
 def _is_path(kind: Any) -> bool:
@@ -324,8 +377,9 @@ def models_of(entries: Sequence[Mapping[str, Any]] | None) -> Iterator[tuple[str
     """Yield the models of a run, each with the name of its source; none of an entry whose keys no run could do."""
     for entry in entries or ():
         known = KINDS.get(str(entry.get("kind"))) if isinstance(entry, Mapping) else None
-        if known and issubclass(known.keys, ModelKeys) and not [*known.keys.problems(entry)]:
-            yield from ((str(entry.get("name")), each) for each in known.keys.of(entry).models)
+        keys = known.keys_of(entry) if known else Keys
+        if issubclass(keys, ModelKeys) and not [*keys.problems(entry)]:
+            yield from ((str(entry.get("name")), each) for each in keys.of(entry).models)
 
 
 def entry_problems(entries: Sequence[Mapping[str, Any]] | None) -> Iterator[str]:
@@ -378,7 +432,7 @@ def _of_kind(kind: Any, further: Mapping[str, Any]) -> Iterator[str]:
         else:
             yield from keyword_problems(kind, further)
     elif kind in KINDS:
-        keys = KINDS[kind].keys
+        keys = KINDS[kind].keys_of(further)
         known = (*_COMMON, *keys.names())
         yield from (unknown("key", key, known) for key in further if key not in known)
         yield from keys.problems(further)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -69,6 +70,17 @@ class Source(Protocol):
     """
 
     def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores: ...
+
+
+@runtime_checkable
+class Learning(Source, Protocol):
+    """A source that learns from the groups that it scores: what it knows is kept with a run's checkpoints."""
+
+    def save(self, folder: Path) -> None:
+        """Write what it knows into a folder that is not there yet."""
+
+    def load(self, folder: Path) -> None:
+        """Go on from what `save` wrote. Raises RecipeError where it cannot."""
 
 
 def of_rows(groups: Sequence[Group], value: Callable[[Group], Sequence[float | bool]], **settings: Any) -> Tensor:

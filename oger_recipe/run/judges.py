@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from oger_recipe.cpu import CPU_ENVIRONMENT
 from oger_recipe.rewards.models.keys import ModelKeys, WriterKeys
@@ -19,8 +20,10 @@ def problems_of(models: Sequence[ModelKeys], *, cpu: bool) -> list[str | None]:
 
     Raises RuntimeError where vLLM itself does not work.
     """
+    engines = [keys.of_engine() for keys in models]
     asked = [
-        ({name: getattr(keys, name) for name in ModelKeys.names()}, isinstance(keys, WriterKeys)) for keys in models
+        (type(engine).__name__, asdict(engine), isinstance(keys, WriterKeys))
+        for keys, engine in zip(models, engines, strict=True)
     ]
     try:
         done = subprocess.run(

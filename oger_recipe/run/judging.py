@@ -20,7 +20,7 @@ from oger_recipe.rewards.models.classifier import CriticAndHead, Head
 from oger_recipe.rewards.models.judge import Judge
 from oger_recipe.rewards.models.keys import ModelKeys, PairwiseKeys
 from oger_recipe.rewards.models.pairwise import TIE, compare
-from oger_recipe.rewards.models.place import Place, Reply, Sampling
+from oger_recipe.rewards.models.place import Place, Reply, Sampling, StepPrompt
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.run.engines import engines_of
 from oger_recipe.run.inputs import with_judges
@@ -207,6 +207,9 @@ class _Metered:
 
     def classify(self, prompts: Sequence[str]) -> list[Reply]:
         return self._asked(prompts, lambda: self.place.classify(prompts))
+
+    def classify_steps(self, prompts: Sequence[StepPrompt]) -> list[Reply]:
+        raise AssertionError(f"{self.keys.model}: steps are not evaluated here")
 
     def _asked(self, prompts: Sequence[str], ask: Callable[[], list[Reply]]) -> list[Reply]:
         started = time.monotonic()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
 from oger_recipe.data.rows import Row
 from oger_recipe.rewards.compose import sources_of
 from oger_recipe.rewards.models.keys import ModelKeys
@@ -100,7 +101,7 @@ _GROUPS = (("actor", "actor"), ("reference", "ref"), ("critic", "critic"))
 def _is_used(role: str, value: Mapping[str, Any]) -> bool:
     used = {
         "reference": value["algo.kl.init_coef"] > 0,
-        "critic": value["algo.advantage.estimator"] == "gae",
+        "critic": value["algo.advantage.estimator"] in CRITIC_ESTIMATORS,
         "vLLM engines": value["train.colocate_all"],
         "judges": bool(judge_engines(value)),
         "encoder": OgerSettings.of(value).embeds and value["oger.embedding_num_gpus"] > 0,

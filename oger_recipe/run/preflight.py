@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from oger_recipe import hub
+from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
 from oger_recipe.data.sources import is_hub_name
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 from oger_recipe.errors import RecipeError
@@ -235,7 +236,7 @@ def _hub_names(value: Mapping[str, Any]) -> Iterator[_Name]:
     embedding = oger.embedding
     models = {
         "actor.model_name_or_path": not value["use_ms"],
-        "critic.model_name_or_path": not value["use_ms"] and value["algo.advantage.estimator"] == "gae",
+        "critic.model_name_or_path": not value["use_ms"] and value["algo.advantage.estimator"] in CRITIC_ESTIMATORS,
         "oger.similarity_reranker": oger.compares,
         "oger.embedding_model": oger.embeds
         and not embedding.embedding_url

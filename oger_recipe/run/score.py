@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oger_recipe.algorithm.credit import STEP_ESTIMATORS
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, REPLACE_MODES
 from oger_recipe.algorithm.normalize import Running
 from oger_recipe.data.responses import Response, read_responses
@@ -48,6 +49,7 @@ from oger_recipe.run.inputs import budget_of, grading_settings, preparation, wit
 from oger_recipe.run.rows import DATA, EVAL, training_rows
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.values import out_of_range
+from oger_recipe.steps import StepCutter
 from oger_recipe.teachers.store import TeacherStore
 
 Settings = Mapping[str, Any]
@@ -83,6 +85,7 @@ def score(value: Settings, file: Path, out: Path) -> str:
         replace(spec, weight=settings.bonus.bonus_weight) if spec.kind == "bonus" else spec
         for spec in sources_of(settings.reward.sources, value["algo.advantage.estimator"])
     ]
+    by_steps = value["algo.advantage.estimator"] in STEP_ESTIMATORS
     models = [keys for _, keys in models_of(settings.reward.sources)]
     told = ShownReplies().told
     with engines_of(models, settings.reward.engine_memory_gb, told) as engine:
@@ -90,7 +93,7 @@ def score(value: Settings, file: Path, out: Path) -> str:
         sources = [_Watched(spec, make_source(spec, surroundings)) for spec in specs]
         answers = _graded(value, answered, responses)
         started = time.monotonic()
-        scored = _scored(settings, specs, sources, answers)
+        scored = _scored(settings, specs, sources, answers, by_steps)
         seconds = answers.grading_s + time.monotonic() - started
     _say_errors(scored, settings.reward.on_error)
     with atomic_write(out) as partial, partial.open("w", encoding="utf-8") as lines:
@@ -125,17 +128,19 @@ def _require_entropy(settings: OgerSettings, responses: Sequence[Response], file
 
 
 def _graded(value: Settings, rows: Sequence[Row], responses: Sequence[Response]) -> _Answers:
+    settings, shared = OgerSettings.of(value), preparation(value)
+    cuts = settings.cuts_steps(value["algo.advantage.estimator"])
+    cutter = StepCutter(shared["tokenizer"], settings.steps.rule) if cuts else None
     with GradingPool(grading_settings(value, rows)) as pool:
-        prompts = _prompts(value, rows, pool)
+        prompts = _prompts(value, rows, pool, shared)
         answers = [labelled_answer(prompts[response.uid].label, response.text) for response in responses]
         started = time.monotonic()
         graded = pool.grade_many(answers, progress=sys.stderr.isatty() or len(answers) > 2000)
-        return _Answers(responses, graded, prompts, time.monotonic() - started)
+        return _Answers(responses, graded, prompts, time.monotonic() - started, cutter)
 
 
-def _prompts(value: Settings, rows: Sequence[Row], pool: GradingPool) -> dict[str, Prompt]:
+def _prompts(value: Settings, rows: Sequence[Row], pool: GradingPool, shared: Settings) -> dict[str, Prompt]:
     """Prepares rows as a run does, with the teachers that it would take."""
-    shared = preparation(value)
     written, tokenizer, rules = shared["prompt_format"], shared["tokenizer"], shared["rules"]
     teachers: dict[str, list[str]] = {}
     if any(row.get("teachers") for row in rows):
@@ -196,12 +201,14 @@ class _Watched:
 
 @dataclass(frozen=True)
 class _Answers:
-    """Responses with what they were graded, and the prompts by uid."""
+    """Responses with what they were graded, the prompts by uid, and what cuts responses into steps of reasoning (None:
+    nothing reads these)."""
 
     responses: Sequence[Response]
     graded: Sequence[Graded]
     prompts: Mapping[str, Prompt]
     grading_s: float
+    cutter: StepCutter | None
 
     def by_size(self) -> list[list[list[int]]]:
         """The groups, as numbers of responses; those of one size together, as the sources take them."""
@@ -231,7 +238,13 @@ class _Answers:
             may_earn=_may_earn(members, graded, settings),
             similarity=list(similarity),
             entropy=[response.entropy for response in members],
+            steps=[self._steps(response.text) for response in members] if self.cutter is not None else [],
         )
+
+    def _steps(self, text: str) -> list[str]:
+        """Cuts a text where a run would cut its tokens."""
+        assert self.cutter is not None
+        return self.cutter.texts(self.cutter.tokenizer.encode(text, add_special_tokens=False)) or [text]
 
 
 def _may_earn(members: Sequence[Response], graded: Sequence[Graded], settings: OgerSettings) -> list[bool]:
@@ -303,7 +316,7 @@ def _digits(value: float) -> float:
 
 
 def _scored(
-    settings: OgerSettings, specs: Sequence[SourceSpec], sources: Sequence[Source], answers: _Answers
+    settings: OgerSettings, specs: Sequence[SourceSpec], sources: Sequence[Source], answers: _Answers, by_steps: bool
 ) -> _Scored:
     compares = settings.compares and any(prompt.teachers for prompt in answers.prompts.values())
     measure = make_similarity(settings.embedding) if compares else None
@@ -320,7 +333,9 @@ def _scored(
         shown = [
             answers.group(numbers, row, settings) for numbers, row in zip(groups, similarity.tolist(), strict=True)
         ]
-        rewards = rewards_of(shown, sources, specs, on_error=settings.reward.on_error, running=running)
+        rewards = rewards_of(
+            shown, sources, specs, on_error=settings.reward.on_error, running=running, by_steps=by_steps
+        )
         running = rewards.running
         scored.add(groups, with_fixed_rewards(rewards, shown, fixed))
     return scored

@@ -1,8 +1,9 @@
 """Checkpoints that are whole or do not count: how they lie on disk, which one is loaded, which ones may go.
 
-A checkpoint of step N is ``_actor/global_stepN`` and ``_critic/global_stepN`` (DeepSpeed's), ``global_stepN_hf``, and
-``global_stepN.json``, its manifest, which is written last and has the size of every file. The best one by an
-evaluation lies in the same form in the folder ``best``, so that it never stands for the last one.
+A checkpoint of step N is ``_actor/global_stepN`` and ``_critic/global_stepN`` (DeepSpeed's), ``global_stepN_hf``,
+``_sources/global_stepN`` (sources of reward that learn, each in a folder of its name), and ``global_stepN.json``, its
+manifest, which is written last and has the size of every file. The best one by an evaluation lies in the same form in
+the folder ``best``, so that it never stands for the last one.
 """
 
 import contextlib
@@ -40,7 +41,11 @@ def seal(folder: Path, step: int, **facts: Any) -> None:
 
 def found(folder: Path) -> list[Checkpoint]:
     """What lies in the folder, by step, whole or not."""
-    names = [path.name for pattern in ("_actor/*", "_critic/*", "*_hf", "*.json") for path in folder.glob(pattern)]
+    names = [
+        path.name
+        for pattern in ("_actor/*", "_critic/*", "_sources/*", "*_hf", "*.json")
+        for path in folder.glob(pattern)
+    ]
     numbers = {name.removeprefix(_NAME).removesuffix("_hf").removesuffix(".json") for name in names
                if name.startswith(_NAME)}  # fmt: skip
     return [_read(folder, step) for step in sorted(int(number) for number in numbers if number.isdigit())]
@@ -121,13 +126,18 @@ def place(settings: Any, tag: str) -> Iterator[str]:
         vars(settings).update(kept)
 
 
+def of_sources(folder: Path, step: int) -> Path:
+    """The folder of what the sources of reward have learnt."""
+    return folder / "_sources" / f"{_NAME}{step}"
+
+
 def _manifest(folder: Path, step: int) -> Path:
     return folder / f"{_NAME}{step}.json"
 
 
 def _parts(folder: Path, step: int) -> list[Path]:
     name = f"{_NAME}{step}"
-    return [folder / "_actor" / name, folder / "_critic" / name, folder / f"{name}_hf"]
+    return [folder / "_actor" / name, folder / "_critic" / name, of_sources(folder, step), folder / f"{name}_hf"]
 
 
 def _files(folder: Path, step: int) -> list[Path]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS
+from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, GROUP_ESTIMATORS
 from oger_recipe.data.sources import is_hub_name
 from oger_recipe.errors import RecipeError
 from oger_recipe.remote_code import Named, untrusted
@@ -40,12 +40,12 @@ def recipe_problems(value: Mapping[str, Any], where: Mapping[str, str] | None = 
     return [*problems, *combination_problems(value), *grading_problems(value), *_unsupported(value), *_paths(value)]
 
 
-_GROUP_ESTIMATORS = ("rloo", "reinforce_baseline")  # of OpenRLHF's; all of the recipe's own compare a group
+_COMPARES_GROUPS = ("rloo", "reinforce_baseline", *GROUP_ESTIMATORS, *BATCH_ESTIMATORS)
 
 
 def _lengths_and_batches(value: Mapping[str, Any]) -> Iterator[str]:
     samples, estimator = value["rollout.n_samples_per_prompt"], value["algo.advantage.estimator"]
-    compares_groups = estimator in (*_GROUP_ESTIMATORS, *ESTIMATORS, *BATCH_ESTIMATORS)
+    compares_groups = estimator in _COMPARES_GROUPS
     if samples < 2 and compares_groups:
         yield (
             f"rollout.n_samples_per_prompt is {samples}: {estimator} compares the rollouts of a group, and a group of "

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS
+from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS, GROUP_ESTIMATORS, STEP_ESTIMATORS
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
 from oger_recipe.algorithm.policy_loss import reshape_probability
-from oger_recipe.rewards.compose import ON_ERROR, entry_problems
+from oger_recipe.rewards.compose import KINDS, ON_ERROR, by_steps_problem, entry_problems
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.settings.credit import AdvantageSettings
 from oger_recipe.settings.loss import LossSettings
@@ -158,11 +158,15 @@ def _sources(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
                 f"oger.reward.sources: {entry['name']!r} has normalize group, and with rollout.n_samples_per_prompt 1 "
                 "a value has no others to be compared with and would always be 0: use normalize running"
             )
+    for entry in listed if estimator in STEP_ESTIMATORS else ():
+        pays_steps = entry["kind"] in KINDS and KINDS[entry["kind"]].reads_steps
+        if pays_steps and (entry.get("combine") == "mul" or entry.get("normalize", "none") != "none"):
+            yield f"oger.reward.sources: {by_steps_problem(entry['name'])}"
     how = oger.reward.on_error
-    if ON_ERROR[how].drops_group and estimator not in ("rloo", *ESTIMATORS):
+    if ON_ERROR[how].drops_group and estimator not in (*GROUP_ESTIMATORS, "rloo"):
         yield (
-            f"oger.reward.on_error {how} is for {', '.join(ESTIMATORS)} and rloo, not {estimator}, which compares "
-            "groups with each other: use zero, neutral or stop"
+            f"oger.reward.on_error {how} is for {', '.join(GROUP_ESTIMATORS)} and rloo, not {estimator}, which "
+            "compares groups with each other, or trains a critic on all of them: use zero, neutral or stop"
         )
 
 

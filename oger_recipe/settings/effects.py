@@ -3,13 +3,16 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS, STEP_ESTIMATORS
 from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
 from oger_recipe.algorithm.prefix import PREFIX_STRATEGIES
 from oger_recipe.algorithm.reshape import RESHAPES
 from oger_recipe.rewards.compose import models_of
 from oger_recipe.settings.oger import OgerSettings
+from oger_recipe.settings.steps import StepSettings
 
 Need = tuple[tuple[str, ...], str, Callable[[OgerSettings], bool]]
+UpstreamNeed = tuple[tuple[str, ...], str, Callable[[Mapping[str, Any]], bool]]
 
 
 def _strategies_that_read(name: str) -> Need:
@@ -25,6 +28,11 @@ def _reshapes_that_read(name: str) -> Need:
 
 def _either(names: list[str]) -> str:
     return " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+
+
+def _estimators_that_read(name: str, *readers: str) -> UpstreamNeed:
+    need = f"algo.advantage.estimator {_either([*readers])}"
+    return (name,), need, lambda value: value["algo.advantage.estimator"] in readers
 
 
 def _teachers_enter(oger: OgerSettings) -> bool:
@@ -161,8 +169,15 @@ NEEDS: tuple[Need, ...] = (
     ),
 )  # fmt: skip
 
-# The same of OpenRLHF's flags that need others of its flags.
-UPSTREAM_NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[Mapping[str, Any]], bool]], ...] = (
+
+def _knows_steps(value: Mapping[str, Any]) -> bool:
+    steps = StepSettings.of(value)
+    ends = steps.sample_by_step or steps.max_steps is not None or steps.last_step_text is not None
+    return ends or OgerSettings.of(value).cuts_steps(value["algo.advantage.estimator"])
+
+
+# The same of flags that need others of OpenRLHF's.
+UPSTREAM_NEEDS: tuple[UpstreamNeed, ...] = (
     (
         ("algo.kl.estimator", "algo.kl.use_loss", "algo.kl.unbiased_gradient"),
         "algo.kl.init_coef above 0",
@@ -170,7 +185,21 @@ UPSTREAM_NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[Mapping[str, Any]], 
     ),
     (("algo.kl.unbiased_gradient",), "algo.kl.use_loss", lambda value: value["algo.kl.use_loss"]),
     (("algo.kl.horizon",), "algo.kl.target", lambda value: value["algo.kl.target"] is not None),
-)
+    # Advantages
+    _estimators_that_read("algo.advantage.gamma", "reinforce", *CRITIC_ESTIMATORS),
+    _estimators_that_read("algo.advantage.lambd", *CRITIC_ESTIMATORS),
+    _estimators_that_read(
+        "algo.advantage.no_std_norm", "gae", "reinforce", "reinforce_baseline",
+        *(name for name, each in STEP_ESTIMATORS.items() if each.whitened is not None),
+    ),
+    # Steps of reasoning
+    (
+        ("oger.steps.delimiters", "oger.steps.delimiter_token_ids", "oger.steps.max_step_tokens"),
+        "steps of reasoning: a source that reads them (oger.reward.sources), algo.advantage.estimator "
+        f"{_either([*STEP_ESTIMATORS])}, oger.ratio_level step, or a response that ends by them (oger.steps)",
+        _knows_steps,
+    ),
+)  # fmt: skip
 
 
 def without_effect(value: Mapping[str, Any], default: Callable[[str], Any]) -> Iterator[str]:

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from oger_recipe.algorithm.loss_units import RATIO_LEVELS
 from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES
-from oger_recipe.ranges import WEIGHT
+from oger_recipe.ranges import POSITIVE, WEIGHT
 from oger_recipe.settings.fields import Section, setting
 
 
@@ -32,5 +33,17 @@ class LossSettings(Section):
     loss_remove_clip: bool = setting(False, "rollout tokens without PPO's clipping")
     loss_aggregation: str = setting(
         "constant", "token losses to one number; constant: sum / (rows * L_max)", choices=AGGREGATIONS
+    )
+    ratio_level: str = setting(
+        "token",
+        "rollouts have a ratio, a clip and a loss for each token, or for each step of reasoning; with step, ppo_kl, "
+        "approx_kl, clip_fraction and on_policy_* are over steps, while the entropy bonus stays a mean over tokens",
+        choices=RATIO_LEVELS,
+    )
+    kl_stop: float | None = setting(
+        None,
+        "no further optimizer step on a batch of rollouts once approx_kl (k3 of the rollouts' policy to the one that "
+        "is trained, of what ratio_level says, in the last optimizer step) is above it; the critic goes on",
+        range=POSITIVE,
     )
     chunked_token_stats: bool = setting(True, "the policy makes its logits a few tokens at a time and keeps none")

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
 from oger_recipe.rewards.compose import models_of
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.settings.oger import OgerSettings
@@ -44,7 +45,7 @@ def gpus_by_role(value: Mapping[str, Any]) -> dict[str, int]:
         asked["reference"] = group("ref")
     if not value["train.colocate_all"]:
         asked["vLLM engines"] = (value["vllm.num_engines"] or 0) * value["vllm.tensor_parallel_size"]
-    if value["algo.advantage.estimator"] == "gae" and not value["train.colocate_all"]:
+    if value["algo.advantage.estimator"] in CRITIC_ESTIMATORS and not value["train.colocate_all"]:
         asked["critic"] = group("critic")
     if not value["train.colocate_all"]:
         asked |= {role: gpus for role, gpus in _beside_openrlhfs(value).items() if gpus}

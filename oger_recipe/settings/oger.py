@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Self, get_type_hints
 
+from oger_recipe.algorithm.credit import STEP_ESTIMATORS
 from oger_recipe.algorithm.hybrid_group import REPLACE_MODES
 from oger_recipe.settings.credit import AdvantageSettings, BonusSettings
 from oger_recipe.settings.encoder import EmbeddingSettings
@@ -76,6 +77,10 @@ class OgerSettings:
     def embeds_references(self) -> bool:
         """Whether rollouts are compared with teachers by embeddings."""
         return self.compares and not self.embedding.similarity_reranker
+
+    def cuts_steps(self, estimator: str) -> bool:
+        """Whether responses are cut into steps of reasoning: a source, the estimator or the loss works by them."""
+        return self.reward.reads_steps or self.loss.ratio_level == "step" or estimator in STEP_ESTIMATORS
 
     @property
     def uses_teachers(self) -> bool:

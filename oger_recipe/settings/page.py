@@ -41,10 +41,16 @@ def _sources() -> Iterator[str]:
     kinds = ", ".join(f"`{kind}`" for kind in KINDS)
     yield f"The kinds are {kinds}, and `package.module:name` of your own. All have:\n"
     yield from _keys(COMMON, SourceSpec)
-    adding = dict.fromkeys(each for kind in KINDS.values() for each in reversed(kind.keys.__mro__))
+    of_kinds = [(f"`{name}`", kind.keys) for name, kind in KINDS.items()]
+    of_kinds += [
+        (f"`{name}` with scorer `{scorer}`", keys)
+        for name, kind in KINDS.items()
+        for scorer, keys in kind.by_scorer.items()
+    ]
+    adding = dict.fromkeys(each for _, keys in of_kinds for each in reversed(keys.__mro__))
     for keys in adding:
         if keys not in (object, Keys) and vars(keys).get("__annotations__"):
-            names = [f"`{name}`" for name, kind in KINDS.items() if issubclass(kind.keys, keys)]
+            names = [name for name, of_kind in of_kinds if issubclass(of_kind, keys)]
             yield f"{', '.join(names)}:\n"
             yield from _keys([each for each in fields(keys) if each.name in vars(keys)["__annotations__"]], keys)
     yield "A class of your own has the keyword arguments that it is made with.\n"
@@ -76,7 +82,8 @@ def _said(setting: Setting) -> tuple[str, str]:
         return (meaning, default.removesuffix(")")) if default.endswith(")") else (setting.help, "none")
     if isinstance(setting.default, bool):
         return setting.help, "on" if setting.default else "off"
-    return setting.help, f"`{' '.join(map(str, setting.default)) if setting.many else setting.default}`"
+    said = " ".join(map(str, setting.default)) if setting.many else str(setting.default)
+    return setting.help, "`" + said.replace("\n", "\\n") + "`"
 
 
 def _may_be(setting: Setting) -> str:

@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import Any, NoReturn
 
-from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS
+from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS, STEP_ESTIMATORS
 from oger_recipe.algorithm.kl import KL_ESTIMATORS
 from oger_recipe.errors import RecipeError
 from oger_recipe.settings.fields import Setting
@@ -68,7 +68,10 @@ def extend_parser(parser: argparse.ArgumentParser, *, cpu: bool) -> None:
         elif each.read is bool:
             kind = {"action": argparse.BooleanOptionalAction}
         group.add_argument(f"--{each.flag}", default=each.default, help=each.help.replace("%", "%%"), **kind)
-    ours = {"algo.advantage.estimator": (*ESTIMATORS, *BATCH_ESTIMATORS), "algo.kl.estimator": (*KL_ESTIMATORS,)}
+    ours = {
+        "algo.advantage.estimator": (*ESTIMATORS, *BATCH_ESTIMATORS, *STEP_ESTIMATORS),
+        "algo.kl.estimator": (*KL_ESTIMATORS,),
+    }
     for action in parser._actions:
         if action.dest in ours:
             action.choices = list(dict.fromkeys([*(action.choices or ()), *ours[action.dest]]))

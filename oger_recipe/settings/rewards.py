@@ -83,6 +83,11 @@ class RewardSettings(Section):
         return any(kind not in KINDS or KINDS[kind].reads_rows for kind in self.kinds)
 
     @property
+    def reads_steps(self) -> bool:
+        """Whether a source reads the steps of reasoning of responses."""
+        return any(kind in KINDS and KINDS[kind].reads_steps for kind in self.kinds)
+
+    @property
     def asks_models(self) -> bool:
         """Whether a source asks a judge or a head."""
         return any(kind in KINDS and issubclass(KINDS[kind].keys, ModelKeys) for kind in self.kinds)

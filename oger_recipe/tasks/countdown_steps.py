@@ -3,8 +3,8 @@
 A step is what a comma ends (STEPS): in the teachers' styles one statement each, "8*12=96" or "96=8*12", and at the end
 the answer. A step is good if it is *progress*:
 
-- what it states is true, and made of what the attempt has: numbers and results that it has not used yet, or, from behind,
-  a goal that is still open;
+- what it states is true, and made of what the attempt has: numbers and results that it has not used yet, or, from
+  behind, a goal that is still open;
 - the target can still be reached from there with all that is left, in positive integers;
 - and the response has never been as near: an attempt that begins anew earns what goes beyond the attempts before it.
 

@@ -7,6 +7,7 @@ folders load in transformers and in vLLM, in float32. The built-in task's judges
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -81,6 +82,31 @@ def save_head(folder: Path, marks: str = "^~") -> Path:
     _find(model.model.layers[0], {MARK: 1.0}, FOUND)
     _find(model.model.layers[1], {OTHER: 1.0}, ALSO)
     model.score.weight[0, FOUND], model.score.weight[0, ALSO] = 2 / _UNIT, -1 / _UNIT
+    return _saved(model, tokenizer, folder)
+
+
+def good_until(steps: Sequence[str], mark: str = "~") -> list[float]:
+    """What the PRM says of steps: 1 for each before the first that has the mark, 0 from that one on."""
+    return [float(not any(mark in step for step in steps[: place + 1])) for place in range(len(steps))]
+
+
+def save_prm(folder: Path, *, tag: str, head: bool = False, mark: str = "~", good: str = "+", bad: str = "-") -> Path:
+    """The process reward model that says `good_until` at every token: one that writes `good` or `bad`, or with a head
+    whose labels are bad and good. The tag, which may be many characters, is one token of it."""
+    from transformers import LlamaForCausalLM, LlamaForTokenClassification
+
+    tokenizer = _tokenizer(tag)
+    model = _llama(LlamaForTokenClassification if head else LlamaForCausalLM, tokenizer, mark)
+    _find(model.model.layers[0], {MARK: 1.0}, FOUND)
+    if head:
+        says = model.score.weight
+        model.score.bias.zero_()
+        rows = (0, 1)
+    else:
+        says = model.lm_head.weight
+        rows = tuple(tokenizer.convert_tokens_to_ids(each) for each in (bad, good))
+    for row, sign in zip(rows, (1, -1), strict=True):
+        says[row, FOUND], says[row, SAME] = sign * 40.0, -sign * 20.0 / _LEVEL
     return _saved(model, tokenizer, folder)
 
 

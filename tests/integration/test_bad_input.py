@@ -298,10 +298,11 @@ def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path:
         *(
             (
                 ["--oger.reward.on_error", "drop_group", "--algo.advantage.estimator", estimator],
-                f"oger.reward.on_error drop_group is for group_norm, dr_grpo and rloo, not {estimator}, which "
-                "compares groups with each other: use zero, neutral or stop",
+                "oger.reward.on_error drop_group is for group_norm, dr_grpo, process_grpo, process_rloo and rloo, not "
+                f"{estimator}, which compares groups with each other, or trains a critic on all of them: use zero, "
+                "neutral or stop",
             )
-            for estimator in ("gae", "reinforce_baseline", "gdpo")
+            for estimator in ("gae", "reinforce_baseline", "gdpo", "appo", "tppo", "process_grpo_batch")
         ),
         *(
             ([f"--{flag}={number}"], f"{flag} is {number}: it has to be a finite number")

@@ -24,7 +24,7 @@ def labels(text: str, numbers: tuple[int, ...] = (3, 5, 12), target: int = 96) -
         # the three styles
         (f"<think>start with 3+5=8, then 8*12=96, {ANSWER}", [1, 1, 1]),
         ("<think>need 96=8*12, need 8=3+5, found.</think>\n<answer>(3+5)*12</answer>", [1, 1, 1]),
-        ("<think>try 12-3=9, 9*5=45, no. try 3+5=8, 8*12=96, yes.</think>\n<answer>(3+5)*12</answer>", [0, 0, 1, 1, 1]),
+        (f"<think>try 12-3=9, 9*5=45, no. try 3+5=8, 8*12=96, {ANSWER}", [0, 0, 1, 1, 1]),
         # both directions in one response: 8 is what the numbers make and what the goal needs
         (f"<think>need 96=8*12, then 3+5=8, {ANSWER}", [1, 1, 1]),
         # false; and what is built on a false statement has no such number

@@ -26,6 +26,7 @@ JUDGED = {"reward.sources": (JUDGE,)}
 NO_TEACHERS = {"max_replace_num": 0}
 KL = {"algo.kl.init_coef": 0.1}
 GUIDED = {"max_replace_num": 0, "n_prefix": 2}
+ESTIMATOR = "algo.advantage.estimator"
 CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     *(
         ({"off_policy_loss": loss}, {name: value}, {})
@@ -92,6 +93,23 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({}, {"reward.cache": "/tmp/verdicts"}, JUDGED),
     ({}, {"reward.engine_memory_gb": 4.0}, {"reward.sources": ({"name": "a", "kind": "classifier", "model": "b/c"},)}),
     (NO_BONUS | NO_TEACHERS, {"embedding_num_gpus": 1.0}, {}),
+    *(
+        (off, {f"algo.advantage.{name}": value}, {ESTIMATOR: estimator})
+        for name, value, off, readers in (
+            ("gamma", 0.9, {}, ("gae", "reinforce", "appo", "tppo")),
+            ("lambd", 0.9, {ESTIMATOR: "process_rloo"}, ("gae", "appo", "tppo")),
+            ("no_std_norm", True, {ESTIMATOR: "process_grpo"}, ("gae", "appo", "tppo", "process_rloo")),
+        )
+        for estimator in readers
+    ),
+    *(
+        ({}, {f"oger.steps.{name}": value}, on)
+        for (name, value), on in zip(
+            (("delimiters", (".",)), ("delimiter_token_ids", (7,)), ("max_step_tokens", 9)),
+            ({ESTIMATOR: "process_grpo_batch"}, {"ratio_level": "step"}, {"steps.last_step_text": "answer"}),
+            strict=True,
+        )
+    ),
 ]  # fmt: skip
 
 

@@ -331,7 +331,7 @@ def test_a_plugin_is_looked_at_before_a_run(text: str | None, problem: str | Non
 
 def test_a_plugins_name_is_a_ready_made_ones_or_a_files() -> None:
     (sentence,) = entry_problems([{"name": "r", "kind": "judge", "model": "m", "plugin": "rider_reward"}])
-    known = "binary, grade, json_fields, pairwise"
+    known = "binary, first_wrong_step, grade, json_fields, pairwise"
     assert sentence.endswith(f"plugin 'rider_reward' is no ready-made one ({known}); the name of a file ends in .py")
 
 

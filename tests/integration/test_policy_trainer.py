@@ -20,8 +20,9 @@ from oger_recipe.plugin.policy.updates import UpdateHealth
 LENGTHS = [3, 9, 4, 4, 12, 2, 7, 5]  # of the responses; prompts have two tokens
 
 
-def _rows() -> list[Experience]:
-    """One row each, as they come from the engine; the first is a teacher's."""
+def _rows(old: float = 0.001, begun: int = 0) -> list[Experience]:
+    """One row each, as they come from the engine; the first is a teacher's, the second has so many of a teacher's
+    tokens before its own. Steps of reasoning have three tokens; old: the weight of the policy that sampled."""
     rows = []
     for number, length in enumerate(LENGTHS):
         sequences = torch.arange(1, length + 3).unsqueeze(0) + 20 * number
@@ -32,11 +33,12 @@ def _rows() -> list[Experience]:
                 sequences=sequences,
                 attention_mask=torch.ones_like(sequences),
                 action_mask=action_mask,
-                action_log_probs=-0.001 * sequences[:, 1:] * action_mask,
+                action_log_probs=-old * sequences[:, 1:] * action_mask,
                 base_action_log_probs=-0.0005 * sequences[:, 1:] * action_mask,
                 advantages=(number - 3.5) * action_mask,
                 total_length=torch.tensor([float(length + 2)]),
-                info={"off_policy_tokens": torch.tensor([float(length) if number == 0 else 0.0])},
+                step_index=(torch.arange(length + 1).unsqueeze(0) + 2) // 3 * action_mask,
+                info={"off_policy_tokens": torch.tensor([float({0: length, 1: begun}.get(number, 0))])},
             )
         )
     return rows
@@ -48,10 +50,12 @@ class Policy(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.tensor(0.001))
-        self.seen: list[list[int]] = []
+        self.seen: list[list[int]] = []  # lengths of the responses
+        self.rows: list[int] = []  # their numbers
 
     def forward(self, sequences, action_mask, **_):
         self.seen.append(action_mask.sum(dim=1).tolist())
+        self.rows += ((sequences[:, 0] - 1) // 20).tolist()
         return -self.weight * sequences[:, 1:] * action_mask, SimpleNamespace(entropy=sequences[:, 1:] / 100)
 
 
@@ -62,12 +66,30 @@ class OneRank(Strategy):
         (loss / self.accumulated_gradient).backward()
 
 
+class Learning(OneRank):
+    """DeepSpeed's part where it updates: at the end of an optimizer step the weight grows by so much."""
+
+    growth = 0.0
+
+    def __init__(self, args: Any) -> None:
+        super().__init__(args)
+        self.micro_batches = 0
+
+    def optimizer_step(self, _: Any, model: Policy, *__: Any, **___: Any) -> None:
+        self.micro_batches += 1
+        if self.micro_batches % self.accumulated_gradient == 0:
+            with torch.no_grad():
+                model.weight += self.growth
+
+
 @pytest.fixture()
 def train(nested, monkeypatch) -> Callable[..., tuple[Policy, dict[str, float]]]:
     """Trains one optimizer step of all rows, cut into micro-batches of this size."""
     monkeypatch.setattr(ppo_actor, "torch_dist_barrier_and_cuda_sync", lambda: None)
 
-    def trained(micro_batch_size: int, *flags: str, kl_coefficient: float = 0.0) -> tuple[Policy, dict[str, float]]:
+    def trained(
+        micro_batch_size: int, *flags: str, kl_coefficient: float = 0.0, **of_rows: Any
+    ) -> tuple[Policy, dict[str, float]]:
         sizes = (f"--train.batch_size={len(LENGTHS)}", f"--train.micro_batch_size={micro_batch_size}")
         args = nested(*sizes, "--rollout.max_new_tokens=12", "--actor.entropy_coef=0", *flags)
         scheduler = SimpleNamespace(get_last_lr=lambda: [0.0])
@@ -75,7 +97,7 @@ def train(nested, monkeypatch) -> Callable[..., tuple[Policy, dict[str, float]]]
             OneRank(args), Policy(), None, None, scheduler, micro_train_batch_size=micro_batch_size,
             dataloader_pin_memory=False,
         )  # fmt: skip
-        trainer.replay_buffer.append(Experience.concat_experiences(_rows(), 0))
+        trainer.replay_buffer.append(Experience.concat_experiences(_rows(**of_rows), 0))
         return trainer.actor, trainer.ppo_train(kl_coefficient)
 
     return trained
@@ -103,6 +125,71 @@ def test_a_step_cut_by_length_has_the_gradient_and_the_report_of_the_step_in_one
     assert float(found["on_policy_ratio"]) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
+@pytest.mark.parametrize("teacher_loss", ["reshape", "ppo", "sft"])
+def test_by_steps_too_the_cut_changes_neither_gradient_nor_report(aggregation: str, teacher_loss: str, train) -> None:
+    """The second row's second step begins with one token of a teacher's."""
+    old, flags = 0.0015, (f"--oger.loss_aggregation={aggregation}", f"--oger.off_policy_loss={teacher_loss}")
+    flags += ("--oger.ratio_level=step", "--actor.entropy_coef=0.5")
+    whole, expected = train(len(LENGTHS), *flags, old=old, begun=4)
+    cut, found = train(2, *flags, old=old, begun=4)
+    assert cut.weight.grad.item() == pytest.approx(whole.weight.grad.item(), rel=1e-4)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert float(found[name]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
+    tokens = [[20 * row + 3 + place for place in range(length)] for row, length in enumerate(LENGTHS)]
+    steps = [(row, tokens[row][at : at + 3]) for row in range(2, 8) for at in range(0, LENGTHS[row], 3)]
+    steps += [(1, tokens[1][4:6]), (1, tokens[1][6:9])]
+    gains = [(old - 0.001) * sum(step) for _, step in steps]  # log pi - log pi_old
+    shares = {
+        "on_policy_prob": [math.exp(-old * sum(step)) for _, step in steps],
+        "on_policy_ratio": [math.exp(gain) for gain in gains],
+        "ppo_kl": [-gain for gain in gains],
+        "approx_kl": [math.exp(gain) - 1 - gain for gain in gains],
+        "clip_fraction": [row > 3.5 and (old - 0.001) * sum(step) > math.log(1.2) for row, step in steps],
+    }
+    for name, values in shares.items():
+        assert float(found[name]) == pytest.approx(sum(values) / len(values), rel=1e-4), name
+    every = sum(tokens, [])
+    assert found["off_policy_token_share"] == pytest.approx((LENGTHS[0] + 4) / len(every))
+    # The entropy bonus is a mean over tokens, whatever the ratio is of.
+    assert float(found["entropy_loss"]) == pytest.approx(sum(every) / len(every) / 100, rel=1e-5)
+    assert "merged_token_share" not in found
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
+def test_by_steps_the_gradient_of_a_rollout_is_that_of_its_steps(aggregation: str, train) -> None:
+    """A step of tokens that add up to t has -w t, so that its ratio's slope is -t ratio; no step is at its bound."""
+    old = 0.0011
+    flags = (f"--oger.loss_aggregation={aggregation}", "--oger.ratio_level=step", "--oger.loss_remove_clip")
+    policy, _ = train(4, *flags, old=old)
+    slope, units = 0.0, LENGTHS[0] + sum(-(-length // 3) for length in LENGTHS[1:])  # the teacher's are tokens
+    for row, length in enumerate(LENGTHS):
+        tokens = [20 * row + 3 + place for place in range(length)]
+        of_row = [tokens[place : place + 3] for place in range(0, length, 3)] if row else [[each] for each in tokens]
+        whole = {"token_mean": units, "sequence_mean": 8 * len(of_row), "constant": 8 * 12}[aggregation]
+        for step in map(sum, of_row):
+            p = math.exp(-0.001 * step)
+            ratio = math.exp((old - 0.001) * step) if row else 0.1 * p / (p + 0.1) ** 2
+            slope += (row - 3.5) * step * ratio / whole
+    assert policy.weight.grad.item() == pytest.approx(slope, rel=1e-4)
+
+
+def test_a_batch_without_steps_cannot_be_trained_by_steps(train, monkeypatch) -> None:
+    monkeypatch.setattr(Experience, "concat_experiences", _without_steps(Experience.concat_experiences))
+    with pytest.raises(ValueError, match="does not say its steps"):
+        train(2, "--oger.ratio_level=step")
+
+
+def _without_steps(concat: Callable[..., Experience]) -> Callable[..., Experience]:
+    def joined(*args: Any) -> Experience:
+        experience = concat(*args)
+        experience.step_index = None
+        return experience
+
+    return joined
+
+
 @pytest.mark.parametrize(("estimator", "direction"), [("abs", 1.0), ("k1", -1.0)])
 def test_the_kl_in_the_loss_is_of_the_chosen_estimator(estimator: str, direction: float, train) -> None:
     """A token t has -w t, and -t / 2000 of the reference, where w is 1 / 1000: the log ratio is -t / 2000.
@@ -117,6 +204,72 @@ def test_the_kl_in_the_loss_is_of_the_chosen_estimator(estimator: str, direction
     assert float(status["kl"]) == pytest.approx(direction * mean / 2000, rel=1e-4)
     gradient = policy.weight.grad.item() - without.weight.grad.item()
     assert gradient == pytest.approx(3 * direction * mean, rel=1e-3)
+
+
+@pytest.fixture()
+def learn(nested, monkeypatch) -> Callable[..., tuple[list[int], dict[str, float], int]]:
+    """Trains two epochs of four optimizer steps of two rows, in micro-batches of one: the rows in their order, the
+    report, and how often the schedule was moved by hand."""
+    monkeypatch.setattr(ppo_actor, "torch_dist_barrier_and_cuda_sync", lambda: None)
+
+    def learnt(growth: float, *flags: str) -> tuple[list[int], dict[str, float], int]:
+        args = nested("--train.batch_size=2", "--train.micro_batch_size=1", "--train.max_epochs=2",
+                      "--rollout.max_new_tokens=12", *flags)  # fmt: skip
+        moved: list[int] = []
+        scheduler = SimpleNamespace(get_last_lr=lambda: [0.0], step=lambda: moved.append(1))
+        monkeypatch.setattr(Learning, "growth", growth)
+        trainer = OgerActorPPOTrainer(
+            Learning(args), Policy(), None, None, scheduler, micro_train_batch_size=1, dataloader_pin_memory=False
+        )
+        for _ in range(2):  # a batch that was given up does not keep the next one from being trained
+            trainer.actor.weight.data.fill_(0.001)
+            trainer.actor.rows, moved[:] = [], []
+            trainer.replay_buffer.clear()
+            trainer.replay_buffer.append(Experience.concat_experiences(_rows(), 0))
+            status = trainer.ppo_train(0.0)
+        return trainer.actor.rows, status, len(moved)
+
+    return learnt
+
+
+def _kl_of_steps(growth: float, rows: list[int], by_step: bool) -> list[float]:
+    """k3 of each optimizer step of two rows, the teacher's apart; 0.001 + growth * (steps before it) is the weight."""
+    found = []
+    for number in range(0, len(rows), 2):
+        gains = []
+        for row in set(rows[number : number + 2]) - {0}:
+            tokens = [20 * row + 3 + place for place in range(LENGTHS[row])]
+            units = (
+                [tokens[at : at + 3] for at in range(0, len(tokens), 3)] if by_step else [[each] for each in tokens]
+            )
+            gains += [-growth * number / 2 * sum(unit) for unit in units]
+        found.append(sum(math.exp(gain) - 1 - gain for gain in gains) / max(len(gains), 1))
+    return found
+
+
+@pytest.mark.parametrize(("level", "limit"), [("token", 5e-4), ("step", 5e-3)])
+def test_no_update_follows_the_one_whose_kl_is_above_the_limit(level: str, limit: float, learn) -> None:
+    growth, by_step = 2e-4, f"--oger.ratio_level={level}"
+    every, status, moved = learn(growth, by_step)
+    assert len(every) == 16 and moved == 0 and "kl_stopped_updates" not in status
+    taught = set()
+    for seed in range(6):
+        torch.manual_seed(seed)  # of the order of the rows
+        rows, status, moved = learn(growth, by_step, f"--oger.kl_stop={limit}")
+        kl = _kl_of_steps(growth, rows, level == "step")
+        taught.add(len(kl))
+        assert all(each <= limit for each in kl[:-1]) and kl[-1] > limit
+        assert status["approx_kl_last"] == pytest.approx(kl[-1], rel=1e-3)
+        assert status["kl_stopped_updates"] == moved == 8 - len(kl)
+    assert len(taught) > 1 and min(taught) > 1 and max(taught) < 8
+
+
+def test_a_limit_that_is_not_reached_changes_nothing(learn) -> None:
+    torch.manual_seed(0)
+    every, _, _ = learn(2e-4)
+    torch.manual_seed(0)
+    rows, status, moved = learn(2e-4, "--oger.kl_stop=1e6")
+    assert rows == every and moved == 0 and status["kl_stopped_updates"] == 0
 
 
 def test_every_row_is_trained_once_in_a_random_step_whose_rows_are_sorted() -> None:

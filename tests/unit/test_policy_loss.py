@@ -13,6 +13,8 @@ METRICS = {
     "off_policy_loss",
     "clip_fraction",
     "ppo_kl",
+    "approx_kl",
+    "rollout_tokens",
     "off_policy_prob",
     "on_policy_prob",
     "off_policy_ratio",
@@ -345,7 +347,10 @@ def test_a_batch_of_one_kind_has_the_same_metrics_with_zeros_for_the_other(every
     log_probs, old_log_probs, advantages, action_mask, _ = make_batch()
     off_policy_mask = torch.full_like(action_mask, everything_is_a_teachers)
     _, metrics = hybrid_policy_loss(log_probs, old_log_probs, advantages, action_mask, off_policy_mask)
-    absent = {"on_policy_loss", "clip_fraction", "ppo_kl", "on_policy_prob", "on_policy_ratio"}
+    absent = {
+        "on_policy_loss", "on_policy_prob", "on_policy_ratio", "clip_fraction", "ppo_kl", "approx_kl",
+        "rollout_tokens",
+    }  # fmt: skip
     if not everything_is_a_teachers:
         absent = {"off_policy_loss", "off_policy_prob", "off_policy_ratio"}
     assert set(metrics) == METRICS
@@ -367,6 +372,8 @@ def test_metrics_are_means_over_the_tokens_of_their_kind() -> None:
         "off_policy_loss": (0.1 / 0.2 + 0.4 / 0.5) / 2,
         "clip_fraction": 0.5,
         "ppo_kl": -math.log(1.5) / 2,
+        "approx_kl": (1.5 - 1 - math.log(1.5)) / 2,
+        "rollout_tokens": 2.0,
         "off_policy_prob": 0.25,
         "on_policy_prob": 0.45,
         "off_policy_ratio": (0.5 + 0.8) / 2,

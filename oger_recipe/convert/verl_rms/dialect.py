@@ -47,7 +47,7 @@ VERL_RMS = Dialect(
         ),
     ),
     always={"oger.max_replace_num": 0},
-    to_do=(
+    to_do=lambda get: (
         "copy the files of reward_model.reward_function (verl/workers/reward_function/*.py) beside the recipe: they "
         "are the plugins of its judges",
     ),

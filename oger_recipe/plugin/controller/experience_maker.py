@@ -13,10 +13,17 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from ray.util.placement_group import PlacementGroup
 
 from oger_recipe.algorithm.batches import longest_first, of_first_token
-from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS, hybrid_advantages, token_advantages
+from oger_recipe.algorithm.credit import (
+    BATCH_ESTIMATORS,
+    ESTIMATORS,
+    STEP_ESTIMATORS,
+    hybrid_advantages,
+    token_advantages,
+)
 from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
 from oger_recipe.cpu import CORES, is_without_cuda
 from oger_recipe.embedding.similarity import make_similarity
+from oger_recipe.plugin.controller.credit_by_steps import HowToCredit, credit_by_steps
 from oger_recipe.plugin.controller.guards import EncoderReach, EngineGuard, stop_on_reward_errors
 from oger_recipe.plugin.controller.hybrid_batch import (
     UNKNOWN,
@@ -33,6 +40,7 @@ from oger_recipe.plugin.experiences import teachers_tokens
 from oger_recipe.plugin.judges.engines import RunEngines
 from oger_recipe.plugin.kl import compute_approx_kl
 from oger_recipe.rewards.compose import Surroundings
+from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder import records as run_folder
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.teachers.history import History
@@ -81,7 +89,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
     def resume(self, step: int, planned_steps: int) -> None:
         """Go on after ``step`` steps; called once, before the first batch."""
         self.planned_steps = planned_steps
-        self.step_rewards.resume(step)
+        self.step_rewards.resume(step, checkpoints.of_sources(Path(self.args.ckpt.path), step))
         if self.settings.teachers.use_history_samples:
             self.history = History(self.run_dir / "history.jsonl", self.settings.teachers.history_size, step)
 
@@ -94,8 +102,13 @@ class OgerExperienceMaker(RemoteExperienceMaker):
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
         settings = self.settings
         stop_on_reward_errors(rollout_samples, settings.guards.max_reward_error_rate, self.step, self.run_dir)
+        cuts = settings.cuts_steps(self.args.algo.advantage.estimator)
         self.rollouts = read_rollouts(
-            rollout_samples, self.tokenizer, self.size, find_repetition=settings.bonus.repeating_check
+            rollout_samples,
+            self.tokenizer,
+            self.size,
+            find_repetition=settings.bonus.repeating_check,
+            step_rule=settings.steps.rule if cuts else None,
         )
         self.batch = make_hybrid(
             self.rollouts, self.store, self.measure, self.history, settings.teachers, self.args.train.seed, self.step
@@ -197,7 +210,13 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.rewards = self.step_rewards.of(self.rollouts, self.batch, self.entropy, self.step, self.bonus_weight)
         for experience in experiences:
             experience.rewards = self.rewards.total.flatten()[experience.index]
-        if estimator in ESTIMATORS or estimator in BATCH_ESTIMATORS:
+        left_out = self.rewards.dropped.repeat_interleave(self.size)
+        left_out = left_out | (self.batch.truncated & settings.disable_truncation_advantage)
+        if estimator in STEP_ESTIMATORS:
+            apply_length_penalties(experiences, self.args)
+            assert self.rewards.steps is not None
+            credit_by_steps(experiences, self.rewards.steps, left_out, self._how_to_credit(estimator))
+        elif estimator in ESTIMATORS or estimator in BATCH_ESTIMATORS:
             apply_length_penalties(experiences, self.args)
             advantages = hybrid_advantages(
                 self._by_row(experiences, lambda experience: experience.rewards).view(-1, self.size),
@@ -211,8 +230,6 @@ class OgerExperienceMaker(RemoteExperienceMaker):
                 self._spread_over_tokens(experience, advantages[experience.index])
         else:
             experiences = super().compute_advantages_and_returns(experiences)
-        left_out = self.rewards.dropped.repeat_interleave(self.size)
-        left_out = left_out | (self.batch.truncated & settings.disable_truncation_advantage)
         for experience in experiences:
             experience.advantages = token_advantages(
                 experience.advantages,
@@ -223,6 +240,17 @@ class OgerExperienceMaker(RemoteExperienceMaker):
                 fixed=settings.sft_prefix_reward_weight / self.size if settings.use_sft_prefix_reward else None,
             )
         return experiences
+
+    def _how_to_credit(self, estimator: str) -> HowToCredit:
+        advantage = self.args.algo.advantage
+        return HowToCredit(
+            STEP_ESTIMATORS[estimator],
+            advantage.gamma,
+            advantage.lambd,
+            max(self.kl_ctl.value, 0.0),
+            self.args.reward.clip_range,
+            divides_by_std=not advantage.no_std_norm,
+        )
 
     def _spread_over_tokens(self, experience: Experience, advantages: torch.Tensor) -> None:
         """Put the advantage of a row on each response token, less the KL penalty of the tokens from there on."""

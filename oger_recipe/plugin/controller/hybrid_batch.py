@@ -1,7 +1,7 @@
 """One step's groups: the rollouts, how similar they are to their teachers, and which of them teachers replace."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -9,11 +9,13 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, REPLACE_MODES, select_replaced
 from oger_recipe.embedding.similarity import Similarity
+from oger_recipe.plugin.experiences import response_tokens, with_step_index
 from oger_recipe.rewards.repetition import is_repetitive
 from oger_recipe.rewards.sources import Group
 from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.seeds import stable_seed
 from oger_recipe.settings.teachers import TeacherSettings
+from oger_recipe.steps import StepCutter, StepRule, step_texts
 from oger_recipe.teachers.draw import draw, may_enter
 from oger_recipe.teachers.history import History
 from oger_recipe.teachers.store import Teacher, TeacherStore
@@ -33,6 +35,8 @@ class Rollouts:
     scores: torch.Tensor  # [N], 0 or 1
     guided: torch.Tensor  # [N], bool: begins with a teacher's tokens, or is a teacher's trajectory
     repetitive: torch.Tensor  # [N], bool: goes round in circles, where that is looked at
+    steps: list[list[str]] = field(default_factory=list)  # texts, of reasoning; empty where the recipe has none
+    cutter: StepCutter | None = None  # what cuts teachers into them
 
     @property
     def size(self) -> int:
@@ -59,11 +63,22 @@ class HybridBatch:
     injected: dict[int, Teacher]  # row -> the teacher that took its place
     teachers: list[list[Teacher]]  # of each group's prompt
     prompts_without_teacher: int
+    steps: list[list[str]] = field(default_factory=list)  # as those of Rollouts, of the rows that are trained
 
 
-def read_rollouts(samples: list[Experience], tokenizer, group_size: int, *, find_repetition: bool) -> Rollouts:
-    """Read texts (without special tokens), labels and verdicts of a flat list of rollouts."""
+def read_rollouts(
+    samples: list[Experience],
+    tokenizer,
+    group_size: int,
+    *,
+    find_repetition: bool,
+    step_rule: StepRule | None = None,
+) -> Rollouts:
+    """Read texts (without special tokens), labels and verdicts of a flat list of rollouts, and cut them into steps of
+    reasoning where there is a rule."""
     texts = texts_of(samples, tokenizer)
+    cutter = StepCutter(tokenizer, step_rule) if step_rule is not None else None
+    samples = [with_step_index(sample, cutter) for sample in samples]
     return Rollouts(
         samples,
         texts,
@@ -73,13 +88,20 @@ def read_rollouts(samples: list[Experience], tokenizer, group_size: int, *, find
         torch.cat([sample.scores for sample in samples]).float(),
         torch.tensor([float(sample.info.get("off_policy_tokens", 0.0)) > 0 for sample in samples]),
         torch.tensor([find_repetition and is_repetitive(text) for text in texts]),
+        [_steps_of(sample, tokenizer) for sample in samples] if cutter is not None else [],
+        cutter,
     )
 
 
 def texts_of(samples: list[Experience], tokenizer) -> list[str]:
     """Decode the responses, without special tokens."""
-    responses = [sample.sequences[0, 1:][sample.action_mask[0].bool()] for sample in samples]
+    responses = [response_tokens(sample) for sample in samples]
     return tokenizer.batch_decode(responses, skip_special_tokens=True)
+
+
+def _steps_of(sample: Experience, tokenizer) -> list[str]:
+    numbers = sample.step_index[sample.action_mask.bool()] - 1
+    return step_texts(response_tokens(sample).tolist(), numbers.tolist(), tokenizer)
 
 
 def uid_of(sample: Experience) -> str:
@@ -122,6 +144,7 @@ def make_hybrid(
         injected,
         teachers,
         prompts_without_teacher=sum(not members for members in entering),
+        steps=_steps(rollouts, injected),
     )
 
 
@@ -178,11 +201,18 @@ def _with_teachers(
     samples, rewards, scores = list(rollouts.samples), rollouts.rewards.clone(), rollouts.scores.clone()
     is_teacher = rollouts.guided.clone()
     for row, teacher in injected.items():
-        samples[row] = teacher_experience(samples[row], teacher)
+        samples[row] = with_step_index(teacher_experience(samples[row], teacher), rollouts.cutter)
         rewards[row], scores[row], is_teacher[row] = teacher.reward, teacher.score, True
     for sample in samples:
         sample.info.setdefault("off_policy_tokens", torch.zeros(1))
     return samples, rewards, scores, is_teacher
+
+
+def _steps(rollouts: Rollouts, injected: dict[int, Teacher]) -> list[list[str]]:
+    if rollouts.cutter is None:
+        return []
+    taught = {row: rollouts.cutter.texts(teacher.tokens) for row, teacher in injected.items()}
+    return [taught.get(row, steps) for row, steps in enumerate(rollouts.steps)]
 
 
 def reward_groups(
@@ -212,6 +242,7 @@ def reward_groups(
                 may_earn=may_earn[rows].tolist(),
                 similarity=batch.similarity[rows].tolist(),
                 entropy=entropy[rows].tolist(),
+                steps=batch.steps[rows],
             )
         )
     return groups

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from oger_recipe.algorithm.credit import STEP_ESTIMATORS
 from oger_recipe.algorithm.exploration import scheduled_weight
 from oger_recipe.algorithm.normalize import Running
 from oger_recipe.plugin.controller.guards import SourceGuard
@@ -12,6 +13,7 @@ from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts, re
 from oger_recipe.plugin.controller.reward_watch import SourceWatch
 from oger_recipe.rewards.compose import Rewards, Surroundings, make_source, rewards_of, sources_of, with_fixed_rewards
 from oger_recipe.rewards.running import keep_running, read_running
+from oger_recipe.rewards.sources import Learning
 from oger_recipe.rewards.verifiers import look_in
 
 
@@ -22,15 +24,30 @@ class StepRewards:
         settings = surroundings.settings
         self._settings, self._run_dir, self._on_error = settings, run_dir, settings.reward.on_error
         look_in(settings.verifiers.verifier_path)
-        self._specs = sources_of(settings.reward.sources, estimator)
+        self._specs, self._by_steps = sources_of(settings.reward.sources, estimator), estimator in STEP_ESTIMATORS
         self._sources = [make_source(spec, surroundings) for spec in self._specs]
         self._guard = SourceGuard(run_dir, self._on_error)
         self.watch = SourceWatch(settings.reward, self._specs, run_dir)
         self._running: dict[str, Running] = {}
 
-    def resume(self, step: int) -> None:
-        """Go on after ``step`` steps of the run."""
+    def resume(self, step: int, learnt: Path) -> None:
+        """Go on after ``step`` steps of the run; ``learnt``: where `save` has kept what sources had learnt then.
+
+        Raises RecipeError where that is missing.
+        """
         self._running = read_running(self._run_dir, step)
+        for name, source in self._learning().items() if step else ():
+            source.load(learnt / name)
+
+    def save(self, folder: Path) -> None:
+        """Keep what sources have learnt so far, each in a folder of its name."""
+        for name, source in self._learning().items():
+            source.save(folder / name)
+
+    def _learning(self) -> dict[str, Learning]:
+        """The sources that learn, by name."""
+        named = zip(self._specs, self._sources, strict=True)
+        return {spec.name: source for spec, source in named if isinstance(source, Learning)}
 
     def bonus_weight(self, step: int, planned_steps: int) -> float:
         """The weight of the exploration bonus at a step (from 1) of a run."""
@@ -53,7 +70,9 @@ class StepRewards:
             may_earn &= ~batch.truncated  # their reward is fixed, without anything on top
         groups = reward_groups(rollouts, batch, entropy, may_earn)
         specs = [replace(spec, weight=bonus_weight) if spec.kind == "bonus" else spec for spec in self._specs]
-        rewards = rewards_of(groups, self._sources, specs, on_error=self._on_error, running=self._running)
+        rewards = rewards_of(
+            groups, self._sources, specs, on_error=self._on_error, running=self._running, by_steps=self._by_steps
+        )
         self._guard.look_at(rewards.errors, groups, step)
         self._running = rewards.running
         keep_running(self._run_dir, step, self._running)

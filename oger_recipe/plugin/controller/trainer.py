@@ -182,6 +182,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         refs = self.actor_model_group.async_run_method("save_checkpoint", client_states=states, **shared)
         if self.critic_model_group is not None:
             refs += self.critic_model_group.async_run_method("save_checkpoint", **shared)
+        self._save_sources(self.checkpoints, step)
         ray.get(refs)
         solved = bool(self.solve_rates) and self.solve_rates[-1] > 0
         checkpoints.seal(self.checkpoints, step, solved=solved)
@@ -190,6 +191,9 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         for older in checkpoints.removable(checkpoints.found(self.checkpoints), step, **limits):
             checkpoints.remove(self.checkpoints, older)
 
+    def _save_sources(self, folder: Path, step: int) -> None:
+        self.experience_maker.step_rewards.save(checkpoints.of_sources(folder, step))
+
     def save_best_checkpoint(self, eval_metrics, global_step: int, client_states=None) -> None:
         """Upstream's where this is a new best; the older one goes after that."""
         folder, best = self.checkpoints / checkpoints.BEST, self.best_eval_metric_value
@@ -197,6 +201,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         if self.best_eval_metric_value == best:
             return
         key = self.best_eval_metric_key
+        self._save_sources(folder, global_step)
         checkpoints.seal(folder, global_step, metric=key, value=self.best_eval_metric_value)
         for older in checkpoints.found(folder):
             if older.step != global_step:

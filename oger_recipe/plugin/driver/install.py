@@ -6,11 +6,13 @@ from oger_recipe.plugin.engine import rollout_engine
 from oger_recipe.plugin.policy import critic_actor, policy_actor, reference_actor
 
 # isort: split
-import openrlhf.utils
+import openrlhf.utils.config
 import ray
 import torch
 from openrlhf.trainer import ppo_trainer
 from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic, vllm_engine
+
+from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
 
 
 def install() -> None:
@@ -20,11 +22,30 @@ def install() -> None:
     ppo_actor.PolicyModelActor = on_gpu(policy_actor.OgerPolicyModelActor)
     ppo_critic.CriticModelActor = on_gpu(critic_actor.OgerCriticModelActor)
     vllm_engine.RolloutRayActor = ray.remote(rollout_engine.OgerRolloutActor)
+    _keep_critic()
     if torch.cuda.is_available():
         return
     launcher.ReferenceModelActor = on_gpu(reference_actor.OgerReferenceModelActor)
     launcher.RewardModelActor = on_gpu(reference_actor.OgerRewardModelActor)
     _keep_attention_for_cpu()
+
+
+def _keep_critic() -> None:
+    """OpenRLHF's command line has a critic for its own gae alone, and takes its model from every other estimator."""
+    to_tree, upstream = openrlhf.utils.config.hierarchize, openrlhf.utils.get_strategy
+    named: list[str | None] = []
+
+    def hierarchize(args):
+        tree = to_tree(args)
+        named.append(tree.critic.model_name_or_path)
+        return tree
+
+    def get_strategy(args):
+        if args.algo.advantage.estimator in CRITIC_ESTIMATORS and args.critic.model_name_or_path is None:
+            args.critic.model_name_or_path = named[-1] or args.actor.model_name_or_path
+        return upstream(args)
+
+    openrlhf.utils.config.hierarchize, openrlhf.utils.get_strategy = hierarchize, get_strategy
 
 
 def _keep_attention_for_cpu() -> None:

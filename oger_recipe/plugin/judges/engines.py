@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from oger_recipe.errors import RecipeError
 from oger_recipe.plugin.judges.judge_actor import CannotLoad, JudgeActor, Numbered
 from oger_recipe.rewards.models.keys import ModelKeys
-from oger_recipe.rewards.models.place import Reply, Sampling, Told
+from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt, Told
 from oger_recipe.settings.machine import JUDGES_SHARE
 
 LOAD_LIMIT_S = 1800.0  # seconds for loading a model, and for the GPUs that it waits for
@@ -44,17 +44,7 @@ class RunEngines:
         """The place of a model; entries that say the same of their engine share it."""
         if self._cpu and keys.tensor_parallel_size > 1:
             raise RecipeError(f"{keys.model}: tensor_parallel_size is for machines with CUDA; use 1")
-        alike = ModelKeys(
-            model=keys.model,
-            revision=keys.revision,
-            tokenizer=keys.tokenizer,
-            tensor_parallel_size=keys.tensor_parallel_size,
-            gpu_memory_utilization=keys.gpu_memory_utilization,
-            max_model_len=keys.max_model_len,
-            dtype=keys.dtype,
-            request_limit_s=keys.request_limit_s,
-            step_limit_s=keys.step_limit_s,
-        )
+        alike = keys.of_engine()
         return self._places.setdefault(alike, EnginePlace(alike, self))
 
     def start(self) -> None:
@@ -170,7 +160,13 @@ class EnginePlace:
     def classify(self, prompts: Sequence[str]) -> list[Reply]:
         return self._replies(prompts, "classify")
 
-    def _replies(self, prompts: Sequence[str], method: str, *settings: Any) -> list[Reply]:
+    def classify_steps(self, prompts: Sequence[StepPrompt]) -> list[Reply]:
+        return self._replies(prompts, "classify_steps")
+
+    def log_probs(self, prompts: Sequence[StepPrompt]) -> list[Reply]:
+        return self._replies(prompts, "log_probs")
+
+    def _replies(self, prompts: Sequence[Any], method: str, *settings: Any) -> list[Reply]:
         replies: dict[int, Reply] = {}
         try:
             for numbered in self._stream(method, list(prompts), *settings):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,8 +16,11 @@ import ray
 from oger_recipe.cpu import is_without_cuda
 from oger_recipe.imports import without_garbage_collection
 from oger_recipe.remote_code import may_run
-from oger_recipe.rewards.models.keys import ModelKeys
-from oger_recipe.rewards.models.place import Reply, Sampling
+from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys
+from oger_recipe.rewards.models.likelihood import likelihood_reply
+from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt
+from oger_recipe.rewards.models.step_engine import step_arguments, without_adapter
+from oger_recipe.rewards.models.step_models import step_reply
 
 _EVERY_S = 1.0  # between two signs of life
 _SHOWN = 500  # characters of a reason
@@ -49,6 +54,13 @@ class JudgeActor:
         return os.getpid()
 
     def _load(self) -> None:
+        """An adapter is merged into files that are there until they are loaded."""
+        with tempfile.TemporaryDirectory(prefix="oger-prm-") as folder:
+            if isinstance(self._keys, ProcessKeys) and self._keys.adapter is not None:
+                self._keys = without_adapter(self._keys, Path(folder))
+            self._start()
+
+    def _start(self) -> None:
         with without_garbage_collection():  # and here: who only starts this actor does without vLLM
             from vllm.engine.arg_utils import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
@@ -97,7 +109,7 @@ class JudgeActor:
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
 
-        return self._answers(prompts, params, _written, room=1)
+        return self._answers([*map(self._tokens, prompts)], [*map(params, prompts)], [_written] * len(prompts), room=1)
 
     def classify(self, prompts: Sequence[str]) -> Iterator[Numbered]:
         from vllm import PoolingParams
@@ -105,46 +117,76 @@ class JudgeActor:
         # Some heads have a number for every token, and no other: vLLM then lacks the first of these tasks.
         task: Any = "classify" if "classify" in self._engine.get_supported_tasks() else "token_classify"
 
-        def params(prompt: str) -> Any:
-            return PoolingParams(task=task, use_activation=False)
+        params = [PoolingParams(task=task, use_activation=False) for _ in prompts]
+        return self._answers([*map(self._tokens, prompts)], params, [_measured] * len(prompts), room=0)
 
-        return self._answers(prompts, params, _measured, room=0)
+    def classify_steps(self, prompts: Sequence[StepPrompt]) -> Iterator[Numbered]:
+        from vllm import PoolingParams
+
+        params = [PoolingParams(task="token_classify", use_activation=False) for _ in prompts]
+        reads = [functools.partial(self._steps, prompt) for prompt in prompts]
+        return self._answers([list(prompt.tokens) for prompt in prompts], params, reads, room=0)
+
+    def _steps(self, prompt: StepPrompt, output: Any) -> Reply:
+        assert isinstance(self._keys, ProcessKeys)
+        data = output.outputs.data
+        if len(data) != len(prompt.tokens):
+            return Reply(error=f"vLLM gives {len(data)} numbers or rows of them for {len(prompt.tokens)} tokens")
+        return step_reply(self._keys, data[list(prompt.ends)].float())
+
+    def log_probs(self, prompts: Sequence[StepPrompt]) -> Iterator[Numbered]:
+        """vLLM gives log-probabilities of a prompt with a reply alone, so that one token is written."""
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        params = SamplingParams(
+            temperature=0.0, max_tokens=1, prompt_logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        reads = [functools.partial(_likelihood, prompt) for prompt in prompts]
+        return self._answers([list(prompt.tokens) for prompt in prompts], [params] * len(prompts), reads, room=1)
 
     def _answers(
-        self, prompts: Sequence[str], params: Callable[[str], Any], read: Callable[[Any], Reply], *, room: int
+        self,
+        prompts: Sequence[list[int]],
+        params: Sequence[Any],
+        reads: Sequence[Callable[[Any], Reply]],
+        *,
+        room: int,
     ) -> Iterator[Numbered]:
         """``room``: tokens that a reply takes at least."""
         ready: Numbered = []
-        for number, prompt in enumerate(prompts):
+        for number, tokens in enumerate(prompts):
             try:
-                tokens = self._tokens(prompt, room)
-                self._engine.add_request(str(number), {"prompt_token_ids": tokens}, params(prompt))
+                self._require_room(tokens, room)
+                self._engine.add_request(str(number), {"prompt_token_ids": tokens}, params[number])
             except Exception as error:  # whatever vLLM has against this prompt
                 ready.append((number, Reply(error=str(error))))
         said = -math.inf
         while self._engine.has_unfinished_requests():
-            ready += [(int(output.request_id), read(output)) for output in self._engine.step() if output.finished]
+            done = [(int(output.request_id), output) for output in self._engine.step() if output.finished]
+            ready += [(number, reads[number](output)) for number, output in done]
             if time.monotonic() - said >= _EVERY_S:
                 said = time.monotonic()
                 yield ready
                 ready = []
         yield ready
 
-    def _tokens(self, prompt: str, room: int) -> list[int]:
-        """Raises ValueError for a prompt that is too long."""
+    def _tokens(self, prompt: str) -> list[int]:
         begun = self._tokenizer.bos_token and prompt.startswith(self._tokenizer.bos_token)  # by a chat template
-        tokens: list[int] = self._tokenizer.encode(prompt, add_special_tokens=not begun)
+        return list(self._tokenizer.encode(prompt, add_special_tokens=not begun))
+
+    def _require_room(self, tokens: Sequence[int], room: int) -> None:
+        """Raises ValueError for a prompt that is too long."""
         if len(tokens) + room > self._longest:
             raise ValueError(
                 f"the prompt has {len(tokens)} tokens, and {self._keys.model} reads {self._longest} in all "
                 "(max_model_len)"
             )
-        return tokens
 
 
 def model_arguments(keys: ModelKeys, *, cpu: bool) -> dict[str, Any]:
     """vLLM's arguments that say which model, as what."""
     return {
+        **(step_arguments(keys) if isinstance(keys, ProcessKeys) else {}),
         "model": keys.model,
         "revision": keys.revision,
         "tokenizer": keys.tokenizer,
@@ -158,6 +200,12 @@ def model_arguments(keys: ModelKeys, *, cpu: bool) -> dict[str, Any]:
 def _written(output: Any) -> Reply:
     (text,) = output.outputs
     return Reply(text.text, cut=text.finish_reason == "length")
+
+
+def _likelihood(prompt: StepPrompt, output: Any) -> Reply:
+    begin = prompt.ends[0] + 1
+    of_tokens = zip(prompt.tokens[begin:], output.prompt_logprobs[begin:], strict=True)
+    return likelihood_reply(prompt, [said[token].logprob for token, said in of_tokens])
 
 
 def _measured(output: Any) -> Reply:

@@ -1,8 +1,8 @@
 """What vLLM says of models before any is loaded: ``python -m oger_recipe.plugin.judges.model_check``.
 
-For run/judges.py: reads a JSON list on standard input, of [keys of a ModelKeys, whether it is to write], writes one
-of sentences, null for a model that nothing speaks against. A process of its own: importing vLLM takes seconds, and
-prints pages.
+For run/judges.py: reads a JSON list on standard input, of [name of a class of keys, its keys, whether the model is to
+write], writes one of sentences, null for a model that nothing speaks against. A process of its own: importing vLLM
+takes seconds, and prints pages.
 """
 
 import json
@@ -10,8 +10,9 @@ import sys
 
 from oger_recipe.cpu import is_without_cuda
 from oger_recipe.plugin.judges.judge_actor import model_arguments
-from oger_recipe.rewards.models.keys import ModelKeys
+from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys
 
+_CLASSES = {each.__name__: each for each in (ModelKeys, ProcessKeys)}
 _SHOWN = 400  # characters of vLLM's reason
 
 
@@ -32,7 +33,7 @@ def _problem(keys: ModelKeys, writes: bool) -> str | None:
 
 def main() -> None:
     asked = json.load(sys.stdin)
-    print(json.dumps([_problem(ModelKeys(**keys), writes) for keys, writes in asked]))
+    print(json.dumps([_problem(_CLASSES[name](**keys), writes) for name, keys, writes in asked]))
 
 
 if __name__ == "__main__":

@@ -6,13 +6,15 @@ from typing import Any, Self
 
 import torch
 
+from oger_recipe.algorithm.loss_units import step_log_probs, unit_mask
 from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES, hybrid_policy_loss
 from oger_recipe.settings.loss import LossSettings
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Tokens of one kind in an optimizer step, over all ranks, and the rows that have one; None: not known."""
+    """What of one kind the loss counts in an optimizer step, over all ranks, and the rows that have any; None: not
+    known."""
 
     tokens: torch.Tensor | None = None
     rows: torch.Tensor | None = None
@@ -23,13 +25,18 @@ class Totals:
 
 
 class HybridPolicyLoss(torch.nn.Module):
-    """hybrid_policy_loss behind OpenRLHF's PolicyLoss; the trainer sets ``off_policy_mask`` and the totals first."""
+    """hybrid_policy_loss behind OpenRLHF's PolicyLoss; the trainer sets the masks and the totals first.
+
+    off_policy_mask [B, A] marks teacher tokens; with ``by_step`` step_index [B, A] is the experience's, and of_units
+    the totals of what loss_units counts.
+    """
 
     def __init__(self, args: Any) -> None:
         super().__init__()
         settings = LossSettings.of(args.oger)
         clip_low, clip_high = args.actor.eps_clip_low_high
         how, aggregation = TEACHER_LOSSES[settings.off_policy_loss], AGGREGATIONS[settings.loss_aggregation]
+        self.by_step = settings.ratio_level == "step"
         self._counts_rollout_tokens = how.apart
         self._counts_rollout_rows = how.apart and aggregation.rows_with_tokens
         self._loss = partial(
@@ -52,7 +59,8 @@ class HybridPolicyLoss(torch.nn.Module):
             max_response_length=args.rollout.max_new_tokens or args.data.max_len,
         )
         self.off_policy_mask: torch.Tensor | None = None
-        self.of_teachers = self.of_rollouts = Totals()  # of the optimizer step, as upstream's totals are
+        self.step_index: torch.Tensor | None = None
+        self.of_teachers = self.of_rollouts = self.of_units = Totals()  # of the optimizer step, as upstream's are
         self.metrics: dict[str, torch.Tensor] = {}
 
     def forward(
@@ -76,14 +84,19 @@ class HybridPolicyLoss(torch.nn.Module):
         teacher_probs = None
         if rollout_log_probs is not None:
             teacher_probs = torch.where(rollout_log_probs <= 0, rollout_log_probs.exp(), torch.nan)
+        units, num_units = action_mask, batch_num_tokens
+        if self.by_step:
+            where = (action_mask, self.off_policy_mask, self.step_index)
+            log_probs, old_log_probs = (step_log_probs(each, *where) for each in (log_probs, old_log_probs))
+            units, num_units = unit_mask(*where), self.of_units.tokens
         loss, self.metrics = self._loss(
             log_probs,
             old_log_probs,
             advantages,
-            action_mask,
+            units,
             self.off_policy_mask,
             num_rows=self.of_rollouts.rows if self._counts_rollout_rows else global_batch_size,
-            num_tokens=self.of_rollouts.tokens if self._counts_rollout_tokens else batch_num_tokens,
+            num_tokens=self.of_rollouts.tokens if self._counts_rollout_tokens else num_units,
             teacher_probs=teacher_probs,
             num_teacher_tokens=self.of_teachers.tokens,
         )

@@ -1,7 +1,7 @@
 """OpenRLHF's trainer of the policy with the hybrid loss, and with metrics of teachers and rollouts apart."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import ray
 import torch
@@ -9,30 +9,27 @@ from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_ba
 from openrlhf.trainer.ray import ppo_actor
 from openrlhf.utils.loss_utils import get_loss_batch_info
 
+from oger_recipe.algorithm.loss_units import unit_mask
 from oger_recipe.algorithm.micro_batches import LengthSortedBatches
 from oger_recipe.plugin.experiences import teachers_tokens
 from oger_recipe.plugin.kl import compute_approx_kl
+from oger_recipe.plugin.policy.kl_stop import KlStop, UntilReached
 from oger_recipe.plugin.policy.loss import HybridPolicyLoss, Totals
 from oger_recipe.plugin.policy.updates import accumulate_until_last
+from oger_recipe.settings.loss import LossSettings
 
 ppo_actor.compute_approx_kl = compute_approx_kl  # training_step finds it by this name
 _LOADER = ppo_actor.DataLoader
 _ITERATE = ppo_actor.iter_grad_accum_global_norm
 
 
-def _rollouts_tokens(experience: Experience) -> torch.Tensor:
-    """[B, A], bool."""
-    return experience.action_mask.bool() & ~teachers_tokens(experience)
-
-
-_KINDS = (teachers_tokens, _rollouts_tokens)
-
-# The rest of the loss's metrics: means over the teacher's tokens or over the rollouts' tokens.
+# The rest of the loss's metrics: means over the teacher's tokens, or over the rollouts' tokens or steps.
 OFF_POLICY_METRICS = (
     "off_policy_loss", "off_policy_prob", "off_policy_ratio", "off_policy_ratio_max_clip_fraction",
     "off_policy_ratio_min_clip_fraction",
 )  # fmt: skip
-ON_POLICY_METRICS = ("on_policy_loss", "on_policy_prob", "on_policy_ratio", "clip_fraction", "ppo_kl")
+ON_POLICY_METRICS = ("on_policy_loss", "on_policy_prob", "on_policy_ratio", "clip_fraction", "ppo_kl", "approx_kl")
+_MERGED = "merged_token_share"  # of the tokens for which the first of their step stands: what makes means over steps
 
 
 class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
@@ -41,11 +38,29 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self.actor_loss_fn = HybridPolicyLoss(self.args)
+        self.kl_stop = KlStop(LossSettings.of(self.args.oger).kl_stop, self.strategy)
 
     def _init_vllm_sync_group(self, backend: str) -> None:
         """Upstream's; it would wait for an engine that could not start until the group's time limit."""
         ray.get([engine.__ray_ready__.remote() for engine in self.vllm_engines])
         super()._init_vllm_sync_group(backend)
+
+    def _units(self, experience: Experience) -> torch.Tensor:
+        """Mark what stands for what the loss counts (bool [B, A]): every response token, or steps' first ones."""
+        if not self.actor_loss_fn.by_step:
+            return experience.action_mask.bool()
+        if experience.step_index is None:
+            raise ValueError("oger.ratio_level is step, and the experience that came does not say its steps")
+        return unit_mask(experience.action_mask, teachers_tokens(experience), experience.step_index)
+
+    def _rollouts_units(self, experience: Experience) -> torch.Tensor:
+        return self._units(experience) & ~teachers_tokens(experience)
+
+    @property
+    def _kinds(self) -> Mapping[str, Callable[[Experience], torch.Tensor]]:
+        """What the loss asks the totals of, by its names for them."""
+        by_step = {"of_units": self._units} if self.actor_loss_fn.by_step else {}
+        return {"of_teachers": teachers_tokens, "of_rollouts": self._rollouts_units} | by_step
 
     def training_step(self, experience: Experience, kl_ctl: float, step: int, loss_batch_info=None):
         if loss_batch_info is None:  # dynamic batches
@@ -55,10 +70,19 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
             self._set_totals_of_dynamic_step(step)
             accumulate_until_last(self.actor.model, self.replay_buffer, step)
         self.actor_loss_fn.off_policy_mask = teachers_tokens(experience)
+        self.actor_loss_fn.step_index = experience.step_index
         status = super().training_step(experience, kl_ctl, step, loss_batch_info)
-        self._add_loss_metrics(status)
+        if self.kl_stop.limit is not None:
+            metrics = self.actor_loss_fn.metrics
+            self.kl_stop.trained(metrics["approx_kl"], metrics["rollout_tokens"], ends_step=self._ends_step(step))
+        self._add_loss_metrics(status, experience)
         self._even_out(status, loss_batch_info)
         return status
+
+    def _ends_step(self, micro_batch: int) -> bool:
+        if self.args.train.dynamic_batch_enable:
+            return bool(self.replay_buffer.dynamic_optimizer_step[micro_batch])
+        return (micro_batch + 1) % self.strategy.accumulated_gradient == 0
 
     @staticmethod
     def _even_out(status, totals) -> None:
@@ -72,11 +96,20 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
                 continue
             status["metrics"][name] = status["metrics"][name] / share if share > 0 else status["metrics"][name]
 
-    def _add_loss_metrics(self, status) -> None:
-        """A mean over one kind of token is reported as mean * share of that kind; ppo_train divides by the share."""
+    def _add_loss_metrics(self, status, experience: Experience) -> None:
+        """A mean over one kind of token is reported as mean * share of that kind; ppo_train divides by the share.
+
+        By steps of reasoning the share is that of the tokens which stand for them, in all response tokens.
+        """
         metrics = self.actor_loss_fn.metrics
+        if self.actor_loss_fn.by_step:
+            tokens = experience.action_mask.sum().clamp(min=1)
+            metrics["off_policy_token_share"] = teachers_tokens(experience).sum() / tokens
+            status["metrics"][_MERGED] = 1 - self._units(experience).sum() / tokens
+            status["weights"][_MERGED] = "token"
         off_share = metrics["off_policy_token_share"]
-        shares = {name: off_share for name in OFF_POLICY_METRICS} | {name: 1 - off_share for name in ON_POLICY_METRICS}
+        on_share = 1 - off_share - status["metrics"].get(_MERGED, 0.0)
+        shares = {name: off_share for name in OFF_POLICY_METRICS} | {name: on_share for name in ON_POLICY_METRICS}
         for name in ("off_policy_token_share", "all_clip_fraction"):
             status["metrics"][name], status["weights"][name] = metrics[name], "token"
         for name, share in shares.items():
@@ -96,27 +129,30 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
             last += 1
         rows = itertools.chain.from_iterable(buffer.dynamic_indices[first : last + 1])
         whole_step = make_experience_batch([buffer.items[row] for row in rows])
-        self.actor_loss_fn.of_teachers, self.actor_loss_fn.of_rollouts = (
-            Totals.of(get_loss_batch_info(self.strategy, mask_of(whole_step))) for mask_of in _KINDS
-        )
+        for name, mask_of in self._kinds.items():
+            setattr(self.actor_loss_fn, name, Totals.of(get_loss_batch_info(self.strategy, mask_of(whole_step))))
 
     def _with_totals(self, micro_batches: Iterable, strategy, steps: int, mask_of) -> Iterator:
         """OpenRLHF's micro-batches with the totals of their optimizer step; the loss learns those of each kind."""
-        masks = (mask_of, *_KINDS)
+        kinds = self._kinds
+        masks = (mask_of, *kinds.values())
         copies = itertools.tee(micro_batches, len(masks))
         with_totals = (_ITERATE(copy, strategy, steps, mask) for copy, mask in zip(copies, masks, strict=True))
-        for (experience, totals), (_, of_teachers), (_, of_rollouts) in zip(*with_totals, strict=True):
-            self.actor_loss_fn.of_teachers = Totals.of(of_teachers)
-            self.actor_loss_fn.of_rollouts = Totals.of(of_rollouts)
+        for (experience, totals), *of_kinds in zip(*with_totals, strict=True):
+            for name, (_, of_kind) in zip(kinds, of_kinds, strict=True):
+                setattr(self.actor_loss_fn, name, Totals.of(of_kind))
             yield experience, totals
 
     def _loader(self, buffer, batch_size: int, shuffle: bool, drop_last: bool, **settings):
         """OpenRLHF's loader of micro-batches; where it would shuffle rows, sorted by length within a step."""
-        if not shuffle:
-            return _LOADER(buffer, batch_size=batch_size, shuffle=False, drop_last=drop_last, **settings)
-        lengths = [len(item.sequences) for item in buffer.items]
-        batches = LengthSortedBatches(lengths, batch_size, self.strategy.accumulated_gradient)
-        return _LOADER(buffer, batch_sampler=batches, **settings)
+        if shuffle:
+            lengths = [len(item.sequences) for item in buffer.items]
+            batches = LengthSortedBatches(lengths, batch_size, self.strategy.accumulated_gradient)
+            loader = _LOADER(buffer, batch_sampler=batches, **settings)
+        else:
+            loader = _LOADER(buffer, batch_size=batch_size, shuffle=False, drop_last=drop_last, **settings)
+        self.kl_stop.begin(self.max_epochs * sum(map(self._ends_step, range(len(loader)))))
+        return UntilReached(loader, self.kl_stop)
 
     def ppo_train(self, kl_ctl: float):
         # ppo_train finds these two by their names in the module.
@@ -124,7 +160,12 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
         ppo_actor.iter_grad_accum_global_norm = self._with_totals
         status = super().ppo_train(kl_ctl)
         off_share = status.get("off_policy_token_share", 0.0)
-        for names, share in ((OFF_POLICY_METRICS, off_share), (ON_POLICY_METRICS, 1 - off_share)):
+        on_share = 1 - off_share - status.pop(_MERGED, 0.0)
+        for names, share in ((OFF_POLICY_METRICS, off_share), (ON_POLICY_METRICS, on_share)):
             for name in status.keys() & set(names):
                 status[name] = status[name] / share if share > 0 else 0.0
+        if self.kl_stop.limit is not None:
+            status |= self.kl_stop.metrics()
+            for _ in range(self.kl_stop.left_out):  # the learning rate of a step is that of its place in the run
+                self.actor_scheduler.step()
         return status

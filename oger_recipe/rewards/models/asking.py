@@ -5,27 +5,30 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from oger_recipe.rewards.models.keys import ClassifierKeys, WriterKeys
-from oger_recipe.rewards.models.place import Place, Reply, Sampling
+from oger_recipe.rewards.models.place import Likelihoods, Place, Reply, Sampling
 from oger_recipe.rewards.models.plugin import Failed
 from oger_recipe.rewards.sources import Group, Scores
 
+_T = TypeVar("_T")
 _PROMPT = "rm_prompt"  # the column that is read where an entry names none
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What came of one question: a value, or an error; unparsed: the judge replied, without a verdict in it."""
+    """What came of one question: a value, or an error; unparsed: the judge replied, without a verdict in it; steps:
+    rewards of the steps of reasoning in what was judged."""
 
     value: float = float("nan")
     error: str | None = None
     reply: Reply | None = None
     unparsed: bool = False
+    steps: tuple[float, ...] = ()
 
 
 class RewardModel(Protocol):
@@ -54,13 +57,25 @@ def score_rows(
     there = [question for question in questions if not isinstance(question, Failed)]
     found, metrics = ask([prompt for prompt, _ in there], [judged for _, judged in there]) if there else ([], {})
     replies = iter(found)
-    values, errors = torch.full(wanted.shape, torch.nan), {}
+    values, errors, steps = torch.full(wanted.shape, torch.nan), {}, {}
     for place, question in zip(places, questions, strict=True):
         each = Judged(error=question.reason) if isinstance(question, Failed) else next(replies)
-        values[place] = each.value
+        values[place], steps[place] = each.value, each.steps
         if each.error is not None:
             errors[place] = each.error
-    return Scores(values, errors=errors, metrics={**metrics, "seconds": time.monotonic() - started})
+    metrics = {**metrics, "seconds": time.monotonic() - started}
+    return Scores(values, errors=errors, metrics=metrics, steps=_of_steps(steps, wanted))
+
+
+def _of_steps(steps: Mapping[tuple[int, int], Sequence[float]], wanted: Tensor) -> Tensor | None:
+    """Make a tensor [groups, n, S] of rows' rewards of steps; None where no row has any."""
+    longest = max(map(len, steps.values()), default=0)
+    if not longest:
+        return None
+    made = torch.full((*wanted.shape, longest), torch.nan)
+    for place, rewards in steps.items():
+        made[place][: len(rewards)] = torch.tensor(rewards)
+    return made
 
 
 def _question(group: Group, column: str | None, judged: Any) -> tuple[str, Any] | Failed:
@@ -92,12 +107,21 @@ class ModelSource:
 
 def ask_place(place: Place, texts: Sequence[str | Failed], sampling: Sampling | None) -> list[Reply]:
     """Ask a place about those of the texts that are there: what is written, or without sampling the head's number."""
-    there = [text for text in texts if isinstance(text, str)]
+    return ask_about(
+        place, texts, place.classify if sampling is None else lambda there: place.generate(there, sampling)
+    )
+
+
+def ask_about(
+    place: Place | Likelihoods, texts: Sequence[_T | Failed], ask: Callable[[list[_T]], list[Reply]]
+) -> list[Reply]:
+    """Ask an open place by a method of its own about those of the texts that are there."""
+    there = [text for text in texts if not isinstance(text, Failed)]
     replies: list[Reply] = []
     if there:
         place.open()
         try:
-            replies = place.classify(there) if sampling is None else place.generate(there, sampling)
+            replies = ask(there)
         finally:
             place.close()
     if len(replies) != len(there):

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from oger_recipe.files import fingerprint
-from oger_recipe.rewards.models.keys import ModelKeys
-from oger_recipe.rewards.models.place import Place, Reply, Sampling
+from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys
+from oger_recipe.rewards.models.place import Place, Reply, Sampling, StepPrompt
 
 _T = TypeVar("_T")
+_P = TypeVar("_P", str, StepPrompt)
 
 logger = logging.getLogger(__name__)
 
@@ -96,14 +97,15 @@ def _bytes_in_use(database: sqlite3.Connection) -> int:
 
 
 def _packed(reply: Reply) -> bytes:
-    return zlib.compress(json.dumps([reply.text, reply.value, reply.cut]).encode())
+    return zlib.compress(json.dumps([reply.text, reply.value, reply.cut, reply.steps]).encode())
 
 
 def _unpacked(data: Any) -> Reply | None:
     """Returns None for what is no reply."""
     try:
-        text, value, is_cut = json.loads(zlib.decompress(data))
-        return Reply(str(text), float(value), cut=bool(is_cut), cached=True)
+        text, value, is_cut, *steps = json.loads(zlib.decompress(data))  # steps came with a later version
+        scores = tuple(float(score) for each in steps for score in each)
+        return Reply(str(text), float(value), steps=scores, cut=bool(is_cut), cached=True)
     except (TypeError, ValueError, zlib.error):
         return None
 
@@ -133,7 +135,11 @@ class Cached:
     def classify(self, prompts: Sequence[str]) -> list[Reply]:
         return self._replies(("classify", self.keys.head), prompts, self.place.classify)
 
-    def _replies(self, question: Any, prompts: Sequence[str], ask: Callable[[list[str]], list[Reply]]) -> list[Reply]:
+    def classify_steps(self, prompts: Sequence[StepPrompt]) -> list[Reply]:
+        assert isinstance(self.keys, ProcessKeys)
+        return self._replies(("classify_steps", self.keys.read), prompts, self.place.classify_steps)
+
+    def _replies(self, question: Any, prompts: Sequence[_P], ask: Callable[[list[_P]], list[Reply]]) -> list[Reply]:
         identity = json.dumps([_identity(self.keys), question], sort_keys=True)
         keys = {prompt: _hash(identity, prompt) for prompt in dict.fromkeys(prompts)}
         known = self.cache.get(keys.values())
@@ -158,8 +164,11 @@ def _identity(keys: ModelKeys) -> dict[str, Any]:
     if keys.runs_on == "server":
         return {"url": keys.url, "model": keys.model, "revision": keys.revision}
     names = ("model", "revision", "tokenizer", "runs_on", "dtype", "max_model_len")
-    return {name: getattr(keys, name) for name in names} | {"files": fingerprint(keys.model)}
+    adapter = getattr(keys, "adapter", None)
+    files = {"files": fingerprint(keys.model)} | ({"adapter": fingerprint(adapter)} if adapter else {})
+    return {name: getattr(keys, name) for name in names} | files
 
 
-def _hash(*texts: str) -> str:
-    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+def _hash(identity: str, prompt: str | StepPrompt) -> str:
+    asked = prompt if isinstance(prompt, str) else asdict(prompt)
+    return hashlib.sha256(json.dumps([identity, asked]).encode()).hexdigest()

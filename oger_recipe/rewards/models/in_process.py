@@ -13,8 +13,11 @@ from torch import Tensor
 
 from oger_recipe.errors import RecipeError
 from oger_recipe.remote_code import may_run
-from oger_recipe.rewards.models.keys import ModelKeys, WriterKeys
-from oger_recipe.rewards.models.place import Reply, Sampling, Told
+from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys, WriterKeys
+from oger_recipe.rewards.models.likelihood import likelihood_reply, response_length, response_log_probs
+from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt, Told
+from oger_recipe.rewards.models.step_models import load_step_model, step_logits, step_reply
+from oger_recipe.rewards.models.step_text import tokens_of
 
 _BATCH = 8
 _UNBOUNDED = 2**31  # tokens, of a model that says no limit
@@ -28,20 +31,21 @@ class ProcessPlace:
         self._loaded: tuple[Any, Any] | None = None  # tokenizer and model
 
     def open(self) -> None:
-        self._model(_writer if isinstance(self._keys, WriterKeys) else _head)
+        makers = {WriterKeys: _writer, ProcessKeys: load_step_model}
+        self._model(next((make for kind, make in makers.items() if isinstance(self._keys, kind)), _head))
 
     def close(self) -> None:
         pass
 
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Reply]:
         tokenizer, model = self._model(_writer)
-        tokens, replies = self._tokens(tokenizer, model, prompts, 1)
+        tokens, replies = self._tokens(model, [tokens_of(tokenizer, prompt) for prompt in prompts], 1)
         longest = self._longest(model)
         # Prompts that leave equal room for a reply are written to together.
         rooms = {row: min(sampling.max_new_tokens, longest - len(ids)) for row, ids in tokens.items()}
         for room in set(rooms.values()):
             for rows in _batches({row: ids for row, ids in tokens.items() if rooms[row] == room}):
-                batch = _padded([tokens[row] for row in rows], 0, left=True).to(model.device)
+                batch = padded([tokens[row] for row in rows], 0, left=True).to(model.device)
                 noise = Noise([prompts[row] for row in rows], sampling) if sampling.temperature else None
                 replies |= dict(zip(rows, _written(tokenizer, model, batch, room, noise), strict=True))
                 self._tell(len(replies), len(prompts))
@@ -49,12 +53,40 @@ class ProcessPlace:
 
     def classify(self, prompts: Sequence[str]) -> list[Reply]:
         tokenizer, model = self._model(_head)
-        tokens, replies = self._tokens(tokenizer, model, prompts, 0)
+        tokens, replies = self._tokens(model, [tokens_of(tokenizer, prompt) for prompt in prompts], 0)
         for rows in _batches(tokens):
             values = _values(tokenizer, model, [tokens[row] for row in rows])
             replies |= {row: _number(value) for row, value in zip(rows, values, strict=True)}
             self._tell(len(replies), len(prompts))
         return [replies[row] for row in range(len(prompts))]
+
+    def classify_steps(self, prompts: Sequence[StepPrompt]) -> list[Reply]:
+        assert isinstance(self._keys, ProcessKeys)
+        tokenizer, model = self._model(load_step_model)
+        tokens, replies = self._tokens(model, [list(prompt.tokens) for prompt in prompts], 0)
+        for rows in _batches(tokens):
+            batch = padded([tokens[row] for row in rows], 0, left=False).to(model.device)
+            logits = step_logits(self._keys, tokenizer, model, batch, [prompts[row] for row in rows])
+            replies |= {row: step_reply(self._keys, each) for row, each in zip(rows, logits, strict=True)}
+            self._tell(len(replies), len(prompts))
+        return [replies[row] for row in range(len(prompts))]
+
+    def log_probs(self, prompts: Sequence[StepPrompt]) -> list[Reply]:
+        _, model = self.writer()
+        tokens, replies = self._tokens(model, [list(prompt.tokens) for prompt in prompts], 0)
+        for rows in _batches(tokens):
+            read = [prompts[row] for row in rows]
+            batch = padded([tokens[row] for row in rows], 0, left=False).to(model.device)
+            with torch.inference_mode():
+                found = response_log_probs(model, batch, read)
+            for row, prompt, numbers in zip(rows, read, found, strict=True):
+                replies[row] = likelihood_reply(prompt, numbers[: response_length(prompt)].tolist())
+            self._tell(len(replies), len(prompts))
+        return [replies[row] for row in range(len(prompts))]
+
+    def writer(self) -> tuple[Any, Any]:
+        """Return tokenizer and model of a model that writes."""
+        return self._model(_writer)
 
     def _tell(self, came: int, total: int) -> None:
         if self._told is not None:
@@ -69,11 +101,11 @@ class ProcessPlace:
         return int(self._keys.max_model_len or getattr(model.config, "max_position_embeddings", None) or _UNBOUNDED)
 
     def _tokens(
-        self, tokenizer: Any, model: Any, prompts: Sequence[str], room: int
+        self, model: Any, prompts: Sequence[list[int]], room: int
     ) -> tuple[dict[int, list[int]], dict[int, Reply]]:
         """Return prompts' tokens by their numbers, and replies to those that leave less room than that behind them."""
         longest = self._longest(model)
-        tokens = {row: _ids(tokenizer, prompt) for row, prompt in enumerate(prompts)}
+        tokens = dict(enumerate(prompts))
         refused = {
             row: Reply(error=f"the prompt has {len(ids)} tokens, and {self._keys.model} reads {longest} in all")
             for row, ids in tokens.items()
@@ -132,12 +164,6 @@ def _head(keys: ModelKeys, settings: dict[str, Any]) -> Any:
     return model
 
 
-def _ids(tokenizer: Any, prompt: str) -> list[int]:
-    """Return a prompt's tokens; a beginning that a chat template has written is not doubled."""
-    is_begun = tokenizer.bos_token is not None and prompt.startswith(tokenizer.bos_token)
-    return list(tokenizer(prompt, add_special_tokens=not is_begun, verbose=False)["input_ids"])
-
-
 def _batches(tokens: dict[int, list[int]]) -> Iterator[list[int]]:
     """Yield the numbers of prompts of similar length."""
     by_length = sorted(tokens, key=lambda row: -len(tokens[row]))
@@ -145,7 +171,7 @@ def _batches(tokens: dict[int, list[int]]) -> Iterator[list[int]]:
         yield by_length[start : start + _BATCH]
 
 
-def _padded(tokens: Sequence[list[int]], pad: int, *, left: bool) -> Any:
+def padded(tokens: Sequence[Sequence[int]], pad: int, *, left: bool) -> Any:
     from transformers import BatchEncoding
 
     longest = max(map(len, tokens))
@@ -210,7 +236,7 @@ def _values(tokenizer: Any, model: Any, tokens: Sequence[list[int]]) -> list[flo
     # Decoders look for the last token that is not the padding: it must be one that no prompt ends with.
     pad = _unlike({each[-1] for each in tokens}) if is_decoder else tokenizer.pad_token_id
     model.config.pad_token_id = pad
-    batch = _padded(tokens, pad, left=False).to(model.device)
+    batch = padded(tokens, pad, left=False).to(model.device)
     with torch.inference_mode():
         logits = model(**batch).logits.float()
     if logits.dim() == 3:  # a number for every token

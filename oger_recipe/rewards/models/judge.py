@@ -43,10 +43,13 @@ class Judge:
 def _judged(reply: Reply, value: float | None | Failed) -> Judged:
     if isinstance(value, Failed):
         return Judged(error=value.reason, reply=reply)
-    if value is None:
-        text = f"no verdict in the judge's reply, which ends {reply.text[-_SHOWN_CHARACTERS:]!r}"
-        return Judged(error=text, reply=reply, unparsed=True)
-    return Judged(value, reply=reply)
+    return unparsed(reply) if value is None else Judged(value, reply=reply)
+
+
+def unparsed(reply: Reply, why: str = "no verdict in the judge's reply") -> Judged:
+    """Return what comes of a reply without a verdict that could be read."""
+    text = f"{why}, which ends {reply.text[-_SHOWN_CHARACTERS:]!r}"
+    return Judged(error=text, reply=reply, unparsed=True)
 
 
 def judge_metrics(judged: Sequence[Judged]) -> dict[str, float]:

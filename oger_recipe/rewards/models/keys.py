@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
+from oger_recipe.algorithm.steps import AGGREGATES
 from oger_recipe.embedding import PARTS
-from oger_recipe.ranges import COUNT, PART, POSITIVE, SHARE, WEIGHT
+from oger_recipe.ranges import COUNT, COUNT_OR_NONE, PART, POSITIVE, SHARE, WEIGHT
 from oger_recipe.rewards.keys import Keys, key
 from oger_recipe.rewards.models.place import Sampling
-from oger_recipe.rewards.models.plugin import FIRST, plugin_problem
+from oger_recipe.rewards.models.plugin import FIRST, OF_STEPS, plugin_problem
+from oger_recipe.rewards.models.step_formats import FORMATS, SCORERS, Format
 from oger_recipe.seeds import stable_seed
 
 PLACES = ("engine", "process", "server")
@@ -23,6 +26,10 @@ _OF_A_SERVER = (
 )  # fmt: skip
 _OF_A_MODEL_HERE = ("tensor_parallel_size", "gpu_memory_utilization", "max_model_len", "dtype")
 _OF_AN_ENGINE = ("tensor_parallel_size", "gpu_memory_utilization")
+_SHARED_BY_ENTRIES = (
+    "model", "revision", "tokenizer", "tensor_parallel_size", "gpu_memory_utilization", "max_model_len", "dtype",
+    "request_limit_s", "step_limit_s",
+)  # fmt: skip
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
@@ -74,6 +81,10 @@ class ModelKeys(Keys):
     def models(self) -> tuple[ModelKeys, ...]:
         """The models of the entry, each with its own keys."""
         return (self,)
+
+    def of_engine(self) -> ModelKeys:
+        """What it has in common with other entries that may share its engine."""
+        return ModelKeys(**{name: getattr(self, name) for name in _SHARED_BY_ENTRIES})
 
     @property
     def tokenizer_files(self) -> tuple[str, str | None]:
@@ -156,6 +167,8 @@ class JudgeKeys(WriterKeys):
 
     def combined(self) -> Iterator[str]:
         yield from super().combined()
+        if self.plugin in OF_STEPS:
+            yield f"plugin {self.plugin!r} judges steps of reasoning: it is for kind process, with scorer judge"
         yield from filter(None, [plugin_problem(self.plugin)])
 
 
@@ -222,6 +235,102 @@ class CritiqueKeys(WriterKeys):
     @property
     def urls(self) -> dict[str, str]:
         return super().urls | ({"critic_url": self.critic_url} if self.critic_url is not None else {})
+
+
+SCALES = ("probability", "difference")
+CREDITS = ("sum", "min")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepKeys(ModelKeys):
+    """A model that scores steps of reasoning."""
+
+    scorer: str | None = key(
+        None,
+        "what the model is. step_tag: it writes, and the logits of two tokens at a tag behind each step are compared; "
+        "token_head: it has a head that gives tokens labels; implicit: it is held against a reference; judge: it "
+        "writes about the steps (default: the format's)",
+        choices=(*SCORERS, "implicit", "judge"),
+    )
+    scale: str = key(
+        "probability",
+        "score of a step. probability: that it is good, 0 to 1; difference: that less that it is bad, -1 to 1",
+        choices=SCALES,
+    )
+    credit: str = key(
+        "sum",
+        "reward of a step, for step estimators. sum: its score; min: its score times its share in a softmax of "
+        "-score / temperature, so that they add up to about the lowest score",
+        choices=CREDITS,
+    )
+    temperature: float = key(0.1, "of credit min: the lower, the more the lowest score counts", range=POSITIVE)
+    aggregate: str = key("min", "what makes one number of the scores of a row's steps", choices=AGGREGATES)
+
+    def combined(self) -> Iterator[str]:
+        yield from super().combined()
+        if self.api != ModelKeys.api and self.scorer != "judge":
+            yield "api is for judges; leave it out"
+        if self.head != ModelKeys.head:
+            yield "head is for kinds with one number; a PRM's server is asked at /pooling"
+        if self.credit != "min" and self.temperature != StepKeys.temperature:
+            other = "; how a judge samples is sampling_temperature" if self.scorer == "judge" else ""
+            yield f"temperature is for credit min{other}"
+        if self.aggregate == "product" and self.scale == "difference":
+            yield "aggregate product with scale difference: two bad steps would make a good row; use scale probability"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessKeys(StepKeys):
+    """A process reward model (PRM): a score for each step of reasoning."""
+
+    prompt_column: str | None = key(
+        None,
+        "column of the data with the model's prompt (default: rm_prompt where it is there, else the problem)",
+        column="text",
+    )
+    format: str | None = key(
+        None,
+        "how question and steps are written: as this PRM was trained; it also says scorer, tag, good, bad and "
+        "good_label where the entry does not",
+        choices=FORMATS,
+    )
+    tag: str | int | None = key(
+        None, "text behind each step, where the model says its score, or a token's id (default: the format's)"
+    )
+    good: str | int | None = key(None, "token for a good step, its text or its id (default: the format's)")
+    bad: str | int | None = key(None, "token for a bad step, its text or its id (default: the format's)")
+    good_label: int | None = key(
+        None, "number of the head's label for a good step, from 0 (default: the format's)", range=COUNT_OR_NONE
+    )
+    adapter: str | None = key(None, "folder or hub name of a LoRA adapter (peft) on top of the model")
+
+    @property
+    def written(self) -> Format:
+        """How a text is written and read: the format with what the entry says in place of it."""
+        names = ("scorer", "tag", "good", "bad", "good_label")
+        own = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return replace(FORMATS[self.format or "math_shepherd"], **own)
+
+    def of_engine(self) -> ProcessKeys:
+        shared = {name: getattr(self, name) for name in _SHARED_BY_ENTRIES}
+        return ProcessKeys(**shared, format=self.format, **self.read)
+
+    @property
+    def read(self) -> dict[str, Any]:
+        """What decides, beside the model, what it says of a text's tokens."""
+        form = self.written
+        if form.scorer == "step_tag":
+            return {"scorer": form.scorer, "good": form.good, "bad": form.bad, "adapter": self.adapter}
+        return {"scorer": form.scorer, "good_label": form.good_label, "adapter": self.adapter}
+
+    def combined(self) -> Iterator[str]:
+        yield from super().combined()
+        if self.format is None:
+            yield f"format is missing: one of {', '.join(FORMATS)}"
+            return
+        yield from self.written.problems(self.format)
+        if self.adapter is not None and self.url is not None:
+            yield "adapter is the server's own affair: leave it out, or leave out url"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from oger_recipe.seeds import stable_seed
 
@@ -25,8 +25,8 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model says to one prompt: a text, the number of its head, or a number for each step of reasoning in it;
-    ``error`` says why there is none of these.
+    """What a model says to one prompt: a text, the number of its head, a number for each step of reasoning in it, or
+    how likely it finds each token of a response; ``error`` says why there is none of these.
 
     cut: the text ended at its longest; cached: it was not asked again.
     """
@@ -35,8 +35,17 @@ class Reply:
     value: float = float("nan")
     error: str | None = None
     steps: tuple[float, ...] = ()
+    log_probs: tuple[float, ...] = ()
     cut: bool = False
     cached: bool = False
+
+
+@dataclass(frozen=True)
+class StepPrompt:
+    """A text as tokens, and the positions among them where a model says how good the steps of reasoning are."""
+
+    tokens: tuple[int, ...]
+    ends: tuple[int, ...]
 
 
 Told = Callable[[str, int, int], None]  # model, replies that came, prompts; of one question, as they come
@@ -57,3 +66,19 @@ class Place(Protocol):
 
     def classify(self, prompts: Sequence[str]) -> list[Reply]:
         """Give the head's number for each prompt: raw, before any sigmoid."""
+
+    def classify_steps(self, prompts: Sequence[StepPrompt]) -> list[Reply]:
+        """Give the probability that a step is good for each position that a prompt names, as the model's ProcessKeys
+        say."""
+
+
+@runtime_checkable
+class Likelihoods(Protocol):
+    """A place of a model that writes, which says how likely it finds a text: this process, or an engine."""
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def log_probs(self, prompts: Sequence[StepPrompt]) -> list[Reply]:
+        """Give the log-probability of each token behind the first of a prompt's ends, in float32."""

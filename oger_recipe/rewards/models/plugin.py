@@ -28,6 +28,7 @@ from oger_recipe.rewards.verifiers import looked_in
 
 READY_MADE = Path(__file__).parent / "plugins"
 BOTH: Mapping[str, int] = {"rm_preprocess": 3, "rm_postprocess": 1}  # function -> arguments
+OF_STEPS = ("first_wrong_step",)  # ready-made ones that judge steps of reasoning
 FIRST: Mapping[str, int] = {"rm_preprocess": 3}
 
 _START_LIMIT_S = 300.0  # importing libraries and reading a tokenizer on a busy machine
@@ -96,7 +97,8 @@ class Plugin:
     """A plugin, whose process starts with the first call.
 
     tokenizer: folder or hub name of the judge's (None: the plugin gets None); limit_s: seconds that each of the two
-    functions may take for all that it is given at a time; needed: the functions that it has to have.
+    functions may take for all that it is given at a time; needed: the functions that it has to have; of_steps: it
+    gets lists of steps in place of responses, and its values are those of steps (see plugin_process.step_values_of).
     """
 
     def __init__(
@@ -106,9 +108,14 @@ class Plugin:
         revision: str | None = None,
         limit_s: float = 60.0,
         needed: Mapping[str, int] = BOTH,
+        *,
+        of_steps: bool = False,
     ) -> None:
         self.path, self._limit_s = path, limit_s
-        self._order = {"path": str(path), "tokenizer": tokenizer, "revision": revision, "needed": dict(needed)}
+        self._order = {
+            "path": str(path), "tokenizer": tokenizer, "revision": revision, "needed": dict(needed),
+            "of_steps": of_steps,
+        }  # fmt: skip
         self._process: _Process | None = None
         self._has_started = False
 
@@ -116,8 +123,8 @@ class Plugin:
         """Give the judge's prompt for each response."""
         return self._each("rm_preprocess", [list(prompts), list(responses)])
 
-    def postprocess(self, results: Sequence[str]) -> list[float | None | Failed]:
-        """Give the value of each reply; None is no verdict."""
+    def postprocess(self, results: Sequence[str]) -> list[Any]:
+        """Give the value of each reply, None (no verdict) or Failed."""
         return self._each("rm_postprocess", [list(results)])
 
     def start(self) -> None:

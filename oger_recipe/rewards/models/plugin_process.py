@@ -77,6 +77,27 @@ def numbers_of(values: Any, size: int) -> list[float | None]:
     return [_number(value) for value in _listed(values, size, "rm_postprocess")]
 
 
+def step_values_of(values: Any, size: int) -> list[int | list[float] | None]:
+    """Read what rm_postprocess gave for so many replies about steps: the number of the first wrong step, -1 for none,
+    or a list with a number for each step; None and nan are no verdict, None.
+
+    Raises Unfit for anything else.
+    """
+    return [_step_value(value) for value in _listed(values, size, "rm_postprocess")]
+
+
+def _step_value(value: Any) -> int | list[float] | None:
+    if isinstance(value, str) or not hasattr(value, "__iter__"):
+        number = _number(value)
+        if number is not None and (number < -1 or number != int(number)):
+            raise Unfit(f"rm_postprocess gave {_shown(value)}, which is no number of a step; -1 is for none")
+        return None if number is None else int(number)
+    numbers = [_number(each) for each in value]
+    if None in numbers:
+        raise Unfit(f"rm_postprocess gave {_shown(value)}, with no number for some steps")
+    return [number for number in numbers if number is not None]
+
+
 def _listed(values: Any, size: int, function: str) -> list[Any]:
     if isinstance(values, str) or not hasattr(values, "__iter__"):
         raise Unfit(f"{function} gave {_shown(values)}, which is no list")
@@ -101,6 +122,7 @@ def _shown(value: Any) -> str:
 
 
 READ: dict[str, Callable[[Any, int], list[Any]]] = {"rm_preprocess": texts_of, "rm_postprocess": numbers_of}
+READ_OF_STEPS = READ | {"rm_postprocess": step_values_of}
 
 
 def _said(act: Callable[[], Any]) -> dict[str, Any]:
@@ -146,6 +168,7 @@ def _end_with(parent: int) -> None:
 def serve(connection: socket.socket) -> None:
     order = receive_message(connection)
     tokenizer, functions = None, {}
+    read = READ_OF_STEPS if order["of_steps"] else READ
 
     def start() -> None:
         nonlocal tokenizer, functions
@@ -155,7 +178,7 @@ def serve(connection: socket.socket) -> None:
 
     def answer(function: str, columns: Sequence[list[Any]]) -> list[Any]:
         more = [tokenizer] if function == "rm_preprocess" else []
-        return READ[function](functions[function](*columns, *more), len(columns[0]))
+        return read[function](functions[function](*columns, *more), len(columns[0]))
 
     said = _said(start)
     send_message(connection, said)

@@ -7,10 +7,15 @@ from pathlib import Path
 
 from oger_recipe.rewards.models.keys import ClassifierKeys, CritiqueKeys, JudgeKeys, ModelKeys, WriterKeys
 from oger_recipe.rewards.models.plugin import BOTH, FIRST, READY_MADE, Plugin, find_plugin
+from oger_recipe.rewards.models.scorer_keys import StepJudgeKeys
 
 
 def of_judge(keys: JudgeKeys) -> Plugin:
     return _plugin(find_plugin(keys.plugin), keys, keys.plugin_limit_s, BOTH)
+
+
+def of_step_judge(keys: JudgeKeys) -> Plugin:
+    return _plugin(find_plugin(keys.plugin), keys, keys.plugin_limit_s, BOTH, of_steps=True)
 
 
 def of_critic(keys: WriterKeys) -> Plugin:
@@ -26,6 +31,8 @@ def plugins_of(keys: ModelKeys) -> list[Plugin]:
     """Make those of an entry; nothing is started."""
     if isinstance(keys, CritiqueKeys):
         return [plugin for model in keys.models for plugin in plugins_of(model)]
+    if isinstance(keys, StepJudgeKeys):
+        return [of_step_judge(keys.judge)]
     if isinstance(keys, JudgeKeys):
         return [of_judge(keys)]
     if isinstance(keys, WriterKeys):
@@ -33,6 +40,6 @@ def plugins_of(keys: ModelKeys) -> list[Plugin]:
     return [of_head(keys)] if isinstance(keys, ClassifierKeys) else []
 
 
-def _plugin(path: Path, keys: ModelKeys, limit_s: float, needed: Mapping[str, int]) -> Plugin:
+def _plugin(path: Path, keys: ModelKeys, limit_s: float, needed: Mapping[str, int], **more: bool) -> Plugin:
     tokenizer, revision = (None, None) if keys.chats else keys.tokenizer_files
-    return Plugin(path, tokenizer, revision, limit_s, needed)
+    return Plugin(path, tokenizer, revision, limit_s, needed, **more)

@@ -15,12 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
+import torch
 
 from oger_recipe.endpoint import Endpoint, Failed, api_key, checked_address
 from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.models.keys import ModelKeys, WriterKeys
+from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys, WriterKeys
 from oger_recipe.rewards.models.limits import TokenBucket
-from oger_recipe.rewards.models.place import Reply, Sampling, Told
+from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt, Told
+from oger_recipe.rewards.models.step_models import step_reply
 
 FIRST_PAUSE_S = 2.0  # doubled after every attempt: six of them outlast a bad minute
 _GIVES_UP_AFTER = 3  # requests in a row that failed in all their attempts; one that was refused the connection counts
@@ -80,12 +82,35 @@ class ServerPlace:
             asked = [{"prompt": prompt, **_begun(prompt)} for prompt in prompts]
         seeds = [{} if sampling.seed is None else {"seed": sampling.seed_of(prompt)} for prompt in prompts]
         bodies = [settings | question | seed for question, seed in zip(asked, seeds, strict=True)]
-        return asyncio.run(self._answers(_JUDGES[self._keys.api], bodies))
+        return self._answers([_JUDGES[self._keys.api]] * len(bodies), bodies)
 
     def classify(self, prompts: Sequence[str]) -> list[Reply]:
         raw: dict[str, Any] = {} if self._keys.head == "embeddings" else {"use_activation": False}
         bodies = [{"model": self._keys.model, "input": prompt} | raw | _begun(prompt) for prompt in prompts]
-        return asyncio.run(self._answers(_HEADS[self._keys.head], bodies))
+        return self._answers([_HEADS[self._keys.head]] * len(bodies), bodies)
+
+    def classify_steps(self, prompts: Sequence[StepPrompt]) -> list[Reply]:
+        asked = {"model": self._keys.model, "task": "token_classify", "use_activation": False}
+        bodies = [asked | {"input": list(prompt.tokens)} for prompt in prompts]
+        return self._answers([_Question("/pooling", self._steps(prompt), beside=True) for prompt in prompts], bodies)
+
+    def _steps(self, prompt: StepPrompt) -> Callable[[Any], Reply]:
+        """Reads numbers for every token."""
+        assert isinstance(self._keys, ProcessKeys)
+        keys = self._keys
+
+        def read(answer: Any) -> Reply:
+            try:
+                (item,) = answer["data"]
+                numbers = item["data"]
+                if len(numbers) != len(prompt.tokens):
+                    raise ValueError(f"{len(numbers)} numbers or lists of them for {len(prompt.tokens)} tokens")
+                chosen = [[float(each) for each in numbers[end]] for end in prompt.ends]
+                return step_reply(keys, torch.tensor(chosen))
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise Failed(f"the answer has no scores of tokens ({type(error).__name__}: {error})") from None
+
+        return read
 
     async def names(self) -> list[str]:
         """Returns the names of the server's models, none where it does not list them. Raises ValueError where nobody
@@ -101,18 +126,19 @@ class ServerPlace:
             except (KeyError, TypeError):
                 return []
 
-    async def _answers(self, question: _Question, bodies: Sequence[Any]) -> list[Reply]:
+    def _answers(self, questions: Sequence[_Question], bodies: Sequence[Any]) -> list[Reply]:
         came = 0
 
-        async def answer(client: httpx.AsyncClient, body: Any) -> Reply:
+        async def answer(client: httpx.AsyncClient, asked: tuple[_Question, Any]) -> Reply:
             nonlocal came
-            reply = await self._answer(client, question, body)
+            reply = await self._answer(client, *asked)
             came += 1
             if self._told is not None:
                 self._told(self._keys.model, came, len(bodies))
             return reply
 
-        return await self._endpoint.each(self._keys.concurrency, answer, bodies)
+        asked = list(zip(questions, bodies, strict=True))
+        return asyncio.run(self._endpoint.each(self._keys.concurrency, answer, asked))
 
     async def _answer(self, client: httpx.AsyncClient, question: _Question, body: Any) -> Reply:
         if self._failures >= _GIVES_UP_AFTER:

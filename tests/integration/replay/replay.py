@@ -47,6 +47,7 @@ import torch
 from doubles import Engine, Group, Model, Recorded, Remote, Strategy, embedding_server
 
 # Every name of this recipe that the replay holds on to, besides flags, recipe files and the files of a run's folder.
+from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
 from oger_recipe.cli import train
 from oger_recipe.cli.train_ppo_ray import build_parser
 from oger_recipe.plugin.driver import launch  # its function launch(tokens, run_dir, *, environment, ...) starts Ray
@@ -146,7 +147,7 @@ def _settings(patch: pytest.MonkeyPatch, recipe: str, flags: list[str]) -> Any:
     args.actor.eps_clip_low_high = args.actor.eps_clip_low_high or (args.actor.eps_clip, args.actor.eps_clip)
     args.reward.remote_url = args.reward.remote_url.split(",")
     args.rollout.vllm_generate_batch_size = args.rollout.vllm_generate_batch_size or args.rollout.batch_size
-    has_critic = args.algo.advantage.estimator == "gae"
+    has_critic = args.algo.advantage.estimator in CRITIC_ESTIMATORS
     args.critic.model_name_or_path = args.actor.model_name_or_path if has_critic else None
     args.logger.tensorboard_dir = None
     return args

@@ -1,0 +1,187 @@
+"""Advantages from the rewards of steps of reasoning: with a critic's values, or by comparing the rows of a group.
+
+A step's reward is paid when the step is complete, its tokens share the step's advantage (TPPO's alone differ), and the
+last step's reward has the part that is for the whole response. What a tensor has outside of its mask is not read.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from oger_recipe.algorithm.normalize import group_normalized
+from oger_recipe.algorithm.steps import step_gae, token_gae_by_steps
+
+
+@dataclass(frozen=True)
+class ValuedSteps:
+    """Rows with a critic's values. rewards, mask (bool) [B, S]; values, step_index [B, A]: of the state that each
+    token is sampled in, and the token's step from 0, -1 where there is none."""
+
+    rewards: Tensor
+    mask: Tensor
+    values: Tensor
+    step_index: Tensor
+
+
+@dataclass(frozen=True)
+class GroupedSteps:
+    """Groups of rows. rewards, mask (bool) and tokens, the tokens of each step, are [groups, n, S]; of_response
+    [groups, n]: the part of the last step's reward that is for the whole response."""
+
+    rewards: Tensor
+    mask: Tensor
+    tokens: Tensor
+    of_response: Tensor
+
+
+@dataclass(frozen=True)
+class StepEstimator:
+    """How steps become advantages: by one of the first two.
+
+    with_values: (rows, gamma, lam) to advantages and returns [B, A], towards which a critic is trained; in_group: to
+    advantages [groups, n, S]; whitened: over what the advantages of a batch are brought to mean 0 and std 1
+    afterwards, "steps" or "tokens"; compares_groups: groups are measured by each other's rewards.
+    """
+
+    with_values: Callable[[ValuedSteps, float, float], tuple[Tensor, Tensor]] | None = None
+    in_group: Callable[[GroupedSteps], Tensor] | None = None
+    whitened: str | None = None
+    compares_groups: bool = False
+
+    @property
+    def needs_critic(self) -> bool:
+        return self.with_values is not None
+
+
+def appo(rows: ValuedSteps, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """Take each step as an action, with the critic's value before its first token (step_gae).
+
+    The returns stand on these tokens alone, where the critic is trained, and are 0 elsewhere.
+    """
+    first = _first_places(rows.step_index, rows.mask.shape[1])
+    values = pad(rows.values, (0, 1)).gather(1, first)
+    advantages, returns = step_gae(rows.rewards, values, rows.mask, gamma=gamma, lam=lam)
+    of_tokens = torch.where(first_tokens(rows.step_index), over_tokens(returns, rows.step_index), 0.0)
+    return over_tokens(advantages, rows.step_index), of_tokens
+
+
+def tppo(rows: ValuedSteps, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """Take each token as an action, and let time pass with the steps (token_gae_by_steps)."""
+    return token_gae_by_steps(rows.rewards, rows.values, rows.step_index, gamma=gamma, lam=lam)
+
+
+def process_grpo(rows: GroupedSteps) -> Tensor:
+    """Compare all step rewards of a group with each other, and add up those from each step on.
+
+        z_s = (r_s - mean(r)) / (std(r) + 1e-6)        A_s = sum of z_k over k >= s
+
+    GRPO with process supervision (DeepSeekMath, arXiv 2402.03300, section 4.1.3); the std is over n - 1.
+    """
+    groups, n, steps = rows.mask.shape
+    mask = rows.mask.reshape(groups, n * steps)
+    z = group_normalized(rows.rewards.reshape(groups, n * steps), mask)
+    return from_here_on(z.view(groups, n, steps), rows.mask)
+
+
+def process_grpo_batch(rows: GroupedSteps) -> Tensor:
+    """Compare all step rewards of a batch with each other, whatever problem and place they have.
+
+        A_s = (r_s - mean(r)) / (std(r) + 1e-8)
+
+    GRPO as OpenR has it (arXiv 2410.09671; train/mat/utils/language_buffer.py): no groups, no later steps; the std is
+    over n.
+    """
+    count = rows.mask.sum().clamp(min=1)
+    exact = torch.where(rows.mask, rows.rewards.double(), 0.0)
+    centred = torch.where(rows.mask, exact - exact.sum() / count, 0.0)
+    std = (centred.square().sum() / count).sqrt()
+    return (centred / (std + 1e-8)).to(_real(rows.rewards))
+
+
+def process_rloo(rows: GroupedSteps) -> Tensor:
+    """Hold what each step still earns against what the other rows of its group earn from a token on (PURE, arXiv
+    2504.15275), and the reward of the whole response against the other rows' (RLOO, arXiv 2402.14740).
+
+    With p_s the step's reward without the part o that is for the whole response, and n_s its tokens:
+
+        G_s = sum of p_k over k >= s
+        A_s = G_s - b + o - mean of the others' o        b = sum of n_s G_s / sum of n_s over the others' steps
+
+    Taken from PURE: the two baselines apart, both without the row itself, and that of the steps by token: by step,
+    answers in fewer or in more steps would be favoured. Not taken: its code for verl divides by the length that the
+    batch is padded to; its code for OpenRLHF takes a share of the others' rewards off for each token of a step, so
+    that longer answers are worth more where these are negative, and leaves out the tokens that end a step. A row with
+    no others is held against 0.
+    """
+    exact = torch.where(rows.mask, rows.rewards.double(), 0.0)
+    last = last_steps(rows.mask)
+    outcome = torch.where(rows.mask.any(dim=2), rows.of_response.double(), 0.0)
+    earned = from_here_on(exact - outcome.unsqueeze(2) * last, rows.mask)
+    tokens = torch.where(rows.mask, rows.tokens.double(), 0.0)
+    baseline = _of_others((tokens * earned).sum(dim=2), tokens.sum(dim=2))
+    against = _of_others(outcome, torch.ones_like(outcome))
+    advantages = earned - baseline.unsqueeze(2) + (outcome - against).unsqueeze(2)
+    return torch.where(rows.mask, advantages, 0.0).to(_real(rows.rewards))
+
+
+def of_steps(values: Tensor, step_index: Tensor, steps: int) -> Tensor:
+    """Sum values over the tokens of each of so many steps: both [B, A] (step_index from 0, -1 where there is no
+    token), the result [B, steps]."""
+    inside = torch.where(step_index >= 0, values, 0)
+    return inside.new_zeros(len(values), steps + 1).scatter_add(1, step_index.long() + 1, inside)[:, 1:]
+
+
+def over_tokens(values: Tensor, step_index: Tensor) -> Tensor:
+    """Put values [B, S] on the tokens of their steps, [B, A]; 0 where there is none."""
+    return pad(values, (1, 0)).gather(1, step_index.long() + 1)
+
+
+def last_steps(mask: Tensor) -> Tensor:
+    """Mark the last step of each row; mask (bool [..., S]) has a row's steps first."""
+    return mask & ~pad(mask[..., 1:], (0, 1))
+
+
+def first_tokens(step_index: Tensor) -> Tensor:
+    """Mark the first token of each step (bool [B, A]); step_index counts from 0, -1 where there is no token."""
+    places = torch.arange(step_index.shape[1], device=step_index.device)
+    first = _first_places(step_index, step_index.shape[1])  # a row has no more steps than tokens
+    return (step_index >= 0) & (over_tokens(first, step_index) == places)
+
+
+def whitening(values: Tensor, *, divide: bool) -> tuple[float, float]:
+    """Return the mean of values [m], and 1 / std over m, by which their distances from it become whitened values.
+
+    The variance is 1e-8 at the least, as in OpenRLHF; 1 takes the place of 1 / std without `divide`. No values: 0, 1.
+    """
+    if not len(values):
+        return 0.0, 1.0
+    exact = values.double()
+    mean = exact.mean()
+    variance = (exact - mean).square().mean().clamp(min=1e-8)
+    return mean.item(), variance.rsqrt().item() if divide else 1.0
+
+
+def from_here_on(values: Tensor, mask: Tensor) -> Tensor:
+    """Sum values [..., S] of this and all later steps, 0 outside of the mask."""
+    inside = torch.where(mask, values, 0.0)
+    return torch.where(mask, inside.flip(-1).cumsum(-1).flip(-1), 0.0)
+
+
+def _first_places(step_index: Tensor, steps: int) -> Tensor:
+    """Find the place of the first token of each of so many steps, [B, steps]; behind the last place: there is none."""
+    places = torch.arange(step_index.shape[1], device=step_index.device).expand(step_index.shape)
+    behind = places.new_full((len(step_index), steps + 1), step_index.shape[1])
+    return behind.scatter_reduce(1, step_index.long() + 1, places, "amin")[:, 1:]
+
+
+def _of_others(sums: Tensor, counts: Tensor) -> Tensor:
+    """Take the mean over the other rows of each group, of sums and counts [groups, n]; 0 where they count nothing."""
+    sums, counts = (each.sum(dim=1, keepdim=True) - each for each in (sums, counts))
+    return torch.where(counts > 0, sums / counts.clamp(min=1), 0.0)
+
+
+def _real(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)

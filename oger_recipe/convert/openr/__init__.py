@@ -1,0 +1,1 @@
+"""The training command of OpenR: process rewards for steps of reasoning."""

@@ -1,0 +1,54 @@
+"""Reads a command line as argparse does: words of the form ``--name value``, ``--name=value``, and switches."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from oger_recipe.convert.dialect import Argument, Reader
+from oger_recipe.convert.values import Flag
+
+
+def reader(sections: Mapping[str, Sequence[Flag]]) -> Reader:
+    """Makes what takes the words of a command with these flags apart. A flag of type bool is a switch: it takes no
+    value, and is the opposite of its default where it is given."""
+    flags = {flag.name: flag for section in sections.values() for flag in section}
+    switches = {name: str(flag.default is not True) for name, flag in flags.items() if flag.value_type() is bool}
+
+    def read(words: Sequence[str], line_of: Callable[[str], int]) -> tuple[list[Argument], list[str]]:
+        arguments: list[Argument] = []
+        problems: list[str] = []
+        rest = deque(words)
+        while rest:
+            word = rest.popleft()
+            name, has_text, text = word.partition("=")
+            if not word.startswith("--"):
+                last = arguments[-1].name if arguments else ""
+                of_switch = f": {last} is a switch, and takes no value" if last in switches else ""
+                problems.append(f"line {line_of(word)}: {word!r} belongs to no flag{of_switch}")
+                continue
+            if name in switches:
+                text = switches[name]
+                problems += [f"line {line_of(name)}: {word}: it is a switch, and takes no value"] if has_text else []
+            elif not has_text and rest and not rest[0].startswith("--"):
+                text = rest.popleft()
+            elif not has_text and name in flags:
+                problems.append(f"line {line_of(name)}: {name} has no value")
+                continue
+            arguments.append(Argument(name, text, line_of(name)))
+        return arguments, problems
+
+    return read
+
+
+def parse(text: str, kind: type | None = None) -> Any:
+    """Returns a number or a switch where the flag takes one and the text is one, else the text."""
+    if kind is bool:
+        return text == "True"
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            return text
+    return text

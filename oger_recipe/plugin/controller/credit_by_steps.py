@@ -1,0 +1,122 @@
+"""Advantages of experiences whose rewards are paid by steps of reasoning.
+
+What changes the reward of a whole response joins its last step: length penalties, and what the clip range takes off
+there. The KL penalty of a step's tokens is taken off the step's reward; where groups are compared, it is taken off
+afterwards, from the advantages of this step and all before it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+from torch import Tensor
+
+from oger_recipe.algorithm.step_credit import (
+    GroupedSteps,
+    StepEstimator,
+    ValuedSteps,
+    first_tokens,
+    from_here_on,
+    last_steps,
+    of_steps,
+    over_tokens,
+    whitening,
+)
+from oger_recipe.rewards.by_steps import StepRewards
+
+
+@dataclass(frozen=True)
+class HowToCredit:
+    """An estimator, with OpenRLHF's settings of advantages and rewards; kl_coefficient: of the KL in the reward."""
+
+    estimator: StepEstimator
+    gamma: float
+    lam: float
+    kl_coefficient: float
+    clip_range: tuple[float, float] | None
+    divides_by_std: bool
+
+
+def credit_by_steps(experiences: Sequence[Experience], paid: StepRewards, left_out: Tensor, how: HowToCredit) -> None:
+    """Give the experiences of a step advantages and returns [B, A].
+
+    An experience says with ``index`` which rows of ``paid`` it has, and with ``rewards`` what these are worth by now.
+    Rows ``left_out`` (bool [N]) are not trained, and do not count where advantages are whitened.
+    """
+    groups, size, steps = paid.mask.shape
+    mask = paid.mask.flatten(0, 1)
+    _require_equal_steps(experiences, mask)
+    rewards, of_response = _as_worth_by_now(experiences, paid, how.clip_range)
+    tokens = _by_row(experiences, steps, lambda each: torch.ones_like(each.step_index))
+    kl = how.kl_coefficient * _by_row(experiences, steps, lambda each: each.kl)
+    compared = torch.zeros_like(rewards)
+    if how.estimator.in_group is not None:
+        shape = (groups, size, steps)
+        grouped = GroupedSteps(rewards.view(shape), paid.mask, tokens.view(shape), of_response.view(groups, size))
+        advantages = how.estimator.in_group(grouped)
+        compared = advantages.flatten(0, 1) - from_here_on(kl, mask)
+    for experience in experiences:
+        at, index = experience.index, _index_of(experience)
+        if how.estimator.with_values is not None:
+            valued = ValuedSteps(rewards[at] - kl[at], mask[at], experience.values.float(), index)
+            experience.advantages, experience.returns = how.estimator.with_values(valued, how.gamma, how.lam)
+        else:
+            experience.advantages = over_tokens(compared[at], index)
+            experience.returns = experience.advantages.clone()
+        experience.info["return"] = (rewards - kl)[at].sum(dim=1)
+        experience.kl = None
+    if how.estimator.whitened is not None:
+        _whiten(experiences, left_out, over_steps=how.estimator.whitened == "steps", divide=how.divides_by_std)
+
+
+def _index_of(experience: Experience) -> Tensor:
+    """The step of each token, from 0; -1 where there is none."""
+    index: Tensor = experience.step_index.long() - 1
+    return index
+
+
+def _by_row(experiences: Sequence[Experience], steps: int, values: Callable[[Experience], Tensor]) -> Tensor:
+    """Sum ``values`` [B, A] of the experiences over steps, [N, steps] in the order of the flat list."""
+    by_row = torch.zeros(sum(len(experience.index) for experience in experiences), steps)
+    for experience in experiences:
+        by_row[experience.index] = of_steps(values(experience).float(), _index_of(experience), steps)
+    return by_row
+
+
+def _require_equal_steps(experiences: Sequence[Experience], mask: Tensor) -> None:
+    """The reward of a step without tokens would be lost in silence."""
+    for experience in experiences:
+        in_tokens = experience.step_index.amax(dim=1).long()
+        in_texts = mask[experience.index].sum(dim=1)
+        for row, *counts in zip(experience.index, in_tokens.tolist(), in_texts.tolist(), strict=True):
+            if counts[0] != counts[1]:
+                raise RuntimeError(
+                    f"row {row} of the step has {counts[0]} steps in its tokens, {counts[1]} in its text"
+                )
+
+
+def _as_worth_by_now(
+    experiences: Sequence[Experience], paid: StepRewards, clip_range: tuple[float, float] | None
+) -> tuple[Tensor, Tensor]:
+    """Rewards of steps [N, S], and the part of each row's last one that is for the whole response, [N]."""
+    rewards, last = paid.rewards.flatten(0, 1), last_steps(paid.mask).flatten(0, 1)
+    worth = torch.empty(len(rewards))
+    for experience in experiences:
+        worth[experience.index] = experience.rewards.float()
+    now = rewards + last * (worth - paid.total.flatten()).unsqueeze(1)
+    if clip_range:
+        now = now.clamp(*clip_range)
+    return now, paid.of_response.flatten() + (last * (now - rewards)).sum(dim=1)
+
+
+def _whiten(experiences: Sequence[Experience], left_out: Tensor, *, over_steps: bool, divide: bool) -> None:
+    counted = []
+    for experience in experiences:
+        index = _index_of(experience)
+        mask = first_tokens(index) if over_steps else index >= 0
+        counted.append(experience.advantages[mask & ~left_out[experience.index].unsqueeze(1)])
+    mean, scale = whitening(torch.cat(counted), divide=divide)
+    for experience in experiences:
+        whitened = (experience.advantages - mean) * scale
+        experience.advantages = torch.where(experience.step_index > 0, whitened, 0.0)

@@ -1,0 +1,104 @@
+"""What the sources of a run pay for each step of reasoning: the left fold of compose.py, with a reward for each step.
+
+A source that speaks of steps (Scores.steps) pays each of them; what any other source says is for the whole response
+and is paid with its last step. A factor (combine: mul) multiplies all steps. Added up over its steps, a row's rewards
+are what the sources give it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oger_recipe.algorithm.step_credit import last_steps
+from oger_recipe.rewards.sources import Group, Scores
+
+
+@dataclass(frozen=True)
+class StepRewards:
+    """The rewards of a batch's steps of reasoning.
+
+    rewards, mask: [groups, n, S], 0 and not set where a row has no such step; of_response [groups, n]: the part of the
+    last step's reward that is for the whole response.
+    """
+
+    rewards: Tensor
+    mask: Tensor
+    of_response: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        """[groups, n]."""
+        return self.rewards.sum(dim=2)
+
+    def with_responses(self, of_response: Tensor, where: Tensor) -> StepRewards:
+        """Put rewards of whole responses [groups, n] in the place of all others where the bool mask is set."""
+        alone = torch.where(last_steps(self.mask), of_response.unsqueeze(2), 0.0)
+        return StepRewards(
+            torch.where(where.unsqueeze(2), alone, self.rewards),
+            self.mask,
+            torch.where(where, of_response, self.of_response),
+        )
+
+
+@dataclass(frozen=True)
+class Term:
+    """What a source gives: weighted values [groups, n], or weighted rewards of steps [groups, n, S]; counts (bool
+    [groups, n]): where it is not passed by; multiplies: it is a factor of what is there, in place of a summand."""
+
+    values: Tensor
+    counts: Tensor
+    multiplies: bool = False
+
+
+def step_mask(groups: Sequence[Group]) -> Tensor:
+    """Mark the steps that rows have, bool [groups, n, S], with S of the row that has most."""
+    counts = torch.tensor([[len(steps) for steps in group.steps] for group in groups])
+    return torch.arange(int(counts.max()) if counts.numel() else 0) < counts.unsqueeze(2)
+
+
+def step_errors(scores: Scores, mask: Tensor, wanted: Tensor) -> dict[tuple[int, int], str]:
+    """Find the rows to which a source gives rewards of steps that they do not have; (group, row) -> why."""
+    if scores.steps is None:
+        return {}
+    said = _fitted(scores.steps.isfinite(), max(mask.shape[2], scores.steps.shape[2]), False)
+    beyond = said & ~_fitted(mask, said.shape[2], False)
+    return {
+        (group, row): f"it gave a reward to step {int(beyond[group, row].nonzero()[0]) + 1} of a response with "
+        f"{int(mask[group, row].sum())}"
+        for group, row in (beyond.any(dim=2) & wanted).nonzero().tolist()
+    }
+
+
+def weighted_steps(steps: Tensor, weight: float, has_value: Tensor, mask: Tensor) -> Tensor:
+    """Weigh a source's rewards of steps where its rows have a value (bool [groups, n]); a step without one has 0."""
+    fitted = _fitted(steps, mask.shape[2], torch.nan)
+    return weight * torch.where(mask & has_value.unsqueeze(2) & fitted.isfinite(), fitted, 0.0)
+
+
+def compose_steps(terms: Sequence[Term], mask: Tensor) -> StepRewards:
+    """Fold terms from the left, as compose does."""
+    last = last_steps(mask)
+    rewards, of_response = torch.zeros(mask.shape), torch.zeros(mask.shape[:2])
+    begun = torch.zeros(mask.shape[:2], dtype=torch.bool)
+    for term in terms:
+        pays_steps = term.values.ndim == 3
+        whole = torch.zeros_like(of_response) if pays_steps else term.values
+        paid = term.values if pays_steps else torch.where(last, whole.unsqueeze(2), 0.0)
+        is_factor = begun & term.multiplies
+        joined = torch.where(is_factor.unsqueeze(2), rewards * whole.unsqueeze(2), rewards + paid)
+        rewards = torch.where(term.counts.unsqueeze(2), joined, rewards)
+        joined = torch.where(is_factor, of_response * whole, of_response + whole)
+        of_response = torch.where(term.counts, joined, of_response)
+        begun = begun | term.counts
+    return StepRewards(rewards, mask, of_response)
+
+
+def _fitted(values: Tensor, steps: int, fill: float) -> Tensor:
+    """Cut or fill up values [groups, n, ...] to so many steps."""
+    values = values[..., :steps]
+    missing = values.new_full((*values.shape[:-1], steps - values.shape[-1]), fill)
+    return torch.cat([values, missing], dim=-1)

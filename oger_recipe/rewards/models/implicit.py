@@ -1,0 +1,183 @@
+"""Scorer implicit of kind process (PRIME): how much likelier a model finds a step than its reference does. The model
+may learn from the verified outcomes of each step's rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from oger_recipe.algorithm.implicit import implicit_step_rewards, outcome_accuracy, pair_accuracy
+from oger_recipe.errors import RecipeError
+from oger_recipe.rewards.models.asking import Judged, ask_about
+from oger_recipe.rewards.models.in_process import ProcessPlace
+from oger_recipe.rewards.models.keys import ModelKeys
+from oger_recipe.rewards.models.learning import Learner
+from oger_recipe.rewards.models.likelihood import padded_log_probs, step_index, written
+from oger_recipe.rewards.models.place import Likelihoods, Reply, StepPrompt
+from oger_recipe.rewards.models.plugin import Failed
+from oger_recipe.rewards.models.process import ProcessSource
+from oger_recipe.rewards.models.scorer_keys import ImplicitKeys
+from oger_recipe.rewards.models.step_text import load_tokenizer
+from oger_recipe.rewards.sources import Group, Scores, Source
+
+if TYPE_CHECKING:
+    from oger_recipe.rewards.compose import SourceSpec, Surroundings
+
+
+class ImplicitScorer:
+    """A model and its reference. Prompts are read as they are, templates and all."""
+
+    def __init__(self, keys: ImplicitKeys, model: Likelihoods, reference: Likelihoods) -> None:
+        self._keys, self._model, self._reference = keys, model, reference
+        self._tokenizer: Any = None
+        self._known: dict[StepPrompt, Reply] = {}
+
+    def ask(self, prompts: Sequence[str], steps: Sequence[Sequence[str]]) -> list[Judged]:
+        texts = self.write(prompts, steps)
+        of_model, of_reference = ask_about(self._model, texts, self._model.log_probs), self.by_reference(texts)
+        errors = [one.error or other.error for one, other in zip(of_model, of_reference, strict=True)]
+        there = [row for row, error in enumerate(errors) if error is None]
+        rewards = implicit_step_rewards(
+            padded_log_probs([of_model[row].log_probs for row in there]),
+            padded_log_probs([of_reference[row].log_probs for row in there]),
+            step_index([text for text in map(texts.__getitem__, there) if isinstance(text, StepPrompt)]),
+            beta=self._keys.beta,
+        )
+        found = iter(rewards.tolist())
+        return [
+            Judged(steps=tuple(next(found)[: len(cut)])) if error is None else Judged(error=error)
+            for error, cut in zip(errors, steps, strict=True)
+        ]
+
+    def write(self, prompts: Sequence[str], steps: Sequence[Sequence[str]]) -> list[StepPrompt | Failed]:
+        if self._tokenizer is None:
+            self._tokenizer = _common_tokenizer(self._keys)
+        return [written(self._tokenizer, prompt, cut) for prompt, cut in zip(prompts, steps, strict=True)]
+
+    def by_reference(self, texts: Sequence[StepPrompt | Failed]) -> list[Reply]:
+        """Ask the reference, about each text once until `forget`."""
+        new = [text for text in dict.fromkeys(texts) if isinstance(text, StepPrompt) and text not in self._known]
+        self._known |= dict(zip(new, ask_about(self._reference, new, self._reference.log_probs), strict=True))
+        return [Reply(error=text.reason) if isinstance(text, Failed) else self._known[text] for text in texts]
+
+    def forget(self) -> None:
+        self._known.clear()
+
+
+def _common_tokenizer(keys: ImplicitKeys) -> Any:
+    """Raises RecipeError where model and reference do not have one tokenizer."""
+    model, reference = keys.models
+    tokenizer = load_tokenizer(model)
+    if reference.tokenizer_files != model.tokenizer_files:
+        if load_tokenizer(reference).get_vocab() != tokenizer.get_vocab():
+            raise RecipeError(
+                f"the tokenizers of {keys.model} and of its reference {keys.reference} differ: scorer implicit holds "
+                "against each other how likely both find the same tokens"
+            )
+    return tokenizer
+
+
+class ImplicitSource:
+    """Rewards of the steps; prompts are those of the policy. What a gate leaves out is not asked about."""
+
+    def __init__(self, keys: ImplicitKeys, scorer: ImplicitScorer) -> None:
+        self.scorer = scorer
+        self._source = ProcessSource(keys, scorer, metrics=lambda judged: {})
+
+    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
+        as_read = [replace(group, question=group.prompt, row={}) for group in groups]
+        try:
+            return self._source.score(as_read, wanted)
+        finally:
+            self.scorer.forget()
+
+
+class LearningSource(ImplicitSource):
+    """An implicit PRM that learns, whatever the gate, from all of the policy's own rollouts that have a verdict."""
+
+    def __init__(self, keys: ImplicitKeys, scorer: ImplicitScorer, learner: Learner) -> None:
+        super().__init__(keys, scorer)
+        self._keys, self._learner = keys, learner
+
+    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
+        if self._keys.update == "before":
+            learnt = self._learn(groups)
+            scores = super().score(groups, wanted)
+        else:
+            scores = super().score(groups, wanted)
+            learnt = self._learn(groups)
+        self.scorer.forget()
+        return replace(scores, metrics={**scores.metrics, **learnt})
+
+    def save(self, folder: Path) -> None:
+        self._learner.save(folder)
+
+    def load(self, folder: Path) -> None:
+        self._learner.load(folder)
+
+    def _learn(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Learn from the rows that can be read; return what it was like."""
+        rows = [(group, row) for group in range(len(groups)) for row in _own_rows(groups[group])]
+        texts = self.scorer.write(
+            [groups[group].prompt for group, _ in rows], [groups[group].steps[row] for group, row in rows]
+        )
+        replies = self.scorer.by_reference(texts)
+        known = [number for number, reply in enumerate(replies) if reply.error is None]
+        if not known:
+            return {"learnt_rows": 0.0}
+        places = [rows[number] for number in known]
+        outcomes = [float(groups[group].graded[row].verdict.score > 0) for group, row in places]
+        learnt = self._learner.learn(
+            [text for text in map(texts.__getitem__, known) if isinstance(text, StepPrompt)],
+            [replies[number].log_probs for number in known],
+            outcomes,
+        )
+        return {
+            "learnt_rows": float(len(known)),
+            "loss": learnt.loss,
+            "grad_norm": learnt.grad_norm,
+            "accuracy": outcome_accuracy(learnt.rewards, torch.tensor(outcomes)).item(),
+            **_pair_accuracy(places, learnt.rewards, outcomes, groups),
+        }
+
+
+def _own_rows(group: Group) -> Iterator[int]:
+    """Yield rows with a verified outcome that the policy wrote alone: what a teacher writes is right nearly always."""
+    for row, (graded, steps) in enumerate(zip(group.graded, group.steps, strict=True)):
+        if steps and graded.error is None and not group.is_teacher[row]:
+            yield row
+
+
+def _pair_accuracy(
+    places: Sequence[tuple[int, int]], rewards: Tensor, outcomes: Sequence[float], groups: Sequence[Group]
+) -> dict[str, float]:
+    """Return nothing where no prompt has a right and a wrong rollout."""
+    shape = len(groups), len(groups[0].responses)
+    of_rows, right, counted = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
+    for place, reward, outcome in zip(places, rewards, outcomes, strict=True):
+        of_rows[place], right[place], counted[place] = reward, outcome, True
+    share = pair_accuracy(of_rows, right, counted)
+    return {} if share.isnan() else {"pair_accuracy": share.item()}
+
+
+def implicit_source(spec: SourceSpec, surroundings: Surroundings) -> Source:
+    """The source of an entry."""
+    keys = spec.keys
+    assert isinstance(keys, ImplicitKeys)
+    model, reference = (_place_of(each, surroundings) for each in keys.models)
+    scorer = ImplicitScorer(keys, model, reference)
+    if not keys.learns:
+        return ImplicitSource(keys, scorer)
+    assert isinstance(model, ProcessPlace)
+    return LearningSource(keys, scorer, Learner(keys, model))
+
+
+def _place_of(keys: ModelKeys, surroundings: Surroundings) -> Likelihoods:
+    place = ProcessPlace(keys, told=surroundings.told) if keys.runs_on == "process" else surroundings.engine(keys)
+    assert isinstance(place, Likelihoods)
+    return place

@@ -1,0 +1,120 @@
+"""A language model in this process that learns, as an implicit process reward model, from verified outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oger_recipe.algorithm.implicit import implicit_step_rewards, outcome_losses
+from oger_recipe.errors import RecipeError
+from oger_recipe.rewards.models.in_process import ProcessPlace, padded
+from oger_recipe.rewards.models.likelihood import padded_log_probs, response_log_probs, step_index
+from oger_recipe.rewards.models.place import StepPrompt
+from oger_recipe.rewards.models.scorer_keys import ImplicitKeys
+
+_OPTIMIZER = "optimizer.pt"
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What learning from some responses was like: each one's reward before it was learnt from, the mean loss, and the
+    mean norm of the gradients before they were clipped."""
+
+    rewards: Tensor
+    loss: float
+    grad_norm: float
+
+
+class Learner:
+    """Trains the model of a place, with AdamW, without weight decay and dropout. Weights and optimizer are float32."""
+
+    def __init__(self, keys: ImplicitKeys, place: ProcessPlace) -> None:
+        assert keys.learning_rate
+        self._keys, self._place = keys, place
+        self._optimizer: torch.optim.Optimizer | None = None
+
+    def learn(
+        self, prompts: Sequence[StepPrompt], reference: Sequence[Sequence[float]], outcomes: Sequence[float]
+    ) -> Learnt:
+        """Learn from responses: what the reference says of their tokens, and whether they are right (1 or 0).
+
+        Raises RecipeError for a gradient that is not finite.
+        """
+        rewards, norms = torch.zeros(len(prompts)), []
+        size = self._keys.batch_size or len(prompts)
+        for start in range(0, len(prompts), size):
+            rows = range(start, min(start + size, len(prompts)))
+            norms.append(self._update(prompts, reference, torch.tensor(outcomes), rows, rewards))
+        losses = outcome_losses(rewards, torch.tensor(outcomes))
+        return Learnt(rewards, losses.mean().item(), sum(norms) / len(norms))
+
+    def _update(
+        self,
+        prompts: Sequence[StepPrompt],
+        reference: Sequence[Sequence[float]],
+        outcomes: Tensor,
+        rows: range,
+        rewards: Tensor,
+    ) -> float:
+        """One step of the optimizer on the mean loss of these rows; writes their rewards down."""
+        model, optimizer = self._model(), self._adamw()
+        optimizer.zero_grad()
+        for part in _of_like_length(prompts, rows, self._keys.micro_batch_size):
+            read = [prompts[row] for row in part]
+            batch = padded([prompt.tokens for prompt in read], 0, left=False).to(model.device)
+            found = implicit_step_rewards(
+                response_log_probs(model, batch, read),
+                padded_log_probs([reference[row] for row in part]),
+                step_index(read),
+                beta=self._keys.beta,
+            ).sum(dim=1)
+            (outcome_losses(found, outcomes[part]).sum() / len(rows)).backward()
+            rewards[part] = found.detach()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self._keys.max_grad_norm)
+        if not norm.isfinite():
+            raise RecipeError(
+                f"the implicit PRM {self._keys.model} has a gradient of {norm.item()}: lower learning_rate "
+                f"{self._keys.learning_rate:g} or beta {self._keys.beta:g}"
+            )
+        optimizer.step()
+        return norm.item()
+
+    def save(self, folder: Path) -> None:
+        """Keep model and optimizer in a folder; the model, with its tokenizer, can be loaded from its part of it."""
+        tokenizer, model = self._place.writer()
+        model.save_pretrained(folder / "model")
+        tokenizer.save_pretrained(folder / "model")
+        torch.save(self._adamw().state_dict(), folder / _OPTIMIZER)
+
+    def load(self, folder: Path) -> None:
+        """Go on from what `save` kept. Raises RecipeError where it is another model's, or not there."""
+        from transformers import AutoModelForCausalLM
+
+        try:
+            kept = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+            self._model().load_state_dict(kept.state_dict())
+            self._adamw().load_state_dict(torch.load(folder / _OPTIMIZER, weights_only=True))
+        except (OSError, RuntimeError, ValueError) as error:
+            raise RecipeError(f"the implicit PRM cannot go on from {folder}: {error}") from error
+
+    def _model(self) -> Any:
+        return self._place.writer()[1]
+
+    def _adamw(self) -> torch.optim.Optimizer:
+        if self._optimizer is None:
+            self._optimizer = torch.optim.AdamW(
+                self._model().parameters(), lr=self._keys.learning_rate or 0.0, weight_decay=0.0
+            )
+        return self._optimizer
+
+
+def _of_like_length(prompts: Sequence[StepPrompt], rows: range, size: int) -> Iterator[list[int]]:
+    """Cut rows into micro-batches, longest first."""
+    by_length = sorted(rows, key=lambda row: -len(prompts[row].tokens))
+    for start in range(0, len(by_length), size):
+        yield by_length[start : start + size]

@@ -1,0 +1,126 @@
+"""Kind process: a process reward model (PRM), which scores every step of reasoning of a response.
+
+A scorer is a way to ask a model for that: how the texts are written, what the place is asked, and how its replies
+become a probability for each step. Below it all are alike: scale, credit, and one number for the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from oger_recipe.algorithm.steps import aggregate_steps, min_form_rewards
+from oger_recipe.rewards.models.asking import Judged, Metrics, ask_about, score_rows, shares
+from oger_recipe.rewards.models.keys import ProcessKeys, StepKeys
+from oger_recipe.rewards.models.places import place_of
+from oger_recipe.rewards.models.plugin import Failed
+from oger_recipe.rewards.models.step_text import StepWriter, load_tokenizer
+from oger_recipe.rewards.sources import Group, Scores
+
+if TYPE_CHECKING:
+    from oger_recipe.rewards.compose import SourceSpec, Surroundings
+
+
+class StepScorer(Protocol):
+    """A model that scores steps."""
+
+    def ask(self, prompts: Sequence[str], steps: Sequence[Sequence[str]]) -> list[Judged]:
+        """Ask about the steps of each response to its prompt, all at once. What comes of it has a score for each of
+        them in `steps`, mostly the probability that it is good, or an error; `value` is not read."""
+
+
+class TaggedSteps:
+    """Scorers step_tag and token_head: a text with a tag behind each step, and what the model says at the tags."""
+
+    def __init__(self, spec: SourceSpec, surroundings: Surroundings) -> None:
+        assert isinstance(spec.keys, ProcessKeys)
+        self._keys, self._place = spec.keys, place_of(spec.keys, surroundings)
+        self._writer: StepWriter | None = None
+
+    def ask(self, prompts: Sequence[str], steps: Sequence[Sequence[str]]) -> list[Judged]:
+        if self._writer is None:
+            self._writer = StepWriter(self._keys, load_tokenizer(self._keys))
+        texts = [self._writer.write(prompt, each) for prompt, each in zip(prompts, steps, strict=True)]
+        replies = ask_about(self._place, texts, self._place.classify_steps)
+        return [
+            Judged(error=reply.error, reply=None if reply.error else reply, steps=reply.steps) for reply in replies
+        ]
+
+
+@dataclass(frozen=True)
+class ProcessSource:
+    """What a scorer says of the rows' steps, as rewards of steps and as one value a row; ``metrics`` of what came."""
+
+    keys: StepKeys
+    scorer: StepScorer
+    prompt_column: str | None = None
+    metrics: Callable[[Sequence[Judged]], dict[str, float]] = lambda judged: {"cached": shares(judged)["cached"]}
+
+    @property
+    def overlaps(self) -> bool:
+        return self.keys.runs_on == "server"
+
+    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
+        return score_rows(groups, wanted, self.prompt_column, self._ask, _steps_of)
+
+    def _ask(self, prompts: list[str], steps: list[Any]) -> tuple[list[Judged], Metrics]:
+        judged = [
+            _of_all_steps(each, len(cut)) for each, cut in zip(self.scorer.ask(prompts, steps), steps, strict=True)
+        ]
+        scores, mask = padded([each.steps for each in judged if each.error is None])
+        if self.keys.scale == "difference":
+            scores = torch.where(mask, 2 * scores - 1, 0.0)
+        rewards = min_form_rewards(scores, mask, self.keys.temperature) if self.keys.credit == "min" else scores
+        values = aggregate_steps(scores, mask, self.keys.aggregate)
+        found = iter(zip(values.tolist(), rewards.tolist(), mask.sum(dim=1).tolist(), strict=True))
+        metrics = self.metrics(judged) | step_metrics(scores, mask)
+        return [_rewarded(each, *next(found)) if each.error is None else each for each in judged], metrics
+
+
+def _rewarded(judged: Judged, value: float, rewards: Sequence[float], count: int) -> Judged:
+    return replace(judged, value=value, steps=tuple(rewards[:count]))
+
+
+def _steps_of(group: Group, row: int) -> list[str] | Failed:
+    steps = group.steps[row] if row < len(group.steps) else []
+    return list(steps) or Failed("the row has no steps of reasoning")
+
+
+def _of_all_steps(judged: Judged, count: int) -> Judged:
+    if judged.error is not None or len(judged.steps) == count:
+        return judged
+    return replace(judged, error=f"{len(judged.steps)} scores came for {count} steps of reasoning")
+
+
+def padded(rows: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
+    """Make tensors [rows, S] of rows' numbers, 0 behind them, and of where there is one (bool)."""
+    longest = max(map(len, rows), default=0)
+    numbers, mask = torch.zeros(len(rows), longest), torch.zeros(len(rows), longest, dtype=torch.bool)
+    for row, each in enumerate(rows):
+        numbers[row, : len(each)], mask[row, : len(each)] = torch.tensor(each), True
+    return numbers, mask
+
+
+def step_metrics(scores: Tensor, mask: Tensor) -> dict[str, float]:
+    """Return what a step's rows have in common: steps, their mean count in a row; step_mean and step_min, the mean
+    over all steps and that of the rows' lowest; last_is_lowest, the share of rows that end with their lowest step."""
+    if not mask.any():
+        return {}
+    lowest = torch.where(mask, scores, torch.inf).amin(dim=1)
+    last = scores.gather(1, mask.sum(dim=1, keepdim=True) - 1).squeeze(1)
+    return {
+        "steps": mask.sum(dim=1).float().mean().item(),
+        "step_mean": scores[mask].mean().item(),
+        "step_min": lowest.mean().item(),
+        "last_is_lowest": (last == lowest).float().mean().item(),
+    }
+
+
+def tagged_source(spec: SourceSpec, surroundings: Surroundings) -> ProcessSource:
+    """The source of an entry whose scorer is step_tag or token_head."""
+    assert isinstance(spec.keys, ProcessKeys)
+    return ProcessSource(spec.keys, TaggedSteps(spec, surroundings), spec.keys.prompt_column)
