@@ -38,6 +38,15 @@ class StepRule:
 
 
 @dataclass(frozen=True)
+class StepSampling:
+    """How responses are sampled: up to where the rule ends them, and in one request or, by_step, in one for each
+    step."""
+
+    rule: StepRule
+    by_step: bool = False
+
+
+@dataclass(frozen=True)
 class End:
     """Where a response ends: behind this many tokens; truncated: by the cap of steps, not by the last step's text."""
 
@@ -83,6 +92,14 @@ def end_of(tokens: Sequence[int], tokenizer: Any, rule: StepRule) -> End | None:
         if complete == rule.max_steps:
             return End(length, truncated=True)
     return None
+
+
+def open_tokens(tokens: Sequence[int], tokenizer: Any, rule: StepRule) -> int:
+    """Count the tokens since the last delimiter or cap."""
+    part = None
+    for part in _parts(tokens, tokenizer, rule):  # noqa: B007
+        pass
+    return 0 if part is None or part.is_complete else len(part.tokens)
 
 
 def step_texts(tokens: Sequence[int], steps: Sequence[int], tokenizer: Any) -> list[str]:

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from oger_recipe.ranges import COUNT, COUNT_OR_NONE
 from oger_recipe.settings.fields import Section, setting
-from oger_recipe.steps import StepRule
+from oger_recipe.steps import StepRule, StepSampling
 
 
 @dataclass(frozen=True)
@@ -27,3 +27,10 @@ class StepSettings(Section):
         return StepRule(
             self.delimiters, self.delimiter_token_ids, self.max_step_tokens, self.max_steps, self.last_step_text
         )
+
+    @property
+    def sampling(self) -> StepSampling | None:
+        """How responses are sampled; None where steps make no difference to it."""
+        if not self.sample_by_step and not self.rule.ends_responses:
+            return None
+        return StepSampling(self.rule, self.sample_by_step)
