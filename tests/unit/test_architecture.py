@@ -28,7 +28,7 @@ ROOMS = {
     "data": "rewards teachers",
     "evaluation": "data rewards",
     "run_folder": "evaluation",
-    "tasks": "rewards settings teachers",
+    "tasks": "data prm rewards settings teachers",
     "report": "evaluation",
     "settings": "algorithm data embedding rewards teachers",
     "plugin": "algorithm embedding evaluation patches rewards run_folder settings teachers",
