@@ -161,6 +161,12 @@ NEEDS: tuple[Need, ...] = (
         "a source whose model runs in an engine (oger.reward.sources)",
         lambda oger: any(keys.runs_on == "engine" for _, keys in models_of(oger.reward.sources)),
     ),
+    (
+        ("steps.max_steps", "steps.last_step_text"),
+        "something that ends a step: oger.steps.delimiters, oger.steps.delimiter_token_ids or "
+        "oger.steps.max_step_tokens",
+        lambda oger: oger.steps.cuts,
+    ),
     # Before the first step
     (
         ("sft.max_samples", "sft.batch_size", "sft.micro_batch_size", "sft.lr"),
