@@ -14,6 +14,7 @@ SETTING = "oger.trust_remote_code"
 _VARIABLE = "OGER_TRUST_REMOTE_CODE"  # for the processes of a run
 _FILES = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 _GENERATE = "custom_generate/generate.py"
+_KNOWN = {"Qwen2ForProcessRewardModel"}  # architectures with code of their own, of which none is run: it is here, too
 _MODELS = ("actor.model_name_or_path", "critic.model_name_or_path", "reward.model_name_or_path")
 
 
@@ -75,7 +76,8 @@ def refusals(model: str, key: str, revision: str | None = None, *, hub: bool = T
 def _auto_map(path: Path) -> Any:
     """Reads what the file says of code; nothing where it cannot be read: loading the model will say so."""
     try:
-        return json.loads(path.read_text()).get("auto_map")
+        said = json.loads(path.read_text())
+        return None if _KNOWN.issuperset(said.get("architectures") or [""]) else said.get("auto_map")
     except (OSError, ValueError, AttributeError):
         return None
 

@@ -1,4 +1,4 @@
-"""``oger serve-judge MODEL``: serve a judge or a head to runs, by vLLM's server with OpenAI's interface.
+"""``oger serve-judge MODEL``: serve a judge, a head or a PRM to runs, by vLLM's server with OpenAI's interface.
 
 It prints one line when the server is ready, with the entry for oger.reward.sources. Ctrl-C and SIGTERM end it and the
 server; the server ends as well when this process is killed. What stands behind ``--`` goes to vLLM as it is.
@@ -7,14 +7,17 @@ server; the server ends as well when this process is killed. What stands behind 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 import httpx
@@ -25,11 +28,14 @@ from oger_recipe.cpu import CPU_ENVIRONMENT, is_without_cuda
 from oger_recipe.endpoint import api_key
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.models.guard import VARIABLE, KeyForEveryPath
-from oger_recipe.rewards.models.keys import DTYPES
+from oger_recipe.rewards.models.keys import DTYPES, ProcessKeys
+from oger_recipe.rewards.models.step_engine import step_arguments, without_adapter
+from oger_recipe.rewards.models.step_formats import FORMATS
 from oger_recipe.run.inputs import judge_folder
 
 _VLLM = "vllm.entrypoints.openai.api_server"
 _WILDCARDS = ("0.0.0.0", "::")
+_OF_PRM = ("format", "good", "bad", "adapter")
 _POLL_S = 0.5
 _ENDS_WITHIN_S = 15.0
 # Its input ends when this process does, however it ends; the server's own processes are of its process group.
@@ -43,9 +49,13 @@ def main(argv: list[str] | None = None) -> None:
         args = _parser().parse_args(own)
         if (folder := judge_folder(args.model)) != args.model:  # one that the built-in task brings
             args.model, args.name = folder, args.name or args.model
-        key = _checked(args)
-        cpu = is_without_cuda()
-        status = serve([*_command(args, cpu=cpu, key=key), *further], _environment(cpu=cpu, key=key), args)
+        key, cpu, prm = _checked(args), is_without_cuda(), _prm(args)
+        with tempfile.TemporaryDirectory(prefix="oger-prm-") as merged:  # with its adapter, while it is served
+            if prm is not None and prm.adapter is not None:
+                args.name = args.name or args.model
+                prm = without_adapter(prm, Path(merged))
+            command = _command(args, cpu=cpu, key=key, prm=prm)
+            status = serve([*command, *further], _environment(cpu=cpu, key=key), args)
     except (RecipeError, ValueError) as error:
         sys.exit(f"oger serve-judge: {error}")
     sys.exit(status)
@@ -58,6 +68,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--revision", help="of a hub model")
     parser.add_argument("--name", help="by which requests name it (default: MODEL)")
     parser.add_argument("--head", action="store_true", help="MODEL has a head that gives a number; it does not write")
+    parser.add_argument(
+        "--format", choices=FORMATS, help="MODEL is a process reward model (PRM) that reads this format"
+    )
+    for name in ("good", "bad"):
+        parser.add_argument(f"--{name}", help=f"of a PRM: text of the token for a {name} step (default: the format's)")
+    parser.add_argument("--adapter", help="of a PRM: folder or hub name of a LoRA adapter on top of MODEL")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (%(default)s)")
     parser.add_argument(
@@ -89,12 +105,36 @@ def _checked(args: argparse.Namespace) -> str:
     return key
 
 
-def _command(args: argparse.Namespace, *, cpu: bool, key: str) -> list[str]:
-    """vLLM's own, without the key: other users can read command lines."""
-    settings: dict[str, Any] = {
+def _prm(args: argparse.Namespace) -> ProcessKeys | None:
+    """The keys of a PRM, where MODEL is one. Raises RecipeError for words that do not go together."""
+    of_prm = {
+        name: value for name in ("format", "good", "bad", "adapter") if (value := getattr(args, name)) is not None
+    }
+    if args.format is None:
+        if of_prm:
+            raise RecipeError(
+                f"--{[*of_prm][0]} is for a PRM: --format says how it reads, one of {', '.join(FORMATS)}"
+            )
+        return None
+    if args.head:
+        raise RecipeError("--head is for a model with one number; leave it out: --format says that this is a PRM")
+    entry = of_prm | {
         "model": args.model,
         "revision": args.revision,
-        "tokenizer-revision": args.revision,
+        "tensor_parallel_size": args.tensor_parallel_size,
+    }
+    if problems := [*ProcessKeys.problems(entry)]:
+        raise RecipeError("; ".join(problems))
+    return ProcessKeys.of(entry)
+
+
+def _command(args: argparse.Namespace, *, cpu: bool, key: str, prm: ProcessKeys | None = None) -> list[str]:
+    """vLLM's own, without the key: other users can read command lines."""
+    of_prm = {} if prm is None else step_arguments(prm)
+    settings: dict[str, Any] = {
+        "model": args.model if prm is None else prm.model,
+        "revision": args.revision if prm is None else prm.revision,
+        "tokenizer-revision": args.revision if prm is None else prm.revision,
         "served-model-name": args.name or args.model,
         "host": args.host,
         "port": args.port,
@@ -103,6 +143,10 @@ def _command(args: argparse.Namespace, *, cpu: bool, key: str) -> list[str]:
         "max-model-len": args.max_model_len,
         "dtype": "float32" if cpu and args.dtype == "auto" else args.dtype,
         "runner": "pooling" if args.head else None,
+        **{
+            name.replace("_", "-"): value if isinstance(value, str) else json.dumps(value)
+            for name, value in of_prm.items()
+        },
         "middleware": f"{KeyForEveryPath.__module__}.{KeyForEveryPath.__name__}" if key else None,
         "uvicorn-log-level": "warning",
     }
@@ -178,18 +222,21 @@ def _reached(host: str) -> str:
 
 def _entry(args: argparse.Namespace) -> str:
     """One for oger.reward.sources, as YAML; a judge's plugin is to be filled in."""
+    is_prm, is_judge = args.format is not None, not args.head and args.format is None
     host = socket.gethostname() if args.host in _WILDCARDS else _reached(args.host)
     entry = {
-        "name": "head" if args.head else "judge",
-        "kind": "classifier" if args.head else "judge",
+        "name": "prm" if is_prm else "judge" if is_judge else "head",
+        "kind": "process" if is_prm else "judge" if is_judge else "classifier",
         "url": f"http://{host}:{args.port}/v1",
         "model": args.name or args.model,
     }
-    if args.name and not args.head:
+    if args.name and args.name != args.model and not args.head:
         entry["tokenizer"] = args.model
+    if is_prm:
+        entry |= {name: value for name in ("format", "good", "bad") if (value := getattr(args, name)) is not None}
     if os.environ.get(args.api_key_env) and args.api_key_env != "OGER_JUDGE_API_KEY":
         entry["api_key_env"] = args.api_key_env
-    if not args.head:
+    if is_judge:
         entry["plugin"] = "PLUGIN"
     return yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=10_000).strip()
 

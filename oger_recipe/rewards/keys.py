@@ -84,12 +84,15 @@ def value_problem(name: str, value: Any, hint: Any, known: Mapping[str, Any]) ->
         return None if isinstance(value, str) and value in known["choices"] else unknown(name, value, known["choices"])
     if bool in types:
         return None if isinstance(value, bool) else f"{name} {value!r}: it has to be true or false"
+    if str in types and isinstance(value, str) and value:
+        return None
+    or_text = "a text" if str in types else ""
+    if or_text and int not in types:
+        return f"{name} {value!r}: it has to be {or_text}"
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if str in types and not (int in types and is_number):
-        return None if isinstance(value, str) and value else f"{name} {value!r}: it has to be a text"
     if not is_number or value not in known["range"] or (float not in types and value != int(value)):
         whole = "" if float in types else "a whole number, "
-        return f"{name} {value!r}: it has to be {whole}{known['range'].text}"
+        return f"{name} {value!r}: it has to be {or_text and or_text + ' or '}{whole}{known['range'].text}"
     return None
 
 

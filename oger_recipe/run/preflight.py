@@ -27,7 +27,7 @@ from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.benchmarks import BENCHMARKS
 from oger_recipe.rewards.compose import models_of, sources_of
-from oger_recipe.rewards.models.keys import ModelKeys
+from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys
 from oger_recipe.run.job import Job
 from oger_recipe.run.judges import problems_of
 from oger_recipe.run.memory import checkpoint_bytes, estimate, in_main_memory, readable, shape_of
@@ -332,6 +332,25 @@ def _judge_plugins(job: Job) -> Found:
                 plugin.close()
 
 
+def _step_texts(job: Job) -> Found:
+    """The tokenizers of process reward models, and their adapters."""
+    from oger_recipe.rewards.models.step_models import check_adapter
+    from oger_recipe.rewards.models.step_text import StepWriter, load_tokenizer, verdict_tokens
+
+    for name, keys in models_of(OgerSettings.of(job.value).reward.sources):
+        if not isinstance(keys, ProcessKeys):
+            continue
+        try:
+            tokenizer = load_tokenizer(keys)
+            StepWriter(keys, tokenizer)
+            if keys.written.scorer == "step_tag":
+                verdict_tokens(keys, tokenizer)
+            check_adapter(keys)
+            yield Finding(OK, f"{name}: steps are written as format {keys.format} has them")
+        except RecipeError as error:
+            yield Finding(PROBLEM, f"oger.reward.sources, {name}: {error}")
+
+
 def _encoder(job: Job) -> Found:
     from oger_recipe.embedding.encoder import make_encoder
 
@@ -426,6 +445,7 @@ CHECKS = (
     Check("embedding server", _embedding_server),
     Check("judge servers", _judge_servers),
     Check("judge plugins", _judge_plugins),
+    Check("process reward models", _step_texts),
     Check("encoder", _encoder, slow=True),
     Check("judges", _judges),
     Check("verifiers", _verifiers, slow=True),

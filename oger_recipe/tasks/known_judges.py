@@ -92,10 +92,10 @@ def good_until(steps: Sequence[str], mark: str = "~") -> list[float]:
 
 def save_prm(folder: Path, *, tag: str, head: bool = False, mark: str = "~", good: str = "+", bad: str = "-") -> Path:
     """The process reward model that says `good_until` at every token: one that writes `good` or `bad`, or with a head
-    whose labels are bad and good. The tag, which may be many characters, is one token of it."""
+    whose labels are bad and good. Tag, good and bad are one token of it each."""
     from transformers import LlamaForCausalLM, LlamaForTokenClassification
 
-    tokenizer = _tokenizer(tag)
+    tokenizer = _tokenizer(tag, good, bad)
     model = _llama(LlamaForTokenClassification if head else LlamaForCausalLM, tokenizer, mark)
     _find(model.model.layers[0], {MARK: 1.0}, FOUND)
     if head:

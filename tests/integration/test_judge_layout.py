@@ -151,9 +151,10 @@ def test_a_prompt_that_a_template_began_is_not_begun_twice(letters: Any) -> None
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing("<think> $A", special_tokens=[("<think>", begin)])
     actor = JudgeActor(ModelKeys(model="m"), share=0.1, bundles=None)
     actor._tokenizer, actor._longest = tokenizer, 4
-    assert actor._tokens("ab", room=1) == actor._tokens("<think>ab", room=1) == [begin, *actor._tokens("ab", 0)[1:]]
+    assert actor._tokens("ab") == actor._tokens("<think>ab") == [begin, *actor._tokens("ab")[1:]]
+    actor._require_room(actor._tokens("ab"), room=1)
     with pytest.raises(ValueError, match="the prompt has 4 tokens, and m reads 4 in all"):
-        actor._tokens("abc", room=1)
+        actor._require_room(actor._tokens("abc"), room=1)
 
 
 def test_engines_of_one_run_share_a_log(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 from oger_recipe.rewards.compose import Surroundings, entry_problems, make_source, sources_of
 from oger_recipe.rewards.sources import Group, Scores
@@ -63,23 +62,8 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "math_shepherd": save_prm(folder / "math_shepherd", tag="ки"),
         "qwen_prm": save_prm(folder / "qwen_prm", tag="<extra_0>", head=True),
         "trl": save_prm(folder / "trl", tag="\n", head=True),
-        "openr_qwen": _with_words(save_prm(folder / "openr_qwen", tag=" \n\n\n\n\n")),
+        "openr_qwen": save_prm(folder / "openr_qwen", tag=" \n\n\n\n\n", good=" +", bad=" -"),
     }
-
-
-def _with_words(folder: Path) -> Path:
-    """As in Qwen's vocabulary " +" and " -" are tokens: here they come from the bare ones."""
-    from safetensors.torch import load_file, save_file
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    plain = [tokenizer.convert_tokens_to_ids(each) for each in "+-"]
-    tokenizer.add_tokens([" +", " -"])
-    weights = load_file(folder / "model.safetensors")
-    for name in ("lm_head.weight", "model.embed_tokens.weight"):
-        weights[name][[tokenizer.convert_tokens_to_ids(each) for each in (" +", " -")]] = weights[name][plain]
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 STEPS = [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import signal
 import socket
 import subprocess
@@ -22,8 +23,10 @@ import pytest
 import yaml
 
 from oger_recipe.cli import serve_judge
+from oger_recipe.rewards.compose import entry_problems
 from oger_recipe.rewards.models.guard import KeyForEveryPath
 from oger_recipe.rewards.models.keys import ClassifierKeys, JudgeKeys
+from oger_recipe.tasks.known_judges import save_prm
 
 KEY = "k3y-of-the-judge"
 HANG_GUARD_S = 20
@@ -168,6 +171,28 @@ def test_a_head_is_served_by_vllms_pooling_and_a_cpu_has_its_own_settings() -> N
     assert serve_judge._environment(cpu=True, key="")["VLLM_HOST_IP"] == "127.0.0.1"
 
 
+def test_a_prm_is_served_with_what_makes_vllm_say_its_scores(tmp_path: Path) -> None:
+    written = save_prm(tmp_path / "written", tag="ки", good="Y", bad="<no>")
+    args = serve_judge._parser().parse_args(
+        [str(written), "--format", "math_shepherd", "--good", "Y", "--bad", "<no>"]
+    )
+    settings = _settings(serve_judge._command(args, cpu=True, key="", prm=serve_judge._prm(args)))
+    assert (settings["model"], settings["runner"], settings["convert"]) == (str(written), "pooling", "classify")
+    overrides = {"classifier_from_token": ["<no>", "Y"], "method": "no_post_processing"}
+    assert json.loads(settings["hf-overrides"]) == overrides
+    entry = yaml.safe_load(serve_judge._entry(args))
+    assert entry == {
+        "name": "prm", "kind": "process", "url": "http://127.0.0.1:8000/v1", "model": str(written),
+        "format": "math_shepherd", "good": "Y", "bad": "<no>",
+    }  # fmt: skip
+    assert list(entry_problems([entry])) == []
+    args = _args("--format", "qwen_prm", "--name", "prm")
+    settings = _settings(serve_judge._command(args, cpu=True, key="", prm=serve_judge._prm(args)))
+    assert settings["runner"] == "pooling" and "convert" not in settings
+    assert json.loads(settings["pooler-config"]) == {"task": "token_classify", "tok_pooling_type": "ALL"}
+    assert yaml.safe_load(serve_judge._entry(args))["tokenizer"] == "me/judge"
+
+
 def test_the_entry_that_is_printed_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = yaml.safe_load(serve_judge._entry(_args("--name", "big, #1: 'x'")))
     assert entry == {
@@ -191,6 +216,10 @@ def test_the_entry_that_is_printed_is_one(monkeypatch: pytest.MonkeyPatch) -> No
         (["--host", "0.0.0.0"], "can be reached by other machines, so a key is needed: set OGER_JUDGE_API_KEY"),
         (["--hosts", "x"], "unrecognized arguments: --hosts x"),
         (["--dtype", "int3"], "invalid choice: 'int3'"),
+        (["--good", "+"], "--good is for a PRM: --format says how it reads, one of math_shepherd, "),
+        (["--format", "trl", "--head"], "--head is for a model with one number; leave it out"),
+        (["--format", "math_shepherd", "--tensor-parallel-size", "2"], "a PRM of scorer step_tag has one GPU"),
+        (["--format", "math_shepherd", "--good", "-"], "good and bad are both '-'"),
         (["--port", "{taken}"], "cannot listen on 127.0.0.1 port {taken}: Address already in use; --port 0 takes"),
     ],
 )

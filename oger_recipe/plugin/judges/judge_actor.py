@@ -185,8 +185,12 @@ class JudgeActor:
 
 def model_arguments(keys: ModelKeys, *, cpu: bool) -> dict[str, Any]:
     """vLLM's arguments that say which model, as what."""
+    return plain_arguments(keys, cpu=cpu) | (step_arguments(keys) if isinstance(keys, ProcessKeys) else {})
+
+
+def plain_arguments(keys: ModelKeys, *, cpu: bool) -> dict[str, Any]:
+    """Those that leave to vLLM what it makes of the model's files."""
     return {
-        **(step_arguments(keys) if isinstance(keys, ProcessKeys) else {}),
         "model": keys.model,
         "revision": keys.revision,
         "tokenizer": keys.tokenizer,

@@ -7,9 +7,10 @@ takes seconds, and prints pages.
 
 import json
 import sys
+from typing import Any
 
 from oger_recipe.cpu import is_without_cuda
-from oger_recipe.plugin.judges.judge_actor import model_arguments
+from oger_recipe.plugin.judges.judge_actor import model_arguments, plain_arguments
 from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys
 
 _CLASSES = {each.__name__: each for each in (ModelKeys, ProcessKeys)}
@@ -17,10 +18,10 @@ _SHOWN = 400  # characters of vLLM's reason
 
 
 def _problem(keys: ModelKeys, writes: bool) -> str | None:
-    from vllm.engine.arg_utils import EngineArgs
-
     try:
-        config = EngineArgs(**model_arguments(keys, cpu=is_without_cuda())).create_model_config()
+        config = _config(model_arguments(keys, cpu=is_without_cuda()))
+        if isinstance(keys, ProcessKeys):
+            return _no_prm(keys, config)
     except Exception as error:  # whatever can be wrong with a model's files
         return f"vLLM cannot load {keys.model}: {' '.join(str(error).split())}"[:_SHOWN]
     architecture = ", ".join(config.architectures)
@@ -29,6 +30,27 @@ def _problem(keys: ModelKeys, writes: bool) -> str | None:
     if not writes and config.runner_type != "pooling":
         return f"{keys.model} is a {architecture}: it has no head that gives a number"
     return None
+
+
+def _config(arguments: dict[str, Any]) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+
+    return EngineArgs(**arguments).create_model_config()
+
+
+def _no_prm(keys: ProcessKeys, config: Any) -> str | None:
+    """An adapter may bring the head."""
+    form, of_files = keys.written, _config(plain_arguments(keys, cpu=is_without_cuda()))
+    model = f"{keys.model} is a {', '.join(config.architectures)}"
+    if form.scorer == "step_tag":
+        writes = of_files.runner_type == "generate"
+        return None if writes else f"{model}: it does not write, which scorer step_tag needs; is it a token_head?"
+    if keys.adapter is not None:
+        return None
+    if of_files.runner_type != "pooling":
+        return f"{model}: it has no head that gives tokens labels, which scorer token_head needs; is it a step_tag?"
+    labels, good = config.hf_config.num_labels, int(form.good_label or 0)
+    return None if good < labels else f"{model} with {labels} labels, from 0: good_label {good} is none of them"
 
 
 def main() -> None:

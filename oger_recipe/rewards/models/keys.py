@@ -295,10 +295,16 @@ class ProcessKeys(StepKeys):
         choices=FORMATS,
     )
     tag: str | int | None = key(
-        None, "text behind each step, where the model says its score, or a token's id (default: the format's)"
+        None,
+        "text behind each step, where the model says its score, or a token's id (default: the format's)",
+        range=COUNT_OR_NONE,
     )
-    good: str | int | None = key(None, "token for a good step, its text or its id (default: the format's)")
-    bad: str | int | None = key(None, "token for a bad step, its text or its id (default: the format's)")
+    good: str | int | None = key(
+        None, "token for a good step, its text or its id (default: the format's)", range=COUNT_OR_NONE
+    )
+    bad: str | int | None = key(
+        None, "token for a bad step, its text or its id (default: the format's)", range=COUNT_OR_NONE
+    )
     good_label: int | None = key(
         None, "number of the head's label for a good step, from 0 (default: the format's)", range=COUNT_OR_NONE
     )
@@ -328,7 +334,16 @@ class ProcessKeys(StepKeys):
         if self.format is None:
             yield f"format is missing: one of {', '.join(FORMATS)}"
             return
-        yield from self.written.problems(self.format)
+        form = self.written
+        yield from form.problems(self.format)
+        for name in ("good_label",) if form.scorer == "step_tag" else ("good", "bad"):
+            if getattr(self, name) is not None:
+                yield f"{name} is for the other scorer, and this is a {form.scorer}"
+        if self.tensor_parallel_size > 1 and form.scorer == "step_tag":
+            yield (
+                "tensor_parallel_size: vLLM looks for good and bad in one GPU's share of the vocabulary, so a PRM of "
+                "scorer step_tag has one GPU; leave it out"
+            )
         if self.adapter is not None and self.url is not None:
             yield "adapter is the server's own affair: leave it out, or leave out url"
 

@@ -93,7 +93,7 @@ def _steps_of(group: Group, row: int) -> list[str] | Failed:
 def _of_all_steps(judged: Judged, count: int) -> Judged:
     if judged.error is not None or len(judged.steps) == count:
         return judged
-    return replace(judged, error=f"{len(judged.steps)} scores came for {count} steps of reasoning")
+    return replace(judged, steps=(), error=f"{len(judged.steps)} scores came for {count} steps of reasoning")
 
 
 def padded(rows: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:

@@ -231,6 +231,8 @@ def probe(keys: ModelKeys) -> str:
         raise ValueError(f"{keys.url} has no model {keys.model}; it has {', '.join(names)}")
     if isinstance(keys, WriterKeys):
         (reply,) = place.generate(["Hello."], Sampling(max_new_tokens=1))
+    elif isinstance(keys, ProcessKeys):
+        (reply,) = place.classify_steps([StepPrompt(tokens=(0, 1), ends=(1,))])
     else:
         (reply,) = place.classify(["Hello."])
     if reply.error is not None:

@@ -18,12 +18,13 @@ def step_arguments(keys: ProcessKeys) -> dict[str, Any]:
 
     Raises RecipeError for tokens that the tokenizer has not.
     """
+    of_tokens = {"runner": "pooling", "pooler_config": {"task": "token_classify", "tok_pooling_type": "ALL"}}
     if keys.written.scorer == "token_head":
-        return {"runner": "pooling"}
+        return of_tokens
     tokenizer = load_tokenizer(keys)
     tokens = tokenizer.convert_ids_to_tokens(list(verdict_tokens(keys, tokenizer)))
     overrides = {"classifier_from_token": tokens, "method": "no_post_processing"}
-    return {"runner": "pooling", "convert": "classify", "hf_overrides": overrides}
+    return of_tokens | {"convert": "classify", "hf_overrides": overrides}
 
 
 def without_adapter(keys: ProcessKeys, folder: Path) -> ProcessKeys:

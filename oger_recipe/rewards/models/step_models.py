@@ -87,6 +87,7 @@ def merged(model: Any, keys: ProcessKeys) -> Any:
     from peft import PeftModel
 
     assert keys.adapter is not None
+    check_adapter(keys)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
@@ -96,6 +97,20 @@ def merged(model: Any, keys: ProcessKeys) -> Any:
     if lacking := [str(each.message) for each in said if "missing adapter keys" in str(each.message)]:
         raise RecipeError(f"adapter {keys.adapter} does not fit {keys.model}: {lacking[0]}")
     return adapted.merge_and_unload()
+
+
+def check_adapter(keys: ProcessKeys) -> None:
+    """Raises RecipeError where the entry names an adapter that is none of LoRA."""
+    from peft import PeftConfig
+
+    if keys.adapter is None:
+        return
+    try:
+        kind = PeftConfig.from_pretrained(keys.adapter).peft_type
+    except Exception as error:  # whatever can be wrong with its files
+        raise RecipeError(f"adapter {keys.adapter} cannot be read: {error}") from error
+    if kind != "LORA":
+        raise RecipeError(f"adapter {keys.adapter} is of type {kind.value}, and has to be LoRA")
 
 
 def _saved_whole(keys: ProcessKeys) -> list[str]:
