@@ -17,6 +17,7 @@ from oger_recipe.algorithm.implicit import outcome_accuracy
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.compose import Surroundings, entry_problems, make_source, sources_of
 from oger_recipe.rewards.models.implicit import ImplicitScorer, LearningSource
+from oger_recipe.rewards.models.step_sources import scorer_of
 from oger_recipe.rewards.sources import Group, Learning, Scores
 from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.rewards.verifiers import verify
@@ -143,6 +144,17 @@ def test_models_with_other_tokens_are_refused(models: tuple[Path, Path], letters
     tiny_policy.build_model(letters, hidden_size=32, num_layers=1).save_pretrained(tmp_path)
     with pytest.raises(RecipeError, match="the tokenizers of .* and of its reference .* differ"):
         said(source_of(model=str(models[0]), reference=str(tmp_path)))
+
+
+def test_questions_outside_of_a_run_are_turns_of_the_chat_template(models: tuple[Path, Path]) -> None:
+    prm, reference = models
+    entry = {"name": "p", "kind": "process", "scorer": "implicit", "place": "process", "model": str(prm)}
+    (spec,) = sources_of([entry | {"reference": str(reference), "beta": 0.3}])
+    scorer = scorer_of(spec, Surroundings(None, None))  # type: ignore[arg-type]
+    steps = GROUPS[0].steps[1]
+    (found,) = scorer.ask(["Make 24."], [steps])
+    prompt = "<|im_start|>user\nMake 24.<|im_end|>\n<|im_start|>assistant\n"
+    assert found.steps == pytest.approx(rewards_by_hand(prm, reference, prompt, steps, 0.3), abs=1e-5)
 
 
 # ---- learning
