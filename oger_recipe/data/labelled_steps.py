@@ -18,6 +18,7 @@ from typing import Any
 
 from oger_recipe.data.sources import made_of_records
 from oger_recipe.errors import RecipeError
+from oger_recipe.seeds import stable_seed
 
 Label = float | None  # 1: good, 0: bad, between: a share of rollouts from here that were right; None: nobody said
 TAG = "ки"  # Math-Shepherd's
@@ -83,6 +84,22 @@ def read_labelled_steps(sources: Sequence[str], split: str = "train") -> tuple[l
         shapes.update(shape for shape, _ in made)
         solutions += [each for _, of_row in made for each in of_row]
     return solutions, dict(shapes)
+
+
+def stepwise_record(solution: Solution) -> dict[str, Any]:
+    """A line of stepwise supervision, which `read_labelled_steps` reads as the same solution."""
+    said = {"id": solution.name, "subset": solution.subset, "generator": solution.generator}
+    return {
+        "prompt": solution.question,
+        "completions": list(solution.steps),
+        "labels": list(solution.labels),
+    } | {name: text for name, text in said.items() if text}
+
+
+def is_apart(solution: Solution, share: float, seed: int, purpose: str) -> bool:
+    """Whether the solution is of the share of problems that is set apart. It follows from the problem's text: all
+    solutions of a problem are on one side, whatever data stand beside it."""
+    return stable_seed(purpose, seed, solution.question) / 2**63 < share
 
 
 def _solutions(record: Any, where: str) -> tuple[str, list[Solution]]:

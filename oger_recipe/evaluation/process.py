@@ -159,10 +159,8 @@ def solution_metrics(
 
 
 def rivals(texts: Sequence[Sequence[str]]) -> dict[str, list[list[float]]]:
-    """Scores of solutions by rules that need no model, by name; one that is worth its price is better than these."""
+    """Scores of solutions by rules that read nothing, by name: a model has to be better than these."""
     return {
-        "all steps good": [[1.0] * len(steps) for steps in texts],
-        "first step bad": [[float(index > 0) for index in range(len(steps))] for steps in texts],
         "short steps good": [[1 / (1 + len(step)) for step in steps] for steps in texts],
         "early steps good": [[1 / (1 + index) for index in range(len(steps))] for steps in texts],
     }

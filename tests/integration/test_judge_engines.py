@@ -36,8 +36,9 @@ from oger_recipe.plugin.encoder.actor_encoder import ActorEncoder, encoders_on
 from oger_recipe.plugin.judges.engines import EnginePlace, RunEngines
 from oger_recipe.plugin.judges.judge_actor import _measured
 from oger_recipe.rewards.models.in_process import ProcessPlace
-from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys
-from oger_recipe.rewards.models.place import Reply, Sampling
+from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys, WriterKeys
+from oger_recipe.rewards.models.likelihood import written
+from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt
 from oger_recipe.rewards.models.step_text import StepWriter
 
 LONGEST = 96  # tokens; a letter is one
@@ -161,6 +162,22 @@ def test_a_prompt_that_is_too_long_costs_its_own_reply(judge: EnginePlace) -> No
     assert long.error is not None and f"the prompt has {LONGEST} tokens" in long.error
     assert [first.text] == texts(judge, PROMPTS[:1]) and first.error is None
     assert last.error is None and last.cut  # one token is left
+
+
+def test_an_engine_and_this_process_find_a_response_equally_likely(
+    judge: EnginePlace, models: dict[str, Path], letters: Any
+) -> None:
+    steps = [["two, ", "three"], ["4\n", "5", "6" * 40], ["x"]]
+    written_ones = [written(letters, prompt, each) for prompt, each in zip(PROMPTS, steps, strict=False)]
+    prompts = [each for each in written_ones if isinstance(each, StepPrompt)]
+    too_long = StepPrompt((1,) * (LONGEST + 1), (3, LONGEST))
+    here = ProcessPlace(WriterKeys(model=str(models["judge"]), place="process"))
+    replies = judge.log_probs([*prompts, too_long])
+    for prompt, reply, other in zip(prompts, replies, here.log_probs(prompts), strict=False):
+        assert reply.error is None and len(reply.log_probs) == prompt.ends[-1] - prompt.ends[0]
+        assert reply.log_probs == pytest.approx(other.log_probs, abs=1e-4)
+        assert min(reply.log_probs) < -2  # they differ from token to token, or nothing is compared
+    assert f"the prompt has {LONGEST + 1} tokens" in str(replies[3].error)
 
 
 def test_a_kept_engine_stays_the_same_process_and_tells_how_far_it_is(

@@ -39,7 +39,7 @@ ROOMS = {
 # The same within plugin/, whose folders are the processes of a run; what several of them need lies in plugin/ itself.
 PROCESSES = {
     "plugin": "",
-    "evaluation": "",
+    "evaluation": "plugin",
     "engine": "plugin",
     "policy": "plugin",
     "judges": "plugin",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-from statistics import mean, pstdev, stdev
+from statistics import mean, pstdev
 from typing import Any
 
 import pytest
 import torch
-from step_trees import Tree, filled, index_of, mask_of, trees
+from step_trees import Tree, filled, index_of, mask_of, plain_process_grpo, plain_process_rloo, trees
 from torch import Tensor
 
 from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS, STEP_ESTIMATORS
@@ -55,28 +55,6 @@ def groups_of(
             plain[-1].append(steps)
     mask = torch.arange(longest) < torch.tensor(counts).unsqueeze(2)
     return GroupedSteps(rewards, mask, tokens, outcome), plain
-
-
-def plain_process_grpo(rewards: list[list[float]]) -> list[list[float]]:
-    """Of one group."""
-    every = [reward for row in rewards for reward in row]
-    middle, spread = mean(every), stdev(every) if len(every) > 1 else 0.0
-    z = [[(reward - middle) / (spread + 1e-6) for reward in row] for row in rewards]
-    return [[sum(row[step:]) for step in range(len(row))] for row in z]
-
-
-def plain_process_rloo(rewards: list[list[float]], tokens: list[list[int]], outcome: list[float]) -> list[list[float]]:
-    """Of one group; the baseline goes over the others' tokens one by one."""
-    process = [[*row[:-1], row[-1] - own] if row else [] for row, own in zip(rewards, outcome, strict=True)]
-    earned = [[sum(row[step:]) for step in range(len(row))] for row in process]
-    paid = [own if row else 0.0 for row, own in zip(rewards, outcome, strict=True)]
-    result = []
-    for i, row in enumerate(earned):
-        others = [k for k in range(len(rewards)) if k != i]
-        of_tokens = [earned[k][step] for k in others for step, count in enumerate(tokens[k]) for _ in range(count)]
-        against = (mean(of_tokens) if of_tokens else 0.0), (mean(paid[k] for k in others) if others else 0.0)
-        result.append([value - against[0] + paid[i] - against[1] for value in row])
-    return result
 
 
 def plain(name: str, rows: GroupedSteps, rewards: list[list[list[float]]]) -> list[list[list[float]]]:

@@ -1,0 +1,314 @@
+"""``oger prm train|eval|label``: train a process reward model (PRM), hold it against labels, or label steps."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import yaml
+
+from oger_recipe.cli.run_settings import CommandParser, require_writable, settings_of_run
+from oger_recipe.errors import RecipeError
+from oger_recipe.files import atomic_write
+from oger_recipe.prm.settings import ESTIMATES, Training
+from oger_recipe.rewards.models.step_formats import FORMATS
+
+_PROCESSBENCH, _SPLITS = "Qwen/ProcessBench", ("gsm8k", "math", "olympiadbench", "omnimath")
+_FORMAT_KEYS = ("tag", "good", "bad")
+_FILES = ".json, .jsonl or .parquet files or datasets of the Hub"
+_SHAPES = "of PRM800K, Math-Shepherd, ProcessBench, PRMBench or stepwise supervision (docs/prm.md)"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        "oger prm",
+        description="Process reward models (PRMs), which score the steps of a solution: train one, hold one against "
+        "labels, label steps.",
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="train|eval|label")
+    _add_train(_command(commands, "train", "train a PRM on labelled steps", _TRAIN))
+    _add_eval(_command(commands, "eval", "hold a PRM against labelled steps", _EVAL))
+    _add_label(_command(commands, "label", "label the steps of responses by rollouts, or by arithmetic", _LABEL))
+    return parser
+
+
+_TRAIN = (
+    "Trains a language model to score steps of reasoning, and writes a folder that a source of kind process reads. "
+    "The same command goes on with an interrupted training."
+)
+_EVAL = (
+    "Scores labelled solutions by a source of kind process, as a run would, and prints ProcessBench's F1, the AUC of "
+    "steps and the calibration. Any setting of a run can follow as its flag."
+)
+_LABEL = (
+    "Writes responses with a label for each step. By rollouts: a policy goes on from each step, and the verifier says "
+    "which of these responses are right. By countdown: arithmetic says it. Any setting of a run can follow as its "
+    "flag, e.g. --oger.steps.delimiters."
+)
+
+
+def _command(commands: Any, name: str, help: str, description: str) -> Any:
+    return commands.add_parser(name, help=help, description=description, allow_abbrev=False)
+
+
+def _add_train(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", required=True, help="folder or hub name of the language model, or PRM, to begin with")
+    add("--revision", help="of a hub model")
+    add("--data", nargs="+", required=True, metavar="DATA", help=f"{_FILES}, {_SHAPES}")
+    add("--split", default="train", help="of a Hub dataset (%(default)s)")
+    add("--out", type=Path, required=True, help="folder to write; it may not exist")
+    add(
+        "--format",
+        choices=FORMATS,
+        default="trl",
+        help="how question and steps are written, and what the PRM is: trl and qwen_prm a head for tokens, "
+        "math_shepherd and openr_qwen a writer of two tokens at a tag (%(default)s)",
+    )
+    for name in _FORMAT_KEYS:
+        add(f"--{name}", help="in place of the format's, as the key of kind process")
+    hints = get_type_hints(Training)
+    for each in fields(Training):
+        default = "" if each.default is None or isinstance(each.default, bool) else f" ({each.default})"
+        if hints[each.name] is bool:
+            add(f"--{each.name}", action="store_true", help=each.metadata["help"])
+        else:
+            kind = next(kind for kind in (int, float, str) if kind in (hints[each.name], *_parts(hints[each.name])))
+            choices = each.metadata["choices"]
+            add(
+                f"--{each.name}",
+                type=kind,
+                default=each.default,
+                choices=choices,
+                help=each.metadata["help"] + default,
+            )
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
+    return getattr(hint, "__args__", ())
+
+
+def _add_eval(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    prm = parser.add_mutually_exclusive_group(required=True)
+    prm.add_argument(
+        "--prm",
+        metavar="ENTRY",
+        help="an entry of oger.reward.sources in YAML, e.g. '{model: org/prm, format: qwen_prm}'; its kind is process "
+        "where it names none",
+    )
+    prm.add_argument("--recipe", type=Path, help="a recipe that has the PRM among its sources, named by --source")
+    add("--source", metavar="NAME", help="name of the PRM in --recipe")
+    add(
+        "--benchmark",
+        choices=("processbench",),
+        help=f"take labels of its shape alone, and without --data all of {_PROCESSBENCH} of the Hub",
+    )
+    add("--data", nargs="+", metavar="DATA", help=f"{_FILES}, {_SHAPES}")
+    add("--split", default="test", help="of a Hub dataset (%(default)s)")
+    add("--limit", type=int, help="take so many of the solutions, from the beginning")
+    add("--threshold", type=float, help="scores below it are of bad steps (0.5)")
+    add("--tune", type=float, metavar="SHARE", help="choose the threshold on this share of the problems, by its F1; "
+        "the figures are of the others")  # fmt: skip
+    add("--picture", type=Path, help="file for a picture of the calibration, .png or .svg")
+    add("--out", type=Path, help="JSON file to write: the figures, and the scores of every solution")
+
+
+def _add_label(parser: argparse.ArgumentParser) -> None:
+    from oger_recipe.evaluation.sampling import Sampling
+
+    add = parser.add_argument
+    add("--recipe", type=Path, required=True, help="the recipe whose prompts, grading and oger.steps.delimiters it is")
+    add("--rows", help="rows of data, as the recipe's data.prompt_dataset (default: that)")
+    add("--responses", type=Path, required=True, help="JSON lines with uid (of a row) and text, as of oger eval")
+    add("--out", type=Path, required=True, help="file to write, .jsonl: prompt, completions, labels")
+    add(
+        "--by",
+        choices=ESTIMATES,
+        default="any",
+        help="any: good if any rollout from there is right (hard estimation); share: the share that is (soft); "
+        "countdown: exact, by arithmetic (%(default)s)",
+    )
+    add("--model", help="folder or hub name of the policy (default: the recipe's)")
+    add("--n", type=int, default=8, help="rollouts from a step (%(default)s)")
+    add("--temperature", type=float, default=0.7, help="of the rollouts (%(default)s)")
+    add("--max_new_tokens", type=int, default=Sampling.max_new_tokens, help="of a rollout (%(default)s)")
+    add("--seed", type=int, default=0, help="every rollout's seed follows from it, prefix and number (%(default)s)")
+    add("--batch_size", type=int, default=256, help="requests in flight (%(default)s)")
+
+
+def main(argv: list[str] | None = None) -> None:
+    command = ""
+    try:
+        parser = build_parser()
+        args, flags = parser.parse_known_args(argv)
+        command = f" {args.command}"
+        _COMMANDS[args.command](parser, args, flags)
+    except RecipeError as error:
+        sys.exit(f"oger prm{command}: {error}")
+    except KeyboardInterrupt:
+        kept = "" if command == " eval" else "; the same command goes on from what is kept"
+        sys.exit(f"oger prm{command}: interrupted{kept}")
+
+
+# ---- train
+
+
+def _train(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
+    from oger_recipe.data.labelled_steps import read_labelled_steps
+
+    if flags:
+        raise RecipeError(f"unknown flag '{flags[0]}' (oger prm train --help shows all)")
+    how = Training(**{each.name: vars(args)[each.name] for each in fields(Training)})
+    if problems := list(how.problems()):
+        raise RecipeError("\n  - ".join(["this training cannot be:", *problems]))
+    if args.out.exists():
+        raise RecipeError(f"--out {args.out} exists: remove it, or choose another one")
+    entry = {"model": args.model, "format": args.format, "place": "process"}
+    entry |= {name: vars(args)[name] for name in ("revision", *_FORMAT_KEYS) if vars(args)[name] is not None}
+    solutions, shapes = read_labelled_steps(args.data, args.split)
+    print(_read(shapes, len(solutions)), flush=True)
+    from oger_recipe.prm.training import THRESHOLD, entry_of, train
+
+    report = train(entry, solutions, args.data, how, args.out)
+    print(f"\n{_of_held_out(report['held_out'], THRESHOLD)}")
+    print(f"PRM: {args.out}\nits entry: - {entry_of(entry, args.out)}")
+
+
+def _of_held_out(found: Mapping[str, Any], threshold: float) -> str:
+    if not found:
+        return "nothing was held out"
+    return (
+        f"held out: {found['steps']} steps, {found['bad_steps']} of them bad, of {found['solutions']} solutions; AUC "
+        f"{_number(found['auc'])}; at threshold {threshold} accuracy {_number(found['step_accuracy'])}, F1 of first "
+        f"errors {_number(found['f1'])}"
+    )
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
+
+
+def _read(shapes: Mapping[str, int], solutions: int) -> str:
+    return f"read: {', '.join(f'{count} rows of {name}' for name, count in shapes.items())}; {solutions} solutions"
+
+
+# ---- eval
+
+
+def _eval(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
+    from oger_recipe.run.prm import cases, picture, prm_of, report, result, scored
+
+    _check_eval(args)
+    settings = settings_of_run(args.recipe, flags, parser)
+    entry = _entry(args, settings)
+    spec = prm_of(entry, settings)
+    solutions, shapes = _labelled(args)
+    print(f"{_read(shapes, len(solutions))}\n{spec.name}: {len(solutions)} solutions ...", flush=True)
+    found = scored(spec, entry, solutions, settings)
+    threshold = 0.5 if args.threshold is None else args.threshold
+    figures = result(found, threshold, args.tune, settings["train.seed"])
+    print(f"\n{report(found, figures)}")
+    if args.out is not None:
+        with atomic_write(args.out) as partial:
+            document = {"prm": entry, "data": _sources(args), **figures, "cases": cases(found)}
+            partial.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+        print(f"figures and scores: {args.out}")
+    if args.picture is not None:
+        picture(found, args.picture)
+        print(f"picture: {args.picture}")
+
+
+def _check_eval(args: argparse.Namespace) -> None:
+    if (args.recipe is None) != (args.source is None):
+        raise RecipeError("--recipe and --source go together: the recipe, and the name of the PRM in it")
+    if args.benchmark is None and args.data is None:
+        raise RecipeError("nothing to evaluate on: give --data FILE, or --benchmark processbench for that of the Hub")
+    if args.limit is not None and args.limit < 1:
+        raise RecipeError(f"--limit is {args.limit}: it has to be 1 or more")
+    if args.tune is not None and args.threshold is not None:
+        raise RecipeError("--threshold gives it and --tune chooses it: leave out one of them")
+    if args.tune is not None and not 0 < args.tune < 1:
+        raise RecipeError(f"--tune is {args.tune}: it has to be above 0 and below 1")
+    if args.picture is not None and args.picture.suffix not in (".png", ".svg"):
+        raise RecipeError(f"--picture {args.picture}: the file has to end in .png or .svg")
+    for flag in ("out", "picture"):
+        if vars(args)[flag] is not None:
+            require_writable(f"--{flag}", vars(args)[flag])
+
+
+def _sources(args: argparse.Namespace) -> list[str]:
+    return args.data or [f"{_PROCESSBENCH} ({split})" for split in _SPLITS]
+
+
+def _labelled(args: argparse.Namespace) -> tuple[list[Any], dict[str, int]]:
+    from oger_recipe.data.labelled_steps import read_labelled_steps
+
+    if args.data is not None:
+        solutions, shapes = read_labelled_steps(args.data, args.split)
+    else:
+        parts = [read_labelled_steps([_PROCESSBENCH], split) for split in _SPLITS]
+        solutions = [each for part, _ in parts for each in part]
+        shapes = {name: sum(counts.get(name, 0) for _, counts in parts) for _, counts in parts for name in counts}
+    if args.benchmark and (others := [name for name in shapes if name != "ProcessBench"]):
+        raise RecipeError(
+            f"--benchmark processbench: the data has rows of {' and '.join(others)}: leave the flag out to take them"
+        )
+    return solutions[: args.limit], shapes
+
+
+def _entry(args: argparse.Namespace, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the PRM as an entry of oger.reward.sources."""
+    if args.prm is None:
+        entries = {entry["name"]: entry for entry in settings["oger.reward.sources"]}
+        if args.source not in entries:
+            raise RecipeError(f"{args.recipe} has no source {args.source!r}; it has {', '.join(entries) or 'none'}")
+        return entries[args.source]  # type: ignore[no-any-return]
+    try:
+        entry = yaml.safe_load(args.prm)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"--prm is no YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(entry, dict):
+        raise RecipeError(f"--prm {args.prm!r}: an entry such as '{{model: org/prm, format: qwen_prm}}' is needed")
+    return {"name": "prm", "kind": "process", **entry}
+
+
+# ---- label
+
+
+def _label(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
+    from oger_recipe.evaluation.sampling import Model, Sampling
+    from oger_recipe.run.prm_labels import Labelling, label
+
+    numbers = {name: vars(args)[name] for name in ("n", "max_new_tokens", "batch_size")}
+    for name, number in numbers.items():
+        if number < 1:
+            raise RecipeError(f"--{name} is {number}: it has to be 1 or more")
+    if not 0 < args.temperature < float("inf"):
+        raise RecipeError(f"--temperature is {args.temperature}: it has to be above 0, or all rollouts are the same")
+    flags += [f"--data.prompt_dataset={args.rows}"] if args.rows else []
+    flags += [f"--actor.model_name_or_path={args.model}"] if args.model else []
+    settings = settings_of_run(args.recipe, flags, parser)
+    require_writable("--out", args.out)
+    if args.out.suffix != ".jsonl":
+        raise RecipeError(f"--out {args.out}: the file has to end in .jsonl")
+    if args.out.exists():
+        raise RecipeError(f"--out {args.out} exists: remove it, or choose another one")
+    sampling = Sampling(args.n, args.temperature, max_new_tokens=args.max_new_tokens, seed=args.seed)
+    model = Model("", batch_size=args.batch_size, trust_remote_code=settings["oger.trust_remote_code"])
+    said = label(settings, args.responses, Labelling(args.by, model, sampling), args.out)
+    print(f"{said}\nlabels: {args.out}")
+
+
+_COMMANDS = {"train": _train, "eval": _eval, "label": _label}
+
+
+if __name__ == "__main__":
+    main()

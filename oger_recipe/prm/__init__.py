@@ -1,0 +1,1 @@
+"""From labelled steps of reasoning to a process reward model (PRM)."""

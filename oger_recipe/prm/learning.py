@@ -1,0 +1,104 @@
+"""What a PRM learns from: batches with the labels of its ends, the loss there, and the probabilities it gives.
+
+Scorer token_head: a head says bad and good at each end. Scorer step_tag: the language model says the token for a bad
+or a good step at each tag (Math-Shepherd), so the loss is that of the next token, over the whole vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from oger_recipe.prm.rows import Row
+from oger_recipe.rewards.models.keys import ProcessKeys
+from oger_recipe.rewards.models.step_models import step_logits, step_reply
+from oger_recipe.rewards.models.step_text import verdict_tokens
+
+NO_LABEL = -100.0  # transformers' Trainer counts the others
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Makes batches, padded on the right. labels: [rows, 1 + places], the first column of none; a place is a token, or
+    with ``only_ends`` one of the ends of these rows, whose logits alone the model then makes (a vocabulary for every
+    token is large)."""
+
+    only_ends: bool
+
+    def __call__(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+        batch = _padded([row.prompt.tokens for row in rows])
+        places = torch.arange(batch["input_ids"].shape[1])
+        if self.only_ends:
+            places = torch.tensor(sorted({end for row in rows for end in row.prompt.ends}))
+            batch["logits_to_keep"] = places
+        # Trainer counts the labels that are not NO_LABEL, and leaves the first column out where the model's own loss
+        # would compare a token's logits with the next token.
+        labels = torch.full((len(rows), 1 + len(places)), NO_LABEL)
+        for number, row in enumerate(rows):
+            for end, label in zip(row.prompt.ends, row.labels, strict=True):
+                if label is not None:
+                    labels[number, 1 + int(torch.searchsorted(places, end))] = label
+        return batch | {"labels": labels}
+
+
+def _padded(tokens: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+    ids = pad_sequence([torch.tensor(each) for each in tokens], batch_first=True)
+    mask = pad_sequence([torch.ones(len(each), dtype=torch.long) for each in tokens], batch_first=True)
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def collator_of(keys: ProcessKeys, model: Any) -> Collator:
+    is_writer = keys.written.scorer == "step_tag"
+    return Collator(is_writer and "logits_to_keep" in inspect.signature(model.forward).parameters)
+
+
+def verdicts(keys: ProcessKeys, tokenizer: Any) -> tuple[int, int]:
+    """Which of the model's logits stand for bad and for good: tokens, or the head's labels."""
+    if keys.written.scorer == "step_tag":
+        return verdict_tokens(keys, tokenizer)
+    good = keys.written.good_label
+    assert good is not None
+    return 1 - good, good
+
+
+def step_loss(logits: Tensor, labels: Tensor, bad: int, good: int) -> Tensor:
+    """The cross-entropy of each labelled place, [places], over all that could be said there.
+
+    logits [rows, places, ...], labels [rows, places], NO_LABEL where there is none; a label between 0 and 1 is the
+    probability of good.
+    """
+    there = labels != NO_LABEL
+    said, label = logits[there].float().log_softmax(dim=-1), labels[there].float()
+    return -(label * said[:, good] + (1 - label) * said[:, bad])
+
+
+def loss_of(bad: int, good: int) -> Callable[..., Tensor]:
+    """The loss as Trainer asks for it: mean over all labelled steps of an optimizer step, in however many parts."""
+
+    def loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        losses = step_loss(outputs.logits, labels[:, 1:], bad, good)
+        return losses.sum() / (len(losses) if num_items_in_batch is None else num_items_in_batch)
+
+    return loss
+
+
+def probabilities(
+    keys: ProcessKeys, tokenizer: Any, model: Any, rows: Sequence[Row], batch_size: int
+) -> list[tuple[float, ...]]:
+    """The probability of each step of each row that it is good, as the process source reads it."""
+    order = sorted(range(len(rows)), key=lambda number: -len(rows[number].prompt.tokens))
+    found: dict[int, tuple[float, ...]] = {}
+    model.eval()
+    for start in range(0, len(order), batch_size):
+        numbers = order[start : start + batch_size]
+        prompts = [rows[number].prompt for number in numbers]
+        batch = {name: each.to(model.device) for name, each in _padded([each.tokens for each in prompts]).items()}
+        logits = step_logits(keys, tokenizer, model, batch, prompts)
+        found |= {number: step_reply(keys, each).steps for number, each in zip(numbers, logits, strict=True)}
+    return [found[number] for number in range(len(rows))]

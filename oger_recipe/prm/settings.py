@@ -1,0 +1,44 @@
+"""How a PRM is trained, and what steps are labelled by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from oger_recipe.ranges import COUNT, MOMENTUM, POSITIVE, SEED, Range
+from oger_recipe.rewards.models.keys import DTYPES
+
+ESTIMATES = ("any", "share", "countdown")  # of labels, in `oger prm label`
+
+
+def _setting(default: Any, help: str, range: Range | None = None, *, choices: tuple[str, ...] | None = None) -> Any:
+    return field(default=default, metadata={"help": help, "range": range, "choices": choices})
+
+
+@dataclass(frozen=True)
+class Training:
+    """Each field is a flag of `oger prm train`."""
+
+    epochs: int = _setting(1, "times that all solutions are seen", COUNT)
+    learning_rate: float = _setting(1e-5, "at its height; it rises for a twentieth of the steps, then falls", POSITIVE)
+    batch_size: int = _setting(16, "solutions of an optimizer step", COUNT)
+    micro_batch_size: int = _setting(4, "of these in memory at a time", COUNT)
+    max_length: int = _setting(1024, "longest text in tokens; a longer one is cut behind a step", COUNT)
+    held_out: float = _setting(0.1, "share of the problems that is not trained on, and reported on", MOMENTUM)
+    seed: int = _setting(0, "of the head's first weights, the order and what is held out", SEED)
+    lora_rank: int | None = _setting(None, "train LoRA adapters of this rank on all linear layers, and no more", COUNT)
+    lora_alpha: int | None = _setting(None, "their scale times the rank (default: twice the rank)", COUNT)
+    dtype: str = _setting("auto", "of the weights; auto: float32, or bfloat16 with LoRA on a GPU", choices=DTYPES)
+    gradient_checkpointing: bool = _setting(False, "compute activations again in place of keeping them")
+    save_steps: int | None = _setting(None, "optimizer steps between two checkpoints (default: an epoch)", COUNT)
+
+    def problems(self) -> Iterator[str]:
+        for each in fields(self):
+            value, allowed = getattr(self, each.name), each.metadata["range"]
+            if value is not None and allowed is not None and value not in allowed:
+                yield f"--{each.name} is {value}: it has to be {allowed.text}"
+        if self.batch_size % self.micro_batch_size:
+            yield f"--batch_size {self.batch_size} is no multiple of --micro_batch_size {self.micro_batch_size}"
+        if self.lora_alpha is not None and self.lora_rank is None:
+            yield "--lora_alpha is for LoRA: give --lora_rank, or leave it out"
