@@ -28,8 +28,8 @@ class StepRule:
     last_step_text: str | None = None
 
     def __post_init__(self) -> None:
-        if "" in self.delimiters:
-            raise ValueError("an empty text delimits nothing")
+        if "" in (*self.delimiters, self.last_step_text):
+            raise ValueError("an empty text is everywhere: delimiters and last_step_text need some text")
 
     @property
     def ends_responses(self) -> bool:

@@ -42,9 +42,9 @@ class StepEstimator:
     """How steps become advantages: by one of the first two.
 
     with_values: (rows, gamma, lam) to advantages and returns [B, A], towards which a critic is trained; in_group: to
-    advantages [groups, n, S]; values_steps: the critic is trained at the steps' first tokens alone; whitened: over what
-    the advantages of a batch are brought to mean 0 and std 1 afterwards, "steps" or "tokens"; compares_groups: groups
-    are measured by each other's rewards.
+    advantages [groups, n, S]; values_steps: the critic is trained at the steps' first tokens alone; whitened: over
+    what the advantages of a batch are brought to mean 0 and std 1 afterwards, "steps" or "tokens"; compares_groups:
+    groups are measured by each other's rewards.
     """
 
     with_values: Callable[[ValuedSteps, float, float], tuple[Tensor, Tensor]] | None = None

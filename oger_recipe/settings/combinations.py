@@ -8,6 +8,7 @@ import torch
 from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS, GROUP_ESTIMATORS, STEP_ESTIMATORS
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
 from oger_recipe.algorithm.policy_loss import reshape_probability
+from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.compose import KINDS, ON_ERROR, by_steps_problem, entry_problems
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.settings.credit import AdvantageSettings
@@ -29,6 +30,36 @@ def combination_problems(value: Mapping[str, Any]) -> Iterator[str]:
     yield from _baselines(value, oger)
     yield from _truncation(value["reward.stop_properly_penalty_coef"], oger.advantage)
     yield from _sources(value, oger)
+    yield from _steps(value, oger)
+
+
+def _steps(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
+    """Yields what would keep responses from having steps of reasoning."""
+    steps, rollouts = oger.steps, oger.rollouts
+    try:
+        ends = steps.sampling
+    except RecipeError as error:
+        yield str(error)
+        return
+    if not oger.cuts_steps(value["algo.advantage.estimator"]) and ends is None:
+        return
+    if steps.sample_by_step and not steps.cuts:
+        yield (
+            "oger.steps.sample_by_step needs to know where a step ends: set oger.steps.delimiters, "
+            "oger.steps.delimiter_token_ids or oger.steps.max_step_tokens"
+        )
+    for delimiter in steps.delimiters:
+        for stop in rollouts.stop_texts:
+            if stop in delimiter:
+                yield (
+                    f"oger.steps.delimiters {delimiter!r} has {stop!r} in it, which ends a response (oger.stop, or "
+                    "the prompt template's): no response would have a second step; leave one of them out"
+                )
+    for token in sorted({*steps.delimiter_token_ids} & {*rollouts.stop_token_ids}):
+        yield (
+            f"oger.steps.delimiter_token_ids {token} is in oger.stop_token_ids, which ends a response: no response "
+            "would have a second step; leave one of them out"
+        )
 
 
 def _loss(loss: LossSettings) -> Iterator[str]:

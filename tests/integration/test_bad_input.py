@@ -78,6 +78,15 @@ def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path:
     }  # fmt: skip
 
 
+_ONE = ["--rollout.n_samples_per_prompt", "1", "--train.batch_size", "2", "--oger.max_replace_num", "0"]
+
+
+def _with_prm(more: dict[str, Any]) -> str:
+    """The flag of sources with a process reward model that has these keys."""
+    prm = {"name": "prm", "kind": "process", "model": "org/prm", "format": "math_shepherd", **more}
+    return "--oger.reward.sources=" + json.dumps([{"name": "rule", "kind": "verifier"}, prm])
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -305,6 +314,35 @@ def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path:
             for estimator in ("gae", "reinforce_baseline", "gdpo", "appo", "tppo", "process_grpo_batch")
         ),
         *(
+            (
+                [_with_prm(more), "--algo.advantage.estimator", estimator],
+                "oger.reward.sources: 'prm' pays for each step of reasoning, which can only be added as it is: leave "
+                "its combine and normalize out, or choose an algo.advantage.estimator that does not go by steps",
+            )
+            for estimator in ("appo", "process_rloo")
+            for more in ({"combine": "mul"}, {"normalize": "group"})
+        ),
+        *(
+            (
+                ["--oger.advantage_baseline", "rollouts", "--algo.advantage.estimator", estimator],
+                f"oger.advantage_baseline rollouts is for group_norm and dr_grpo, not {estimator}",
+            )
+            for estimator in ("tppo", "process_grpo")
+        ),
+        *(
+            (
+                [*_ONE, "--algo.advantage.estimator", estimator],
+                f"rollout.n_samples_per_prompt is 1: {estimator} compares the rollouts of a group, and a group of "
+                "one has nothing to compare with; use 2 or more",
+            )
+            for estimator in ("process_grpo", "process_rloo")
+        ),
+        (
+            ["--algo.advantage.estimator", "appo", "--critic.num_gpus_per_node", "2", "--oger.logical_gpus", "3"],
+            "actor 1 + vLLM engines 1 + critic 2 = 4 GPUs are asked for, but 3 are declared (oger.logical_gpus); Ray "
+            "would wait for ever",
+        ),
+        *(
             ([f"--{flag}={number}"], f"{flag} is {number}: it has to be a finite number")
             for flag in ("oger.bonus_weight", "oger.non_stop_penalty", "oger.sft.lr")
             for number in ("nan", "inf")
@@ -397,11 +435,10 @@ def test_the_engine_correction_is_refused_and_top_p_is_named(refused: Callable[.
     assert "no engine correction" in message and "rollout.top_p below 1" in message and "nucleus" in message
 
 
-@pytest.mark.parametrize("estimator", ["gae", "reinforce", "flash_reinforce"])
+@pytest.mark.parametrize("estimator", ["gae", "reinforce", "flash_reinforce", "appo", "tppo", "process_grpo_batch"])
 def test_groups_of_one_train_where_nothing_is_compared_within_them(recipe: Path, estimator: str) -> None:
-    one = ["--rollout.n_samples_per_prompt", "1", "--train.batch_size", "2", "--oger.max_replace_num", "0"]
     with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.driver.launch"):
-        train.main(["--recipe", str(recipe), *one, "--algo.advantage.estimator", estimator])
+        train.main(["--recipe", str(recipe), *_ONE, "--algo.advantage.estimator", estimator])
 
 
 @pytest.mark.parametrize(
@@ -437,6 +474,14 @@ def test_groups_of_one_train_where_nothing_is_compared_within_them(recipe: Path,
                 (["--ckpt.disable_ds", "--ckpt.save_hf"], []),
                 (["--ckpt.best_metric_key", "none"], ["ckpt.save_steps -1 saves the last step alone"]),
             )
+        ),
+        (
+            ["--algo.advantage.estimator", "process_rloo"],
+            [
+                "algo.advantage.estimator process_rloo goes by steps of reasoning, and no source of "
+                "oger.reward.sources speaks of them: all rewards are at the last step; a source of kind process says "
+                "them"
+            ],
         ),
         (
             ["--oger.off_policy_loss", "sft", "--oger.off_policy_reshape", "logp", "--oger.history_size", "2"],

@@ -136,6 +136,22 @@ def test_every_setting_of_the_table_has_a_case_or_a_sibling_with_one(parser) -> 
         assert any(set(setting) & set(settings) for _, setting, _ in CASES), settings
 
 
+PRM = {"name": "prm", "kind": "process", "model": "org/prm", "credit": "min"}
+
+
+def test_credit_of_steps_and_estimators_of_steps_need_each_other(parser) -> None:
+    said = _notes(parser, {"reward.sources": (PRM,)})
+    assert said == [
+        "oger.reward.sources: credit of 'prm' has no effect: it needs algo.advantage.estimator appo, tppo, "
+        "process_grpo, process_grpo_batch or process_rloo; with dr_grpo a row has its aggregate"
+    ]
+    by_steps = {ESTIMATOR: "process_rloo"}
+    assert not _notes(parser, {"reward.sources": (PRM,)}, by_steps)
+    assert not _notes(parser, {"reward.sources": ({"name": "a", "kind": "mine:of"},)}, by_steps)
+    (alone,) = _notes(parser, {"reward.sources": ({"name": "rule", "kind": "verifier"},)}, by_steps)
+    assert "no source of oger.reward.sources speaks of them" in alone
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_no_shipped_recipe_sets_what_has_no_effect(parser, path: Path) -> None:
     value = defaults(parser) | read_recipe(path, parser)
