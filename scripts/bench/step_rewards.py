@@ -34,12 +34,13 @@ def make_prm(folder: Path) -> None:
 
 
 def side_flags(place: str | None, prm: Path) -> list[str]:
-    sources = [{"name": "rule", "kind": "verifier"}]
+    sources, uncached = [{"name": "rule", "kind": "verifier"}], []
     if place is not None:
         sources.append({"name": "prm", "kind": "process", "model": str(prm), "place": place, "format": "trl"})
+        uncached = ["--oger.reward.cache", ""]
     return [
         "--algo.advantage.estimator", "process_rloo", "--oger.max_replace_num", "0", "--oger.steps.delimiters", ", ",
-        f"--oger.reward.sources={json.dumps(sources)}", "--oger.reward.cache", "",
+        f"--oger.reward.sources={json.dumps(sources)}", *uncached,
     ]  # fmt: skip
 
 
