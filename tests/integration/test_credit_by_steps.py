@@ -97,7 +97,9 @@ def by_text(maker: Any, experiences: list[Any]) -> dict[str, dict[str, Any]]:
             outside = [getattr(experience, name)[place][~mask] for name in ("advantages", "step_index")]
             assert not any(each.any() for each in outside)
             text = maker.tokenizer.decode(tokens, skip_special_tokens=True)
-            found[text] = of_row | {"return": experience.info["return"][place].item()}
+            found[text] = of_row | {
+                name: experience.info[name][place].item() for name in ("return", "group_reward_std")
+            }
     return found
 
 
@@ -195,9 +197,12 @@ def test_the_advantages_of_a_step_are_those_of_plain_python(step, estimator, div
     assert set(found) == set(plain) == set(worth) and len(found) == 8
     for text, row in plain.items():
         assert found[text]["advantages"] == pytest.approx(row, abs=1e-5), text
-        assert found[text]["return"] == pytest.approx(
-            sum(paid(*next(r for g in trained().values() for r in g if r[0] == text)))
-        )
+    for rows in trained().values():
+        totals = {text: sum(paid(text, whole)) for text, whole in rows}
+        for text, total in totals.items():
+            assert found[text]["return"] == pytest.approx(total)
+            assert found[text]["group_reward_std"] == pytest.approx(stdev(totals.values()))
+    assert len(found) == len(plain) == 8
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
