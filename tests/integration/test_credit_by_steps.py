@@ -138,7 +138,7 @@ def tokens(text: str) -> list[int]:
 def expected(
     estimator: str, found: dict[str, dict[str, Any]], gamma: float, lam: float, **rows: Any
 ) -> dict[str, list[float]]:
-    """The advantage of every token before it is whitened, in plain Python; ``rows``: groups in place of the trained."""
+    """The advantage of every token before it is whitened, in plain Python; ``rows``: other groups in their place."""
     groups = trained() | rows
     rewards = {uid: [paid(*row) for row in rows] for uid, rows in groups.items()}
     if estimator in ("appo", "tppo"):
