@@ -283,6 +283,8 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             self.rewards.errors,
             self.rewards.metrics,
             self.settings.bonus.last_token_enp_reward,
+            {name: values.flatten(0, 1) for name, values in self.rewards.said_of_steps.items()},
+            None if self.rewards.steps is None else self.rewards.steps.rewards.flatten(0, 1),
         )
 
     def _remember(self) -> None:
