@@ -570,7 +570,7 @@ def test_require_source_accepts_its_source_and_no_other():
 def test_nothing_is_replaced_or_imported_where_there_is_cuda(seen: str):
     facts = _facts(_start(process_with_cuda, seen))
     assert facts["replaced"] == facts["changed"] == []
-    # A symbol of a package that is not even imported cannot have been replaced. OpenRLHF's experiences get their field.
+    # A symbol of a package that is not even imported cannot have been replaced. OpenRLHF's experiences get a field.
     assert not {"flash_attn", "vllm", "deepspeed"} & set(facts["imported"])
 
 
