@@ -57,7 +57,8 @@ def judge_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
         raise RecipeError("\n  - ".join(["this judge cannot be asked:", *problems]))
     (spec,) = sources_of([entry])
     if spec.kind not in _MODELS:
-        raise RecipeError(f"{spec.name} is of kind {spec.kind}: kinds {', '.join(_MODELS)} can be evaluated")
+        of_steps = "; `oger prm eval` evaluates scores of steps" if spec.kind == "process" else ""
+        raise RecipeError(f"{spec.name} is of kind {spec.kind}: kinds {', '.join(_MODELS)} can be evaluated{of_steps}")
     return spec
 
 
