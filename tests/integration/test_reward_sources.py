@@ -254,7 +254,7 @@ def test_a_resumed_run_pays_what_an_implicit_prm_had_learnt(maker, rows, letters
         found = advantages(made.make_experience_batch(rows(texts)))
         known = {name: value for name, value in made.metrics.items() if name.startswith("reward/prime")}
         assert not made.rewards.errors["prime"] and known["reward/prime/learnt_rows"] == 8
-        return made.rewards.step_rewards, found, {**known, "reward/prime/seconds": 0.0}
+        return made.rewards.steps.rewards, found, {**known, "reward/prime/seconds": 0.0}
 
     through = maker(prime, flags=flags)
     steps = []
@@ -267,9 +267,7 @@ def test_a_resumed_run_pays_what_an_implicit_prm_had_learnt(maker, rows, letters
     rewards, found, metrics = train(resumed, 3)
     assert torch.equal(rewards, steps[2][0]) and (found, metrics) == steps[2][1:]
     assert not torch.equal(steps[1][0], rewards) and rewards.shape == (2, 4, 3)
-    # The rule is on the last step; what is left is half of what the source says of the step.
-    first_steps = rewards[:, :, 0][torch.tensor([[True] * 4, [True, True, False, True]])]
-    assert first_steps.abs().min() > 0 and found != pytest.approx([0.0] * 8, abs=1e-3)
+    assert (rewards[:, :, 0] != 0).all() and max(map(abs, found)) > 0.1
 
 
 def test_a_class_reads_question_and_columns_of_the_data_and_its_numbers_become_metrics(maker, rows) -> None:
