@@ -22,6 +22,7 @@ _RANKS = "the checkpoint holds one share of the optimizer for every rank"
 FIXED = {
     "actor.model_name_or_path": _WEIGHTS,
     "critic.model_name_or_path": _WEIGHTS,
+    "oger.critic.hidden_sizes": _WEIGHTS,
     "ds.lora.*": _WEIGHTS,
     "ds.param_dtype": _WEIGHTS,
     "oger.sft.*": "it was done before the first step",

@@ -176,6 +176,12 @@ NEEDS: tuple[Need, ...] = (
 )  # fmt: skip
 
 
+def _optimizer_steps(value: Mapping[str, Any]) -> int:
+    """On the rollouts of a training step."""
+    rows: int = value["rollout.batch_size"] * value["rollout.n_samples_per_prompt"]
+    return rows // value["train.batch_size"] * value["train.max_epochs"]
+
+
 def _knows_steps(value: Mapping[str, Any]) -> bool:
     steps = StepSettings.of(value)
     ends = steps.sample_by_step or steps.max_steps is not None or steps.last_step_text is not None
@@ -197,6 +203,17 @@ UPSTREAM_NEEDS: tuple[UpstreamNeed, ...] = (
     _estimators_that_read(
         "algo.advantage.no_std_norm", "gae", "reinforce", "reinforce_baseline",
         *(name for name, each in STEP_ESTIMATORS.items() if each.whitened is not None),
+    ),
+    # The critic, and when a batch of rollouts has been trained on enough
+    (
+        ("critic.huber_delta", "critic.hidden_sizes"),
+        f"a critic: algo.advantage.estimator {_either([*CRITIC_ESTIMATORS])}",
+        lambda value: value["algo.advantage.estimator"] in CRITIC_ESTIMATORS,
+    ),
+    (
+        ("kl_stop",),
+        "more than one optimizer step on a batch of rollouts: train.max_epochs, or a smaller train.batch_size",
+        lambda value: _optimizer_steps(value) > 1,
     ),
     # Steps of reasoning
     (

@@ -315,6 +315,37 @@ def _with_prm(more: dict[str, Any]) -> str:
         ),
         *(
             (
+                ["--oger.ratio_level", "step", "--algo.advantage.estimator", estimator],
+                "oger.ratio_level step has one advantage for each step of reasoning, and algo.advantage.estimator "
+                f"{estimator} one for each token: use appo, or oger.ratio_level token",
+            )
+            for estimator in ("gae", "tppo")
+        ),
+        *(
+            (
+                ["--oger.ratio_level", "step", f"--oger.{key}={setting}"],
+                f"oger.{key} is by the probability of a token, and with oger.ratio_level step a rollout's steps are "
+                "weighed as a whole: leave it out, or use oger.ratio_level token",
+            )
+            for key, setting in (("on_policy_reshape", "pow"), ("all_max_clip", "0.9"))
+        ),
+        *(
+            (
+                ["--algo.advantage.estimator", "gae", "--oger.critic.hidden_sizes", "64", *flags],
+                f"oger.critic.hidden_sizes does not go with {reason}",
+            )
+            for flags, reason in (
+                (
+                    ["--ds.lora.rank", "8", "--ds.zero_stage", "3"],
+                    "ds.lora.rank and ds.zero_stage 3: DeepSpeed does not shard it beside adapters in float32; "
+                    "ds.zero_stage 2 works",
+                ),
+            )
+        ),
+        (["--oger.critic.hidden_sizes", "64", "0"], "oger.critic.hidden_sizes is 0: it has to be 1 or more"),
+        (["--oger.kl_stop", "0"], "oger.kl_stop is 0.0: it has to be above 0"),
+        *(
+            (
                 [_with_prm(more), "--algo.advantage.estimator", estimator],
                 "oger.reward.sources: 'prm' pays for each step of reasoning, which can only be added as it is: leave "
                 "its combine and normalize out, or choose an algo.advantage.estimator that does not go by steps",
@@ -325,9 +356,10 @@ def _with_prm(more: dict[str, Any]) -> str:
         *(
             (
                 ["--oger.advantage_baseline", "rollouts", "--algo.advantage.estimator", estimator],
-                f"oger.advantage_baseline rollouts is for group_norm and dr_grpo, not {estimator}",
+                "oger.advantage_baseline rollouts is for group_norm, dr_grpo, process_grpo and process_rloo, not "
+                f"{estimator}",
             )
-            for estimator in ("tppo", "process_grpo")
+            for estimator in ("tppo", "process_grpo_batch")
         ),
         *(
             (
@@ -364,6 +396,19 @@ def test_an_impossible_combination_is_refused_with_its_reason(
 ) -> None:
     assert refused(*flags) == _problems(sentence)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_saved_critic_says_how_wide_its_head_is(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "critic").mkdir()
+    (tmp_path / "critic" / "config.json").write_text('{"value_head_hidden_sizes": [24, 12]}')
+    flags = ["--critic.model_name_or_path", str(tmp_path / "critic"), "--algo.advantage.estimator", "appo"]
+    assert refused(*flags, "--oger.critic.hidden_sizes", "64") == _problems(
+        "oger.critic.hidden_sizes is 64, and the value head of critic.model_name_or_path has 24 12: leave it out, or "
+        "give these"
+    )
+    missing = tmp_path / "nowhere"
+    flags[1] = str(missing)
+    assert refused(*flags) == _problems(f"critic.model_name_or_path: {missing}: no such model folder")
 
 
 SOURCES = """\

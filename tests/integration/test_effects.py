@@ -27,6 +27,7 @@ NO_TEACHERS = {"max_replace_num": 0}
 KL = {"algo.kl.init_coef": 0.1}
 GUIDED = {"max_replace_num": 0, "n_prefix": 2}
 ESTIMATOR = "algo.advantage.estimator"
+ONE_STEP = {"rollout.batch_size": 2, "rollout.n_samples_per_prompt": 8, "train.batch_size": 16}
 CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     *(
         ({"off_policy_loss": loss}, {name: value}, {})
@@ -110,6 +111,10 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
             strict=True,
         )
     ),
+    ({}, {"critic.huber_delta": 10.0}, {ESTIMATOR: "gae"}),
+    ({}, {"critic.hidden_sizes": (8,)}, {ESTIMATOR: "appo"}),
+    (ONE_STEP, {"kl_stop": 0.02}, ONE_STEP | {"train.max_epochs": 2}),
+    (ONE_STEP, {"kl_stop": 0.02}, ONE_STEP | {"train.batch_size": 8}),
 ]  # fmt: skip
 
 

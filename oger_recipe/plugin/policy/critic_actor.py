@@ -97,7 +97,7 @@ class OgerCriticModelActor(undecorated(ppo_critic.CriticModelActor)):  # type: i
     """Has the recipe's value head, and saves as the policy does; the worker imports this module first."""
 
     def init_model_from_pretrained(self, strategy, *args, **kwargs):
-        with value_heads(CriticSettings.of(strategy.args.oger).hidden_sizes):
+        with value_heads(CriticSettings.of(strategy.args.oger)):
             return super().init_model_from_pretrained(strategy, *args, **kwargs)
 
     def fit(self) -> dict[str, float]:

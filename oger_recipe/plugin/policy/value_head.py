@@ -2,16 +2,14 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from openrlhf.models import model as openrlhf_model
 from openrlhf.trainer.ray import ppo_critic
 
-from oger_recipe.errors import RecipeError
-
-SIZES = "value_head_hidden_sizes"  # in config.json of a critic that has such a head
+from oger_recipe.settings.critic import SAVED_SIZES, CriticSettings
 
 
 class ValueHead(torch.nn.Sequential):
@@ -57,8 +55,8 @@ def _whole(layer: torch.nn.Linear) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def value_heads(hidden_sizes: tuple[int, ...]) -> Iterator[None]:
-    """Lets OpenRLHF build its critic with a head of these sizes, or with that of the network it loads.
+def value_heads(settings: CriticSettings) -> Iterator[None]:
+    """Lets OpenRLHF build its critic with a head of the sizes that the settings or the network it loads ask for.
 
     With LoRA the head is trained as a whole, and belongs to what is saved.
     Raises RecipeError, where the network is loaded, for sizes that are not its own.
@@ -74,14 +72,13 @@ def value_heads(hidden_sizes: tuple[int, ...]) -> Iterator[None]:
         class CriticWithHead(critic_class(base, llm, prefix, *packing)):  # type: ignore[misc]
             def __init__(self, config: Any) -> None:
                 super().__init__(config)
-                saved = getattr(config, SIZES, None)
-                if saved is None and not hidden_sizes:
+                saved = getattr(config, SAVED_SIZES, None)
+                sizes = settings.of_network(saved)
+                if not sizes:
                     return
-                if saved is not None and hidden_sizes and list(saved) != list(hidden_sizes):
-                    raise RecipeError(wrong_sizes(saved, hidden_sizes))
-                head = ValueHead(config.hidden_size, list(saved or hidden_sizes))
+                head = ValueHead(config.hidden_size, sizes)
                 setattr(self, prefix, head)
-                setattr(config, SIZES, list(saved or hidden_sizes))
+                setattr(config, SAVED_SIZES, sizes)
                 if saved is None:
                     new.append(head)
                 openrlhf_model.LoraConfig = functools.partial(lora, modules_to_save=[prefix])
@@ -96,21 +93,9 @@ def value_heads(hidden_sizes: tuple[int, ...]) -> Iterator[None]:
             head.reset()
         return critic
 
-    patches: list[tuple[Any, str, Callable[..., Any]]] = [
-        (ppo_critic, "get_llm_for_sequence_regression", built),
-        (openrlhf_model, "_get_critic_model", class_with_head),
-    ]
-    for module, name, ours in patches:
-        setattr(module, name, ours)
+    ppo_critic.get_llm_for_sequence_regression, openrlhf_model._get_critic_model = built, class_with_head
     try:
         yield
     finally:
         ppo_critic.get_llm_for_sequence_regression = build
         openrlhf_model._get_critic_model, openrlhf_model.LoraConfig = critic_class, lora
-
-
-def wrong_sizes(saved: Any, hidden_sizes: tuple[int, ...]) -> str:
-    return (
-        f"oger.critic.hidden_sizes is {', '.join(map(str, hidden_sizes))}, and the value head of "
-        f"critic.model_name_or_path has {', '.join(map(str, saved))}: leave it out, or give these"
-    )
