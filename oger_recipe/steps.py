@@ -28,13 +28,22 @@ class StepRule:
     last_step_text: str | None = None
 
     def __post_init__(self) -> None:
-        if "" in self.delimiters:
-            raise ValueError("an empty text delimits nothing")
+        if "" in (*self.delimiters, self.last_step_text):
+            raise ValueError("an empty text is everywhere: delimiters and last_step_text need some text")
 
     @property
     def ends_responses(self) -> bool:
         """Whether a response may end before the policy ends it."""
         return self.max_steps is not None or self.last_step_text is not None
+
+
+@dataclass(frozen=True)
+class StepSampling:
+    """How responses are sampled: up to where the rule ends them, and in one request or, by_step, in one for each
+    step."""
+
+    rule: StepRule
+    by_step: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,14 @@ def end_of(tokens: Sequence[int], tokenizer: Any, rule: StepRule) -> End | None:
         if complete == rule.max_steps:
             return End(length, truncated=True)
     return None
+
+
+def open_tokens(tokens: Sequence[int], tokenizer: Any, rule: StepRule) -> int:
+    """Count the tokens since the last delimiter or cap."""
+    part = None
+    for part in _parts(tokens, tokenizer, rule):  # noqa: B007
+        pass
+    return 0 if part is None or part.is_complete else len(part.tokens)
 
 
 def step_texts(tokens: Sequence[int], steps: Sequence[int], tokenizer: Any) -> list[str]:

@@ -37,7 +37,7 @@ BATCH_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"gdpo": batch_normali
 
 # The rewards of steps of reasoning to the advantages of their tokens.
 STEP_ESTIMATORS: dict[str, StepEstimator] = {
-    "appo": StepEstimator(with_values=appo, whitened="steps"),
+    "appo": StepEstimator(with_values=appo, values_steps=True, whitened="steps"),
     "tppo": StepEstimator(with_values=tppo, whitened="tokens"),
     "process_grpo": StepEstimator(in_group=process_grpo),
     "process_grpo_batch": StepEstimator(in_group=process_grpo_batch, compares_groups=True),

@@ -14,6 +14,7 @@ from oger_recipe.errors import RecipeError
 from oger_recipe.settings.grading import VerifierSettings, grading_rules
 from oger_recipe.settings.rollouts import RolloutSettings
 from oger_recipe.settings.run import EvalSettings
+from oger_recipe.settings.steps import StepSettings
 
 if TYPE_CHECKING:
     from oger_recipe.evaluation.benchmarks import Problem
@@ -161,7 +162,10 @@ def _sampling(args: argparse.Namespace, settings: Mapping[str, Any]) -> Sampling
     chosen = {name: value for name, value in of_run.items() if value is not None} if args.recipe else {}
     chosen |= {name: vars(args)[name] for name in of_run if vars(args)[name] is not None}
     return Sampling(
-        **chosen, stop=RolloutSettings.of(settings).stop_texts, stop_token_ids=tuple(settings["oger.stop_token_ids"])
+        **chosen,
+        stop=RolloutSettings.of(settings).stop_texts,
+        stop_token_ids=tuple(settings["oger.stop_token_ids"]),
+        steps=StepSettings.of(settings).sampling,
     )
 
 

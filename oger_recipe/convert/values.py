@@ -70,7 +70,7 @@ def checked(value: Any, flag: Flag) -> Any:
 
 def is_placeholder(value: Any) -> bool:
     """Tells whether a text stands for what the user has to fill in."""
-    return isinstance(value, str) and bool(re.search(r"\$|path/to|<[^>]+>|your[-_ /]", value))
+    return isinstance(value, str) and bool(re.search(r"\$|path/to|<[^>]+>|your[-_ /]|^[A-Z_]+_PATH$", value))
 
 
 def placeholders(value: Any) -> Iterator[str]:

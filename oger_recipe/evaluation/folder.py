@@ -41,6 +41,8 @@ def settings_of(
     """Collects what an answer and its verdict depend on, and nothing else: not how many samples are drawn, as each has
     a seed of its own, nor batch size, nor where files lie."""
     drawn = {name: value for name, value in asdict(sampling).items() if name != "n"}
+    if sampling.steps is None:  # as in folders from before there were steps
+        del drawn["steps"]
     settings = {
         "model": {"name": model.name, "revision": model.revision, "dtype": dtype, "weights": _weights(model)},
         "prompting": asdict(prompting),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from oger_recipe.steps import StepSampling
+
 
 @dataclass(frozen=True)
 class Model:
@@ -21,7 +23,8 @@ class Model:
 @dataclass(frozen=True)
 class Sampling:
     """n samples a problem. max_new_tokens is bounded by what the prompt leaves of the model's context; stop and
-    stop_token_ids end a response as end-of-sequence does."""
+    stop_token_ids end a response as end-of-sequence does; steps: how steps of reasoning enter, None where they do
+    not."""
 
     n: int = 4
     temperature: float = 0.6
@@ -31,6 +34,7 @@ class Sampling:
     seed: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    steps: StepSampling | None = None
 
 
 @dataclass(frozen=True)

@@ -223,6 +223,7 @@ def step_line(metrics: dict[str, Any], steps: int) -> str:
         f"length {metrics['rollout/response_length']:.0f}",
         f"{metrics['tokens_per_second']:.0f} tokens/s",
         _if_any(metrics, "{:.0f} NOT GRADED", "rollout/reward_error"),
+        _if_any(metrics, "{:.0f} updates left out (kl_stop)", "kl_stopped_updates"),
         _if_any(metrics, "{:.0f} UPDATES SKIPPED", "skipped_updates"),
     ]
     return " | ".join(part for part in parts if part)

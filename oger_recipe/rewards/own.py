@@ -4,8 +4,9 @@ A function gets one Group at a time and returns one number for each of its rows,
 ``{name: one number for each row}``.
 
 A class is made with the further keys of its entry as keyword arguments. Its ``score(groups, wanted)`` gets all groups
-of a step and returns Scores, as every Source; where it has ``open()`` and ``close()``, these are called before and
-after it at every step, so that what it loads need not stay in memory while the policy is trained.
+of a step and returns Scores, as every Source, which may have rewards for steps of reasoning. Where it has ``open()``
+and ``close()``, these are called before and after it at every step, so that what it loads need not stay in memory
+while the policy is trained.
 """
 
 from __future__ import annotations
@@ -100,13 +101,23 @@ class OwnClass:
         components = {
             str(name): _shaped(part, wanted, f"its component {name!r}") for name, part in scores.components.items()
         }
-        return Scores(values, components, errors, scores.metrics)
+        steps = None if scores.steps is None else _steps_shaped(scores.steps, wanted)
+        return Scores(values, components, errors, scores.metrics, steps)
 
 
 def _shaped(values: Any, wanted: Tensor, what: str) -> Tensor:
     tensor = torch.as_tensor(values, dtype=torch.float32, device="cpu")
     if tensor.shape != wanted.shape:
         raise ValueError(f"{what} are {list(tensor.shape)}, not [groups, rows] = {list(wanted.shape)}")
+    return tensor
+
+
+def _steps_shaped(steps: Any, wanted: Tensor) -> Tensor:
+    tensor = torch.as_tensor(steps, dtype=torch.float32, device="cpu")
+    if tensor.ndim != 3 or tensor.shape[:2] != wanted.shape:
+        raise ValueError(
+            f"its steps are {list(tensor.shape)}, not [groups, rows, steps] with {list(wanted.shape)} rows"
+        )
     return tensor
 
 

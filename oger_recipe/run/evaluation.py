@@ -94,9 +94,18 @@ def report(result: dict[str, Any]) -> str:
     written = f"template {prompting['template']}" if prompting["template"] else "the benchmarks' instructions"
     line = ", ".join(
         [f"n = {sampling['n']}", drawn, *limits, f"at most {sampling['max_new_tokens']} tokens", written]
+        + _in_steps(sampling["steps"])
         + [f"seed {sampling['seed']}", settings["model"]["dtype"]]
     )
     return f"# {settings['model']['name']}\n\n{line}\n\n{markdown_table(result)}"
+
+
+def _in_steps(steps: dict[str, Any] | None) -> list[str]:
+    """Says how steps of reasoning entered the sampling."""
+    if steps is None:
+        return []
+    most = steps["rule"]["max_steps"]
+    return ([f"at most {most} steps"] if most else []) + (["step by step"] if steps["by_step"] else [])
 
 
 @contextlib.contextmanager

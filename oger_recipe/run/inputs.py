@@ -16,9 +16,11 @@ from oger_recipe.errors import RecipeError
 from oger_recipe.imports import without_garbage_collection
 from oger_recipe.patches import apply_import_patches
 from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
+from oger_recipe.run.cutting import require_steps
 from oger_recipe.run.rows import DATA, EVAL, evaluation_rows, training_rows
 from oger_recipe.run.shortage import losses, require_teachers, require_usable_teachers
 from oger_recipe.settings.grading import VerifierSettings, grading_rules
+from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.run import EvalSettings
 from oger_recipe.settings.task import TaskSettings
 from oger_recipe.settings.teachers import TeacherSettings
@@ -139,10 +141,13 @@ def _print_counts(name: str, counts: Counter[str], warnings: Iterable[str]) -> N
 def preparation(value: Mapping[str, Any]) -> dict[str, Any]:
     """What prompts, teachers and evaluation problems have in common."""
     teachers, template = TeacherSettings.of(value), value["oger.prompt_template"]
-    chat = value["data.apply_chat_template"] or template == "chat"
+    oger, chat = OgerSettings.of(value), value["data.apply_chat_template"] or template == "chat"
     text_template = TEMPLATES[template] if template not in (None, "chat") else None
+    tokenizer = _tokenizer(value["actor.model_name_or_path"], needs_template=chat)
+    if oger.cuts_steps(value["algo.advantage.estimator"]) or oger.steps.sampling is not None:
+        require_steps(tokenizer, oger.steps.rule)
     return {
-        "tokenizer": _tokenizer(value["actor.model_name_or_path"], needs_template=chat),
+        "tokenizer": tokenizer,
         "prompt_format": PromptFormat(chat, value["data.input_template"], text_template),
         "rules": grading_rules(value),
         "overlong_prompts": value["oger.overlong_prompts"],

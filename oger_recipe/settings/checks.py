@@ -1,17 +1,19 @@
 """Everything about a run that can be refused before anything is loaded. Each check yields sentences; none raises."""
 
 import importlib.util
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, GROUP_ESTIMATORS
+from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, CRITIC_ESTIMATORS, GROUP_ESTIMATORS
 from oger_recipe.data.sources import is_hub_name
 from oger_recipe.errors import RecipeError
 from oger_recipe.remote_code import Named, untrusted
 from oger_recipe.rewards.compose import models_of
 from oger_recipe.secrets import secret_problems
 from oger_recipe.settings.combinations import combination_problems
+from oger_recipe.settings.critic import SAVED_SIZES, CriticSettings
 from oger_recipe.settings.encoder import EmbeddingSettings
 from oger_recipe.settings.grading import grading_problems
 from oger_recipe.settings.machine import machine_problems, policy_ranks, refused
@@ -130,6 +132,7 @@ def _paths(value: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{key} is not set (or set oger.task.name to build data and policy)"
     if value["actor.model_name_or_path"]:
         yield from _model_folder(value["actor.model_name_or_path"], "actor.model_name_or_path")
+    yield from _critic(value)
     for key in ("data.prompt_dataset", "eval.dataset"):
         for source in (value[key] or "").split(","):
             file = source.strip().rpartition("=")[2]  # NAME=FILE: a benchmark's own file
@@ -143,6 +146,20 @@ def _paths(value: Mapping[str, Any]) -> Iterator[str]:
     for key, model, _ in reward_models(value):
         yield from _model_folder(model, key)
     yield from _columns(value)
+
+
+def _critic(value: Mapping[str, Any]) -> Iterator[str]:
+    """Of a folder; a network from the hub is looked at when it is loaded."""
+    name = value["critic.model_name_or_path"]
+    if not name or value["algo.advantage.estimator"] not in CRITIC_ESTIMATORS:
+        return
+    yield from _model_folder(name, "critic.model_name_or_path")
+    config = Path(name) / "config.json"
+    if config.is_file():
+        try:
+            CriticSettings.of(value).of_network(json.loads(config.read_text()).get(SAVED_SIZES))
+        except RecipeError as error:
+            yield str(error)
 
 
 def reward_models(value: Mapping[str, Any]) -> Iterator[Named]:

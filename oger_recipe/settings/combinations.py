@@ -1,6 +1,6 @@
 """Settings of the method that do not go together."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,9 +8,11 @@ import torch
 from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS, GROUP_ESTIMATORS, STEP_ESTIMATORS
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
 from oger_recipe.algorithm.policy_loss import reshape_probability
+from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.compose import KINDS, ON_ERROR, by_steps_problem, entry_problems
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.settings.credit import AdvantageSettings
+from oger_recipe.settings.critic import CriticSettings
 from oger_recipe.settings.loss import LossSettings
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.teachers import PrefixSettings, TeacherSettings
@@ -21,6 +23,8 @@ def combination_problems(value: Mapping[str, Any]) -> Iterator[str]:
     """A sentence for every combination of ``value``, settings by flag, that no machine could train with."""
     oger = OgerSettings.of(value)
     yield from _loss(oger.loss)
+    yield from _ratio_of_steps(value["algo.advantage.estimator"], oger.loss)
+    yield from _value_head(value, oger.critic)
     yield from _kl_and_template(value, oger)
     yield from _adaptive_kl(value)
     yield from _draws(oger.teachers)
@@ -29,6 +33,36 @@ def combination_problems(value: Mapping[str, Any]) -> Iterator[str]:
     yield from _baselines(value, oger)
     yield from _truncation(value["reward.stop_properly_penalty_coef"], oger.advantage)
     yield from _sources(value, oger)
+    yield from _steps(value, oger)
+
+
+def _steps(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
+    """Yields what would keep responses from having steps of reasoning."""
+    steps, rollouts = oger.steps, oger.rollouts
+    try:
+        ends = steps.sampling
+    except RecipeError as error:
+        yield str(error)
+        return
+    if not oger.cuts_steps(value["algo.advantage.estimator"]) and ends is None:
+        return
+    if steps.sample_by_step and not steps.cuts:
+        yield (
+            "oger.steps.sample_by_step needs to know where a step ends: set oger.steps.delimiters, "
+            "oger.steps.delimiter_token_ids or oger.steps.max_step_tokens"
+        )
+    for delimiter in steps.delimiters:
+        for stop in rollouts.stop_texts:
+            if stop in delimiter:
+                yield (
+                    f"oger.steps.delimiters {delimiter!r} has {stop!r} in it, which ends a response (oger.stop, or "
+                    "the prompt template's): no response would have a second step; leave one of them out"
+                )
+    for token in sorted({*steps.delimiter_token_ids} & {*rollouts.stop_token_ids}):
+        yield (
+            f"oger.steps.delimiter_token_ids {token} is in oger.stop_token_ids, which ends a response: no response "
+            "would have a second step; leave one of them out"
+        )
 
 
 def _loss(loss: LossSettings) -> Iterator[str]:
@@ -42,6 +76,44 @@ def _loss(loss: LossSettings) -> Iterator[str]:
             "oger.on_policy_reshape logp is 0 before the first update, which clipping would lift to 1 - eps: "
             "set oger.loss_remove_clip"
         )
+
+
+_BY_TOKEN = ("gae", "tppo")  # estimators whose advantages differ within a step of reasoning
+
+
+def _ratio_of_steps(estimator: str, loss: LossSettings) -> Iterator[str]:
+    if loss.ratio_level != "step":
+        return
+    if estimator in _BY_TOKEN:
+        yield (
+            f"oger.ratio_level step has one advantage for each step of reasoning, and algo.advantage.estimator "
+            f"{estimator} one for each token: use appo, or oger.ratio_level token"
+        )
+    by_probability = {
+        "on_policy_reshape": loss.on_policy_reshape != "no_reshape",
+        "all_max_clip": loss.all_max_clip is not None,
+    }
+    for key in (key for key, is_set in by_probability.items() if is_set):
+        yield (
+            f"oger.{key} is by the probability of a token, and with oger.ratio_level step a rollout's steps are "
+            "weighed as a whole: leave it out, or use oger.ratio_level token"
+        )
+
+
+def _value_head(value: Mapping[str, Any], critic: CriticSettings) -> Iterator[str]:
+    if not critic.hidden_sizes:
+        return
+    others = {
+        "ds.load_in_4bit": (value["ds.load_in_4bit"], "its layers would be made 4-bit"),
+        "ds.tensor_parallel_size above 1": (value["ds.tensor_parallel_size"] > 1, "its layers would be torn apart"),
+        "ds.lora.rank and ds.zero_stage 3": (
+            value["ds.lora.rank"] > 0 and value["ds.zero_stage"] == 3,
+            "DeepSpeed does not shard it beside adapters in float32; ds.zero_stage 2 works",
+        ),
+    }
+    for flag, (is_set, reason) in others.items():
+        if is_set:
+            yield f"oger.critic.hidden_sizes does not go with {flag}: {reason}"
 
 
 def _kl_and_template(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
@@ -117,8 +189,8 @@ def _baselines(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
         yield f"oger.all_correct_group {solved} is for {ours}, not {estimator}: use keep, online or skip"
     if oger.advantage.advantage_baseline != "rollouts":
         return
-    if estimator not in ESTIMATORS:
-        yield f"oger.advantage_baseline rollouts is for {ours}, not {estimator}"
+    if estimator not in GROUP_ESTIMATORS:
+        yield f"oger.advantage_baseline rollouts is for {_listed(GROUP_ESTIMATORS)}, not {estimator}"
     if n_prefix in (-1, value["rollout.n_samples_per_prompt"]):
         yield (
             f"oger.advantage_baseline rollouts with oger.n_prefix {n_prefix}: teachers begin every "
@@ -130,6 +202,10 @@ def _baselines(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
             "and a right teacher measured by so small a spread gets an advantage of -10; use "
             "algo.advantage.estimator dr_grpo, oger.advantage_baseline group, or oger.bonus_weight 0"
         )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _truncation(stop_properly: float | None, advantage: AdvantageSettings) -> Iterator[str]:
@@ -165,7 +241,7 @@ def _sources(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
     how = oger.reward.on_error
     if ON_ERROR[how].drops_group and estimator not in (*GROUP_ESTIMATORS, "rloo"):
         yield (
-            f"oger.reward.on_error {how} is for {', '.join(GROUP_ESTIMATORS)} and rloo, not {estimator}, which "
+            f"oger.reward.on_error {how} is for {_listed((*GROUP_ESTIMATORS, 'rloo'))}, not {estimator}, which "
             "compares groups with each other, or trains a critic on all of them: use zero, neutral or stop"
         )
 

@@ -7,7 +7,7 @@ from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS, STEP_ESTIMATORS
 from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
 from oger_recipe.algorithm.prefix import PREFIX_STRATEGIES
 from oger_recipe.algorithm.reshape import RESHAPES
-from oger_recipe.rewards.compose import models_of
+from oger_recipe.rewards.compose import KINDS, models_of
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.steps import StepSettings
 
@@ -161,6 +161,12 @@ NEEDS: tuple[Need, ...] = (
         "a source whose model runs in an engine (oger.reward.sources)",
         lambda oger: any(keys.runs_on == "engine" for _, keys in models_of(oger.reward.sources)),
     ),
+    (
+        ("steps.max_steps", "steps.last_step_text"),
+        "something that ends a step: oger.steps.delimiters, oger.steps.delimiter_token_ids or "
+        "oger.steps.max_step_tokens",
+        lambda oger: oger.steps.cuts,
+    ),
     # Before the first step
     (
         ("sft.max_samples", "sft.batch_size", "sft.micro_batch_size", "sft.lr"),
@@ -168,6 +174,12 @@ NEEDS: tuple[Need, ...] = (
         lambda oger: oger.sft.epochs > 0,
     ),
 )  # fmt: skip
+
+
+def _optimizer_steps(value: Mapping[str, Any]) -> int:
+    """On the rollouts of a training step."""
+    rows: int = value["rollout.batch_size"] * value["rollout.n_samples_per_prompt"]
+    return rows // value["train.batch_size"] * value["train.max_epochs"]
 
 
 def _knows_steps(value: Mapping[str, Any]) -> bool:
@@ -191,6 +203,17 @@ UPSTREAM_NEEDS: tuple[UpstreamNeed, ...] = (
     _estimators_that_read(
         "algo.advantage.no_std_norm", "gae", "reinforce", "reinforce_baseline",
         *(name for name, each in STEP_ESTIMATORS.items() if each.whitened is not None),
+    ),
+    # The critic, and when a batch of rollouts has been trained on enough
+    (
+        ("critic.huber_delta", "critic.hidden_sizes"),
+        f"a critic: algo.advantage.estimator {_either([*CRITIC_ESTIMATORS])}",
+        lambda value: value["algo.advantage.estimator"] in CRITIC_ESTIMATORS,
+    ),
+    (
+        ("kl_stop",),
+        "more than one optimizer step on a batch of rollouts: train.max_epochs, or a smaller train.batch_size",
+        lambda value: _optimizer_steps(value) > 1,
     ),
     # Steps of reasoning
     (
@@ -218,3 +241,21 @@ def without_effect(value: Mapping[str, Any], default: Callable[[str], Any]) -> I
     for entry in oger.reward.sources:
         if entry["kind"] == "bonus" and not oger.bonus.is_on:
             yield f"oger.reward.sources: {entry['name']!r} adds nothing: oger.bonus_weight is 0"
+    yield from _steps_unpaid(oger, value["algo.advantage.estimator"])
+
+
+def _steps_unpaid(oger: OgerSettings, estimator: str) -> Iterator[str]:
+    """Sentences for rewards of steps that nothing takes, and for an estimator of them that gets none."""
+    pays = [entry for entry in oger.reward.sources if entry["kind"] in KINDS and KINDS[entry["kind"]].reads_steps]
+    if estimator not in STEP_ESTIMATORS:
+        for entry in pays:
+            if entry.get("credit", "sum") != "sum":
+                yield (
+                    f"oger.reward.sources: credit of {entry['name']!r} has no effect: it needs "
+                    f"algo.advantage.estimator {_either([*STEP_ESTIMATORS])}; with {estimator} a row has its aggregate"
+                )
+    elif not pays and not any(":" in entry["kind"] for entry in oger.reward.sources):  # what is the user's may pay
+        yield (
+            f"algo.advantage.estimator {estimator} goes by steps of reasoning, and no source of oger.reward.sources "
+            "speaks of them: all rewards are at the last step; a source of kind process says them"
+        )

@@ -1,7 +1,7 @@
 """Remarks on settings that work but are easily not meant, printed before a run."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
@@ -38,9 +38,30 @@ def notes(value: Mapping[str, Any], default: Callable[[str], Any]) -> list[str]:
         gpus = gpus_by_role(value).get("reference")
         where = f"takes {gpus} GPUs" if gpus else "shares the policy's GPUs"
         remarks.append(f"KL is on (algo.kl.init_coef {value['algo.kl.init_coef']}): a reference model {where}")
+    remarks += _of_steps(value, oger)
     if value["rollout.top_p"] < 1 or value["oger.top_k"] > 0:
         remarks.append(
             "rollouts are sampled from a part of the vocabulary (rollout.top_p, oger.top_k), while the policy's "
             "log-probabilities are of all of it"
         )
     return remarks
+
+
+def _of_steps(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
+    steps = oger.steps
+    if oger.cuts_steps(value["algo.advantage.estimator"]) and not steps.cuts:
+        yield (
+            "every response is one step of reasoning: oger.steps has no delimiters and no max_step_tokens that would "
+            "cut it"
+        )
+    for name, texts in (("delimiters", steps.delimiters), ("last_step_text", (steps.last_step_text or "",))):
+        if any("\\n" in text for text in texts):
+            yield (
+                f"oger.steps.{name} has a backslash and an n in it, not the end of a line: that takes double quotes "
+                "in a recipe file, and on the command line a JSON list"
+            )
+    if steps.sample_by_step and not value["vllm.enable_prefix_caching"]:
+        yield (
+            "oger.steps.sample_by_step asks for every step with the prompt and all steps before: without "
+            "vllm.enable_prefix_caching the engine computes these anew each time"
+        )

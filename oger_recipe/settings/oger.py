@@ -8,6 +8,7 @@ from typing import Any, Self, get_type_hints
 from oger_recipe.algorithm.credit import STEP_ESTIMATORS
 from oger_recipe.algorithm.hybrid_group import REPLACE_MODES
 from oger_recipe.settings.credit import AdvantageSettings, BonusSettings
+from oger_recipe.settings.critic import CriticSettings
 from oger_recipe.settings.encoder import EmbeddingSettings
 from oger_recipe.settings.fields import Section, Setting
 from oger_recipe.settings.grading import VerifierSettings
@@ -36,6 +37,7 @@ class OgerSettings:
     bonus: BonusSettings = BonusSettings()
     embedding: EmbeddingSettings = EmbeddingSettings()
     loss: LossSettings = LossSettings()
+    critic: CriticSettings = CriticSettings()
     sft: SftSettings = SftSettings()
     guards: GuardSettings = GuardSettings()
     task: TaskSettings = TaskSettings()

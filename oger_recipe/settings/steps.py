@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from oger_recipe.errors import RecipeError
 from oger_recipe.ranges import COUNT, COUNT_OR_NONE
 from oger_recipe.settings.fields import Section, setting
-from oger_recipe.steps import StepRule
+from oger_recipe.steps import StepRule, StepSampling
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,21 @@ class StepSettings(Section):
 
     @property
     def rule(self) -> StepRule:
-        """How a response is cut."""
-        return StepRule(
-            self.delimiters, self.delimiter_token_ids, self.max_step_tokens, self.max_steps, self.last_step_text
-        )
+        """How a response is cut. Raises RecipeError for a rule that is none."""
+        texts = self.delimiters, self.delimiter_token_ids, self.max_step_tokens, self.max_steps, self.last_step_text
+        try:
+            return StepRule(*texts)
+        except ValueError as error:
+            raise RecipeError(f"oger.steps: {error}") from None
+
+    @property
+    def cuts(self) -> bool:
+        """Whether a response can have more than one step."""
+        return bool(self.delimiters or self.delimiter_token_ids or self.max_step_tokens)
+
+    @property
+    def sampling(self) -> StepSampling | None:
+        """How responses are sampled; None where steps make no difference to it."""
+        if not self.sample_by_step and not self.rule.ends_responses:
+            return None
+        return StepSampling(self.rule, self.sample_by_step)

@@ -200,13 +200,18 @@ class Models:
 
 
 class _Constant:
-    """In place of the actors of a critic or a reference model: one number for every token."""
+    """In place of the actors of a critic or a reference model: one number for every token, or one made of the token
+    before it."""
 
-    def __init__(self, value: float) -> None:
+    def __init__(self, value: float | Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.value = value
 
     def async_run_method_batch(self, method_name: str, **lists: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-        return [[self.value * mask.float() for mask in lists["action_mask"]]]
+        calls = zip(lists["sequences"], lists["action_mask"], strict=True)
+        return [[self._of(sequences) * mask.float() for sequences, mask in calls]]
+
+    def _of(self, sequences: torch.Tensor) -> torch.Tensor | float:
+        return self.value(sequences[:, :-1]) if callable(self.value) else self.value
 
 
 @pytest.fixture()
@@ -245,8 +250,8 @@ def controller(
     monkeypatch.setattr("oger_recipe.plugin.encoder.actor_encoder.make_encoder", Directions)
 
     def make(
-        *flags: str, teachers: dict[str, list[Any]] | None = None, critic: float | None = None,
-        reference: float | None = None, steps: int = 1, parser: argparse.ArgumentParser = parser,
+        *flags: str, teachers: dict[str, list[Any]] | None = None, critic: Any = None,
+        reference: Any = None, steps: int = 1, parser: argparse.ArgumentParser = parser,
     ) -> Any:  # fmt: skip
         run_dir = tmp_path / "run"
         for folder in ("data", "samples"):

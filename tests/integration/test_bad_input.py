@@ -78,6 +78,15 @@ def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path:
     }  # fmt: skip
 
 
+_ONE = ["--rollout.n_samples_per_prompt", "1", "--train.batch_size", "2", "--oger.max_replace_num", "0"]
+
+
+def _with_prm(more: dict[str, Any]) -> str:
+    """The flag of sources with a process reward model that has these keys."""
+    prm = {"name": "prm", "kind": "process", "model": "org/prm", "format": "math_shepherd", **more}
+    return "--oger.reward.sources=" + json.dumps([{"name": "rule", "kind": "verifier"}, prm])
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -305,6 +314,67 @@ def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path:
             for estimator in ("gae", "reinforce_baseline", "gdpo", "appo", "tppo", "process_grpo_batch")
         ),
         *(
+            (
+                ["--oger.ratio_level", "step", "--algo.advantage.estimator", estimator],
+                "oger.ratio_level step has one advantage for each step of reasoning, and algo.advantage.estimator "
+                f"{estimator} one for each token: use appo, or oger.ratio_level token",
+            )
+            for estimator in ("gae", "tppo")
+        ),
+        *(
+            (
+                ["--oger.ratio_level", "step", f"--oger.{key}={setting}"],
+                f"oger.{key} is by the probability of a token, and with oger.ratio_level step a rollout's steps are "
+                "weighed as a whole: leave it out, or use oger.ratio_level token",
+            )
+            for key, setting in (("on_policy_reshape", "pow"), ("all_max_clip", "0.9"))
+        ),
+        *(
+            (
+                ["--algo.advantage.estimator", "gae", "--oger.critic.hidden_sizes", "64", *flags],
+                f"oger.critic.hidden_sizes does not go with {reason}",
+            )
+            for flags, reason in (
+                (
+                    ["--ds.lora.rank", "8", "--ds.zero_stage", "3"],
+                    "ds.lora.rank and ds.zero_stage 3: DeepSpeed does not shard it beside adapters in float32; "
+                    "ds.zero_stage 2 works",
+                ),
+            )
+        ),
+        (["--oger.critic.hidden_sizes", "64", "0"], "oger.critic.hidden_sizes is 0: it has to be 1 or more"),
+        (["--oger.kl_stop", "0"], "oger.kl_stop is 0.0: it has to be above 0"),
+        *(
+            (
+                [_with_prm(more), "--algo.advantage.estimator", estimator],
+                "oger.reward.sources: 'prm' pays for each step of reasoning, which can only be added as it is: leave "
+                "its combine and normalize out, or choose an algo.advantage.estimator that does not go by steps",
+            )
+            for estimator in ("appo", "process_rloo")
+            for more in ({"combine": "mul"}, {"normalize": "group"})
+        ),
+        *(
+            (
+                ["--oger.advantage_baseline", "rollouts", "--algo.advantage.estimator", estimator],
+                "oger.advantage_baseline rollouts is for group_norm, dr_grpo, process_grpo and process_rloo, not "
+                f"{estimator}",
+            )
+            for estimator in ("tppo", "process_grpo_batch")
+        ),
+        *(
+            (
+                [*_ONE, "--algo.advantage.estimator", estimator],
+                f"rollout.n_samples_per_prompt is 1: {estimator} compares the rollouts of a group, and a group of "
+                "one has nothing to compare with; use 2 or more",
+            )
+            for estimator in ("process_grpo", "process_rloo")
+        ),
+        (
+            ["--algo.advantage.estimator", "appo", "--critic.num_gpus_per_node", "2", "--oger.logical_gpus", "3"],
+            "actor 1 + vLLM engines 1 + critic 2 = 4 GPUs are asked for, but 3 are declared (oger.logical_gpus); Ray "
+            "would wait for ever",
+        ),
+        *(
             ([f"--{flag}={number}"], f"{flag} is {number}: it has to be a finite number")
             for flag in ("oger.bonus_weight", "oger.non_stop_penalty", "oger.sft.lr")
             for number in ("nan", "inf")
@@ -326,6 +396,19 @@ def test_an_impossible_combination_is_refused_with_its_reason(
 ) -> None:
     assert refused(*flags) == _problems(sentence)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_saved_critic_says_how_wide_its_head_is(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "critic").mkdir()
+    (tmp_path / "critic" / "config.json").write_text('{"value_head_hidden_sizes": [24, 12]}')
+    flags = ["--critic.model_name_or_path", str(tmp_path / "critic"), "--algo.advantage.estimator", "appo"]
+    assert refused(*flags, "--oger.critic.hidden_sizes", "64") == _problems(
+        "oger.critic.hidden_sizes is 64, and the value head of critic.model_name_or_path has 24 12: leave it out, or "
+        "give these"
+    )
+    missing = tmp_path / "nowhere"
+    flags[1] = str(missing)
+    assert refused(*flags) == _problems(f"critic.model_name_or_path: {missing}: no such model folder")
 
 
 SOURCES = """\
@@ -397,11 +480,10 @@ def test_the_engine_correction_is_refused_and_top_p_is_named(refused: Callable[.
     assert "no engine correction" in message and "rollout.top_p below 1" in message and "nucleus" in message
 
 
-@pytest.mark.parametrize("estimator", ["gae", "reinforce", "flash_reinforce"])
+@pytest.mark.parametrize("estimator", ["gae", "reinforce", "flash_reinforce", "appo", "tppo", "process_grpo_batch"])
 def test_groups_of_one_train_where_nothing_is_compared_within_them(recipe: Path, estimator: str) -> None:
-    one = ["--rollout.n_samples_per_prompt", "1", "--train.batch_size", "2", "--oger.max_replace_num", "0"]
     with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.driver.launch"):
-        train.main(["--recipe", str(recipe), *one, "--algo.advantage.estimator", estimator])
+        train.main(["--recipe", str(recipe), *_ONE, "--algo.advantage.estimator", estimator])
 
 
 @pytest.mark.parametrize(
@@ -437,6 +519,14 @@ def test_groups_of_one_train_where_nothing_is_compared_within_them(recipe: Path,
                 (["--ckpt.disable_ds", "--ckpt.save_hf"], []),
                 (["--ckpt.best_metric_key", "none"], ["ckpt.save_steps -1 saves the last step alone"]),
             )
+        ),
+        (
+            ["--algo.advantage.estimator", "process_rloo"],
+            [
+                "algo.advantage.estimator process_rloo goes by steps of reasoning, and no source of "
+                "oger.reward.sources speaks of them: all rewards are at the last step; a source of kind process says "
+                "them"
+            ],
         ),
         (
             ["--oger.off_policy_loss", "sft", "--oger.off_policy_reshape", "logp", "--oger.history_size", "2"],

@@ -6,6 +6,7 @@ Real parts: OpenRLHF's critic actor and DeepSpeed, in processes of their own, wh
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from pathlib import Path
@@ -20,6 +21,12 @@ CUTS = {
     "static": ["--train.micro_batch_size=2"],
     "dynamic": ["--train.dynamic_batch_enable", "--train.max_tokens_per_gpu=30"],
 }
+KINDS = {
+    "tokens": [],
+    "first tokens of steps": ["--algo.advantage.estimator=appo"],
+    "Huber": ["--oger.critic.huber_delta=0.3"],
+}
+HEAD = ["--oger.critic.hidden_sizes", "24", "12"]
 CLIP = 0.05  # of values that start around 0 and whose old ones are within 0.3 of it
 STEPS = 8  # of the critic that learns
 GOOD, BAD = 5, 6  # first response tokens that end well and badly
@@ -34,6 +41,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, run_ranks) -> dict[int, di
         tokenizer = tiny_policy.build_tokenizer([], vocab_size=3 + 256 + 4)
         torch.manual_seed(0)
         tiny_policy.build_model(tokenizer, hidden_size=32, num_layers=2).save_pretrained(folder / "policy")
+        tokenizer.save_pretrained(folder / "policy")
         run_ranks(Path(__file__), ranks, folder)
         found[ranks] = torch.load(folder / "results.pt")
     return found
@@ -41,9 +49,11 @@ def results(tmp_path_factory: pytest.TempPathFactory, run_ranks) -> dict[int, di
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("cut", CUTS)
-def test_the_figures_of_a_step_are_those_of_all_its_tokens(results, cut: str, ranks: int) -> None:
-    """One optimizer step: every micro-batch sees the critic's first values."""
-    tokens, status = results[ranks]["tokens"], results[ranks][cut]
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_figures_of_a_step_are_those_of_what_it_trains(results, kind: str, cut: str, ranks: int) -> None:
+    """One optimizer step: every micro-batch sees the critic's first values. Steps of reasoning have three tokens."""
+    status, by_step = results[ranks][f"{kind}, {cut}"], kind == "first tokens of steps"
+    tokens = [token for place, *token in results[ranks]["tokens"] if place % 3 == 0 or not by_step]
     returns = [target for _, _, target in tokens]
     residuals = [target - old for _, old, target in tokens]
     expected = 1 - statistics.pvariance(residuals) / statistics.pvariance(returns)
@@ -54,7 +64,10 @@ def test_the_figures_of_a_step_are_those_of_all_its_tokens(results, cut: str, ra
     assert 0.1 < statistics.fmean(clipped) < 0.9
     # A value that is rounded otherwise in another cut may pass its bound: three of the 84 tokens at most.
     assert status["value_clip_share"] == pytest.approx(statistics.fmean(clipped), abs=3.5 / len(tokens))
-    losses = [max((bound - target) ** 2, (value - target) ** 2) / 2 for bound, value, target in held]
+    delta = 0.3 if kind == "Huber" else math.inf
+    errors = [max(abs(bound - target), abs(value - target)) for bound, value, target in held]
+    losses = [error**2 / 2 if error <= delta else delta * (error - delta / 2) for error in errors]
+    assert min(errors) < 0.3 < max(errors)
     assert status["critic_loss"] == pytest.approx(statistics.fmean(losses), rel=0.01)
 
 
@@ -67,6 +80,25 @@ def test_a_critic_that_learns_explains_the_returns_of_rows_it_has_not_seen(resul
     assert learnt[0] == pytest.approx(frozen[0], abs=1e-6)
     assert max(frozen) < 0.05
     assert all(0.6 < explained < 0.95 for explained in learnt[-3:])
+
+
+@pytest.mark.parametrize("kind", ["whole", "sharded"])
+def test_a_head_with_hidden_layers_is_saved_with_its_sizes_and_says_the_same_when_it_is_loaded(results, kind) -> None:
+    found = results[1][f"head, {kind}"]
+    shapes = {"score.0.weight": (24, 32), "score.0.bias": (24,), "score.2.weight": (12, 24), "score.2.bias": (12,)}
+    assert found["shapes"] == shapes | {"score.4.weight": (1, 12)}
+    # He's weights and zeros, though ZeRO 3 builds a model without initial weights.
+    assert found["std"] == pytest.approx((2 / 32) ** 0.5, rel=0.1)
+    assert not torch.equal(found["trained"], found["first"])
+    for where in ("loaded", "resumed"):
+        assert torch.equal(found[where], found["trained"]), where
+    assert "oger.critic.hidden_sizes is 8, and the value head of" in found["refused"]
+
+
+def test_with_lora_the_whole_head_is_trained_and_saved(results) -> None:
+    found = results[1]["head, LoRA"]
+    assert found["trained_parameters"] == 5  # weights and biases of two layers, the last one's weights
+    assert found["changed"] and found["saved"] == 5
 
 
 def _critic(flags: list[str], rank: int, ranks: int, port: int, folder: Path) -> Any:
@@ -86,11 +118,12 @@ def _critic(flags: list[str], rank: int, ranks: int, port: int, folder: Path) ->
     args = hierarchize(build_parser(cpu=True).parse_args([*common, *flags]))
     actor = OgerCriticModelActor(ranks, rank, "127.0.0.1", port)
     torch.manual_seed(0)  # of the value head
-    actor.init_model_from_pretrained(get_strategy(args), policy, max_steps=100)
+    actor.init_model_from_pretrained(get_strategy(args), args.critic.model_name_or_path, max_steps=100)
     return actor
 
 
 def _values(actor: Any, row: Any) -> torch.Tensor:
+    """[1, A]."""
     return actor.forward(row.sequences, row.action_mask, row.attention_mask)
 
 
@@ -132,29 +165,96 @@ def _learn(actor: Any, steps: int) -> list[float]:
     return explained
 
 
+def _head(flags: list[str], folder: Path) -> dict[str, Any]:
+    """What becomes of a head with hidden layers that is trained, saved, and loaded in both ways."""
+    from zero_training import rows_of_step
+
+    from oger_recipe.errors import RecipeError
+
+    rows = rows_of_step(0)
+
+    def said(actor: Any) -> torch.Tensor:
+        return torch.cat([_values(actor, row).flatten() for row in rows])
+
+    places = [f"--ckpt.output_dir={folder / 'saved'}", f"--ckpt.path={folder / 'checkpoints'}", *flags]
+    actor = _critic([*places, *HEAD, "--critic.save_value_network", "--critic.adam.lr=1e-2"], 0, 1, 1, folder)
+    names = {name: parameter for name, parameter in actor.critic.module.named_parameters() if "score" in name}
+    found: dict[str, Any] = {
+        "shapes": {name: tuple(getattr(each, "ds_shape", each.shape)) for name, each in names.items()},
+        "std": getattr(names["score.0.weight"], "ds_tensor", names["score.0.weight"]).float().std().item(),
+        "first": said(actor),
+    }
+    for row in rows:
+        actor.append(row)
+    actor.fit()
+    found["trained"] = said(actor)
+    actor.save_model()
+    actor.save_checkpoint("global_step1")
+    resumed = _critic([*places, *HEAD, "--ckpt.load_enable"], 0, 1, 1, folder)
+    found["resumed"] = said(resumed)
+    saved = f"{folder / 'saved'}_critic"
+    found["loaded"] = said(_critic([*flags, f"--critic.model_name_or_path={saved}"], 0, 1, 1, folder))
+    try:
+        _critic([*flags, f"--critic.model_name_or_path={saved}", "--oger.critic.hidden_sizes=8"], 0, 1, 1, folder)
+    except RecipeError as error:
+        found["refused"] = str(error)
+    return found
+
+
+def _head_with_lora(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+    from zero_training import rows_of_step
+
+    flags = ["--train.micro_batch_size=2", "--ds.zero_stage=2", "--ds.lora.rank=4", "--ds.lora.target_modules=q_proj"]
+    flags += [*HEAD, "--critic.save_value_network", f"--ckpt.output_dir={folder / 'lora'}", "--critic.adam.lr=1e-2"]
+    actor = _critic(flags, 0, 1, 1, folder)
+    of_head = {
+        name: each for name, each in actor.critic.module.named_parameters() if "score" in name and each.requires_grad
+    }
+    before = {name: each.detach().clone() for name, each in of_head.items()}
+    for row in rows_of_step(0):
+        actor.append(row)
+    actor.fit()
+    actor.save_model()
+    saved = load_file(folder / "lora_critic" / "adapter_model.safetensors")
+    return {
+        "trained_parameters": len(of_head),
+        "changed": all(not torch.equal(each, before[name]) for name, each in of_head.items()),
+        "saved": sum("score" in name for name in saved),
+    }
+
+
 def main() -> None:
     rank, ranks, port, folder = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
     from zero_training import rows_of_step  # sets the environment of a machine without CUDA
 
     torch.set_num_threads(1)
     results: dict[str, Any] = {}
-    for cut, flags in CUTS.items():
-        actor = _critic([*flags, f"--critic.value_clip={CLIP}"], rank, ranks, port, folder)
-        rows = rows_of_step(0)
-        results["tokens"] = [
-            (value.item(), row.values[0, position].item(), row.returns[0, position].item())
-            for row in rows
-            for position, value in enumerate(_values(actor, row)[0])
-            if row.action_mask[0, position]
-        ]
-        for row in rows[rank::ranks]:
-            actor.append(row)
-        results[cut] = actor.fit()
+    for kind, of_kind in KINDS.items():
+        for cut, flags in CUTS.items():
+            actor = _critic([*flags, *of_kind, f"--critic.value_clip={CLIP}"], rank, ranks, port, folder)
+            rows = rows_of_step(0)
+            results["tokens"] = [
+                (place, value.item(), old.item(), target.item())
+                for row in rows
+                for place, (value, old, target) in enumerate(
+                    torch.stack([_values(actor, row), row.values, row.returns])[:, row.action_mask.bool()].T
+                )
+            ]
+            for row in rows[rank::ranks]:
+                actor.append(row)
+            results[f"{kind}, {cut}"] = actor.fit()
     if ranks == 1:
         for name, rate in (("learnt", 3e-3), ("frozen", 0.0)):
             flags = ["--train.micro_batch_size=8", "--train.max_epochs=4", "--critic.value_clip=10"]
             actor = _critic([*flags, f"--critic.adam.lr={rate}"], rank, ranks, port, folder)
             results[name] = _learn(actor, STEPS)
+        for name, stage in (("whole", 2), ("sharded", 3)):
+            at = folder / name
+            at.mkdir()
+            (at / "policy").symlink_to(folder / "policy")
+            results[f"head, {name}"] = _head(["--train.micro_batch_size=2", f"--ds.zero_stage={stage}"], at)
+        results["head, LoRA"] = _head_with_lora(folder)
     if rank == 0:
         torch.save(results, folder / "results.pt")
 

@@ -77,10 +77,10 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @each_page
 def test_settings_that_a_page_names_exist(page: Path, parser: argparse.ArgumentParser) -> None:
-    """Sections of `--help`, and names of verl's in the first cells of from_verl.md, are no settings."""
+    """Sections of `--help`, and names of verl's in the first cells of from_other_trainers.md, are no settings."""
     known = {name[2:] for action in parser._actions for name in action.option_strings if name.startswith("--")}
     text = " ".join([*words(page), blocks(page, "bash")])
-    if page.name == "from_verl.md":
+    if page.name == "from_other_trainers.md":
         text = " ".join(line.split("|")[2] for line in page.read_text().splitlines() if line.startswith("| `"))
     text = re.sub(r"--help \S+", "", text)
     for name in re.findall(rf"(?<![\w./-])(?:--(?:no-)?)?((?:{SECTIONS})\.[a-z]\w*(?:\.\w+)*)(?![\w/(.*])", text):

@@ -27,6 +27,7 @@ NO_TEACHERS = {"max_replace_num": 0}
 KL = {"algo.kl.init_coef": 0.1}
 GUIDED = {"max_replace_num": 0, "n_prefix": 2}
 ESTIMATOR = "algo.advantage.estimator"
+ONE_STEP = {"rollout.batch_size": 2, "rollout.n_samples_per_prompt": 8, "train.batch_size": 16}
 CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     *(
         ({"off_policy_loss": loss}, {name: value}, {})
@@ -110,6 +111,10 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
             strict=True,
         )
     ),
+    ({}, {"critic.huber_delta": 10.0}, {ESTIMATOR: "gae"}),
+    ({}, {"critic.hidden_sizes": (8,)}, {ESTIMATOR: "appo"}),
+    (ONE_STEP, {"kl_stop": 0.02}, ONE_STEP | {"train.max_epochs": 2}),
+    (ONE_STEP, {"kl_stop": 0.02}, ONE_STEP | {"train.batch_size": 8}),
 ]  # fmt: skip
 
 
@@ -134,6 +139,22 @@ def test_every_setting_of_the_table_has_a_case_or_a_sibling_with_one(parser) -> 
     for settings, _, _ in (*NEEDS, *UPSTREAM_NEEDS):
         assert all(name in names or name in vars(parser.parse_args([])) for name in settings)
         assert any(set(setting) & set(settings) for _, setting, _ in CASES), settings
+
+
+PRM = {"name": "prm", "kind": "process", "model": "org/prm", "credit": "min"}
+
+
+def test_credit_of_steps_and_estimators_of_steps_need_each_other(parser) -> None:
+    said = _notes(parser, {"reward.sources": (PRM,)})
+    assert said == [
+        "oger.reward.sources: credit of 'prm' has no effect: it needs algo.advantage.estimator appo, tppo, "
+        "process_grpo, process_grpo_batch or process_rloo; with dr_grpo a row has its aggregate"
+    ]
+    by_steps = {ESTIMATOR: "process_rloo"}
+    assert not _notes(parser, {"reward.sources": (PRM,)}, by_steps)
+    assert not _notes(parser, {"reward.sources": ({"name": "a", "kind": "mine:of"},)}, by_steps)
+    (alone,) = _notes(parser, {"reward.sources": ({"name": "rule", "kind": "verifier"},)}, by_steps)
+    assert "no source of oger.reward.sources speaks of them" in alone
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

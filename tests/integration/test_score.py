@@ -42,6 +42,11 @@ AS_A_RUN = {
                "--oger.repeating_check", "--oger.non_stop_penalty=-0.25"],
     "fixed": ["--oger.non_stop_fixed_reward=0.5", "--oger.last_token_enp_reward=none",
               "--oger.all_correct_group=skip"],
+    "steps": ["--algo.advantage.estimator=process_rloo", "--oger.advantage_baseline=group",
+              '--oger.steps.delimiters=[","]', f'--oger.verifier_path=["{PLUGINS}"]',
+              "--oger.non_stop_fixed_reward=-0.25", "--oger.reward.sources="
+              '[{"name": "rule", "kind": "verifier"}, {"name": "explore", "kind": "bonus"}, '
+              '{"name": "prm", "kind": "process_by_length:ByLength", "weight": 0.5}]'],
 }  # fmt: skip
 
 

@@ -279,9 +279,10 @@ def test_cutting_takes_time_in_proportion_to_the_tokens(letters):
         assert len(cut_text(text, StepRule(("\n", "zz")))) == max(steps) + 1
 
 
-def test_an_empty_text_delimits_nothing():
-    with pytest.raises(ValueError, match="empty"):
-        StepRule(("",))
+def test_an_empty_text_neither_delimits_nor_ends():
+    for given in ({"delimiters": ("",)}, {"last_step_text": ""}):
+        with pytest.raises(ValueError, match="empty"):
+            StepRule(**given)
 
 
 def test_ends_say_how(letters):

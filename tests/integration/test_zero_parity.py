@@ -39,6 +39,30 @@ KINDS |= {
         ("sft", "constant"), ("sft", "token_mean"), ("sft", "sequence_mean"),
     )
 }  # fmt: skip
+BY_STEPS = ["--oger.ratio_level=step"]
+KINDS |= {
+    f"by steps, {loss}, {aggregation}": {
+        "flags": [*BY_STEPS, f"--oger.off_policy_loss={loss}", f"--oger.loss_aggregation={aggregation}"]
+    }
+    for loss, aggregation in (("reshape", "token_mean"), ("sft", "sequence_mean"), ("ppo", "constant"))
+}
+KINDS |= {"by steps, packed, ZeRO 3": {"flags": [*BY_STEPS, "--ds.packing_samples", "--ds.zero_stage=3"]}}
+_HEAD = ["--oger.critic.hidden_sizes", "24", "12", "--oger.critic.huber_delta=0.5", "--critic.value_clip=10"]
+KINDS |= {
+    f"critic of steps with a head, {name}": {
+        "role": "critic", "flags": [*_HEAD, "--algo.advantage.estimator=appo", *flags]
+    }
+    for name, flags in (
+        ("ZeRO 2", ["--ds.zero_stage=2"]), ("ZeRO 3", ["--ds.zero_stage=3"]),
+        ("packed", ["--ds.zero_stage=2", "--ds.packing_samples"]),
+        ("LoRA", ["--ds.zero_stage=2", "--ds.lora.rank=4", "--ds.lora.target_modules", "q_proj", "v_proj"]),
+    )
+}  # fmt: skip
+# A batch of six optimizer steps of which the first ends it, and a learning rate that says the place in the run.
+STOPPED = [
+    "--oger.kl_stop=1e-6", "--train.batch_size=4", "--train.max_epochs=3", "--actor.lr_scheduler=linear",
+    "--oger.loss_aggregation=token_mean",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +79,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory, run_ranks) -> dict[int, di
         cases = [
             {"name": f"{kind}, {cut}", "role": what.get("role", "actor"), "flags": [*flags, *what["flags"]]}
             for kind, what in KINDS.items()
+            for cut, flags in CUTS.items()
+        ]
+        cases += [
+            {"name": f"stopped by {level}, {cut}", "flags": [*STOPPED, f"--oger.ratio_level={level}", *flags]}
+            for level in ("token", "step")
             for cut, flags in CUTS.items()
         ]
         (folder / "cases.json").write_text(json.dumps(cases))
@@ -98,3 +127,22 @@ def test_every_zero_stage_has_one_gradient_and_sharded_ones_one_update(trained, 
     # ZeRO 0's Adam has counted a step before the first (docs/known_faults.md): its updates are smaller.
     unsharded = trained[1][f"{role}, ZeRO 0, static"]
     assert unsharded["norms"][0] == pytest.approx(whole["norms"][0], rel=0.01)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("level", ["token", "step"])
+def test_a_batch_is_given_up_by_all_ranks_and_the_schedule_goes_on(trained, level: str, cut: str, ranks: int) -> None:
+    """The second batch: 0.2 * (1 - 7/10) is the learning rate behind its first update, the seventh of ten."""
+    status = trained[ranks][f"stopped by {level}, {cut}"]["status"]
+    assert (status["updates"], status["kl_stopped_updates"], status["skipped_updates"]) == (1, 5, 0)
+    assert status["actor_lr"] == pytest.approx(0.2 * 0.3)
+    assert status["approx_kl_last"] == pytest.approx(status["approx_kl"], rel=1e-3)  # of the one step that was trained
+
+
+@pytest.mark.parametrize("level", ["token", "step"])
+def test_the_kl_that_ends_a_batch_is_that_of_all_ranks(trained, level: str) -> None:
+    """Dynamic batches keep the order of the rows: the first four are on one rank, or two on each."""
+    one, two = (trained[ranks][f"stopped by {level}, dynamic"] for ranks in (1, 2))
+    assert two["status"]["approx_kl_last"] == pytest.approx(one["status"]["approx_kl_last"], rel=0.02)
+    _assert_same(two, one)

@@ -33,7 +33,8 @@ LENGTHS = [[3, 18, 5, 20, 4, 11, 7, 16], [20, 2, 9, 6, 17, 3, 12, 8]]  # of the 
 
 
 def rows_of_step(step: int) -> list[Experience]:
-    """Eight rows; the third is a teacher's, the sixth begins with four of a teacher's tokens."""
+    """Eight rows in steps of reasoning of three tokens; the third is a teacher's, the sixth begins with four of a
+    teacher's tokens."""
     generator = torch.Generator().manual_seed(step)
     rows = []
     for number, length in enumerate(LENGTHS[step]):
@@ -51,6 +52,7 @@ def rows_of_step(step: int) -> list[Experience]:
                 returns=torch.randn(1, 1, generator=generator) * mask,
                 advantages=torch.randn(1, 1, generator=generator) * mask,
                 total_length=torch.tensor([float(total)]),
+                step_index=(mask.cumsum(dim=1) + 2) // 3 * mask,
                 info={"off_policy_tokens": torch.tensor([float(of_teacher)])},
             )
         )
@@ -67,7 +69,8 @@ def masters(module: torch.nn.Module, actor: Any, role: str) -> dict[str, torch.T
             for low, high in zip(lows, highs, strict=True)
         }
         return {name: of[id(parameter)].detach().clone() for name, parameter in module.named_parameters()}
-    return {name: safe_get_full_fp32_param(parameter).clone() for name, parameter in module.named_parameters()}
+    trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    return {name: safe_get_full_fp32_param(parameter).clone() for name, parameter in trained}
 
 
 def train(case: dict[str, Any], rank: int, ranks: int, port: int, folder: Path) -> dict[str, Any]:

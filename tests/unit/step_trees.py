@@ -6,9 +6,13 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import Any
 
 import torch
 from torch import Tensor
+
+Rows = list[list[float]]
 
 GARBAGE = (math.nan, math.inf, -math.inf, 1e30)
 
@@ -77,3 +81,59 @@ def numeric_gradient(of: Callable[[list[list[float]]], float], at: list[list[flo
                 ends.append(of(moved))
             gradient[i][j] = (ends[0] - ends[1]) / 2e-6
     return gradient
+
+
+# ---- formulas
+
+
+def plain_step_gae(rewards: Rows, values: Rows, rows: list[Tree], gamma: float, lam: float, after: list[float]) -> Any:
+    """sum over l of (gamma lam)^l delta_(s+l), term by term."""
+    advantages, returns = [[0.0] * len(row) for row in rewards], [[0.0] * len(row) for row in rewards]
+    for i, row in enumerate(rows):
+        count = len(row.steps)
+        v = [*values[i][:count], after[i]]
+        delta = [rewards[i][s] + gamma * v[s + 1] - v[s] for s in range(count)]
+        for s in range(count):
+            advantages[i][s] = sum((gamma * lam) ** (k - s) * delta[k] for k in range(s, count))
+            returns[i][s] = advantages[i][s] + v[s]
+    return advantages, returns
+
+
+def plain_token_gae(
+    rewards: Rows, values: Rows, rows: list[Tree], gamma: float, lam: float, after: list[float]
+) -> Any:
+    advantages, returns = [[0.0] * len(row) for row in values], [[0.0] * len(row) for row in values]
+    for i, row in enumerate(rows):
+        places = [place for step in row.steps for place in step]
+        ends = {step[-1]: s for s, step in enumerate(row.steps)}
+        v = [*(values[i][place] for place in places), after[i]]
+        discount = [gamma if place in ends else 1.0 for place in places]
+        paid = [rewards[i][ends[place]] if place in ends else 0.0 for place in places]
+        delta = [paid[t] + discount[t] * v[t + 1] - v[t] for t in range(len(places))]
+        for t, place in enumerate(places):
+            factors = [math.prod(discount[t:k]) * lam ** (k - t) for k in range(t, len(places))]
+            advantages[i][place] = sum(f * delta[k] for k, f in enumerate(factors, start=t))
+            returns[i][place] = advantages[i][place] + v[t]
+    return advantages, returns
+
+
+def plain_process_grpo(rewards: list[list[float]]) -> list[list[float]]:
+    """Of one group."""
+    every = [reward for row in rewards for reward in row]
+    middle, spread = mean(every), stdev(every) if len(every) > 1 else 0.0
+    z = [[(reward - middle) / (spread + 1e-6) for reward in row] for row in rewards]
+    return [[sum(row[step:]) for step in range(len(row))] for row in z]
+
+
+def plain_process_rloo(rewards: list[list[float]], tokens: list[list[int]], outcome: list[float]) -> list[list[float]]:
+    """Of one group; the baseline goes over the others' tokens one by one."""
+    process = [[*row[:-1], row[-1] - own] if row else [] for row, own in zip(rewards, outcome, strict=True)]
+    earned = [[sum(row[step:]) for step in range(len(row))] for row in process]
+    paid = [own if row else 0.0 for row, own in zip(rewards, outcome, strict=True)]
+    result = []
+    for i, row in enumerate(earned):
+        others = [k for k in range(len(rewards)) if k != i]
+        of_tokens = [earned[k][step] for k in others for step, count in enumerate(tokens[k]) for _ in range(count)]
+        against = (mean(of_tokens) if of_tokens else 0.0), (mean(paid[k] for k in others) if others else 0.0)
+        result.append([value - against[0] + paid[i] - against[1] for value in row])
+    return result

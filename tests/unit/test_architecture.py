@@ -28,7 +28,7 @@ ROOMS = {
     "data": "rewards teachers",
     "evaluation": "data rewards",
     "run_folder": "evaluation",
-    "tasks": "rewards settings teachers",
+    "tasks": "data prm rewards settings teachers",
     "report": "evaluation",
     "prm": "data evaluation report rewards",
     "settings": "algorithm data embedding rewards teachers",
@@ -40,7 +40,7 @@ ROOMS = {
 # The same within plugin/, whose folders are the processes of a run; what several of them need lies in plugin/ itself.
 PROCESSES = {
     "plugin": "",
-    "evaluation": "",
+    "evaluation": "plugin",
     "engine": "plugin",
     "policy": "plugin",
     "judges": "plugin",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import random
-from statistics import mean, pstdev, stdev
+from dataclasses import replace
+from statistics import mean, pstdev
 from typing import Any
 
 import pytest
 import torch
-from step_trees import Tree, filled, index_of, mask_of, trees
+from step_trees import Tree, filled, index_of, mask_of, plain_process_grpo, plain_process_rloo, trees
 from torch import Tensor
 
 from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS, STEP_ESTIMATORS
@@ -57,28 +58,6 @@ def groups_of(
     return GroupedSteps(rewards, mask, tokens, outcome), plain
 
 
-def plain_process_grpo(rewards: list[list[float]]) -> list[list[float]]:
-    """Of one group."""
-    every = [reward for row in rewards for reward in row]
-    middle, spread = mean(every), stdev(every) if len(every) > 1 else 0.0
-    z = [[(reward - middle) / (spread + 1e-6) for reward in row] for row in rewards]
-    return [[sum(row[step:]) for step in range(len(row))] for row in z]
-
-
-def plain_process_rloo(rewards: list[list[float]], tokens: list[list[int]], outcome: list[float]) -> list[list[float]]:
-    """Of one group; the baseline goes over the others' tokens one by one."""
-    process = [[*row[:-1], row[-1] - own] if row else [] for row, own in zip(rewards, outcome, strict=True)]
-    earned = [[sum(row[step:]) for step in range(len(row))] for row in process]
-    paid = [own if row else 0.0 for row, own in zip(rewards, outcome, strict=True)]
-    result = []
-    for i, row in enumerate(earned):
-        others = [k for k in range(len(rewards)) if k != i]
-        of_tokens = [earned[k][step] for k in others for step, count in enumerate(tokens[k]) for _ in range(count)]
-        against = (mean(of_tokens) if of_tokens else 0.0), (mean(paid[k] for k in others) if others else 0.0)
-        result.append([value - against[0] + paid[i] - against[1] for value in row])
-    return result
-
-
 def plain(name: str, rows: GroupedSteps, rewards: list[list[list[float]]]) -> list[list[list[float]]]:
     if name == "process_grpo":
         return [plain_process_grpo(group) for group in rewards]
@@ -115,7 +94,9 @@ def test_padding_and_the_order_of_rows_and_groups_change_nothing(name: str) -> N
     torch.testing.assert_close(wider[..., : found.shape[2]], found, rtol=0, atol=1e-12)
     assert not wider[..., found.shape[2] :].any()
     order, of_groups = torch.tensor([2, 0, 3, 1]), torch.tensor([1, 2, 0])
-    moved = GroupedSteps(*(getattr(rows, each)[of_groups][:, order] for each in GroupedSteps.__dataclass_fields__))
+    moved = GroupedSteps(
+        *(each[of_groups][:, order] for each in (rows.rewards, rows.mask, rows.tokens, rows.of_response))
+    )
     torch.testing.assert_close(IN_GROUP[name](moved), found[of_groups][:, order], rtol=0, atol=1e-12)
 
 
@@ -172,6 +153,32 @@ def test_process_rloo_does_not_pay_for_steps_or_tokens() -> None:
 def test_a_row_with_no_others_is_held_against_nothing() -> None:
     assert process_rloo(steps([0.5, 1.5], outcome=[1.0])).tolist() == [[[2.0, 1.5]]]
     assert process_rloo(steps([0.5, 1.5], [], outcome=[1.0, 9.0])).tolist() == [[[2.0, 1.5], [0.0, 0.0]]]
+
+
+def test_with_a_baseline_its_rows_alone_are_compared_with() -> None:
+    rows = steps([1.0, 3.0], [2.0], [9.0, 9.0], outcome=[1.0, 0.0, 5.0])
+    split = replace(rows, baseline=torch.tensor([[True, True, False]]))
+    # 1, 3 and 2: mean 2, std 1
+    scale = 1 + 1e-6
+    assert process_grpo(split).tolist() == [
+        [
+            pytest.approx([0, 1 / scale], abs=1e-6),
+            pytest.approx([0, 0], abs=1e-6),
+            pytest.approx([14 / scale, 7 / scale]),
+        ]
+    ]
+    # Without the outcomes: earned 3, 2 and 2 and 13, 4. b of the third row: (3 + 2 + 2) / 3, and its others' mean 0.5;
+    # the first is held against the second, the second against the first: 2.5.
+    assert process_rloo(split).tolist() == [
+        [
+            pytest.approx([3 - 2 + 1, 2 - 2 + 1]),
+            pytest.approx([2 - 2.5 - 1, 0]),
+            pytest.approx([13 - 7 / 3 + 4.5, 4 - 7 / 3 + 4.5]),
+        ]
+    ]
+    everyone = replace(rows, baseline=torch.ones(1, 3, dtype=torch.bool))
+    for compare in (process_grpo, process_rloo):
+        torch.testing.assert_close(compare(everyone), compare(rows))
 
 
 # ---- with a critic

@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from step_trees import Tree, filled, index_of, mask_of, numeric_gradient, trees
+from step_trees import (
+    Rows,
+    Tree,
+    filled,
+    index_of,
+    mask_of,
+    numeric_gradient,
+    plain_step_gae,
+    plain_token_gae,
+    trees,
+)
 from torch import Tensor
 
 from oger_recipe.algorithm.steps import (
@@ -21,41 +31,9 @@ from oger_recipe.algorithm.steps import (
 )
 
 SEEDS = range(8)
-Rows = list[list[float]]
 
 
 # ---- plain Python
-
-
-def plain_step_gae(rewards: Rows, values: Rows, rows: list[Tree], gamma: float, lam: float, after: list[float]) -> Any:
-    """sum over l of (gamma lam)^l delta_(s+l), term by term."""
-    advantages, returns = [[0.0] * len(row) for row in rewards], [[0.0] * len(row) for row in rewards]
-    for i, row in enumerate(rows):
-        count = len(row.steps)
-        v = [*values[i][:count], after[i]]
-        delta = [rewards[i][s] + gamma * v[s + 1] - v[s] for s in range(count)]
-        for s in range(count):
-            advantages[i][s] = sum((gamma * lam) ** (k - s) * delta[k] for k in range(s, count))
-            returns[i][s] = advantages[i][s] + v[s]
-    return advantages, returns
-
-
-def plain_token_gae(
-    rewards: Rows, values: Rows, rows: list[Tree], gamma: float, lam: float, after: list[float]
-) -> Any:
-    advantages, returns = [[0.0] * len(row) for row in values], [[0.0] * len(row) for row in values]
-    for i, row in enumerate(rows):
-        places = [place for step in row.steps for place in step]
-        ends = {step[-1]: s for s, step in enumerate(row.steps)}
-        v = [*(values[i][place] for place in places), after[i]]
-        discount = [gamma if place in ends else 1.0 for place in places]
-        paid = [rewards[i][ends[place]] if place in ends else 0.0 for place in places]
-        delta = [paid[t] + discount[t] * v[t + 1] - v[t] for t in range(len(places))]
-        for t, place in enumerate(places):
-            factors = [math.prod(discount[t:k]) * lam ** (k - t) for k in range(t, len(places))]
-            advantages[i][place] = sum(f * delta[k] for k, f in enumerate(factors, start=t))
-            returns[i][place] = advantages[i][place] + v[t]
-    return advantages, returns
 
 
 def plain_ratio(log_probs: Rows, old: Rows, rows: list[Tree]) -> Rows:

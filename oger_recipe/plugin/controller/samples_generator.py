@@ -82,9 +82,10 @@ class OgerSamplesGenerator(SamplesGenerator):
         heap = [(load, index) for index, load in enumerate(loads)]
         heapq.heapify(heap)
         refs = []
-        guided = generate_kwargs.get("guided", False)
+        guided, steps = generate_kwargs.get("guided", False), self.settings.steps.sampling
         for prompt, label, image in zip(prompts, labels, images or [None] * len(prompts), strict=True):
-            more = {"prefixes": self._prefixes(json.loads(label)["uid"])} if guided else {}
+            more: dict[str, Any] = {"prefixes": self._prefixes(json.loads(label)["uid"])} if guided else {}
+            more |= {"steps": steps} if steps is not None else {}
             count = samples * json.loads(label).get(TIMES_ASKED, 1)
             self.asked += count
             load, index = heapq.heappop(heap)

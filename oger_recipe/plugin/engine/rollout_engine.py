@@ -16,8 +16,10 @@ from oger_recipe.cpu import is_without_cuda
 from oger_recipe.plugin.cpu_engine import cpu_arguments
 from oger_recipe.plugin.engine.executor import OgerExecutor
 from oger_recipe.plugin.ray_actor import undecorated
+from oger_recipe.plugin.step_sampling import SteppedResponse
 from oger_recipe.remote_code import may_run
 from oger_recipe.seeds import stable_seed
+from oger_recipe.steps import StepSampling
 
 ENGINE_PROCESS = "oger_recipe.plugin.engine.engine_process"
 
@@ -36,37 +38,48 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
             await super().__init__(*args, **kwargs)
         self.executor = OgerExecutor(kwargs.get("remote_rm_url"))
 
-    async def generate_responses(self, prompt, label, sampling_params, *args, num_samples=1, prefixes=None, **kwargs):
+    async def generate_responses(
+        self,
+        prompt,
+        label,
+        sampling_params,
+        *,
+        num_samples=1,
+        prefixes=None,
+        steps: StepSampling | None = None,
+        **kwargs,
+    ):
         """``num_samples`` responses. A seed in ``sampling_params`` is the run's: each sample gets one of its own.
 
-        ``prefixes``: tokens that each response begins with, one list a sample; they are a teacher's.
+        ``prefixes``: tokens that each response begins with, one list a sample; they are a teacher's. ``steps``: how
+        steps of reasoning enter the sampling, None where they do not.
         """
         sampling_params.logprobs = 0  # of the sampled token alone
         sampling_params.flat_logprobs = True  # without an object a token
         sampling_params.output_kind = RequestOutputKind.FINAL_ONLY  # nothing reads a response before its end
         sampling_params.detokenize = bool(sampling_params.stop)
-        generate = super().generate_responses
-        if prefixes is not None:
-            eos = kwargs["hf_tokenizer"].eos_token_id
-            return await asyncio.gather(
-                *(self._after_prefix(prefix, eos, prompt, label, sampling_params, kwargs) for prefix in prefixes)
-            )
-        if sampling_params.seed is None:
-            return await generate(prompt, label, sampling_params, *args, num_samples=num_samples, **kwargs)
-        one_by_one = []
+        samples = []
         for number in range(num_samples):
             params = sampling_params.clone()
-            params.seed = stable_seed(sampling_params.seed, json.loads(label)["uid"], number)
-            one_by_one.append(generate(prompt, label, params, *args, num_samples=1, **kwargs))
-        return [response for (response,) in await asyncio.gather(*one_by_one)]
+            if params.seed is not None:
+                params.seed = stable_seed(params.seed, json.loads(label)["uid"], number)
+            prefix = None if prefixes is None else prefixes[number]
+            samples.append(self._sample(prompt, label, params, prefix, steps, **kwargs))
+        return await asyncio.gather(*samples)
 
-    async def _after_prefix(self, prefix, eos, prompt, label, sampling_params, kwargs) -> dict[str, Any]:
+    async def _sample(self, prompt, label, params, prefix, steps, **kwargs) -> dict[str, Any]:
         """A response that begins with the prefix, graded as a whole; a whole trajectory is graded only."""
-        engine = _PrefixedEngine(self, prefix, eos) if prefix else self
+        engine: Any = self
+        tokenizer = kwargs["hf_tokenizer"]
+        if steps is not None:
+            engine = _SteppedEngine(engine, tokenizer, steps, prefix or [])
+        if prefix:
+            engine = _PrefixedEngine(engine, prefix, tokenizer.eos_token_id)
         response = await self.executor.execute(
-            prompt=prompt, label=label, sampling_params=sampling_params, llm_engine=engine, **kwargs
+            prompt=prompt, label=label, sampling_params=params, llm_engine=engine, **kwargs
         )
-        response["extra_logs"] = dict(response["extra_logs"]) | {"off_policy_tokens": float(len(prefix))}
+        if prefix is not None:
+            response["extra_logs"] = dict(response["extra_logs"]) | {"off_policy_tokens": float(len(prefix))}
         return response
 
 
@@ -95,6 +108,23 @@ class _PrefixedEngine:
         sampled = (await self._engine.generate(prompt_tokens + prefix, params, **kwargs)).outputs[0]
         log_probs = [{}] * len(prefix) + list(sampled.logprobs)
         return _output(prefix + list(sampled.token_ids), log_probs, sampled.finish_reason)
+
+
+class _SteppedEngine:
+    """What OpenRLHF's executor asks of an engine; its outputs end where the rule of steps ends a response.
+
+    ``before``: a teacher's tokens at the end of the prompts, which are the first ones of the response.
+    """
+
+    def __init__(self, engine: OgerRolloutActor, tokenizer: Any, steps: StepSampling, before: list[int]) -> None:
+        self._engine, self._tokenizer, self._steps, self._before = engine, tokenizer, steps, before
+
+    async def generate(self, prompt_tokens: list[int], params, **kwargs) -> Any:
+        response = SteppedResponse(prompt_tokens, params, self._tokenizer, self._steps, self._before)
+        while response.finish_reason is None:
+            tokens, asked = response.request()
+            response.take((await self._engine.generate(tokens, asked, **kwargs)).outputs[0])
+        return _output(response.tokens, response.log_probs, response.finish_reason)
 
 
 def _output(tokens: list[int], log_probs: list[dict], finish_reason: str) -> Any:

@@ -12,6 +12,8 @@ from tqdm import tqdm
 from oger_recipe.cpu import CPU_ENVIRONMENT
 from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.sampling import Model, Request, Response, Sampling
+from oger_recipe.plugin.step_sampling import SteppedResponse
+from oger_recipe.steps import StepSampling
 
 
 class Sampler:
@@ -84,13 +86,37 @@ class Sampler:
             for request in requests
         ]
 
+        if sampling.steps is not None:
+            return self._in_steps(requests, params, sampling.steps, name)
+        answers = self._answers([request.tokens for request in requests], params, name)
+        return [Response(each.text, len(each.token_ids), each.finish_reason == "length") for each in answers]
+
+    def _answers(self, prompts: Sequence[list[int]], params: Sequence[Any], name: str) -> list[Any]:
         def bar(*args: Any, desc: str, **kwargs: Any) -> tqdm:
             return tqdm(*args, desc=f"{name}: {desc.lower()}", leave=False, **kwargs)
 
-        prompts = [{"prompt_token_ids": request.tokens} for request in requests]
-        outputs = self._engine.generate(prompts, params, use_tqdm=bar if sys.stderr.isatty() else False)
-        answers = [output.outputs[0] for output in outputs]
-        return [Response(each.text, len(each.token_ids), each.finish_reason == "length") for each in answers]
+        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = self._engine.generate(asked, params, use_tqdm=bar if sys.stderr.isatty() else False)
+        return [output.outputs[0] for output in outputs]
+
+    def _in_steps(
+        self, requests: Sequence[Request], params: Sequence[Any], steps: StepSampling, name: str
+    ) -> list[Response]:
+        """Draws responses as a run draws them whose rollouts end by steps; step by step, those of all at a time."""
+        tokenizer = self._engine.get_tokenizer()
+        responses = [
+            SteppedResponse(request.tokens, each, tokenizer, steps)
+            for request, each in zip(requests, params, strict=True)
+        ]
+        while going_on := [each for each in responses if each.finish_reason is None]:
+            prompts, asked = zip(*(each.request() for each in going_on), strict=True)
+            for each, answer in zip(going_on, self._answers(prompts, asked, name), strict=True):
+                each.take(answer)
+        texts = tokenizer.batch_decode([each.tokens for each in responses], skip_special_tokens=True)
+        return [
+            Response(text, len(each.tokens), each.finish_reason == "length")
+            for text, each in zip(texts, responses, strict=True)
+        ]
 
     def _arguments(self) -> dict[str, Any]:
         return {

@@ -1,26 +1,38 @@
 """OpenRLHF's critic with dynamic batches that accumulate, and with metrics that do not depend on the cut."""
 
 import torch
-from openrlhf.models import ValueLoss
+from openrlhf.models import ValueLoss, aggregate_loss
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray import ppo_critic
 from openrlhf.utils.loss_utils import get_loss_batch_info
 
+from oger_recipe.algorithm.credit import STEP_ESTIMATORS
+from oger_recipe.algorithm.step_credit import first_tokens
+from oger_recipe.algorithm.value_loss import clipped_huber_loss
 from oger_recipe.algorithm.value_stats import clipped_tokens, explained_variance, value_sums
 from oger_recipe.plugin.policy.updates import UpdateHealth, accumulate_until_last
+from oger_recipe.plugin.policy.value_head import value_heads
 from oger_recipe.plugin.ray_actor import undecorated
 from oger_recipe.run_folder.checkpoints import place
+from oger_recipe.settings.critic import CriticSettings
 
 
 class CountingValueLoss(ValueLoss):
-    """OpenRLHF's loss of values, which also counts the tokens of its last call that clipping decided."""
+    """OpenRLHF's loss of values, or Huber's, which also counts the tokens of its last call that clipping decided."""
 
     clipped = 0
+
+    def __init__(self, clip_eps: float, huber_delta: float | None) -> None:
+        super().__init__(clip_eps)
+        self.huber_delta = huber_delta
 
     def forward(self, values, old_values, returns, action_mask=None, **totals):
         with torch.no_grad():
             self.clipped = clipped_tokens(values, old_values, returns, action_mask, self.clip_eps).item()
-        return super().forward(values, old_values, returns, action_mask, **totals)
+        if self.huber_delta is None:
+            return super().forward(values, old_values, returns, action_mask, **totals)
+        losses = clipped_huber_loss(values, old_values, returns, clip=self.clip_eps, delta=self.huber_delta)
+        return aggregate_loss(losses, action_mask, token_level_loss=self.token_level_loss, **totals)
 
 
 class OgerCriticPPOTrainer(ppo_critic.CriticPPOTrainer):
@@ -28,7 +40,7 @@ class OgerCriticPPOTrainer(ppo_critic.CriticPPOTrainer):
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        self.critic_loss_fn = CountingValueLoss(self.value_clip)
+        self.critic_loss_fn = CountingValueLoss(self.value_clip, CriticSettings.of(self.args.oger).huber_delta)
 
     def training_step(self, experience: Experience, step: int, loss_batch_info=None) -> dict[str, float]:
         buffer, per_step = self.replay_buffer, 1.0
@@ -49,12 +61,25 @@ class OgerCriticPPOTrainer(ppo_critic.CriticPPOTrainer):
         return status
 
     def ppo_train(self) -> dict[str, float]:
+        estimator = STEP_ESTIMATORS.get(self.args.algo.advantage.estimator)
+        if estimator is not None and estimator.values_steps:
+            self._keep_first_tokens()
         explained = self._explained_variance()
         status = super().ppo_train()
         if status:  # of the last optimizer step, as the policy's; upstream's mean has stale ones in it
             status["critic_grad_norm"] = self.strategy.get_grad_norm(self.critic)
             status["explained_variance"] = explained
         return status
+
+    def _keep_first_tokens(self) -> None:
+        """Narrows the rows' masks to the first token of each step, whose value is that of the state in which the step
+        is taken: nothing else has a return, and every total and metric counts what is in the mask."""
+        for row in self.replay_buffer.items:
+            if row.step_index is None:
+                raise ValueError(
+                    "the critic values steps of reasoning, and the experience that came does not say them"
+                )
+            row.action_mask = row.action_mask * first_tokens(row.step_index.unsqueeze(0) - 1).squeeze(0)
 
     def _explained_variance(self) -> float:
         """Of the step's rows on all ranks by the values that made their advantages: the critic had not seen them."""
@@ -69,7 +94,11 @@ ppo_critic.CriticPPOTrainer = OgerCriticPPOTrainer
 
 
 class OgerCriticModelActor(undecorated(ppo_critic.CriticModelActor)):  # type: ignore[misc]
-    """Saves as the policy does; the worker imports this module first."""
+    """Has the recipe's value head, and saves as the policy does; the worker imports this module first."""
+
+    def init_model_from_pretrained(self, strategy, *args, **kwargs):
+        with value_heads(CriticSettings.of(strategy.args.oger)):
+            return super().init_model_from_pretrained(strategy, *args, **kwargs)
 
     def fit(self) -> dict[str, float]:
         health = UpdateHealth(self.strategy, self.critic)

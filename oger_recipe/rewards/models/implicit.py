@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +31,10 @@ if TYPE_CHECKING:
 
 
 class ImplicitScorer:
-    """A model and its reference. Prompts are read as they are, templates and all."""
+    """A model and its reference. Prompts are read as they are, with the template that is in them."""
 
     def __init__(self, keys: ImplicitKeys, model: Likelihoods, reference: Likelihoods) -> None:
         self._keys, self._model, self._reference = keys, model, reference
-        self._tokenizer: Any = None
         self._known: dict[StepPrompt, Reply] = {}
 
     def ask(self, prompts: Sequence[str], steps: Sequence[Sequence[str]]) -> list[Judged]:
@@ -54,10 +54,18 @@ class ImplicitScorer:
             for error, cut in zip(errors, steps, strict=True)
         ]
 
+    @cached_property
+    def tokenizer(self) -> Any:
+        return _common_tokenizer(self._keys)
+
     def write(self, prompts: Sequence[str], steps: Sequence[Sequence[str]]) -> list[StepPrompt | Failed]:
-        if self._tokenizer is None:
-            self._tokenizer = _common_tokenizer(self._keys)
-        return [written(self._tokenizer, prompt, cut) for prompt, cut in zip(prompts, steps, strict=True)]
+        return [written(self.tokenizer, prompt, cut) for prompt, cut in zip(prompts, steps, strict=True)]
+
+    def turn(self, question: str) -> str:
+        if not self.tokenizer.chat_template:
+            return question
+        turn = [{"role": "user", "content": question}]
+        return str(self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
 
     def by_reference(self, texts: Sequence[StepPrompt | Failed]) -> list[Reply]:
         """Ask the reference, about each text once until `forget`."""
@@ -83,14 +91,17 @@ def _common_tokenizer(keys: ImplicitKeys) -> Any:
 
 
 class ImplicitSource:
-    """Rewards of the steps; prompts are those of the policy. What a gate leaves out is not asked about."""
+    """Rewards of the steps. A prompt is the policy's; a question that no policy has read, a group without prompt, is a
+    user's turn in the chat template, where the tokenizer has one."""
 
     def __init__(self, keys: ImplicitKeys, scorer: ImplicitScorer) -> None:
         self.scorer = scorer
         self._source = ProcessSource(keys, scorer, metrics=lambda judged: {})
 
     def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
-        as_read = [replace(group, question=group.prompt, row={}) for group in groups]
+        as_read = [
+            replace(group, question=group.prompt or self.scorer.turn(group.question), row={}) for group in groups
+        ]
         try:
             return self._source.score(as_read, wanted)
         finally:

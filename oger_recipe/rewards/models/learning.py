@@ -99,7 +99,7 @@ class Learner:
             kept = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
             self._model().load_state_dict(kept.state_dict())
             self._adamw().load_state_dict(torch.load(folder / _OPTIMIZER, weights_only=True))
-        except (OSError, RuntimeError, ValueError) as error:
+        except Exception as error:  # whatever can be wrong with its files
             raise RecipeError(f"the implicit PRM cannot go on from {folder}: {error}") from error
 
     def _model(self) -> Any:

@@ -9,7 +9,6 @@ from oger_recipe.algorithm.steps import AGGREGATES
 from oger_recipe.ranges import COUNT, PART, POSITIVE, SHARE, WEIGHT
 from oger_recipe.rewards.keys import key
 from oger_recipe.rewards.models.keys import JudgeKeys, ModelKeys, StepKeys, WriterKeys
-from oger_recipe.rewards.models.place import Sampling
 from oger_recipe.rewards.models.plugin import OF_STEPS, plugin_problem, ready_made
 
 UPDATES = ("before", "after")
@@ -116,9 +115,6 @@ class StepJudgeKeys(StepKeys):
     @property
     def models(self) -> tuple[ModelKeys, ...]:
         return (self.judge,)
-
-    def sampling(self, *seed: object) -> Sampling:
-        return self.judge.sampling(*seed)
 
     def combined(self) -> Iterator[str]:
         yield from super().combined()

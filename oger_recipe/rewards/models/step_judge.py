@@ -27,6 +27,13 @@ class StepJudge:
     plugin: Plugin
     sampling: Sampling
 
+    @classmethod
+    def of(cls, spec: SourceSpec, surroundings: Surroundings) -> StepJudge:
+        """Make the judge of an entry; its samples depend on the source's name."""
+        assert isinstance(spec.keys, StepJudgeKeys)
+        keys = spec.keys.judge
+        return cls(place_of(keys, surroundings), of_step_judge(keys), keys.sampling(surroundings.seed, spec.name))
+
     def ask(self, prompts: Sequence[str], steps: Sequence[Sequence[str]]) -> list[Judged]:
         replies = ask_place(self.place, self.plugin.preprocess(prompts, [list(each) for each in steps]), self.sampling)
         read = iter(self.plugin.postprocess([reply.text for reply in replies if reply.error is None]))
@@ -44,7 +51,7 @@ def _judged(reply: Reply, value: int | list[float] | None | Failed, count: int) 
     if isinstance(value, list):
         return Judged(reply=reply, steps=tuple(value))
     if value >= count:
-        return unparsed(reply, f"the judge's reply names step {value}, and the last is {count - 1}; it")
+        return unparsed(reply, f"no verdict: step {value} is named, and the last is {count - 1}, in the judge's reply")
     return Judged(reply=reply, steps=first_wrong(value, count))
 
 
@@ -55,12 +62,6 @@ def first_wrong(number: int, count: int) -> tuple[float, ...]:
 
 
 def step_judge_source(spec: SourceSpec, surroundings: Surroundings) -> ProcessSource:
-    """The source of an entry; its samples depend on the source's name."""
-    keys = spec.keys
-    assert isinstance(keys, StepJudgeKeys)
-    judge = StepJudge(
-        place_of(keys.judge, surroundings),
-        of_step_judge(keys.judge),
-        keys.judge.sampling(surroundings.seed, spec.name),
-    )
-    return ProcessSource(keys, judge, keys.prompt_column, judge_metrics)
+    """The source of an entry."""
+    assert isinstance(spec.keys, StepJudgeKeys)
+    return ProcessSource(spec.keys, StepJudge.of(spec, surroundings), spec.keys.prompt_column, judge_metrics)

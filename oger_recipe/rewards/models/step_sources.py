@@ -16,6 +16,7 @@ from oger_recipe.rewards.sources import Source
 if TYPE_CHECKING:
     from oger_recipe.rewards.compose import SourceSpec, Surroundings
 
+
 SOURCES: Mapping[type[Keys], Callable[[SourceSpec, Surroundings], Source]] = {
     ProcessKeys: tagged_source,
     ImplicitKeys: implicit_source,

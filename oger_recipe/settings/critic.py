@@ -1,0 +1,36 @@
+"""Settings of the critic, which OpenRLHF trains where algo.advantage.estimator goes by values."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from oger_recipe.errors import RecipeError
+from oger_recipe.ranges import COUNT, POSITIVE
+from oger_recipe.settings.fields import Section, setting
+
+SAVED_SIZES = "value_head_hidden_sizes"  # in config.json of a critic whose value head has hidden layers
+
+
+@dataclass(frozen=True)
+class CriticSettings(Section):
+    title: ClassVar[str] = "oger.critic"
+    about: ClassVar[str] = "the loss and the head of the critic, where there is one"
+    prefix: ClassVar[str] = "critic."
+
+    huber_delta: float | None = setting(
+        None, "Huber's loss of values: squares up to this error, lines from there (default: squares)", range=POSITIVE
+    )
+    hidden_sizes: tuple[int, ...] = setting(
+        (),
+        "the value head has hidden layers of these widths, with ReLU (default: those of a saved critic, else one "
+        "linear layer)",
+        range=COUNT,
+    )
+
+    def of_network(self, saved: list[int] | None) -> list[int]:
+        """The sizes of the head of a network that says ``saved`` of itself; RecipeError for others than these."""
+        if saved is not None and self.hidden_sizes and saved != list(self.hidden_sizes):
+            raise RecipeError(
+                f"oger.critic.hidden_sizes is {' '.join(map(str, self.hidden_sizes))}, and the value head of "
+                f"critic.model_name_or_path has {' '.join(map(str, saved))}: leave it out, or give these"
+            )
+        return list(self.hidden_sizes) if saved is None else saved
