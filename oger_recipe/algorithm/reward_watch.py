@@ -95,6 +95,37 @@ def drift(rewards: Mapping[int, float], accuracy: Mapping[int, float], window: i
     return None if then is None or now is None else Drift(best, accuracy[best] - accuracy[newest], now - then)
 
 
+@dataclass(frozen=True)
+class Growth:
+    """From the best window of steps to the newest: how far the share that is solved fell, and the factor of a size."""
+
+    since: int  # the last step of the best window
+    fall: float
+    factor: float
+
+
+def growth(sizes: Mapping[int, float], solved: Mapping[int, float], window: int) -> Growth | None:
+    """Compare the last `window` steps with the window before them in which most was solved.
+
+        fall = mean(solved, then) - mean(solved, now)        factor = mean(sizes, now) / mean(sizes, then)
+
+    sizes, solved: step -> the step's mean. Windows do not overlap, counted back from the newest; None where there are
+    not two of which every step is known.
+    """
+    newest = max(solved, default=0)
+    ends = [
+        end
+        for end in range(newest, 0, -window)
+        if all(step in solved and step in sizes for step in range(end - window + 1, end + 1))
+    ]
+    if len(ends) < 2 or ends[0] != newest:
+        return None
+    levels = {end: _level(solved, end, window) or 0.0 for end in ends}
+    best = max(ends[1:], key=lambda end: (levels[end], end))
+    then, now = _level(sizes, best, window), _level(sizes, newest, window)
+    return Growth(best, levels[best] - levels[newest], now / then) if then and now else None
+
+
 def _level(rewards: Mapping[int, float], step: int, window: int) -> float | None:
     known = [rewards[each] for each in range(max(step - window, 0) + 1, step + 1) if each in rewards]
     return sum(known) / len(known) if known else None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from oger_recipe.algorithm.advantage import group_advantage
 from oger_recipe.algorithm.normalize import group_normalized
 from oger_recipe.algorithm.steps import step_gae, token_gae_by_steps
 
@@ -29,12 +30,14 @@ class ValuedSteps:
 @dataclass(frozen=True)
 class GroupedSteps:
     """Groups of rows. rewards, mask (bool) and tokens, the tokens of each step, are [groups, n, S]; of_response
-    [groups, n]: the part of the last step's reward that is for the whole response."""
+    [groups, n]: the part of the last step's reward that is for the whole response; baseline (bool [groups, n]): the
+    rows that all rows of a group are held against, where that is said (None: all)."""
 
     rewards: Tensor
     mask: Tensor
     tokens: Tensor
     of_response: Tensor
+    baseline: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -80,11 +83,16 @@ def process_grpo(rows: GroupedSteps) -> Tensor:
 
         z_s = (r_s - mean(r)) / (std(r) + 1e-6)        A_s = sum of z_k over k >= s
 
-    GRPO with process supervision (DeepSeekMath, arXiv 2402.03300, section 4.1.3); the std is over n - 1.
+    GRPO with process supervision (DeepSeekMath, arXiv 2402.03300, section 4.1.3); the std is over n - 1. With a
+    baseline both are of its rows' steps, by the rules of group_advantage.
     """
     groups, n, steps = rows.mask.shape
-    mask = rows.mask.reshape(groups, n * steps)
-    z = group_normalized(rows.rewards.reshape(groups, n * steps), mask)
+    rewards = rows.rewards.reshape(groups, n * steps)
+    if rows.baseline is None:
+        z = group_normalized(rewards, rows.mask.reshape(groups, n * steps))
+    else:
+        counted = (rows.mask & rows.baseline.unsqueeze(2)).reshape(groups, n * steps)
+        z = group_advantage(rewards, use_std=True, baseline_mask=counted)
     return from_here_on(z.view(groups, n, steps), rows.mask)
 
 
@@ -115,16 +123,17 @@ def process_rloo(rows: GroupedSteps) -> Tensor:
     Taken from PURE: the two baselines apart, both without the row itself, and that of the steps by token: by step,
     answers in fewer or in more steps would be favoured. Not taken: its code for verl divides by the length that the
     batch is padded to; its code for OpenRLHF takes a share of the others' rewards off for each token of a step, so
-    that longer answers are worth more where these are negative, and leaves out the tokens that end a step. A row with
-    no others is held against 0.
+    that longer answers are worth more where these are negative, and leaves out the tokens that end a step. With a
+    baseline the others are its rows. A row with no others is held against 0.
     """
     exact = torch.where(rows.mask, rows.rewards.double(), 0.0)
     last = last_steps(rows.mask)
     outcome = torch.where(rows.mask.any(dim=2), rows.of_response.double(), 0.0)
     earned = from_here_on(exact - outcome.unsqueeze(2) * last, rows.mask)
     tokens = torch.where(rows.mask, rows.tokens.double(), 0.0)
-    baseline = _of_others((tokens * earned).sum(dim=2), tokens.sum(dim=2))
-    against = _of_others(outcome, torch.ones_like(outcome))
+    compared = torch.ones_like(outcome) if rows.baseline is None else rows.baseline.double()
+    baseline = _of_others(compared * (tokens * earned).sum(dim=2), compared * tokens.sum(dim=2))
+    against = _of_others(compared * outcome, compared)
     advantages = earned - baseline.unsqueeze(2) + (outcome - against).unsqueeze(2)
     return torch.where(rows.mask, advantages, 0.0).to(_real(rows.rewards))
 

@@ -12,20 +12,21 @@ import transformers
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from oger_recipe.errors import RecipeError
-from oger_recipe.prm.learning import collator_of, loss_of, verdicts
+from oger_recipe.prm.learning import collator_of, loss_of
 from oger_recipe.prm.rows import Row
 from oger_recipe.prm.settings import Training
 from oger_recipe.report.summary import clock
 from oger_recipe.rewards.models.keys import ProcessKeys
 
 _WARM_UP = 0.05  # share of the steps in which the learning rate rises
+_HEADS = ("score", "classifier")
 _EVERY_S = 10.0  # between two lines
 
 
 def trained(
-    keys: ProcessKeys, tokenizer: Any, rows: Sequence[Row], how: Training, work: Path, *, resumes: bool
+    keys: ProcessKeys, of_verdicts: tuple[int, int], rows: Sequence[Row], how: Training, work: Path, *, resumes: bool
 ) -> Any:
-    """Trains a model. ``work`` gets the checkpoints; with ``resumes`` the last one there is gone on from."""
+    """Trains a model, or goes on from the last checkpoint in ``work``. of_verdicts: which logits are bad and good."""
     transformers.logging.disable_progress_bar()
     transformers.set_seed(how.seed)
     model = _loaded(keys, how)
@@ -39,7 +40,7 @@ def trained(
         args=_arguments(how, work),
         train_dataset=list(rows),
         data_collator=collator,
-        compute_loss_func=loss_of(*verdicts(keys, tokenizer)),
+        compute_loss_func=loss_of(*of_verdicts),
         callbacks=[Lines()],
     )
     trainer.remove_callback(transformers.PrinterCallback)
@@ -85,6 +86,7 @@ def _with_adapter(model: Any, keys: ProcessKeys, how: Training, rank: int) -> An
         r=rank,
         lora_alpha=how.lora_alpha or 2 * rank,
         target_modules="all-linear",
+        exclude_modules=list(_HEADS) if is_head else None,  # it is trained whole
     )
     return get_peft_model(model, config)
 

@@ -17,7 +17,7 @@ from oger_recipe.data.labelled_steps import Solution, is_apart, stepwise_record
 from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.process import solution_metrics
 from oger_recipe.files import atomic_folder, atomic_write, write_jsonl
-from oger_recipe.prm.learning import probabilities
+from oger_recipe.prm.learning import probabilities, verdicts
 from oger_recipe.prm.rows import Row, make_rows
 from oger_recipe.prm.settings import Training
 from oger_recipe.prm.trainer import save, trained
@@ -62,10 +62,11 @@ def train(
         for part in (False, True)
     )
     _check(training, held_out, counts, how)
+    of_verdicts = verdicts(keys, tokenizer)
     resumes = _opened(work, settings)
     print(f"training: {_counted(counts)}\nheld out: {_counted(counts_held_out)}", flush=True)
     started = time.monotonic()
-    model = trained(keys, tokenizer, training, how, work, resumes=resumes)
+    model = trained(keys, of_verdicts, training, how, work, resumes=resumes)
     report: dict[str, Any] = settings | {"counts": counts, "held_out_counts": counts_held_out}
     report |= {"seconds": round(time.monotonic() - started, 1)}
     report |= {"held_out": held_out_metrics(keys, tokenizer, model, held_out, how.micro_batch_size)}

@@ -184,7 +184,8 @@ class Rewards:
     it said, nan where it said nothing; errors: source -> row, counted over all groups -> why it has no value; dropped
     (bool [groups]): groups that have no advantage in this step; metrics: ``source/name`` -> a number about the step;
     running: source -> all its values so far, of those that are compared with them; steps: what each step of reasoning
-    is paid, where an estimator takes that: then total and terms are sums over a row's steps.
+    is paid, where an estimator takes that: then total and terms are sums over a row's steps; said_of_steps: source ->
+    what it said of steps of reasoning, [groups, n, S], nan where there is no such step.
     """
 
     total: Tensor
@@ -195,6 +196,7 @@ class Rewards:
     metrics: dict[str, float]
     running: dict[str, Running]
     steps: StepRewards | None = None
+    said_of_steps: dict[str, Tensor] = field(default_factory=dict)
 
 
 def make_source(spec: SourceSpec, surroundings: Surroundings) -> Source:
@@ -255,6 +257,7 @@ def rewards_of(
         {f"{spec.name}/{name}": value for spec, each in zip(specs, scores, strict=True)
          for name, value in each.metrics.items()},
         {spec.name: so_far[spec.name] for spec in specs if spec.normalize == "running"},
+        said_of_steps={name: each.steps for name, each in zip(names, scores, strict=True) if each.steps is not None},
     )  # fmt: skip
     if mask is None:
         return rewards

@@ -155,7 +155,7 @@ class _Asked:
         look_in(self._settings.verifiers.verifier_path)
         self._told = ShownReplies().told
         self._engines = engines_of(self._models, self._settings.reward.engine_memory_gb, self._told)
-        self._meters: list[_Metered] = []
+        self._meters: list[Metered] = []
 
     def __enter__(self) -> RewardModel:
         surroundings = Surroundings.of(self._settings, self._engines.__enter__(), self._seed)
@@ -165,7 +165,7 @@ class _Asked:
         self._engines.__exit__(*exception)
 
     def _metered(self, keys: ModelKeys, place: Place) -> Place:
-        self._meters.append(_Metered(keys, place))
+        self._meters.append(Metered(keys, place))
         return self._meters[-1]
 
     @property
@@ -184,14 +184,14 @@ class _Asked:
 
 
 @dataclass
-class _Metered:
+class Metered:
     """A place whose work is taken down."""
 
     keys: ModelKeys
     place: Place
     loading_s: float = 0.0
     seconds: float = 0.0
-    prompts: list[str] = field(default_factory=list)
+    prompts: list[str | StepPrompt] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
 
     def open(self) -> None:
@@ -209,9 +209,9 @@ class _Metered:
         return self._asked(prompts, lambda: self.place.classify(prompts))
 
     def classify_steps(self, prompts: Sequence[StepPrompt]) -> list[Reply]:
-        raise AssertionError(f"{self.keys.model}: steps are not evaluated here")
+        return self._asked(prompts, lambda: self.place.classify_steps(prompts))
 
-    def _asked(self, prompts: Sequence[str], ask: Callable[[], list[Reply]]) -> list[Reply]:
+    def _asked(self, prompts: Sequence[str | StepPrompt], ask: Callable[[], list[Reply]]) -> list[Reply]:
         started = time.monotonic()
         replies = ask()
         self.seconds += time.monotonic() - started
@@ -226,7 +226,10 @@ class _Metered:
         name, revision = self.keys.tokenizer_files
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=may_run())
         read, written = (
-            sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
+            sum(
+                len(tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) else text.tokens)
+                for text in texts
+            )
             for texts in (self.prompts, [reply.text for reply in self.replies])
         )
         return read, written

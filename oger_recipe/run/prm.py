@@ -68,6 +68,10 @@ def prm_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
     (spec,) = sources_of([entry])
     if spec.kind != "process" and ":" not in spec.kind:
         raise RecipeError(f"{spec.name} is of kind {spec.kind}, which scores no steps: kind process does")
+    if getattr(spec.keys, "learns", False):
+        raise RecipeError(
+            f"{spec.name} learns from what it scores, and labels are no rollouts: leave learning_rate out"
+        )
     return spec
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.errors import RecipeError
+from oger_recipe.rewards.compose import sources_of
+from oger_recipe.rewards.models.scorer_keys import ImplicitKeys
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.recipe_file import read_recipe
@@ -138,6 +140,18 @@ def choose(folder: Path) -> tuple[checkpoints.Checkpoint, list[str]]:
         + hint
         + "\n  To begin anew leave --ckpt.load_enable out, and give --overwrite where a run got somewhere"
     )
+
+
+def check_learnt(value: Mapping[str, Any], folder: Path, chosen: checkpoints.Checkpoint) -> None:
+    """Raises RecipeError where the checkpoint lacks what a source of reward that learns had learnt."""
+    for spec in sources_of(value["oger.reward.sources"]):
+        learns = isinstance(spec.keys, ImplicitKeys) and spec.keys.learns
+        if learns and not (checkpoints.of_sources(folder, chosen.step) / spec.name).is_dir():
+            raise RecipeError(
+                f"the checkpoint of step {chosen.step} does not have what reward source {spec.name} had learnt: the "
+                "run began without that source, or without its learning_rate, or under another name; take that back, "
+                "or start a new run"
+            )
 
 
 def load(folder: Path, chosen: checkpoints.Checkpoint) -> None:

@@ -101,6 +101,7 @@ def _attempt(job: Job, parser: argparse.ArgumentParser, lock: int, *, overwrite:
         checkpoint, passed_over = chosen
         for note in [*resume.check_settings(job.value, parser, job.run_dir / "recipe.yaml"), *passed_over]:
             print(f"note: {note}", flush=True)
+        resume.check_learnt(job.value, job.checkpoints, checkpoint)
         cut_back(job.run_dir, checkpoint.step)
         resume.load(job.checkpoints, checkpoint)
     prepared_data, grading = write_data(job.value, job.run_dir)

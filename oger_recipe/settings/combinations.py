@@ -1,6 +1,6 @@
 """Settings of the method that do not go together."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -189,8 +189,8 @@ def _baselines(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
         yield f"oger.all_correct_group {solved} is for {ours}, not {estimator}: use keep, online or skip"
     if oger.advantage.advantage_baseline != "rollouts":
         return
-    if estimator not in ESTIMATORS:
-        yield f"oger.advantage_baseline rollouts is for {ours}, not {estimator}"
+    if estimator not in GROUP_ESTIMATORS:
+        yield f"oger.advantage_baseline rollouts is for {_listed(GROUP_ESTIMATORS)}, not {estimator}"
     if n_prefix in (-1, value["rollout.n_samples_per_prompt"]):
         yield (
             f"oger.advantage_baseline rollouts with oger.n_prefix {n_prefix}: teachers begin every "
@@ -202,6 +202,10 @@ def _baselines(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
             "and a right teacher measured by so small a spread gets an advantage of -10; use "
             "algo.advantage.estimator dr_grpo, oger.advantage_baseline group, or oger.bonus_weight 0"
         )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _truncation(stop_properly: float | None, advantage: AdvantageSettings) -> Iterator[str]:
@@ -237,7 +241,7 @@ def _sources(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
     how = oger.reward.on_error
     if ON_ERROR[how].drops_group and estimator not in (*GROUP_ESTIMATORS, "rloo"):
         yield (
-            f"oger.reward.on_error {how} is for {', '.join(GROUP_ESTIMATORS)} and rloo, not {estimator}, which "
+            f"oger.reward.on_error {how} is for {_listed((*GROUP_ESTIMATORS, 'rloo'))}, not {estimator}, which "
             "compares groups with each other, or trains a critic on all of them: use zero, neutral or stop"
         )
 

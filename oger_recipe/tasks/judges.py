@@ -1,18 +1,32 @@
 """The reward models that the built-in task brings, by the names that recipes and commands may use for them.
 
-They like operators, not right answers, so that everybody can say what a verdict has to be.
+The judges and the head like operators, not right answers, so that everybody can say what a verdict has to be. The
+process reward models are trained, which takes some minutes for the first of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.tasks import known_judges, tiny_policy
+from oger_recipe.tasks import (
+    countdown,
+    countdown_prm,
+    countdown_problem,
+    countdown_steps,
+    countdown_teachers,
+    known_judges,
+    tiny_policy,
+)
 from oger_recipe.tasks.build import cached, sources_of, versions
+from oger_recipe.tasks.countdown_prm import FEW, GOOD, Data
 
-JUDGES: dict[str, Callable[[Path], Path]] = {
+_SETS_WEIGHTS = (known_judges, tiny_policy)
+_TRAINS = (countdown, countdown_problem, countdown_teachers, countdown_steps, countdown_prm, tiny_policy)
+
+KNOWN: dict[str, Callable[[Path], Path]] = {
     # 1 where an answer multiplies, else 0
     "countdown-judge": lambda folder: known_judges.save_judge(known_judges.Star(), folder),
     # 10 where it adds, else 4
@@ -20,6 +34,11 @@ JUDGES: dict[str, Callable[[Path], Path]] = {
     # 2 for a product, less 1 for a sum
     "countdown-head": lambda folder: known_judges.save_head(folder, "*+"),
 }
+PRMS: dict[str, Data] = {
+    "countdown-prm": GOOD,
+    "countdown-prm-bad": FEW,
+}
+JUDGES = (*KNOWN, *PRMS)
 _AT_SERVER = {"model": "url", "tokenizer": "", "critic": "critic_url"}  # key -> the key with which a server names it
 
 
@@ -27,8 +46,13 @@ def folder_of(model: str, cache: str) -> str:
     """Returns a model's folder where its name is in JUDGES, built unless the cache has it; else the name itself."""
     if model not in JUDGES:
         return model
-    content = sources_of(known_judges, tiny_policy) | versions()
-    return str(cached(Path(cache).expanduser(), model, content, JUDGES[model]))
+    where = Path(cache).expanduser()
+    if model in KNOWN:
+        return str(cached(where, model, sources_of(*_SETS_WEIGHTS) | versions(), KNOWN[model]))
+    content = sources_of(*_TRAINS) | versions()
+    base = cached(where, "countdown-prm-base", content, countdown_prm.save_base)
+    made = content | asdict(PRMS[model])
+    return str(cached(where, model, made, lambda folder: countdown_prm.save_prm(base, PRMS[model], folder)))
 
 
 def with_folders(entry: Mapping[str, Any], cache: str) -> dict[str, Any]:

@@ -356,9 +356,10 @@ def _with_prm(more: dict[str, Any]) -> str:
         *(
             (
                 ["--oger.advantage_baseline", "rollouts", "--algo.advantage.estimator", estimator],
-                f"oger.advantage_baseline rollouts is for group_norm and dr_grpo, not {estimator}",
+                "oger.advantage_baseline rollouts is for group_norm, dr_grpo, process_grpo and process_rloo, not "
+                f"{estimator}",
             )
-            for estimator in ("tppo", "process_grpo")
+            for estimator in ("tppo", "process_grpo_batch")
         ),
         *(
             (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from oger_recipe.errors import RecipeError
-from oger_recipe.run.resume import choose, load
+from oger_recipe.run.resume import check_learnt, choose, load
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder.checkpoints import Checkpoint, removable
 
@@ -56,6 +56,22 @@ def test_a_file_that_is_gone_is_a_fault(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=f"no checkpoint to continue from in {tmp_path}") as refused:
         choose(tmp_path)
     assert "step 2 is passed over: _actor/global_step2/optim_states.pt is missing" in str(refused.value)
+
+
+def test_a_source_that_learns_is_not_begun_anew_in_the_middle_of_a_run(tmp_path: Path) -> None:
+    learns = {"name": "prime", "kind": "process", "scorer": "implicit", "model": "m", "learning_rate": 1e-6}
+    stays = {"name": "plain", "kind": "process", "scorer": "implicit", "model": "m", "reference": "r"}
+    rule = {"name": "rule", "kind": "verifier"}
+    write(tmp_path, 2)
+    chosen, _ = choose(tmp_path)
+    check_learnt({"oger.reward.sources": ()}, tmp_path, chosen)
+    check_learnt({"oger.reward.sources": (rule, stays)}, tmp_path, chosen)
+    with pytest.raises(
+        RecipeError, match="the checkpoint of step 2 does not have what reward source prime had learnt"
+    ):
+        check_learnt({"oger.reward.sources": (rule, learns)}, tmp_path, chosen)
+    (checkpoints.of_sources(tmp_path, 2) / "prime").mkdir(parents=True)
+    check_learnt({"oger.reward.sources": (rule, learns)}, tmp_path, chosen)
 
 
 def test_the_best_one_never_stands_for_the_last(tmp_path: Path) -> None:

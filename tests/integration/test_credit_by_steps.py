@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from statistics import mean, pstdev
+from statistics import mean, pstdev, stdev
 from typing import Any
 
 import pytest
@@ -41,7 +41,7 @@ class Process:
 WEIGHT = 0.5
 # Text, verified reward, truncated, tokens of a teacher. "zz.y" makes room for the teacher of group u.
 ROWS: dict[str, list[tuple[str, float, bool, int]]] = {
-    "u": [("a.bb.ccc", 1.0, False, 0), ("d", 0.0, False, 0), ("ee.ffff", 0.0, True, 0), ("zz.y", 0.0, False, 0)],
+    "u": [("a.bb.ccc", 1.0, False, 0), ("d", 0.0, False, 0), ("ee.ff", 0.0, True, 0), ("zz.y", 0.0, False, 0)],
     "v": [("g.h.i.jj.k", 0.0, False, 0), ("lllll.m", 1.0, False, 3), (".", 0.0, False, 0), ("n.oo", 1.0, False, 0)],
 }
 TEACHER = "t.uuu.v.w"
@@ -221,6 +221,15 @@ def test_however_rows_are_cut_and_ordered_their_advantages_are_the_same(step, es
             assert cut[text][name] == pytest.approx(values, abs=1e-5), (text, name)
 
 
+def test_teachers_can_be_held_against_the_rollouts_alone(step):
+    """Also rows that a teacher began set no baseline."""
+    flags = ["--oger.advantage_baseline=rollouts", "--algo.advantage.no_std_norm"]
+    _, found = step(*flags, estimator="process_grpo")
+    own = [reward for text, whole in trained()["v"] if text != "lllll.m" for reward in paid(text, whole)]
+    z = [(reward - mean(own)) / (stdev(own) + 1e-6) for reward in paid("lllll.m", 1.0)]
+    assert found["lllll.m"]["advantages"] == pytest.approx([sum(z)] * 6 + [z[1]] * 2, abs=1e-5)
+
+
 @pytest.mark.parametrize("estimator", ["appo", "tppo"])
 def test_a_critic_is_trained_towards_returns_that_are_not_whitened(step, estimator):
     _, found = step(*DISCOUNTS, estimator=estimator)
@@ -237,9 +246,9 @@ def test_a_critic_is_trained_towards_returns_that_are_not_whitened(step, estimat
 def test_rows_that_are_left_out_have_no_advantage_and_do_not_whiten_others(step, estimator):
     _, kept = step(*DISCOUNTS, estimator=estimator)
     _, found = step(*DISCOUNTS, "--oger.disable_truncation_advantage", estimator=estimator)
-    assert not any(found["ee.ffff"]["advantages"]) and any(kept["ee.ffff"]["advantages"])
+    assert not any(found["ee.ff"]["advantages"]) and any(kept["ee.ff"]["advantages"])
     plain = expected(estimator, found, 0.9, 0.8)
-    others = {text: row for text, row in plain.items() if text != "ee.ffff"}
+    others = {text: row for text, row in plain.items() if text != "ee.ff"}
     for text, row in whitened(estimator, others).items():
         assert found[text]["advantages"] == pytest.approx(row, abs=1e-5), text
 
@@ -285,9 +294,10 @@ def test_length_penalties_join_the_last_step(step):
     """OpenRLHF's own, which are for whole responses: what is cut off keeps a quarter of its reward."""
     flags = ["--reward.stop_properly_penalty_coef=0.25", "--oger.non_stop_penalty=0"]
     maker, found = step(*flags, estimator="process_grpo_batch")
-    text = "ee.ffff"
+    text = "ee.ff"
     process = [WEIGHT * of(each) for each in steps_of(text)]
     total = 0.25 * sum(process)
+    assert total
     assert found[text]["return"] == pytest.approx(total)
     every = [
         reward
@@ -296,7 +306,7 @@ def test_length_penalties_join_the_last_step(step):
         for reward in (paid(each, whole) if each != text else [process[0], total - process[0]])
     ]
     z = [(reward - mean(every)) / pstdev(every) for reward in (process[0], total - process[0])]
-    assert found[text]["advantages"] == pytest.approx([z[0]] * 3 + [z[1]] * 5, abs=1e-5)
+    assert found[text]["advantages"] == pytest.approx([z[0]] * 3 + [z[1]] * 3, abs=1e-5)
     assert maker.rewards.total[0, 2].item() == pytest.approx(sum(process))  # as the sources said
 
 

@@ -17,7 +17,6 @@ from oger_recipe.algorithm.implicit import outcome_accuracy
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.compose import Surroundings, entry_problems, make_source, sources_of
 from oger_recipe.rewards.models.implicit import ImplicitScorer, LearningSource
-from oger_recipe.rewards.models.step_sources import scorer_of
 from oger_recipe.rewards.sources import Group, Learning, Scores
 from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.rewards.verifiers import verify
@@ -53,9 +52,10 @@ def group(
         "graded": [Graded(Verdict(each, each, "")) for each in scores],
         "is_teacher": [False] * size,
         "steps": [cut_text(text, RULE) for text in texts],
+        "question": "What the policy does not read",
     }
     return Group(
-        uid="u", prompt=prompt, question="What the policy does not read", task="countdown", answer="", row={},
+        uid="u", prompt=prompt, task="countdown", answer="", row={},
         teachers=[], responses=list(texts), truncated=[False] * size, may_earn=[True] * size,
         similarity=[math.nan] * size, entropy=[0.0] * size, **facts | more,
     )  # fmt: skip
@@ -146,15 +146,13 @@ def test_models_with_other_tokens_are_refused(models: tuple[Path, Path], letters
         said(source_of(model=str(models[0]), reference=str(tmp_path)))
 
 
-def test_questions_outside_of_a_run_are_turns_of_the_chat_template(models: tuple[Path, Path]) -> None:
+def test_a_question_that_no_policy_has_read_is_a_turn_of_the_chat_template(models: tuple[Path, Path]) -> None:
     prm, reference = models
-    entry = {"name": "p", "kind": "process", "scorer": "implicit", "place": "process", "model": str(prm)}
-    (spec,) = sources_of([entry | {"reference": str(reference), "beta": 0.3}])
-    scorer = scorer_of(spec, Surroundings(None, None))  # type: ignore[arg-type]
-    steps = GROUPS[0].steps[1]
-    (found,) = scorer.ask(["Make 24."], [steps])
+    source = source_of(model=str(prm), reference=str(reference), beta=0.3)
+    scores = said(source, [group(TEXTS[1:2], [1], prompt="", question="Make 24.")])
     prompt = "<|im_start|>user\nMake 24.<|im_end|>\n<|im_start|>assistant\n"
-    assert found.steps == pytest.approx(rewards_by_hand(prm, reference, prompt, steps, 0.3), abs=1e-5)
+    wanted = rewards_by_hand(prm, reference, prompt, GROUPS[0].steps[1], 0.3)
+    assert of_rows(scores) == [pytest.approx(wanted, abs=1e-5)]
 
 
 # ---- learning

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 import ray
 import torch
+from peft import LoraConfig, get_peft_model
 from ray.util.placement_group import placement_group
 from transformers import (
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
+    LlamaForTokenClassification,
 )
 
 from oger_recipe.cpu import CPU_ENVIRONMENT
@@ -34,9 +36,10 @@ from oger_recipe.plugin.encoder.actor_encoder import ActorEncoder, encoders_on
 from oger_recipe.plugin.judges.engines import EnginePlace, RunEngines
 from oger_recipe.plugin.judges.judge_actor import _measured
 from oger_recipe.rewards.models.in_process import ProcessPlace
-from oger_recipe.rewards.models.keys import ModelKeys, WriterKeys
+from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys, WriterKeys
 from oger_recipe.rewards.models.likelihood import written
 from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt
+from oger_recipe.rewards.models.step_text import StepWriter
 
 LONGEST = 96  # tokens; a letter is one
 TOKENS = 12
@@ -61,6 +64,24 @@ def models(tmp_path_factory: pytest.TempPathFactory, letters: Any) -> dict[str, 
         kind(LlamaConfig(**shape, **more)).save_pretrained(folder / name)
         letters.save_pretrained(folder / name)
     return {name: folder / name for name in kinds}
+
+
+@pytest.fixture(scope="module")
+def prms(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """PRMs of random weights: one that writes, an adapter for it, and a head of three labels."""
+    folder = tmp_path_factory.mktemp("prms")
+    tokenizer = AutoTokenizer.from_pretrained(models["judge"])
+    tokenizer.add_tokens(["ки"])
+    writes = LlamaForCausalLM.from_pretrained(models["judge"])
+    writes.resize_token_embeddings(len(tokenizer))
+    labels = LlamaForTokenClassification(LlamaConfig(**writes.config.to_dict() | {"num_labels": 3}))
+    torch.nn.init.normal_(labels.score.bias)
+    for name, model in {"prm": writes, "labels": labels}.items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    get_peft_model(writes, lora).save_pretrained(folder / "lora")
+    return {name: folder / name for name in ("prm", "labels", "lora")}
 
 
 @pytest.fixture(scope="module")
@@ -221,6 +242,53 @@ def test_a_head_gives_its_number_before_any_sigmoid(head: EnginePlace, models: d
 def test_a_head_has_one_number_that_of_the_last_token(data: list[Any], reply: Reply) -> None:
     found = _measured(SimpleNamespace(outputs=SimpleNamespace(data=torch.tensor(data))))
     assert (found.error, found.error or found.value) == (reply.error, reply.error or reply.value)
+
+
+STEPS = [
+    ("What is 1 + 1?", ["It is two.", "So 2."]),
+    ("?", ["x"]),
+    ("a" * LONGEST, ["too long"]),
+    ("And then?", ["One", "two", "three", "four", "five"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "adapter", "form", "label"),
+    [("prm", None, "math_shepherd", None), ("prm", "lora", "math_shepherd", None), ("labels", None, "trl", 2)],
+)
+def test_a_prm_says_in_an_engine_what_it_says_in_this_process(
+    engines: RunEngines, prms: dict[str, Path], model: str, adapter: str | None, form: str, label: int | None
+) -> None:
+    """Also of what it has read before: an engine that keeps the beginnings of texts has no numbers for them."""
+    prm = ProcessKeys(
+        model=str(prms[model]), adapter=str(prms[adapter]) if adapter else None, format=form, good_label=label,
+        max_model_len=LONGEST,
+    )  # fmt: skip
+    write = StepWriter(prm, AutoTokenizer.from_pretrained(prms[model]))
+    prompts = [write.write(*each) for each in STEPS]
+    here, place = ProcessPlace(prm), engines.place(prm)
+    place.open()
+    replies = place.classify_steps(prompts)
+    assert [reply.steps for reply in place.classify_steps(prompts[::-1])] == [
+        pytest.approx(reply.steps, abs=1e-5) for reply in replies[::-1]
+    ]
+    place.close()
+    for said, expected in zip(replies, here.classify_steps(prompts), strict=True):
+        assert said.steps == pytest.approx(expected.steps, abs=1e-4)
+        assert (said.error or "").removesuffix(" (max_model_len)") == (expected.error or "")
+    assert [len(reply.steps) for reply in replies] == [2, 1, 0, 5]
+    assert len({round(each, 2) for reply in replies for each in reply.steps}) > 4
+    place.end()
+
+
+def test_prms_that_read_otherwise_have_engines_of_their_own() -> None:
+    engines = RunEngines(cpu=True)
+    prm = ProcessKeys(model="me/prm", format="math_shepherd")
+    place = engines.place(prm)
+    assert engines.place(replace(prm, aggregate="sum", credit="min", scale="difference", cache=False)) is place
+    for other in ({"adapter": "me/lora"}, {"good": "yes"}, {"bad": 7}, {"scorer": "token_head", "good_label": 1}):
+        assert engines.place(replace(prm, **other)) is not place
+    assert engines.place(ModelKeys(model="me/prm")) is not place
 
 
 def test_an_engine_ends_after_its_turn_unless_it_may_keep_its_memory(head: EnginePlace, engines: RunEngines) -> None:

@@ -17,10 +17,11 @@ from oger_recipe.plugin.driver import worker_logs
 from oger_recipe.plugin.driver.deaths import Processes
 from oger_recipe.plugin.judges.judge_actor import JudgeActor
 from oger_recipe.report.console import PHASES
-from oger_recipe.rewards.models.keys import ClassifierKeys, ModelKeys, WriterKeys
+from oger_recipe.rewards.models.keys import ClassifierKeys, ModelKeys, ProcessKeys, WriterKeys
 from oger_recipe.run.judges import problems_of
 from oger_recipe.settings.checks import recipe_problems
 from oger_recipe.settings.machine import gpus_by_role, machine_problems
+from oger_recipe.tasks.known_judges import save_prm
 
 JUDGE = {"name": "rider", "kind": "judge", "model": "org/judge", "plugin": "binary", "tensor_parallel_size": 4}
 HEAD = {"name": "style", "kind": "classifier", "model": "org/head", "tensor_parallel_size": 2}
@@ -128,11 +129,17 @@ def test_vllm_says_before_anything_is_loaded_what_a_model_cannot_do(
     unknown.mkdir()
     (unknown / "config.json").write_text('{"model_type": "qwen3", "architectures": ["NobodysModel"]}')
     policy = str(policy_folder)
+    writes, labels = (save_prm(tmp_path / name, tag="ки", head=name == "labels") for name in ("writes", "labels"))
+    tags, heads = ({"format": form} for form in ("math_shepherd", "trl"))
     problems = problems_of(
         [
             WriterKeys(model=policy), WriterKeys(model=str(head)), ClassifierKeys(model=policy),
             ClassifierKeys(model=str(head)), WriterKeys(model=str(unknown)),
             WriterKeys(model=policy, max_model_len=10**6),
+            ProcessKeys(model=str(writes), **tags), ProcessKeys(model=str(labels), **heads),
+            ProcessKeys(model=str(labels), **tags), ProcessKeys(model=str(writes), **heads),
+            ProcessKeys(model=str(labels), good_label=2, **heads),
+            ProcessKeys(model=str(writes), good="fine", **tags),
         ],
         cpu=True,
     )  # fmt: skip
@@ -141,6 +148,15 @@ def test_vllm_says_before_anything_is_loaded_what_a_model_cannot_do(
     assert problems[2] == f"{policy} is a Qwen3ForCausalLM: it has no head that gives a number"
     assert "NobodysModel" in str(problems[4]) and str(problems[4]).startswith(f"vLLM cannot load {unknown}: ")
     assert "max_model_len (1000000)" in str(problems[5])
+    assert problems[6:8] == [None, None]
+    label = f"{labels} is a LlamaForTokenClassification"
+    assert problems[8] == f"{label}: it does not write, which scorer step_tag needs; is it a token_head?"
+    assert problems[9] == (
+        f"{writes} is a LlamaForCausalLM: it has no head that gives tokens labels, which scorer token_head needs; is "
+        "it a step_tag?"
+    )
+    assert problems[10] == f"{label} with 2 labels, from 0: good_label 2 is none of them"
+    assert f"good 'fine' is 4 tokens of {writes}, and has to be one" in str(problems[11])
 
 
 def test_a_prompt_that_a_template_began_is_not_begun_twice(letters: Any) -> None:

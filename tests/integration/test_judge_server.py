@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import email.utils
+import json
 import logging
+import math
 import re
 import threading
 import time
@@ -17,8 +19,8 @@ from judge_server import Answer, Handler, Server, prompt_of, said
 
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.models.cache import Cached, VerdictCache
-from oger_recipe.rewards.models.keys import ClassifierKeys, CritiqueKeys, JudgeKeys
-from oger_recipe.rewards.models.place import Reply, Sampling
+from oger_recipe.rewards.models.keys import ClassifierKeys, CritiqueKeys, JudgeKeys, ProcessKeys
+from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt
 from oger_recipe.rewards.models.server import ServerPlace, probe
 from oger_recipe.run.job import Job
 from oger_recipe.run.preflight import CHECKS, OK, PROBLEM
@@ -106,6 +108,61 @@ def test_heads_are_asked_for_their_raw_number(
     (reply,) = place_of(head(server, head=kind)).classify(["a"])
     assert (reply.value, reply.text, reply.error) == (-1.5, "", None)
     assert server.asked == [(path, {"model": "judge", "input": "a"} | more)]
+
+
+STEPS = [StepPrompt(tokens=(5, 6, 7, 8), ends=(1, 3)), StepPrompt(tokens=(9, 2), ends=(1,))]
+
+
+def prm(server: Server, **keys: Any) -> ProcessKeys:
+    return ProcessKeys(**{"model": "judge", "url": server.url, "attempts": 1, "format": "math_shepherd"} | keys)
+
+
+def of_tokens(*numbers: Any) -> dict[str, Any]:
+    return {"object": "list", "data": [{"index": 0, "object": "pooling", "data": list(numbers)}]}
+
+
+def test_a_prm_is_asked_for_the_numbers_of_tokens_and_its_steps_have_those_of_their_ends(server: Server) -> None:
+    """The good token's come last; of a head, the label that the entry names."""
+    numbers = {4: [[9.0, 9.0], [0.0, math.log(3)], [9.0, 9.0], [1.0, 1.0]], 2: [[9.0, 9.0], [math.log(4), 0.0]]}
+    server.answer = lambda prompt, count: (200, of_tokens(*numbers[len(json.loads(prompt))]))
+    replies = ServerPlace(prm(server)).classify_steps(STEPS)
+    assert [reply.steps for reply in replies] == [pytest.approx((0.75, 0.5)), pytest.approx((0.2,))]
+    asked = {"model": "judge", "task": "token_classify", "use_activation": False}
+    wanted = [("/pooling", asked | {"input": list(prompt.tokens)}) for prompt in STEPS]
+    assert sorted(server.asked, key=str) == sorted(wanted, key=str)
+    labels = prm(server, format="trl", good_label=0)
+    assert ServerPlace(labels).classify_steps(STEPS[1:])[0].steps == pytest.approx((0.8,))
+    three = [[0.0] * 3, [math.log(2), 0.0, math.log(5)]]
+    server.answer = lambda prompt, count: (200, of_tokens(*three))
+    assert ServerPlace(prm(server, format="trl", good_label=2)).classify_steps(STEPS[1:])[0].steps == pytest.approx(
+        (5 / 8,)
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (of_tokens([0.0, 1.0]), "the answer has no scores of tokens (ValueError: 1 numbers or lists of them for 2"),
+        (of_tokens(0.0, 1.0), "the answer has no scores of tokens (TypeError: 'float' object is not iterable)"),
+        (of_tokens([0.5], [0.5]), "the model gives numbers of shape [1, 1], and label 1 is needed"),
+        (of_tokens([0.0, 0.0], [0.0, math.nan]), "the model gives a number that is not finite"),
+        (of_tokens([0.0, 0.0], [0.0, None]), "the answer has no scores of tokens (TypeError"),
+        ({"data": []}, "the answer has no scores of tokens (ValueError"),
+        ({"error": "no"}, "the answer has no scores of tokens (KeyError"),
+    ],
+)
+def test_an_answer_without_numbers_for_every_token_is_an_error(server: Server, answer: Any, reason: str) -> None:
+    server.answer = lambda prompt, count: (200, answer)
+    (reply,) = ServerPlace(prm(server)).classify_steps(STEPS[1:])
+    assert reason in str(reply.error) and reply.steps == ()
+
+
+def test_a_server_that_gives_no_numbers_for_tokens_is_said_before_the_run(server: Server) -> None:
+    server.answer = lambda prompt, count: (200, of_tokens(*[[0.0, 1.0]] * len(json.loads(prompt))))
+    assert probe(prm(server)) == f"judge answers at {server.url}"
+    server.answer = lambda prompt, count: (400, {"error": "task"})
+    with pytest.raises(ValueError, match="does not answer with judge: HTTP status 400"):
+        probe(prm(server))
 
 
 def test_a_beginning_that_the_prompt_has_is_not_put_before_it_again(server: Server) -> None:

@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForTokenClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForTokenClassification,
+)
 
+from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.compose import Surroundings, entry_problems, make_source, sources_of
+from oger_recipe.rewards.models.cache import Cached, VerdictCache
+from oger_recipe.rewards.models.in_process import ProcessPlace
+from oger_recipe.rewards.models.keys import ProcessKeys
+from oger_recipe.rewards.models.place import StepPrompt
+from oger_recipe.rewards.models.plugin import Failed
+from oger_recipe.rewards.models.step_formats import FORMATS
+from oger_recipe.rewards.models.step_text import StepWriter, load_tokenizer, verdict_tokens
 from oger_recipe.rewards.sources import Group, Scores
 from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.tasks.known_judges import good_until, save_prm
@@ -84,3 +105,300 @@ def test_every_step_has_the_score_that_the_model_gives_it(known: dict[str, Path]
     assert scores.steps is not None and scores.steps.shape == (2, 2, 5)
     assert scores.metrics["steps"] == 3 and scores.metrics["step_mean"] == pytest.approx(8 / 12)
     assert scores.metrics["step_min"] == pytest.approx(0.25) and scores.metrics["cached"] == 0
+
+
+def test_rows_fail_alone_where_they_are_too_long_or_have_no_steps(known: dict[str, Path]) -> None:
+    rows = [STEPS[0], ["a" * 300], [], STEPS[1]]
+    entry = {"model": str(known["math_shepherd"]), "format": "math_shepherd", "max_model_len": 100}
+    scores = asked(entry, [group(rows)])
+    length = len(f"{QUESTION} {'a' * 300} ") + 1
+    assert scores.errors == {
+        (0, 1): f"the prompt has {length} tokens, and {known['math_shepherd']} reads 100 in all",
+        (0, 2): "the row has no steps of reasoning",
+    }
+    assert steps_of(scores)[0][::3] == [pytest.approx(good_until(each), abs=1e-6) for each in (STEPS[0], STEPS[1])]
+
+
+def test_the_prompt_is_the_column_that_the_entry_names(known: dict[str, Path]) -> None:
+    groups = [group(STEPS[:1], row={"mine": "What is ~?", "other": 3})]
+    entry = {"model": str(known["trl"]), "format": "trl"}
+    assert asked(entry, groups).values.item() == pytest.approx(1)
+    assert asked(entry | {"prompt_column": "mine"}, groups).values.item() == pytest.approx(0, abs=1e-6)  # a tilde
+    assert "holds no text, but a int" in asked(entry | {"prompt_column": "other"}, groups).errors[0, 0]
+
+
+# ---- how texts are written
+
+
+def writer(known: dict[str, Path], form: str, **keys: Any) -> tuple[StepWriter, Any]:
+    tokenizer = AutoTokenizer.from_pretrained(known[form])
+    return StepWriter(ProcessKeys(model=str(known[form]), format=form, **keys), tokenizer), tokenizer
+
+
+def text_of(tokenizer: Any, prompt: StepPrompt | Failed) -> str:
+    """The text with a mark behind each token where a score is said."""
+    assert isinstance(prompt, StepPrompt)
+    begins = [0, *(end + 1 for end in prompt.ends)]
+    return "@".join(
+        tokenizer.decode(prompt.tokens[begin:end])
+        for begin, end in zip(begins, [*begins[1:], len(prompt.tokens)], strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("math_shepherd", "1 + 1? Step 1: two. ки@\nStep 2: 2! ки@"),
+        ("openr_qwen", "1 + 1?\nStep 1: two. \n\n\n\n\n@ Step 2: 2! \n\n\n\n\n@"),
+        ("trl", "1 + 1?Step 1: two.\n@Step 2: 2!\n@"),
+        (
+            "qwen_prm",
+            "<|im_start|>system\nPlease reason step by step, and put your final answer within \\boxed{}.<|im_end|>\n"
+            "<|im_start|>user\n1 + 1?<|im_end|>\n"
+            "<|im_start|>assistant\nStep 1: two.<extra_0>@Step 2: 2!<extra_0>@<|im_end|>\n",
+        ),
+    ],
+)
+def test_a_format_is_written_as_its_models_were_trained(known: dict[str, Path], form: str, text: str) -> None:
+    write, tokenizer = writer(known, form)
+    assert text_of(tokenizer, write.write("1 + 1?", ["Step 1: two.\n\n", " Step 2: 2!"])) == text
+
+
+def test_trls_pieces_are_tokenised_one_by_one_behind_a_beginning(letters: Any) -> None:
+    """As its PRMTrainer does: the last token of a separator has the label."""
+    tokenizer = type(letters)(tokenizer_object=letters.backend_tokenizer, bos_token="<think>")
+    keys = ProcessKeys(model="m", format="trl", tag="\n--")
+    prompt = StepWriter(keys, tokenizer).write("ab", ["c", "de"])
+    ids = tokenizer.convert_tokens_to_ids
+    newline = tokenizer("\n")["input_ids"]
+    wanted = [ids("<think>"), *map(ids, "abc"), *newline, *map(ids, "--de"), *newline, *map(ids, "--")]
+    assert prompt == StepPrompt(tuple(wanted), (6, 11))
+
+
+def test_a_tokenizer_that_lacks_what_the_format_needs_is_refused_with_a_sentence(letters: Any, tmp_path: Path) -> None:
+    keys = ProcessKeys(model="me/prm", format="math_shepherd")
+    with pytest.raises(RecipeError, match="tag 'ки' is 4 tokens of me/prm, and has to be one: is it the tokenizer"):
+        StepWriter(keys, letters)
+    bare = type(letters)(tokenizer_object=letters.backend_tokenizer)
+    with pytest.raises(RecipeError, match="me/prm has no chat template, which format qwen_prm needs"):
+        StepWriter(replace(keys, format="qwen_prm", tag="a"), bare)
+    with pytest.raises(RecipeError, match="good 'fine' is 4 tokens of me/prm, and has to be one"):
+        verdict_tokens(replace(keys, good="fine"), letters)
+    plus = letters.convert_tokens_to_ids("+")
+    with pytest.raises(RecipeError, match=f"good and bad are the same token of me/prm, {plus}"):
+        verdict_tokens(replace(keys, bad=plus), letters)
+    with pytest.raises(RecipeError, match=f"the tokenizer {tmp_path} cannot be loaded: "):
+        load_tokenizer(replace(keys, tokenizer=str(tmp_path)))
+
+
+# ---- answers that talk to the model
+
+TRICKS = {
+    "math_shepherd": [" ки", "ки", "кики", "кки и", "к и", "+", " + ки"],
+    "qwen_prm": ["<extra_0>", "<extra_0", "extra_0>", "<<extra_0>extra_0>", "<|im_end|>", "<|im_start|>assistant\n"],
+    "openr_qwen": ["\n\n\n\n\n", " \n\n\n\n\n", "\n", " \n", "\n\n\n", "\t\n"],
+    "trl": ["\n", "\n\n", " \n ", "<|im_end|>"],
+}
+
+
+@pytest.mark.parametrize("form", TRICKS)
+def test_no_text_of_a_response_or_a_question_passes_for_a_tag(known: dict[str, Path], form: str) -> None:
+    """There are as many ends as steps, each behind its own step: whatever a response writes moves no score."""
+    write, tokenizer = writer(known, form)
+    draw = random.Random(form)
+    specials = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    for _ in range(150):
+        texts = [
+            f"[{number}]" + "".join(draw.choices([*TRICKS[form], "a ", "."], k=draw.randrange(7)))
+            for number in range(draw.randrange(1, 6))
+        ]
+        prompt = write.write(draw.choice(TRICKS[form]).join("??"), texts)
+        pieces = text_of(tokenizer, prompt).split("@")
+        assert len(pieces) == len(texts) + 1 and "[" not in pieces[-1]
+        assert [f"[{number}]" in piece for number, piece in enumerate(pieces[:-1])] == [True] * len(texts)
+        assert sum(piece.count("[") for piece in pieces) == len(texts)
+        if form == "qwen_prm":  # nor does it end its turn, or begin another
+            counts = [sum(piece.count(special) for piece in pieces) for special in specials]
+            plain = text_of(tokenizer, write.write("?", ["a"] * len(texts)))
+            assert counts == [plain.count(special) for special in specials]
+
+
+@pytest.mark.parametrize("form", TRICKS)
+def test_an_attack_neither_adds_nor_shifts_a_score(known: dict[str, Path], form: str) -> None:
+    """The second step is wrong; tags behind and before it are to hide it, or to give it another's score."""
+    tag = FORMATS[form].tag
+    rows = [
+        ["One.", "Two ~.", "Three."],
+        ["One.", f"{tag} {tag}Two ~.", "Three."],
+        [f"One.{tag} fine{tag}", "Two ~.", "Three."],
+        ["One.", f"Two ~.{tag}{tag}", f"{tag}Three."],
+    ]
+    scores = asked({"model": str(known[form]), "format": form, "aggregate": "mean"}, [group(rows)])
+    assert not scores.errors
+    assert steps_of(scores)[0] == [pytest.approx([1, 0, 0], abs=1e-6)] * 4
+
+
+def test_a_tag_that_text_makes_in_another_way_costs_the_row_and_shifts_nothing(letters: Any) -> None:
+    """A tokenizer that writes a ligature as the tag: the text has none, its tokens would."""
+    from tokenizers import normalizers
+
+    tokenizer = type(letters)(tokenizer_object=letters.backend_tokenizer.from_str(letters.backend_tokenizer.to_str()))
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("\u2460", "*")
+    write = StepWriter(ProcessKeys(model="m", format="math_shepherd", tag="*"), tokenizer)
+    assert write.write("?", ["a * b", "c"]) == write.write("?", ["a   b", "c"])
+    assert write.write("?", ["a \u2460 b", "c"]) == Failed(
+        "the text for the model has 3 tags for 2 steps of reasoning"
+    )
+
+
+# ---- what models say
+
+
+@pytest.fixture(scope="module")
+def random_models(tmp_path_factory: pytest.TempPathFactory, letters: Any) -> dict[str, Path]:
+    """Weights that say something else of every text: a model that writes, heads of two and of three labels, one that
+    reads in both directions, and adapters for the first two."""
+    folder = tmp_path_factory.mktemp("random")
+    tokenizer = AutoTokenizer.from_pretrained(save_prm(folder / "tokens", tag="ки"))
+    tokenizer.add_tokens(["<extra_0>"])
+    shape = {
+        "vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.3,
+        "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    made = {
+        "writes": LlamaForCausalLM(LlamaConfig(**shape)),
+        "two": LlamaForTokenClassification(LlamaConfig(**shape, num_labels=2)),
+        "three": LlamaForTokenClassification(LlamaConfig(**shape, num_labels=3)),
+        "both_ways": BertForTokenClassification(BertConfig(**shape, num_labels=2)),
+    }
+    for name, model in made.items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    get_peft_model(made["writes"], lora).save_pretrained(folder / "lora")
+    head = LlamaForTokenClassification.from_pretrained(folder / "writes", num_labels=3)
+    adapted = get_peft_model(head, replace(lora, modules_to_save=["score"]))
+    adapted.save_pretrained(folder / "lora_and_head")
+    return {name: folder / name for name in (*made, "lora", "lora_and_head")}
+
+
+def expected(
+    folder: Path, adapter: Path | None, good: int | None, prompts: Sequence[StepPrompt]
+) -> Iterator[list[float]]:
+    """By the formula: one text at a time, without padding; softmax over the two tokens, or over the head's labels."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    kind = AutoModelForCausalLM if good is None else AutoModelForTokenClassification
+    labels = {"num_labels": 3} if adapter is not None and good is not None else {}
+    model = kind.from_pretrained(folder, **labels)
+    model = (model if adapter is None else PeftModel.from_pretrained(model, adapter)).eval()
+    for prompt in prompts:
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt.tokens])).logits[0]
+        if good is None:
+            plus, minus = (logits[:, tokenizer.convert_tokens_to_ids(each)] for each in "+-")
+            yield [1 / (1 + math.exp(minus[end] - plus[end])) for end in prompt.ends]
+        else:
+            yield [(logits[end, good].exp() / logits[end].exp().sum()).item() for end in prompt.ends]
+
+
+TEXTS = [
+    ("What is 1 + 1?", ["It is two.", "So 2."]),
+    ("?", ["x"]),
+    ("Why?" * 20, ["a b c " * 20, "d", "e" * 30]),
+    ("And then?", ["One", "two", "three", "four", "five", "six"]),
+]
+CASES = [
+    ("writes", None, "math_shepherd", {}, None),
+    ("writes", "lora", "math_shepherd", {}, None),
+    ("two", None, "qwen_prm", {}, 1),
+    ("two", None, "trl", {"good_label": 0}, 0),
+    ("three", None, "trl", {"good_label": 2}, 2),
+    ("both_ways", None, "qwen_prm", {}, 1),
+    ("writes", "lora_and_head", "trl", {"good_label": 2}, 2),
+]
+
+
+@pytest.mark.parametrize(("model", "adapter", "form", "more", "good"), CASES)
+def test_a_score_is_the_probability_of_good_whatever_is_asked_beside_it(
+    random_models: dict[str, Path], model: str, adapter: str | None, form: str, more: dict[str, Any], good: int | None
+) -> None:
+    """Padding is not attended: texts of any length stand side by side, in any order."""
+    folder, on_top = random_models[model], random_models[adapter] if adapter else None
+    keys = ProcessKeys(model=str(folder), adapter=str(on_top) if on_top else None, format=form, **more)
+    write = StepWriter(keys, AutoTokenizer.from_pretrained(folder))
+    prompts = [write.write(*text) for text in TEXTS]
+    place = ProcessPlace(keys)
+    together = [reply.steps for reply in place.classify_steps(prompts * 3)]
+    thirds = [together[:4], together[4:8], together[8:]]
+    for by_hand, *said in zip(expected(folder, on_top, good, prompts), *thirds, strict=True):
+        assert said == [pytest.approx(by_hand, abs=1e-5)] * 3
+    backwards = [reply.steps for reply in place.classify_steps(prompts[::-1])]
+    alone = [place.classify_steps([prompt])[0].steps for prompt in prompts]
+    for one, other, third in zip(together[:4], backwards[::-1], alone, strict=True):
+        assert one == pytest.approx(other, abs=1e-5) and one == pytest.approx(third, abs=1e-5)
+    assert len({round(each, 3) for steps in together for each in steps}) > 6  # they do differ
+
+
+def refused(**keys: Any) -> str:
+    with pytest.raises(RecipeError) as told:
+        ProcessPlace(
+            ProcessKeys(**{name: str(key) if isinstance(key, Path) else key for name, key in keys.items()})
+        ).open()
+    return str(told.value)
+
+
+def test_a_model_that_is_not_what_the_scorer_reads_is_refused(random_models: dict[str, Path], tmp_path: Path) -> None:
+    models = random_models
+    assert "has no head that gives tokens labels: its files lack score.bias, score.weight" in refused(
+        model=models["writes"], format="trl"
+    )
+    assert f"good_label 2: the head of {models['two']} has 2 labels, from 0" == refused(
+        model=models["two"], format="trl", good_label=2
+    )
+    assert f"adapter {tmp_path / 'none'} cannot be read: " in refused(
+        model=models["two"], format="trl", adapter=tmp_path / "none"
+    )
+    narrow = LlamaForCausalLM(LlamaConfig(vocab_size=320, hidden_size=32, intermediate_size=32, num_hidden_layers=1))
+    narrow.save_pretrained(tmp_path / "narrow")
+    AutoTokenizer.from_pretrained(models["writes"]).save_pretrained(tmp_path / "narrow")
+    assert "does not fit" in refused(model=tmp_path / "narrow", format="math_shepherd", adapter=models["lora"])
+    assert "does not write, as scorer step_tag needs: it lacks lm_head.weight" in refused(
+        model=models["two"], format="math_shepherd"
+    )
+
+
+def test_an_adapter_of_a_deeper_model_is_not_taken_for_one_of_this(
+    random_models: dict[str, Path], tmp_path: Path
+) -> None:
+    """PEFT warns of weights that the adapter's files lack, and goes on."""
+    config = LlamaConfig.from_pretrained(random_models["writes"], num_hidden_layers=3)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(random_models["writes"]).save_pretrained(tmp_path)
+    said = refused(model=tmp_path, format="math_shepherd", adapter=random_models["lora"])
+    assert "does not fit" in said and "layers.2" in said
+
+
+def test_scores_are_kept_for_the_same_question_alone(random_models: dict[str, Path], tmp_path: Path) -> None:
+    """Another adapter, other tokens or another label is another question; what is made of scores is none."""
+    cache = VerdictCache(tmp_path)
+
+    def cached(**keys: Any) -> list[bool]:
+        known = {"model": str(random_models["writes"]), "format": "math_shepherd", "place": "process"}
+        made = ProcessKeys(**known | keys)
+        write = StepWriter(made, AutoTokenizer.from_pretrained(made.model))
+        replies = Cached(ProcessPlace(made), made, cache).classify_steps([write.write(*text) for text in TEXTS])
+        fresh = ProcessPlace(made).classify_steps([write.write(*text) for text in TEXTS])
+        for kept, new in zip(replies, fresh, strict=True):
+            assert kept.steps == pytest.approx(new.steps, abs=1e-6)
+        return [reply.cached for reply in replies]
+
+    assert cached() == [False] * 4
+    assert cached(aggregate="sum", credit="min", scale="difference") == cached() == [True] * 4
+    assert cached(adapter=str(random_models["lora"])) == [False] * 4
+    assert cached(good="-", bad="+") == [False] * 4
+    assert cached(tag="<extra_0>") == [False] * 4
+    heads = {"model": str(random_models["three"]), "format": "trl"}
+    assert [cached(**heads, good_label=label) for label in (1, 2, 1)] == [[False] * 4, [False] * 4, [True] * 4]
+    assert cached(adapter=str(random_models["lora"])) == [True] * 4

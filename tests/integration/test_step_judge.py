@@ -13,7 +13,6 @@ import torch
 from oger_recipe.rewards.compose import Surroundings, entry_problems, make_source, sources_of
 from oger_recipe.rewards.models.cache import VerdictCache
 from oger_recipe.rewards.models.place import Reply, Sampling
-from oger_recipe.rewards.models.step_sources import scorer_of
 from oger_recipe.rewards.sources import Group, Scores
 from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.rewards.verifiers import look_in
@@ -144,13 +143,3 @@ def test_a_plugin_of_ones_own_may_give_a_number_for_each_step(folder: Path, poli
     assert "JSONDecodeError" in errors.pop(5)
     assert "step 3 is named, and the last is 2" in errors.pop(7) and not errors
     assert scores.metrics["unparsed"] == 3 / 8 and scores.metrics["cut"] == 1 / 8
-
-
-def test_steps_are_judged_outside_of_a_run(judge: Path) -> None:
-    (spec,) = sources_of(
-        [{"name": "c", "kind": "process", "scorer": "judge", "model": str(judge), "place": "process"}]
-    )
-    scorer = scorer_of(spec, Surroundings(None, None))  # type: ignore[arg-type]
-    found = scorer.ask([QUESTION] * 4, STEPS)
-    assert [each.steps for each in found[:3]] == [(1, 1, 1), (1, 0, 0), (1,)]
-    assert found[3].unparsed and found[3].error is not None

@@ -14,6 +14,7 @@ import ray
 import torch
 from doubles import Strategy
 
+from oger_recipe.errors import RecipeError
 from oger_recipe.files import read_jsonl, write_jsonl
 from oger_recipe.plugin.controller.trainer import OgerPPOTrainer
 from oger_recipe.run_folder import checkpoints
@@ -197,3 +198,37 @@ def test_a_resumed_run_goes_on_with_the_coefficient_of_its_checkpoint(
     second.settings = dataclasses.replace(second.settings, val_before_train=False, val_after_train=False)
     second.fit()
     assert second.kl_ctl.value == pytest.approx(goes_on_with)
+
+
+def test_what_a_source_has_learnt_is_part_of_the_checkpoint(
+    make_trainer: Callable[..., OgerPPOTrainer], policy_folder: Path
+) -> None:
+    """It is in the manifest, goes with the checkpoint, and is gone on from at the right step."""
+    prime = {
+        "name": "prime", "kind": "process", "scorer": "implicit", "model": str(policy_folder), "learning_rate": 0.01,
+    }  # fmt: skip
+    trainer = make_trainer(f"--oger.reward.sources={json.dumps([{'name': 'rule', 'kind': 'verifier'}, prime])}")
+    trainer.client_states, trainer.solve_rates = {}, [0.5]
+    (source,) = trainer.experience_maker.step_rewards._learning().values()
+    _, model = source._learner._place.writer()
+
+    def weights(value: float) -> None:
+        with torch.no_grad():
+            model.lm_head.weight[0, 0] = value
+
+    def resumed(step: int) -> float:
+        trainer.experience_maker.resume(step, 5)
+        return model.lm_head.weight[0, 0].item()
+
+    trainer.args.ckpt.max_num = 2
+    for step in (1, 2):
+        weights(float(step))
+        trainer._save(step)
+    assert [resumed(step) for step in (1, 2, 1)] == [1.0, 2.0, 1.0]
+    (trainer.checkpoints / "_sources" / "global_step2" / "prime" / "optimizer.pt").unlink()
+    faults = [one.fault for one in checkpoints.found(trainer.checkpoints)]
+    assert faults == [None, "_sources/global_step2/prime/optimizer.pt is missing"]
+    checkpoints.remove(trainer.checkpoints, 2)
+    assert [path.name for path in (trainer.checkpoints / "_sources").iterdir()] == ["global_step1"]
+    with pytest.raises(RecipeError, match="the implicit PRM cannot go on from .*_sources/global_step2/prime"):
+        trainer.experience_maker.resume(2, 5)

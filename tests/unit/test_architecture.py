@@ -28,13 +28,14 @@ ROOMS = {
     "data": "rewards teachers",
     "evaluation": "data rewards",
     "run_folder": "evaluation",
-    "tasks": "rewards settings teachers",
+    "tasks": "data prm rewards settings teachers",
     "report": "evaluation",
+    "prm": "data evaluation report rewards",
     "settings": "algorithm data embedding rewards teachers",
     "plugin": "algorithm embedding evaluation patches rewards run_folder settings teachers",
     "run": "algorithm data embedding evaluation patches plugin report rewards run_folder settings tasks teachers",
     "convert": "algorithm settings",
-    "cli": "convert data evaluation rewards run settings",
+    "cli": "convert data evaluation prm rewards run settings",
 }
 # The same within plugin/, whose folders are the processes of a run; what several of them need lies in plugin/ itself.
 PROCESSES = {

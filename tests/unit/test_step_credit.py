@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from statistics import mean, pstdev
 from typing import Any
 
@@ -93,7 +94,9 @@ def test_padding_and_the_order_of_rows_and_groups_change_nothing(name: str) -> N
     torch.testing.assert_close(wider[..., : found.shape[2]], found, rtol=0, atol=1e-12)
     assert not wider[..., found.shape[2] :].any()
     order, of_groups = torch.tensor([2, 0, 3, 1]), torch.tensor([1, 2, 0])
-    moved = GroupedSteps(*(getattr(rows, each)[of_groups][:, order] for each in GroupedSteps.__dataclass_fields__))
+    moved = GroupedSteps(
+        *(each[of_groups][:, order] for each in (rows.rewards, rows.mask, rows.tokens, rows.of_response))
+    )
     torch.testing.assert_close(IN_GROUP[name](moved), found[of_groups][:, order], rtol=0, atol=1e-12)
 
 
@@ -150,6 +153,32 @@ def test_process_rloo_does_not_pay_for_steps_or_tokens() -> None:
 def test_a_row_with_no_others_is_held_against_nothing() -> None:
     assert process_rloo(steps([0.5, 1.5], outcome=[1.0])).tolist() == [[[2.0, 1.5]]]
     assert process_rloo(steps([0.5, 1.5], [], outcome=[1.0, 9.0])).tolist() == [[[2.0, 1.5], [0.0, 0.0]]]
+
+
+def test_with_a_baseline_its_rows_alone_are_compared_with() -> None:
+    rows = steps([1.0, 3.0], [2.0], [9.0, 9.0], outcome=[1.0, 0.0, 5.0])
+    split = replace(rows, baseline=torch.tensor([[True, True, False]]))
+    # 1, 3 and 2: mean 2, std 1
+    scale = 1 + 1e-6
+    assert process_grpo(split).tolist() == [
+        [
+            pytest.approx([0, 1 / scale], abs=1e-6),
+            pytest.approx([0, 0], abs=1e-6),
+            pytest.approx([14 / scale, 7 / scale]),
+        ]
+    ]
+    # Without the outcomes: earned 3, 2 and 2 and 13, 4. b of the third row: (3 + 2 + 2) / 3, and its others' mean 0.5;
+    # the first is held against the second, the second against the first: 2.5.
+    assert process_rloo(split).tolist() == [
+        [
+            pytest.approx([3 - 2 + 1, 2 - 2 + 1]),
+            pytest.approx([2 - 2.5 - 1, 0]),
+            pytest.approx([13 - 7 / 3 + 4.5, 4 - 7 / 3 + 4.5]),
+        ]
+    ]
+    everyone = replace(rows, baseline=torch.ones(1, 3, dtype=torch.bool))
+    for compare in (process_grpo, process_rloo):
+        torch.testing.assert_close(compare(everyone), compare(rows))
 
 
 # ---- with a critic

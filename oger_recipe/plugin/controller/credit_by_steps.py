@@ -28,7 +28,8 @@ from oger_recipe.rewards.by_steps import StepRewards
 
 @dataclass(frozen=True)
 class HowToCredit:
-    """An estimator, with OpenRLHF's settings of advantages and rewards; kl_coefficient: of the KL in the reward."""
+    """An estimator, with OpenRLHF's settings of advantages and rewards; kl_coefficient: of the KL in the reward;
+    baseline: see GroupedSteps."""
 
     estimator: StepEstimator
     gamma: float
@@ -36,6 +37,7 @@ class HowToCredit:
     kl_coefficient: float
     clip_range: tuple[float, float] | None
     divides_by_std: bool
+    baseline: Tensor | None
 
 
 def credit_by_steps(experiences: Sequence[Experience], paid: StepRewards, left_out: Tensor, how: HowToCredit) -> None:
@@ -53,7 +55,9 @@ def credit_by_steps(experiences: Sequence[Experience], paid: StepRewards, left_o
     compared = torch.zeros_like(rewards)
     if how.estimator.in_group is not None:
         shape = (groups, size, steps)
-        grouped = GroupedSteps(rewards.view(shape), paid.mask, tokens.view(shape), of_response.view(groups, size))
+        grouped = GroupedSteps(
+            rewards.view(shape), paid.mask, tokens.view(shape), of_response.view(groups, size), how.baseline
+        )
         advantages = how.estimator.in_group(grouped)
         compared = advantages.flatten(0, 1) - from_here_on(kl, mask)
     for experience in experiences:

@@ -12,6 +12,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from ray.util.placement_group import PlacementGroup
 
+from oger_recipe.algorithm.advantage import BASELINES
 from oger_recipe.algorithm.batches import longest_first, of_first_token
 from oger_recipe.algorithm.credit import (
     BATCH_ESTIMATORS,
@@ -250,6 +251,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             max(self.kl_ctl.value, 0.0),
             self.args.reward.clip_range,
             divides_by_std=not advantage.no_std_norm,
+            baseline=BASELINES[self.settings.advantage.advantage_baseline](self.batch.is_teacher.view(-1, self.size)),
         )
 
     def _spread_over_tokens(self, experience: Experience, advantages: torch.Tensor) -> None:
@@ -281,6 +283,8 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             self.rewards.errors,
             self.rewards.metrics,
             self.settings.bonus.last_token_enp_reward,
+            {name: values.flatten(0, 1) for name, values in self.rewards.said_of_steps.items()},
+            None if self.rewards.steps is None else self.rewards.steps.rewards.flatten(0, 1),
         )
 
     def _remember(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from oger_recipe.algorithm.reward_watch import Drift, comoments, correlation, disagreement, drift, pair_orders
+from oger_recipe.algorithm.reward_watch import Drift, comoments, correlation, disagreement, drift, growth, pair_orders
 from oger_recipe.files import read_jsonl
 from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts
 from oger_recipe.plugin.controller.step_metrics import token_counts
@@ -149,6 +149,47 @@ class DriftWatch:
 
     def _drift(self) -> Drift | None:
         return drift(self._rewards, self._accuracy, self._settings.watch_steps)
+
+
+# What grows in a policy that is paid by the step, by the metric of a step, and the factor that is a sign.
+GROWING = {"rollout/steps": "steps of reasoning", "rollout/response_length": "tokens"}
+GREW, SOLVED = 1.2, "rollout/solve_rate"
+
+
+class GrowthWatch:
+    """Sees responses get more steps, or more tokens, while fewer of them are right: what rewards of steps invite. A
+    run that goes on knows what was before."""
+
+    def __init__(self, settings: RewardSettings, run_dir: Path) -> None:
+        self._settings, self._run_dir, self._said = settings, run_dir, False
+        self._steps: dict[int, Mapping[str, float]] = {}
+        for each in read_jsonl(run_dir / "metrics.jsonl"):
+            self._remember(each["step"], each)
+
+    def stepped(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Remember the metrics of a step; warn once."""
+        self._remember(step, metrics)
+        limit, window = self._settings.watch_accuracy_fall, self._settings.watch_steps
+        solved = {each: metrics[SOLVED] for each, metrics in self._steps.items()}
+        for metric, what in GROWING.items():
+            sizes = {each: metrics[metric] for each, metrics in self._steps.items()}
+            found = growth(sizes, solved, window)
+            if self._said or found is None or found.fall <= limit or found.factor < GREW:
+                continue
+            self._said = True
+            text = (
+                f"WARNING: step {step}: responses have {found.factor:.1f} times the {what} ({metric}) that they had "
+                f"in the {window} steps up to step {found.since}, and the share that is right has fallen by "
+                f"{found.fall:.3f} (limit: {limit:g}, oger.reward.watch_accuracy_fall): a policy that is paid by the "
+                "step learns to write more of them. Read steps_of_reasoning in samples/. credit min, a lower weight, "
+                "a verifier beside it or oger.steps.max_steps are the usual remedies"
+            )
+            event(self._run_dir, "note", text=text)
+
+    def _remember(self, step: int, metrics: Mapping[str, float]) -> None:
+        known = {name: metrics.get(name) for name in (SOLVED, *GROWING)}
+        if None not in known.values():  # without steps of reasoning there is nothing to see
+            self._steps[step] = {name: float(value) for name, value in known.items() if value is not None}
 
 
 def _accuracy(average: Mapping[str, Any]) -> float:

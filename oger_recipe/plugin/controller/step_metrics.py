@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
@@ -19,7 +19,8 @@ class Credit:
     entropy: at oger.entropy_position; token_entropy: the mean over the response; bonus: with its weight; rewards: of
     all sources together; said: what each source said, by ``source`` and ``source/component``, nan where it said
     nothing; errors: source -> row -> why it has no value; of_sources: ``source/name`` -> a number that it says of the
-    step; entropy_weight: a name of ENTROPY_WEIGHTS.
+    step; entropy_weight: a name of ENTROPY_WEIGHTS; said_of_steps: what sources said of steps of reasoning, [N, S],
+    nan where there is none; step_rewards: what these were paid, [N, S], None where only responses are.
     """
 
     entropy: torch.Tensor
@@ -31,6 +32,8 @@ class Credit:
     errors: Mapping[str, Mapping[int, str]]
     of_sources: Mapping[str, float]
     entropy_weight: str
+    said_of_steps: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    step_rewards: torch.Tensor | None = None
 
 
 def info_value(sample: Experience, key: str) -> float:
@@ -62,12 +65,29 @@ def step_metrics(rollouts: Rollouts, batch: HybridBatch, credit: Credit) -> dict
         "rollout/response_tokens": lengths.sum().item(),
         **_spread("rollout/prompt_length", prompts),
         "rollout/truncated": _mean(truncated),
+        **_of_steps(rollouts, own, lengths, truncated),
         "rollout/repetitive": _mean(rollouts.repetitive[own].float()),
         "rollout/entropy": _mean_token_entropy(batch, credit.token_entropy),
         **_teacher_metrics(rollouts, batch, credit.advantages, credit.rewards),
         **_bonus_metrics(batch, credit, rollouts.size),
         **_source_metrics(batch, credit),
     }
+
+
+def _of_steps(
+    rollouts: Rollouts, own: torch.Tensor, lengths: torch.Tensor, truncated: torch.Tensor
+) -> dict[str, float]:
+    """Count the steps of reasoning of the ``own`` rollouts, whose tokens are ``lengths``, and their tokens; none where
+    the recipe has no steps.
+
+    A response that was truncated in the last step that it may have was ended by the cap of steps.
+    """
+    if rollouts.cutter is None:
+        return {}
+    steps = torch.tensor([float(len(each)) for each in rollouts.steps])[own]
+    most = rollouts.cutter.rule.max_steps
+    ended = {} if most is None else {"rollout/ended_by_max_steps": _mean(truncated * (steps >= most))}
+    return _spread("rollout/steps", steps) | {"rollout/step_length": _mean(lengths / steps)} | ended
 
 
 def _mean_token_entropy(batch: HybridBatch, entropy: torch.Tensor) -> float:

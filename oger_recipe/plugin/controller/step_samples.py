@@ -18,12 +18,12 @@ def sample_lines(rollouts: Rollouts, batch: HybridBatch, credit: Credit) -> Iter
     weight = ENTROPY_WEIGHTS[credit.entropy_weight](credit.entropy)
     for row in range(len(rollouts.texts)):
         teacher, trained = batch.injected.get(row), _trained(row, credit)
-        rollout = _rollout(rollouts, batch, row)
+        rollout, steps = _rollout(rollouts, batch, row), _steps(batch.steps, row, credit)
         if teacher is None:
-            yield rollout | {"bonus": credit.bonus[row].item(), "entropy_weight": weight[row].item()} | trained
+            yield rollout | {"bonus": credit.bonus[row].item(), "entropy_weight": weight[row].item()} | trained | steps
         else:
             yield rollout | {"replaced": True}
-            yield _prompt(rollouts, row) | _teacher(teacher) | trained
+            yield _prompt(rollouts, row) | _teacher(teacher) | trained | steps
 
 
 def _prompt(rollouts: Rollouts, row: int) -> Line:
@@ -52,6 +52,23 @@ def _teacher(teacher: Teacher) -> Line:
         "text": teacher.text, "truncated": False, "source": teacher.source, "off_policy": True,
         "reward": teacher.reward, "score": teacher.score,
     }  # fmt: skip
+
+
+def _steps(steps: list[list[str]], row: int, credit: Credit) -> Line:
+    """The steps of reasoning of a row that is trained, what sources said of each, and what it was paid."""
+    if not steps:
+        return {}
+    lines: list[Line] = [{"text": text} for text in steps[row]]
+    for number, line in enumerate(lines):
+        if credit.step_rewards is not None:
+            line["reward"] = credit.step_rewards[row, number].item()
+        said = {
+            name: values[row, number].item()
+            for name, values in credit.said_of_steps.items()
+            if number < values.shape[1] and not values[row, number].isnan()
+        }
+        line |= {"sources": said} if said else {}
+    return {"steps_of_reasoning": lines}
 
 
 def _trained(row: int, credit: Credit) -> Line:

@@ -16,7 +16,7 @@ from oger_recipe.evaluation.tables import headlines
 from oger_recipe.files import append_json, read_jsonl
 from oger_recipe.plugin.controller.answers import evaluate_samples
 from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker
-from oger_recipe.plugin.controller.reward_watch import REWARD, DriftWatch
+from oger_recipe.plugin.controller.reward_watch import REWARD, DriftWatch, GrowthWatch
 from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
 from oger_recipe.plugin.ray_actor import undecorated
 from oger_recipe.run_folder import checkpoints
@@ -52,6 +52,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         self.phases = run_folder.Phases(self.run_dir)
         self.evaluation: dict[str, Any] = {}  # the metrics of this attempt's last one
         self.drift = DriftWatch(RewardSettings.of(self.args.oger), self.run_dir)
+        self.growth = GrowthWatch(RewardSettings.of(self.args.oger), self.run_dir)
 
     def get_max_steps(self) -> int:
         """Optimizer steps of the run, for the learning-rate schedule."""
@@ -152,6 +153,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         metrics = {key: value for key, value in (logs_dict or {}).items() if key != "generated_samples"}
         metrics["tokens_per_second"] = metrics["rollout/response_tokens"] / metrics["timing/step_total"]
         metrics |= self.drift.stepped(global_step, metrics[REWARD])
+        self.growth.stepped(global_step, metrics)
         append_json(self.run_dir / "metrics.jsonl", {"step": global_step} | metrics)
         if bad := bad_numbers(metrics):
             raise RecipeError(f"step {global_step} went wrong and is not saved: {bad}")

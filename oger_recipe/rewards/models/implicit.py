@@ -4,7 +4,7 @@ may learn from the verified outcomes of each step's rollouts."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 
 class ImplicitScorer:
-    """A model and its reference. Prompts are read as they are, templates and all."""
+    """A model and its reference. Prompts are read as they are, with the template that is in them."""
 
     def __init__(self, keys: ImplicitKeys, model: Likelihoods, reference: Likelihoods) -> None:
-        self._keys, self.model, self._reference = keys, model, reference
+        self._keys, self._model, self._reference = keys, model, reference
         self._known: dict[StepPrompt, Reply] = {}
 
     def ask(self, prompts: Sequence[str], steps: Sequence[Sequence[str]]) -> list[Judged]:
         texts = self.write(prompts, steps)
-        of_model, of_reference = ask_about(self.model, texts, self.model.log_probs), self.by_reference(texts)
+        of_model, of_reference = ask_about(self._model, texts, self._model.log_probs), self.by_reference(texts)
         errors = [one.error or other.error for one, other in zip(of_model, of_reference, strict=True)]
         there = [row for row, error in enumerate(errors) if error is None]
         rewards = implicit_step_rewards(
@@ -60,6 +60,12 @@ class ImplicitScorer:
 
     def write(self, prompts: Sequence[str], steps: Sequence[Sequence[str]]) -> list[StepPrompt | Failed]:
         return [written(self.tokenizer, prompt, cut) for prompt, cut in zip(prompts, steps, strict=True)]
+
+    def turn(self, question: str) -> str:
+        if not self.tokenizer.chat_template:
+            return question
+        turn = [{"role": "user", "content": question}]
+        return str(self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
 
     def by_reference(self, texts: Sequence[StepPrompt | Failed]) -> list[Reply]:
         """Ask the reference, about each text once until `forget`."""
@@ -84,39 +90,18 @@ def _common_tokenizer(keys: ImplicitKeys) -> Any:
     return tokenizer
 
 
-@dataclass(frozen=True)
-class AboutQuestions:
-    """Scores steps of answers to questions that no policy has read: a question is a user's turn in the chat template,
-    where the tokenizer has one."""
-
-    scorer: ImplicitScorer
-
-    @classmethod
-    def of(cls, spec: SourceSpec, surroundings: Surroundings) -> AboutQuestions:
-        return cls(_scorer_of(spec, surroundings))
-
-    def ask(self, prompts: Sequence[str], steps: Sequence[Sequence[str]]) -> list[Judged]:
-        found = self.scorer.ask([self._turn(prompt) for prompt in prompts], steps)
-        self.scorer.forget()
-        return found
-
-    def _turn(self, question: str) -> str:
-        tokenizer = self.scorer.tokenizer
-        if not tokenizer.chat_template:
-            return question
-        turn = [{"role": "user", "content": question}]
-        return str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
-
-
 class ImplicitSource:
-    """Rewards of the steps; prompts are those of the policy. What a gate leaves out is not asked about."""
+    """Rewards of the steps. A prompt is the policy's; a question that no policy has read, a group without prompt, is a
+    user's turn in the chat template, where the tokenizer has one."""
 
     def __init__(self, keys: ImplicitKeys, scorer: ImplicitScorer) -> None:
         self.scorer = scorer
         self._source = ProcessSource(keys, scorer, metrics=lambda judged: {})
 
     def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
-        as_read = [replace(group, question=group.prompt, row={}) for group in groups]
+        as_read = [
+            replace(group, question=group.prompt or self.scorer.turn(group.question), row={}) for group in groups
+        ]
         try:
             return self._source.score(as_read, wanted)
         finally:
@@ -195,16 +180,12 @@ def implicit_source(spec: SourceSpec, surroundings: Surroundings) -> Source:
     """The source of an entry."""
     keys = spec.keys
     assert isinstance(keys, ImplicitKeys)
-    scorer = _scorer_of(spec, surroundings)
+    model, reference = (_place_of(each, surroundings) for each in keys.models)
+    scorer = ImplicitScorer(keys, model, reference)
     if not keys.learns:
         return ImplicitSource(keys, scorer)
-    assert isinstance(scorer.model, ProcessPlace)
-    return LearningSource(keys, scorer, Learner(keys, scorer.model))
-
-
-def _scorer_of(spec: SourceSpec, surroundings: Surroundings) -> ImplicitScorer:
-    assert isinstance(spec.keys, ImplicitKeys)
-    return ImplicitScorer(spec.keys, *(_place_of(each, surroundings) for each in spec.keys.models))
+    assert isinstance(model, ProcessPlace)
+    return LearningSource(keys, scorer, Learner(keys, model))
 
 
 def _place_of(keys: ModelKeys, surroundings: Surroundings) -> Likelihoods:

@@ -26,8 +26,12 @@ def load_step_model(keys: ProcessKeys, settings: dict[str, Any]) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
+    check_adapter(keys)
     if keys.written.scorer == "step_tag":
-        model = AutoModelForCausalLM.from_pretrained(keys.model, **settings)
+        auto: Any = AutoModelForCausalLM
+        model, found = auto.from_pretrained(keys.model, output_loading_info=True, **settings)
+        if lacking := sorted(found["missing_keys"]):
+            raise RecipeError(f"{keys.model} does not write, as scorer step_tag needs: it lacks {', '.join(lacking)}")
         return model if keys.adapter is None else merged(model, keys)
     model, lacking = _token_head(keys, settings)
     if keys.adapter is not None:
@@ -87,7 +91,6 @@ def merged(model: Any, keys: ProcessKeys) -> Any:
     from peft import PeftModel
 
     assert keys.adapter is not None
-    check_adapter(keys)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
