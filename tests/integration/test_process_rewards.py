@@ -123,6 +123,15 @@ def test_rows_fail_alone_where_they_are_too_long_or_have_no_steps(known: dict[st
     assert steps_of(scores)[0][::3] == [pytest.approx(good_until(each), abs=1e-6) for each in (STEPS[0], STEPS[1])]
 
 
+def test_a_response_that_says_nothing_is_not_good(known: dict[str, Path]) -> None:
+    """Models are trained on no such text, and may call it anything. A blank step beside others is asked about."""
+    entry = {"model": str(known["trl"]), "format": "trl", "aggregate": "mean"}
+    scores = asked(entry | {"scale": "difference"}, [group([[""], ["\n\n", " "], ["One.", "\n\n", "Two ~."]])])
+    assert not scores.errors
+    assert steps_of(scores)[0] == [[-1], [-1, -1], pytest.approx([1, 1, -1], abs=1e-6)]
+    assert asked(entry, [group([[""]])]).values.tolist() == [[0]]  # no model is loaded for that
+
+
 def test_the_prompt_is_the_column_that_the_entry_names(known: dict[str, Path]) -> None:
     groups = [group(STEPS[:1], row={"mine": "What is ~?", "other": 3})]
     entry = {"model": str(known["trl"]), "format": "trl"}
