@@ -59,7 +59,8 @@ def judge_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
     if spec.kind == "process":
         raise RecipeError(f"{spec.name} is of kind process, which scores steps: `oger prm eval` is for it")
     if spec.kind not in _MODELS:
-        raise RecipeError(f"{spec.name} is of kind {spec.kind}: kinds {', '.join(_MODELS)} can be evaluated")
+        of_steps = "; `oger prm eval` evaluates scores of steps" if spec.kind == "process" else ""
+        raise RecipeError(f"{spec.name} is of kind {spec.kind}: kinds {', '.join(_MODELS)} can be evaluated{of_steps}")
     return spec
 
 
