@@ -1,4 +1,4 @@
-"""What the built-in task's process reward models learn from, and how recipes name them; to train them takes minutes."""
+"""What the built-in task's process reward models learn from, and how recipes name them (training takes minutes)."""
 
 from __future__ import annotations
 
