@@ -2,17 +2,34 @@
 # What each part of the method does, measured: every arm in two regimes of Countdown, with equal rollouts and updates.
 #   scripts/study.sh              all arms, seeds 0 to 4
 #   SEEDS="0 1" ARMS="grpo oger" REGIMES=beyond_reach scripts/study.sh
-# Call it again to continue: what is in $STUDY_DIR/results.jsonl is not run again (docs/study/results.jsonl has the runs
-# so far). Writes study.md and study.png there. A run takes 2 to 9 minutes of one core; several processes with other
-# SEEDS may share a STUDY_DIR.
+#   STUDY=steps scripts/study.sh  the arms of rewards for steps, in regimes of their own
+# Call it again to continue: what is in $STUDY_DIR/results.jsonl is not run again (docs/study/ has results.jsonl and
+# results_steps.jsonl, the runs so far). Writes study.md and study.png there. A run takes 2 to 9 minutes of one core;
+# several processes with other SEEDS may share a STUDY_DIR.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-STUDY_DIR="${STUDY_DIR:-runs/study}"
 SEEDS="${SEEDS:-0 1 2 3 4}"
-REGIMES="${REGIMES:-beyond_reach within_reach}"
-ARMS="${ARMS:-sft grpo luffy paper oger no_bonus no_entropy one_teacher random wrong_first clip}"
-WITHIN_ARMS="grpo luffy oger" # the regime that the method is not for
+case "${STUDY:-parts}" in
+parts)
+    STUDY_DIR="${STUDY_DIR:-runs/study}"
+    report=oger_recipe.report.study
+    REGIMES="${REGIMES:-beyond_reach within_reach}"
+    ARMS="${ARMS:-sft grpo luffy paper oger no_bonus no_entropy one_teacher random wrong_first clip}"
+    WITHIN_ARMS="grpo luffy oger" # the regime that the method is not for
+    ;;
+steps)
+    STUDY_DIR="${STUDY_DIR:-runs/study_steps}"
+    report=oger_recipe.report.study_steps
+    REGIMES="${REGIMES:-steps_beyond_reach steps_within_reach}"
+    ARMS="${ARMS:-outcome min_outcome min sum appo tppo min_bad sum_bad}"
+    WITHIN_ARMS="$ARMS"
+    ;;
+*)
+    echo "study: STUDY is parts or steps, not $STUDY" >&2
+    exit 2
+    ;;
+esac
 
 bash scripts/setup.sh
 python="${OGER_VENV:-.venv}/bin/python"
@@ -35,6 +52,14 @@ arm_flags() {
     random) echo "--oger.replace_mode random" ;;
     wrong_first) echo "--oger.replace_mode wrong_first_similarity_mean_des" ;;
     clip) echo "--oger.all_correct_group clip" ;;
+    outcome) of_steps 0 prm sum 1 ;;
+    sum) of_steps 1 prm sum 0 ;;
+    min) of_steps 1 prm min 0 ;;
+    min_outcome) of_steps 1 prm min 1 ;;
+    sum_bad) of_steps 1 prm-bad sum 0 ;;
+    min_bad) of_steps 1 prm-bad min 0 ;;
+    appo) valued_steps appo "--oger.ratio_level step --oger.loss_aggregation token_mean" ;;
+    tppo) valued_steps tppo "--oger.ratio_level token --oger.loss_aggregation token_mean" ;;
     *)
         echo "study: unknown arm $1" >&2
         return 2
@@ -42,17 +67,33 @@ arm_flags() {
     esac
 }
 
+# Every arm asks the PRM, so that all can be compared in what it says; a weight of 0 counts for nothing.
+sources() { # weight of the PRM, PRM, scale, credit, weight of the rule
+    local prm='"name":"prm","kind":"process","place":"process","format":"trl"'
+    prm+=",\"model\":\"countdown-$2\",\"scale\":\"$3\",\"credit\":\"$4\",\"weight\":$1"
+    echo "--oger.reward.sources=[{$prm},{\"name\":\"rule\",\"kind\":\"verifier\",\"weight\":$5}]"
+}
+
+of_steps() { # PURE: weight of the PRM, PRM, credit, weight of the rule
+    echo "--algo.advantage.estimator process_rloo $(sources "$1" "$2" difference "$3" "$4")"
+}
+
+valued_steps() { # OpenR: estimator, its flags
+    echo "--algo.advantage.estimator $1 --algo.advantage.gamma 0.95 --algo.advantage.lambd 0.95 $2" \
+        "--oger.critic.hidden_sizes 64 --oger.critic.huber_delta 10 $(sources 1 prm probability sum 0)"
+}
+
 run_arm() { # regime arm seed
     local folder="$STUDY_DIR/$1/$2/$3" flags
     flags=$(arm_flags "$2")
-    if "$python" -m oger_recipe.report.study has "$STUDY_DIR" "$1" "$2" "$3"; then
+    if "$python" -m "$report" has "$STUDY_DIR" "$1" "$2" "$3"; then
         return
     fi
     rm -rf "$folder" # of a run that was interrupted
     echo "study: $1, $2, seed $3"
     # shellcheck disable=SC2086 # several flags
     "$python" -m oger_recipe.cli.train --recipe "configs/study/$1.yaml" --oger.run_dir "$folder" --train.seed "$3" $flags
-    "$python" -m oger_recipe.report.study add "$STUDY_DIR" "$1" "$2" "$3"
+    "$python" -m "$report" add "$STUDY_DIR" "$1" "$2" "$3"
 }
 
 for seed in $SEEDS; do
@@ -68,4 +109,4 @@ for seed in $SEEDS; do
         done
     done
 done
-"$python" -m oger_recipe.report.study table "$STUDY_DIR"
+"$python" -m "$report" table "$STUDY_DIR"

@@ -6,6 +6,7 @@ Every run is a line of results.jsonl, so that its folder need not be kept.
 import json
 import sys
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def _gains(runs: dict[int, Record], others: dict[int, Record], benchmark: str) -
         _figure(runs[seed], benchmark, "avg_at_64") - _figure(others[seed], benchmark, "avg_at_64")
         for seed in sorted(runs.keys() & others.keys())
     ]
-    return _points(gains, signed=True) if gains else ""
+    return points(gains, signed=True) if gains else ""
 
 
 def _figure(run: Record, benchmark: str, name: str) -> float:
@@ -111,10 +112,10 @@ def _figure(run: Record, benchmark: str, name: str) -> float:
 
 
 def _of(runs: dict[int, Record], benchmark: str, name: str) -> str:
-    return _points([_figure(run, benchmark, name) for run in runs.values()])
+    return points([_figure(run, benchmark, name) for run in runs.values()])
 
 
-def _points(values: list[float], *, signed: bool = False) -> str:
+def points(values: list[float], *, signed: bool = False) -> str:
     mean, half = interval([100 * value for value in values])
     text = f"{mean:+.1f}" if signed else f"{mean:.1f}"
     return text if np.isnan(half) else f"{text} ± {half:.1f}"
@@ -191,21 +192,32 @@ def _draw_curve(panel: Axes, records: list[Record], curve: str) -> None:
         from_zero_if_near(panel, drawn)
 
 
-def main() -> None:
-    command, folder = sys.argv[1], Path(sys.argv[2])
+def run(
+    arguments: Sequence[str],
+    record: Callable[[Path, str, str, int], Record],
+    table: Callable[[list[Record], str], str],
+    draw: Callable[[list[Record], Path], None],
+    regimes: Iterable[str],
+) -> None:
+    """Does what a study's command line says: ``has`` or ``add`` FOLDER REGIME ARM SEED, or ``table`` FOLDER."""
+    command, folder = arguments[0], Path(arguments[1])
     results = folder / "results.jsonl"
     records = read_jsonl(results)
     if command == "table":
-        text = "\n\n".join(table(records, regime) for regime in REGIMES if any(e["regime"] == regime for e in records))
+        text = "\n\n".join(table(records, regime) for regime in regimes if any(e["regime"] == regime for e in records))
         (folder / "study.md").write_text(text + "\n")
         draw(records, folder / "study.png")
         print(f"{text}\n\ntable: {folder / 'study.md'}\nfigure: {folder / 'study.png'}")
         return
-    regime, arm, seed = sys.argv[3], sys.argv[4], int(sys.argv[5])
+    regime, arm, seed = arguments[2], arguments[3], int(arguments[4])
     if command == "has":
         sys.exit(0 if any((e["regime"], e["arm"], e["seed"]) == (regime, arm, seed) for e in records) else 1)
     with results.open("a") as file:
         file.write(json.dumps(record(folder / regime / arm / str(seed), regime, arm, seed)) + "\n")
+
+
+def main() -> None:
+    run(sys.argv[1:], record, table, draw, REGIMES)
 
 
 if __name__ == "__main__":

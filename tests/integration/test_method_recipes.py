@@ -30,8 +30,13 @@ FREE = (
     *("oger.embedding_model", "train.colocate_", "eval.dataset", "eval.steps", "eval.n_samples_per_prompt"),
     *("ckpt.", "vllm.", "ds."),
 )
+# And how that data asks and reasons.
+FREE_OF_STEPS = ("oger.prompt_template", "oger.steps.delimiters", "oger.critic.hidden_sizes", "logger.wandb.run_name")
 # Of a source of the reward what its model is and reads may differ, and where that runs.
-METHOD = ("name", "kind", "weight", "combine", "gate", "normalize", "floor", "temperature")
+METHOD = (
+    *("name", "kind", "weight", "combine", "gate", "normalize", "floor", "temperature"),
+    *("scale", "credit", "aggregate"),
+)
 
 
 def settings(name: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
@@ -45,7 +50,8 @@ def without_models(value: dict[str, Any]) -> dict[str, Any]:
 
 def test_every_method_has_a_twin() -> None:
     methods = {"oger_paper", "oger", "luffy", "grpo", "sft_then_rl", "oat_gsm8k_ppo", "oat_countdown_grpo"}
-    assert methods | {"grm_multi_rm"} <= set(TWINS)
+    of_steps = {"openr_math_appo", "openr_math_grpo", "openr_math_tppo", "process_rloo"}
+    assert methods | of_steps | {"grm_multi_rm"} <= set(TWINS)
 
 
 @pytest.mark.parametrize("name", TWINS)
@@ -53,7 +59,7 @@ def test_a_twin_changes_model_data_sizes_and_machine_alone(name: str, parser: ar
     assert yaml.safe_load((CONFIGS / f"{name}_cpu.yaml").read_text())["extends"] == f"{name}.yaml"
     full, twin = without_models(settings(name, parser)), without_models(settings(f"{name}_cpu", parser))
     assert twin["oger.task.name"] == (None if name == "own_data" else "countdown")
-    assert not [key for key in full if full[key] != twin[key] and not key.startswith(FREE)]
+    assert not [key for key in full if full[key] != twin[key] and not key.startswith((*FREE, *FREE_OF_STEPS))]
 
 
 def test_the_twins_of_the_methods_compare_at_equal_sizes(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from oger_recipe.report import study
+from oger_recipe.report import study, study_steps
 
 
 def _run(regime: str, arm: str, seed: int, avg: float, curve: tuple[float, ...] = (0.0, 0.25)) -> study.Record:
@@ -85,3 +85,40 @@ def test_a_finished_run_is_read_kept_once_and_drawn(tmp_path: Path, monkeypatch:
     assert row.startswith("| GRPO | 1 | 25.0 |")
     assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")
     assert str(tmp_path / "study.png") in capsys.readouterr().out
+
+
+def _steps_run(arm: str, seed: int, avg: float, regime: str = "steps_beyond_reach") -> study.Record:
+    curves = {name: [1.0, 1.0, 1.0, 4.0, 4.0, 4.0] for name in study_steps.CURVES}
+    held_out = {"avg_at_8": avg, "pass_at_8": 0.5}
+    return {"regime": regime, "arm": arm, "seed": seed, "steps": 6, "seconds": {"total": 90.0},
+            "held_out": held_out, "curves": curves}  # fmt: skip
+
+
+def test_arms_of_step_rewards_are_held_against_outcome_alone_by_seed():
+    records = [_steps_run("outcome", seed, avg) for seed, avg in ((0, 0.10), (1, 0.20), (2, 0.90))]
+    records += [_steps_run("min", seed, avg) for seed, avg in ((1, 0.50), (0, 0.30))]
+    records += [_steps_run("min", 0, 0.9, "steps_within_reach")]
+    rows = _rows(study_steps.table(records, "steps_beyond_reach"))
+    assert list(rows) == ["outcome alone", "min-form"]
+    assert rows["outcome alone"][:3] == ["3", "40.0 ± 108.3", ""]
+    # 20 and 30 points more, as above; of six steps the first three and the last three
+    expected = ["2", "40.0 ± 127.1", "+25.0 ± 63.5", "50.0 ± 0.0", "1.00 to 4.00", "1.0 to 4.0", "1 to 4", "90"]
+    assert rows["min-form"] == expected
+
+
+def test_runs_of_step_rewards_are_kept_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / "steps_within_reach" / "sum" / "1"
+    (folder / "eval").mkdir(parents=True)
+    figures = {"avg_at_8": 0.25, "pass_at_8": 0.5, "avg_at_8_interval": [0.1, 0.4]}
+    (folder / "eval" / "step_00002.json").write_text(json.dumps({"benchmarks": {"countdown": figures}}))
+    (folder / "summary.json").write_text(json.dumps({"steps": 2, "seconds": {"total": 61.26}}))
+    steps = [{"step": step, **{name: 0.5 * step for name in study_steps.CURVES}} for step in (1, 2)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    known = (study_steps.record, study_steps.table, study_steps.draw, study_steps.REGIMES)
+    study.run(["add", str(tmp_path), "steps_within_reach", "sum", "1"], *known)
+    with pytest.raises(SystemExit) as has:
+        study.run(["has", str(tmp_path), "steps_within_reach", "sum", "1"], *known)
+    assert has.value.code == 0
+    study.run(["table", str(tmp_path)], *known)
+    assert "| sum-form | 1 | 25.0 |" in (tmp_path / "study.md").read_text()
+    assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")
