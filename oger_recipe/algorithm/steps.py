@@ -40,7 +40,8 @@ def step_gae(
         advantage = torch.where(here, delta + gamma * lam * advantage, 0.0)
         following = torch.where(here, values[:, step], following)
         advantages.append(advantage)
-    return _with_returns(advantages[::-1], values, exists)
+    stacked = torch.stack(advantages[::-1], dim=1) if advantages else torch.zeros_like(values)
+    return _with_returns(stacked, values, exists)
 
 
 def token_gae_by_steps(
@@ -76,21 +77,19 @@ def token_gae_by_steps(
     values = _inside(token_values, exists)
     # Column 0 is of what has no step.
     paid = pad(step_rewards.to(_real(step_rewards)), (1, 0)).gather(1, index + 1)
-    following = _behind_the_last(values, next_value)
-    advantage = torch.zeros_like(following)
-    step_after = index.new_full((len(index),), -1)
-    within, between = values.new_tensor(1.0), values.new_tensor(gamma)
+    after = _next_places(exists)
+    following = torch.cat([values, _behind_the_last(values, next_value).unsqueeze(1)], dim=1).gather(1, after)
+    ends = exists & (index != pad(index, (0, 1), value=-1).gather(1, after))
+    discount = torch.where(ends, values.new_tensor(gamma), values.new_tensor(1.0))
+    delta = torch.where(exists, torch.where(ends, paid, 0.0) + discount * following - values, 0.0)
+    carried = torch.where(exists, lam * discount, 1.0)  # a place without a token hands on what comes behind it
+    advantage = delta.new_zeros(len(delta))
     advantages = []
-    for token in reversed(range(index.shape[1])):
-        here, step = exists[:, token], index[:, token]
-        ends = here & (step != step_after)
-        discount = torch.where(ends, between, within)
-        delta = torch.where(ends, paid[:, token], 0.0) + discount * following - values[:, token]
-        advantage = torch.where(here, delta + discount * lam * advantage, advantage)
-        following = torch.where(here, values[:, token], following)
-        step_after = torch.where(here, step, step_after)
-        advantages.append(torch.where(here, advantage, 0.0))
-    return _with_returns(advantages[::-1], values, exists)
+    for of_place, share in zip(reversed(delta.unbind(1)), reversed(carried.unbind(1)), strict=True):
+        advantage = of_place + share * advantage
+        advantages.append(advantage)
+    stacked = torch.stack(advantages[::-1], dim=1) if advantages else delta
+    return _with_returns(torch.where(exists, stacked, 0.0), values, exists)
 
 
 def step_ratio(log_probs: Tensor, old_log_probs: Tensor, step_index: Tensor) -> Tensor:
@@ -182,9 +181,15 @@ def _behind_the_last(values: Tensor, next_value: Tensor | None) -> Tensor:
     return values.new_zeros(len(values)) if next_value is None else next_value.to(values.dtype)
 
 
-def _with_returns(advantages: list[Tensor], values: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
-    stacked = torch.stack(advantages, dim=1) if advantages else torch.zeros_like(values)
-    return stacked, torch.where(exists, stacked + values, 0.0)
+def _next_places(exists: Tensor) -> Tensor:
+    """The next place with a token behind each place of a row [B, A]; A where there is none."""
+    places = torch.arange(exists.shape[1], device=exists.device)
+    here_or_behind = pad(torch.where(exists, places, exists.shape[1]), (0, 1), value=exists.shape[1])
+    return here_or_behind.flip(1).cummin(dim=1).values.flip(1)[:, 1:]
+
+
+def _with_returns(advantages: Tensor, values: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
+    return advantages, torch.where(exists, advantages + values, 0.0)
 
 
 def _read_index(step_index: Tensor) -> tuple[Tensor, Tensor]:

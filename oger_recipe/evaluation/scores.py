@@ -65,4 +65,4 @@ def auc(labels: Sequence[float], values: Sequence[float]) -> float:
     the labels is not there."""
     ones = [rank for rank, label in zip(ranks(values), labels, strict=True) if label == 1]
     pairs = len(ones) * (len(labels) - len(ones))
-    return (sum(ones) - len(ones) * (len(ones) + 1) / 2) / pairs if pairs else math.nan
+    return float((sum(ones) - len(ones) * (len(ones) + 1) / 2) / pairs) if pairs else math.nan

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from oger_recipe.ranges import COUNT, MOMENTUM, POSITIVE, SEED, Range
-from oger_recipe.rewards.models.keys import DTYPES
 
+_DTYPES = ("auto", "float32", "bfloat16")  # float16 would need its losses scaled
 ESTIMATES = ("any", "share", "countdown")  # of labels, in `oger prm label`
 
 
@@ -29,7 +29,7 @@ class Training:
     seed: int = _setting(0, "of the head's first weights, the order and what is held out", SEED)
     lora_rank: int | None = _setting(None, "train LoRA adapters of this rank on all linear layers, and no more", COUNT)
     lora_alpha: int | None = _setting(None, "their scale times the rank (default: twice the rank)", COUNT)
-    dtype: str = _setting("auto", "of the weights; auto: float32, or bfloat16 with LoRA on a GPU", choices=DTYPES)
+    dtype: str = _setting("auto", "of the weights; auto: float32, or bfloat16 with LoRA on a GPU", choices=_DTYPES)
     gradient_checkpointing: bool = _setting(False, "compute activations again in place of keeping them")
     save_steps: int | None = _setting(None, "optimizer steps between two checkpoints (default: an epoch)", COUNT)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
@@ -49,6 +50,7 @@ def train(
     keys = prm_keys(entry)
     work = Path(f"{out}.training")
     settings = {"entry": dict(entry), "data": [str(each) for each in data], "settings": asdict(how)}
+    settings |= {"solutions": hashlib.sha256(repr(solutions).encode()).hexdigest()[:16]}
     if out.exists():
         raise RecipeError(f"--out {out} exists: remove it, or choose another one")
     _check_model(keys)
@@ -102,16 +104,18 @@ def _opened(work: Path, settings: Mapping[str, Any]) -> bool:
     wanted = json.loads(json.dumps(settings))
     if file.is_file():
         there = json.loads(file.read_text())
-        if there != wanted:
+        is_begun = any(work.glob("checkpoint-*"))
+        if there == wanted:
+            return is_begun
+        if is_begun:
             differing = [f"{part}.{name}" for part in ("entry", "settings") for name in wanted[part] | there[part]
                          if wanted[part].get(name) != there[part].get(name)]  # fmt: skip
-            differing += ["data"] if there["data"] != wanted["data"] else []
+            differing += [part for part in ("data", "solutions") if there.get(part) != wanted[part]]
             raise RecipeError(
                 f"{work} holds an interrupted training with other settings ({', '.join(differing)} differ): give "
                 "these to go on with it, remove that folder, or choose another --out"
             )
-        return any(work.glob("checkpoint-*"))
-    if work.exists():
+    elif work.exists():
         raise RecipeError(f"{work} exists and is no training: remove it, or choose another --out")
     with atomic_write(file) as partial:
         partial.write_text(json.dumps(wanted, indent=2, ensure_ascii=False) + "\n")

@@ -56,8 +56,11 @@ def judge_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
     if problems := [each.removeprefix(_ENTRY) for each in entry_problems([entry])]:
         raise RecipeError("\n  - ".join(["this judge cannot be asked:", *problems]))
     (spec,) = sources_of([entry])
+    if spec.kind == "process":
+        raise RecipeError(f"{spec.name} is of kind process, which scores steps: `oger prm eval` is for it")
     if spec.kind not in _MODELS:
-        raise RecipeError(f"{spec.name} is of kind {spec.kind}: kinds {', '.join(_MODELS)} can be evaluated")
+        of_steps = "; `oger prm eval` evaluates scores of steps" if spec.kind == "process" else ""
+        raise RecipeError(f"{spec.name} is of kind {spec.kind}: kinds {', '.join(_MODELS)} can be evaluated{of_steps}")
     return spec
 
 

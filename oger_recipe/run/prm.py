@@ -118,7 +118,7 @@ def _group(solution: Solution) -> Group:
     """A solution as the one row of a group; no verifier has seen it."""
     return Group(
         uid=solution.name,
-        prompt=solution.question,
+        prompt="",  # no policy has read it
         question=solution.question,
         task="",
         answer="",

@@ -23,6 +23,7 @@ FIXED = {
     "actor.model_name_or_path": _WEIGHTS,
     "critic.model_name_or_path": _WEIGHTS,
     "oger.critic.hidden_sizes": _WEIGHTS,
+    "oger.critic.head_only": _OPTIMIZER,
     "ds.lora.*": _WEIGHTS,
     "ds.param_dtype": _WEIGHTS,
     "oger.sft.*": "it was done before the first step",

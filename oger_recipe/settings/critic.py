@@ -25,6 +25,7 @@ class CriticSettings(Section):
         "linear layer)",
         range=COUNT,
     )
+    head_only: bool = setting(False, "train the value head alone; the network below it stays as it was loaded")
 
     def of_network(self, saved: list[int] | None) -> list[int]:
         """The sizes of the head of a network that says ``saved`` of itself; RecipeError for others than these."""

@@ -206,7 +206,7 @@ UPSTREAM_NEEDS: tuple[UpstreamNeed, ...] = (
     ),
     # The critic, and when a batch of rollouts has been trained on enough
     (
-        ("critic.huber_delta", "critic.hidden_sizes"),
+        ("critic.huber_delta", "critic.hidden_sizes", "critic.head_only"),
         f"a critic: algo.advantage.estimator {_either([*CRITIC_ESTIMATORS])}",
         lambda value: value["algo.advantage.estimator"] in CRITIC_ESTIMATORS,
     ),

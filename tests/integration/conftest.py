@@ -76,6 +76,31 @@ def policy_folder(tmp_path_factory: pytest.TempPathFactory, countdown_rows: list
     return folder
 
 
+@pytest.fixture(scope="session")
+def byte_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of random weights, whose tokens are bytes."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("byte_llama")
+    tokenizer = tiny_policy.build_tokenizer([], vocab_size=3 + 256 + 4)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture()
 def recipe(tmp_path: Path, policy_folder: Path) -> Path:
     """Three problems with three teachers, five passes of three steps; a module may have another one of this name."""

@@ -141,7 +141,7 @@ def test_what_a_command_trains(converted: Callable[..., Conversion]) -> None:
         "oger.steps.last_step_text": "answer", "oger.steps.sample_by_step": True,
         SOURCES: [{"name": "prm", "kind": "process", "model": "./shepherd", "format": "math_shepherd"}],
         "oger.loss_aggregation": "token_mean", "oger.ratio_level": "step", "oger.kl_stop": 0.02,
-        "oger.critic.hidden_sizes": [1024, 512], "oger.critic.huber_delta": 10.0,
+        "oger.critic.hidden_sizes": [1024, 512], "oger.critic.huber_delta": 10.0, "oger.critic.head_only": True,
         "algo.advantage.estimator": "appo", "algo.advantage.gamma": 0.95, "algo.advantage.lambd": 0.95,
         "data.prompt_dataset": "./math_500.jsonl", "data.input_key": "problem", "data.label_key": "final_answer",
         "data.max_len": 3008,

@@ -97,7 +97,9 @@ def by_text(maker: Any, experiences: list[Any]) -> dict[str, dict[str, Any]]:
             outside = [getattr(experience, name)[place][~mask] for name in ("advantages", "step_index")]
             assert not any(each.any() for each in outside)
             text = maker.tokenizer.decode(tokens, skip_special_tokens=True)
-            found[text] = of_row | {"return": experience.info["return"][place].item()}
+            found[text] = of_row | {
+                name: experience.info[name][place].item() for name in ("return", "group_reward_std")
+            }
     return found
 
 
@@ -133,9 +135,11 @@ def tokens(text: str) -> list[int]:
     return [*counts[:-1], counts[-1] + 1]
 
 
-def expected(estimator: str, found: dict[str, dict[str, Any]], gamma: float, lam: float) -> dict[str, list[float]]:
-    """The advantage of every token before it is whitened, in plain Python."""
-    groups = trained()
+def expected(
+    estimator: str, found: dict[str, dict[str, Any]], gamma: float, lam: float, **rows: Any
+) -> dict[str, list[float]]:
+    """The advantage of every token before it is whitened, in plain Python; ``rows``: other groups in their place."""
+    groups = trained() | rows
     rewards = {uid: [paid(*row) for row in rows] for uid, rows in groups.items()}
     if estimator in ("appo", "tppo"):
         plain = {}
@@ -195,9 +199,12 @@ def test_the_advantages_of_a_step_are_those_of_plain_python(step, estimator, div
     assert set(found) == set(plain) == set(worth) and len(found) == 8
     for text, row in plain.items():
         assert found[text]["advantages"] == pytest.approx(row, abs=1e-5), text
-        assert found[text]["return"] == pytest.approx(
-            sum(paid(*next(r for g in trained().values() for r in g if r[0] == text)))
-        )
+    for rows in trained().values():
+        totals = {text: sum(paid(text, whole)) for text, whole in rows}
+        for text, total in totals.items():
+            assert found[text]["return"] == pytest.approx(total)
+            assert found[text]["group_reward_std"] == pytest.approx(stdev(totals.values()))
+    assert len(found) == len(plain) == 8
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -290,24 +297,20 @@ def test_the_kl_of_a_steps_tokens_is_taken_off_its_reward(step, estimator):
         assert row["advantages"] == pytest.approx(plain, abs=1e-5), text
 
 
-def test_length_penalties_join_the_last_step(step):
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_length_penalties_join_the_last_step(step, estimator):
     """OpenRLHF's own, which are for whole responses: what is cut off keeps a quarter of its reward."""
-    flags = ["--reward.stop_properly_penalty_coef=0.25", "--oger.non_stop_penalty=0"]
-    maker, found = step(*flags, estimator="process_grpo_batch")
+    flags = ["--reward.stop_properly_penalty_coef=0.25", "--oger.non_stop_penalty=0", *DISCOUNTS]
+    maker, found = step(*flags, estimator=estimator)
     text = "ee.ff"
-    process = [WEIGHT * of(each) for each in steps_of(text)]
-    total = 0.25 * sum(process)
-    assert total
-    assert found[text]["return"] == pytest.approx(total)
-    every = [
-        reward
-        for rows in trained().values()
-        for each, whole in rows
-        for reward in (paid(each, whole) if each != text else [process[0], total - process[0]])
-    ]
-    z = [(reward - mean(every)) / pstdev(every) for reward in (process[0], total - process[0])]
-    assert found[text]["advantages"] == pytest.approx([z[0]] * 3 + [z[1]] * 3, abs=1e-5)
-    assert maker.rewards.total[0, 2].item() == pytest.approx(sum(process))  # as the sources said
+    total = sum(WEIGHT * of(each) for each in steps_of(text))
+    assert total and found[text]["return"] == pytest.approx(0.25 * total)
+    assert maker.rewards.total[0, 2].item() == pytest.approx(total)  # as the sources said
+    rows = trained()["u"]
+    rows[2] = (text, -0.75 * total)
+    plain = whitened(estimator, expected(estimator, found, 0.9, 0.8, u=rows))
+    for each, row in plain.items():
+        assert found[each]["advantages"] == pytest.approx(row, abs=1e-5), each
 
 
 def test_rewards_of_steps_are_held_within_openrlhfs_range(step):

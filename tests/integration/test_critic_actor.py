@@ -101,6 +101,11 @@ def test_with_lora_the_whole_head_is_trained_and_saved(results) -> None:
     assert found["changed"] and found["saved"] == 5
 
 
+@pytest.mark.parametrize("kind", ["linear", "hidden, sharded"])
+def test_a_head_may_be_trained_alone(results, kind: str) -> None:
+    assert results[1][f"alone, {kind}"] == {"head": {True}, "below": {False}}
+
+
 def _critic(flags: list[str], rank: int, ranks: int, port: int, folder: Path) -> Any:
     """OpenRLHF's critic actor with a new value head, one optimizer step for eight rows a pass."""
     from openrlhf.utils import get_strategy
@@ -201,6 +206,26 @@ def _head(flags: list[str], folder: Path) -> dict[str, Any]:
     return found
 
 
+def _head_alone(flags: list[str], folder: Path) -> dict[str, set[bool]]:
+    """Whether the weights of the head, and those below it, are others after an optimizer step."""
+    from zero_training import rows_of_step
+
+    flags = [*flags, "--oger.critic.head_only", "--train.micro_batch_size=2", "--critic.adam.lr=1e-2"]
+    actor = _critic(flags, 0, 1, 1, folder)
+    parameters = dict(actor.critic.module.named_parameters())
+
+    def weights() -> dict[str, torch.Tensor]:
+        return {name: getattr(each, "ds_tensor", each).detach().clone() for name, each in parameters.items()}
+
+    before = weights()
+    for row in rows_of_step(0):
+        actor.append(row)
+    actor.fit()
+    changed = {name: not torch.equal(each, before[name]) for name, each in weights().items()}
+    head = {name for name in changed if "score" in name}
+    return {"head": {changed[name] for name in head}, "below": {changed[name] for name in changed.keys() - head}}
+
+
 def _head_with_lora(folder: Path) -> dict[str, Any]:
     from safetensors.torch import load_file
     from zero_training import rows_of_step
@@ -255,6 +280,9 @@ def main() -> None:
             (at / "policy").symlink_to(folder / "policy")
             results[f"head, {name}"] = _head(["--train.micro_batch_size=2", f"--ds.zero_stage={stage}"], at)
         results["head, LoRA"] = _head_with_lora(folder)
+        results["alone, linear"] = _head_alone(["--ds.zero_stage=2"], folder)
+        sharded = ["--ds.zero_stage=3", "--actor.gradient_checkpointing_enable", *HEAD]
+        results["alone, hidden, sharded"] = _head_alone(sharded, folder)
     if rank == 0:
         torch.save(results, folder / "results.pt")
 

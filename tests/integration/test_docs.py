@@ -102,8 +102,11 @@ _HELP: dict[str, set[str]] = {}
 def _flags(command: str) -> set[str]:
     if command not in _HELP:
         run = [sys.executable, "-m", "oger_recipe.cli.main", command]
-        parts = (["prepare", "--help"], ["validate", "--help"]) if command == "data" else (["--help"],)
-        shown = [subprocess.run([*run, *part], capture_output=True, text=True, check=True).stdout for part in parts]
+        parts = {"data": ("prepare", "validate"), "prm": ("train", "eval", "label")}.get(command, ("",))
+        shown = [
+            subprocess.run([*run, *part.split(), "--help"], capture_output=True, text=True, check=True).stdout
+            for part in parts
+        ]
         _HELP[command] = set(re.findall(r"--\w[\w-]*", "".join(shown))) | {"--help"}
     return _HELP[command]
 

@@ -111,6 +111,8 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
             strict=True,
         )
     ),
+    ({"steps.delimiters": ()}, {"steps.max_steps": 3}, {}),
+    ({"steps.delimiters": ()}, {"steps.last_step_text": "so"}, {"steps.delimiters": (), "steps.max_step_tokens": 9}),
     ({}, {"critic.huber_delta": 10.0}, {ESTIMATOR: "gae"}),
     ({}, {"critic.hidden_sizes": (8,)}, {ESTIMATOR: "appo"}),
     (ONE_STEP, {"kl_stop": 0.02}, ONE_STEP | {"train.max_epochs": 2}),

@@ -171,8 +171,8 @@ def weights_of(source: LearningSource) -> dict[str, torch.Tensor]:
 
 def learnt_by_hand(
     folder: Path, updates: Sequence[Sequence[tuple[str, Sequence[str], float]]]
-) -> dict[str, torch.Tensor]:
-    """Weights after updates on rows of (prompt, steps, outcome), each row read alone."""
+) -> tuple[dict[str, torch.Tensor], float]:
+    """Weights after updates on rows of (prompt, steps, outcome), each row read alone; the mean norm of gradients."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model, start = AutoModelForCausalLM.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
     adam = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
@@ -181,6 +181,7 @@ def learnt_by_hand(
         log_probs = which(torch.tensor([prompt + response])).logits[0].log_softmax(dim=1)
         return sum(log_probs[len(prompt) + at - 1, token] for at, token in enumerate(response))  # type: ignore
 
+    norms = []
     for rows in updates:
         adam.zero_grad()
         total = 0.0
@@ -190,9 +191,9 @@ def learnt_by_hand(
             reward = 0.5 * (log_likelihood(model, read, response) - log_likelihood(start, read, response).detach())
             total += -(outcome * reward.sigmoid().log() + (1 - outcome) * (-reward).sigmoid().log()) / len(rows)
         total.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
         adam.step()
-    return dict(model.named_parameters())
+    return dict(model.named_parameters()), sum(norms) / len(norms)
 
 
 @pytest.mark.parametrize(
@@ -201,14 +202,15 @@ def learnt_by_hand(
 def test_it_learns_the_cross_entropy_of_outcomes(models: tuple[Path, Path], keys: dict[str, int]) -> None:
     prm, _ = models
     source = learning(prm, **keys)
-    said(source)
+    scores = said(source)
     rows = [
         (group.prompt, steps, graded.verdict.score)
         for group in GROUPS
         for steps, graded in zip(group.steps, group.graded, strict=True)
     ]
     size = keys.get("batch_size", len(rows))
-    wanted = learnt_by_hand(prm, [rows[at : at + size] for at in range(0, len(rows), size)])
+    wanted, norm = learnt_by_hand(prm, [rows[at : at + size] for at in range(0, len(rows), size)])
+    assert scores.metrics["grad_norm"] == pytest.approx(norm, rel=1e-3)  # Adam alone hides a loss's scale
     for name, value in weights_of(source).items():
         torch.testing.assert_close(value, wanted[name], atol=2e-4, rtol=1e-3)  # of updates of 1e-2
 

@@ -36,6 +36,7 @@ SYMBOLS = {
     "deepspeed_compile": None,
     "deepspeed_shm_comm": "deepspeed.comm.torch:build_shm_op",
     "deepspeed_torch_adam": "openrlhf.utils.deepspeed.deepspeed_utils:get_train_ds_config",
+    "experience_steps": "openrlhf.trainer.ppo_utils.experience:Experience",
     "flash_attn_padding": None,
     "replay_buffer_device": "openrlhf.trainer.ppo_utils.replay_buffer:NaiveReplayBuffer.__init__",
     "torch_compile": None,
@@ -48,6 +49,7 @@ SYMBOLS = {
     "vllm_linear_weights": "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
     "weight_sync_gloo": "openrlhf.utils.distributed_util:stateless_init_process_group",
 }
+WITH_CUDA = ("experience_steps", "transformers_remote_code")  # which are for every machine
 CUDA_CALLS: dict[str, tuple[int, ...]] = {
     "current_device": (),
     "set_device": (0,),
@@ -75,7 +77,8 @@ def training_process() -> dict[str, Any]:
     _patch("torch_cuda_calls").apply()
     facts["upstream_buffer"] = _outcome(_buffer_device)
     refusing = ("deepspeed_shm_comm", "deepspeed_torch_adam", "replay_buffer_device", "weight_sync_gloo")
-    refusing += ("torch_store_address",)
+    refusing += ("torch_store_address", "experience_steps")
+    facts["upstream_steps"] = _outcome(_steps_of_an_experience)
     facts["refusals"] = {name: _refusal(name) for name in refusing}
     facts["matches"] = {name: _matches(name) for name in refusing}
 
@@ -93,6 +96,7 @@ def training_process() -> dict[str, Any]:
             "muon": _optimizer_section({"type": "Muon", "params": {"lr": 1e-3}}),
             "no_optimizer": _optimizer_section(None),
             "buffer": _outcome(_buffer_device),
+            "steps": _outcome(_steps_of_an_experience),
             "weight_group": _name_of("openrlhf.utils.distributed_util:stateless_init_process_group"),
             "cuda_is_available": torch.cuda.is_available(),
         }
@@ -176,6 +180,7 @@ def process_with_cuda(seen: str) -> dict[str, Any]:
     return {
         "replaced": [name for name, call in before.items() if getattr(torch.cuda, name) is not call],
         "imported": sorted({name.split(".")[0] for name in set(sys.modules) - modules}),
+        "changed": [name for name in SYMBOLS if name not in WITH_CUDA and _is_there(name) and not _matches(name)],
     }
 
 
@@ -248,6 +253,19 @@ def _outcome(call: Callable[[], Any]) -> str:
         return f"{type(error).__name__}: {error}"
 
 
+def _steps_of_an_experience() -> list[list[int]]:
+    """What two experiences with a field more have in it after they were joined, split and joined again."""
+    from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch, split_experience_batch
+
+    def made(steps: list[int]) -> Experience:
+        tensor = torch.tensor([steps])
+        return Experience(sequences=tensor, attention_mask=tensor, step_index=tensor)
+
+    joined = Experience.concat_experiences([made([1, 1, 2]), made([1, 2])], 0)
+    steps: list[list[int]] = make_experience_batch(split_experience_batch(joined)).step_index.tolist()
+    return steps
+
+
 def _cuda_calls() -> dict[str, str]:
     return {name: _outcome(lambda n=name, a=args: getattr(torch.cuda, n)(*a)) for name, args in CUDA_CALLS.items()}
 
@@ -300,6 +318,11 @@ def _refusal(name: str) -> str:
     patch.SOURCE_SHA256 = written_for
     assert _symbol(SYMBOLS[name]) is upstream
     return message
+
+
+def _is_there(name: str) -> bool:
+    """Whether what the patch is for has been imported."""
+    return (SYMBOLS[name] or "").partition(":")[0] in sys.modules
 
 
 def _matches(name: str) -> bool:
@@ -466,6 +489,14 @@ def test_with_the_patch_the_replay_buffer_is_on_the_cpu_and_keeps_its_arguments(
     assert training["once"]["buffer"] == "cpu"
 
 
+def test_experiences_of_openrlhf_still_have_no_steps_of_reasoning(training):
+    assert training["upstream_steps"].startswith("TypeError: ")
+
+
+def test_with_the_patch_experiences_carry_steps_of_reasoning(training):
+    assert training["once"]["steps"] == "[[1, 1, 2], [1, 2, 0]]"
+
+
 def test_the_weight_group_of_openrlhf_still_carries_nothing_between_cpus(engine):
     assert engine["upstream_weight_group"] != "carried"
 
@@ -538,9 +569,9 @@ def test_require_source_accepts_its_source_and_no_other():
 @pytest.mark.parametrize("seen", ["by torch", "by the driver"])
 def test_nothing_is_replaced_or_imported_where_there_is_cuda(seen: str):
     facts = _facts(_start(process_with_cuda, seen))
-    assert facts["replaced"] == []
-    # A symbol of a package that is not even imported cannot have been replaced.
-    assert not {"flash_attn", "openrlhf", "vllm", "deepspeed"} & set(facts["imported"])
+    assert facts["replaced"] == facts["changed"] == []
+    # A symbol of a package that is not even imported cannot have been replaced. OpenRLHF's experiences get a field.
+    assert not {"flash_attn", "vllm", "deepspeed"} & set(facts["imported"])
 
 
 @pytest.mark.parametrize(

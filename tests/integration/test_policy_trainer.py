@@ -158,16 +158,24 @@ def test_by_steps_too_the_cut_changes_neither_gradient_nor_report(aggregation: s
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
-def test_by_steps_the_gradient_of_a_rollout_is_that_of_its_steps(aggregation: str, train) -> None:
-    """A step of tokens that add up to t has -w t, so that its ratio's slope is -t ratio; no step is at its bound."""
-    old = 0.0011
-    flags = (f"--oger.loss_aggregation={aggregation}", "--oger.ratio_level=step", "--oger.loss_remove_clip")
-    policy, _ = train(4, *flags, old=old)
-    slope, units = 0.0, LENGTHS[0] + sum(-(-length // 3) for length in LENGTHS[1:])  # the teacher's are tokens
-    for row, length in enumerate(LENGTHS):
+@pytest.mark.parametrize("teacher_loss", ["reshape", "sft"])
+def test_by_steps_the_gradient_of_a_rollout_is_that_of_its_steps(teacher_loss: str, aggregation: str, train) -> None:
+    """A step of tokens that add up to t has -w t, so that its ratio's slope is -t ratio; no step is at its bound.
+
+    The first row's tokens are a teacher's: with the supervised loss, the totals are of the others alone.
+    """
+    old, flags = 0.0011, (f"--oger.loss_aggregation={aggregation}", f"--oger.off_policy_loss={teacher_loss}")
+    policy, _ = train(4, *flags, "--oger.ratio_level=step", "--oger.loss_remove_clip", old=old)
+    rows, supervised, slope = list(enumerate(LENGTHS)), teacher_loss == "sft", 0.0
+    units = sum(-(-length // 3) for _, length in rows[1:])
+    if supervised:
+        slope, rows = sum(3 + place for place in range(LENGTHS[0])) / LENGTHS[0], rows[1:]
+    else:
+        units += LENGTHS[0]
+    for row, length in rows:
         tokens = [20 * row + 3 + place for place in range(length)]
         of_row = [tokens[place : place + 3] for place in range(0, length, 3)] if row else [[each] for each in tokens]
-        whole = {"token_mean": units, "sequence_mean": 8 * len(of_row), "constant": 8 * 12}[aggregation]
+        whole = {"token_mean": units, "sequence_mean": len(rows) * len(of_row), "constant": 8 * 12}[aggregation]
         for step in map(sum, of_row):
             p = math.exp(-0.001 * step)
             ratio = math.exp((old - 0.001) * step) if row else 0.1 * p / (p + 0.1) ** 2

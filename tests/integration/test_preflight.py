@@ -21,6 +21,7 @@ from oger_recipe.cli import doctor, train
 from oger_recipe.run import preflight
 from oger_recipe.run.job import Job
 from oger_recipe.run.preflight import CHECKS, OK, PROBLEM, WARNING, Finding
+from oger_recipe.tasks.known_judges import save_prm
 
 KEY = "0123456789abcdef" * 2 + "76543210"
 
@@ -203,6 +204,28 @@ def test_a_judges_plugin_starts_with_its_tokenizer_or_the_run_does_not(
     (finding,) = found("judge plugins", "--oger.reward.sources", json.dumps([absent]))
     assert finding.state == PROBLEM and finding.text.startswith("oger.reward.sources, j: plugin ")
     assert f"its tokenizer {tmp_path / 'nowhere'} cannot be loaded (" in finding.text
+
+
+def test_a_prms_texts_and_adapter_are_tried_before_the_run(
+    recipe: Path, tmp_path: Path, found: Callable[..., list[Finding]]
+) -> None:
+    """One finding a source, none where there is no PRM; models are not loaded."""
+    folder = save_prm(tmp_path / "prm", tag="ки")
+    (folder / "model.safetensors").unlink()
+    right = {"name": "prm", "kind": "process", "model": str(folder), "format": "math_shepherd"}
+    wrong = [
+        {"good": "fine"}, {"format": "qwen_prm"}, {"adapter": str(tmp_path)}, {"model": str(tmp_path / "nowhere")},
+    ]  # fmt: skip
+    entries = [right, *(right | {"name": f"wrong{number}"} | more for number, more in enumerate(wrong))]
+    findings = found("process reward models", "--oger.reward.sources", json.dumps(entries))
+    assert [finding.state for finding in findings] == [OK, *[PROBLEM] * 4]
+    said = [finding.text.removeprefix("oger.reward.sources, ") for finding in findings]
+    assert said[0] == "prm: steps are written as format math_shepherd has them"
+    assert said[1] == f"wrong0: good 'fine' is 4 tokens of {folder}, and has to be one"
+    assert said[2].startswith(f"wrong1: tag '<extra_0>' is 9 tokens of {folder}, and has to be one: is it the tok")
+    assert said[3].startswith(f"wrong2: adapter {tmp_path} cannot be read: ")
+    assert said[4].startswith(f"wrong3: the tokenizer {tmp_path / 'nowhere'} cannot be loaded: ")
+    assert found("process reward models") == []
 
 
 def test_a_module_that_breaks_when_it_is_imported_is_said_so(recipe: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,36 +21,19 @@ from oger_recipe.prm.rows import make_rows
 from oger_recipe.rewards.models.keys import ProcessKeys
 from oger_recipe.rewards.models.step_text import StepWriter
 from oger_recipe.tasks.known_judges import save_prm
-from oger_recipe.tasks.tiny_policy import build_tokenizer
 
 HEAD: list[str] = []  # trl is the format where none is named
 TAGS = ["--format", "math_shepherd", "--tag", "|"]
 QUICK = ["--learning_rate", "1e-2", "--batch_size", "8", "--epochs", "12", "--held_out", "0.25", "--seed", "1"]
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of random weights, whose tokens are bytes."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = tmp_path_factory.mktemp("base")
-    tokenizer = build_tokenizer([], vocab_size=3 + 256 + 4)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=320,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads wait for one another longer than these models take, most of all on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def solutions(count: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -68,7 +51,7 @@ def solutions(count: int, seed: int = 0) -> list[dict[str, Any]]:
 
 @pytest.fixture()
 def trained(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    byte_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[Path, str]]:
     """The folder of a PRM that the command trains with these flags, and what it printed."""
     monkeypatch.chdir(tmp_path)
@@ -76,7 +59,7 @@ def trained(
     (tmp_path / "steps.json").write_text(json.dumps(solutions(64)))
 
     def run(out: str, *flags: str, data: str = "steps.json") -> tuple[Path, str]:
-        prm.main(["train", "--model", str(base), "--data", data, "--out", out, *QUICK, *flags])
+        prm.main(["train", "--model", str(byte_llama), "--data", data, "--out", out, *QUICK, *flags])
         return tmp_path / out, "".join(capsys.readouterr())
 
     return run
@@ -176,11 +159,11 @@ def test_what_cannot_be_trained_is_said_before_anything_is_loaded(trained: Any, 
     assert not list(tmp_path.glob("new*"))
 
 
-def test_a_long_solution_is_cut_behind_a_step(base: Path) -> None:
+def test_a_long_solution_is_cut_behind_a_step(byte_llama: Path) -> None:
     """Tokens are bytes: a question of 1, steps of 9, a line's end behind each."""
     from transformers import AutoTokenizer
 
-    writer = StepWriter(ProcessKeys(model=str(base), format="trl"), AutoTokenizer.from_pretrained(base))
+    writer = StepWriter(ProcessKeys(model=str(byte_llama), format="trl"), AutoTokenizer.from_pretrained(byte_llama))
     steps = ("a" * 9, "b" * 9, "c" * 9)
     rows, counts = make_rows(
         [Solution("1", "q", steps, (1.0, None, 0.0)), Solution("2", "q", steps, (None, None, 0.0))], writer, 30

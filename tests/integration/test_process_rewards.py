@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
@@ -21,6 +23,8 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForTokenClassification,
+    Qwen2Config,
+    Qwen2ForTokenClassification,
 )
 
 from oger_recipe.errors import RecipeError
@@ -117,6 +121,15 @@ def test_rows_fail_alone_where_they_are_too_long_or_have_no_steps(known: dict[st
         (0, 2): "the row has no steps of reasoning",
     }
     assert steps_of(scores)[0][::3] == [pytest.approx(good_until(each), abs=1e-6) for each in (STEPS[0], STEPS[1])]
+
+
+def test_a_response_that_says_nothing_is_not_good(known: dict[str, Path]) -> None:
+    """Models are trained on no such text, and may call it anything. A blank step beside others is asked about."""
+    entry = {"model": str(known["trl"]), "format": "trl", "aggregate": "mean"}
+    scores = asked(entry | {"scale": "difference"}, [group([[""], ["\n\n", " "], ["One.", "\n\n", "Two ~."]])])
+    assert not scores.errors
+    assert steps_of(scores)[0] == [[-1], [-1, -1], pytest.approx([1, 1, -1], abs=1e-6)]
+    assert asked(entry, [group([[""]])]).values.tolist() == [[0]]  # no model is loaded for that
 
 
 def test_the_prompt_is_the_column_that_the_entry_names(known: dict[str, Path]) -> None:
@@ -257,7 +270,7 @@ def test_a_tag_that_text_makes_in_another_way_costs_the_row_and_shifts_nothing(l
 @pytest.fixture(scope="module")
 def random_models(tmp_path_factory: pytest.TempPathFactory, letters: Any) -> dict[str, Path]:
     """Weights that say something else of every text: a model that writes, heads of two and of three labels, one that
-    reads in both directions, and adapters for the first two."""
+    reads in both directions, one of two layers as Qwen's, and adapters for the first."""
     folder = tmp_path_factory.mktemp("random")
     tokenizer = AutoTokenizer.from_pretrained(save_prm(folder / "tokens", tag="ки"))
     tokenizer.add_tokens(["<extra_0>"])
@@ -267,15 +280,21 @@ def random_models(tmp_path_factory: pytest.TempPathFactory, letters: Any) -> dic
         "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None,
     }  # fmt: skip
     torch.manual_seed(0)
-    made = {
+    made: dict[str, Any] = {
         "writes": LlamaForCausalLM(LlamaConfig(**shape)),
         "two": LlamaForTokenClassification(LlamaConfig(**shape, num_labels=2)),
         "three": LlamaForTokenClassification(LlamaConfig(**shape, num_labels=3)),
         "both_ways": BertForTokenClassification(BertConfig(**shape, num_labels=2)),
     }
+    # Qwen2.5-Math-PRM, in files that name code of its own, which is not there.
+    made["qwen"] = Qwen2ForTokenClassification(Qwen2Config(**shape, num_key_value_heads=2))
+    made["qwen"].score = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))
     for name, model in made.items():
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
+    config = json.loads((folder / "qwen" / "config.json").read_text())
+    config |= {"architectures": ["Qwen2ForProcessRewardModel"], "auto_map": {"AutoModel": "modeling_qwen2_rm.Model"}}
+    (folder / "qwen" / "config.json").write_text(json.dumps(config))
     lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     get_peft_model(made["writes"], lora).save_pretrained(folder / "lora")
     head = LlamaForTokenClassification.from_pretrained(folder / "writes", num_labels=3)
@@ -291,7 +310,13 @@ def expected(
     tokenizer = AutoTokenizer.from_pretrained(folder)
     kind = AutoModelForCausalLM if good is None else AutoModelForTokenClassification
     labels = {"num_labels": 3} if adapter is not None and good is not None else {}
-    model = kind.from_pretrained(folder, **labels)
+    model = Qwen2ForTokenClassification(Qwen2Config.from_pretrained(folder)) if folder.name == "qwen" else None
+    if model is not None:
+        width = model.config.hidden_size
+        model.score = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, 2))
+        model.load_state_dict(load_file(folder / "model.safetensors"))
+    else:
+        model = kind.from_pretrained(folder, **labels)
     model = (model if adapter is None else PeftModel.from_pretrained(model, adapter)).eval()
     for prompt in prompts:
         with torch.no_grad():
@@ -316,6 +341,7 @@ CASES = [
     ("two", None, "trl", {"good_label": 0}, 0),
     ("three", None, "trl", {"good_label": 2}, 2),
     ("both_ways", None, "qwen_prm", {}, 1),
+    ("qwen", None, "qwen_prm", {}, 1),
     ("writes", "lora_and_head", "trl", {"good_label": 2}, 2),
 ]
 

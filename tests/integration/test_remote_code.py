@@ -93,6 +93,18 @@ def test_the_refusal_names_the_file_whatever_its_form(tmp_path: Path) -> None:
     assert list(refusals("org/model", "actor", hub=False)) == []  # nothing is fetched
 
 
+def test_qwens_process_reward_model_is_known_and_its_code_is_not_asked_for(tmp_path: Path) -> None:
+    """Nobody runs it. Code beside it, of its tokenizer say, is refused as ever."""
+    config = {"auto_map": {"AutoModel": "modeling_qwen2_rm.Model"}, "architectures": ["Qwen2ForProcessRewardModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert list(refusals(str(tmp_path), "prm", hub=False)) == []
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen2ForEnsemblePRM"]}))
+    assert "modeling_qwen2_rm.Model" in next(refusals(str(tmp_path), "prm", hub=False))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": [None, "own.Tokens"]}}))
+    assert "own.Tokens" in next(refusals(str(tmp_path), "prm", hub=False))
+
+
 def test_a_model_of_the_hub_is_refused_by_its_configuration(tmp_path: Path) -> None:
     """As its configuration lies in the Hub's cache once it is fetched; the file of the code itself is not there."""
     folder = tmp_path / "models--org--model"

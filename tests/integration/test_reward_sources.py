@@ -20,8 +20,10 @@ from oger_recipe.rewards.compose import SourceSpec, Surroundings, make_source, r
 from oger_recipe.rewards.models.keys import SimilarityKeys
 from oger_recipe.rewards.models.similarity import Similarity
 from oger_recipe.rewards.sources import Group, Scores
+from oger_recipe.run_folder import checkpoints
 from oger_recipe.settings.encoder import EmbeddingSettings
 from oger_recipe.settings.oger import OgerSettings
+from oger_recipe.tasks.tiny_policy import build_model
 
 # ---- similarity
 
@@ -232,6 +234,40 @@ def test_a_resumed_run_compares_with_the_same_values_as_one_that_went_on(maker, 
     assert train(resumed, 3, 3) == totals[2:]
     anew = maker(source)
     assert train(anew, 1, 1) == totals[:1] != totals[1:2]
+
+
+def test_a_resumed_run_pays_what_an_implicit_prm_had_learnt(maker, rows, letters, tmp_path) -> None:
+    """Steps of the controller, with a checkpoint after the second: rewards of steps, advantages and metrics."""
+    letters.save_pretrained(tmp_path / "lm")
+    torch.manual_seed(0)
+    build_model(letters, hidden_size=32, num_layers=1).save_pretrained(tmp_path / "lm")
+    prime = {
+        "name": "prime", "kind": "process", "scorer": "implicit", "model": str(tmp_path / "lm"),
+        "learning_rate": 0.01, "beta": 1.0, "weight": 0.5,
+    }  # fmt: skip
+    delimiters = '--oger.steps.delimiters=["|"]'
+    flags = (delimiters, "--algo.advantage.estimator=process_grpo", f"--ckpt.path={tmp_path / 'checkpoints'}")
+    texts = [["a|b", "ab|cd", "x|y|z", "a|bc"], ["ab|cd", "a|b", "c", "c|d|e"]]
+
+    def train(made: Any, step: int) -> tuple[Any, list[float], dict[str, float]]:
+        made.step = step
+        found = advantages(made.make_experience_batch(rows(texts)))
+        known = {name: value for name, value in made.metrics.items() if name.startswith("reward/prime")}
+        assert not made.rewards.errors["prime"] and known["reward/prime/learnt_rows"] == 8
+        return made.rewards.steps.rewards, found, {**known, "reward/prime/seconds": 0.0}
+
+    through = maker(prime, flags=flags)
+    steps = []
+    for step in (1, 2, 3):
+        steps.append(train(through, step))
+        if step == 2:
+            through.step_rewards.save(checkpoints.of_sources(tmp_path / "checkpoints", 2))
+    resumed = maker(prime, flags=flags)
+    resumed.resume(2, 3)
+    rewards, found, metrics = train(resumed, 3)
+    assert torch.equal(rewards, steps[2][0]) and (found, metrics) == steps[2][1:]
+    assert not torch.equal(steps[1][0], rewards) and rewards.shape == (2, 4, 3)
+    assert (rewards[:, :, 0] != 0).all() and max(map(abs, found)) > 0.1
 
 
 def test_a_class_reads_question_and_columns_of_the_data_and_its_numbers_become_metrics(maker, rows) -> None:

@@ -204,8 +204,7 @@ class Actor(OgerRolloutActor):
 
 
 def _responses(engine: Engine, steps: StepSampling | None, answer: str = "7", **given: Any) -> list[dict[str, Any]]:
-    actor = object.__new__(Actor)
-    Actor.__init__(actor, engine)
+    actor = Actor(engine)
     label = json.dumps({"uid": "u", "answer": answer, "task": "gsm8k"})
     further = {"max_length": 100, "hf_tokenizer": engine.tokenizer} | given
     params = further.pop("params", _params())

@@ -18,15 +18,21 @@ from openrlhf.trainer.ppo_utils.experience import (
 )
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 
+from oger_recipe.cli import eval as eval_command
+from oger_recipe.data.responses import Response
 from oger_recipe.errors import RecipeError
 from oger_recipe.files import append_json, read_jsonl
 from oger_recipe.plugin.controller.reward_watch import GrowthWatch
+from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
+from oger_recipe.rewards.verdict import Graded, Verdict
+from oger_recipe.run import score
 from oger_recipe.run.cutting import require_steps
 from oger_recipe.settings.combinations import combination_problems
 from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.notes import notes
+from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.rewards import RewardSettings
-from oger_recipe.steps import StepRule
+from oger_recipe.steps import StepCutter, StepRule, StepSampling
 from oger_recipe.teachers.store import Teacher
 
 SOURCE = """
@@ -307,3 +313,44 @@ def test_a_tokenizer_whose_tokens_have_no_texts_of_their_own_is_refused(letters)
 
     with pytest.raises(RecipeError, match="changes texts where tokens meet"):
         require_steps(Spaced(), StepRule())
+
+
+# ---- training, evaluation, `oger eval` and `oger score` alike
+
+
+def test_training_and_evaluation_ask_the_engine_for_responses_by_the_same_rule(nested, monkeypatch):
+    asked: list[dict[str, Any]] = []
+    remote = SimpleNamespace(remote=lambda **given: asked.append(given))
+    engine = SimpleNamespace(generate_responses=remote, get_num_unfinished_requests=SimpleNamespace(remote=lambda: 0))
+    monkeypatch.setattr("ray.get", lambda refs: refs)
+    for flags, expected in (
+        (["--oger.steps.max_steps=3", "--oger.steps.sample_by_step"], StepSampling(StepRule(max_steps=3), True)),
+        (["--oger.steps.last_step_text=so"], StepSampling(StepRule(last_step_text="so"))),
+        (["--oger.steps.max_step_tokens=9"], None),  # it ends no response
+    ):
+        generator = OgerSamplesGenerator(SimpleNamespace(args=nested(*flags)), None, None, None, [engine])
+        for kwargs in ({"guided": False}, {"temperature": 0.0}):  # of training, of evaluation
+            generator._dispatch_prompts_to_vllm(["p"], ['{"uid": "u"}'], **kwargs)
+            assert asked.pop().get("steps") == expected
+
+
+def test_oger_eval_has_the_rule_of_the_run(parser, tmp_path):
+    given = {"oger.steps.max_steps": 3, "oger.steps.delimiters": ("\n",)}
+    options = SimpleNamespace(recipe=tmp_path, **dict.fromkeys(
+        ("n", "temperature", "seed", "top_p", "top_k", "max_new_tokens")
+    ))  # fmt: skip
+    steps = StepSampling(StepRule(("\n",), max_steps=3))
+    assert eval_command._sampling(options, defaults(parser) | given).steps == steps
+    assert eval_command._sampling(options, defaults(parser)).steps is None
+
+
+def test_answers_in_a_file_are_cut_as_the_run_cuts_them(letters):
+    label = {"task": "gsm8k", "answer": "1"}
+    texts = ["a.bb.c", "dd", ""]
+    responses = [Response(uid="u", text=text, truncated=False, entropy=0.0, where="line") for text in texts]
+    graded = [Graded(Verdict(0.0, 0.0, ""))] * 3
+    prompts = {"u": score.Prompt("p", label, [])}
+    cutter = StepCutter(letters, StepRule((".",)))
+    for each, steps in ((cutter, [["a.", "bb.", "c"], ["dd"], [""]]), (None, [])):
+        answers = score._Answers(responses, graded, prompts, 0.0, each)
+        assert answers.group([0, 1, 2], [0.0] * 3, OgerSettings()).steps == steps

@@ -234,6 +234,13 @@ def test_a_row_without_steps_is_worth_nothing_by_any_name() -> None:
         assert aggregate_steps(torch.tensor([[math.nan, 5.0]]), none, how).tolist() == [0.0]
     assert aggregate_steps(torch.zeros(1, 0), none[:, :0], "product").tolist() == [0.0]
     assert min_form_rewards(torch.full((1, 2), math.nan), none, 0.1).tolist() == [[0.0, 0.0]]
+    nothing, after = torch.full((1, 2), math.nan), torch.tensor([math.nan])
+    index = torch.tensor([[-1, -1]])
+    for found in (
+        *step_gae(nothing, nothing, none, gamma=1, lam=1, next_value=after),
+        *token_gae_by_steps(nothing, nothing, index, gamma=1, lam=1, next_value=after),
+    ):
+        assert found.tolist() == [[0.0, 0.0]]
 
 
 # ---- what must not change anything

@@ -69,8 +69,8 @@ OPENR = Dialect(
         "advantages": "they are standardised over an update, there over each pass of a mini-batch",
         "kl_stop": "an update ends where the KL from its beginning is above 0.02; there such a step of the policy is "
         "left out, and the next one tried",
-        "weights": "all are trained, and so are the critic's, which is a model of its own; there the policy has LoRA "
-        "of rank 8, and the critic a head on the frozen policy",
+        "weights": "all of the policy's are trained; there LoRA of rank 8. The critic is a head on a copy of the "
+        "first policy, there on the policy's own weights",
     },
     page="openr_flags.md",
     introduction="""# OpenR's flags and ours

@@ -65,7 +65,7 @@ _DATA = (
 
 _ALGORITHM = (
     Flag("--algorithm_name", "ERL", rules.algorithm, "algo.advantage.estimator, oger.ratio_level, "
-         "oger.critic.hidden_sizes, critic.num_gpus_per_node, critic.adam.betas",
+         "oger.critic.hidden_sizes, oger.critic.head_only, critic.num_gpus_per_node, critic.adam.betas",
          "APPO: appo with a ratio for each step; TPPO: tppo with one for each token; GRPO: process_grpo_batch with "
          "one for each step, and no critic. The default there, ERL, is none of these"),
     Flag("--gamma", 0.95, of_critic(to("algo.advantage.gamma")), "algo.advantage.gamma", "between steps of reasoning"),

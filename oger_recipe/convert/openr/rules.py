@@ -42,7 +42,8 @@ def algorithm(value: Any, get: Get) -> Settings:
     settings = {"algo.advantage.estimator": estimator, "oger.ratio_level": level}
     if not has_critic(get):
         return settings
-    return settings | value_head(value, get) | {"critic.num_gpus_per_node": 1, "critic.adam.betas": list(BETAS)}
+    critic = {"oger.critic.head_only": True, "critic.num_gpus_per_node": 1, "critic.adam.betas": list(BETAS)}
+    return settings | value_head(value, get) | critic
 
 
 def value_head(value: Any, get: Get) -> Settings:

@@ -52,6 +52,7 @@ def credit_by_steps(experiences: Sequence[Experience], paid: StepRewards, left_o
     rewards, of_response = _as_worth_by_now(experiences, paid, how.clip_range)
     tokens = _by_row(experiences, steps, lambda each: torch.ones_like(each.step_index))
     kl = how.kl_coefficient * _by_row(experiences, steps, lambda each: each.kl)
+    totals = rewards.sum(dim=1).view(groups, size)
     compared = torch.zeros_like(rewards)
     if how.estimator.in_group is not None:
         shape = (groups, size, steps)
@@ -69,6 +70,8 @@ def credit_by_steps(experiences: Sequence[Experience], paid: StepRewards, left_o
             experience.advantages = over_tokens(compared[at], index)
             experience.returns = experience.advantages.clone()
         experience.info["return"] = (rewards - kl)[at].sum(dim=1)
+        if size > 1:  # as OpenRLHF has it
+            experience.info["group_reward_std"] = totals.std(dim=1).repeat_interleave(size)[at]
         experience.kl = None
     if how.estimator.whitened is not None:
         _whiten(experiences, left_out, over_steps=how.estimator.whitened == "steps", divide=how.divides_by_std)

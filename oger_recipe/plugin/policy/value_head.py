@@ -91,6 +91,10 @@ def value_heads(settings: CriticSettings) -> Iterator[None]:
         # With LoRA the head that is trained is a copy.
         for head in [each for each in critic.modules() if isinstance(each, ValueHead)] if new else ():
             head.reset()
+        if settings.head_only:
+            for name, parameter in critic.named_parameters():
+                if kwargs["value_head_prefix"] not in name.split("."):
+                    parameter.requires_grad_(False)
         return critic
 
     ppo_critic.get_llm_for_sequence_regression, openrlhf_model._get_critic_model = built, class_with_head

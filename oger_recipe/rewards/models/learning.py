@@ -53,6 +53,7 @@ class Learner:
         losses = outcome_losses(rewards, torch.tensor(outcomes))
         return Learnt(rewards, losses.mean().item(), sum(norms) / len(norms))
 
+    @torch.enable_grad()  # the controller works without gradients
     def _update(
         self,
         prompts: Sequence[StepPrompt],

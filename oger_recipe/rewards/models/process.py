@@ -16,6 +16,7 @@ from torch import Tensor
 from oger_recipe.algorithm.steps import aggregate_steps, min_form_rewards
 from oger_recipe.rewards.models.asking import Judged, Metrics, ask_about, score_rows, shares
 from oger_recipe.rewards.models.keys import ProcessKeys, StepKeys
+from oger_recipe.rewards.models.place import Reply
 from oger_recipe.rewards.models.places import place_of
 from oger_recipe.rewards.models.plugin import Failed
 from oger_recipe.rewards.models.step_text import StepWriter, load_tokenizer
@@ -44,11 +45,19 @@ class TaggedSteps:
     def ask(self, prompts: Sequence[str], steps: Sequence[Sequence[str]]) -> list[Judged]:
         if self._writer is None:
             self._writer = StepWriter(self._keys, load_tokenizer(self._keys))
-        texts = [self._writer.write(prompt, each) for prompt, each in zip(prompts, steps, strict=True)]
-        replies = ask_about(self._place, texts, self._place.classify_steps)
-        return [
-            Judged(error=reply.error, reply=None if reply.error else reply, steps=reply.steps) for reply in replies
+        says = ["".join(each).strip() for each in steps]
+        texts = [
+            self._writer.write(prompt, each) for prompt, each, text in zip(prompts, steps, says, strict=True) if text
         ]
+        replies = iter(ask_about(self._place, texts, self._place.classify_steps))
+        return [
+            _judged(next(replies)) if text else Judged(steps=(0.0,) * len(each))  # nothing was said: nothing is good
+            for each, text in zip(steps, says, strict=True)
+        ]
+
+
+def _judged(reply: Reply) -> Judged:
+    return Judged(error=reply.error, reply=None if reply.error else reply, steps=reply.steps)
 
 
 @dataclass(frozen=True)
