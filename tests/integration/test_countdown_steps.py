@@ -46,7 +46,7 @@ def labels(text: str, numbers: tuple[int, ...] = (3, 5, 12), target: int = 96) -
         # spaces are as good as none
         ("3 + 5 = 8, 8 * 12 = 96, ", [1, 1]),
         # no statements
-        ("", []),
+        ("", [0]),  # an empty response is one step
         ("well, well, ", [0, 0]),
         ("8=8, 96=96, 3+5, =8, 3+5=8=8, 3+5=8.0, ", [0, 0, 0, 0, 0, 0]),
         ("0+3=3, 3*0=0, 5-5=0, 3/5=0, 99999999999+1=100000000000, ", [0, 0, 0, 0, 0]),
