@@ -1,8 +1,8 @@
 """The built-in task's process reward models: tiny, trained by `oger prm train`'s code on labels that arithmetic gives.
 
-They know problems of three and four numbers up to 10, with + and -. What they learn from is for one half what a policy
-writes (a language model trained like the task's policies, warm and hot), whose mistakes look right, and for the other
-half the teachers' solutions and dead ends, in most of which some numbers are wrong.
+They know problems of three and four numbers up to 10, with + and -. They learn from the teachers' solutions and dead
+ends, in most of which some numbers are wrong, and from what a language model writes that was trained like the task's
+policies: mistakes that look right. One that has not seen these scores well on what it knows, and badly on a policy.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ _WRONG_NUMBERS = (0.04, 0.1, 0.2)  # shares of the numbers of a solution
 
 @dataclass(frozen=True)
 class Data:
-    """How many solutions to learn from, half of them sampled, and how often they are seen."""
+    """What to learn from: solutions, the share of them that a model writes, and how often they are seen."""
 
     solutions: int
+    written_by_model: float
     epochs: int
 
 
-GOOD = Data(solutions=12_800, epochs=2)
-FEW = Data(solutions=160, epochs=20)  # so few that it knows them by heart, and guesses elsewhere
+GOOD = Data(solutions=12_800, written_by_model=0.5, epochs=2)
+BAD = Data(solutions=25_600, written_by_model=0.0, epochs=1)
 _TEMPERATURES, _AT_ONCE, _LONGEST = (1.0, 1.25), 256, 80
 
 
@@ -52,8 +53,8 @@ def save_prm(base: Path, data: Data, folder: Path) -> Path:
         epochs=data.epochs, learning_rate=1e-3, batch_size=64, micro_batch_size=64, max_length=512, held_out=0.1
     )
     made = folder / "made"
-    half = data.solutions // 2
-    known = [*solutions(data.solutions - half, seed=1), *sampled_solutions(base, half, seed=2)]
+    sampled = round(data.written_by_model * data.solutions)
+    known = [*solutions(data.solutions - sampled, seed=1), *sampled_solutions(base, sampled, seed=2)]
     train(entry, known, ["countdown"], how, made)
     for file in made.iterdir():
         file.rename(folder / file.name)
