@@ -9,9 +9,10 @@ The response's reward is the sum of its steps', and is learnt from the verified 
     loss = -o log sigmoid(r) - (1 - o) log(1 - sigmoid(r))          d loss / d r = sigmoid(r) - o
 """
 
-import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
+
+from oger_recipe.algorithm.step_tensors import count_steps, of_steps, read_index, real
 
 
 def implicit_step_rewards(log_probs: Tensor, reference: Tensor, step_index: Tensor, *, beta: float) -> Tensor:
@@ -27,14 +28,9 @@ def implicit_step_rewards(log_probs: Tensor, reference: Tensor, step_index: Tens
     if step_index.ndim != 2 or not log_probs.shape == reference.shape == step_index.shape:
         shapes = ", ".join(str(list(tensor.shape)) for tensor in (log_probs, reference, step_index))
         raise ValueError(f"all must be [B, A], not {shapes}")
-    if step_index.is_floating_point() or (step_index < -1).any():
-        raise ValueError("step_index has to have whole numbers from 0 on, and -1 where there is no token")
-    index = step_index.long()
-    dtype = torch.promote_types(torch.promote_types(log_probs.dtype, reference.dtype), torch.float32)
-    change = log_probs.to(dtype) - reference.to(dtype)
-    steps = int(index.max()) + 1 if index.numel() else 0
-    # Column 0, which is dropped, is of what has no step.
-    return beta * change.new_zeros(len(index), steps + 1).scatter_add(1, index + 1, change)[:, 1:]
+    index, _ = read_index(step_index)
+    change = log_probs.to(real(log_probs)) - reference.to(real(reference))
+    return beta * of_steps(change, index, count_steps(index))
 
 
 def outcome_losses(rewards: Tensor, outcomes: Tensor) -> Tensor:

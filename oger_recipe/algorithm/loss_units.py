@@ -14,7 +14,7 @@ belongs to none is an action by itself, and not left out.
 import torch
 from torch import Tensor
 
-from oger_recipe.algorithm.step_credit import first_tokens, of_steps, over_tokens
+from oger_recipe.algorithm.step_tensors import first_tokens, of_steps, over_tokens
 
 RATIO_LEVELS = ("token", "step")
 

@@ -13,6 +13,14 @@ from torch.nn.functional import pad
 
 from oger_recipe.algorithm.advantage import group_advantage
 from oger_recipe.algorithm.normalize import group_normalized
+from oger_recipe.algorithm.step_tensors import (
+    first_places,
+    first_tokens,
+    from_here_on,
+    last_steps,
+    over_tokens,
+    real,
+)
 from oger_recipe.algorithm.steps import step_gae, token_gae_by_steps
 
 
@@ -66,7 +74,7 @@ def appo(rows: ValuedSteps, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
 
     The returns stand on these tokens alone, where the critic is trained, and are 0 elsewhere.
     """
-    first = _first_places(rows.step_index, rows.mask.shape[1])
+    first = first_places(rows.step_index, rows.mask.shape[1])
     values = pad(rows.values, (0, 1)).gather(1, first)
     advantages, returns = step_gae(rows.rewards, values, rows.mask, gamma=gamma, lam=lam)
     of_tokens = torch.where(first_tokens(rows.step_index), over_tokens(returns, rows.step_index), 0.0)
@@ -108,7 +116,7 @@ def process_grpo_batch(rows: GroupedSteps) -> Tensor:
     exact = torch.where(rows.mask, rows.rewards.double(), 0.0)
     centred = torch.where(rows.mask, exact - exact.sum() / count, 0.0)
     std = (centred.square().sum() / count).sqrt()
-    return (centred / (std + 1e-8)).to(_real(rows.rewards))
+    return (centred / (std + 1e-8)).to(real(rows.rewards))
 
 
 def process_rloo(rows: GroupedSteps) -> Tensor:
@@ -135,31 +143,7 @@ def process_rloo(rows: GroupedSteps) -> Tensor:
     baseline = _of_others(compared * (tokens * earned).sum(dim=2), compared * tokens.sum(dim=2))
     against = _of_others(compared * outcome, compared)
     advantages = earned - baseline.unsqueeze(2) + (outcome - against).unsqueeze(2)
-    return torch.where(rows.mask, advantages, 0.0).to(_real(rows.rewards))
-
-
-def of_steps(values: Tensor, step_index: Tensor, steps: int) -> Tensor:
-    """Sum values over the tokens of each of so many steps: both [B, A] (step_index from 0, -1 where there is no
-    token), the result [B, steps]."""
-    inside = torch.where(step_index >= 0, values, 0)
-    return inside.new_zeros(len(values), steps + 1).scatter_add(1, step_index.long() + 1, inside)[:, 1:]
-
-
-def over_tokens(values: Tensor, step_index: Tensor) -> Tensor:
-    """Put values [B, S] on the tokens of their steps, [B, A]; 0 where there is none."""
-    return pad(values, (1, 0)).gather(1, step_index.long() + 1)
-
-
-def last_steps(mask: Tensor) -> Tensor:
-    """Mark the last step of each row; mask (bool [..., S]) has a row's steps first."""
-    return mask & ~pad(mask[..., 1:], (0, 1))
-
-
-def first_tokens(step_index: Tensor) -> Tensor:
-    """Mark the first token of each step (bool [B, A]); step_index counts from 0, -1 where there is no token."""
-    places = torch.arange(step_index.shape[1], device=step_index.device)
-    first = _first_places(step_index, step_index.shape[1])  # a row has no more steps than tokens
-    return (step_index >= 0) & (over_tokens(first, step_index) == places)
+    return torch.where(rows.mask, advantages, 0.0).to(real(rows.rewards))
 
 
 def whitening(values: Tensor, *, divide: bool) -> tuple[float, float]:
@@ -175,24 +159,7 @@ def whitening(values: Tensor, *, divide: bool) -> tuple[float, float]:
     return mean.item(), variance.rsqrt().item() if divide else 1.0
 
 
-def from_here_on(values: Tensor, mask: Tensor) -> Tensor:
-    """Sum values [..., S] of this and all later steps, 0 outside of the mask."""
-    inside = torch.where(mask, values, 0.0)
-    return torch.where(mask, inside.flip(-1).cumsum(-1).flip(-1), 0.0)
-
-
-def _first_places(step_index: Tensor, steps: int) -> Tensor:
-    """Find the place of the first token of each of so many steps, [B, steps]; behind the last place: there is none."""
-    places = torch.arange(step_index.shape[1], device=step_index.device).expand(step_index.shape)
-    behind = places.new_full((len(step_index), steps + 1), step_index.shape[1])
-    return behind.scatter_reduce(1, step_index.long() + 1, places, "amin")[:, 1:]
-
-
 def _of_others(sums: Tensor, counts: Tensor) -> Tensor:
     """Take the mean over the other rows of each group, of sums and counts [groups, n]; 0 where they count nothing."""
     sums, counts = (each.sum(dim=1, keepdim=True) - each for each in (sums, counts))
     return torch.where(counts > 0, sums / counts.clamp(min=1), 0.0)
-
-
-def _real(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)

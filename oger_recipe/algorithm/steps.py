@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from oger_recipe.algorithm.step_tensors import count_steps, last_steps, of_steps, over_tokens, read_index, real
+
 
 def step_gae(
     rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float, next_value: Tensor | None = None
@@ -69,14 +71,13 @@ def token_gae_by_steps(
     _require_rows(step_index, next_value)
     if step_rewards.ndim != 2 or len(step_rewards) != len(step_index):
         raise ValueError(f"step_rewards must be [{len(step_index)}, S], not {list(step_rewards.shape)}")
-    index, exists = _read_index(step_index)
+    index, exists = read_index(step_index)
     if (index >= step_rewards.shape[1]).any():
         raise ValueError(f"step_index goes to {index.max().item()}, step_rewards has {step_rewards.shape[1]} steps")
     if (exists & (index < index.cummax(dim=1).values)).any():
         raise ValueError("step_index goes back to an earlier step")
     values = _inside(token_values, exists)
-    # Column 0 is of what has no step.
-    paid = pad(step_rewards.to(_real(step_rewards)), (1, 0)).gather(1, index + 1)
+    paid = over_tokens(step_rewards.to(real(step_rewards)), index)
     after = _next_places(exists)
     following = torch.cat([values, _behind_the_last(values, next_value).unsqueeze(1)], dim=1).gather(1, after)
     ends = exists & (index != pad(index, (0, 1), value=-1).gather(1, after))
@@ -99,11 +100,9 @@ def step_ratio(log_probs: Tensor, old_log_probs: Tensor, step_index: Tensor) -> 
     step. The ratio of an action that is a whole step (APPO of OpenR, arXiv 2410.09671).
     """
     _require_shapes(step_index, log_probs=log_probs, old_log_probs=old_log_probs)
-    index, exists = _read_index(step_index)
+    index, exists = read_index(step_index)
     change = _inside(log_probs, exists) - _inside(old_log_probs, exists)
-    steps = int(index.max()) + 1 if index.numel() else 0
-    # Column 0 is of what has no step.
-    return change.new_zeros(len(index), steps + 1).scatter_add(1, index + 1, change)[:, 1:].exp()
+    return of_steps(change, index, count_steps(index)).exp()
 
 
 def aggregate_steps(scores: Tensor, mask: Tensor, how: str) -> Tensor:
@@ -135,19 +134,13 @@ def min_form_rewards(scores: Tensor, mask: Tensor, temperature: float) -> Tensor
     exists = mask.bool()
     inside = _inside(scores, exists).double()
     if not mask.shape[1]:
-        return inside.to(_real(scores))
+        return inside.to(real(scores))
     # Distances from the lowest: r / T alone would overflow for a small T.
     lowest = torch.where(exists, inside.detach(), torch.inf).amin(dim=1, keepdim=True)
     distance = torch.where(exists, inside - lowest, 0.0)
     weights = torch.where(exists, (-distance / temperature).exp(), 0.0)
     total = weights.sum(dim=1, keepdim=True)
-    return (inside * weights / torch.where(total > 0, total, 1.0)).to(_real(scores))
-
-
-def _last(scores: Tensor, mask: Tensor) -> Tensor:
-    place = torch.arange(1, mask.shape[1] + 1, device=mask.device)
-    last = (mask * place).amax(dim=1, keepdim=True) - 1 if mask.shape[1] else mask.sum(dim=1, keepdim=True) - 1
-    return torch.where(mask & (place - 1 == last), scores, 0.0).sum(dim=1)
+    return (inside * weights / torch.where(total > 0, total, 1.0)).to(real(scores))
 
 
 def _min(scores: Tensor, mask: Tensor) -> Tensor:
@@ -162,19 +155,15 @@ def _product(scores: Tensor, mask: Tensor) -> Tensor:
 AGGREGATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "min": _min,
     "product": _product,
-    "last": _last,
+    "last": lambda scores, mask: torch.where(last_steps(mask), scores, 0.0).sum(dim=1),
     "mean": lambda scores, mask: scores.sum(dim=1) / mask.sum(dim=1).clamp(min=1),
     "sum": lambda scores, mask: scores.sum(dim=1),
 }
 _NEUTRAL = {"min": torch.inf, "product": 1.0}
 
 
-def _real(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
-
-
 def _inside(tensor: Tensor, exists: Tensor) -> Tensor:
-    return torch.where(exists, tensor.to(_real(tensor)), 0.0)
+    return torch.where(exists, tensor.to(real(tensor)), 0.0)
 
 
 def _behind_the_last(values: Tensor, next_value: Tensor | None) -> Tensor:
@@ -190,16 +179,6 @@ def _next_places(exists: Tensor) -> Tensor:
 
 def _with_returns(advantages: Tensor, values: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
     return advantages, torch.where(exists, advantages + values, 0.0)
-
-
-def _read_index(step_index: Tensor) -> tuple[Tensor, Tensor]:
-    """The index as int64, and where there is a token."""
-    if step_index.dtype == torch.bool or step_index.is_floating_point():
-        raise ValueError(f"step_index must be of integers, not {step_index.dtype}")
-    index = step_index.long()
-    if (index < -1).any():
-        raise ValueError(f"step_index has {index.min().item()}: steps count from 0, and -1 means no token")
-    return index, index >= 0
 
 
 def _require_shapes(like: Tensor, **tensors: Tensor) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oger_recipe.algorithm.step_credit import last_steps
+from oger_recipe.algorithm.step_tensors import last_steps
 from oger_recipe.rewards.sources import Group, Scores
 
 

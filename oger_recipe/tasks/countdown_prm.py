@@ -1,7 +1,8 @@
 """The built-in task's process reward models: tiny, trained by `oger prm train`'s code on labels that arithmetic gives.
 
-They know problems of three and four numbers up to 10, with + and -. What they read: solutions in the teachers' styles,
-right ones and dead ends, in most of which some numbers are wrong; so they see what any policy may write.
+They know problems of three and four numbers up to 10, with + and -. What they learn from is for one half what a policy
+writes (a language model trained like the task's policies, warm and hot), whose mistakes look right, and for the other
+half the teachers' solutions and dead ends, in most of which some numbers are wrong.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
 
 from oger_recipe.data.labelled_steps import Solution
 from oger_recipe.prm.settings import Training
@@ -29,14 +32,15 @@ _WRONG_NUMBERS = (0.04, 0.1, 0.2)  # shares of the numbers of a solution
 
 @dataclass(frozen=True)
 class Data:
-    """How many solutions to learn from, and how often they are seen."""
+    """How many solutions to learn from, half of them sampled, and how often they are seen."""
 
     solutions: int
     epochs: int
 
 
-GOOD = Data(solutions=25_600, epochs=1)
+GOOD = Data(solutions=12_800, epochs=2)
 FEW = Data(solutions=160, epochs=20)  # so few that it knows them by heart, and guesses elsewhere
+_TEMPERATURES, _AT_ONCE, _LONGEST = (1.0, 1.25), 256, 80
 
 
 def save_prm(base: Path, data: Data, folder: Path) -> Path:
@@ -48,7 +52,9 @@ def save_prm(base: Path, data: Data, folder: Path) -> Path:
         epochs=data.epochs, learning_rate=1e-3, batch_size=64, micro_batch_size=64, max_length=512, held_out=0.1
     )
     made = folder / "made"
-    train(entry, list(solutions(data.solutions, seed=1)), ["countdown"], how, made)
+    half = data.solutions // 2
+    known = [*solutions(data.solutions - half, seed=1), *sampled_solutions(base, half, seed=2)]
+    train(entry, known, ["countdown"], how, made)
     for file in made.iterdir():
         file.rename(folder / file.name)
     made.rmdir()
@@ -73,15 +79,48 @@ def save_base(folder: Path) -> Path:
 
 
 def solutions(count: int, seed: int) -> Iterator[Solution]:
-    """Yield labelled solutions, some for each problem."""
+    """Yield labelled solutions in the teachers' styles, some for each problem."""
     rng = random.Random(seed)
+    for problem in _shuffled(count, rng, seed):
+        yield _labelled(problem, _written(problem, rng))
+
+
+def sampled_solutions(base: Path, count: int, seed: int) -> Iterator[Solution]:
+    """Yield labelled solutions of a language model."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(base, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(base, dtype="float32").eval()
+    problems = _shuffled(count, random.Random(seed), seed)
+    torch.manual_seed(seed)
+    for number, start in enumerate(range(0, count, _AT_ONCE)):
+        batch = problems[start : start + _AT_ONCE]
+        chats = [[{"role": "user", "content": prompt_of(problem)}] for problem in batch]
+        prompts = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
+        tokens = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
+        with torch.inference_mode():
+            written = model.generate(
+                **tokens,
+                do_sample=True,
+                temperature=_TEMPERATURES[number % len(_TEMPERATURES)],
+                top_k=0,
+                max_new_tokens=_LONGEST,
+            )
+        texts = tokenizer.batch_decode(written[:, tokens["input_ids"].shape[1] :], skip_special_tokens=True)
+        yield from (_labelled(problem, text) for problem, text in zip(batch, texts, strict=True) if text.strip())
+
+
+def _shuffled(count: int, rng: random.Random, seed: int) -> list[Problem]:
+    """Draws problems, the same again and again where there are fewer."""
     problems = _problems(seed)
     rng.shuffle(problems)
-    for number in range(count):
-        problem = problems[number % len(problems)]
-        steps = tuple(cut_text(_written(problem, rng), STEPS))
-        labels = step_labels(steps, problem.numbers, problem.target)
-        yield Solution(f"{problem.uid}-{number}", prompt_of(problem), steps, tuple(map(float, labels)))
+    return [problems[number % len(problems)] for number in range(count)]
+
+
+def _labelled(problem: Problem, text: str) -> Solution:
+    steps = tuple(cut_text(text, STEPS))
+    labels = step_labels(steps, problem.numbers, problem.target)
+    return Solution(problem.uid, prompt_of(problem), steps, tuple(map(float, labels)))
 
 
 def _problems(seed: int) -> list[Problem]:

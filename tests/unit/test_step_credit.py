@@ -18,16 +18,13 @@ from oger_recipe.algorithm.step_credit import (
     GroupedSteps,
     ValuedSteps,
     appo,
-    first_tokens,
-    last_steps,
-    of_steps,
-    over_tokens,
     process_grpo,
     process_grpo_batch,
     process_rloo,
     tppo,
     whitening,
 )
+from oger_recipe.algorithm.step_tensors import first_tokens, last_steps, of_steps, over_tokens
 from oger_recipe.algorithm.steps import step_gae, token_gae_by_steps
 
 SEEDS = range(8)

@@ -12,17 +12,8 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from torch import Tensor
 
-from oger_recipe.algorithm.step_credit import (
-    GroupedSteps,
-    StepEstimator,
-    ValuedSteps,
-    first_tokens,
-    from_here_on,
-    last_steps,
-    of_steps,
-    over_tokens,
-    whitening,
-)
+from oger_recipe.algorithm.step_credit import GroupedSteps, StepEstimator, ValuedSteps, whitening
+from oger_recipe.algorithm.step_tensors import first_tokens, from_here_on, last_steps, of_steps, over_tokens
 from oger_recipe.rewards.by_steps import StepRewards
 
 

@@ -7,7 +7,7 @@ from openrlhf.trainer.ray import ppo_critic
 from openrlhf.utils.loss_utils import get_loss_batch_info
 
 from oger_recipe.algorithm.credit import STEP_ESTIMATORS
-from oger_recipe.algorithm.step_credit import first_tokens
+from oger_recipe.algorithm.step_tensors import first_tokens
 from oger_recipe.algorithm.value_loss import clipped_huber_loss
 from oger_recipe.algorithm.value_stats import clipped_tokens, explained_variance, value_sums
 from oger_recipe.plugin.policy.updates import UpdateHealth, accumulate_until_last
