@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oger_recipe.data.labelled_steps import Solution, is_apart, read_labelled_steps
+from oger_recipe.data.labelled_steps import Solution, read_labelled_steps
 from oger_recipe.errors import RecipeError
 
 PROCESS_BENCH = {
@@ -122,13 +122,6 @@ def test_prm800k_goes_on_with_what_was_chosen_though_a_person_wrote_too(tmp_path
     steps = [step([rated("one", 1)], 0, rated("mine", None)), step([rated("two", 1)], 0)]
     found, _ = read(tmp_path, PRM800K | {"label": {"steps": steps}})
     assert [each.steps for each in found] == [("one", "two")]
-
-
-def test_a_share_of_the_problems_is_apart_with_all_their_solutions() -> None:
-    made = [Solution(f"{number}", f"question {number // 2}", ("a",), (1.0,)) for number in range(4000)]
-    apart = [is_apart(each, 0.3, 1, "held out") for each in made]
-    assert apart[::2] == apart[1::2]
-    assert sum(apart) / len(apart) == pytest.approx(0.3, abs=0.04)  # four standard errors of 2000 problems
 
 
 def test_prm800k_without_any_label_is_no_solution(tmp_path: Path) -> None:
