@@ -57,6 +57,9 @@ def labels(text: str, numbers: tuple[int, ...] = (3, 5, 12), target: int = 96) -
         # two statements in one step: both have to be good
         (f"3+5=8. then 8*12=96, {ANSWER}", [1, 1]),
         (f"3+5=8. then 8*12=97, {ANSWER}", [0, 1]),
+        ("3+5=9. so 3+5=8, ", [0]),
+        # a statement with 0 is none, and leaves the goals as they are
+        ("need 96=0+96, need 96=8*12, need 8=3+5, ", [0, 1, 1]),
     ],
 )  # fmt: skip
 def test_a_step_is_good_if_it_is_true_and_brings_the_target_nearer(text: str, expected: list[int]) -> None:
