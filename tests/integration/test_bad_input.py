@@ -332,8 +332,8 @@ def _with_prm(more: dict[str, Any]) -> str:
         (
             ["--ds.lora.rank", "8"],
             "ds.lora.rank 8 is not supported: OpenRLHF sends the engine the adapters under names that vLLM does not "
-            "know, and the first update ends the run; train all weights (ds.zero_stage 3 and ds.adam_offload take less "
-            "memory)",
+            "know, and the first update ends the run; train all weights (ds.zero_stage 3 and ds.adam_offload take "
+            "less memory)",
         ),
         (["--oger.critic.hidden_sizes", "64", "0"], "oger.critic.hidden_sizes is 0: it has to be 1 or more"),
         (["--oger.kl_stop", "0"], "oger.kl_stop is 0.0: it has to be above 0"),
