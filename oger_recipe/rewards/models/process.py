@@ -19,11 +19,12 @@ from oger_recipe.rewards.models.keys import ProcessKeys, StepKeys
 from oger_recipe.rewards.models.place import Reply
 from oger_recipe.rewards.models.places import place_of
 from oger_recipe.rewards.models.plugin import Failed
-from oger_recipe.rewards.models.step_text import StepWriter, load_tokenizer
+from oger_recipe.rewards.models.step_text import StepWriter
+from oger_recipe.rewards.models.tokens import load_tokenizer
 from oger_recipe.rewards.sources import Group, Scores
 
 if TYPE_CHECKING:
-    from oger_recipe.rewards.compose import SourceSpec, Surroundings
+    from oger_recipe.rewards.kinds import SourceSpec, Surroundings
 
 
 class StepScorer(Protocol):
