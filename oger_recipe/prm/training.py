@@ -16,7 +16,7 @@ import yaml
 
 from oger_recipe.data.labelled_steps import Solution, is_apart, stepwise_record
 from oger_recipe.errors import RecipeError
-from oger_recipe.evaluation.process import solution_metrics
+from oger_recipe.evaluation.prm_metrics import solution_metrics
 from oger_recipe.files import atomic_folder, atomic_write, write_jsonl
 from oger_recipe.prm.learning import probabilities, verdicts
 from oger_recipe.prm.rows import Row, make_rows

@@ -12,7 +12,7 @@ import torch
 
 from oger_recipe.data.labelled_steps import Solution, is_apart
 from oger_recipe.errors import RecipeError
-from oger_recipe.evaluation.process import best_threshold, first_error, reliability, rivals, solution_metrics
+from oger_recipe.evaluation.prm_metrics import best_threshold, first_error, reliability, rivals, solution_metrics
 from oger_recipe.evaluation.tables import aligned
 from oger_recipe.progress import ShownReplies
 from oger_recipe.rewards.entries import entry_problems, models_of, sources_of
