@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from oger_recipe.algorithm.steps import aggregate_steps, min_form_rewards
-from oger_recipe.rewards.models.process import padded, step_metrics
+from oger_recipe.rewards.models.process import padded, score_metrics
 from oger_recipe.rewards.sources import Group, Scores
 from oger_recipe.tasks.countdown_steps import step_labels
 
@@ -29,7 +29,7 @@ class ExactSteps:
         rewards = min_form_rewards(scores, mask, self._temperature) if self._is_min else scores
         return Scores(
             aggregate_steps(scores, mask, "min").view(wanted.shape),
-            metrics=step_metrics(scores, mask),
+            metrics=score_metrics(scores, mask),
             steps=torch.where(mask, rewards, torch.nan).view(*wanted.shape, -1),
         )
 

@@ -21,6 +21,7 @@ from oger_recipe.rewards.models.likelihood import likelihood_reply
 from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt
 from oger_recipe.rewards.models.step_engine import step_arguments, without_adapter
 from oger_recipe.rewards.models.step_models import step_reply
+from oger_recipe.rewards.models.tokens import tokens_of
 
 _EVERY_S = 1.0  # between two signs of life
 _SHOWN = 500  # characters of a reason
@@ -56,28 +57,29 @@ class JudgeActor:
     def _load(self) -> None:
         """An adapter is merged into files that are there until they are loaded."""
         with tempfile.TemporaryDirectory(prefix="oger-prm-") as folder:
-            if isinstance(self._keys, ProcessKeys) and self._keys.adapter is not None:
-                self._keys = without_adapter(self._keys, Path(folder))
-            self._start()
+            keys = self._keys
+            if isinstance(keys, ProcessKeys) and keys.adapter is not None:
+                keys = without_adapter(keys, Path(folder))
+            self._start(keys)
 
-    def _start(self) -> None:
+    def _start(self, keys: ModelKeys) -> None:
         with without_garbage_collection():  # and here: who only starts this actor does without vLLM
             from vllm.engine.arg_utils import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
             from oger_recipe.plugin.cpu_engine import cpu_arguments
 
-        arguments = model_arguments(self._keys, cpu=self._cpu)
+        arguments = model_arguments(keys, cpu=self._cpu)
         if self._cpu:
-            length = self._keys.max_model_len or EngineArgs(**arguments).create_model_config().max_model_len
+            length = keys.max_model_len or EngineArgs(**arguments).create_model_config().max_model_len
             float32 = arguments["dtype"] == "float32"
-            arguments |= cpu_arguments(self._keys.model, length, revision=self._keys.revision, float32=float32)
+            arguments |= cpu_arguments(keys.model, length, revision=keys.revision, float32=float32)
         else:
-            arguments |= {"gpu_memory_utilization": self._keys.gpu_memory_utilization, "enable_sleep_mode": True}
+            arguments |= {"gpu_memory_utilization": keys.gpu_memory_utilization, "enable_sleep_mode": True}
         self._engine: Any = LLMEngine.from_engine_args(
             EngineArgs(
                 **arguments,
-                tensor_parallel_size=self._keys.tensor_parallel_size,
+                tensor_parallel_size=keys.tensor_parallel_size,
                 distributed_executor_backend="uni" if self._bundles is None else "ray",
                 enforce_eager=self._cpu,
                 disable_log_stats=True,
@@ -171,8 +173,7 @@ class JudgeActor:
         yield ready
 
     def _tokens(self, prompt: str) -> list[int]:
-        begun = self._tokenizer.bos_token and prompt.startswith(self._tokenizer.bos_token)  # by a chat template
-        return list(self._tokenizer.encode(prompt, add_special_tokens=not begun))
+        return tokens_of(self._tokenizer, prompt)
 
     def _require_room(self, tokens: Sequence[int], room: int) -> None:
         """Raises ValueError for a prompt that is too long."""
