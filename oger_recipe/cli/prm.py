@@ -204,7 +204,7 @@ def _read(shapes: Mapping[str, int], solutions: int) -> str:
 
 
 def _eval(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
-    from oger_recipe.run.prm import cases, picture, prm_of, report, result, scored
+    from oger_recipe.run.prm_eval import cases, picture, prm_of, report, result, scored
 
     _check_eval(args)
     settings = settings_of_run(args.recipe, flags, parser)

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from oger_recipe.prm.rows import Row
+from oger_recipe.rewards.models.in_process import padded
 from oger_recipe.rewards.models.keys import ProcessKeys
 from oger_recipe.rewards.models.step_models import step_logits, step_reply
 from oger_recipe.rewards.models.step_text import verdict_tokens
@@ -32,7 +32,7 @@ class Collator:
     only_ends: bool
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        batch = _padded([row.prompt.tokens for row in rows])
+        batch = dict(padded([row.prompt.tokens for row in rows], 0, left=False))
         places = torch.arange(batch["input_ids"].shape[1])
         if self.only_ends:
             places = torch.tensor(sorted({end for row in rows for end in row.prompt.ends}))
@@ -45,12 +45,6 @@ class Collator:
                 if label is not None:
                     labels[number, 1 + int(torch.searchsorted(places, end))] = label
         return batch | {"labels": labels}
-
-
-def _padded(tokens: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-    ids = pad_sequence([torch.tensor(each) for each in tokens], batch_first=True)
-    mask = pad_sequence([torch.ones(len(each), dtype=torch.long) for each in tokens], batch_first=True)
-    return {"input_ids": ids, "attention_mask": mask}
 
 
 def collator_of(keys: ProcessKeys, model: Any) -> Collator:
@@ -98,7 +92,7 @@ def probabilities(
     for start in range(0, len(order), batch_size):
         numbers = order[start : start + batch_size]
         prompts = [rows[number].prompt for number in numbers]
-        batch = {name: each.to(model.device) for name, each in _padded([each.tokens for each in prompts]).items()}
+        batch = padded([each.tokens for each in prompts], 0, left=False).to(model.device)
         logits = step_logits(keys, tokenizer, model, batch, prompts)
         found |= {number: step_reply(keys, each).steps for number, each in zip(numbers, logits, strict=True)}
     return [found[number] for number in range(len(rows))]

@@ -16,7 +16,7 @@ import yaml
 
 from oger_recipe.data.labelled_steps import Solution, is_apart, stepwise_record
 from oger_recipe.errors import RecipeError
-from oger_recipe.evaluation.process import solution_metrics
+from oger_recipe.evaluation.prm_metrics import solution_metrics
 from oger_recipe.files import atomic_folder, atomic_write, write_jsonl
 from oger_recipe.prm.learning import probabilities, verdicts
 from oger_recipe.prm.rows import Row, make_rows
@@ -24,7 +24,8 @@ from oger_recipe.prm.settings import Training
 from oger_recipe.prm.trainer import save, trained
 from oger_recipe.remote_code import refusals
 from oger_recipe.rewards.models.keys import ProcessKeys
-from oger_recipe.rewards.models.step_text import StepWriter, load_tokenizer
+from oger_recipe.rewards.models.step_text import StepWriter
+from oger_recipe.rewards.models.tokens import load_tokenizer
 
 THRESHOLD = 0.5  # of a step's probability, in the report; nothing was tuned on what it is of
 REPORT = "prm.json"

@@ -13,14 +13,15 @@ from oger_recipe.evaluation.judges import JudgedPair, Prices, Work, label_metric
 from oger_recipe.evaluation.labelled import Answer, Pair
 from oger_recipe.evaluation.tables import aligned
 from oger_recipe.progress import ShownReplies
-from oger_recipe.remote_code import may_run
-from oger_recipe.rewards.compose import SourceSpec, Surroundings, entry_problems, sources_of
+from oger_recipe.rewards.entries import entry_problems, sources_of
+from oger_recipe.rewards.kinds import SourceSpec, Surroundings
 from oger_recipe.rewards.models.asking import Judged, RewardModel
 from oger_recipe.rewards.models.classifier import CriticAndHead, Head
 from oger_recipe.rewards.models.judge import Judge
 from oger_recipe.rewards.models.keys import ModelKeys, PairwiseKeys
 from oger_recipe.rewards.models.pairwise import TIE, compare
 from oger_recipe.rewards.models.place import Place, Reply, Sampling, StepPrompt
+from oger_recipe.rewards.models.tokens import load_tokenizer, plain_tokens
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.run.engines import engines_of
 from oger_recipe.run.inputs import with_judges
@@ -59,8 +60,7 @@ def judge_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
     if spec.kind == "process":
         raise RecipeError(f"{spec.name} is of kind process, which scores steps: `oger prm eval` is for it")
     if spec.kind not in _MODELS:
-        of_steps = "; `oger prm eval` evaluates scores of steps" if spec.kind == "process" else ""
-        raise RecipeError(f"{spec.name} is of kind {spec.kind}: kinds {', '.join(_MODELS)} can be evaluated{of_steps}")
+        raise RecipeError(f"{spec.name} is of kind {spec.kind}: kinds {', '.join(_MODELS)} can be evaluated")
     return spec
 
 
@@ -224,15 +224,9 @@ class Metered:
 
     def tokens(self) -> tuple[int, int]:
         """Read and written."""
-        from transformers import AutoTokenizer
-
-        name, revision = self.keys.tokenizer_files
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=may_run())
+        tokenizer = load_tokenizer(self.keys)
         read, written = (
-            sum(
-                len(tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) else text.tokens)
-                for text in texts
-            )
+            sum(len(plain_tokens(tokenizer, text) if isinstance(text, str) else text.tokens) for text in texts)
             for texts in (self.prompts, [reply.text for reply in self.replies])
         )
         return read, written

@@ -7,7 +7,7 @@ from typing import Any
 
 from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
 from oger_recipe.data.rows import Row
-from oger_recipe.rewards.compose import sources_of
+from oger_recipe.rewards.entries import sources_of
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.run import memory
 from oger_recipe.run.preflight import OK, PROBLEM, Finding

@@ -26,7 +26,7 @@ from oger_recipe.data.sources import is_hub_name
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.benchmarks import BENCHMARKS
-from oger_recipe.rewards.compose import models_of, sources_of
+from oger_recipe.rewards.entries import models_of, sources_of
 from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys
 from oger_recipe.run.job import Job
 from oger_recipe.run.judges import problems_of
@@ -335,7 +335,8 @@ def _judge_plugins(job: Job) -> Found:
 def _step_texts(job: Job) -> Found:
     """The tokenizers of process reward models, and their adapters."""
     from oger_recipe.rewards.models.step_models import check_adapter
-    from oger_recipe.rewards.models.step_text import StepWriter, load_tokenizer, verdict_tokens
+    from oger_recipe.rewards.models.step_text import StepWriter, verdict_tokens
+    from oger_recipe.rewards.models.tokens import load_tokenizer
 
     for name, keys in models_of(OgerSettings.of(job.value).reward.sources):
         if not isinstance(keys, ProcessKeys):

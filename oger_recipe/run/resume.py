@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.compose import sources_of
+from oger_recipe.rewards.entries import sources_of
 from oger_recipe.rewards.models.scorer_keys import ImplicitKeys
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.settings.flags import defaults

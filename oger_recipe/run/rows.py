@@ -10,7 +10,7 @@ from oger_recipe.data.rows import Row
 from oger_recipe.data.sources import Columns, Seen, read_dataset
 from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.benchmarks import BENCHMARKS, asked_once, load_benchmark, uid_in_a_run
-from oger_recipe.rewards.compose import sources_of
+from oger_recipe.rewards.entries import sources_of
 from oger_recipe.rewards.rules import TIMES_ASKED
 from oger_recipe.run.plan import READ_WHOLE, Size, counted, local_files
 from oger_recipe.run.shortage import require_teachers

@@ -26,19 +26,10 @@ from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.scores import Column, score_table
 from oger_recipe.files import atomic_write
 from oger_recipe.progress import ShownReplies
-from oger_recipe.rewards.compose import (
-    ON_ERROR,
-    Rewards,
-    SourceSpec,
-    Surroundings,
-    entry_problems,
-    make_source,
-    models_of,
-    rewards_of,
-    sources_of,
-    with_fixed_rewards,
-)
+from oger_recipe.rewards.compose import ON_ERROR, Rewards, rewards_of, with_fixed_rewards
+from oger_recipe.rewards.entries import entry_problems, models_of, sources_of
 from oger_recipe.rewards.grading.pool import GradingPool
+from oger_recipe.rewards.kinds import SourceSpec, Surroundings, make_source
 from oger_recipe.rewards.repetition import is_repetitive
 from oger_recipe.rewards.rules import labelled_answer
 from oger_recipe.rewards.sources import Group, Scores, Source

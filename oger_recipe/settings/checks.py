@@ -10,7 +10,7 @@ from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, CRITIC_ESTIMATORS, GR
 from oger_recipe.data.sources import is_hub_name
 from oger_recipe.errors import RecipeError
 from oger_recipe.remote_code import Named, untrusted
-from oger_recipe.rewards.compose import models_of
+from oger_recipe.rewards.entries import models_of
 from oger_recipe.secrets import secret_problems
 from oger_recipe.settings.combinations import combination_problems
 from oger_recipe.settings.critic import SAVED_SIZES, CriticSettings

@@ -9,7 +9,9 @@ from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS, GROUP_EST
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
 from oger_recipe.algorithm.policy_loss import reshape_probability
 from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.compose import KINDS, ON_ERROR, by_steps_problem, entry_problems
+from oger_recipe.rewards.compose import ON_ERROR, by_steps_problem
+from oger_recipe.rewards.entries import entry_problems
+from oger_recipe.rewards.kinds import KINDS
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.settings.credit import AdvantageSettings
 from oger_recipe.settings.critic import CriticSettings

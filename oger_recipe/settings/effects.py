@@ -7,7 +7,8 @@ from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS, STEP_ESTIMATORS
 from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
 from oger_recipe.algorithm.prefix import PREFIX_STRATEGIES
 from oger_recipe.algorithm.reshape import RESHAPES
-from oger_recipe.rewards.compose import KINDS, models_of
+from oger_recipe.rewards.entries import models_of
+from oger_recipe.rewards.kinds import KINDS
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.steps import StepSettings
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
-from oger_recipe.rewards.compose import models_of
+from oger_recipe.rewards.entries import models_of
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.settings.oger import OgerSettings
 

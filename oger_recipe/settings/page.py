@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any, get_args, get_type_hints
 
-from oger_recipe.rewards.compose import COMMON, KINDS, SourceSpec
+from oger_recipe.rewards.entries import COMMON
 from oger_recipe.rewards.keys import Keys
+from oger_recipe.rewards.kinds import KINDS, SourceSpec
 from oger_recipe.settings.fields import Section, Setting
 from oger_recipe.settings.oger import SECTIONS
 
@@ -43,9 +44,9 @@ def _sources() -> Iterator[str]:
     yield from _keys(COMMON, SourceSpec)
     of_kinds = [(f"`{name}`", kind.keys) for name, kind in KINDS.items()]
     of_kinds += [
-        (f"`{name}` with scorer `{scorer}`", keys)
+        (f"`{name}` with scorer `{scorer}`", other.keys)
         for name, kind in KINDS.items()
-        for scorer, keys in kind.by_scorer.items()
+        for scorer, other in kind.by_scorer.items()
     ]
     adding = dict.fromkeys(each for _, keys in of_kinds for each in reversed(keys.__mro__))
     for keys in adding:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from oger_recipe.ranges import COUNT, PART, WEIGHT
-from oger_recipe.rewards.compose import DEFAULT, KINDS, ON_ERROR
+from oger_recipe.rewards.compose import ON_ERROR
+from oger_recipe.rewards.entries import DEFAULT
+from oger_recipe.rewards.kinds import KINDS
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.settings.fields import Section, setting
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.plugin.controller.hybrid_batch import make_hybrid, read_rollouts
+from oger_recipe.plugin.controller.reward_sources import RewardSources
 from oger_recipe.plugin.controller.step_metrics import Credit, step_metrics
-from oger_recipe.plugin.controller.step_rewards import StepRewards
 from oger_recipe.plugin.controller.step_samples import sample_lines
 from oger_recipe.plugin.judges.engines import RunEngines
 
@@ -33,7 +33,7 @@ from oger_recipe.embedding.cache import EmbeddingCache
 from oger_recipe.embedding.encoder import TrajectoryEncoder
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 from oger_recipe.embedding.similarity import EmbeddingSimilarity
-from oger_recipe.rewards.compose import Surroundings
+from oger_recipe.rewards.kinds import Surroundings
 from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.run_folder.records import write_samples
 from oger_recipe.settings.oger import OgerSettings
@@ -105,7 +105,7 @@ def measure(encoder: TrajectoryEncoder, sizes: dict[str, int], folder: Path, ste
         tokenizer.convert_tokens_to_ids(word) for word in ("we", "then", "find", "that", "the", "sum", "is", "two")
     ]
     settings = OgerSettings()
-    sources = StepRewards(Surroundings.of(settings, RunEngines(cpu=True).place, seed=0), folder, "dr_grpo")
+    sources = RewardSources(Surroundings.of(settings, RunEngines(cpu=True).place, seed=0), folder, "dr_grpo")
     prompts, group, length, teachers = sizes.values()
 
     def teacher(number: int) -> Teacher:

@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from oger_recipe.cli import train, train_ppo_ray
-from oger_recipe.rewards.compose import KINDS
+from oger_recipe.rewards.kinds import KINDS
 
 ROW = {
     "uid": "p-1",

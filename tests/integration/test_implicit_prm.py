@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oger_recipe.algorithm.implicit import outcome_accuracy
 from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.compose import Surroundings, entry_problems, make_source, sources_of
+from oger_recipe.rewards.entries import entry_problems, sources_of
+from oger_recipe.rewards.kinds import Surroundings, make_source
 from oger_recipe.rewards.models.implicit import ImplicitScorer, LearningSource
 from oger_recipe.rewards.sources import Group, Learning, Scores
 from oger_recipe.rewards.verdict import Graded, Verdict

@@ -23,7 +23,8 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassificat
 
 from oger_recipe import progress
 from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.compose import Surroundings, entry_problems, make_source, sources_of
+from oger_recipe.rewards.entries import entry_problems, sources_of
+from oger_recipe.rewards.kinds import Surroundings, make_source
 from oger_recipe.rewards.models.in_process import Noise, ProcessPlace
 from oger_recipe.rewards.models.judge import Judge
 from oger_recipe.rewards.models.keys import ModelKeys

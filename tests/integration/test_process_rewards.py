@@ -28,7 +28,8 @@ from transformers import (
 )
 
 from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.compose import Surroundings, entry_problems, make_source, sources_of
+from oger_recipe.rewards.entries import entry_problems, sources_of
+from oger_recipe.rewards.kinds import Surroundings, make_source
 from oger_recipe.rewards.models.cache import Cached, VerdictCache
 from oger_recipe.rewards.models.in_process import ProcessPlace
 from oger_recipe.rewards.models.keys import ProcessKeys
@@ -36,7 +37,8 @@ from oger_recipe.rewards.models.place import StepPrompt
 from oger_recipe.rewards.models.plugin import Failed
 from oger_recipe.rewards.models.step_formats import FORMATS
 from oger_recipe.rewards.models.step_models import step_reply
-from oger_recipe.rewards.models.step_text import StepWriter, load_tokenizer, plain_tokens, tokens_of, verdict_tokens
+from oger_recipe.rewards.models.step_text import StepWriter, verdict_tokens
+from oger_recipe.rewards.models.tokens import load_tokenizer, plain_tokens, tokens_of
 from oger_recipe.rewards.sources import Group, Scores
 from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.tasks.known_judges import good_until, save_prm

@@ -16,7 +16,8 @@ from oger_recipe.embedding.cache import EmbeddingCache
 from oger_recipe.embedding.encoder import TrajectoryEncoder, make_encoder
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 from oger_recipe.files import read_jsonl
-from oger_recipe.rewards.compose import SourceSpec, Surroundings, make_source, rewards_of
+from oger_recipe.rewards.compose import rewards_of
+from oger_recipe.rewards.kinds import SourceSpec, Surroundings, make_source
 from oger_recipe.rewards.models.keys import SimilarityKeys
 from oger_recipe.rewards.models.similarity import Similarity
 from oger_recipe.rewards.sources import Group, Scores
@@ -261,7 +262,7 @@ def test_a_resumed_run_pays_what_an_implicit_prm_had_learnt(maker, rows, letters
     for step in (1, 2, 3):
         steps.append(train(through, step))
         if step == 2:
-            through.step_rewards.save(checkpoints.of_sources(tmp_path / "checkpoints", 2))
+            through.reward_sources.save(checkpoints.of_sources(tmp_path / "checkpoints", 2))
     resumed = maker(prime, flags=flags)
     resumed.resume(2, 3)
     rewards, found, metrics = train(resumed, 3)

@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from oger_recipe.cli import serve_judge
-from oger_recipe.rewards.compose import entry_problems
+from oger_recipe.rewards.entries import entry_problems
 from oger_recipe.rewards.models.guard import KeyForEveryPath
 from oger_recipe.rewards.models.keys import ClassifierKeys, JudgeKeys
 from oger_recipe.tasks.known_judges import save_prm

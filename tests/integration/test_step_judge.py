@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from oger_recipe.rewards.compose import Surroundings, entry_problems, make_source, sources_of
+from oger_recipe.rewards.entries import entry_problems, sources_of
+from oger_recipe.rewards.kinds import Surroundings, make_source
 from oger_recipe.rewards.models.cache import VerdictCache
 from oger_recipe.rewards.models.place import Reply, Sampling
 from oger_recipe.rewards.sources import Group, Scores

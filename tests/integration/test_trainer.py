@@ -209,7 +209,7 @@ def test_what_a_source_has_learnt_is_part_of_the_checkpoint(
     }  # fmt: skip
     trainer = make_trainer(f"--oger.reward.sources={json.dumps([{'name': 'rule', 'kind': 'verifier'}, prime])}")
     trainer.client_states, trainer.solve_rates = {}, [0.5]
-    (source,) = trainer.experience_maker.step_rewards._learning().values()
+    (source,) = trainer.experience_maker.reward_sources._learning().values()
     _, model = source._learner._place.writer()
 
     def weights(value: float) -> None:

@@ -11,7 +11,8 @@ import torch
 from groups import group
 
 from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.compose import ON_ERROR, Rewards, SourceSpec, rewards_of, with_fixed_rewards
+from oger_recipe.rewards.compose import ON_ERROR, Rewards, rewards_of, with_fixed_rewards
+from oger_recipe.rewards.kinds import SourceSpec
 from oger_recipe.rewards.sources import Group, Scores, Verifier
 
 RULE = [1.0, 0.5, 0.0]

@@ -14,15 +14,9 @@ from groups import group
 from oger_recipe.algorithm.exploration import exploration_bonus
 from oger_recipe.algorithm.normalize import Running
 from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.compose import (
-    DEFAULT,
-    GATES,
-    NORMALIZE,
-    Rewards,
-    SourceSpec,
-    rewards_of,
-    sources_of,
-)
+from oger_recipe.rewards.compose import Rewards, rewards_of
+from oger_recipe.rewards.entries import DEFAULT, sources_of
+from oger_recipe.rewards.kinds import GATES, NORMALIZE, SourceSpec
 from oger_recipe.rewards.sources import Bonus, Group, Scores, Verifier
 
 RULE = [[1.0, 0.5, 0.0, 1.0], [0.0, -0.5, 1.0, 0.25]]

@@ -11,7 +11,9 @@ import torch
 from groups import group
 
 from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.compose import SourceSpec, make_source, rewards_of, sources_of
+from oger_recipe.rewards.compose import rewards_of
+from oger_recipe.rewards.entries import sources_of
+from oger_recipe.rewards.kinds import SourceSpec, make_source
 from oger_recipe.rewards.own import OwnClass, OwnFunction
 from oger_recipe.rewards.sources import Group, Scores
 

@@ -11,7 +11,9 @@ import pytest
 import torch
 from groups import group
 
-from oger_recipe.rewards.compose import SourceSpec, entry_problems, rewards_of
+from oger_recipe.rewards.compose import rewards_of
+from oger_recipe.rewards.entries import entry_problems
+from oger_recipe.rewards.kinds import SourceSpec
 from oger_recipe.rewards.models.asking import Judged
 from oger_recipe.rewards.models.keys import ProcessKeys
 from oger_recipe.rewards.models.place import Reply

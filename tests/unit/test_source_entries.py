@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from oger_recipe.rewards.compose import COMBINATIONS, DEFAULT, KINDS, ON_ERROR, SourceSpec, entry_problems, sources_of
+from oger_recipe.rewards.compose import ON_ERROR
+from oger_recipe.rewards.entries import DEFAULT, entry_problems, sources_of
+from oger_recipe.rewards.kinds import COMBINATIONS, KINDS, SourceSpec
 from oger_recipe.rewards.own import Keywords
 
 

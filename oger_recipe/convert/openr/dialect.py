@@ -53,6 +53,7 @@ OPENR = Dialect(
         "rollout.n_samples_per_prompt": 1,
         "train.colocate_all": True,
         "vllm.enable_sleep": True,
+        "vllm.enable_prefix_caching": True,
         "vllm.gpu_memory_utilization": 0.5,
         "ds.enable_sleep": True,
     },

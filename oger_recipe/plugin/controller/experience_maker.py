@@ -33,14 +33,14 @@ from oger_recipe.plugin.controller.hybrid_batch import (
     texts_of,
     uid_of,
 )
+from oger_recipe.plugin.controller.reward_sources import RewardSources
 from oger_recipe.plugin.controller.step_metrics import Credit, step_metrics
-from oger_recipe.plugin.controller.step_rewards import StepRewards
 from oger_recipe.plugin.controller.step_samples import sample_lines
 from oger_recipe.plugin.encoder.actor_encoder import encoders_on
 from oger_recipe.plugin.experiences import teachers_tokens
 from oger_recipe.plugin.judges.engines import RunEngines
 from oger_recipe.plugin.kl import compute_approx_kl
-from oger_recipe.rewards.compose import Surroundings
+from oger_recipe.rewards.kinds import Surroundings
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder import records as run_folder
 from oger_recipe.settings.oger import OgerSettings
@@ -72,7 +72,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             cpu=is_without_cuda(), memory_gb=settings.reward.engine_memory_gb, shared_gpus=shared_gpus
         )
         surroundings = Surroundings.of(settings, self.engines.place, self.args.train.seed, encoder)
-        self.step_rewards = StepRewards(surroundings, self.run_dir, self.args.algo.advantage.estimator)
+        self.reward_sources = RewardSources(surroundings, self.run_dir, self.args.algo.advantage.estimator)
         self.engines.start()
         self.engine_guard = EngineGuard(
             guards.max_logprob_difference, top_p=rollout.top_p, top_k=settings.rollouts.top_k
@@ -90,7 +90,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
     def resume(self, step: int, planned_steps: int) -> None:
         """Go on after ``step`` steps; called once, before the first batch."""
         self.planned_steps = planned_steps
-        self.step_rewards.resume(step, checkpoints.of_sources(Path(self.args.ckpt.path), step))
+        self.reward_sources.resume(step, checkpoints.of_sources(Path(self.args.ckpt.path), step))
         if self.settings.teachers.use_history_samples:
             self.history = History(self.run_dir / "history.jsonl", self.settings.teachers.history_size, step)
 
@@ -122,7 +122,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             self.dropped
             | {"oger/bonus_weight": self.bonus_weight}
             | step_metrics(self.rollouts, self.batch, credit)
-            | self.step_rewards.watch.look_at(self.rollouts, self.batch, self.rewards, self.step)
+            | self.reward_sources.watch.look_at(self.rollouts, self.batch, self.rewards, self.step)
             | {"oger/embedding_share_read": self.reach.share_read(self.rollouts, self.batch)}
         )
         run_folder.write_samples(self.run_dir, self.step, sample_lines(self.rollouts, self.batch, credit))
@@ -207,8 +207,8 @@ class OgerExperienceMaker(RemoteExperienceMaker):
     @torch.no_grad()
     def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
         settings, estimator = self.settings.advantage, self.args.algo.advantage.estimator
-        self.bonus_weight = self.step_rewards.bonus_weight(self.step, self.planned_steps)
-        self.rewards = self.step_rewards.of(self.rollouts, self.batch, self.entropy, self.step, self.bonus_weight)
+        self.bonus_weight = self.reward_sources.bonus_weight(self.step, self.planned_steps)
+        self.rewards = self.reward_sources.of(self.rollouts, self.batch, self.entropy, self.step, self.bonus_weight)
         for experience in experiences:
             experience.rewards = self.rewards.total.flatten()[experience.index]
         left_out = self.rewards.dropped.repeat_interleave(self.size)
@@ -276,7 +276,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         return Credit(
             self.entropy,
             self.token_entropy,
-            self.step_rewards.bonus(self.rewards),
+            self.reward_sources.bonus(self.rewards),
             self.rewards.total.flatten(),
             self._by_row(experiences, lambda each: of_first_token(each.advantages, each.action_mask)),
             {name: values.flatten() for name, values in self.rewards.said.items()},

@@ -14,7 +14,8 @@ from oger_recipe.algorithm.reward_watch import Drift, comoments, correlation, di
 from oger_recipe.files import read_jsonl
 from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts
 from oger_recipe.plugin.controller.step_metrics import token_counts
-from oger_recipe.rewards.compose import GATES, Rewards, SourceSpec
+from oger_recipe.rewards.compose import Rewards
+from oger_recipe.rewards.kinds import GATES, SourceSpec
 from oger_recipe.rewards.verdict import Verdict
 from oger_recipe.run_folder.records import event
 from oger_recipe.settings.rewards import RewardSettings

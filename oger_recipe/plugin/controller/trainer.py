@@ -194,7 +194,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
             checkpoints.remove(self.checkpoints, older)
 
     def _save_sources(self, folder: Path, step: int) -> None:
-        self.experience_maker.step_rewards.save(checkpoints.of_sources(folder, step))
+        self.experience_maker.reward_sources.save(checkpoints.of_sources(folder, step))
 
     def save_best_checkpoint(self, eval_metrics, global_step: int, client_states=None) -> None:
         """Upstream's where this is a new best; the older one goes after that."""

@@ -21,6 +21,7 @@ from oger_recipe.rewards.models.likelihood import likelihood_reply
 from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt
 from oger_recipe.rewards.models.step_engine import step_arguments, without_adapter
 from oger_recipe.rewards.models.step_models import step_reply
+from oger_recipe.rewards.models.tokens import tokens_of
 
 _EVERY_S = 1.0  # between two signs of life
 _SHOWN = 500  # characters of a reason
@@ -171,8 +172,7 @@ class JudgeActor:
         yield ready
 
     def _tokens(self, prompt: str) -> list[int]:
-        begun = self._tokenizer.bos_token and prompt.startswith(self._tokenizer.bos_token)  # by a chat template
-        return list(self._tokenizer.encode(prompt, add_special_tokens=not begun))
+        return tokens_of(self._tokenizer, prompt)
 
     def _require_room(self, tokens: Sequence[int], room: int) -> None:
         """Raises ValueError for a prompt that is too long."""

@@ -14,7 +14,7 @@ from oger_recipe.rewards.models.plugin import Plugin
 from oger_recipe.rewards.models.plugins_of import of_critic, of_head
 
 if TYPE_CHECKING:
-    from oger_recipe.rewards.compose import SourceSpec, Surroundings
+    from oger_recipe.rewards.kinds import SourceSpec, Surroundings
 
 
 @dataclass(frozen=True)

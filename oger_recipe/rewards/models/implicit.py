@@ -23,11 +23,11 @@ from oger_recipe.rewards.models.place import Likelihoods, Reply, StepPrompt
 from oger_recipe.rewards.models.plugin import Failed
 from oger_recipe.rewards.models.process import ProcessSource
 from oger_recipe.rewards.models.scorer_keys import ImplicitKeys
-from oger_recipe.rewards.models.step_text import load_tokenizer
+from oger_recipe.rewards.models.tokens import load_tokenizer
 from oger_recipe.rewards.sources import Group, Scores, Source
 
 if TYPE_CHECKING:
-    from oger_recipe.rewards.compose import SourceSpec, Surroundings
+    from oger_recipe.rewards.kinds import SourceSpec, Surroundings
 
 
 class ImplicitScorer:

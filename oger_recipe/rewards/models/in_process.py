@@ -17,7 +17,7 @@ from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys, WriterKeys
 from oger_recipe.rewards.models.likelihood import likelihood_reply, response_length, response_log_probs
 from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt, Told
 from oger_recipe.rewards.models.step_models import load_step_model, step_logits, step_reply
-from oger_recipe.rewards.models.step_text import tokens_of
+from oger_recipe.rewards.models.tokens import load_tokenizer, tokens_of
 
 _BATCH = 8
 _UNBOUNDED = 2**31  # tokens, of a model that says no limit
@@ -115,13 +115,9 @@ class ProcessPlace:
 
 
 def _load(keys: ModelKeys, make: Any) -> tuple[Any, Any]:
-    from transformers import AutoTokenizer
-
-    trust = may_run()
+    tokenizer = load_tokenizer(keys)
     try:
-        name, revision = (keys.tokenizer, None) if keys.tokenizer else (keys.model, keys.revision)
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust)
-        model = make(keys, {"revision": keys.revision, "trust_remote_code": trust, "dtype": _dtype(keys)})
+        model = make(keys, {"revision": keys.revision, "trust_remote_code": may_run(), "dtype": _dtype(keys)})
     except RecipeError:
         raise
     except Exception as error:  # whatever can be wrong with a model's files

@@ -14,7 +14,7 @@ from oger_recipe.rewards.models.plugin import Failed, Plugin
 from oger_recipe.rewards.models.plugins_of import of_judge
 
 if TYPE_CHECKING:
-    from oger_recipe.rewards.compose import SourceSpec, Surroundings
+    from oger_recipe.rewards.kinds import SourceSpec, Surroundings
 
 _SHOWN_CHARACTERS = 200  # of a reply, in the error that speaks of it
 

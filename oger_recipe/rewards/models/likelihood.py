@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from oger_recipe.rewards.models.place import Reply, StepPrompt
 from oger_recipe.rewards.models.plugin import Failed
-from oger_recipe.rewards.models.step_text import plain_tokens, tokens_of
+from oger_recipe.rewards.models.tokens import plain_tokens, tokens_of
 
 
 def written(tokenizer: Any, prompt: str, steps: Sequence[str]) -> StepPrompt | Failed:

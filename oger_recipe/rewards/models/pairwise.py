@@ -15,7 +15,7 @@ from oger_recipe.rewards.models.plugin import Failed
 from oger_recipe.rewards.sources import Group, Scores
 
 if TYPE_CHECKING:
-    from oger_recipe.rewards.compose import SourceSpec, Surroundings
+    from oger_recipe.rewards.kinds import SourceSpec, Surroundings
 
 TIE = 0.5
 

@@ -12,7 +12,7 @@ from oger_recipe.rewards.models.place import Place
 from oger_recipe.rewards.models.server import ServerPlace
 
 if TYPE_CHECKING:
-    from oger_recipe.rewards.compose import Surroundings
+    from oger_recipe.rewards.kinds import Surroundings
 
 
 def place_of(keys: ModelKeys, surroundings: Surroundings) -> Place:

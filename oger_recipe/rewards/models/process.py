@@ -19,11 +19,12 @@ from oger_recipe.rewards.models.keys import ProcessKeys, StepKeys
 from oger_recipe.rewards.models.place import Reply
 from oger_recipe.rewards.models.places import place_of
 from oger_recipe.rewards.models.plugin import Failed
-from oger_recipe.rewards.models.step_text import StepWriter, load_tokenizer
+from oger_recipe.rewards.models.step_text import StepWriter
+from oger_recipe.rewards.models.tokens import load_tokenizer
 from oger_recipe.rewards.sources import Group, Scores
 
 if TYPE_CHECKING:
-    from oger_recipe.rewards.compose import SourceSpec, Surroundings
+    from oger_recipe.rewards.kinds import SourceSpec, Surroundings
 
 
 class StepScorer(Protocol):
@@ -86,7 +87,7 @@ class ProcessSource:
         rewards = min_form_rewards(scores, mask, self.keys.temperature) if self.keys.credit == "min" else scores
         values = aggregate_steps(scores, mask, self.keys.aggregate)
         found = iter(zip(values.tolist(), rewards.tolist(), mask.sum(dim=1).tolist(), strict=True))
-        metrics = self.metrics(judged) | step_metrics(scores, mask)
+        metrics = self.metrics(judged) | score_metrics(scores, mask)
         return [_rewarded(each, *next(found)) if each.error is None else each for each in judged], metrics
 
 
@@ -114,7 +115,7 @@ def padded(rows: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
     return numbers, mask
 
 
-def step_metrics(scores: Tensor, mask: Tensor) -> dict[str, float]:
+def score_metrics(scores: Tensor, mask: Tensor) -> dict[str, float]:
     """Return what a step's rows have in common: steps, their mean count in a row; step_mean and step_min, the mean
     over all steps and that of the rows' lowest; last_is_lowest, the share of rows that end with their lowest step."""
     if not mask.any():

@@ -9,7 +9,8 @@ from typing import Any
 from oger_recipe.remote_code import may_run
 from oger_recipe.rewards.models.keys import ProcessKeys
 from oger_recipe.rewards.models.step_models import load_step_model
-from oger_recipe.rewards.models.step_text import load_tokenizer, verdict_tokens
+from oger_recipe.rewards.models.step_text import verdict_tokens
+from oger_recipe.rewards.models.tokens import load_tokenizer
 
 
 def step_arguments(keys: ProcessKeys) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from oger_recipe.rewards.models.process import ProcessSource
 from oger_recipe.rewards.models.scorer_keys import StepJudgeKeys
 
 if TYPE_CHECKING:
-    from oger_recipe.rewards.compose import SourceSpec, Surroundings
+    from oger_recipe.rewards.kinds import SourceSpec, Surroundings
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,17 @@ import math
 
 import pytest
 
-from oger_recipe.evaluation.process import (
+from oger_recipe.evaluation.prm_metrics import (
     best_threshold,
     calibration_error,
     first_error,
+    labelled_step_metrics,
     predicted_error,
     processbench,
     processbench_intervals,
     reliability,
     rivals,
     solution_metrics,
-    step_metrics,
 )
 
 
@@ -88,7 +88,7 @@ def test_the_best_threshold_lies_between_the_scores_it_parts() -> None:
 
 
 def test_steps_by_hand() -> None:
-    found = step_metrics([1, 1, 0, 0, 0.5], [0.9, 0.4, 0.4, 0.2, 0.5], threshold=0.5)
+    found = labelled_step_metrics([1, 1, 0, 0, 0.5], [0.9, 0.4, 0.4, 0.2, 0.5], threshold=0.5)
     assert (found["steps"], found["bad_steps"]) == (5, 2)
     assert found["step_accuracy"] == pytest.approx(4 / 5)  # 0.4 of a good step is below
     # pairs good-bad: 0.9 and 0.5 are above both (4), 0.4 equals 0.4 (half) and is above 0.2 (1)

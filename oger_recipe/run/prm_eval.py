@@ -12,10 +12,11 @@ import torch
 
 from oger_recipe.data.labelled_steps import Solution, is_apart
 from oger_recipe.errors import RecipeError
-from oger_recipe.evaluation.process import best_threshold, first_error, reliability, rivals, solution_metrics
+from oger_recipe.evaluation.prm_metrics import best_threshold, first_error, reliability, rivals, solution_metrics
 from oger_recipe.evaluation.tables import aligned
 from oger_recipe.progress import ShownReplies
-from oger_recipe.rewards.compose import SourceSpec, Surroundings, entry_problems, make_source, models_of, sources_of
+from oger_recipe.rewards.entries import entry_problems, models_of, sources_of
+from oger_recipe.rewards.kinds import SourceSpec, Surroundings, make_source
 from oger_recipe.rewards.sources import Group
 from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.run.engines import engines_of

@@ -1,4 +1,4 @@
-"""The reward of every row of a step, from the sources that the recipe lists."""
+"""The reward of every row of a training step, from the sources that the recipe lists."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +11,16 @@ from oger_recipe.algorithm.normalize import Running
 from oger_recipe.plugin.controller.guards import SourceGuard
 from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts, reward_groups
 from oger_recipe.plugin.controller.reward_watch import SourceWatch
-from oger_recipe.rewards.compose import Rewards, Surroundings, make_source, rewards_of, sources_of, with_fixed_rewards
+from oger_recipe.rewards.compose import Rewards, rewards_of, with_fixed_rewards
+from oger_recipe.rewards.entries import sources_of
+from oger_recipe.rewards.kinds import Surroundings, make_source
 from oger_recipe.rewards.running import keep_running, read_running
 from oger_recipe.rewards.sources import Learning
 from oger_recipe.rewards.verifiers import look_in
 
 
-class StepRewards:
-    """Asks the sources of reward about each step."""
+class RewardSources:
+    """Asks the sources of reward about each training step."""
 
     def __init__(self, surroundings: Surroundings, run_dir: Path, estimator: str) -> None:
         settings = surroundings.settings

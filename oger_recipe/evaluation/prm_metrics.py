@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oger_recipe.data.labelled_steps import Label
 from oger_recipe.evaluation.metrics import bootstrap_means, interval
 from oger_recipe.evaluation.scores import auc
 from oger_recipe.seeds import stable_seed
 
 Floats = NDArray[np.float64]
-Label = float | None
 NO_ERROR = -1
 BINS = 10  # of a picture of reliability
 _NAMES = ("accuracy_erroneous", "accuracy_correct", "f1")
@@ -91,7 +91,7 @@ def _values_of(errors: Sequence[int], lowest: Sequence[Floats], threshold: float
     return processbench(errors, predicted)["f1"]
 
 
-def step_metrics(labels: Sequence[float], scores: Sequence[float], threshold: float) -> dict[str, float]:
+def labelled_step_metrics(labels: Sequence[float], scores: Sequence[float], threshold: float) -> dict[str, float]:
     """Returns, of labelled steps and their scores: accuracy, the share that the threshold puts on the right side; auc;
     and calibration_error (see `reliability`)."""
     good = [float(label > 0) for label in labels]
@@ -154,7 +154,7 @@ def solution_metrics(
         "without_scores": sum(each is None for each in scores),
         **processbench(errors, predicted),
         "intervals": intervals,
-        **step_metrics([label for label, _ in steps], [score for _, score in steps], threshold),
+        **labelled_step_metrics([label for label, _ in steps], [score for _, score in steps], threshold),
     }
 
 
