@@ -57,3 +57,14 @@ def is_cached(kind: str, name: str) -> bool:
         return True
     prepared = Path(os.environ.get("HF_DATASETS_CACHE", Path(constants.HF_HOME) / "datasets"))
     return kind == "dataset" and (prepared / name.replace("/", "___")).is_dir()
+
+
+def out_of_reach(name: str, revision: str | None = None) -> str | None:
+    """Says why a model cannot come, where nothing of it is here: a library would ask the hub for minutes."""
+    if Path(name).exists() or is_cached("model", name):
+        return None
+    try:
+        reason = "HF_HUB_OFFLINE is set" if is_offline() else refusal("model", name, revision)
+    except Unreachable as error:
+        reason = f"the hub cannot be reached ({error})"
+    return reason and f"{name} is neither here nor in the hub's cache, and {reason}"

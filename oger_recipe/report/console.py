@@ -213,6 +213,9 @@ def step_line(metrics: dict[str, Any], steps: int) -> str:
         f"step {metrics['step']:>4}/{steps}",
         f"solved {metrics['rollout/solve_rate']:.3f}",
         f"reward {metrics['rollout/reward']:.3f}{bonus}",
+        "{rollout/steps:.1f} steps of reasoning, paid {oger/on_reward:.3f}".format_map(metrics)
+        if "rollout/steps" in metrics
+        else "",
         _if_any(metrics, "entropy {:.3f}", "rollout/entropy"),
         _if_any(metrics, "divergence {:.3f}", "oger/divergence"),
         _if_any(metrics, "replaced {:.0f}", "oger/replaced")
@@ -223,7 +226,7 @@ def step_line(metrics: dict[str, Any], steps: int) -> str:
         f"length {metrics['rollout/response_length']:.0f}",
         f"{metrics['tokens_per_second']:.0f} tokens/s",
         _if_any(metrics, "{:.0f} NOT GRADED", "rollout/reward_error"),
-        _if_any(metrics, "{:.0f} updates left out (kl_stop)", "kl_stopped_updates"),
+        _if_any(metrics, "updates left out by kl_stop: {:.0f}", "kl_stopped_updates"),
         _if_any(metrics, "{:.0f} UPDATES SKIPPED", "skipped_updates"),
     ]
     return " | ".join(part for part in parts if part)

@@ -339,7 +339,7 @@ def _step_texts(job: Job) -> Found:
     from oger_recipe.rewards.models.tokens import load_tokenizer
 
     for name, keys in models_of(OgerSettings.of(job.value).reward.sources):
-        if not isinstance(keys, ProcessKeys):
+        if not isinstance(keys, ProcessKeys) or hub.out_of_reach(*keys.tokenizer_files):  # said above
             continue
         try:
             tokenizer = load_tokenizer(keys)
@@ -370,7 +370,8 @@ def _encoder(job: Job) -> Found:
 
 def _judges(job: Job) -> Found:
     """Models of the reward in engines of the run's own, by what vLLM makes of their configurations."""
-    engines = judge_engines(job.value)
+    asked = judge_engines(job.value)
+    engines = [(name, keys) for name, keys in asked if not hub.out_of_reach(keys.model, keys.revision)]
     if not engines:
         return
     print(f"asking vLLM about the models of {', '.join(dict.fromkeys(name for name, _ in engines))} ...", flush=True)

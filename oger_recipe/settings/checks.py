@@ -102,6 +102,11 @@ _UNSUPPORTED = {
     "actor.policy_loss_type": ("ppo", "the hybrid loss is a token loss; leave it at ppo"),
     "actor.dual_clip": (None, "the hybrid loss has no dual clip; leave it unset"),
     "actor.loss_agg_mode": ("token-mean", "the hybrid loss has its own; use oger.loss_aggregation"),
+    "ds.lora.rank": (
+        0,
+        "OpenRLHF sends the engine the adapters under names that vLLM does not know, and the first update ends the "
+        "run; train all weights (ds.zero_stage 3 and ds.adam_offload take less memory)",
+    ),
     "data.prompt_probs": (
         None,
         "mix the datasets into one file first; give data.prompt_dataset without probabilities",

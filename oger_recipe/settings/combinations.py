@@ -108,10 +108,6 @@ def _value_head(value: Mapping[str, Any], critic: CriticSettings) -> Iterator[st
     others = {
         "ds.load_in_4bit": (value["ds.load_in_4bit"], "its layers would be made 4-bit"),
         "ds.tensor_parallel_size above 1": (value["ds.tensor_parallel_size"] > 1, "its layers would be torn apart"),
-        "ds.lora.rank and ds.zero_stage 3": (
-            value["ds.lora.rank"] > 0 and value["ds.zero_stage"] == 3,
-            "DeepSpeed does not shard it beside adapters in float32; ds.zero_stage 2 works",
-        ),
     }
     for flag, (is_set, reason) in others.items():
         if is_set:

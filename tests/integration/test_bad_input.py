@@ -329,18 +329,9 @@ def _with_prm(more: dict[str, Any]) -> str:
             )
             for key, setting in (("on_policy_reshape", "pow"), ("all_max_clip", "0.9"))
         ),
-        *(
-            (
-                ["--algo.advantage.estimator", "gae", "--oger.critic.hidden_sizes", "64", *flags],
-                f"oger.critic.hidden_sizes does not go with {reason}",
-            )
-            for flags, reason in (
-                (
-                    ["--ds.lora.rank", "8", "--ds.zero_stage", "3"],
-                    "ds.lora.rank and ds.zero_stage 3: DeepSpeed does not shard it beside adapters in float32; "
-                    "ds.zero_stage 2 works",
-                ),
-            )
+        (
+            ["--ds.lora.rank", "8"],
+            "ds.lora.rank 8 is not supported: OpenRLHF sends the engine the adapters under names",
         ),
         (["--oger.critic.hidden_sizes", "64", "0"], "oger.critic.hidden_sizes is 0: it has to be 1 or more"),
         (["--oger.kl_stop", "0"], "oger.kl_stop is 0.0: it has to be above 0"),

@@ -182,7 +182,7 @@ def test_the_recipes_rules_grade_and_its_settings_sample(run: Run, folder: Path)
     settings = json.loads((folder / "ruled" / "results.json").read_text())["settings"]
     assert settings["sampling"] | {"top_k": -1} == {
         "n": 2, "temperature": 0.8, "top_p": 1.0, "top_k": -1, "max_new_tokens": 9, "seed": 11,
-        "stop": ["e"], "stop_token_ids": [],
+        "stop": ["e"], "stop_token_ids": [], "steps": None,
     }  # fmt: skip
     assert settings["grading"]["options"] == {"gsm8k": {"strict_oat": True}} and settings["grading"]["cut"] == ["e"]
     assert settings["model"]["dtype"] == "bfloat16" and settings["prompting"]["chat_template"] is False

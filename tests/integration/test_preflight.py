@@ -317,12 +317,14 @@ def test_an_embedding_server_that_is_not_there_stops_the_run_at_once(recipe: Pat
 
 
 def _hub(found_flags: list[str], endpoint: str, home: Path, **environment: str) -> list[str]:
-    """The lines of the hub's check by `oger doctor`, in a process of its own: libraries read the endpoint once."""
+    """The lines of the hub's check, and of those that load from it, in a process of its own, as
+    libraries read the endpoint once."""
     code = (
         "import sys; from pathlib import Path; from oger_recipe.cli.train_ppo_ray import build_parser;"
         "from oger_recipe.run.job import Job; from oger_recipe.run.preflight import findings;"
         "value = vars(build_parser(cpu=True).parse_args(sys.argv[1:]));"
-        "[print(each) for each in findings(Job(value, Path('run'), True)) if each.what == 'Hugging Face hub']"
+        "what = 'Hugging Face hub', 'process reward models', 'judges';"
+        "[print(each) for each in findings(Job(value, Path('run'), True)) if each.what in what]"
     )
     variables = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_TOKEN": "", "HF_HUB_DISABLE_TELEMETRY": "1"}
     done = subprocess.run(
@@ -358,6 +360,16 @@ def test_a_hub_that_does_not_answer_is_asked_once_and_said_once(tmp_path: Path) 
         "me/policy (actor.model_name_or_path), sentence-transformers/all-mini (oger.embedding_model), me/gated" in line
     )
     assert "`hf download NAME`" in line and "set HF_HUB_OFFLINE=1" in line
+
+
+def test_a_reward_model_that_cannot_come_is_said_once_and_not_asked_for_again(tmp_path: Path) -> None:
+    """Libraries ask a hub that does not answer for a minute each; a tokenizer's loading would say so in pages."""
+    endpoint = f"http://127.0.0.1:{_closed_port()}"
+    for place in ("process", "engine"):
+        entry = {"name": "prm", "kind": "process", "model": "me/prm", "format": "math_shepherd", "place": place}
+        lines = _hub(["--oger.reward.sources", json.dumps([entry])], endpoint, tmp_path)
+        (problem,) = [line for line in lines if line.startswith("problem")]
+        assert "me/prm (oger.reward.sources, prm)" in problem and not any("vLLM" in line for line in lines)
 
 
 def test_what_the_cache_has_needs_no_hub(tmp_path: Path) -> None:

@@ -107,6 +107,12 @@ def test_the_line_of_a_step_has_its_figures() -> None:
     )
 
 
+def test_the_line_says_what_steps_of_reasoning_are_paid_where_there_are_any() -> None:
+    line = _line(**{"rollout/steps": 3.66, "oger/on_reward": 2.3244, "kl_stopped_updates": 1.0})
+    assert "| 3.7 steps of reasoning, paid 2.324 | entropy" in line and line.endswith("updates left out by kl_stop: 1")
+    assert "steps of reasoning" not in _line() and "kl_stop" not in _line(kl_stopped_updates=0.0)
+
+
 def test_the_line_has_what_its_method_has_and_no_zeros() -> None:
     rest = "length 31 | 1234 tokens/s"
     assert _line(**WITHOUT_TEACHERS) == f"{COMMON} | entropy 0.750 | {rest}"

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from oger_recipe.files import append_json, read_jsonl
 from oger_recipe.plugin.controller.reward_watch import DriftWatch
+from oger_recipe.rewards.sources import Scores
 from oger_recipe.settings.rewards import RewardSettings
 from oger_recipe.teachers.store import Teacher
 
@@ -116,6 +118,29 @@ def test_rows_behind_the_gate_and_teachers_do_not_count(step, models, letters):
     assert metrics["oger/replaced"] == GROUPS
     assert metrics["reward/mine/length_correlation"] == pytest.approx(-1.0)
     assert "pays for shorter answers" in step.notes()[-1]
+
+
+def test_steps_of_reasoning_are_compared_by_what_they_are_paid_together(controller, rollout, monkeypatch):
+    """Every letter is a step, paid 0.5: 0.5 to 2 for the texts. The source's number of a response falls."""
+
+    class Pays:
+        def score(self, groups, wanted):
+            lengths = torch.tensor([[float(len(text)) for text in group.responses] for group in groups])
+            steps = torch.where(torch.arange(4) < lengths.unsqueeze(2), 0.5, torch.nan)
+            return Scores(-lengths, steps=steps)
+
+    module = types.ModuleType("pays")
+    module.Pays = Pays
+    monkeypatch.setitem(sys.modules, "pays", module)
+    sources = json.dumps([{"name": "mine", "kind": "pays:Pays"}])
+    for estimator, r, kind in (("process_rloo", 1.0, "longer"), ("rloo", -1.0, "shorter")):
+        flags = ("--oger.reward.sources", sources, '--oger.steps.delimiters=["a", "b", "c", "d"]')
+        maker = controller(*flags, f"--algo.advantage.estimator={estimator}")
+        maker.step = 1
+        maker.make_experience_batch([rollout(text, 0.0, uid=f"u{group}") for group in range(GROUPS) for text in TEXTS])
+        assert maker.metrics["reward/mine/length_correlation"] == pytest.approx(r)
+        notes = [each for each in read_jsonl(maker.run_dir / "events.jsonl") if each["event"] == "note"]
+        assert f"mine pays for {kind} answers" in notes[-1]["text"]
 
 
 @pytest.mark.parametrize("setting", ["length_correlation", "rule_disagreement"])

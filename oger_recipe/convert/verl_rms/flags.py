@@ -141,7 +141,7 @@ _POLICY = (
     alone(ACTOR + "optim.num_cycles", 0.5, "a cosine goes down once", "leave it out"),
     dead(MODEL + "use_shm", False, _STANDARD),
     alone(MODEL + "enable_activation_offload", False, "activations stay on the GPU", "use gradient checkpointing"),
-    alone(MODEL + "lora_rank", 0, "all weights are trained", "set ds.lora.rank in the recipe"),
+    alone(MODEL + "lora_rank", 0, "all weights are trained", "leave it out"),
     dead(MODEL + "lora_alpha", UNSET, "it belongs to lora_rank"),
     dead(MODEL + "target_modules", UNSET, "it belongs to lora_rank"),
     same(MODEL + "use_liger", False, "ds.use_liger_kernel"),

@@ -98,7 +98,7 @@ def _sums(
 ) -> dict[str, torch.Tensor]:
     """Rows of teachers, those that the source failed on and those behind its gate do not count. lengths (tokens),
     in_form (1 or 0): [N], of groups of ``size``."""
-    said = rewards.said[spec.name].flatten().where(GATES[spec.gate](batch.rewards) & ~batch.is_teacher, torch.nan)
+    said = _worth(spec.name, rewards).where(GATES[spec.gate](batch.rewards) & ~batch.is_teacher, torch.nan)
     compared = (-1, size) if size > 1 else (1, -1)  # without groups rows are compared with the whole step's
     sums = {
         "length_correlation": comoments(said.view(compared), lengths.view(compared)),
@@ -107,6 +107,15 @@ def _sums(
     if spec.kind != "verifier":
         sums["rule_disagreement"] = pair_orders(said.view(-1, size), batch.rewards.view(-1, size))
     return sums
+
+
+def _worth(source: str, rewards: Rewards) -> torch.Tensor:
+    """What a source says of responses [N]. Where it pays for their steps of reasoning that is the steps' sum: its one
+    number of a response, the worst step say, may fall with the length while the policy is paid more."""
+    said = rewards.said[source].flatten()
+    if rewards.steps is None or source not in rewards.said_of_steps:
+        return said
+    return rewards.said_of_steps[source].flatten(0, 1).nansum(dim=1).where(said.isfinite(), torch.nan)
 
 
 def _in_form(verdict: Verdict) -> bool:

@@ -57,28 +57,29 @@ class JudgeActor:
     def _load(self) -> None:
         """An adapter is merged into files that are there until they are loaded."""
         with tempfile.TemporaryDirectory(prefix="oger-prm-") as folder:
-            if isinstance(self._keys, ProcessKeys) and self._keys.adapter is not None:
-                self._keys = without_adapter(self._keys, Path(folder))
-            self._start()
+            keys = self._keys
+            if isinstance(keys, ProcessKeys) and keys.adapter is not None:
+                keys = without_adapter(keys, Path(folder))
+            self._start(keys)
 
-    def _start(self) -> None:
+    def _start(self, keys: ModelKeys) -> None:
         with without_garbage_collection():  # and here: who only starts this actor does without vLLM
             from vllm.engine.arg_utils import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
             from oger_recipe.plugin.cpu_engine import cpu_arguments
 
-        arguments = model_arguments(self._keys, cpu=self._cpu)
+        arguments = model_arguments(keys, cpu=self._cpu)
         if self._cpu:
-            length = self._keys.max_model_len or EngineArgs(**arguments).create_model_config().max_model_len
+            length = keys.max_model_len or EngineArgs(**arguments).create_model_config().max_model_len
             float32 = arguments["dtype"] == "float32"
-            arguments |= cpu_arguments(self._keys.model, length, revision=self._keys.revision, float32=float32)
+            arguments |= cpu_arguments(keys.model, length, revision=keys.revision, float32=float32)
         else:
-            arguments |= {"gpu_memory_utilization": self._keys.gpu_memory_utilization, "enable_sleep_mode": True}
+            arguments |= {"gpu_memory_utilization": keys.gpu_memory_utilization, "enable_sleep_mode": True}
         self._engine: Any = LLMEngine.from_engine_args(
             EngineArgs(
                 **arguments,
-                tensor_parallel_size=self._keys.tensor_parallel_size,
+                tensor_parallel_size=keys.tensor_parallel_size,
                 distributed_executor_backend="uni" if self._bundles is None else "ray",
                 enforce_eager=self._cpu,
                 disable_log_stats=True,
