@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from oger_recipe import hub
 from oger_recipe.errors import RecipeError
 from oger_recipe.remote_code import may_run
 from oger_recipe.rewards.models.keys import ModelKeys
@@ -14,6 +15,8 @@ def load_tokenizer(keys: ModelKeys) -> Any:
     from transformers import AutoTokenizer
 
     name, revision = keys.tokenizer_files
+    if reason := hub.out_of_reach(name, revision):
+        raise RecipeError(f"the tokenizer {name} cannot be loaded: {reason}")
     try:
         return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=may_run())
     except Exception as error:  # whatever can be wrong with its files
