@@ -221,7 +221,13 @@ def test_it_learns_before_or_after_its_rewards_are_used(models: tuple[Path, Path
     before, after = learning(prm), learning(prm, update="after")
     first, second = said(before), said(after)
     assert set(second.values.flatten().tolist()) == {0.0}  # it is still its own reference
-    assert torch.equal(said(after).values, first.values) and first.values.abs().min() > 0
+    third = said(after)
+    assert torch.equal(third.values, first.values) and first.values.abs().min() > 0
+    assert third.steps is not None  # what was said is what is learnt from: each row's own reward
+    signs = torch.tensor([[-1, 1], [-1, 1]])
+    losses = -(signs * third.steps.nansum(dim=2)).sigmoid().log()
+    assert third.metrics["loss"] == pytest.approx(losses.mean().item(), rel=1e-4)
+    assert third.metrics["accuracy"] == third.metrics["pair_accuracy"] == 1.0
     assert first.metrics["accuracy"] == second.metrics["accuracy"] == 0.5  # before it was learnt from
     assert first.metrics["pair_accuracy"] == 0.5 and first.metrics["learnt_rows"] == 4
     assert first.metrics["loss"] == pytest.approx(math.log(2)) and first.metrics["grad_norm"] > 0

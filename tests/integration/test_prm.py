@@ -286,7 +286,8 @@ def test_countdown_has_exact_labels(
 class Scripted:
     """In place of vLLM's sampler: so many of the rollouts behind a prefix are right, the first ones."""
 
-    RIGHT = {"8, ": 1, "95, ": 0, "60, ": 2, "15, ": 4}
+    RIGHT = {"8, ": 1, "95, ": 0, "60, ": 2, "15, ": 4, "<answer>": 3}
+    CONTEXT = 50  # the longest prefix but one has 40
 
     def __init__(self, model: Any) -> None:
         from transformers import AutoTokenizer
@@ -296,29 +297,33 @@ class Scripted:
         self.seeds: set[int] = set()
 
     def context(self) -> int:
-        return 130
+        return self.CONTEXT
 
     def load(self, max_model_len: int) -> None:
-        assert max_model_len == 130  # one response and its rollouts need more
+        assert max_model_len == self.CONTEXT  # one response and its rollouts need more
 
     def generate(self, requests: Any, sampling: Any, name: str) -> list[Response]:
         return [self.answer(request) for request in requests]
 
     def answer(self, request: Any) -> Response:
-        assert 0 < request.max_new_tokens == min(16, 130 - len(request.tokens)) and request.seed not in self.seeds
+        assert (
+            0 < request.max_new_tokens == min(16, self.CONTEXT - len(request.tokens))
+            and request.seed not in self.seeds
+        )
         self.seeds.add(request.seed)
         text = self.tokenizer.decode(request.tokens)
         self.asked[text] = self.asked.get(text, 0) + 1
         right = next(count for end, count in self.RIGHT.items() if text.endswith(end))
         answer = "(3+5)*12" if self.asked[text] <= right else "3+5"
-        return Response(f"</think><answer>{answer}</answer>", 9, False)
+        begin = "" if text.endswith("<answer>") else "</think><answer>"
+        return Response(f"{begin}{answer}</answer>", 9, False)
 
 
 @pytest.mark.parametrize(
     ("by", "expected"),
     [
-        ("share", [(0.25, 0, 1), (0.5, 0), (1,), (1, None, 1)]),
-        ("any", [(1, 0, 1), (1, 0), (1,), (1, None, 1)]),
+        ("share", [(0.25, 0, 0.75, 1), (0.5, 0.75, 0), (0.75, 1), (1, None, None, 1)]),
+        ("any", [(1, 0, 1, 1), (1, 1, 0), (1, 1), (1, None, None, 1)]),
     ],
 )
 def test_a_step_is_as_good_as_the_rollouts_that_go_on_from_it(
@@ -337,9 +342,9 @@ def test_a_step_is_as_good_as_the_rollouts_that_go_on_from_it(
     ]
     write_jsonl([{"uid": "c", "text": text} for text in texts], tmp_path / "responses.jsonl")
     flags = ["label", "--recipe", "grpo_cpu", "--rows", "rows.jsonl", "--responses", "responses.jsonl", "--by", by]
-    flags += ["--model", str(policy_folder), "--n", "4", "--max_new_tokens", "16", "--oger.steps.delimiters", ", "]
-    prm.main([*flags, "--out", "labels.jsonl"])
+    flags += ["--model", str(policy_folder), "--n", "4", "--max_new_tokens", "16"]
+    prm.main([*flags, "--oger.steps.delimiters", ", ", "<answer>", "--out", "labels.jsonl"])
     found, _ = read_labelled_steps(["labels.jsonl"])
     assert ["".join(each.steps) for each in found] == texts
     assert [each.labels for each in found] == expected
-    assert "1 without a label (no room for a rollout)" in capsys.readouterr().out
+    assert "2 without a label (no room for a rollout)" in capsys.readouterr().out

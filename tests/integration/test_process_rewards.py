@@ -36,6 +36,7 @@ from oger_recipe.rewards.models.keys import ProcessKeys
 from oger_recipe.rewards.models.place import StepPrompt
 from oger_recipe.rewards.models.plugin import Failed
 from oger_recipe.rewards.models.step_formats import FORMATS
+from oger_recipe.rewards.models.step_models import step_reply
 from oger_recipe.rewards.models.step_text import StepWriter, verdict_tokens
 from oger_recipe.rewards.models.tokens import load_tokenizer, plain_tokens, tokens_of
 from oger_recipe.rewards.sources import Group, Scores
@@ -388,6 +389,12 @@ def refused(**keys: Any) -> str:
             ProcessKeys(**{name: str(key) if isinstance(key, Path) else key for name, key in keys.items()})
         ).open()
     return str(told.value)
+
+
+@pytest.mark.parametrize("logits", [[[0.0, math.nan]], [[0.0, 1.0], [math.inf, 0.0]], [[0.5]], [0.5, 1.0]])
+def test_numbers_that_are_no_scores_are_an_error(logits: Any) -> None:
+    reply = step_reply(ProcessKeys(model="m", format="trl"), torch.tensor(logits))
+    assert reply.error is not None and reply.error.startswith("the model gives") and not reply.steps
 
 
 def test_a_model_that_is_not_what_the_scorer_reads_is_refused(random_models: dict[str, Path], tmp_path: Path) -> None:

@@ -129,18 +129,18 @@ def rm_postprocess(results):
 
 def test_a_plugin_of_ones_own_may_give_a_number_for_each_step(folder: Path, policy_folder: Path) -> None:
     (folder / "own.py").write_text(OWN)
-    replies = ["[0.5, 1, 0.25]", "[0.5, 1]", "no idea?", "cut off?", "[1, null, 1]", "not JSON", "2", "3"]
+    replies = ["[0.5, 1, 0.25]", "[0.5, 1]", "no idea?", "cut off?", "[1, null, 1]", "not JSON", "2", "3", "0"]
     place = Says(lambda prompt: replies[place.prompts.index(prompt)])
     source = source_of(place, model=str(policy_folder), plugin="own.py", sampling_temperature=0.7, top_p=0.9)
-    steps = [[f"{number}\n", "then\n", "so"] for number in range(8)]
+    steps = [[f"{number}\n", "then\n", "so"] for number in range(9)]
     scores = asked(source, group(steps, row={"rm_prompt": "Say."}))
     assert place.prompts[1] == '["Say.", ["1\\n", "then\\n", "so"]]'
     assert place.samplings == [Sampling(0.7, 0.9, 1024, stable_seed(7, "critic"))]
-    assert steps_of(scores) == [[0.5, 1, 0.25], [], [], [], [], [], [1, 1, 0], []]
+    assert steps_of(scores) == [[0.5, 1, 0.25], [], [], [], [], [], [1, 1, 0], [], [0, 0, 0]]
     errors = {row: why for (_, row), why in scores.errors.items()}
     assert errors.pop(1) == "2 scores came for 3 steps of reasoning"
     assert errors.pop(2) == "no verdict in the judge's reply, which ends 'no idea?'"
     assert "no verdict" in errors.pop(3) and "with no number for some steps" in errors.pop(4)
     assert "JSONDecodeError" in errors.pop(5)
     assert "step 3 is named, and the last is 2" in errors.pop(7) and not errors
-    assert scores.metrics["unparsed"] == 3 / 8 and scores.metrics["cut"] == 1 / 8
+    assert scores.metrics["unparsed"] == 3 / 9 and scores.metrics["cut"] == 1 / 9
