@@ -22,7 +22,7 @@ steps)
     STUDY_DIR="${STUDY_DIR:-runs/study_steps}"
     report=oger_recipe.report.study_steps
     REGIMES="${REGIMES:-steps_beyond_reach steps_within_reach}"
-    ARMS="${ARMS:-outcome min_outcome min sum appo tppo min_bad sum_bad}"
+    ARMS="${ARMS:-outcome min_outcome min sum appo tppo min_outcome_prm min_prm sum_prm min_bad sum_bad}"
     WITHIN_ARMS="$ARMS"
     ;;
 *)
@@ -52,14 +52,17 @@ arm_flags() {
     random) echo "--oger.replace_mode random" ;;
     wrong_first) echo "--oger.replace_mode wrong_first_similarity_mean_des" ;;
     clip) echo "--oger.all_correct_group clip" ;;
-    outcome) of_steps 0 prm sum 1 ;;
-    sum) of_steps 1 prm sum 0 ;;
-    min) of_steps 1 prm min 0 ;;
-    min_outcome) of_steps 1 prm min 1 ;;
-    sum_bad) of_steps 1 prm-bad sum 0 ;;
-    min_bad) of_steps 1 prm-bad min 0 ;;
-    appo) valued_steps appo "--oger.ratio_level step --oger.loss_aggregation token_mean" ;;
-    tppo) valued_steps tppo "--oger.ratio_level token --oger.loss_aggregation token_mean" ;;
+    outcome) of_steps 0 exact sum 1 ;;
+    min_outcome) of_steps 1 exact min 1 ;;
+    min) of_steps 1 exact min 0 ;;
+    sum) of_steps 1 exact sum 0 ;;
+    appo) valued_steps appo "--oger.ratio_level step" ;;
+    tppo) valued_steps tppo "--oger.ratio_level token" ;;
+    min_outcome_prm) of_steps 1 countdown-prm min 1 ;;
+    min_prm) of_steps 1 countdown-prm min 0 ;;
+    sum_prm) of_steps 1 countdown-prm sum 0 ;;
+    min_bad) of_steps 1 countdown-prm-bad min 0 ;;
+    sum_bad) of_steps 1 countdown-prm-bad sum 0 ;;
     *)
         echo "study: unknown arm $1" >&2
         return 2
@@ -67,20 +70,25 @@ arm_flags() {
     esac
 }
 
-# Every arm asks the PRM, so that all can be compared in what it says; a weight of 0 counts for nothing.
-sources() { # weight of the PRM, PRM, scale, credit, weight of the rule
-    local prm='"name":"prm","kind":"process","place":"process","format":"trl"'
-    prm+=",\"model\":\"countdown-$2\",\"scale\":\"$3\",\"credit\":\"$4\",\"weight\":$1"
+# Every arm asks, so that all can be compared in what is said; a weight of 0 counts for nothing.
+sources() { # weight, who scores steps, scale, credit, weight of the rule
+    local prm='"name":"prm"'
+    prm+=",\"scale\":\"$3\",\"credit\":\"$4\",\"weight\":$1"
+    if [[ $2 == exact ]]; then
+        prm+=',"kind":"oger_recipe.tasks.exact_steps:ExactSteps"'
+    else
+        prm+=",\"kind\":\"process\",\"place\":\"process\",\"format\":\"trl\",\"model\":\"$2\""
+    fi
     echo "--oger.reward.sources=[{$prm},{\"name\":\"rule\",\"kind\":\"verifier\",\"weight\":$5}]"
 }
 
-of_steps() { # PURE: weight of the PRM, PRM, credit, weight of the rule
+of_steps() { # PURE: weight, who scores steps, credit, weight of the rule
     echo "--algo.advantage.estimator process_rloo $(sources "$1" "$2" difference "$3" "$4")"
 }
 
 valued_steps() { # OpenR: estimator, its flags
     echo "--algo.advantage.estimator $1 --algo.advantage.gamma 0.95 --algo.advantage.lambd 0.95 $2" \
-        "--oger.critic.hidden_sizes 64 --oger.critic.huber_delta 10 $(sources 1 prm probability sum 0)"
+        "--oger.loss_aggregation token_mean --oger.critic.hidden_sizes 64 --oger.critic.huber_delta 10 $(sources 1 exact probability sum 0)"
 }
 
 run_arm() { # regime arm seed

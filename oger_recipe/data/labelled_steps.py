@@ -10,7 +10,6 @@ stepwise supervision: prompt, completions, labels (TRL's; prm800k and others on 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -119,7 +118,7 @@ def _stepwise(row: _Row) -> Iterator[Solution]:
     for number, label in enumerate(labels):
         if label is not None and (not isinstance(label, bool | int | float) or not 0 <= label <= 1):
             raise row.wrong(f"labels[{number}]", "true, false, a number from 0 to 1, or null", label)
-    made = tuple(None if label is None or math.isnan(label) else float(label) for label in labels)
+    made = tuple(None if label is None else float(label) for label in labels)
     yield Solution(
         row.name("id", "uid", "idx"), row.text("prompt"), tuple(steps), made,
         row.optional("subset", "task"), row.optional("generator"),

@@ -27,14 +27,26 @@ ARMS = {
     "sum": "sum-form",
     "appo": "APPO, sum-form",
     "tppo": "TPPO, sum-form",
-    "min_bad": "min-form, bad PRM",
-    "sum_bad": "sum-form, bad PRM",
+    "min_outcome_prm": "trained PRM: min-form and outcome",
+    "min_prm": "trained PRM: min-form",
+    "sum_prm": "trained PRM: sum-form",
+    "min_bad": "bad PRM: min-form",
+    "sum_bad": "bad PRM: sum-form",
 }
 REGIMES = {"steps_beyond_reach": "beyond reach", "steps_within_reach": "within reach"}
-COLOUR = dict(zip([arm for arm in ARMS if arm != "start"], [COLOURS[6], *COLOURS[:6], GREY], strict=True))
+# A colour for what is paid, a line for who scores steps: exact labels, the trained PRM, the bad one.
+COLOUR = {
+    "outcome": COLOURS[6],
+    **dict.fromkeys(("min_outcome", "min_outcome_prm"), COLOURS[0]),
+    **dict.fromkeys(("min", "min_prm", "min_bad"), COLOURS[5]),
+    **dict.fromkeys(("sum", "sum_prm", "sum_bad"), COLOURS[1]),
+    "appo": COLOURS[2],
+    "tppo": COLOURS[3],
+}
+LINES = {"prm": "--", "bad": ":"}
 CURVES = {
     "rollout/solve_rate": "rollouts that are right",
-    "reward/prm/step_mean": "PRM's mean score of a step",
+    "reward/prm/step_mean": "mean score of a step",
     "rollout/steps": "steps of reasoning",
     "rollout/response_length": "length, tokens",
 }
@@ -65,7 +77,7 @@ def table(records: list[Record], regime: str) -> str:
         if each["regime"] == regime:
             by_arm[each["arm"]][each["seed"]] = each
     lines = [
-        f"| {REGIMES[regime]} | seeds | {SCORE.replace('_at_', '@')} | against outcome alone | pass@8 | PRM's score "
+        f"| {REGIMES[regime]} | seeds | {SCORE.replace('_at_', '@')} | against outcome | pass@8 | score of a step "
         "| steps of reasoning | length | seconds |",
         "|" + "---|" * 9,
     ]
@@ -114,7 +126,9 @@ def draw(records: list[Record], path: Path) -> None:
         for panel, (curve, title) in zip(panels, CURVES.items(), strict=True):
             _draw_curve(panel, runs, curve)
             dress(panel, f"{REGIMES[regime]}: {title}", legend=False)
-    note = "curves in the colours of the arms above; small dots: seeds; bars and bands: 95 % intervals"
+    note = (
+        "curves in the colours of the arms above, dashed: trained PRM, dotted: bad PRM; bars and bands: 95 % intervals"
+    )
     save(figure, path, note=note)
 
 
@@ -149,7 +163,8 @@ def _draw_curve(panel: Axes, records: list[Record], curve: str) -> None:
         middles, halves = zip(*(interval(list(values)) for values in zip(*smooth, strict=True)), strict=True)
         steps = range(1, shortest + 1)
         drawn += middles
-        panel.plot(steps, middles, color=colour, linewidth=1.4)
+        line = LINES.get(arm.rpartition("_")[2], "-")
+        panel.plot(steps, middles, color=colour, linewidth=1.4, linestyle=line)
         if len(curves) > 2:
             band(panel, steps, np.array(middles) - halves, np.array(middles) + halves, colour)
     if drawn:

@@ -21,7 +21,7 @@ from oger_recipe.tasks import (
     tiny_policy,
 )
 from oger_recipe.tasks.build import cached, sources_of, versions
-from oger_recipe.tasks.countdown_prm import FEW, GOOD, Data
+from oger_recipe.tasks.countdown_prm import BAD, GOOD, Data
 
 _SETS_WEIGHTS = (known_judges, tiny_policy)
 _TRAINS = (countdown, countdown_problem, countdown_teachers, countdown_steps, countdown_prm, tiny_policy)
@@ -36,7 +36,7 @@ KNOWN: dict[str, Callable[[Path], Path]] = {
 }
 PRMS: dict[str, Data] = {
     "countdown-prm": GOOD,
-    "countdown-prm-bad": FEW,
+    "countdown-prm-bad": BAD,
 }
 JUDGES = (*KNOWN, *PRMS)
 _AT_SERVER = {"model": "url", "tokenizer": "", "critic": "critic_url"}  # key -> the key with which a server names it

@@ -34,7 +34,7 @@ def test_tppo_trains_a_critic_on_a_prm_and_the_rule_with_a_teacher_in_every_grou
     recipe.write_text(yaml.safe_dump({"extends": shipped, "oger": oger, "algo": {"advantage": estimator}}))
     run_dir = tmp_path / "run"
     done = train(
-        run_dir, cache, *SMALL, "--rollout.n_samples_per_prompt", "4", "--train.batch_size", "32", recipe=recipe
+        run_dir, cache, *SMALL, "--rollout.n_samples_per_prompt", "4", "--train.batch_size", "64", recipe=recipe
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 

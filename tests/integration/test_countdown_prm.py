@@ -49,11 +49,13 @@ def test_a_prm_of_few_steps_is_kept_with_what_it_reaches(tmp_path: Path, monkeyp
         return folder
 
     monkeypatch.setattr(countdown_prm, "save_base", base)
-    monkeypatch.setitem(judges.PRMS, "countdown-prm", countdown_prm.Data(solutions=256, epochs=1))
+    monkeypatch.setitem(
+        judges.PRMS, "countdown-prm", countdown_prm.Data(solutions=256, written_by_model=0.5, epochs=1)
+    )
     entry = {"name": "prm", "kind": "process", "model": "countdown-prm", "place": "process", "format": "trl"}
     folder = Path(judges.with_folders(entry, str(tmp_path))["model"])
     report = json.loads((folder / "prm.json").read_text())
-    assert report["counts"]["rows"] + report["held_out_counts"]["rows"] == 256 and report["held_out"]
+    assert report["counts"]["rows"] + report["held_out_counts"]["rows"] > 200 and report["held_out"]
     assert (folder / "config.json").exists() and not [*folder.glob("made*")]
     assert judges.folder_of("countdown-prm", str(tmp_path)) == str(folder) and len(made) == 1
 

@@ -4,7 +4,11 @@ import random
 from itertools import accumulate
 
 import pytest
+import torch
 
+from oger_recipe.rewards.compose import Surroundings, entry_problems, make_source, sources_of
+from oger_recipe.rewards.sources import Group
+from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.steps import cut_text
 from oger_recipe.tasks.countdown import Difficulty, build_rows, generate_problems
 from oger_recipe.tasks.countdown_steps import STEPS, reaches, step_labels
@@ -46,13 +50,16 @@ def labels(text: str, numbers: tuple[int, ...] = (3, 5, 12), target: int = 96) -
         # spaces are as good as none
         ("3 + 5 = 8, 8 * 12 = 96, ", [1, 1]),
         # no statements
-        ("", []),
+        ("", [0]),  # an empty response is one step
         ("well, well, ", [0, 0]),
         ("8=8, 96=96, 3+5, =8, 3+5=8=8, 3+5=8.0, ", [0, 0, 0, 0, 0, 0]),
         ("0+3=3, 3*0=0, 5-5=0, 3/5=0, 99999999999+1=100000000000, ", [0, 0, 0, 0, 0]),
         # two statements in one step: both have to be good
         (f"3+5=8. then 8*12=96, {ANSWER}", [1, 1]),
         (f"3+5=8. then 8*12=97, {ANSWER}", [0, 1]),
+        ("3+5=9. so 3+5=8, ", [0]),
+        # a statement with 0 is none, and leaves the goals as they are
+        ("need 96=0+96, need 96=8*12, need 8=3+5, ", [0, 1, 1]),
     ],
 )  # fmt: skip
 def test_a_step_is_good_if_it_is_true_and_brings_the_target_nearer(text: str, expected: list[int]) -> None:
@@ -115,3 +122,52 @@ def test_no_slip_has_a_good_answer_or_more_than_a_solution() -> None:
         for teacher in TEACHERS.values():
             good = step_labels(cut_text(slip(problem, teacher, rng), STEPS), problem.numbers, problem.target)
             assert good[-1] == 0 and max(accumulate(good)) <= 2
+
+
+RIGHT = ["<think>start with 3+5=8, ", "then 8*12=96, ", ANSWER]
+DEAD_END = ["<think>start with 3+5=8, ", "then 12-8=4, ", WRONG]
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, [[1, 1, 1], [1, 0, 0]]),
+        ({"scale": "difference"}, [[1, 1, 1], [1, -1, -1]]),
+        # softmax of -r / 0.1: equal scores share the row's; of the other row the two -1 have a half of -1 each
+        ({"scale": "difference", "credit": "min"}, [[1 / 3] * 3, [0, -0.5, -0.5]]),
+    ],
+)
+def test_as_a_source_of_reward_it_pays_by_labels(keys: dict[str, str], expected: list[list[float]]) -> None:
+    entry = {"name": "prm", "kind": "oger_recipe.tasks.exact_steps:ExactSteps"} | keys
+    assert not [*entry_problems([entry])]
+    (spec,) = sources_of([entry])
+    source = make_source(spec, Surroundings(None, None))  # type: ignore[arg-type]
+    rows = [RIGHT, DEAD_END]
+    groups = [_group(rows), _group([RIGHT, [ANSWER]])]
+    scores = source.score(groups, torch.ones(2, 2, dtype=torch.bool))
+    assert scores.steps is not None and scores.steps.shape == (2, 2, 3)
+    assert [row.tolist() for row in scores.steps[0]] == [pytest.approx(each, abs=1e-6) for each in expected]
+    assert scores.steps[1, 1, 0] == 1 and scores.steps[1, 1, 1:].isnan().all()
+    assert scores.values[0, 0] == 1 and scores.values[0, 1] == (-1 if keys else 0)
+    assert scores.metrics["steps"] == pytest.approx(2.5)
+
+
+def _group(rows: list[list[str]]) -> Group:
+    size = len(rows)
+    return Group(
+        uid="p",
+        prompt="",
+        question="",
+        task="countdown",
+        answer='{"numbers": [3, 5, 12], "target": 96}',
+        row={},
+        teachers=[],
+        responses=["".join(row) for row in rows],
+        graded=[Graded(Verdict(1.0, 1.0, ""))] * size,
+        is_teacher=[False] * size,
+        truncated=[False] * size,
+        may_earn=[True] * size,
+        similarity=[0.0] * size,
+        entropy=[0.0] * size,
+        steps=rows,
+    )

@@ -8,10 +8,12 @@ import openrlhf.utils
 import openrlhf.utils.config
 import pytest
 import ray
+import torch
 from openrlhf.trainer import ppo_trainer
 from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic, vllm_engine
 
 from oger_recipe.plugin.driver import launch
+from oger_recipe.plugin.policy.value_head import ValueHead
 
 REBOUND = (
     (ppo_trainer, "PPOTrainer"), (ppo_actor, "PolicyModelActor"), (vllm_engine, "RolloutRayActor"),
@@ -63,3 +65,17 @@ def test_a_critic_is_there_where_the_estimator_needs_one(started, flags: list[st
 def test_a_run_after_another_one_has_its_own_critic(started) -> None:
     assert started("--algo.advantage.estimator=appo", "--critic.model_name_or_path=a/critic")
     assert started("--algo.advantage.estimator=appo").critic.model_name_or_path == "a/policy"
+
+
+def test_a_head_is_linear_layers_with_relu_between_and_begins_as_they_should() -> None:
+    torch.manual_seed(0)
+    head = ValueHead(300, [200, 100])
+    head.reset()
+    (w1, b1, w2, b2, w3) = (each.detach() for each in head.parameters())
+    states = torch.randn(5, 300)
+    hidden = ((states @ w1.T + b1).clamp(min=0) @ w2.T + b2).clamp(min=0)
+    assert torch.allclose(head(states), hidden @ w3.T, atol=1e-6)
+    assert not b1.any() and not b2.any() and head.weight is head[-1].weight
+    # A standard deviation of n numbers has a standard error of 1 / sqrt(2 n): 0.07 of the last 100.
+    for weights, std in ((w1, (2 / 300) ** 0.5), (w2, (2 / 200) ** 0.5), (w3, 1 / 101)):
+        assert weights.std().item() == pytest.approx(std, rel=0.25)

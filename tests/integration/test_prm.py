@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from oger_recipe.cli import prm
 from oger_recipe.data.labelled_steps import Solution, read_labelled_steps
+from oger_recipe.evaluation.sampling import Response
 from oger_recipe.files import read_jsonl, write_jsonl
 from oger_recipe.prm import trainer
 from oger_recipe.prm.rows import make_rows
@@ -280,3 +281,65 @@ def test_countdown_has_exact_labels(
     with pytest.raises(SystemExit, match="--out labels.jsonl exists"):
         prm.main([*flags, "--out", "labels.jsonl"])
     assert read_jsonl(tmp_path / "labels.jsonl")[0]["id"] == "c/1"
+
+
+class Scripted:
+    """In place of vLLM's sampler: so many of the rollouts behind a prefix are right, the first ones."""
+
+    RIGHT = {"8, ": 1, "95, ": 0, "60, ": 2, "15, ": 4}
+
+    def __init__(self, model: Any) -> None:
+        from transformers import AutoTokenizer
+
+        self.tokenizer = AutoTokenizer.from_pretrained(model.name)
+        self.asked: dict[str, int] = {}
+        self.seeds: set[int] = set()
+
+    def context(self) -> int:
+        return 130
+
+    def load(self, max_model_len: int) -> None:
+        assert max_model_len == 130  # one response and its rollouts need more
+
+    def generate(self, requests: Any, sampling: Any, name: str) -> list[Response]:
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request: Any) -> Response:
+        assert 0 < request.max_new_tokens == min(16, 130 - len(request.tokens)) and request.seed not in self.seeds
+        self.seeds.add(request.seed)
+        text = self.tokenizer.decode(request.tokens)
+        self.asked[text] = self.asked.get(text, 0) + 1
+        right = next(count for end, count in self.RIGHT.items() if text.endswith(end))
+        answer = "(3+5)*12" if self.asked[text] <= right else "3+5"
+        return Response(f"</think><answer>{answer}</answer>", 9, False)
+
+
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [
+        ("share", [(0.25, 0, 1), (0.5, 0), (1,), (1, None, 1)]),
+        ("any", [(1, 0, 1), (1, 0), (1,), (1, None, 1)]),
+    ],
+)
+def test_a_step_is_as_good_as_the_rollouts_that_go_on_from_it(
+    by: str, expected: list[Any], tmp_path: Path, policy_folder: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    """Four rollouts a step; the last step is as right as its response; without room for a rollout nobody knows."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("oger_recipe.plugin.evaluation.sampler.Sampler", Scripted)
+    problem = {"uid": "c", "prompt": "make 96", "answer": json.dumps({"numbers": [3, 5, 12], "target": 96})}
+    write_jsonl([problem | {"task": "countdown"}], tmp_path / "rows.jsonl")
+    texts = [
+        "<think>3+5=8, 8*12=95, </think><answer>(3+5)*12</answer>",
+        "<think>5*12=60, </think><answer>3+5</answer>",
+        "<answer>(3+5)*12</answer>",
+        f"<think>3+12=15, {'so ' * 200}95, </think><answer>(3+5)*12</answer>",
+    ]
+    write_jsonl([{"uid": "c", "text": text} for text in texts], tmp_path / "responses.jsonl")
+    flags = ["label", "--recipe", "grpo_cpu", "--rows", "rows.jsonl", "--responses", "responses.jsonl", "--by", by]
+    flags += ["--model", str(policy_folder), "--n", "4", "--max_new_tokens", "16", "--oger.steps.delimiters", ", "]
+    prm.main([*flags, "--out", "labels.jsonl"])
+    found, _ = read_labelled_steps(["labels.jsonl"])
+    assert ["".join(each.steps) for each in found] == texts
+    assert [each.labels for each in found] == expected
+    assert "1 without a label (no room for a rollout)" in capsys.readouterr().out

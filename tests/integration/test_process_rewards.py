@@ -37,7 +37,7 @@ from oger_recipe.rewards.models.place import StepPrompt
 from oger_recipe.rewards.models.plugin import Failed
 from oger_recipe.rewards.models.step_formats import FORMATS
 from oger_recipe.rewards.models.step_text import StepWriter, verdict_tokens
-from oger_recipe.rewards.models.tokens import load_tokenizer
+from oger_recipe.rewards.models.tokens import load_tokenizer, plain_tokens, tokens_of
 from oger_recipe.rewards.sources import Group, Scores
 from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.tasks.known_judges import good_until, save_prm
@@ -188,6 +188,19 @@ def test_trls_pieces_are_tokenised_one_by_one_behind_a_beginning(letters: Any) -
     newline = tokenizer("\n")["input_ids"]
     wanted = [ids("<think>"), *map(ids, "abc"), *newline, *map(ids, "--de"), *newline, *map(ids, "--")]
     assert prompt == StepPrompt(tuple(wanted), (6, 11))
+
+
+def test_a_beginning_that_a_chat_template_has_written_is_not_doubled(letters: Any) -> None:
+    from tokenizers import processors
+
+    copied = letters.backend_tokenizer.from_str(letters.backend_tokenizer.to_str())
+    tokenizer = type(letters)(tokenizer_object=copied, bos_token="<think>")
+    begin = tokenizer.bos_token_id
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<think> $A", special_tokens=[("<think>", begin)]
+    )
+    expected = [begin, *plain_tokens(tokenizer, "ab")]
+    assert tokens_of(tokenizer, "ab") == tokens_of(tokenizer, "<think>ab") == expected
 
 
 def test_a_tokenizer_that_lacks_what_the_format_needs_is_refused_with_a_sentence(letters: Any, tmp_path: Path) -> None:

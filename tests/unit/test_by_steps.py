@@ -118,13 +118,18 @@ def test_a_failed_factor_is_zero_or_is_passed_by_for_all_steps() -> None:
     factor = Says([9.0, 2.0, 2.0], errors={(0, 0): "gone"})
     listed = [(process(), {}), (factor, {"combine": "mul"})]
     assert of_steps(composed(*listed))[0] == [0, 0, 0]
-    assert of_steps(composed(*listed, on_error="neutral"))[0] == [0.5, 0.25, 2.0]
+    passed_by = composed(*listed, on_error="neutral")
+    assert of_steps(passed_by)[0] == [0.5, 0.25, 2.0]
+    assert passed_by.steps is not None and passed_by.steps.of_response.tolist() == [[1.0, 1.0, 0.0]]
 
 
 def test_where_the_first_source_failed_the_next_one_begins() -> None:
     listed = [(process(), {}), (Says([3.0] * 3), {"combine": "mul"})]
     found = composed(*listed, on_error="neutral", errors={0: "not graded"})
     assert of_steps(found)[0] == [1.5, 0.75, 3.0]
+    found = composed((Says([3.0] * 3), {"combine": "mul"}), on_error="neutral", errors={0: "not graded"})
+    assert of_steps(found)[0] == [0, 0, 3.0]
+    assert found.steps is not None and found.steps.of_response[0, 0] == 3.0
 
 
 def test_a_step_without_a_value_is_worth_nothing() -> None:
@@ -148,6 +153,12 @@ def test_a_reward_for_a_step_that_a_response_does_not_have_is_a_failure(steps: A
     assert of_steps(found) == [[0.5, 0.25, 2.0], [0.5, 0, 0], [0.25, -0.5, 0]]
     closed = composed((process(steps), {"gate": "rule_equals_1"}))
     assert closed.errors["s1"] == {}  # nobody asked
+
+
+def test_nor_does_a_reward_count_for_a_step_that_no_response_has() -> None:
+    steps = [[*row, last] for row, last in zip(PROCESS, (NAN, 5.0, NAN), strict=True)]
+    found = composed((process(steps), {}))
+    assert found.errors["s1"] == {1: "it gave a reward to step 4 of a response with 1"}
 
 
 @pytest.mark.parametrize("facts", [{"combine": "mul"}, {"normalize": "group"}, {"normalize": "running"}])

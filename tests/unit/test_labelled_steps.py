@@ -118,6 +118,12 @@ def test_prm800k_has_the_chosen_way_and_what_branches_off_it(tmp_path: Path) -> 
     ]
 
 
+def test_prm800k_goes_on_with_what_was_chosen_though_a_person_wrote_too(tmp_path: Path) -> None:
+    steps = [step([rated("one", 1)], 0, rated("mine", None)), step([rated("two", 1)], 0)]
+    found, _ = read(tmp_path, PRM800K | {"label": {"steps": steps}})
+    assert [each.steps for each in found] == [("one", "two")]
+
+
 def test_prm800k_without_any_label_is_no_solution(tmp_path: Path) -> None:
     empty = PRM800K | {"label": {"steps": [step(None, None)], "finish_reason": "bad_problem"}}
     found, _ = read(tmp_path, empty, PRM800K)

@@ -64,6 +64,8 @@ def test_intervals_draw_all_solutions_of_a_problem_together() -> None:
     # Apart, the two erroneous solutions give 0, 1/2 or 1.
     apart = processbench_intervals([0, 1, -1], [0, 0, -1], ["a", "c", "b"], seed=1)
     assert apart["accuracy_erroneous"] == [0, 1]
+    # Where nothing is right, f1 is 0 in every resample.
+    assert processbench_intervals([0, -1], [1, 0], ["a", "a"], seed=1)["f1"] == [0, 0]
 
 
 def test_the_best_threshold_lies_between_the_scores_it_parts() -> None:
@@ -72,6 +74,10 @@ def test_the_best_threshold_lies_between_the_scores_it_parts() -> None:
     assert best_threshold(errors, scores) == pytest.approx(0.45)
     threshold = best_threshold([1, -1], [[0.9, 0.7], [0.8, 0.75]])
     assert 0.7 < threshold < 0.75
+    # At the lowest score itself no step is below, so that the error at 0.2 is not found.
+    assert best_threshold([0, -1], [[0.2], [0.9]]) == pytest.approx(0.55)
+    # 0.3 and 0.5 find one error each: the lower one is taken.
+    assert best_threshold([1, 0, -1], [[0.4, 0.2], [0.4, 0.8], [0.6]]) == pytest.approx(0.3)
     # An error behind a step with a lower score is not found by any threshold.
     assert (
         processbench([1], [predicted_error([0.1, 0.2], best_threshold([1, -1], [[0.1, 0.2], [0.9]]))])[
@@ -99,6 +105,7 @@ def test_reliability_by_hand() -> None:
     ]
     assert calibration_error(found) == pytest.approx((3 * (1 / 3 - 0.14 / 3) + 2 * 0.025) / 5)
     assert math.isnan(calibration_error([]))
+    assert reliability([0.25, 0], [0.5, 0.5]) == [(0.5, 0.5, 2)]  # a share above 0 is good
 
 
 def test_solutions_by_hand() -> None:
@@ -111,6 +118,9 @@ def test_solutions_by_hand() -> None:
     assert (found["steps"], found["bad_steps"], found["auc"]) == (6, 2, 1)
     assert found["step_accuracy"] == 1
     assert set(found["intervals"]) == {"accuracy_erroneous", "accuracy_correct", "f1"}
+    # Below 0.2 no step is wrong; a correct solution without scores is not right either.
+    lower = solution_metrics([*labels, [1]], [*scores, None], ["a", "b", "c", "a", "d"], 0.2)
+    assert (lower["accuracy_erroneous"], lower["accuracy_correct"]) == (0, 1 / 2)
 
 
 def test_rivals_say_what_their_names_say() -> None:

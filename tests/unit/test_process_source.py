@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -104,6 +105,11 @@ def test_rows_are_asked_about_once_together_and_only_where_their_gate_is_open() 
     assert scorer.asked == [("?", ["0.8"]), ("?", ["0.6", "0.7"])]
     assert numbers(scores.steps) == [[[None, None], [0.8, None]], [[0.6, 0.7], [None, None]]]
     assert numbers(scores.values) == [[None, 0.8], [0.6, None]] and not scores.errors
+
+
+def test_only_a_server_is_waited_for_beside_other_sources() -> None:
+    served = ProcessKeys(model="m", format="trl", url="http://127.0.0.1:8000/v1")
+    assert [ProcessSource(keys, Scorer()).overlaps for keys in (served, replace(served, url=None))] == [True, False]
 
 
 class Miscounts(Scorer):

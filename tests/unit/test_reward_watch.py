@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from oger_recipe.algorithm.reward_watch import LEAST, Drift, comoments, correlation, disagreement, drift, pair_orders
+from oger_recipe.algorithm.reward_watch import (
+    LEAST,
+    Drift,
+    Growth,
+    comoments,
+    correlation,
+    disagreement,
+    drift,
+    growth,
+    pair_orders,
+)
 
 NAN = math.nan
 
@@ -89,3 +99,27 @@ def test_the_newest_evaluation_is_compared_with_the_best_one(accuracy, found) ->
 
 def test_rewards_that_are_not_known_at_the_best_evaluation_are_compared_with_nothing() -> None:
     assert drift({6: 1.5}, {2: 0.5, 6: 0.25}, window=2) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "solved", "found"),
+    [
+        ([4, 6, 8, 12], [0.5, 0.75, 0.25, 0.5], Growth(2, 0.25, 10 / 5)),
+        ([4, 4, 5, 5, 8, 8], [0.75, 0.75, 0.5, 0.5, 0.25, 0.25], Growth(2, 0.5, 8 / 4)),  # the best window
+        ([4, 4, 5, 5, 8, 8], [0.5, 0.5, 0.5, 0.5, 0.25, 0.25], Growth(4, 0.25, 8 / 5)),  # the later of two best ones
+        ([4, 4, 8, 8], [0.25, 0.25, 0.5, 0.5], Growth(2, -0.25, 8 / 4)),  # the newest is never the best
+        ([9, 4, 6, 8, 12], [1.0, 0.5, 0.75, 0.25, 0.5], Growth(3, 0.25, 10 / 5)),  # windows end with the newest step
+        ([4, 4, None, 5, 8, 8], [0.5, 0.5, None, 1.0, 0.25, 0.25], Growth(2, 0.25, 8 / 4)),  # a gap
+        ([4, 4, 6, 6, None, 8], [0.5, 0.5, 0.5, 0.5, None, 0.25], None),  # the newest window is not known
+        ([4, 4, None, 8], [0.5, 0.5, 0.25, 0.25], None),
+        ([4, 4, 8], [0.5, 0.5, 0.25], None),
+        ([0, 0, 8, 8], [0.5, 0.5, 0.25, 0.25], None),
+        ([], [], None),
+    ],
+)
+def test_the_newest_window_is_compared_with_the_best_one_before_it(sizes, solved, found) -> None:
+    of_sizes, of_solved = (
+        {step: float(each) for step, each in enumerate(values, start=1) if each is not None}
+        for values in (sizes, solved)
+    )
+    assert growth(of_sizes, of_solved, window=2) == found

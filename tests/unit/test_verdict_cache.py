@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from oger_recipe.rewards.models.cache import Cached, VerdictCache
-from oger_recipe.rewards.models.keys import JudgeKeys
-from oger_recipe.rewards.models.place import Reply, Sampling
+from oger_recipe.rewards.models.keys import JudgeKeys, ProcessKeys
+from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt
 
 KEYS = JudgeKeys(model="me/judge", plugin="a.py")
 SERVED = replace(KEYS, url="http://127.0.0.1:8000/v1")
@@ -45,6 +45,9 @@ class Model:
     def classify(self, prompts: Sequence[str]) -> list[Reply]:
         self.asked += prompts
         return [Reply(value=len(prompt) / 3) for prompt in prompts]
+
+    def classify_steps(self, prompts: Sequence[StepPrompt]) -> list[Reply]:
+        return [Reply(steps=tuple(1 / end for end in prompt.ends)) for prompt in prompts]
 
 
 @pytest.fixture()
@@ -130,6 +133,23 @@ def test_other_files_in_a_models_folder_are_another_model(cache: VerdictCache, t
     assert [Cached(Model(), keys, cache).generate(["a"], Sampling())[0].cached for _ in range(2)] == [False, True]
     (tmp_path / "judge" / "model.safetensors").write_text("22")
     assert not Cached(Model(), keys, cache).generate(["a"], Sampling())[0].cached
+
+
+def test_steps_that_end_elsewhere_and_other_files_of_an_adapter_are_another_question(
+    cache: VerdictCache, tmp_path: Path
+) -> None:
+    """Where a tag is a token that texts have too, the same tokens may be cut in several ways."""
+    keys = ProcessKeys(model="me/prm", format="trl", adapter=str(tmp_path / "adapter"))
+    (tmp_path / "adapter").mkdir()
+
+    def asked(*ends: int) -> Reply:
+        (reply,) = Cached(Model(), keys, cache).classify_steps([StepPrompt((7, 8, 7, 8, 7), ends)])
+        assert reply.steps == tuple(1 / end for end in ends)
+        return reply
+
+    assert [asked(2, 4).cached, asked(1, 4).cached, asked(4).cached, asked(2, 4).cached] == [False, False, False, True]
+    (tmp_path / "adapter" / "adapter_model.safetensors").write_text("trained again")
+    assert [asked(2, 4).cached, asked(2, 4).cached] == [False, True]
 
 
 def test_a_model_is_loaded_for_the_first_prompt_that_is_not_known(cache: VerdictCache) -> None:

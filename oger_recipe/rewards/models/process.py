@@ -83,7 +83,7 @@ class ProcessSource:
         ]
         scores, mask = _padded_scores([each.steps for each in judged if each.error is None])
         if self.keys.scale == "difference":
-            scores = torch.where(mask, 2 * scores - 1, 0.0)
+            scores = 2 * scores - 1
         rewards = min_form_rewards(scores, mask, self.keys.temperature) if self.keys.credit == "min" else scores
         values = aggregate_steps(scores, mask, self.keys.aggregate)
         found = iter(zip(values.tolist(), rewards.tolist(), mask.sum(dim=1).tolist(), strict=True))

@@ -1,0 +1,39 @@
+"""A source of reward for Countdown's steps of reasoning that is never wrong: what a perfect PRM would say.
+
+sources: [{name: prm, kind: "oger_recipe.tasks.exact_steps:ExactSteps", credit: min}, ...]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from oger_recipe.algorithm.steps import aggregate_steps, min_form_rewards
+from oger_recipe.rewards.models.process import padded, score_metrics
+from oger_recipe.rewards.sources import Group, Scores
+from oger_recipe.tasks.countdown_steps import step_labels
+
+
+class ExactSteps:
+    """scale, credit and temperature are those of kind process."""
+
+    def __init__(self, scale: str = "probability", credit: str = "sum", temperature: float = 0.1) -> None:
+        self._is_difference, self._is_min, self._temperature = scale == "difference", credit == "min", temperature
+
+    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
+        labels, mask = padded([row for group in groups for row in _labels(group)])
+        scores = torch.where(mask, 2 * labels - 1, 0.0) if self._is_difference else labels
+        rewards = min_form_rewards(scores, mask, self._temperature) if self._is_min else scores
+        return Scores(
+            aggregate_steps(scores, mask, "min").view(wanted.shape),
+            metrics=score_metrics(scores, mask),
+            steps=torch.where(mask, rewards, torch.nan).view(*wanted.shape, -1),
+        )
+
+
+def _labels(group: Group) -> list[list[int]]:
+    problem = json.loads(group.answer)
+    return [step_labels(steps, problem["numbers"], problem["target"]) for steps in group.steps]
