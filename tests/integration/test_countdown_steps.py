@@ -6,7 +6,8 @@ from itertools import accumulate
 import pytest
 import torch
 
-from oger_recipe.rewards.compose import Surroundings, entry_problems, make_source, sources_of
+from oger_recipe.rewards.entries import entry_problems, sources_of
+from oger_recipe.rewards.kinds import Surroundings, make_source
 from oger_recipe.rewards.sources import Group
 from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.steps import cut_text
