@@ -28,7 +28,7 @@ ROOMS = {
     "data": "rewards teachers",
     "evaluation": "data rewards",
     "run_folder": "evaluation",
-    "tasks": "data prm rewards settings teachers",
+    "tasks": "algorithm data prm rewards settings teachers",
     "report": "evaluation",
     "prm": "data evaluation report rewards",
     "settings": "algorithm data embedding rewards teachers",
