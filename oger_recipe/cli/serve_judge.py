@@ -107,9 +107,7 @@ def _checked(args: argparse.Namespace) -> str:
 
 def _prm(args: argparse.Namespace) -> ProcessKeys | None:
     """The keys of a PRM, where MODEL is one. Raises RecipeError for words that do not go together."""
-    of_prm = {
-        name: value for name in ("format", "good", "bad", "adapter") if (value := getattr(args, name)) is not None
-    }
+    of_prm = {name: value for name in _OF_PRM if (value := getattr(args, name)) is not None}
     if args.format is None:
         if of_prm:
             raise RecipeError(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from oger_recipe.algorithm.steps import aggregate_steps, min_form_rewards
-from oger_recipe.rewards.models.process import padded, score_metrics
+from oger_recipe.rewards.models.process import padded_scores, score_metrics
 from oger_recipe.rewards.sources import Group, Scores
 from oger_recipe.tasks.countdown_steps import step_labels
 
@@ -24,7 +24,7 @@ class ExactSteps:
         self._is_difference, self._is_min, self._temperature = scale == "difference", credit == "min", temperature
 
     def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
-        labels, mask = padded([row for group in groups for row in _labels(group)])
+        labels, mask = padded_scores([row for group in groups for row in _labels(group)])
         scores = torch.where(mask, 2 * labels - 1, 0.0) if self._is_difference else labels
         rewards = min_form_rewards(scores, mask, self._temperature) if self._is_min else scores
         return Scores(

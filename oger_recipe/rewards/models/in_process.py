@@ -168,6 +168,7 @@ def _batches(tokens: dict[int, list[int]]) -> Iterator[list[int]]:
 
 
 def padded(tokens: Sequence[Sequence[int]], pad: int, *, left: bool) -> Any:
+    """Make a batch of prompts' tokens, with the mask of what is attended."""
     from transformers import BatchEncoding
 
     longest = max(map(len, tokens))

@@ -81,7 +81,7 @@ class ProcessSource:
         judged = [
             _of_all_steps(each, len(cut)) for each, cut in zip(self.scorer.ask(prompts, steps), steps, strict=True)
         ]
-        scores, mask = padded([each.steps for each in judged if each.error is None])
+        scores, mask = padded_scores([each.steps for each in judged if each.error is None])
         if self.keys.scale == "difference":
             scores = 2 * scores - 1
         rewards = min_form_rewards(scores, mask, self.keys.temperature) if self.keys.credit == "min" else scores
@@ -106,7 +106,7 @@ def _of_all_steps(judged: Judged, count: int) -> Judged:
     return replace(judged, steps=(), error=f"{len(judged.steps)} scores came for {count} steps of reasoning")
 
 
-def padded(rows: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
+def padded_scores(rows: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
     """Make tensors [rows, S] of rows' numbers, 0 behind them, and of where there is one (bool)."""
     longest = max(map(len, rows), default=0)
     numbers, mask = torch.zeros(len(rows), longest), torch.zeros(len(rows), longest, dtype=torch.bool)
