@@ -18,7 +18,7 @@ def find_recipe(given: Path) -> Path:
 
     Raises RecipeError when there is neither.
     """
-    if given.exists() or given.is_absolute() or given.parent not in (Path("."), Path("configs")):
+    if given.is_file() or given.is_absolute() or given.parent not in (Path("."), Path("configs")):
         return given
     name = given.name if given.suffix == ".yaml" else f"{given.name}.yaml"
     known = shipped()
