@@ -36,11 +36,11 @@ def said(parser: argparse.ArgumentParser):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ([*GDPO, "--oger.advantage_baseline", "rollouts"], "oger.advantage_baseline rollouts is for group_norm and"),
+        ([*GDPO, "--oger.advantage_baseline", "rollouts"], "oger.advantage_baseline rollouts is for group_norm, dr_grpo, process_grpo and process_rloo, not gdpo"),
         ([*GDPO, "--oger.all_correct_group", "clip"], "oger.all_correct_group clip is for group_norm and dr"),
         (
             [*GDPO, "--oger.reward.on_error", "drop_group"],
-            "oger.reward.on_error drop_group is for group_norm, dr_grpo and rloo, not gdpo, which compares groups",
+            "drop_group is for group_norm, dr_grpo, process_grpo, process_rloo and rloo, not gdpo, which compares groups",
         ),
         (
             [*GDPO, listed(RULE, SIMILAR | {"normalize": "running"})],
