@@ -40,7 +40,7 @@ def said(parser: argparse.ArgumentParser):
         ([*GDPO, "--oger.all_correct_group", "clip"], "oger.all_correct_group clip is for group_norm and dr"),
         (
             [*GDPO, "--oger.reward.on_error", "drop_group"],
-            "drop_group is for group_norm, dr_grpo, process_grpo, process_rloo and rloo, not gdpo, which compares groups",
+            "drop_group is for group_norm, dr_grpo, process_grpo, process_rloo and rloo, not gdpo, which compares",
         ),
         (
             [*GDPO, listed(RULE, SIMILAR | {"normalize": "running"})],
