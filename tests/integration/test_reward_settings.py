@@ -36,7 +36,10 @@ def said(parser: argparse.ArgumentParser):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ([*GDPO, "--oger.advantage_baseline", "rollouts"], "oger.advantage_baseline rollouts is for group_norm, dr_grpo, process_grpo and process_rloo, not gdpo"),
+        (
+            [*GDPO, "--oger.advantage_baseline", "rollouts"],
+            "oger.advantage_baseline rollouts is for group_norm, dr_grpo, process_grpo and process_rloo, not gdpo",
+        ),
         ([*GDPO, "--oger.all_correct_group", "clip"], "oger.all_correct_group clip is for group_norm and dr"),
         (
             [*GDPO, "--oger.reward.on_error", "drop_group"],

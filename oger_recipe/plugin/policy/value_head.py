@@ -28,7 +28,12 @@ class ValueHead(torch.nn.Sequential):
         return self[-1].weight  # type: ignore[return-value]
 
     def reset(self) -> None:
-        """He's weights for the hidden layers (arXiv 1502.01852); the last one's as OpenRLHF has them."""
+        """He's weights for the hidden layers (arXiv 1502.01852); the last one's as OpenRLHF has them.
+
+        They follow from the process's seed, whatever was drawn before: how much is, differs with ranks and with what
+        was loaded earlier.
+        """
+        generator = torch.Generator(self.weight.device).manual_seed(torch.initial_seed())
         for layer in self:
             if isinstance(layer, torch.nn.Linear):
                 with _whole(layer) as changes:
@@ -36,7 +41,7 @@ class ValueHead(torch.nn.Sequential):
                         continue
                     is_last = layer is self[-1]
                     std = 1 / (layer.in_features + 1) if is_last else (2 / layer.in_features) ** 0.5
-                    layer.weight.data.normal_(mean=0.0, std=std)
+                    layer.weight.data.normal_(mean=0.0, std=std, generator=generator)
                     if layer.bias is not None:
                         layer.bias.data.zero_()
 
