@@ -47,8 +47,8 @@ CURVES = ("rollout/solve_rate", "rollout/solve_none", "entropy_loss", "oger/dive
 Record = dict[str, Any]
 
 
-def record(folder: Path, regime: str, arm: str, seed: int) -> Record:
-    """Returns the line of one finished run."""
+def record(folder: Path, regime: str, arm: str, seed: int, curves: Iterable[str] = CURVES) -> Record:
+    """Returns the line of one finished run, with these metrics over its steps."""
     last = max((folder / "eval").glob("step_*.json"))
     summary = json.loads((folder / "summary.json").read_text())
     steps = last_attempts(read_jsonl(folder / "metrics.jsonl"))
@@ -59,7 +59,7 @@ def record(folder: Path, regime: str, arm: str, seed: int) -> Record:
         "steps": summary["steps"],
         "seconds": {name: round(value, 1) for name, value in summary["seconds"].items()},
         "held_out": json.loads(last.read_text())["benchmarks"],
-        "curves": {name: [round(step[name], 5) for step in steps if step.get(name) is not None] for name in CURVES},
+        "curves": {name: [round(step[name], 5) for step in steps if step.get(name) is not None] for name in curves},
     }
 
 

@@ -3,7 +3,6 @@
 Whether a reward is hacked is to be seen over the steps of training: it grows, and answers do not get right more often.
 """
 
-import json
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -13,11 +12,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from oger_recipe.files import read_jsonl
+from oger_recipe.report import study
 from oger_recipe.report.curves import moving_mean
 from oger_recipe.report.panels import COLOURS, GREY, band, dress, from_zero_if_near, save
 from oger_recipe.report.study import Record, interval, points, run
-from oger_recipe.report.summary import last_attempts
 
 ARMS = {
     "start": "before training",
@@ -55,19 +53,9 @@ SCORE = "avg_at_8"
 
 def record(folder: Path, regime: str, arm: str, seed: int) -> Record:
     """Returns the line of one finished run."""
-    last = max((folder / "eval").glob("step_*.json"))
-    summary = json.loads((folder / "summary.json").read_text())
-    steps = last_attempts(read_jsonl(folder / "metrics.jsonl"))
-    (held_out,) = json.loads(last.read_text())["benchmarks"].values()
-    return {
-        "regime": regime,
-        "arm": arm,
-        "seed": seed,
-        "steps": summary["steps"],
-        "seconds": {name: round(value, 1) for name, value in summary["seconds"].items()},
-        "held_out": {name: value for name, value in held_out.items() if not isinstance(value, list)},
-        "curves": {name: [round(step[name], 5) for step in steps if step.get(name) is not None] for name in CURVES},
-    }
+    line = study.record(folder, regime, arm, seed, CURVES)
+    (held_out,) = line["held_out"].values()
+    return line | {"held_out": {name: value for name, value in held_out.items() if not isinstance(value, list)}}
 
 
 def table(records: list[Record], regime: str) -> str:

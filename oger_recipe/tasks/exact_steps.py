@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from oger_recipe.algorithm.steps import aggregate_steps, min_form_rewards
-from oger_recipe.rewards.models.process import padded_scores, score_metrics
+from oger_recipe.algorithm.steps import aggregate_steps
+from oger_recipe.rewards.models.process import credited, padded_scores, score_metrics
 from oger_recipe.rewards.sources import Group, Scores
 from oger_recipe.tasks.countdown_steps import step_labels
 
@@ -21,12 +21,11 @@ class ExactSteps:
     """scale, credit and temperature are those of kind process."""
 
     def __init__(self, scale: str = "probability", credit: str = "sum", temperature: float = 0.1) -> None:
-        self._is_difference, self._is_min, self._temperature = scale == "difference", credit == "min", temperature
+        self._scale, self._credit, self._temperature = scale, credit, temperature
 
     def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
         labels, mask = padded_scores([row for group in groups for row in _labels(group)])
-        scores = torch.where(mask, 2 * labels - 1, 0.0) if self._is_difference else labels
-        rewards = min_form_rewards(scores, mask, self._temperature) if self._is_min else scores
+        scores, rewards = credited(labels, mask, scale=self._scale, credit=self._credit, temperature=self._temperature)
         return Scores(
             aggregate_steps(scores, mask, "min").view(wanted.shape),
             metrics=score_metrics(scores, mask),

@@ -82,13 +82,24 @@ class ProcessSource:
             _of_all_steps(each, len(cut)) for each, cut in zip(self.scorer.ask(prompts, steps), steps, strict=True)
         ]
         scores, mask = padded_scores([each.steps for each in judged if each.error is None])
-        if self.keys.scale == "difference":
-            scores = 2 * scores - 1
-        rewards = min_form_rewards(scores, mask, self.keys.temperature) if self.keys.credit == "min" else scores
+        scores, rewards = credited(
+            scores, mask, scale=self.keys.scale, credit=self.keys.credit, temperature=self.keys.temperature
+        )
         values = aggregate_steps(scores, mask, self.keys.aggregate)
         found = iter(zip(values.tolist(), rewards.tolist(), mask.sum(dim=1).tolist(), strict=True))
         metrics = self.metrics(judged) | score_metrics(scores, mask)
         return [_rewarded(each, *next(found)) if each.error is None else each for each in judged], metrics
+
+
+def credited(
+    probabilities: Tensor, mask: Tensor, *, scale: str, credit: str, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Make scores and rewards of steps of the probabilities that they are good, as the keys of kind process say.
+
+    All are [B, S]; outside of the mask (bool) they mean nothing.
+    """
+    scores = 2 * probabilities - 1 if scale == "difference" else probabilities
+    return scores, min_form_rewards(scores, mask, temperature) if credit == "min" else scores
 
 
 def _rewarded(judged: Judged, value: float, rewards: Sequence[float], count: int) -> Judged:
