@@ -53,6 +53,7 @@ def apply_training_patches() -> None:
 def _prepare_for_cpu() -> None:
     from oger_recipe.patches import (
         deepspeed_compile,
+        deepspeed_gathers,
         deepspeed_shm_comm,
         deepspeed_torch_adam,
         flash_attn_padding,
@@ -69,6 +70,7 @@ def _prepare_for_cpu() -> None:
     weight_sync_gloo.apply()
     deepspeed_torch_adam.apply()
     deepspeed_shm_comm.apply()
+    deepspeed_gathers.apply()
     replay_buffer_device.apply()
 
 

