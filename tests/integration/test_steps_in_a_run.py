@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -119,6 +120,18 @@ def test_samples_show_each_step_with_what_was_said_of_it_and_paid_for_it(step):
         paid = [0.5 * len(each) / 8 for each in steps[:-1]] + [0.5 * len(steps[-1]) / 8 + of_response]
         assert [each["reward"] for each in shown] == paid
         assert lines[text]["total_reward"] == pytest.approx(sum(paid))
+
+
+def test_samples_show_the_advantage_of_each_step(step):
+    """DeepSeekMath's: a step's reward and those behind it, in units of the group's spread."""
+    maker, _ = step()
+    shown = [line["steps_of_reasoning"] for line in _lines(maker) if "steps_of_reasoning" in line]
+    rewards = [each["reward"] for row in shown for each in row]
+    mean, std = statistics.mean(rewards), statistics.stdev(rewards)
+    for row in shown:
+        z = [(each["reward"] - mean) / std for each in row]
+        expected = [sum(z[number:]) for number in range(len(z))]
+        assert [each["advantage"] for each in row] == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_metrics_count_steps_of_the_policys_own_rollouts(step):

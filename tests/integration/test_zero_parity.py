@@ -55,7 +55,6 @@ KINDS |= {
     for name, flags in (
         ("ZeRO 2", ["--ds.zero_stage=2"]), ("ZeRO 3", ["--ds.zero_stage=3"]),
         ("packed", ["--ds.zero_stage=2", "--ds.packing_samples"]),
-        ("LoRA", ["--ds.zero_stage=2", "--ds.lora.rank=4", "--ds.lora.target_modules", "q_proj", "v_proj"]),
     )
 }  # fmt: skip
 # A batch of six optimizer steps of which the first ends it, and a learning rate that says the place in the run.

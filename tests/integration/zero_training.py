@@ -69,8 +69,7 @@ def masters(module: torch.nn.Module, actor: Any, role: str) -> dict[str, torch.T
             for low, high in zip(lows, highs, strict=True)
         }
         return {name: of[id(parameter)].detach().clone() for name, parameter in module.named_parameters()}
-    trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
-    return {name: safe_get_full_fp32_param(parameter).clone() for name, parameter in trained}
+    return {name: safe_get_full_fp32_param(parameter).clone() for name, parameter in module.named_parameters()}
 
 
 def train(case: dict[str, Any], rank: int, ranks: int, port: int, folder: Path) -> dict[str, Any]:

@@ -20,7 +20,8 @@ class Credit:
     all sources together; said: what each source said, by ``source`` and ``source/component``, nan where it said
     nothing; errors: source -> row -> why it has no value; of_sources: ``source/name`` -> a number that it says of the
     step; entropy_weight: a name of ENTROPY_WEIGHTS; said_of_steps: what sources said of steps of reasoning, [N, S],
-    nan where there is none; step_rewards: what these were paid, [N, S], None where only responses are.
+    nan where there is none; step_rewards: what these were paid, [N, S], None where only responses are;
+    step_advantages: means over their tokens, likewise.
     """
 
     entropy: torch.Tensor
@@ -34,6 +35,7 @@ class Credit:
     entropy_weight: str
     said_of_steps: Mapping[str, torch.Tensor] = field(default_factory=dict)
     step_rewards: torch.Tensor | None = None
+    step_advantages: torch.Tensor | None = None
 
 
 def info_value(sample: Experience, key: str) -> float:

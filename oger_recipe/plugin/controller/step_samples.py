@@ -55,13 +55,15 @@ def _teacher(teacher: Teacher) -> Line:
 
 
 def _steps(steps: list[list[str]], row: int, credit: Credit) -> Line:
-    """The steps of reasoning of a row that is trained, what sources said of each, and what it was paid."""
+    """The steps of reasoning of a row that is trained, what sources said of each, what it was paid, and its
+    advantage."""
     if not steps:
         return {}
     lines: list[Line] = [{"text": text} for text in steps[row]]
     for number, line in enumerate(lines):
-        if credit.step_rewards is not None:
+        if credit.step_rewards is not None and credit.step_advantages is not None:
             line["reward"] = credit.step_rewards[row, number].item()
+            line["advantage"] = credit.step_advantages[row, number].item()
         said = {
             name: values[row, number].item()
             for name, values in credit.said_of_steps.items()

@@ -1,7 +1,6 @@
 """A critic's value head with hidden layers, in place of OpenRLHF's linear one."""
 
 import contextlib
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,14 +62,9 @@ def _whole(layer: torch.nn.Linear) -> Iterator[bool]:
 def value_heads(settings: CriticSettings) -> Iterator[None]:
     """Lets OpenRLHF build its critic with a head of the sizes that the settings or the network it loads ask for.
 
-    With LoRA the head is trained as a whole, and belongs to what is saved.
     Raises RecipeError, where the network is loaded, for sizes that are not its own.
     """
-    build, critic_class, lora = (
-        ppo_critic.get_llm_for_sequence_regression,
-        openrlhf_model._get_critic_model,
-        openrlhf_model.LoraConfig,
-    )
+    build, critic_class = ppo_critic.get_llm_for_sequence_regression, openrlhf_model._get_critic_model
     new: list[ValueHead] = []
 
     def class_with_head(base: Any, llm: Any, prefix: str = "score", *packing: bool) -> type:
@@ -86,15 +80,13 @@ def value_heads(settings: CriticSettings) -> Iterator[None]:
                 setattr(config, SAVED_SIZES, sizes)
                 if saved is None:
                     new.append(head)
-                openrlhf_model.LoraConfig = functools.partial(lora, modules_to_save=[prefix])
                 self.post_init()
 
         return CriticWithHead
 
     def built(*args: Any, **kwargs: Any) -> Any:
         critic = build(*args, **kwargs)
-        # With LoRA the head that is trained is a copy.
-        for head in [each for each in critic.modules() if isinstance(each, ValueHead)] if new else ():
+        for head in new:
             head.reset()
         if settings.head_only:
             for name, parameter in critic.named_parameters():
@@ -106,5 +98,4 @@ def value_heads(settings: CriticSettings) -> Iterator[None]:
     try:
         yield
     finally:
-        ppo_critic.get_llm_for_sequence_regression = build
-        openrlhf_model._get_critic_model, openrlhf_model.LoraConfig = critic_class, lora
+        ppo_critic.get_llm_for_sequence_regression, openrlhf_model._get_critic_model = build, critic_class
