@@ -51,7 +51,7 @@ def parse(
     if rest and (advice := recognised_flags(rest)):
         raise RecipeError(f"{_unknown(rest[0], parser)}: {advice}")
     if rest:
-        raise RecipeError("; ".join(_unknown(flag, parser) for flag in unknown) or f"unknown argument '{rest[0]}'")
+        raise RecipeError("; ".join(_unknown(flag, parser) for flag in unknown) or _stray(rest[0], flags, parser))
     return vars(args)
 
 
@@ -60,6 +60,15 @@ def _unknown(flag: str, parser: argparse.ArgumentParser) -> str:
     near = difflib.get_close_matches(name, parser._option_string_actions, n=1, cutoff=0.5)
     is_secret = any(secret in near[0] for secret in SECRETS) if near else False  # then its value is not shown
     return f"unknown flag '{name if is_secret else flag}'" + (f"; did you mean '{near[0]}'?" if near else "")
+
+
+def _stray(word: str, flags: Sequence[str], parser: argparse.ArgumentParser) -> str:
+    """A word that no flag takes: the one before it may be a switch."""
+    flag = flags[flags.index(word) - 1] if word in flags[1:] else ""
+    off = "--no-" + flag.removeprefix("--")
+    if off not in parser._option_string_actions:
+        return f"unknown argument '{word}'"
+    return f"unknown argument '{word}': {flag} takes no value, and {off} switches it off"
 
 
 def _help(parser: argparse.ArgumentParser, words: list[str]) -> str:

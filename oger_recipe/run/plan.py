@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
+from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS, STEP_ESTIMATORS
 from oger_recipe.data.rows import Row
 from oger_recipe.rewards.entries import sources_of
 from oger_recipe.rewards.models.keys import ModelKeys
@@ -62,6 +62,7 @@ def describe(value: Mapping[str, Any], training: Size | None, evaluation: Size |
             "",
             *_step(value),
             *_reward(value),
+            *_steps_of_reasoning(value),
             *_steps(value, training),
             *_evaluation(value, evaluation),
             "",
@@ -142,6 +143,24 @@ def _reward(value: Mapping[str, Any]) -> list[str]:
         normalized = "" if spec.normalize == "none" else f", normalized ({spec.normalize})"
         lines.append(f"  {sign} {weight:g} * {spec.name}: {spec.kind}{asked}{normalized}{gate}")
     return ["", "reward:", *lines, f"  a failure of one: {reward.on_error}"] if lines else []
+
+
+def _steps_of_reasoning(value: Mapping[str, Any]) -> list[str]:
+    """How responses are cut, ended and sampled, and what a step is to the estimator and the loss."""
+    settings, estimator = OgerSettings.of(value), value["algo.advantage.estimator"]
+    rule, by_step = settings.steps.rule, settings.steps.sample_by_step
+    if not settings.cuts_steps(estimator) and settings.steps.sampling is None:
+        return []
+    ends = [repr(text) for text in rule.delimiters] + [f"token {token}" for token in rule.delimiter_token_ids]
+    ends += [f"{rule.max_step_tokens} tokens"] * (rule.max_step_tokens is not None)
+    lines = [f"  a step ends behind {' or '.join(ends)}"] if ends else ["  every response is one step"]
+    responses = [f"step {rule.max_steps}"] * (rule.max_steps is not None)
+    responses += [f"the step with {rule.last_step_text!r}"] * (rule.last_step_text is not None)
+    lines += [f"  a response ends with {' or '.join(responses)}"] if responses else []
+    lines += ["  each step is a request of its own"] if by_step else []
+    lines += [f"  {estimator} pays each step"] if estimator in STEP_ESTIMATORS else []
+    lines += ["  the ratio of the loss is of a step"] if settings.loss.ratio_level == "step" else []
+    return ["", "steps of reasoning:", *lines, ""]
 
 
 def planned_steps(value: Mapping[str, Any], rows: int) -> int:

@@ -620,6 +620,12 @@ def test_no_recipe_at_all_is_refused() -> None:
     ("flags", "message"),
     [
         (["--oger.bonus_wieght", "2"], "unknown flag '--oger.bonus_wieght'; did you mean '--oger.bonus_weight'?"),
+        (
+            ["--oger.val_before_train", "false"],
+            "unknown argument 'false': --oger.val_before_train takes no value, and --no-oger.val_before_train "
+            "switches it off",
+        ),
+        (["--actor.adam.lr", "1", "2"], "unknown argument '2'"),
         (["--actor.adam.lrr=1e-6"], "unknown flag '--actor.adam.lrr=1e-6'; did you mean '--actor.adam.lr'?"),
         (["--zzz"], "unknown flag '--zzz'"),
         (["--actor.adam.lr", "fast"], "argument --actor.adam.lr: invalid float value: 'fast'"),

@@ -42,6 +42,21 @@ def test_rows_teachers_and_steps_are_counted(recipe: Path, capsys: pytest.Captur
     assert {entry.name for entry in tmp_path.iterdir()} == {"recipe.yaml", "rows.jsonl"}  # nothing was made
 
 
+def test_steps_of_reasoning_are_told_where_they_count(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "steps of reasoning:" not in _dry_run(capsys, recipe)
+    flags = ["--algo.advantage.estimator", "appo", "--oger.ratio_level", "step", "--oger.steps.max_step_tokens", "96"]
+    flags += ["--oger.steps.max_steps", "10", "--oger.steps.last_step_text", "answer", "--oger.steps.sample_by_step"]
+    lines = _dry_run(capsys, recipe, *flags, "--oger.max_replace_num", "0", "--oger.bonus_weight", "0")
+    first = lines.index("steps of reasoning:")
+    assert lines[first + 1 : first + 6] == [
+        "  a step ends behind '\\n\\n' or 96 tokens",
+        "  a response ends with step 10 or the step with 'answer'",
+        "  each step is a request of its own",
+        "  appo pays each step",
+        "  the ratio of the loss is of a step",
+    ]
+
+
 def test_what_will_be_rewarded_is_listed(
     recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
