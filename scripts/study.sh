@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # What each part of the method does, measured: every arm in two regimes of Countdown, with equal rollouts and updates.
-#   scripts/study.sh              all arms, seeds 0 to 4
+#   scripts/study.sh              all arms, five seeds
 #   SEEDS="0 1" ARMS="grpo oger" REGIMES=beyond_reach scripts/study.sh
 #   STUDY=steps scripts/study.sh  the arms of rewards for steps, in regimes of their own
 # Call it again to continue: what is in $STUDY_DIR/results.jsonl is not run again (docs/study/ has results.jsonl and
 # results_steps.jsonl, the runs so far). Writes study.md and study.png there. A run takes 2 to 9 minutes of one core;
-# several processes with other SEEDS may share a STUDY_DIR.
+# several processes with other SEEDS or REGIMES may share a STUDY_DIR, best with a core each (taskset -c 0 scripts/study.sh).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-SEEDS="${SEEDS:-0 1 2 3 4}"
 case "${STUDY:-parts}" in
 parts)
+    SEEDS="${SEEDS:-0 1 2 3 4}" start_seed=0
     STUDY_DIR="${STUDY_DIR:-runs/study}"
     report=oger_recipe.report.study
     REGIMES="${REGIMES:-beyond_reach within_reach}"
@@ -19,10 +19,12 @@ parts)
     WITHIN_ARMS="grpo luffy oger" # the regime that the method is not for
     ;;
 steps)
+    SEEDS="${SEEDS:-1 2 3 4 5}" start_seed=1 # sizes were chosen on seed 0
     STUDY_DIR="${STUDY_DIR:-runs/study_steps}"
     report=oger_recipe.report.study_steps
     REGIMES="${REGIMES:-steps_beyond_reach steps_within_reach}"
-    ARMS="${ARMS:-outcome min_outcome min sum appo tppo min_outcome_prm min_prm sum_prm min_bad sum_bad}"
+    ARMS="${ARMS:-outcome min_outcome ahead_outcome min sum appo tppo \
+        min_outcome_exact ahead_outcome_exact sum_exact ahead_outcome_bad sum_bad}"
     WITHIN_ARMS="$ARMS"
     ;;
 *)
@@ -52,16 +54,17 @@ arm_flags() {
     random) echo "--oger.replace_mode random" ;;
     wrong_first) echo "--oger.replace_mode wrong_first_similarity_mean_des" ;;
     clip) echo "--oger.all_correct_group clip" ;;
-    outcome) of_steps 0 exact sum 1 ;;
-    min_outcome) of_steps 1 exact min 1 ;;
-    min) of_steps 1 exact min 0 ;;
-    sum) of_steps 1 exact sum 0 ;;
-    appo) valued_steps appo "--oger.ratio_level step" ;;
-    tppo) valued_steps tppo "--oger.ratio_level token" ;;
-    min_outcome_prm) of_steps 1 countdown-prm min 1 ;;
-    min_prm) of_steps 1 countdown-prm min 0 ;;
-    sum_prm) of_steps 1 countdown-prm sum 0 ;;
-    min_bad) of_steps 1 countdown-prm-bad min 0 ;;
+    outcome) of_steps 0 countdown-prm sum 1 ;;
+    min_outcome) of_steps 1 countdown-prm min 1 ;;
+    ahead_outcome) of_steps 1 countdown-prm min_ahead 1 ;;
+    min) of_steps 1 countdown-prm min 0 ;;
+    sum) of_steps 1 countdown-prm sum 0 ;;
+    appo) valued_steps appo step ;;
+    tppo) valued_steps tppo token ;;
+    min_outcome_exact) of_steps 1 exact min 1 ;;
+    ahead_outcome_exact) of_steps 1 exact min_ahead 1 ;;
+    sum_exact) of_steps 1 exact sum 0 ;;
+    ahead_outcome_bad) of_steps 1 countdown-prm-bad min_ahead 1 ;;
     sum_bad) of_steps 1 countdown-prm-bad sum 0 ;;
     *)
         echo "study: unknown arm $1" >&2
@@ -86,9 +89,10 @@ of_steps() { # PURE: weight, who scores steps, credit, weight of the rule
     echo "--algo.advantage.estimator process_rloo $(sources "$1" "$2" difference "$3" "$4")"
 }
 
-valued_steps() { # OpenR: estimator, its flags
-    echo "--algo.advantage.estimator $1 --algo.advantage.gamma 0.95 --algo.advantage.lambd 0.95 $2" \
-        "--oger.loss_aggregation token_mean --oger.critic.hidden_sizes 64 --oger.critic.huber_delta 10 $(sources 1 exact probability sum 0)"
+valued_steps() { # OpenR: estimator, what has a ratio
+    echo "--algo.advantage.estimator $1 --oger.ratio_level $2 --algo.advantage.gamma 0.95 --algo.advantage.lambd 0.95" \
+        "--oger.loss_aggregation token_mean --oger.critic.hidden_sizes 64 --oger.critic.huber_delta 10" \
+        "$(sources 1 countdown-prm probability sum 0)"
 }
 
 run_arm() { # regime arm seed
@@ -106,8 +110,8 @@ run_arm() { # regime arm seed
 
 for seed in $SEEDS; do
     for regime in $REGIMES; do
-        if [[ $seed == 0 ]]; then
-            run_arm "$regime" start 0
+        if [[ $seed == "$start_seed" ]]; then
+            run_arm "$regime" start "$seed"
         fi
         for arm in $ARMS; do
             if [[ $regime == within_reach && " $WITHIN_ARMS " != *" $arm "* ]]; then
