@@ -128,19 +128,46 @@ def min_form_rewards(scores: Tensor, mask: Tensor, temperature: float) -> Tensor
     and to the mean as T grows: more steps do not pay, which they do where scores are summed.
     Raises ValueError also for a temperature that is not above 0.
     """
+    exists, inside = _scores(scores, mask, temperature)
+    return (inside * _shares(inside, exists, temperature)).to(real(scores))
+
+
+def min_ahead_rewards(scores: Tensor, mask: Tensor, temperature: float) -> Tensor:
+    """Pay each step what it takes off the worst score that is still ahead.
+
+        m_s = sum over k >= s of r_k exp(-r_k / T) / sum over k >= s of exp(-r_k / T)        r*_s = m_s - m_(s+1)
+
+    with m = 0 behind the last step. From any step on a row earns m_s, about the lowest score from there on, whatever
+    was before it. With min_form_rewards a step's share hangs on the steps before it: of n equally bad ones the last
+    earns r / n, and going on after it earns less than stopping there, though the row earns r in any case. Shapes,
+    limits and errors are those of min_form_rewards.
+    """
+    exists, inside = _scores(scores, mask, temperature)
+    steps = mask.shape[1]
+    ahead = exists.unsqueeze(1) & torch.ones(steps, steps, dtype=torch.bool, device=mask.device).triu()
+    shares = _shares(inside.unsqueeze(1).expand(ahead.shape), ahead, temperature)
+    worst = (inside.unsqueeze(1) * shares).sum(dim=2)
+    return (worst - pad(worst, (0, 1))[:, 1:]).to(real(scores))
+
+
+def _scores(scores: Tensor, mask: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0, not {temperature}")
     _require_shapes(mask, scores=scores)
     exists = mask.bool()
-    inside = _inside(scores, exists).double()
-    if not mask.shape[1]:
-        return inside.to(real(scores))
-    # Distances from the lowest: r / T alone would overflow for a small T.
-    lowest = torch.where(exists, inside.detach(), torch.inf).amin(dim=1, keepdim=True)
-    distance = torch.where(exists, inside - lowest, 0.0)
-    weights = torch.where(exists, (-distance / temperature).exp(), 0.0)
-    total = weights.sum(dim=1, keepdim=True)
-    return (inside * weights / torch.where(total > 0, total, 1.0)).to(real(scores))
+    return exists, _inside(scores, exists).double()
+
+
+def _shares(scores: Tensor, counts: Tensor, temperature: float) -> Tensor:
+    """Softmax of -score / temperature over what counts of the last dimension; 0 elsewhere."""
+    if not counts.shape[-1]:
+        return scores
+    # Distances from the lowest: score / temperature alone would overflow where that is small.
+    lowest = torch.where(counts, scores.detach(), torch.inf).amin(dim=-1, keepdim=True)
+    distance = torch.where(counts, scores - lowest, 0.0)
+    weights = torch.where(counts, (-distance / temperature).exp(), 0.0)
+    total = weights.sum(dim=-1, keepdim=True)
+    return weights / torch.where(total > 0, total, 1.0)
 
 
 def _min(scores: Tensor, mask: Tensor) -> Tensor:

@@ -202,7 +202,7 @@ def test_entries_that_are_right(right: dict[str, Any]) -> None:
         ({"format": "trl", "good_label": -1}, "good_label -1: it has to be a whole number, 0 or more"),
         ({"scale": "logit"}, "scale 'logit' is unknown; known: probability, difference"),
         ({"credit": "max"}, "credit 'max' is unknown"),
-        ({"temperature": 0.5}, "temperature is for credit min"),
+        ({"temperature": 0.5}, "temperature is for credits min and min_ahead"),
         ({"credit": "min", "temperature": 0}, "temperature 0: it has to be above 0"),
         ({"aggregate": "median"}, "known: min, product, last, mean, sum"),
         ({"aggregate": "product", "scale": "difference"}, "two bad steps would make a good row"),

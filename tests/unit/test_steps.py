@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from torch import Tensor
 from oger_recipe.algorithm.steps import (
     AGGREGATES,
     aggregate_steps,
+    min_ahead_rewards,
     min_form_rewards,
     step_gae,
     step_ratio,
@@ -60,6 +62,18 @@ def plain_min_form(scores: Rows, rows: list[Tree], temperature: float) -> Rows:
     return paid
 
 
+def plain_min_ahead(scores: Rows, rows: list[Tree], temperature: float) -> Rows:
+    paid = []
+    for row, tree in zip(scores, rows, strict=True):
+        inside = row[: len(tree.steps)]
+        worst = [sum(plain_min_form([inside[s:]], [Tree(tree.steps[s:])], temperature)[0]) for s in range(len(inside))]
+        paid.append([a - b for a, b in pairwise([*worst, 0.0])] + [0.0] * (len(row) - len(inside)))
+    return paid
+
+
+PLAIN_MIN: dict[str, tuple[Callable[..., Tensor], Callable[..., Rows]]] = {
+    "form": (min_form_rewards, plain_min_form), "ahead": (min_ahead_rewards, plain_min_ahead),
+}  # fmt: skip
 PLAIN_AGGREGATES: dict[str, Callable[[list[float]], float]] = {
     "min": min, "product": math.prod, "last": lambda row: row[-1], "mean": lambda row: sum(row) / len(row), "sum": sum,
 }  # fmt: skip
@@ -150,16 +164,18 @@ def test_the_ratio_of_a_step_is_the_product_of_its_tokens(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("temperature", [0.1, 1.0, 7.0])
-def test_min_form_rewards_are_those_of_plain_python(seed: int, temperature: float) -> None:
+@pytest.mark.parametrize("which", PLAIN_MIN)
+def test_rewards_by_the_lowest_score_are_those_of_plain_python(seed: int, temperature: float, which: str) -> None:
+    function, plain = PLAIN_MIN[which]
     rows = trees(seed)
     mask = mask_of(rows, more=seed % 3)
     scores = filled(mask, seed)
     given = scores.clone().requires_grad_()
-    found = min_form_rewards(given, mask, temperature)
-    expected = plain_min_form(scores.tolist(), rows, temperature)
+    found = function(given, mask, temperature)
+    expected = plain(scores.tolist(), rows, temperature)
     torch.testing.assert_close(found.detach(), tensor(expected))
     weighted(found).backward()
-    slope = numeric_gradient(lambda at: plain_weighted(plain_min_form(at, rows, temperature)), scores.tolist())
+    slope = numeric_gradient(lambda at: plain_weighted(plain(at, rows, temperature)), scores.tolist())
     torch.testing.assert_close(given.grad, tensor(slope), atol=1e-6, rtol=1e-5)
 
 
@@ -228,12 +244,27 @@ def test_min_form_goes_from_the_mean_to_the_min() -> None:
     assert high.tolist() == [pytest.approx([900 / (1 + math.exp(-1)), 901 * math.exp(-1) / (1 + math.exp(-1))])]
 
 
+def test_what_is_earned_from_a_step_on_hangs_on_nothing_before_it() -> None:
+    """Three steps that are as bad: from each on a row earns -1; with min form -1, -2/3 and -1/3."""
+    bad, mask = torch.full((1, 3), -1.0), torch.ones(1, 3, dtype=torch.bool)
+    assert min_ahead_rewards(bad, mask, 0.1).tolist() == [[0.0, 0.0, -1.0]]
+    assert min_form_rewards(bad, mask, 0.1).tolist() == [pytest.approx([-1 / 3] * 3)]
+    scores = torch.tensor([[1.0, -1.0, 0.5, 0.75]])
+    for temperature in (1e-2, 1e-40, 1e-300):  # lowest ahead: -1, -1, 0.5, 0.75
+        given = scores.clone().requires_grad_()
+        found = min_ahead_rewards(given, torch.ones(1, 4, dtype=torch.bool), temperature)
+        assert found.tolist() == [pytest.approx([0.0, -1.5, -0.25, 0.75])]
+        found[0, 1:].sum().backward()
+        assert given.grad.tolist() == [pytest.approx([0.0, 1.0, 0.0, 0.0])]
+
+
 def test_a_row_without_steps_is_worth_nothing_by_any_name() -> None:
     none = torch.zeros(1, 2, dtype=torch.bool)
     for how in AGGREGATES:
         assert aggregate_steps(torch.tensor([[math.nan, 5.0]]), none, how).tolist() == [0.0]
     assert aggregate_steps(torch.zeros(1, 0), none[:, :0], "product").tolist() == [0.0]
-    assert min_form_rewards(torch.full((1, 2), math.nan), none, 0.1).tolist() == [[0.0, 0.0]]
+    for function, _ in PLAIN_MIN.values():
+        assert function(torch.full((1, 2), math.nan), none, 0.1).tolist() == [[0.0, 0.0]]
     nothing, after = torch.full((1, 2), math.nan), torch.tensor([math.nan])
     index = torch.tensor([[-1, -1]])
     for found in (
@@ -247,7 +278,7 @@ def test_a_row_without_steps_is_worth_nothing_by_any_name() -> None:
 
 
 def everything(rows: list[Tree], *, steps: int = 0, tokens: int = 0, seed: int = 0) -> dict[str, Tensor]:
-    """All that the five functions say of rows, padded by so many steps and tokens, [rows, ...] each."""
+    """All that the functions say of rows, padded by so many steps and tokens, [rows, ...] each."""
     index, mask = index_of(rows, more=tokens), mask_of(rows, more=steps)
     inside = mask_of(rows)
     rewards, values = (_padded(filled(inside, seed + n), mask.shape[1]) for n in (1, 2))
@@ -259,7 +290,7 @@ def everything(rows: list[Tree], *, steps: int = 0, tokens: int = 0, seed: int =
         "steps": torch.stack(step_gae(rewards, values, mask, **settings)).transpose(0, 1),
         "tokens": torch.stack(token_gae_by_steps(rewards, critic, index, **settings)).transpose(0, 1),
         "ratio": step_ratio(new, old, index),
-        "min form": min_form_rewards(rewards, mask, 0.3),
+        **{which: function(rewards, mask, 0.3) for which, (function, _) in PLAIN_MIN.items()},
         **{how: aggregate_steps(rewards, mask, how).unsqueeze(1) for how in AGGREGATES},
     }
 
@@ -332,7 +363,8 @@ def test_results_are_float32_or_better(dtype: torch.dtype) -> None:
     expected = torch.float64 if dtype == torch.float64 else torch.float32
     found = [
         *step_gae(one, one, mask, gamma=0.9, lam=0.9), *token_gae_by_steps(one, one, index, gamma=0.9, lam=0.9),
-        step_ratio(one, one, index), aggregate_steps(one, mask, "mean"), min_form_rewards(one, mask, 0.1),
+        step_ratio(one, one, index), aggregate_steps(one, mask, "mean"),
+        *(function(one, mask, 0.1) for function, _ in PLAIN_MIN.values()),
     ]  # fmt: skip
     assert {each.dtype for each in found} == {expected}
 
@@ -369,6 +401,8 @@ GAE: dict[str, Any] = {"gamma": 1, "lam": 1}
         (lambda: min_form_rewards(ROW, BOTH, 0), "temperature must be above 0, not 0"),
         (lambda: min_form_rewards(ROW, BOTH, math.nan), "temperature must be above 0, not nan"),
         (lambda: min_form_rewards(ROW[:, :1], BOTH, 1), "scores must"),
+        (lambda: min_ahead_rewards(ROW, BOTH, 0), "temperature must be above 0, not 0"),
+        (lambda: min_ahead_rewards(ROW[:, :1], BOTH, 1), "scores must"),
     ],
 )
 def test_what_does_not_fit_is_refused(call: Callable[[], Any], message: str) -> None:
@@ -382,4 +416,5 @@ def test_batches_without_steps_or_tokens_are_empty() -> None:
         assert found.shape == (2, 0)
     assert step_ratio(none, none, index).shape == (2, 0)
     assert step_ratio(ROW, ROW, torch.full((1, 2), -1)).shape == (1, 0)
-    assert min_form_rewards(none, none.bool(), 0.1).shape == (2, 0)
+    for function, _ in PLAIN_MIN.values():
+        assert function(none, none.bool(), 0.1).shape == (2, 0)

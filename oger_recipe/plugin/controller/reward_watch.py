@@ -191,8 +191,8 @@ class GrowthWatch:
                 f"WARNING: step {step}: responses have {found.factor:.1f} times the {what} ({metric}) that they had "
                 f"in the {window} steps up to step {found.since}, and the share that is right has fallen by "
                 f"{found.fall:.3f} (limit: {limit:g}, oger.reward.watch_accuracy_fall): a policy that is paid by the "
-                "step learns to write more of them. Read steps_of_reasoning in samples/. credit min, a lower weight, "
-                "a verifier beside it or oger.steps.max_steps are the usual remedies"
+                "step learns to write more of them. Read steps_of_reasoning in samples/. credit min_ahead, a lower "
+                "weight, a verifier beside it or oger.steps.max_steps are the usual remedies"
             )
             event(self._run_dir, "note", text=text)
 

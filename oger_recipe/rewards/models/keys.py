@@ -238,7 +238,7 @@ class CritiqueKeys(WriterKeys):
 
 
 SCALES = ("probability", "difference")
-CREDITS = ("sum", "min")
+CREDITS = ("sum", "min", "min_ahead")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,10 +260,13 @@ class StepKeys(ModelKeys):
     credit: str = key(
         "sum",
         "reward of a step, for step estimators. sum: its score; min: its score times its share in a softmax of "
-        "-score / temperature, so that they add up to about the lowest score",
+        "-score / temperature, so that they add up to about the lowest score; min_ahead: what it takes off about the "
+        "lowest score from there on, whatever was before it",
         choices=CREDITS,
     )
-    temperature: float = key(0.1, "of credit min: the lower, the more the lowest score counts", range=POSITIVE)
+    temperature: float = key(
+        0.1, "of credits min, min_ahead: the lower, the more the lowest score counts", range=POSITIVE
+    )
     aggregate: str = key("min", "what makes one number of the scores of a row's steps", choices=AGGREGATES)
 
     def combined(self) -> Iterator[str]:
@@ -272,9 +275,9 @@ class StepKeys(ModelKeys):
             yield "api is for judges; leave it out"
         if self.head != ModelKeys.head:
             yield "head is for kinds with one number; a PRM's server is asked at /pooling"
-        if self.credit != "min" and self.temperature != StepKeys.temperature:
+        if self.credit == "sum" and self.temperature != StepKeys.temperature:
             other = "; how a judge samples is sampling_temperature" if self.scorer == "judge" else ""
-            yield f"temperature is for credit min{other}"
+            yield f"temperature is for credits min and min_ahead{other}"
         if self.aggregate == "product" and self.scale == "difference":
             yield "aggregate product with scale difference: two bad steps would make a good row; use scale probability"
 
