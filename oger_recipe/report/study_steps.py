@@ -1,10 +1,9 @@
-"""Makes table and figure of the study of rewards for steps; its command line is that of study.py.
+"""Makes table and figure of the study of rewards for steps; arms.py has its command line.
 
 Whether a reward is hacked is to be seen over the steps of training: it grows, and answers do not get right more often.
 """
 
 import sys
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -12,36 +11,37 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from oger_recipe.report import study
-from oger_recipe.report.curves import moving_mean
-from oger_recipe.report.panels import COLOURS, GREY, band, dress, from_zero_if_near, save
-from oger_recipe.report.study import Record, interval, points, run
+from oger_recipe.report import arms
+from oger_recipe.report.arms import Record, by_regime, draw_scores, gains, points, run, runs_by_arm, smoothed
+from oger_recipe.report.panels import COLOURS, band, dress, from_zero_if_near, save
 
 ARMS = {
     "start": "before training",
     "outcome": "outcome alone",
     "min_outcome": "min-form and outcome",
+    "ahead_outcome": "min-ahead and outcome",
     "min": "min-form",
     "sum": "sum-form",
     "appo": "APPO, sum-form",
     "tppo": "TPPO, sum-form",
-    "min_outcome_prm": "trained PRM: min-form and outcome",
-    "min_prm": "trained PRM: min-form",
-    "sum_prm": "trained PRM: sum-form",
-    "min_bad": "bad PRM: min-form",
+    "min_outcome_exact": "exact labels: min-form and outcome",
+    "ahead_outcome_exact": "exact labels: min-ahead and outcome",
+    "sum_exact": "exact labels: sum-form",
+    "ahead_outcome_bad": "bad PRM: min-ahead and outcome",
     "sum_bad": "bad PRM: sum-form",
 }
 REGIMES = {"steps_beyond_reach": "beyond reach", "steps_within_reach": "within reach"}
-# A colour for what is paid, a line for who scores steps: exact labels, the trained PRM, the bad one.
+# A colour for what is paid, a line for who scores steps: the trained PRM, exact labels, the bad PRM.
 COLOUR = {
     "outcome": COLOURS[6],
-    **dict.fromkeys(("min_outcome", "min_outcome_prm"), COLOURS[0]),
-    **dict.fromkeys(("min", "min_prm", "min_bad"), COLOURS[5]),
-    **dict.fromkeys(("sum", "sum_prm", "sum_bad"), COLOURS[1]),
+    **dict.fromkeys(("min_outcome", "min_outcome_exact"), COLOURS[0]),
+    **dict.fromkeys(("ahead_outcome", "ahead_outcome_exact", "ahead_outcome_bad"), COLOURS[4]),
+    "min": COLOURS[5],
+    **dict.fromkeys(("sum", "sum_exact", "sum_bad"), COLOURS[1]),
     "appo": COLOURS[2],
     "tppo": COLOURS[3],
 }
-LINES = {"prm": "--", "bad": ":"}
+LINES = {"exact": "--", "bad": ":"}
 CURVES = {
     "rollout/solve_rate": "rollouts that are right",
     "reward/prm/step_mean": "mean score of a step",
@@ -53,17 +53,14 @@ SCORE = "avg_at_8"
 
 def record(folder: Path, regime: str, arm: str, seed: int) -> Record:
     """Returns the line of one finished run."""
-    line = study.record(folder, regime, arm, seed, CURVES)
+    line = arms.record(folder, regime, arm, seed, CURVES)
     (held_out,) = line["held_out"].values()
     return line | {"held_out": {name: value for name, value in held_out.items() if not isinstance(value, list)}}
 
 
 def table(records: list[Record], regime: str) -> str:
     """Writes Markdown, one row an arm, in points; differences are from the run with outcome alone of the same seed."""
-    by_arm: dict[str, dict[int, Record]] = defaultdict(dict)
-    for each in records:
-        if each["regime"] == regime:
-            by_arm[each["arm"]][each["seed"]] = each
+    by_arm = runs_by_arm(records, regime)
     lines = [
         f"| {REGIMES[regime]} | seeds | {SCORE.replace('_at_', '@')} | against outcome | pass@8 | score of a step "
         "| steps of reasoning | length | seconds |",
@@ -71,7 +68,7 @@ def table(records: list[Record], regime: str) -> str:
     ]
     for arm in (name for name in ARMS if name in by_arm):
         runs = by_arm[arm]
-        against = "" if arm in ("start", "outcome") else _against(runs, by_arm.get("outcome", {}))
+        against = "" if arm in ("start", "outcome") else gains(runs, by_arm.get("outcome", {}), _score)
         cells = [ARMS[arm], str(len(runs)), points([_score(each) for each in runs.values()]), against]
         cells.append(points([each["held_out"]["pass_at_8"] for each in runs.values()]))
         cells += [_ends(runs, name, form) for name, form in (
@@ -86,11 +83,6 @@ def _score(record: Record) -> float:
     return float(record["held_out"][SCORE])
 
 
-def _against(runs: dict[int, Record], others: dict[int, Record]) -> str:
-    gains = [_score(runs[seed]) - _score(others[seed]) for seed in sorted(runs.keys() & others.keys())]
-    return points(gains, signed=True) if gains else ""
-
-
 def _ends(runs: dict[int, Record], curve: str, form: str) -> str:
     """Averages over the first and the last three steps and the seeds."""
     curves = [each["curves"][curve] for each in runs.values() if each["curves"][curve]]
@@ -103,40 +95,23 @@ def _ends(runs: dict[int, Record], curve: str, form: str) -> str:
 
 def draw(records: list[Record], path: Path) -> None:
     """Draws held-out scores of the arms in every regime, and below what tells of hacking over the steps."""
-    by_regime = {regime: [each for each in records if each["regime"] == regime] for regime in REGIMES}
-    by_regime = {regime: runs for regime, runs in by_regime.items() if runs}
-    figure = Figure(figsize=(13, 3.2 + 2.8 * len(by_regime)), layout="constrained")
-    halves: Any = figure.subfigures(2, 1, height_ratios=[1.15, len(by_regime)])
-    of_scores = halves[0].subplots(1, len(by_regime), squeeze=False)[0]
-    of_curves = halves[1].subplots(len(by_regime), len(CURVES), squeeze=False)
-    for scores, panels, (regime, runs) in zip(of_scores, of_curves, by_regime.items(), strict=True):
-        _draw_scores(scores, runs, REGIMES[regime])
-        for panel, (curve, title) in zip(panels, CURVES.items(), strict=True):
+    regimes = by_regime(records, REGIMES)
+    figure = Figure(figsize=(13, 3.2 + 2.8 * len(regimes)), layout="constrained")
+    halves: Any = figure.subfigures(2, 1, height_ratios=[1.15, len(regimes)])
+    of_scores = halves[0].subplots(1, len(regimes), squeeze=False)[0]
+    of_curves = halves[1].subplots(len(regimes), len(CURVES), squeeze=False)
+    for scores, panels, (regime, runs) in zip(of_scores, of_curves, regimes.items(), strict=True):
+        by_arm = runs_by_arm(runs, regime)
+        of_arms = {arm: [_score(each) for each in by_arm[arm].values()] for arm in ARMS if arm in by_arm}
+        title = f"{REGIMES[regime]}: held-out {SCORE.replace('_at_', '@')}, %"
+        draw_scores(scores, of_arms, ARMS, COLOUR, title)
+        for panel, (curve, name) in zip(panels, CURVES.items(), strict=True):
             _draw_curve(panel, runs, curve)
-            dress(panel, f"{REGIMES[regime]}: {title}", legend=False)
+            dress(panel, f"{REGIMES[regime]}: {name}", legend=False)
     note = (
-        "curves in the colours of the arms above, dashed: trained PRM, dotted: bad PRM; bars and bands: 95 % intervals"
+        "curves in the colours of the arms above; dashed: exact labels, dotted: bad PRM; bars, bands: 95 % intervals"
     )
     save(figure, path, note=note)
-
-
-def _draw_scores(panel: Axes, records: list[Record], regime: str) -> None:
-    arms = [arm for arm in ARMS if any(each["arm"] == arm for each in records)][::-1]
-    for row, arm in enumerate(arms):
-        scores = [100 * _score(each) for each in records if each["arm"] == arm]
-        mean, half = interval(scores)
-        colour = COLOUR.get(arm, GREY)
-        panel.plot(scores, [row] * len(scores), "o", color=colour, markersize=3, alpha=0.45)
-        bar = half if len(scores) > 2 else None  # that of two seeds leaves the picture
-        panel.errorbar(mean, row, xerr=bar, fmt="D", color=colour, capsize=3, markersize=5)
-    panel.set_yticks(range(len(arms)), [ARMS[arm] for arm in arms], fontsize=8)
-    for label, arm in zip(panel.get_yticklabels(), arms, strict=True):
-        label.set_color(COLOUR.get(arm, GREY))
-    panel.set_ylim(-0.6, len(arms) - 0.4)
-    panel.grid(alpha=0.25)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.tick_params(labelsize=8)
-    panel.set_title(f"{regime}: held-out {SCORE.replace('_at_', '@')}, %", loc="left", fontsize=9.5)
 
 
 def _draw_curve(panel: Axes, records: list[Record], curve: str) -> None:
@@ -146,10 +121,8 @@ def _draw_curve(panel: Axes, records: list[Record], curve: str) -> None:
         curves = [each["curves"][curve] for each in records if each["arm"] == arm and each["curves"][curve]]
         if not curves:
             continue
-        shortest = min(map(len, curves))
-        smooth = [moving_mean(values[:shortest], 5) for values in curves]
-        middles, halves = zip(*(interval(list(values)) for values in zip(*smooth, strict=True)), strict=True)
-        steps = range(1, shortest + 1)
+        middles, halves = smoothed(curves)
+        steps = range(1, len(middles) + 1)
         drawn += middles
         line = LINES.get(arm.rpartition("_")[2], "-")
         panel.plot(steps, middles, color=colour, linewidth=1.4, linestyle=line)

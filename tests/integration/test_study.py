@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import math
 import random
-import sys
 from pathlib import Path
 
 import pytest
 
-from oger_recipe.report import study, study_steps
+from oger_recipe.report import arms, study, study_steps
 
 
-def _run(regime: str, arm: str, seed: int, avg: float, curve: tuple[float, ...] = (0.0, 0.25)) -> study.Record:
+def _run(regime: str, arm: str, seed: int, avg: float, curve: tuple[float, ...] = (0.0, 0.25)) -> arms.Record:
     own, other = ("countdown_4", "countdown_3") if regime == "beyond_reach" else ("countdown_3", "countdown_4")
     figures = {"avg_at_64": avg, "pass_at_8": 0.5, "pass_at_64": 0.75}
     return {
@@ -33,10 +32,10 @@ def _rows(text: str) -> dict[str, list[str]]:
 
 
 def test_the_interval_is_students_over_the_seeds():
-    mean, half = study.interval([0.1, 0.2, 0.3])
+    mean, half = arms.interval([0.1, 0.2, 0.3])
     # s = 0.1, n = 3, t(0.975, 2) = 4.302653 (any table): 4.302653 * 0.1 / sqrt(3)
     assert mean == pytest.approx(0.2) and half == pytest.approx(0.2484138, abs=1e-6)
-    assert math.isnan(study.interval([0.4])[1])
+    assert math.isnan(arms.interval([0.4])[1])
 
 
 def test_differences_are_from_runs_of_the_same_seed_in_any_order():
@@ -55,7 +54,7 @@ def test_differences_are_from_runs_of_the_same_seed_in_any_order():
     assert rows["OGER (oger.yaml)"][4:] == ["50.0 ± 0.0", "75.0 ± 0.0", "0.125", "0.125", "0.0 ± 0.0", "1.5"]
 
 
-def test_a_finished_run_is_read_kept_once_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_a_finished_run_is_read_kept_once_and_drawn(tmp_path: Path, capsys):
     folder = tmp_path / "beyond_reach" / "grpo" / "3"
     (folder / "eval").mkdir(parents=True)
     held_out = _run("beyond_reach", "grpo", 3, 0.25)["held_out"]
@@ -66,9 +65,8 @@ def test_a_finished_run_is_read_kept_once_and_drawn(tmp_path: Path, monkeypatch:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
 
     def call(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["study", *arguments])
         try:
-            study.main()
+            arms.run(arguments, study.record, study.table, study.draw, study.REGIMES)
         except SystemExit as end:
             return int(end.code or 0)
         return 0
@@ -87,7 +85,7 @@ def test_a_finished_run_is_read_kept_once_and_drawn(tmp_path: Path, monkeypatch:
     assert str(tmp_path / "study.png") in capsys.readouterr().out
 
 
-def _steps_run(arm: str, seed: int, avg: float, regime: str = "steps_beyond_reach") -> study.Record:
+def _steps_run(arm: str, seed: int, avg: float, regime: str = "steps_beyond_reach") -> arms.Record:
     curves = {name: [1.0, 1.0, 1.0, 4.0, 4.0, 4.0] for name in study_steps.CURVES}
     held_out = {"avg_at_8": avg, "pass_at_8": 0.5}
     return {"regime": regime, "arm": arm, "seed": seed, "steps": 6, "seconds": {"total": 90.0},
@@ -106,7 +104,7 @@ def test_arms_of_step_rewards_are_held_against_outcome_alone_by_seed():
     assert rows["min-form"] == expected
 
 
-def test_runs_of_step_rewards_are_kept_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_runs_of_step_rewards_are_kept_and_drawn(tmp_path: Path):
     folder = tmp_path / "steps_within_reach" / "sum" / "1"
     (folder / "eval").mkdir(parents=True)
     figures = {"avg_at_8": 0.25, "pass_at_8": 0.5, "avg_at_8_interval": [0.1, 0.4]}
@@ -115,10 +113,10 @@ def test_runs_of_step_rewards_are_kept_and_drawn(tmp_path: Path, monkeypatch: py
     steps = [{"step": step, **{name: 0.5 * step for name in study_steps.CURVES}} for step in (1, 2)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
     known = (study_steps.record, study_steps.table, study_steps.draw, study_steps.REGIMES)
-    study.run(["add", str(tmp_path), "steps_within_reach", "sum", "1"], *known)
+    arms.run(["add", str(tmp_path), "steps_within_reach", "sum", "1"], *known)
     with pytest.raises(SystemExit) as has:
-        study.run(["has", str(tmp_path), "steps_within_reach", "sum", "1"], *known)
+        arms.run(["has", str(tmp_path), "steps_within_reach", "sum", "1"], *known)
     assert has.value.code == 0
-    study.run(["table", str(tmp_path)], *known)
+    arms.run(["table", str(tmp_path)], *known)
     assert "| sum-form | 1 | 25.0 |" in (tmp_path / "study.md").read_text()
     assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")

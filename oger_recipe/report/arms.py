@@ -1,0 +1,133 @@
+"""What the studies share: runs of several arms and seeds, their intervals, their panels and their command line.
+
+``python -m oger_recipe.report.study {has,add,table} FOLDER``, and study_steps likewise. Every run is a line of
+results.jsonl, so that its folder need not be kept.
+"""
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from oger_recipe.files import read_jsonl
+from oger_recipe.report.curves import moving_mean
+from oger_recipe.report.panels import GREY
+from oger_recipe.report.summary import last_attempts
+
+Record = dict[str, Any]
+
+
+def record(folder: Path, regime: str, arm: str, seed: int, curves: Iterable[str]) -> Record:
+    """Returns the line of one finished run, with these metrics over its steps."""
+    last = max((folder / "eval").glob("step_*.json"))
+    summary = json.loads((folder / "summary.json").read_text())
+    steps = last_attempts(read_jsonl(folder / "metrics.jsonl"))
+    return {
+        "regime": regime,
+        "arm": arm,
+        "seed": seed,
+        "steps": summary["steps"],
+        "seconds": {name: round(value, 1) for name, value in summary["seconds"].items()},
+        "held_out": json.loads(last.read_text())["benchmarks"],
+        "curves": {name: [round(step[name], 5) for step in steps if step.get(name) is not None] for name in curves},
+    }
+
+
+def runs_by_arm(records: Iterable[Record], regime: str) -> dict[str, dict[int, Record]]:
+    """Returns the runs of a regime: arm -> seed -> run."""
+    by_arm: dict[str, dict[int, Record]] = defaultdict(dict)
+    for each in records:
+        if each["regime"] == regime:
+            by_arm[each["arm"]][each["seed"]] = each
+    return by_arm
+
+
+def by_regime(records: Iterable[Record], regimes: Iterable[str]) -> dict[str, list[Record]]:
+    """Returns the records of every regime that has some."""
+    records = list(records)
+    found = {regime: [each for each in records if each["regime"] == regime] for regime in regimes}
+    return {regime: runs for regime, runs in found.items() if runs}
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """Returns the mean and half the width of its 95 % interval (Student's t over seeds); nan for a single value."""
+    from scipy import stats
+
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return mean, float("nan")
+    return mean, float(stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)))
+
+
+def points(values: list[float], *, signed: bool = False) -> str:
+    """Writes the mean of shares in points, with its interval."""
+    mean, half = interval([100 * value for value in values])
+    text = f"{mean:+.1f}" if signed else f"{mean:.1f}"
+    return text if np.isnan(half) else f"{text} ± {half:.1f}"
+
+
+def gains(runs: Mapping[int, Record], others: Mapping[int, Record], score: Callable[[Record], float]) -> str:
+    """Says how far the score is above that of another arm's runs, over the seeds that both have."""
+    both = [score(runs[seed]) - score(others[seed]) for seed in sorted(runs.keys() & others.keys())]
+    return points(both, signed=True) if both else ""
+
+
+def smoothed(curves: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
+    """Returns the mean over runs at each step of the shortest, smoothed over five steps, and half its interval."""
+    shortest = min(map(len, curves))
+    smooth = [moving_mean(values[:shortest], 5) for values in curves]
+    middles, halves = zip(*(interval(list(values)) for values in zip(*smooth, strict=True)), strict=True)
+    return list(middles), list(halves)
+
+
+def draw_scores(
+    panel: Axes, scores: Mapping[str, list[float]], names: Mapping[str, str], colours: Mapping[str, str], title: str
+) -> None:
+    """Draws the scores of every arm's runs, 0 to 1, as percentages, with mean and interval, in their order from
+    above."""
+    arms = list(scores)[::-1]
+    for row, arm in enumerate(arms):
+        percent = [100 * each for each in scores[arm]]
+        mean, half = interval(percent)
+        colour = colours.get(arm, GREY)
+        panel.plot(percent, [row] * len(percent), "o", color=colour, markersize=3, alpha=0.45)
+        bar = half if len(percent) > 2 else None  # that of two seeds leaves the picture
+        panel.errorbar(mean, row, xerr=bar, fmt="D", color=colour, capsize=3, markersize=5)
+    panel.set_yticks(range(len(arms)), [names[arm] for arm in arms], fontsize=8)
+    for label, arm in zip(panel.get_yticklabels(), arms, strict=True):
+        label.set_color(colours.get(arm, "black"))
+    panel.set_ylim(-0.6, len(arms) - 0.4)
+    panel.set_xlim(left=-1)
+    panel.grid(alpha=0.25)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.tick_params(labelsize=8)
+    panel.set_title(title, loc="left", fontsize=9.5)
+
+
+def run(
+    arguments: Sequence[str],
+    record: Callable[[Path, str, str, int], Record],
+    table: Callable[[list[Record], str], str],
+    draw: Callable[[list[Record], Path], None],
+    regimes: Iterable[str],
+) -> None:
+    """Does what a study's command line says: ``has`` or ``add`` FOLDER REGIME ARM SEED, or ``table`` FOLDER."""
+    command, folder = arguments[0], Path(arguments[1])
+    results = folder / "results.jsonl"
+    records = read_jsonl(results)
+    if command == "table":
+        text = "\n\n".join(table(records, regime) for regime in by_regime(records, regimes))
+        (folder / "study.md").write_text(text + "\n")
+        draw(records, folder / "study.png")
+        print(f"{text}\n\ntable: {folder / 'study.md'}\nfigure: {folder / 'study.png'}")
+        return
+    regime, arm, seed = arguments[2], arguments[3], int(arguments[4])
+    if command == "has":
+        sys.exit(0 if any((e["regime"], e["arm"], e["seed"]) == (regime, arm, seed) for e in records) else 1)
+    with results.open("a") as file:
+        file.write(json.dumps(record(folder / regime / arm / str(seed), regime, arm, seed)) + "\n")
