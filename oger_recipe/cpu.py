@@ -1,8 +1,10 @@
-"""Cores, and what every process needs in its environment on a machine without CUDA."""
+"""Cores and threads, and what every process needs in its environment on a machine without CUDA."""
 
 import os
 
 CORES = len(os.sched_getaffinity(0))  # that this process may use; a scheduler may give it fewer than there are
+_ASKED = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # further numbers are for nested loops
+THREADS = int(_ASKED) if _ASKED.isdigit() and int(_ASKED) else CORES  # of one process in one operation
 
 CPU_ENVIRONMENT = {
     "DS_ACCELERATOR": "cpu",
@@ -13,7 +15,7 @@ CPU_ENVIRONMENT = {
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # an empty CUDA_VISIBLE_DEVICES confuses vLLM
-    "OMP_NUM_THREADS": str(CORES),  # else Ray gives every actor one thread
+    "OMP_NUM_THREADS": str(THREADS),  # else Ray gives every actor one thread
 }
 
 ON_GPUS = "OGER_ON_GPUS"  # in the environment of all processes of a run that has GPUs

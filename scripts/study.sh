@@ -5,7 +5,7 @@
 #   STUDY=steps scripts/study.sh  the arms of rewards for steps, in regimes of their own
 # Call it again to continue: what is in $STUDY_DIR/results.jsonl is not run again (docs/study/ has results.jsonl and
 # results_steps.jsonl, the runs so far). Writes study.md and study.png there. A run takes 2 to 9 minutes of one core;
-# several processes with other SEEDS or REGIMES may share a STUDY_DIR, best with a core each (taskset -c 0 scripts/study.sh).
+# several processes with other SEEDS or REGIMES may share a STUDY_DIR, each with its share of the cores (OMP_NUM_THREADS).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -53,7 +53,10 @@ if ((given)); then
     exit
 fi
 
-# The runs of the whole pipeline take longest, and wait a lot: everything else is tested beside them.
+# The runs of the whole pipeline take longest, and wait a lot: everything else is tested beside them. Each has half of
+# the cores: with more threads than cores both are slower.
+cores="$(nproc)"
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores > 1 ? cores / 2 : 1))}"
 runs=(tests/e2e tests/walks/test_killed_runs.py tests/walks/test_own_data_user.py)
 beside="$(mktemp)"
 set -m # a job of its own: without that it would ignore SIGINT, which some of the tests send

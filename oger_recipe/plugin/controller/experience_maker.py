@@ -22,7 +22,7 @@ from oger_recipe.algorithm.credit import (
     token_advantages,
 )
 from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
-from oger_recipe.cpu import CORES, is_without_cuda
+from oger_recipe.cpu import CORES, THREADS, is_without_cuda
 from oger_recipe.embedding.similarity import make_similarity
 from oger_recipe.plugin.controller.credit_by_steps import HowToCredit, by_steps, credit_by_steps, tokens_of_steps
 from oger_recipe.plugin.controller.guards import EncoderReach, EngineGuard, stop_on_reward_errors
@@ -58,8 +58,9 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         super().__init__(*args, **kwargs)
         self.settings = settings = OgerSettings.of(self.args.oger)
         guards, rollout = settings.guards, self.args.rollout
-        # Ray gives an actor without CPUs of its own a single thread; this process only works while others wait.
-        torch.set_num_threads(CORES)
+        # Ray gives an actor without CPUs of its own a single thread, unless a run on CPUs says how many it has; this
+        # process only works while others wait.
+        torch.set_num_threads(THREADS if is_without_cuda() else CORES)
         self.run_dir = Path(self.args.oger.run_dir)
         self.size = rollout.n_samples_per_prompt
         self.store = TeacherStore(self.run_dir / "data" / "teachers.arrow")
