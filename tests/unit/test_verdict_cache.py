@@ -1,14 +1,10 @@
-"""Replies on disk: what makes two questions one, several processes at a time, kills, and files that broke."""
+"""Replies on disk: what makes two questions one, and files that broke."""
 
 from __future__ import annotations
 
-import logging
 import math
 import os
-import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -205,43 +201,3 @@ def test_the_file_keeps_to_its_size_and_the_newest_replies(tmp_path: Path) -> No
         cache.put({str(number): Reply(os.urandom(500).hex()) for number in range(start, start + 50)})
     assert cache._path.stat().st_size < 250_000
     assert "1999" in cache.get(["0", "1999"]) and "0" not in cache.get(["0", "1999"])
-
-
-WRITER = """
-import sys
-from pathlib import Path
-from oger_recipe.rewards.models.cache import VerdictCache
-from oger_recipe.rewards.models.place import Reply
-name, count = sys.argv[2], int(sys.argv[3])
-cache = VerdictCache(Path(sys.argv[1]))
-for number in range(count):
-    cache.put({f"{name} {number} {part}": Reply("x" * 5000) for part in "ab"})
-    print(number, flush=True)
-"""
-
-
-def _writer(folder: Path, name: str, count: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", WRITER, str(folder), name, str(count)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-def test_several_processes_keep_replies_at_a_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    writers = [_writer(tmp_path, name, 20) for name in "pqr"]
-    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
-    keys = [f"{name} {number} {part}" for name in "pqr" for number in range(20) for part in "ab"]
-    assert len(VerdictCache(tmp_path).get(keys)) == 120
-
-
-def test_what_was_kept_before_a_kill_is_there_after_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    cache = VerdictCache(tmp_path)
-    for turn in range(3):
-        writer = _writer(tmp_path, str(turn), 100_000)
-        assert writer.stdout
-        last = [writer.stdout.readline() for _ in range(5)][-1]
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-        told = int((writer.stdout.read().split() or [last])[-1])
-        kept = [set(cache.get([f"{turn} {number} {part}" for part in "ab"])) for number in range(told + 2)]
-        assert all(len(each) == 2 for each in kept[: told + 1]) and len(kept[told + 1]) in (0, 2)
-    assert caplog.records == []
