@@ -14,7 +14,7 @@ from oger_recipe.tasks.known_judges import good_until, save_prm
 
 # One policy for all of them; two steps of 16 problems, no evaluation.
 SMALL = [
-    "--oger.task.train_problems", "64", "--oger.task.eval_problems", "16", "--oger.task.warm_start_steps", "120",
+    "--oger.task.train_problems", "64", "--oger.task.eval_problems", "16", "--oger.task.warm_start_steps", "240",
     "--rollout.batch_size", "16", "--rollout.micro_batch_size", "16", "--oger.total_training_steps", "2",
     "--no-oger.val_before_train", "--no-oger.val_after_train", "--ckpt.save_steps", "-1",
 ]  # fmt: skip
@@ -44,8 +44,8 @@ def _run(name: str, prm: Path, cache: Path, folder: Path, *flags: str, more: tup
 def _rows(
     run_dir: Path, gives: Callable[[list[float]], list[float]], of_response: Callable[[Row], float]
 ) -> list[Row]:
-    """The rows that were trained: each of their steps is paid what the PRM `gives` for it, and the last one also what is
-    for the response."""
+    """The rows that were trained: each of their steps is paid what the PRM `gives`, and the last one also what is for
+    the response."""
     rows = [row for step in (1, 2) for row in samples(run_dir, step) if "steps_of_reasoning" in row]
     for row in rows:
         steps = row["steps_of_reasoning"]
