@@ -229,12 +229,13 @@ class _Answers:
             may_earn=_may_earn(members, graded, settings),
             similarity=list(similarity),
             entropy=[response.entropy for response in members],
-            steps=[self._steps(response.text) for response in members] if self.cutter is not None else [],
+            steps=[self.steps(response.text) for response in members] if self.cutter is not None else [],
         )
 
-    def _steps(self, text: str) -> list[str]:
-        """Cuts a text where a run would cut its tokens."""
-        assert self.cutter is not None
+    def steps(self, text: str) -> list[str]:
+        """Cuts a text where a run would cut its tokens; nothing where nobody reads steps."""
+        if self.cutter is None:
+            return []
         return self.cutter.texts(self.cutter.tokenizer.encode(text, add_special_tokens=False)) or [text]
 
 
@@ -257,6 +258,8 @@ class _Scored:
     answers: _Answers
     total: dict[int, float] = field(default_factory=dict)
     said: dict[str, dict[int, float]] = field(default_factory=dict)
+    said_of_steps: dict[str, dict[int, list[float]]] = field(default_factory=dict)
+    paid_steps: dict[int, list[float]] = field(default_factory=dict)
     errors: dict[str, dict[int, str]] = field(default_factory=dict)
     dropped: int = 0  # groups
 
@@ -266,6 +269,11 @@ class _Scored:
         for name, values in rewards.said.items():
             known = zip(numbers, values.flatten().tolist(), strict=True)
             self.said.setdefault(name, {}).update({number: each for number, each in known if math.isfinite(each)})
+        for name, values in rewards.said_of_steps.items():
+            of_steps = values.flatten(0, 1).tolist()
+            self.said_of_steps.setdefault(name, {}).update(zip(numbers, of_steps, strict=True))
+        if rewards.steps is not None:
+            self.paid_steps |= dict(zip(numbers, rewards.steps.rewards.flatten(0, 1).tolist(), strict=True))
         for name, rows in rewards.errors.items():
             self.errors.setdefault(name, {}).update({numbers[row]: why for row, why in rows.items()})
         self.dropped += int(rewards.dropped.sum())
@@ -281,7 +289,19 @@ class _Scored:
                     name: _digits(values[number]) for name, values in self.said.items() if number in values
                 },
                 "errors": {name: rows[number] for name, rows in self.errors.items() if number in rows},
+                **self._steps(number, response),
             }
+
+    def _steps(self, number: int, response: Response) -> dict[str, Any]:
+        """Steps of reasoning as samples of a run have them, without advantages."""
+        lines: list[dict[str, Any]] = [{"text": text} for text in self.answers.steps(response.text)]
+        for place, line in enumerate(lines):
+            if number in self.paid_steps:
+                line["reward"] = _digits(self.paid_steps[number][place])
+            said = {name: rows[number][place : place + 1] for name, rows in self.said_of_steps.items()}
+            found = {name: _digits(each) for name, values in said.items() for each in values if math.isfinite(each)}
+            line |= {"sources": found} if found else {}
+        return {"steps_of_reasoning": lines} if lines else {}
 
     def table(self, seconds: float, of_sources: Mapping[str, float]) -> str:
         count = len(self.answers.responses)

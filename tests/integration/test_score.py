@@ -77,6 +77,12 @@ def test_a_response_gets_the_reward_that_a_run_gave_it(
         assert found["reward"] == pytest.approx(line["total_reward"], rel=1e-5, abs=1e-7)
         assert found["components"] == pytest.approx(line["sources"], rel=1e-5, abs=1e-7)
         assert found["errors"] == line.get("errors", {})
+        steps = line.get("steps_of_reasoning", [])
+        assert bool(steps) is (name == "steps")
+        for step, of_run in zip(found.get("steps_of_reasoning", []), steps, strict=True):
+            assert step["text"] == of_run["text"]
+            assert step["reward"] == pytest.approx(of_run["reward"], rel=1e-5, abs=1e-7)
+            assert step["sources"] == pytest.approx(of_run["sources"], rel=1e-5)
 
 
 # ---- answers in files
