@@ -39,7 +39,7 @@ _WATCHED = {
         correlation,
         "watch_length_correlation",
         lambda r: f"pays for {'longer' if r > 0 else 'shorter'} answers",
-        "A lower weight, gate rule_equals_1, or telling the judge that length does not count are the usual remedies",
+        "A lower weight, gate rule_equals_1 behind a verifier, or telling a judge that length does not count may help",
     ),
     "format_correlation": _Watched(
         correlation,
