@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ import yaml
 
 from oger_recipe.cli import train
 from oger_recipe.cli.train_ppo_ray import build_parser, parse
+from oger_recipe.convert.dialect import Dialect
+from oger_recipe.convert.values import UNSET, Flag, NoEffect, checked
 from oger_recipe.files import read_jsonl, write_jsonl
 from oger_recipe.patches import apply_training_patches, apply_vllm_import_patches
 from oger_recipe.settings.recipe_file import read_recipe
@@ -26,6 +28,38 @@ from oger_recipe.tasks import countdown, tiny_policy
 # Before any module of tests imports OpenRLHF or vLLM.
 apply_training_patches()
 apply_vllm_import_patches()
+
+
+@pytest.fixture(scope="session")
+def gpu_parser() -> argparse.ArgumentParser:
+    """The flags of a run on GPUs, which recipes in configs/ are written for."""
+    return build_parser(cpu=False)
+
+
+@pytest.fixture(scope="session")
+def settings_made() -> Callable[[Dialect, Mapping[str, str]], Iterator[tuple[Flag, set[str]]]]:
+    def made(dialect: Dialect, values: Mapping[str, str]) -> Iterator[tuple[Flag, set[str]]]:
+        """Each flag of the table that has an effect in a command with these values, and the settings that its rule
+        makes."""
+        flags = dialect.flags
+        given = {
+            name: checked(dialect.value(value, flags[name].value_type()), flags[name])
+            for name, value in values.items()
+        }
+
+        def get(name: str) -> Any:
+            default = flags[name].default
+            return given.get(name, None if default is UNSET else default)
+
+        for flag in flags.values():
+            if flag.default is UNSET and flag.name not in given:
+                continue
+            try:
+                yield flag, set(flag.rule(get(flag.name), get))
+            except NoEffect:
+                continue
+
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -11,12 +11,9 @@ from typing import Any
 import pytest
 
 from oger_recipe.cli import convert as command_line
-from oger_recipe.cli.train_ppo_ray import build_parser
 from oger_recipe.convert.dialect import Dialect
 from oger_recipe.convert.engine import DIALECTS, Conversion, convert
-from oger_recipe.convert.hydra import parse
 from oger_recipe.convert.page import page
-from oger_recipe.convert.values import UNSET, NoEffect, checked
 from oger_recipe.convert.verl_mix.dialect import VERL_MIX
 from oger_recipe.settings.checks import check_run
 from oger_recipe.settings.flags import defaults
@@ -44,11 +41,6 @@ ON_POLICY = LUFFY | {
     ACTOR + "off_policy_reshape": None,
     ACTOR + "loss_remove_clip": None,
 }
-
-
-@pytest.fixture(scope="module")
-def gpu_parser() -> argparse.ArgumentParser:
-    return build_parser(cpu=False)
 
 
 def script(changes: dict[str, str | None] | None = None, variables: dict[str, str] | None = None) -> str:
@@ -399,30 +391,10 @@ def test_a_flag_that_is_given_twice(converted: Callable[..., Conversion]) -> Non
     assert any("given more than once: the last counts (4)" in remark for remark in result.remarks)
 
 
-def test_every_setting_of_the_table_exists(gpu_parser: argparse.ArgumentParser) -> None:
-    known = {name[2:] for action in gpu_parser._actions for name in action.option_strings}
-    for flag in (*FLAGS.values(), *ENVIRONMENT):
-        named = {name.strip() for name in flag.ours.split(",") if flag.ours}
-        assert named <= known, flag.name
-        assert flag.ours or flag.remark, f"{flag.name} has no reason"
-
-
 @pytest.mark.parametrize("changes", [{}, LUFFY, {"algorithm.adv_estimator": "gae"}])
-def test_the_page_names_every_setting_that_a_flag_makes(changes: dict) -> None:
+def test_the_page_names_every_setting_that_a_flag_makes(settings_made: Callable, changes: dict) -> None:
     values = {name: value for name, value in (OGER | changes).items() if value is not None}
-    given = {name: checked(parse(value, FLAGS[name].value_type()), FLAGS[name]) for name, value in values.items()}
-
-    def get(name: str) -> Any:
-        default = FLAGS[name].default
-        return given.get(name, None if default is UNSET else default)
-
-    for flag in FLAGS.values():
-        if flag.default is UNSET and flag.name not in given:
-            continue
-        try:
-            made = set(flag.rule(get(flag.name), get))
-        except NoEffect:
-            continue
+    for flag, made in settings_made(VERL_MIX, values):
         family = {name.strip() for name in flag.ours.split(",")}
         if family & {"algo.kl.init_coef"}:
             family |= {"algo.kl.use_loss", "algo.kl.estimator"}

@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from oger_recipe.cli.train_ppo_ray import build_parser
 from oger_recipe.convert.engine import Conversion, convert
 from oger_recipe.convert.openr.dialect import OPENR, PUBLISHED
-from oger_recipe.convert.options import parse
-from oger_recipe.convert.values import UNSET, NoEffect, checked
+from oger_recipe.convert.values import UNSET
 from oger_recipe.settings.checks import check_run
 from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.recipe_file import read_recipe
@@ -54,11 +52,6 @@ OVERWRITTEN = {"num_env_steps": 50000, "episode_length": 8, "n_rollout_threads":
 OVERWRITTEN |= {"critic_lr": 5e-5}
 # Left out, these are not what the parser holds: their reasons are in the table.
 NOT_CARRIED = {"episode_length", "hidden_size", "layer_N", "eval_interval", "user_name"}
-
-
-@pytest.fixture(scope="module")
-def gpu_parser() -> argparse.ArgumentParser:
-    return build_parser(cpu=False)
 
 
 @pytest.fixture(autouse=True)
@@ -355,27 +348,8 @@ def test_openrs_other_programs_are_known(program: str, converted: Callable[..., 
     assert "`oger eval`" in problem and "`oger prm train`" in problem
 
 
-def test_every_setting_of_the_table_exists(gpu_parser: argparse.ArgumentParser) -> None:
-    known = {name[2:] for action in gpu_parser._actions for name in action.option_strings}
-    for flag in (*FLAGS.values(), *OPENR.environment):
-        assert {name.strip() for name in flag.ours.split(",") if flag.ours} <= known, flag.name
-        assert flag.ours or flag.remark, f"{flag.name} has no reason"
-
-
 @pytest.mark.parametrize("changes", [{}, {"--algorithm_name": "GRPO"}, {"--use_eval": "True"}])
-def test_the_page_names_every_setting_that_a_flag_makes(changes: dict[str, str]) -> None:
+def test_the_page_names_every_setting_that_a_flag_makes(settings_made: Callable, changes: dict[str, str]) -> None:
     values = PUBLISHED | changes
-    given = {name: checked(parse(value, FLAGS[name].value_type()), FLAGS[name]) for name, value in values.items()}
-
-    def get(name: str) -> Any:
-        default = FLAGS[name].default
-        return given.get(name, None if default is UNSET else default)
-
-    for flag in FLAGS.values():
-        if flag.default is UNSET and flag.name not in given:
-            continue
-        try:
-            made = set(flag.rule(get(flag.name), get))
-        except NoEffect:
-            continue
+    for flag, made in settings_made(OPENR, values):
         assert made <= {name.strip() for name in flag.ours.split(",")}, flag.name

@@ -12,10 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from oger_recipe.cli.train_ppo_ray import build_parser
 from oger_recipe.convert.engine import Conversion, convert
-from oger_recipe.convert.hydra import parse
-from oger_recipe.convert.values import UNSET, NoEffect, checked
 from oger_recipe.convert.verl_rms.commands import MULTI_NODE, SINGLE_NODE
 from oger_recipe.convert.verl_rms.dialect import VERL_RMS
 from oger_recipe.settings.checks import check_run
@@ -36,11 +33,6 @@ VARIABLES = {
     "TRAIN_FILE": "rows.parquet", "MODEL_PATH": "m/model", "REWARD_FUCTION1": "rider_reward",
     "REWARD_FUCTION2": "consistency_reward", "REWARD_MODEL_PATH1": "m/one", "REWARD_MODEL_PATH2": "m/two",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def gpu_parser() -> argparse.ArgumentParser:
-    return build_parser(cpu=False)
 
 
 @pytest.fixture(autouse=True)
@@ -339,29 +331,10 @@ def test_a_page_with_both_commands_is_told_to_leave_one(converted: Callable[...,
     assert re.search(r"there are 2 \(lines 16, \d+\): leave one", problem)
 
 
-def test_every_setting_of_the_table_exists(gpu_parser: argparse.ArgumentParser) -> None:
-    known = {name[2:] for action in gpu_parser._actions for name in action.option_strings}
-    for flag in (*FLAGS.values(), *VERL_RMS.environment):
-        assert {name.strip() for name in flag.ours.split(",") if flag.ours} <= known, flag.name
-        assert flag.ours or flag.remark, f"{flag.name} has no reason"
-
-
 @pytest.mark.parametrize("changes", [{}, KL_IN_REWARD, KL_IN_LOSS, {"algorithm.adv_estimator": "gae"}])
-def test_the_page_names_every_setting_that_a_flag_makes(changes: dict[str, str]) -> None:
+def test_the_page_names_every_setting_that_a_flag_makes(settings_made: Callable, changes: dict[str, str]) -> None:
     values = SINGLE_NODE | changes
-    given = {name: checked(parse(value, FLAGS[name].value_type()), FLAGS[name]) for name, value in values.items()}
-
-    def get(name: str) -> Any:
-        default = FLAGS[name].default
-        return given.get(name, None if default is UNSET else default)
-
-    for flag in FLAGS.values():
-        if flag.default is UNSET and flag.name not in given:
-            continue
-        try:
-            made = set(flag.rule(get(flag.name), get))
-        except NoEffect:
-            continue
+    for flag, made in settings_made(VERL_RMS, values):
         family = {name.strip() for name in flag.ours.split(",")}
         if "algo.kl.init_coef" in family or "algo.kl.estimator" in family:
             family |= {"algo.kl.init_coef", "algo.kl.use_loss", "algo.kl.estimator"}
