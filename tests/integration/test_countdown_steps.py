@@ -144,13 +144,14 @@ def test_as_a_source_of_reward_it_pays_by_labels(keys: dict[str, str], expected:
     (spec,) = sources_of([entry])
     source = make_source(spec, Surroundings(None, None))  # type: ignore[arg-type]
     rows = [RIGHT, DEAD_END]
-    groups = [_group(rows), _group([RIGHT, [ANSWER]])]
-    scores = source.score(groups, torch.ones(2, 2, dtype=torch.bool))
-    assert scores.steps is not None and scores.steps.shape == (2, 2, 3)
+    groups = [_group(rows), _group([RIGHT, [ANSWER]]), _group([["5+3=9, ", ANSWER], [ANSWER]])]
+    scores = source.score(groups, torch.ones(3, 2, dtype=torch.bool))
+    assert scores.steps is not None and scores.steps.shape == (3, 2, 3)
     assert [row.tolist() for row in scores.steps[0]] == [pytest.approx(each, abs=1e-6) for each in expected]
     assert scores.steps[1, 1, 0] == 1 and scores.steps[1, 1, 1:].isnan().all()
     assert scores.values[0, 0] == 1 and scores.values[0, 1] == (-1 if keys else 0)
-    assert scores.metrics["steps"] == pytest.approx(2.5)
+    assert scores.values[2].tolist() == [-1 if keys else 0, 1]  # the lowest, not the last
+    assert scores.metrics["steps"] == pytest.approx(13 / 6)
 
 
 def _group(rows: list[list[str]]) -> Group:
