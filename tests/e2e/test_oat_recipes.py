@@ -108,6 +108,7 @@ def test_grpo_normalises_by_the_groups_std_and_stops_where_it_is_told(grpo_run):
         assert [row["advantage"] for row in group] == pytest.approx(expected, abs=1e-3)
         assert all("found" not in row["text"].removesuffix("found") for row in group)
     assert any(row["text"].endswith("found") for row in samples(grpo_run, 1))  # and others end at their answer
-    # The policy leaves its reference with its updates; k3 is never negative, but for float32's rounding.
-    first, second, third = (record["hybrid_batch/kl"] for record in steps)
-    assert -1e-6 < first < second < third
+    # The policy leaves its reference with its updates; k3 is never negative, but for float32's rounding. It is over
+    # other rollouts in each step, and need not grow.
+    first, *later = (record["hybrid_batch/kl"] for record in steps)
+    assert -1e-6 < first < 1e-6 and min(later) > 1e-3
