@@ -178,6 +178,12 @@ def _product(scores: Tensor, mask: Tensor) -> Tensor:
     return scores.prod(dim=1) if scores.shape[1] else scores.sum(dim=1)
 
 
+# Scores, mask (both [B, S]) and temperature to the reward of each step.
+CREDITS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "sum": lambda scores, mask, temperature: scores,
+    "min": min_form_rewards,
+    "min_ahead": min_ahead_rewards,
+}
 # Scores with _NEUTRAL outside of the mask, 0 in a row without steps, and the mask (both [B, S]) to [B].
 AGGREGATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "min": _min,

@@ -7,8 +7,10 @@ are what the sources give it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,6 +97,20 @@ def compose_steps(terms: Sequence[Term], mask: Tensor) -> StepRewards:
         of_response = torch.where(term.counts, joined, of_response)
         begun = begun | term.counts
     return StepRewards(rewards, mask, of_response)
+
+
+def step_lines(
+    texts: Sequence[str], said: Mapping[str, Sequence[float]], given: Mapping[str, Sequence[float]]
+) -> list[dict[str, Any]]:
+    """Write each step of a row down: its text, what it was `given` (by name), and what sources said of it, which is
+    left out where it is no finite number or there is none."""
+    lines: list[dict[str, Any]] = []
+    for place, text in enumerate(texts):
+        known = {name: values[place] for name, values in said.items() if place < len(values)}
+        sources = {name: value for name, value in known.items() if math.isfinite(value)}
+        got = {name: values[place] for name, values in given.items()}
+        lines.append({"text": text} | got | ({"sources": sources} if sources else {}))
+    return lines
 
 
 def _fitted(values: Tensor, steps: int, fill: float) -> Tensor:

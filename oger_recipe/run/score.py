@@ -26,6 +26,7 @@ from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.scores import Column, score_table
 from oger_recipe.files import atomic_write
 from oger_recipe.progress import ShownReplies
+from oger_recipe.rewards.by_steps import step_lines
 from oger_recipe.rewards.compose import ON_ERROR, Rewards, rewards_of, with_fixed_rewards
 from oger_recipe.rewards.entries import entry_problems, models_of, sources_of
 from oger_recipe.rewards.grading.pool import GradingPool
@@ -229,13 +230,12 @@ class _Answers:
             may_earn=_may_earn(members, graded, settings),
             similarity=list(similarity),
             entropy=[response.entropy for response in members],
-            steps=[self.steps(response.text) for response in members] if self.cutter is not None else [],
+            steps=[self._steps(response.text) for response in members] if self.cutter is not None else [],
         )
 
-    def steps(self, text: str) -> list[str]:
-        """Cuts a text where a run would cut its tokens; nothing where nobody reads steps."""
-        if self.cutter is None:
-            return []
+    def _steps(self, text: str) -> list[str]:
+        """Cuts a text where a run would cut its tokens."""
+        assert self.cutter is not None
         return self.cutter.texts(self.cutter.tokenizer.encode(text, add_special_tokens=False)) or [text]
 
 
@@ -258,22 +258,24 @@ class _Scored:
     answers: _Answers
     total: dict[int, float] = field(default_factory=dict)
     said: dict[str, dict[int, float]] = field(default_factory=dict)
-    said_of_steps: dict[str, dict[int, list[float]]] = field(default_factory=dict)
-    paid_steps: dict[int, list[float]] = field(default_factory=dict)
+    steps: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # as samples of a run have them
     errors: dict[str, dict[int, str]] = field(default_factory=dict)
     dropped: int = 0  # groups
 
-    def add(self, groups: Sequence[Sequence[int]], rewards: Rewards) -> None:
+    def add(self, groups: Sequence[Sequence[int]], shown: Sequence[Group], rewards: Rewards) -> None:
         numbers = [number for group in groups for number in group]
         self.total |= dict(zip(numbers, rewards.total.flatten().tolist(), strict=True))
         for name, values in rewards.said.items():
             known = zip(numbers, values.flatten().tolist(), strict=True)
             self.said.setdefault(name, {}).update({number: each for number, each in known if math.isfinite(each)})
-        for name, values in rewards.said_of_steps.items():
-            of_steps = values.flatten(0, 1).tolist()
-            self.said_of_steps.setdefault(name, {}).update(zip(numbers, of_steps, strict=True))
-        if rewards.steps is not None:
-            self.paid_steps |= dict(zip(numbers, rewards.steps.rewards.flatten(0, 1).tolist(), strict=True))
+        paid = {} if rewards.steps is None else {"reward": rewards.steps.rewards}
+        texts = [steps for group in shown for steps in group.steps]
+        for row, (number, steps) in enumerate(zip(numbers, texts, strict=bool(texts))):
+            said, given = (
+                {name: [*map(_digits, values.flatten(0, 1)[row].tolist())] for name, values in each.items()}
+                for each in (rewards.said_of_steps, paid)
+            )
+            self.steps[number] = step_lines(steps, said, given)
         for name, rows in rewards.errors.items():
             self.errors.setdefault(name, {}).update({numbers[row]: why for row, why in rows.items()})
         self.dropped += int(rewards.dropped.sum())
@@ -289,19 +291,8 @@ class _Scored:
                     name: _digits(values[number]) for name, values in self.said.items() if number in values
                 },
                 "errors": {name: rows[number] for name, rows in self.errors.items() if number in rows},
-                **self._steps(number, response),
+                **({"steps_of_reasoning": self.steps[number]} if number in self.steps else {}),
             }
-
-    def _steps(self, number: int, response: Response) -> dict[str, Any]:
-        """Steps of reasoning as samples of a run have them, without advantages."""
-        lines: list[dict[str, Any]] = [{"text": text} for text in self.answers.steps(response.text)]
-        for place, line in enumerate(lines):
-            if number in self.paid_steps:
-                line["reward"] = _digits(self.paid_steps[number][place])
-            said = {name: rows[number][place : place + 1] for name, rows in self.said_of_steps.items()}
-            found = {name: _digits(each) for name, values in said.items() for each in values if math.isfinite(each)}
-            line |= {"sources": found} if found else {}
-        return {"steps_of_reasoning": lines} if lines else {}
 
     def table(self, seconds: float, of_sources: Mapping[str, float]) -> str:
         count = len(self.answers.responses)
@@ -348,5 +339,5 @@ def _scored(
             shown, sources, specs, on_error=settings.reward.on_error, running=running, by_steps=by_steps
         )
         running = rewards.running
-        scored.add(groups, with_fixed_rewards(rewards, shown, fixed))
+        scored.add(groups, shown, with_fixed_rewards(rewards, shown, fixed))
     return scored

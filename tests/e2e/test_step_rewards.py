@@ -8,16 +8,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from runs import ROOT, lines, samples, train
+from runs import ROOT, SMALL, lines, samples, train
 
 from oger_recipe.tasks.known_judges import good_until, save_prm
 
-# One policy for all of them; two steps of 16 problems, no evaluation.
-SMALL = [
-    "--oger.task.train_problems", "64", "--oger.task.eval_problems", "16", "--oger.task.warm_start_steps", "240",
-    "--rollout.batch_size", "16", "--rollout.micro_batch_size", "16", "--oger.total_training_steps", "2",
-    "--no-oger.val_before_train", "--no-oger.val_after_train", "--ckpt.save_steps", "-1",
-]  # fmt: skip
 RULE = {"name": "rule", "kind": "verifier"}
 TEACHERS = ["--oger.max_replace_num", "1", "--oger.replace_mode", "random", "--rollout.n_samples_per_prompt", "4"]
 Row = dict[str, Any]
@@ -36,7 +30,7 @@ def _run(name: str, prm: Path, cache: Path, folder: Path, *flags: str, more: tup
     sources = [first | {"model": str(prm)}, *others, *more]
     recipe = folder / f"{name}.yaml"
     recipe.write_text(yaml.safe_dump({"extends": str(shipped), "oger": {"reward": {"sources": sources}}}))
-    done = train(folder / "run", cache, *SMALL, *flags, recipe=recipe)
+    done = train(folder / "run", cache, *SMALL, "--rollout.micro_batch_size", "16", *flags, recipe=recipe)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return folder / "run"
 

@@ -5,11 +5,11 @@ from itertools import accumulate
 
 import pytest
 import torch
+from groups import group
 
 from oger_recipe.rewards.entries import entry_problems, sources_of
 from oger_recipe.rewards.kinds import Surroundings, make_source
 from oger_recipe.rewards.sources import Group
-from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.steps import cut_text
 from oger_recipe.tasks.countdown import Difficulty, build_rows, generate_problems
 from oger_recipe.tasks.countdown_steps import STEPS, reaches, step_labels
@@ -155,21 +155,5 @@ def test_as_a_source_of_reward_it_pays_by_labels(keys: dict[str, str], expected:
 
 
 def _group(rows: list[list[str]]) -> Group:
-    size = len(rows)
-    return Group(
-        uid="p",
-        prompt="",
-        question="",
-        task="countdown",
-        answer='{"numbers": [3, 5, 12], "target": 96}',
-        row={},
-        teachers=[],
-        responses=["".join(row) for row in rows],
-        graded=[Graded(Verdict(1.0, 1.0, ""))] * size,
-        is_teacher=[False] * size,
-        truncated=[False] * size,
-        may_earn=[True] * size,
-        similarity=[0.0] * size,
-        entropy=[0.0] * size,
-        steps=rows,
-    )
+    answer = '{"numbers": [3, 5, 12], "target": 96}'
+    return group([1.0] * len(rows), answer=answer, responses=["".join(row) for row in rows], steps=rows)

@@ -41,8 +41,8 @@ def credit_by_steps(experiences: Sequence[Experience], paid: StepRewards, left_o
     mask = paid.mask.flatten(0, 1)
     _require_equal_steps(experiences, mask)
     rewards, of_response = _as_worth_by_now(experiences, paid, how.clip_range)
-    tokens = tokens_of_steps(experiences, steps)
-    kl = how.kl_coefficient * by_steps(experiences, steps, lambda each: each.kl)
+    tokens = _tokens_of_steps(experiences, steps)
+    kl = how.kl_coefficient * _by_steps(experiences, steps, lambda each: each.kl)
     totals = rewards.sum(dim=1).view(groups, size)
     compared = torch.zeros_like(rewards)
     if how.estimator.in_group is not None:
@@ -74,7 +74,7 @@ def _index_of(experience: Experience) -> Tensor:
     return index
 
 
-def by_steps(experiences: Sequence[Experience], steps: int, values: Callable[[Experience], Tensor]) -> Tensor:
+def _by_steps(experiences: Sequence[Experience], steps: int, values: Callable[[Experience], Tensor]) -> Tensor:
     """Sum ``values`` [B, A] of the experiences over steps, [N, steps] in the order of the flat list."""
     by_row = torch.zeros(sum(len(experience.index) for experience in experiences), steps)
     for experience in experiences:
@@ -82,9 +82,15 @@ def by_steps(experiences: Sequence[Experience], steps: int, values: Callable[[Ex
     return by_row
 
 
-def tokens_of_steps(experiences: Sequence[Experience], steps: int) -> Tensor:
+def advantages_of_steps(experiences: Sequence[Experience], steps: int) -> Tensor:
+    """Average the advantages over each step's tokens, [N, steps] in the order of the flat list."""
+    sums = _by_steps(experiences, steps, lambda each: each.advantages)
+    return sums / _tokens_of_steps(experiences, steps).clamp(min=1)
+
+
+def _tokens_of_steps(experiences: Sequence[Experience], steps: int) -> Tensor:
     """Count the tokens of each step, [N, steps] in the order of the flat list."""
-    return by_steps(experiences, steps, lambda each: torch.ones_like(each.step_index))
+    return _by_steps(experiences, steps, lambda each: torch.ones_like(each.step_index))
 
 
 def _require_equal_steps(experiences: Sequence[Experience], mask: Tensor) -> None:

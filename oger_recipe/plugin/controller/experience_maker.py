@@ -24,7 +24,7 @@ from oger_recipe.algorithm.credit import (
 from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
 from oger_recipe.cpu import CORES, THREADS, is_without_cuda
 from oger_recipe.embedding.similarity import make_similarity
-from oger_recipe.plugin.controller.credit_by_steps import HowToCredit, by_steps, credit_by_steps, tokens_of_steps
+from oger_recipe.plugin.controller.credit_by_steps import HowToCredit, advantages_of_steps, credit_by_steps
 from oger_recipe.plugin.controller.guards import EncoderReach, EngineGuard, stop_on_reward_errors
 from oger_recipe.plugin.controller.hybrid_batch import (
     UNKNOWN,
@@ -40,7 +40,6 @@ from oger_recipe.plugin.encoder.actor_encoder import encoders_on
 from oger_recipe.plugin.experiences import teachers_tokens
 from oger_recipe.plugin.judges.engines import RunEngines
 from oger_recipe.plugin.kl import compute_approx_kl
-from oger_recipe.rewards.by_steps import StepRewards
 from oger_recipe.rewards.kinds import Surroundings
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder import records as run_folder
@@ -275,6 +274,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
     # ---- what is kept of a step
 
     def _credit(self, experiences: list[Experience]) -> Credit:
+        paid = self.rewards.steps
         return Credit(
             self.entropy,
             self.token_entropy,
@@ -286,16 +286,9 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             self.rewards.metrics,
             self.settings.bonus.last_token_enp_reward,
             {name: values.flatten(0, 1) for name, values in self.rewards.said_of_steps.items()},
-            None if self.rewards.steps is None else self.rewards.steps.rewards.flatten(0, 1),
-            None if self.rewards.steps is None else self._step_advantages(experiences, self.rewards.steps),
+            None if paid is None else paid.rewards.flatten(0, 1),
+            None if paid is None else advantages_of_steps(experiences, paid.mask.shape[2]),
         )
-
-    @staticmethod
-    def _step_advantages(experiences: list[Experience], paid: StepRewards) -> torch.Tensor:
-        """Mean over each step's tokens, [N, S]."""
-        steps = paid.mask.shape[2]
-        sums = by_steps(experiences, steps, lambda each: each.advantages)
-        return sums / tokens_of_steps(experiences, steps).clamp(min=1)
 
     def _remember(self) -> None:
         """Keep the policy's own correct rollouts, also those that made room, as references of later steps."""

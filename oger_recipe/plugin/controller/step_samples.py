@@ -6,6 +6,7 @@ from typing import Any
 from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS
 from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts
 from oger_recipe.plugin.controller.step_metrics import Credit
+from oger_recipe.rewards.by_steps import step_lines
 from oger_recipe.rewards.verdict import verdict_columns
 from oger_recipe.teachers.store import Teacher
 
@@ -59,18 +60,10 @@ def _steps(steps: list[list[str]], row: int, credit: Credit) -> Line:
     advantage."""
     if not steps:
         return {}
-    lines: list[Line] = [{"text": text} for text in steps[row]]
-    for number, line in enumerate(lines):
-        if credit.step_rewards is not None and credit.step_advantages is not None:
-            line["reward"] = credit.step_rewards[row, number].item()
-            line["advantage"] = credit.step_advantages[row, number].item()
-        said = {
-            name: values[row, number].item()
-            for name, values in credit.said_of_steps.items()
-            if number < values.shape[1] and not values[row, number].isnan()
-        }
-        line |= {"sources": said} if said else {}
-    return {"steps_of_reasoning": lines}
+    said = {name: values[row].tolist() for name, values in credit.said_of_steps.items()}
+    of_steps = {"reward": credit.step_rewards, "advantage": credit.step_advantages}
+    given = {name: values[row].tolist() for name, values in of_steps.items() if values is not None}
+    return {"steps_of_reasoning": step_lines(steps[row], said, given)}
 
 
 def _trained(row: int, credit: Credit) -> Line:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from oger_recipe.algorithm.steps import AGGREGATES
+from oger_recipe.algorithm.steps import AGGREGATES, CREDITS
 from oger_recipe.embedding import PARTS
 from oger_recipe.ranges import COUNT, COUNT_OR_NONE, PART, POSITIVE, SHARE, WEIGHT
 from oger_recipe.rewards.keys import Keys, key
@@ -238,7 +238,6 @@ class CritiqueKeys(WriterKeys):
 
 
 SCALES = ("probability", "difference")
-CREDITS = ("sum", "min", "min_ahead")
 
 
 @dataclass(frozen=True, kw_only=True)

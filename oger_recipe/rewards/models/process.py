@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from oger_recipe.algorithm.steps import aggregate_steps, min_ahead_rewards, min_form_rewards
+from oger_recipe.algorithm.steps import CREDITS, aggregate_steps
 from oger_recipe.rewards.models.asking import Judged, Metrics, ask_about, score_rows, shares
 from oger_recipe.rewards.models.keys import ProcessKeys, StepKeys
 from oger_recipe.rewards.models.place import Reply
@@ -99,8 +99,7 @@ def credited(
     All are [B, S]; outside of the mask (bool) they mean nothing.
     """
     scores = 2 * probabilities - 1 if scale == "difference" else probabilities
-    of_credit = {"min": min_form_rewards, "min_ahead": min_ahead_rewards}.get(credit)
-    return scores, scores if of_credit is None else of_credit(scores, mask, temperature)
+    return scores, CREDITS[credit](scores, mask, temperature)
 
 
 def _rewarded(judged: Judged, value: float, rewards: Sequence[float], count: int) -> Judged:
