@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import groups
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -40,29 +41,19 @@ from oger_recipe.rewards.models.step_models import step_reply
 from oger_recipe.rewards.models.step_text import StepWriter, verdict_tokens
 from oger_recipe.rewards.models.tokens import load_tokenizer, plain_tokens, tokens_of
 from oger_recipe.rewards.sources import Group, Scores
-from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.tasks.known_judges import good_until, save_prm
 
 QUESTION = "What is 2 + 2 + 2?"
 
 
 def group(steps: Sequence[Sequence[str]], **others: Any) -> Group:
-    size = len(steps)
     known: dict[str, Any] = {"row": {}, "steps": [list(each) for each in steps]} | others
-    return Group(
-        uid="p",
+    return groups.group(
+        [1.0] * len(steps),
         prompt=f"<user>{QUESTION}",
         question=QUESTION,
-        task="math",
         answer="6",
-        teachers=[],
         responses=["".join(each) for each in steps],
-        graded=[Graded(Verdict(1.0, 1.0, ""))] * size,
-        is_teacher=[False] * size,
-        truncated=[False] * size,
-        may_earn=[True] * size,
-        similarity=[0.0] * size,
-        entropy=[0.0] * size,
         **known,
     )
 
