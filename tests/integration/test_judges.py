@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
 
+import groups
 import psutil
 import pytest
 import torch
@@ -32,7 +33,6 @@ from oger_recipe.rewards.models.place import Reply, Sampling
 from oger_recipe.rewards.models.plugin import Plugin
 from oger_recipe.rewards.models.plugins import _critique
 from oger_recipe.rewards.sources import Group, Scores, Source
-from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.seeds import stable_seed
 
@@ -50,21 +50,9 @@ def folders(tmp_path: Path) -> Iterator[None]:
 
 
 def group(responses: Sequence[str], question: str = "What is 1 + 1?", **others: Any) -> Group:
-    size = len(responses)
-    known: dict[str, Any] = {"row": {}, "answer": "2", "teachers": []} | others
-    return Group(
-        uid="p",
-        prompt=f"<user>{question}",
-        question=question,
-        task="math",
-        responses=list(responses),
-        graded=[Graded(Verdict(1.0, 1.0, ""))] * size,
-        is_teacher=[False] * size,
-        truncated=[False] * size,
-        may_earn=[True] * size,
-        similarity=[0.0] * size,
-        entropy=[0.0] * size,
-        **known,
+    known: dict[str, Any] = {"answer": "2"} | others
+    return groups.group(
+        [1.0] * len(responses), prompt=f"<user>{question}", question=question, responses=list(responses), **known
     )
 
 
