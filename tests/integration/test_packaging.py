@@ -118,6 +118,29 @@ def test_the_gpu_extra_brings_what_the_defaults_import() -> None:
     assert not missing and {"torch", "openrlhf", "vllm", "httpx", "math_verify"} <= ours.keys()
 
 
+def test_what_runs_and_builds_leave_in_a_checkout_is_no_code_of_it(tmp_path: Path) -> None:
+    """Its checks pass beside every folder that git ignores, whatever Python lies there and whatever its name is."""
+    ignored = [line[:-1].replace("*", "x") for line in (ROOT / ".gitignore").read_text().split() if line[-1] == "/"]
+    assert {"runs", "evals", "outputs", "wandb", "build", "x.egg-info"} <= set(ignored)
+    for name in ("oger_recipe", "patches", "scripts", "tests"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.npz"))
+    for name in ("setup.cfg", "pyproject.toml", "README.md"):  # no .gitignore: an archive's checkout is not git's
+        shutil.copy(ROOT / name, tmp_path)
+    imported = [path.stem for folder in ("unit", "e2e") for path in (ROOT / "tests" / folder).glob("[!t]*.py")]
+    assert {"runs", "groups"} <= set(imported)
+    for name in {*ignored, *imported}:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a_test.py").write_text("import sys, os\nraise x")
+        (tmp_path / name / "a.ipynb").write_text('{"cells": []}')
+    for words in (
+        ["ruff", "check", "."],
+        ["ruff", "format", "--check", "."],
+        ["pytest", "--collect-only", "tests/e2e"],
+    ):
+        done = subprocess.run([sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
 def _name(requirement: str) -> str:
     match = re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)", requirement)
     assert match
