@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 
@@ -10,12 +11,12 @@ _WINDOWS = 10  # linear_max and reverse_linear move in so many stages
 
 @dataclass(frozen=True)
 class Guidance:
-    """What a strategy may read; the names are those of the knobs, without `oger.`."""
+    """What a strategy may read; the names are those of the knobs, without `oger.`. Ratios are exactly as written."""
 
-    min_prefix_ratio: float
-    max_prefix_ratio: float
+    min_prefix_ratio: Fraction
+    max_prefix_ratio: Fraction
     prefix_steps: int
-    prefix_linear_max_ratio: float
+    prefix_linear_max_ratio: Fraction
     step: int  # from 1
 
     @property
@@ -30,32 +31,32 @@ class PrefixStrategy:
     that it looks at, others have no effect; shared: the one ratio of all under prefix_share_across_samples, None for
     that of the first."""
 
-    ratios: Callable[[Guidance, list[float]], list[float]]
+    ratios: Callable[[Guidance, list[Fraction]], list[Fraction]]
     reads: tuple[str, ...]
-    shared: Callable[[Guidance], float] | None = None
+    shared: Callable[[Guidance], Fraction] | None = None
 
 
-def _random(given: Guidance, drawn: list[float]) -> list[float]:
+def _random(given: Guidance, drawn: list[Fraction]) -> list[Fraction]:
     low, high = given.min_prefix_ratio, given.max_prefix_ratio
     return [low + (high - low) * u for u in drawn]
 
 
-def _linear(given: Guidance, drawn: list[float]) -> list[float]:
-    falling = given.max_prefix_ratio * (1 - given.step / given.prefix_steps)
+def _linear(given: Guidance, drawn: list[Fraction]) -> list[Fraction]:
+    falling = given.max_prefix_ratio * (1 - Fraction(given.step, given.prefix_steps))
     return [max(falling, given.min_prefix_ratio)] * len(drawn)
 
 
-def _fixed(given: Guidance, drawn: list[float]) -> list[float]:
+def _fixed(given: Guidance, drawn: list[Fraction]) -> list[Fraction]:
     last = len(drawn) - 1
-    places = [row / last for row in range(len(drawn))] if last > 0 else [1.0] * len(drawn)
+    places = [Fraction(row, last) for row in range(len(drawn))] if last > 0 else [Fraction(1)] * len(drawn)
     return [given.min_prefix_ratio * (1 - place) + given.max_prefix_ratio * place for place in places]
 
 
-def _linear_max(given: Guidance, drawn: list[float]) -> list[float]:
+def _linear_max(given: Guidance, drawn: list[Fraction]) -> list[Fraction]:
     return [given.prefix_linear_max_ratio * (_WINDOWS - given.stage) / _WINDOWS * u for u in drawn]
 
 
-def _reverse_linear(given: Guidance, drawn: list[float]) -> list[float]:
+def _reverse_linear(given: Guidance, drawn: list[Fraction]) -> list[Fraction]:
     return [given.prefix_linear_max_ratio * (given.stage + 1) / _WINDOWS * u for u in drawn]
 
 
@@ -101,12 +102,19 @@ def prefix_ratios(
         raise ValueError(f"n_prefix must be -1 (all) or 0 to {n}, not {n_prefix}")
     _require_possible(strategy, steps, min_ratio, max_ratio)
     guided = n if n_prefix == -1 else n_prefix
-    drawn = torch.rand(guided, generator=generator, dtype=torch.float64).tolist()
-    given, how = Guidance(min_ratio, max_ratio, steps, linear_max_ratio, step), PREFIX_STRATEGIES[strategy]
-    ratios = how.ratios(given, drawn)
+    drawn = map(Fraction, torch.rand(guided, generator=generator, dtype=torch.float64).tolist())
+    lowest, highest, linear_max = (Fraction(str(ratio)) for ratio in (min_ratio, max_ratio, linear_max_ratio))
+    given, how = Guidance(lowest, highest, steps, linear_max, step), PREFIX_STRATEGIES[strategy]
+    ratios = how.ratios(given, list(drawn))
     if share and guided:
         ratios = [how.shared(given) if how.shared else ratios[0]] * guided
-    return [min(max(ratio, 0.0), 1.0) for ratio in ratios] + [0.0] * (n - guided)
+    return [min(max(float(ratio), 0.0), 1.0) for ratio in ratios] + [0.0] * (n - guided)
+
+
+def prefix_length(tokens: int, ratio: float) -> int:
+    """Count the leading tokens that are at most such a share of all: 29 of 100 at 0.29, though 0.29 * 100 is less."""
+    nearest = round(tokens * ratio)
+    return nearest - 1 if nearest and nearest / tokens > ratio else nearest
 
 
 def _require_possible(strategy: str, steps: int, min_ratio: float, max_ratio: float) -> None:

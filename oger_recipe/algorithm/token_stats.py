@@ -10,7 +10,9 @@ With a vocabulary of 150 000 the logits of a batch are larger than everything el
 made a few tokens at a time, used, and made again for the gradient.
 """
 
+import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -78,8 +80,17 @@ def _mean(entropy: Tensor, mask: Tensor, top_share: float) -> Tensor:
 
 
 def _top(entropy: Tensor, mask: Tensor, top_share: float) -> Tensor:
-    counts = mask.sum(dim=1)
-    return _mean_of_highest(entropy, mask, (top_share * counts).ceil().long().clamp(min=1).minimum(counts))
+    return _mean_of_highest(entropy, mask, tokens_of_share(mask.sum(dim=1), top_share))
+
+
+def tokens_of_share(counts: Tensor, share: float) -> Tensor:
+    """The smallest whole numbers that are at least the share, as it is written, of counts [B], and at least 1.
+
+    No float is 0.3: in floats 0.3 * 10 can be more than 3, and four tokens.
+    """
+    written = Fraction(str(share))
+    taken = [min(max(math.ceil(written * count), 1), count) for count in counts.tolist()]
+    return counts.new_tensor(taken)
 
 
 def _mean_of_highest(entropy: Tensor, mask: Tensor, taken: Tensor) -> Tensor:

@@ -103,7 +103,7 @@ def stop_on_failures(texts: list[str], failed: dict[str, str], max_error_rate: f
         return
     first = without[0]
     error = EmbeddingError(len(without), len(texts), first[:_SHOWN_CHARACTERS], failed[first], max_error_rate)
-    if len(without) > max_error_rate * len(texts):
+    if len(without) / len(texts) > max_error_rate:
         raise error
     logger.warning("%s", error)
 

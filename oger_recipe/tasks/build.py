@@ -4,8 +4,9 @@ import hashlib
 import importlib.metadata
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -103,14 +104,19 @@ def _problems(
     )
 
 
+def problems_of_each(wanted: int, shares: Mapping[str, float]) -> dict[str, int]:
+    """How many problems of each number of numbers make up ``wanted``: at least its share of them, as it is written."""
+    written = {number: Fraction(str(share)) for number, share in shares.items()}
+    return {number: math.ceil(wanted * share / sum(written.values())) for number, share in written.items()}
+
+
 def _write_policy(folder: Path, task: dict[str, Any], difficulty: countdown.Difficulty) -> None:
     """Trains the warm start on training problems of another seed."""
     steps, batch_size = task["warm_start_steps"], task["warm_start_batch_size"]
     shares = weights(task["warm_start_numbers"]) or {str(difficulty.num_numbers): 1.0}
     wanted = task["warm_start_problems"] or -(-steps * batch_size // len(countdown_teachers.TEACHERS))
     problems: list[countdown.Problem] = []
-    for number, share in shares.items():
-        count = math.ceil(wanted * share / sum(shares.values()))
+    for number, count in problems_of_each(wanted, shares).items():
         problems += _problems(count, replace(difficulty, num_numbers=int(number)), task["data_seed"] + 1, "train")
     tiny_policy.warm_start(
         countdown.build_rows(problems, seed=task["data_seed"] + 1),

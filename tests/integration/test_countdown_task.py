@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from oger_recipe.rewards.verifiers import verify
+from oger_recipe.tasks.build import problems_of_each
 from oger_recipe.tasks.countdown import (
     Difficulty,
     Problem,
@@ -318,6 +319,12 @@ def test_wrong_trajectories_look_like_answers_and_fail_in_both_ways() -> None:
             assert verdict.reward == 0.1, teacher["text"]
             reasons[verdict.reason.split()[0]] += 1
     assert set(reasons) == {"equals", "uses"} and min(reasons.values()) > 300
+
+
+def test_the_problems_of_a_warm_start_are_shared_out_as_the_weights_are_written() -> None:
+    # 0.07 * 100 is 7.000000000000001; the thirds of 10 are rounded up.
+    assert problems_of_each(100, {"3": 0.07, "4": 0.93}) == {"3": 7, "4": 93}
+    assert problems_of_each(10, {"3": 1.0, "4": 2.0}) == {"3": 4, "4": 7}
 
 
 def test_rows_depend_on_the_seed_and_not_on_their_neighbours() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from oger_recipe.embedding import LONG_TEXTS, PARTS
-from oger_recipe.embedding.base import EmbeddingError, part_of
+from oger_recipe.embedding.base import EmbeddingError, part_of, stop_on_failures
 from oger_recipe.embedding.cache import EmbeddingCache
 from oger_recipe.embedding.encoder import PACKAGED_MODEL, EncoderSettings, TrajectoryEncoder, make_encoder
 from oger_recipe.embedding.encoder import model_location as location
@@ -175,6 +175,14 @@ def test_a_text_without_a_vector_stops_the_run_unless_it_may_fail(
     assert vectors.isnan().all(dim=1).tolist() == [False, True, False, True]
     torch.testing.assert_close(vectors[[0, 2]].norm(dim=1), torch.ones(2))
     assert "2 of 4 texts could not be embedded" in caplog.text, "what is tolerated is still said"
+
+
+def test_the_share_that_may_fail_is_as_it_is_written() -> None:
+    """29 of 100 are not more than 0.29, though 0.29 * 100 is 28.999999999999996."""
+    texts, failed = [str(number) for number in range(100)], {str(number): "why" for number in range(29)}
+    stop_on_failures(texts, failed, 0.29)
+    with pytest.raises(EmbeddingError, match="29 of 100"):
+        stop_on_failures(texts, failed, 0.28)
 
 
 def test_an_error_survives_the_way_between_processes() -> None:

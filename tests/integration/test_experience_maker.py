@@ -266,6 +266,14 @@ def test_a_run_stops_where_too_many_rollouts_could_not_be_graded(rollout, tmp_pa
         stop_on_reward_errors(samples, 1.0, 3, tmp_path)
 
 
+def test_a_limit_is_a_share_as_it_is_written(rollout, tmp_path):
+    """29 of 100 are not more than 0.29, though 0.29 * 100 is 28.999999999999996."""
+    samples = [rollout("a", error="the verifier died" if number < 29 else None) for number in range(100)]
+    stop_on_reward_errors(samples, 0.29, 3, tmp_path)
+    with pytest.raises(RuntimeError, match="29 of 100 rollouts"):
+        stop_on_reward_errors(samples, 0.28, 3, tmp_path)
+
+
 def test_rollouts_that_arrive_are_encoded_ahead_where_their_prompt_has_teachers(controller, models, rollout):
     maker = controller("--oger.embedding_batch_size=1", teachers={"u": [TEACHER]})
     asked: list[str] = []

@@ -90,6 +90,10 @@ def test_prefixes_have_their_share_of_the_teachers_tokens(generator):
     guided = generator("--oger.n_prefix=3", "--oger.prefix_strategy=fixed", "--oger.min_prefix_ratio=0.2")
     # Shares 0.2, 0.6 and 1 of ten tokens; the fourth rollout is the policy's alone.
     assert guided._prefixes("lone") == [LONG.tokens[:2], LONG.tokens[:6], LONG.tokens, []]
+    bounds = ("--oger.min_prefix_ratio=0.1", "--oger.max_prefix_ratio=0.7")
+    guided = generator("--oger.n_prefix=3", "--oger.prefix_strategy=fixed", *bounds)
+    # 0.1, 0.4 and 0.7: of floats, half of 0.1 and half of 0.7 are 0.39999999999999997.
+    assert guided._prefixes("lone") == [LONG.tokens[:1], LONG.tokens[:4], LONG.tokens[:7], []]
 
 
 def test_a_prompt_whose_only_teachers_have_weight_zero_is_the_policys_alone(generator):

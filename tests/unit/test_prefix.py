@@ -1,9 +1,12 @@
 """Shares of a teacher's trajectory: every strategy on numbers that can be worked out on paper."""
 
+import math
+from fractions import Fraction
+
 import pytest
 import torch
 
-from oger_recipe.algorithm.prefix import PREFIX_STRATEGIES, prefix_ratios
+from oger_recipe.algorithm.prefix import PREFIX_STRATEGIES, prefix_length, prefix_ratios
 
 
 def ratios(n: int = 4, seed: int = 0, **options) -> list[float]:
@@ -82,6 +85,30 @@ def test_fixed_ratios_are_evenly_spaced_and_one_alone_gets_the_maximum() -> None
     assert ratios(strategy="fixed", n_prefix=1) == [0.8, 0.0, 0.0, 0.0]
     assert ratios(strategy="fixed", min_ratio=0.3, max_ratio=0.3) == pytest.approx([0.3] * 4)
     assert ratios(strategy="fixed", share=True) == [0.8] * 4
+
+
+def test_a_prefix_is_at_most_its_share_of_the_tokens_as_it_is_written() -> None:
+    for hundredths in range(101):
+        for tokens in range(400):
+            exact = Fraction(hundredths, 100) * tokens
+            assert prefix_length(tokens, hundredths / 100) == math.floor(exact), (hundredths, tokens)
+
+
+@pytest.mark.parametrize("strategy", ["random", "linear", "fixed"])
+def test_a_share_is_of_as_many_tokens_as_it_is_written(strategy: str) -> None:
+    """linear is at its lower bound."""
+    for hundredths in range(101):
+        given = {"min_ratio": hundredths / 100, "max_ratio": hundredths / 100}
+        drawn = ratios(3, strategy=strategy, step=100, **given)
+        assert [prefix_length(100, ratio) for ratio in drawn] == [hundredths] * 3
+
+
+def test_a_share_between_two_others_is_of_as_many_tokens_as_they_say() -> None:
+    # From 0 to 0.3 in thirds: 0, 0.1, 0.2, 0.3. Down from 0.9 to 0.09 at the ninth of ten steps.
+    spaced = ratios(strategy="fixed", min_ratio=0.0, max_ratio=0.3)
+    assert [prefix_length(10, ratio) for ratio in spaced] == [0, 1, 2, 3]
+    falling = ratios(1, strategy="linear", min_ratio=0.0, max_ratio=0.9, steps=10, step=9)
+    assert [prefix_length(100, ratio) for ratio in falling] == [9]
 
 
 @pytest.mark.parametrize("strategy", ["linear_max", "reverse_linear"])

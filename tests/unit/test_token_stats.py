@@ -1,13 +1,14 @@
 """Token statistics against float64 softmax on the whole logits, which the code under test never has."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from oger_recipe.algorithm import token_stats
-from oger_recipe.algorithm.token_stats import response_entropy, token_log_probs_and_entropy
+from oger_recipe.algorithm.token_stats import response_entropy, token_log_probs_and_entropy, tokens_of_share
 
 
 def reference(
@@ -140,6 +141,20 @@ def test_the_entropy_of_a_response_by_position(position: str, top_share: float, 
     assert found[:3].tolist() == pytest.approx(expected)
     if position != "last":
         assert found[3] == 0
+
+
+@pytest.mark.parametrize("share", [0.05, *(tenths / 10 for tenths in range(1, 10)), 1.0])
+def test_the_top_share_is_the_smallest_number_of_tokens_that_is_at_least_the_share_as_written(share: float) -> None:
+    lengths = range(1, 8193)
+    expected = [math.ceil(Fraction(str(share)) * length) for length in lengths]
+    assert tokens_of_share(torch.tensor(lengths), share).tolist() == expected
+    assert tokens_of_share(torch.tensor([0]), share).tolist() == [0]
+
+
+def test_three_of_ten_tokens_are_the_top_at_a_share_of_0_3() -> None:
+    entropies = torch.tensor([[1.0, 8.0, 1.0, 7.0, 1.0, 1.0, 6.0, 1.0, 1.0, 1.0]])
+    found = response_entropy(entropies, torch.ones(1, 10), position="top", top_share=0.3)
+    assert found.tolist() == [7.0]
 
 
 @pytest.mark.parametrize("position", ["last", "mean", "top"])

@@ -23,7 +23,7 @@ def stop_on_reward_errors(samples: list[Experience], limit: float, step: int, ru
     """Stop where a larger share of a step's rollouts than ``limit`` could not be graded, or any has no reward."""
     missing = sum(sample.rewards is None for sample in samples)
     failed = missing + sum(int(info_value(sample, "reward_error")) for sample in samples)
-    if missing or failed > limit * len(samples):
+    if missing or failed / len(samples) > limit:
         worst = "".join(f"\n  - {example}" for example in worst_examples(run_dir))
         raise RuntimeError(
             f"{failed} of {len(samples)} rollouts of step {step} could not be graded (limit: {limit:.0%}, "

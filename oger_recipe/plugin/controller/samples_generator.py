@@ -12,7 +12,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from vllm import SamplingParams
 
-from oger_recipe.algorithm.prefix import prefix_ratios
+from oger_recipe.algorithm.prefix import prefix_length, prefix_ratios
 from oger_recipe.rewards.rules import TIMES_ASKED
 from oger_recipe.seeds import stable_seed
 from oger_recipe.settings.oger import OgerSettings
@@ -120,7 +120,7 @@ class OgerSamplesGenerator(SamplesGenerator):
         ratios = self._prefix_ratios(n, generator)
         chosen = draw(teachers, n, settings, generator, self.step)
         tokens = [chosen[row % len(chosen)].tokens for row in range(n)]
-        return [whole[: int(len(whole) * ratio)] for whole, ratio in zip(tokens, ratios, strict=True)]
+        return [whole[: prefix_length(len(whole), ratio)] for whole, ratio in zip(tokens, ratios, strict=True)]
 
     def _prefix_ratios(self, n: int, generator: torch.Generator) -> list[float]:
         settings = self.settings.prefix
