@@ -15,6 +15,7 @@ from step_trees import Tree, plain_process_grpo, plain_process_rloo, plain_step_
 
 from oger_recipe.algorithm.steps import token_gae_by_steps
 from oger_recipe.files import read_jsonl
+from oger_recipe.plugin.controller import experience_maker
 from oger_recipe.teachers.store import Teacher
 
 SOURCE = """
@@ -56,7 +57,7 @@ def step(controller, models, rollout, tmp_path, letters):
 
     def make(
         *flags: str, estimator: str, groups: tuple[str, ...] = ("u", "v"), order: tuple[int, ...] = (0, 1, 2, 3),
-        reference: Any = None, fail: str = "",
+        reference: Any = None, fail: str = "", coefficient: float | None = None,
     ) -> tuple[Any, dict[str, dict[str, Any]]]:  # fmt: skip
         models.similarity = {"zz.y": 0.9} | {
             text: 0.1 for rows in ROWS.values() for text, *_ in rows if text != "zz.y"
@@ -73,6 +74,7 @@ def step(controller, models, rollout, tmp_path, letters):
             critic=(lambda tokens: (tokens % 11) / 10) if estimator in ("appo", "tppo") else None,
             reference=reference,
         )  # fmt: skip
+        maker.kl_ctl.value = maker.kl_ctl.value if coefficient is None else coefficient
         rows = [
             rollout(text, reward, uid=uid, truncated=truncated, guided=guided)
             for uid in groups
@@ -295,6 +297,31 @@ def test_the_kl_of_a_steps_tokens_is_taken_off_its_reward(step, estimator):
     for text, row in found.items():
         plain = [a + b - middle for a, b in zip(without[text]["advantages"], shifted[text], strict=True)]
         assert row["advantages"] == pytest.approx(plain, abs=1e-5), text
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_coefficient_below_0_pays_for_no_distance(step, estimator):
+    """OpenRLHF's adaptive coefficient falls below 0 where its horizon is short, and OpenRLHF then takes it for 0."""
+    _, expected = step(estimator=estimator)
+    _, found = step("--algo.kl.init_coef=0.25", estimator=estimator, reference=-0.9, coefficient=-0.25)
+    assert found == expected
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_a_step_of_reasoning_without_tokens_or_without_a_text_is_no_ones_reward(step, monkeypatch, tokens):
+    """The row has two steps by its text; its reward of a third one, or of the second, would go nowhere."""
+    upstream = experience_maker.OgerExperienceMaker.compute_advantages_and_returns
+
+    def with_other_steps(self, experiences):
+        for experience in experiences:
+            for place, row in enumerate(experience.index):
+                if row == 0:
+                    experience.step_index[place][experience.action_mask[place].bool()] = tokens
+        return upstream(self, experiences)
+
+    monkeypatch.setattr(experience_maker.OgerExperienceMaker, "compute_advantages_and_returns", with_other_steps)
+    with pytest.raises(RuntimeError, match=f"row 0 of the step has {tokens} steps in its tokens, 2 in its text"):
+        step(estimator="process_grpo", order=(2, 0, 1, 3))
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)

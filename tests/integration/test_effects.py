@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
 from oger_recipe.settings.effects import NEEDS, UPSTREAM_NEEDS, without_effect
 from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.oger import SETTINGS
+from oger_recipe.settings.parser import build_parser
 from oger_recipe.settings.recipe_file import read_recipe
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
@@ -141,6 +143,33 @@ def test_every_setting_of_the_table_has_a_case_or_a_sibling_with_one(parser) -> 
     for settings, _, _ in (*NEEDS, *UPSTREAM_NEEDS):
         assert all(name in names or name in vars(parser.parse_args([])) for name in settings)
         assert any(set(setting) & set(settings) for _, setting, _ in CASES), settings
+
+
+ESTIMATORS = next(each.choices for each in build_parser(cpu=True)._actions if each.dest == ESTIMATOR)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize(("setting", "value"), [("gamma", 0.5), ("lambd", 0.5), ("no_std_norm", True)])
+def test_what_an_estimator_reads_changes_its_advantages(
+    parser, controller, rollout, estimator, setting, value
+) -> None:
+    """Responses of several steps of reasoning, and a critic whose values differ from token to token."""
+
+    def advantages(*flags: str) -> list[list[float]]:
+        given = ["--oger.max_replace_num=0", "--oger.bonus_weight=0", "--oger.steps.delimiters", "."]
+        maker = controller(
+            *given, f"--algo.advantage.estimator={estimator}", *flags,
+            critic=(lambda tokens: (tokens % 11) / 10) if estimator in CRITIC_ESTIMATORS else None,
+        )  # fmt: skip
+        rows = zip(("a.bb.c", "dd", "e.f", "g.hh"), (1.0, 0.0, 1.0, 0.0), strict=True)
+        (experience,) = maker.make_experience_batch([rollout(text, reward) for text, reward in rows])
+        return experience.advantages.tolist()
+
+    flag = f"--algo.advantage.{setting}"
+    changed = advantages(*([flag] if value is True else [flag, str(value)])) != advantages()
+    name = f"algo.advantage.{setting}"
+    said = [note for note in _notes(parser, {ESTIMATOR: estimator}, {name: value}) if note.startswith(name)]
+    assert changed == (not said)
 
 
 PRM = {"name": "prm", "kind": "process", "model": "org/prm", "credit": "min"}

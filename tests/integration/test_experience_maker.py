@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from statistics import mean, stdev
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from oger_recipe.algorithm import credit
+from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
 from oger_recipe.embedding.similarity import EmbeddingSimilarity
 from oger_recipe.files import read_jsonl
 from oger_recipe.plugin.controller.guards import EncoderReach, stop_on_reward_errors
@@ -182,6 +184,63 @@ def test_the_bonus_weight_follows_its_schedule(bonus):
 def test_a_consolation_prize_for_a_wrong_answer_earns_no_bonus(bonus):
     """Countdown gives 0.1 for a well-formed wrong answer: reward 0.1, score 0."""
     assert bonus(rewards=[1.0, 1.0, 0.1, 0.1], scores=[1, 1, 0, 0]) == pytest.approx([0.8, 0.6, 0.0, 0.0])
+
+
+# ---- 0.1 is paid for form: what a rollout is worth is not whether it is right
+
+
+@pytest.mark.parametrize("rule", [name for name, how in ALL_CORRECT_GROUPS.items() if not how.teachers_enter])
+def test_a_group_that_is_paid_for_form_alone_is_not_solved(controller, models, rollout, rule):
+    """With these rules a solved group stays without teachers and, with one of them, without a bonus."""
+    teachers = {"u": [TEACHER], "v": [TEACHER]}
+    maker = controller("--oger.all_correct_group", rule, teachers=teachers)
+    rows = [rollout(text, 0.1, score=0.0) for text in TEXTS]
+    rows += [rollout(text, 1.0, uid="v") for text in TEXTS]
+    maker.make_experience_batch(rows)
+    assert [row // 4 for row in maker.batch.injected] == [0]
+    assert maker.batch.skipped.tolist() == [False] * 4 + [not ALL_CORRECT_GROUPS[rule].bonus] * 4
+    assert (maker.metrics["rollout/solve_none"], maker.metrics["rollout/solve_all"]) == (0.5, 0.5)
+
+
+def test_wrong_ones_that_are_paid_for_form_make_room_first(controller, models, rollout):
+    models.similarity = dict(zip(TEXTS, (0.2, 0.4, 0.6, 0.8), strict=True))
+    maker = controller("--oger.replace_mode", "wrong_first_similarity_mean_des", teachers={"u": [TEACHER]})
+    rows = zip(TEXTS, (0.1, 1.0, 0.1, 1.0), (0.0, 1.0, 0.0, 1.0), strict=True)
+    maker.make_experience_batch([rollout(text, reward, score=score) for text, reward, score in rows])
+    assert list(maker.batch.injected) == [2]
+
+
+def test_the_figures_of_a_step_with_a_teacher_in_the_place_of_a_right_rollout(controller, models, rollout, letters):
+    """Right, wrong with 0.1 for form, right, right; the last gives way to a teacher whose text is worth 0.9."""
+    models.similarity = dict(zip(TEXTS, (0.2, 0.4, 0.5, 0.9), strict=True))
+    models.entropy = dict(zip(TEXTS, (0.1, 0.5, 0.3, 0.9), strict=True))
+    teacher = Teacher("a", "okay", [*letters.encode("okay"), letters.eos_token_id], 0.9, 1.0)
+    maker = controller(teachers={"u": [teacher]})
+    rows = zip(TEXTS, (1.0, 0.1, 1.0, 1.0), (1.0, 0.0, 1.0, 1.0), strict=True)
+    maker.make_experience_batch([rollout(text, reward, score=score) for text, reward, score in rows])
+    weights = [math.exp(-entropy) for entropy in (0.1, 0.5, 0.3)]
+    bonus = [0.8 * weights[0], 0.0, 0.5 * weights[2]]
+    rewards = [1 + bonus[0], 0.1, 1 + bonus[2]]
+    advantages = [reward - (sum(rewards) + 0.9) / 4 for reward in (*rewards, 0.9)]
+    expected = {
+        "bonus_weight": 1.0, "replaced": 1.0, "replaced_correct": 1.0, "replaced_wrong": 0.0,
+        "prompts_without_teacher": 0.0, "prefix_ratio": 1 / 4, "off_on_ratio": 1 / 3,
+        "on_response_length": 3.0, "off_response_length": 5.0, "on_score": 2 / 3, "off_score": 1.0,
+        "on_reward": mean(rewards), "teacher_reward": 0.9, "teacher_advantage": advantages[3],
+        "rollout_advantage_abs": mean(map(abs, advantages[:3])), "advantage_max": max(advantages),
+        "advantage_min": min(advantages), "similarity": 1.1 / 3, "similarity_std": stdev((0.2, 0.4, 0.5)),
+        "divergence": 1.9 / 3, "divergence_std": stdev((0.8, 0.6, 0.5)), "entropy": 0.3, "entropy_p90": 0.46,
+        "entropy_weight": mean(weights), "entropy_weight_std": stdev(weights), "bonus": mean(bonus),
+        "bonus_of_correct": mean((bonus[0], bonus[2])), "bonus_of_correct_std": stdev((bonus[0], bonus[2])),
+        "bonus_of_correct_std_in_group": stdev((bonus[0], bonus[2])), "embedding_share_read": 1.0,
+    }  # fmt: skip
+    found = {name.removeprefix("oger/"): value for name, value in maker.metrics.items() if name.startswith("oger/")}
+    assert found == pytest.approx(expected, abs=1e-6)
+    of_rollouts = {
+        "solve_rate": 3 / 4, "solve_all": 0.0, "solve_none": 0.0, "reward": 3.1 / 4, "entropy": 3.0,
+        "response_length": 3.0, "response_tokens": 12.0,
+    }  # fmt: skip
+    assert {name: maker.metrics[f"rollout/{name}"] for name in of_rollouts} == pytest.approx(of_rollouts, abs=1e-6)
 
 
 # ---- what the forward passes are asked, and what is kept of them; the teacher takes the place of "gh"

@@ -96,6 +96,23 @@ def test_prefixes_have_their_share_of_the_teachers_tokens(generator):
     assert guided._prefixes("lone") == [LONG.tokens[:1], LONG.tokens[:4], LONG.tokens[:7], []]
 
 
+@pytest.mark.parametrize(
+    ("flags", "lengths"),
+    [
+        (["--oger.prefix_strategy=fixed"], [0, 5, 10, 0]),  # of ten tokens, for three rollouts of four
+        (["--oger.prefix_strategy=fixed", "--oger.n_prefix=2"], [0, 10, 0, 0]),
+        (["--oger.prefix_strategy=fixed", "--oger.min_prefix_ratio=0.4"], [4, 7, 10, 0]),
+        (["--oger.prefix_strategy=fixed", "--oger.max_prefix_ratio=0.4"], [0, 2, 4, 0]),
+        (["--oger.prefix_strategy=fixed", "--oger.prefix_share_across_samples"], [10, 10, 10, 0]),
+        (["--oger.prefix_strategy=linear", "--oger.prefix_steps=2"], [5, 5, 5, 0]),  # at the first step
+        (["--oger.prefix_strategy=linear_max", "--oger.prefix_linear_max_ratio=0"], [0, 0, 0, 0]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_flags_of_prefixes(generator, flags: list[str], lengths: list[int]) -> None:
+    assert list(map(len, generator("--oger.n_prefix=3", *flags)._prefixes("lone"))) == lengths
+
+
 def test_a_prompt_whose_only_teachers_have_weight_zero_is_the_policys_alone(generator):
     weights = ("--oger.teacher_draw=source_weights", "--oger.teacher_source_weights=long=0")
     guided = generator("--oger.n_prefix=2", "--oger.prefix_strategy=fixed", *weights)

@@ -422,6 +422,24 @@ def test_a_rollout_without_an_embedding_ranks_as_the_average_one(hybrid, monkeyp
     assert list(batch.injected) == [0]
 
 
+@pytest.mark.parametrize(
+    ("mode", "count", "replaced"),
+    [
+        ("similarity_mean_des", 2, [0, 1]),  # 0.5, unknown, -0.1, -0.5: their mean is -0.03
+        ("similarity_mean_asc", 2, [2, 3]),
+        ("similarity_max_des", 2, [0, 3]),  # 1, 0.6, unknown, 0: their mean is 0.53
+        ("similarity_max_des", 3, [0, 1, 3]),
+    ],
+)
+def test_neither_first_nor_last_makes_room_what_could_not_be_embedded(hybrid, monkeypatch, mode, count, replaced):
+    monkeypatch.setitem(VECTORS, "b", (math.nan, math.nan))
+    teachers = [_teacher(text) for text in ("E", "N", "EN")]
+    batch = hybrid(
+        _rollouts(("taught", LETTERS, WRONG)), {"taught": teachers}, replace_mode=mode, max_replace_num=count
+    )
+    assert sorted(batch.injected) == replaced
+
+
 def test_a_teachers_own_probabilities_travel_as_log_probabilities(hybrid):
     known = Teacher("known", "N", [ord("N"), END], 1.0, 1.0, [0.5, 0.25])
     batch = hybrid(_rollouts(("taught", LETTERS, WRONG)), {"taught": [known]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -72,6 +73,18 @@ def test_a_source_that_pays_for_length_is_seen_and_warned_of_once(step):
     assert "over the last 1 steps (limit" in length
     assert "(limit: 0.5, oger.reward.watch_length_correlation). Read in samples/" in length
     assert "reward source mine orders 100% of the pairs within groups against the rule" in rule
+
+
+LIMITS = ("watch_length_correlation", "watch_format_correlation", "watch_rule_disagreement")
+
+
+@pytest.mark.parametrize("silent", [None, *LIMITS])
+def test_each_warning_has_a_limit_of_its_own(step, silent):
+    """The source pays for length and for form, and the rule orders them the other way round. 1 is never passed."""
+    flags = [] if silent is None else [f"--oger.reward.{silent}=1"]
+    step(paid(1, 1, 4, 4), formats=(0, 0, 1, 1), flags=flags)
+    said = {name for note in step.notes() for name in re.findall(r"oger\.reward\.(\w+)", note)}
+    assert said == {*LIMITS} - {silent}
 
 
 def test_the_watch_looks_back_over_some_steps(step):

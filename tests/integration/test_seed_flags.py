@@ -1,12 +1,12 @@
 """The flags of the seed's command by their names: from the command line to what they change, with nothing in between.
 
 What the parts do with a setting is tested beside them; here a setting that is parsed and lost on its way is found.
+test_every_setting.py says of each where that is.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,23 +15,11 @@ import torch
 from openrlhf.utils.config import hierarchize
 
 from oger_recipe.embedding.similarity import RerankerSimilarity, make_similarity
+from oger_recipe.files import write_jsonl
 from oger_recipe.plugin.policy.loss import HybridPolicyLoss
 from oger_recipe.settings.encoder import EmbeddingSettings
-from oger_recipe.settings.oger import SETTINGS, OgerSettings
-from oger_recipe.teachers.store import Teacher
-
-PACKAGE = Path(__file__).parents[2] / "oger_recipe"
-# Where a setting is named without an effect on a run: conversion, and in settings what only looks at it.
-ONLY_NAMED_THERE = ("convert", "settings/checks.py", "settings/effects.py", "settings/notes.py")
-_DECLARED = re.compile(r"^    \w+: .* = setting\(", re.MULTILINE)
-
-
-def test_every_setting_is_read_by_the_code_that_it_is_for() -> None:
-    names = {path: str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py")}
-    files = [path for path, name in names.items() if not name.startswith(ONLY_NAMED_THERE)]
-    code = _DECLARED.sub("", "\n".join(path.read_text() for path in files))
-    leaves = {each.name: each.name.rpartition(".")[2] for each in SETTINGS}
-    assert [name for name, leaf in leaves.items() if not re.search(rf"\b{leaf}\b", code)] == []
+from oger_recipe.settings.oger import OgerSettings
+from oger_recipe.teachers.store import Teacher, TeacherStore
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +62,10 @@ def advantages(controller, models, rollout, letters):
     return found
 
 
+def _said(value: object) -> str:
+    return " ".join(value) if isinstance(value, list) and value and isinstance(value[0], str) else ""
+
+
 def _centred(*rewards: float) -> list[float]:
     return [reward - sum(rewards) / len(rewards) for reward in rewards]
 
@@ -84,31 +76,37 @@ def _standardised(values: list[float]) -> list[float]:
     return [(value - mean) / variance**0.5 for value in values]
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ([], _centred(1.7, 1.2, 0, 1)),
-        (["--oger.bonus_weight", "0"], _centred(1, 1, 0, 1)),
-        (["--oger.bonus_weight", "0.5"], _centred(1.35, 1.1, 0, 1)),
-        (["--no-oger.similarity_reverse"], _centred(1.3, 1.3, 0, 1)),
-        (["--oger.similarity_reverse_fail"], _centred(1.7, 1.2, 0.5, 1)),
-        (["--oger.similarity_shaping", "group_minmax"], _centred(2.0, 1.0, 0, 1)),
-        (["--oger.last_token_enp_reward", "none"], _centred(1.7, 1.4, 0, 1)),
-        (["--oger.last_token_enp_reward", "entropy"], _centred(1.0, 1 + 0.4 * 0.6931471805599453, 0, 1)),
-        (["--oger.bonus_schedule", "linear"], _centred(1.35, 1.1, 0, 1)),  # half way to 0
-        (["--oger.bonus_schedule", "linear", "--oger.bonus_weight_end", "2"], _centred(2.05, 1.3, 0, 1)),
-        (["--oger.repeating_check"], _centred(1.7, 1.0, 0, 1)),
-        (["--oger.advantage_baseline", "rollouts"], [reward - 2.9 / 3 for reward in (1.7, 1.2, 0, 1)]),
-        (["--oger.prefix_reward_weight_alpha", "2"], [0.725, 0.225, -0.975, 2 * 0.025]),
-        (["--oger.prefix_reward_weight_beta", "2"], [1.45, 0.45, -1.95, 0.025]),
-        (["--oger.use_sft_prefix_reward"], [0.725, 0.225, -0.975, 1 / 4]),
-        (
-            ["--oger.use_sft_prefix_reward", "--oger.sft_prefix_reward_weight", "3"],
-            [0.725, 0.225, -0.975, 3 / 4],
-        ),
-    ],
-    ids=lambda value: " ".join(value) if value and isinstance(value[0], str) else "",
-)
+OF_ADVANTAGES: list[tuple[list[str], list[float]]] = [
+    ([], _centred(1.7, 1.2, 0, 1)),
+    (["--oger.max_replace_num", "0"], _centred(1.7, 1.2, 0, 0)),
+    (["--no-oger.replace_after_rm"], _centred(1.7, 1.2, 0, 0)),  # he would have entered before
+    (["--oger.replace_mode", "similarity_mean_asc"], _centred(1, 1.2, 0, 0)),
+    (["--oger.bonus_weight", "0"], _centred(1, 1, 0, 1)),
+    (["--oger.bonus_weight", "0.5"], _centred(1.35, 1.1, 0, 1)),
+    (["--no-oger.similarity_reverse"], _centred(1.3, 1.3, 0, 1)),
+    (["--oger.similarity_reverse_fail"], _centred(1.7, 1.2, 0.5, 1)),
+    (["--oger.similarity_shaping", "group_minmax"], _centred(2.0, 1.0, 0, 1)),
+    (["--oger.last_token_enp_reward", "none"], _centred(1.7, 1.4, 0, 1)),
+    (["--oger.last_token_enp_reward", "entropy"], _centred(1.0, 1 + 0.4 * 0.6931471805599453, 0, 1)),
+    (["--oger.bonus_schedule", "linear"], _centred(1.35, 1.1, 0, 1)),  # half way to 0
+    (["--oger.bonus_schedule", "linear", "--oger.bonus_weight_end", "2"], _centred(2.05, 1.3, 0, 1)),
+    (["--oger.repeating_check"], _centred(1.7, 1.0, 0, 1)),
+    (["--oger.advantage_baseline", "rollouts"], [reward - 2.9 / 3 for reward in (1.7, 1.2, 0, 1)]),
+    (["--oger.prefix_reward_weight_alpha", "2"], [0.725, 0.225, -0.975, 2 * 0.025]),
+    (["--oger.prefix_reward_weight_beta", "2"], [1.45, 0.45, -1.95, 0.025]),
+    (["--oger.use_sft_prefix_reward"], [0.725, 0.225, -0.975, 1 / 4]),
+    (
+        ["--oger.use_sft_prefix_reward", "--oger.sft_prefix_reward_weight", "3"],
+        [0.725, 0.225, -0.975, 3 / 4],
+    ),
+    (
+        ["--oger.bonus_schedule", "linear", "--oger.bonus_schedule_steps", "5"],  # a quarter of the way
+        _centred(1 + 0.75 * 0.7, 1 + 0.75 * 0.2, 0, 1),
+    ),
+]
+
+
+@pytest.mark.parametrize(("flags", "expected"), OF_ADVANTAGES, ids=_said)
 def test_flags_of_bonus_and_advantage(advantages, flags: list[str], expected: list[float]) -> None:
     assert advantages(*flags) == pytest.approx(expected, abs=1e-6)
 
@@ -141,6 +139,34 @@ def test_a_solved_group_need_not_push_its_teacher_down(advantages) -> None:
     assert advantages("--oger.all_correct_group", "clip", scores=solved) == pytest.approx([*kept[:3], 0.0])
 
 
+# Of the policy's own tokens, "#### 2" has six at most, with its end.
+TEACHERS = [{"source": "a", "text": "#### 2"}, {"source": "b", "text": "#### 3"}]
+TEACHERS.append({"source": "c", "text": "It is two, as one and one are two. #### 2"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], "ac"),
+        (["--oger.keep_wrong_teachers"], "abc"),
+        (["--oger.teacher_sources", "c", "b"], "c"),
+        (["--oger.max_prefix_len", "8"], "a"),
+        (["--oger.max_prefix_len", "8", "--oger.long_teachers", "truncate", "--oger.keep_wrong_teachers"], "abc"),
+        (["--oger.teacher_key", "others"], "d"),
+    ],
+    ids=_said,
+)
+def test_flags_that_choose_the_teachers(run, tmp_path: Path, flags: list[str], expected: str) -> None:
+    row = {"question": "1+1?", "answer": 2, "uid": "u", "teachers": TEACHERS}
+    row["others"] = [{"source": "d", "text": "#### 2"}]
+    write_jsonl(
+        [row, {"question": "2+1?", "answer": 3, "uid": "v"} | {"teachers": [], "others": []}], Path("train.jsonl")
+    )
+    run("--oger.max_replace_num=1", *flags)
+    store = TeacherStore(tmp_path / "run" / "data" / "teachers.arrow")
+    assert sorted(teacher.source for teacher in store["u"]) == list(expected)
+
+
 LOG_PROBS = torch.tensor([[-0.1, -1.5], [-0.3, -2.5]])
 OLD_LOG_PROBS = torch.tensor([[-0.9, -1.4], [-0.4, -2.4]])
 ADVANTAGES = torch.tensor([[1.0, 1.0], [0.5, 0.5]])
@@ -149,37 +175,64 @@ RATIO = (LOG_PROBS - OLD_LOG_PROBS).exp()
 P = LOG_PROBS[1, 0].exp()
 
 
-def _loss(args: argparse.Namespace) -> float:
+def _loss(args: argparse.Namespace, advantages: torch.Tensor = ADVANTAGES) -> float:
     """Of a rollout of two tokens and of a teacher of one; the longest response has ten."""
     args.rollout.max_new_tokens = 10
     loss = HybridPolicyLoss(args)
     loss.off_policy_mask = torch.tensor([[False, False], [True, False]])
-    return loss(LOG_PROBS, OLD_LOG_PROBS, ADVANTAGES, MASK, None, 1, None, None)[0].item()
+    return loss(LOG_PROBS, OLD_LOG_PROBS, advantages, MASK, None, 1, None, None)[0].item()
 
 
-@pytest.mark.parametrize(
-    ("flags", "terms", "denominator"),
-    [
-        ([], [1.2, RATIO[0, 1], 0.5 * P / (P + 0.1)], 20),
-        (["--actor.eps_clip", "0.3"], [1.3, RATIO[0, 1], 0.5 * P / (P + 0.1)], 20),
-        (["--oger.loss_remove_clip"], [RATIO[0, 0], RATIO[0, 1], 0.5 * P / (P + 0.1)], 20),
-        (["--oger.loss_aggregation", "token_mean"], [1.2, RATIO[0, 1], 0.5 * P / (P + 0.1)], 3),
-        (["--oger.off_policy_reshape", "p_div_p_0.5"], [1.2, RATIO[0, 1], 0.5 * P / (P + 0.5)], 20),
-        (["--oger.off_policy_reshape", "no_reshape"], [1.2, RATIO[0, 1], 0.5 * P], 20),
-        (
-            ["--oger.off_policy_reshape", "pow", "--oger.off_policy_reshape_pow_exp", "2"],
-            [1.2, RATIO[0, 1], 0.5 * P**2],
-            20,
-        ),
-        (["--oger.off_policy_max_clip", "0.5"], [1.2, RATIO[0, 1], 0.5 * 0.5], 20),
-        (["--oger.off_policy_min_clip", "0.95"], [1.2, RATIO[0, 1], 0.5 * 0.95], 20),
-        (["--oger.off_policy_loss", "ppo"], [1.2, RATIO[0, 1], 0.5 * RATIO[1, 0]], 20),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) and value and isinstance(value[0], str) else "",
-)
+# What the tokens lose, and what their sum is divided by; RATIO[0] is 2.23 and 0.905.
+OF_LOSS: list[tuple[list[str], list, int]] = [
+    ([], [1.2, RATIO[0, 1], 0.5 * P / (P + 0.1)], 20),
+    (["--actor.eps_clip", "0.3"], [1.3, RATIO[0, 1], 0.5 * P / (P + 0.1)], 20),
+    (["--oger.loss_remove_clip"], [RATIO[0, 0], RATIO[0, 1], 0.5 * P / (P + 0.1)], 20),
+    (["--oger.loss_aggregation", "token_mean"], [1.2, RATIO[0, 1], 0.5 * P / (P + 0.1)], 3),
+    (["--oger.off_policy_reshape", "p_div_p_0.5"], [1.2, RATIO[0, 1], 0.5 * P / (P + 0.5)], 20),
+    (["--oger.off_policy_reshape", "no_reshape"], [1.2, RATIO[0, 1], 0.5 * P], 20),
+    (
+        ["--oger.off_policy_reshape", "pow", "--oger.off_policy_reshape_pow_exp", "2"],
+        [1.2, RATIO[0, 1], 0.5 * P**2],
+        20,
+    ),
+    (["--oger.off_policy_max_clip", "0.5"], [1.2, RATIO[0, 1], 0.5 * 0.5], 20),
+    (["--oger.off_policy_min_clip", "0.95"], [1.2, RATIO[0, 1], 0.5 * 0.95], 20),
+    (["--oger.off_policy_loss", "ppo"], [1.2, RATIO[0, 1], 0.5 * RATIO[1, 0]], 20),
+    (["--actor.eps_clip_low_high", "0.1", "0.4"], [1.4, RATIO[0, 1], 0.5 * P / (P + 0.1)], 20),
+    (["--oger.off_policy_reshape", "p_logp"], [1.2, RATIO[0, 1], 0.5 * (P - 0.1 * 0.3)], 20),
+    (
+        ["--oger.off_policy_reshape", "p_logp", "--oger.off_policy_reshape_weight", "0.4"],
+        [1.2, RATIO[0, 1], 0.5 * (P - 0.4 * 0.3)],
+        20,
+    ),
+    (["--oger.on_policy_reshape", "p_logp"], [1.2, RATIO[0, 1] - 0.1 * 0.1, 0.5 * P / (P + 0.1)], 20),
+    (
+        ["--oger.on_policy_reshape", "p_logp", "--oger.on_policy_reshape_weight", "0.4"],
+        [1.2, RATIO[0, 1] - 0.4 * 0.1, 0.5 * P / (P + 0.1)],
+        20,
+    ),
+    (["--oger.on_policy_reshape", "pow"], [1.2, RATIO[0, 1] ** 0.5, 0.5 * P / (P + 0.1)], 20),
+    (
+        ["--oger.on_policy_reshape", "pow", "--oger.on_policy_reshape_pow_exp", "2"],
+        [1.2, RATIO[0, 1] ** 2, 0.5 * P / (P + 0.1)],
+        20,
+    ),
+    (["--oger.all_max_clip", "0.8"], [RATIO[0, 1], 0.5 * P / (P + 0.1)], 20),  # p: 0.905, 0.223; 0.741
+]
+
+
+@pytest.mark.parametrize(("flags", "terms", "denominator"), OF_LOSS, ids=_said)
 def test_flags_of_the_loss(arguments, flags: list[str], terms: list, denominator: int) -> None:
     expected = -sum(float(term) for term in terms) / denominator
     assert _loss(arguments(*flags)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_lower_clip_is_the_first_of_the_two(arguments) -> None:
+    terms = [-RATIO[0, 0], -0.95, -0.5 * P / (P + 0.1)]  # 0.905 is below 1 - 0.05, and so is no longer pushed down
+    expected = -sum(float(term) for term in terms) / 20
+    found = _loss(arguments("--actor.eps_clip_low_high", "0.05", "0.4"), -ADVANTAGES)
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_supervised_loss_and_its_weight(arguments) -> None:
@@ -200,18 +253,25 @@ def test_flags_that_choose_the_measure(arguments, monkeypatch: pytest.MonkeyPatc
         make_similarity(embedding(arguments("--oger.similarity_reranker", "a/model"))),
         RerankerSimilarity,
     )
-    assert made[0][0] == "a/model"
+    flags = ["--oger.embedding_max_tokens", "64", "--oger.embedding_batch_size", "5"]
+    flags.append("--oger.embedding_trust_remote_code")
+    make_similarity(embedding(arguments("--oger.similarity_reranker", "a/model", *flags)))
+    assert made == [("a/model", 256, 32, False), ("a/model", 64, 5, True)]
 
     chosen = []
 
     def encoder(settings, batch_size):
         chosen.append(settings)
+        assert batch_size == 5
         return SimpleNamespace(settings=settings, dimension=3)
 
-    flags = ["--oger.embedding_model", "b/model", "--oger.embedding_long_texts", "tail"]
+    flags += ["--oger.embedding_model", "b/model", "--oger.embedding_long_texts", "tail"]
     flags += ["--oger.embedding_part", "answer"]
     flags += ["--oger.embedding_url", "http://127.0.0.1:1/v1", "--oger.embedding_cache", str(tmp_path)]
+    flags += ["--oger.embedding_revision", "c"]
     make_similarity(embedding(arguments(*flags)), encoder)
+    assert any(tmp_path.iterdir())
+    assert (chosen[0].revision, chosen[0].max_tokens, chosen[0].trust_remote_code) == ("c", 64, True)
     assert (chosen[0].model, chosen[0].long_texts, chosen[0].url) == ("b/model", "tail", "http://127.0.0.1:1/v1")
     assert chosen[0].part == "answer"
 

@@ -1,0 +1,204 @@
+"""Every setting of the method is given another value than its default somewhere, and changes what it is for.
+
+A new one needs a case here or in test_seed_flags.py, or the name of the test that holds it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from oger_recipe.embedding.base import EmbeddingError
+from oger_recipe.settings.grading import VerifierSettings
+from oger_recipe.settings.oger import SECTIONS, SETTINGS
+from oger_recipe.settings.rollouts import RolloutSettings
+from oger_recipe.settings.run import EvalSettings, RunSettings, SftSettings
+from oger_recipe.settings.task import TaskSettings
+from oger_recipe.teachers.store import Teacher
+
+TESTS = Path(__file__).parent
+PACKAGE = Path(__file__).parents[2] / "oger_recipe"
+# Where a setting is named without an effect on a run: conversion, and in settings what only looks at it.
+ONLY_NAMED_THERE = ("convert", "settings/checks.py", "settings/effects.py", "settings/notes.py")
+_DECLARED = re.compile(r"^    \w+: .* = setting\(", re.MULTILINE)
+
+# Not of the method, and tested where they are used: the run, its data and its verifiers, and the built-in task.
+OTHERS = (RunSettings, EvalSettings, RolloutSettings, VerifierSettings, SftSettings, TaskSettings)
+# Settings whose effect needs more than the parts here: file and test that hold them, and they.
+ELSEWHERE: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    (
+        "test_guided_rollouts.py",
+        "test_flags_of_prefixes",
+        (
+            "n_prefix",
+            "prefix_strategy",
+            "min_prefix_ratio",
+            "max_prefix_ratio",
+            "prefix_steps",
+            "prefix_linear_max_ratio",
+            "prefix_share_across_samples",
+        ),
+    ),
+    (
+        "test_guided_rollouts.py",
+        "test_a_prompt_whose_only_teachers_have_weight_zero_is_the_policys_alone",
+        ("teacher_draw", "teacher_source_weights"),
+    ),
+    ("test_experience_maker.py", "test_the_fine_enters_the_group_mean_however_the_step_is_cut", ("non_stop_penalty",)),
+    (
+        "test_experience_maker.py",
+        "test_a_truncated_rollout_with_a_fixed_reward_has_that_reward_and_no_bonus_on_top",
+        ("non_stop_fixed_reward",),
+    ),
+    (
+        "test_experience_maker.py",
+        "test_truncated_rollouts_can_be_left_out_of_the_policy_loss",
+        ("disable_truncation_advantage",),
+    ),
+    (
+        "test_experience_maker.py",
+        "test_the_in_reward_kl_has_its_own_coefficient_beside_the_loss_sides",
+        ("kl_penalty_coef",),
+    ),
+    (
+        "test_experience_maker.py",
+        "test_a_teachers_own_probabilities_reach_the_loss_only_where_that_is_asked_for",
+        ("use_off_policy_probs",),
+    ),
+    (
+        "test_experience_maker.py",
+        "test_a_source_of_the_users_scores_whole_groups_as_they_are_trained",
+        ("reward.sources",),
+    ),
+    ("test_experience_maker.py", "test_a_group_on_which_a_source_failed_can_be_dropped", ("reward.on_error",)),
+    (
+        "test_chunked_actor.py",
+        "test_the_entropy_of_a_rollout_is_that_of_its_own_tokens_however_batched",
+        ("entropy_position", "entropy_top_share", "chunked_token_stats"),
+    ),
+    ("test_policy_trainer.py", "test_by_steps_the_gradient_of_a_rollout_is_that_of_its_steps", ("ratio_level",)),
+    ("test_policy_trainer.py", "test_no_update_follows_the_one_whose_kl_is_above_the_limit", ("kl_stop",)),
+    ("test_critic_actor.py", "test_the_figures_of_a_step_are_those_of_what_it_trains", ("critic.huber_delta",)),
+    (
+        "test_critic_actor.py",
+        "test_a_head_with_hidden_layers_is_saved_with_its_sizes_and_says_the_same_when_it_is_loaded",
+        ("critic.hidden_sizes",),
+    ),
+    ("test_critic_actor.py", "test_a_head_may_be_trained_alone", ("critic.head_only",)),
+    (
+        "test_steps_in_a_run.py",
+        "test_training_and_evaluation_ask_the_engine_for_responses_by_the_same_rule",
+        ("steps.max_steps", "steps.last_step_text", "steps.sample_by_step"),
+    ),
+    (
+        "test_reward_faults.py",
+        "test_a_run_that_goes_on_pays_for_the_verdicts_of_its_lost_step_once",
+        ("reward.cache",),
+    ),
+    ("test_reward_watch.py", "test_the_watch_looks_back_over_some_steps", ("reward.watch_steps",)),
+    (
+        "test_reward_watch.py",
+        "test_each_warning_has_a_limit_of_its_own",
+        ("reward.watch_length_correlation", "reward.watch_format_correlation", "reward.watch_rule_disagreement"),
+    ),
+    (
+        "test_reward_watch.py",
+        "test_no_drift_is_a_reward_that_falls_too_an_accuracy_that_rises_or_one_nobody_asks_for",
+        ("reward.watch_accuracy_fall",),
+    ),
+)
+
+
+def test_every_setting_of_the_method_has_a_case_here_or_a_test_that_holds_it() -> None:
+    of_method = [each.name for section in SECTIONS if section not in OTHERS for each in section.settings()]
+    held = [name for _, _, names in ELSEWHERE for name in names]
+    here = Path(__file__).read_text() + (TESTS / "test_seed_flags.py").read_text()
+    cases = [name for name in of_method if re.search(rf'"--(no-)?oger\.{re.escape(name)}"', here)]
+    assert sorted(set(of_method) - set(cases)) == sorted(held)
+    for file, test, names in ELSEWHERE:
+        code = (TESTS / file).read_text()
+        assert f"def {test}(" in code
+        assert [name for name in names if name.rpartition(".")[2] not in code] == [], test
+
+
+def test_every_setting_is_read_by_the_code_that_it_is_for() -> None:
+    names = {path: str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py")}
+    files = [path for path, name in names.items() if not name.startswith(ONLY_NAMED_THERE)]
+    code = _DECLARED.sub("", "\n".join(path.read_text() for path in files))
+    leaves = {each.name: each.name.rpartition(".")[2] for each in SETTINGS}
+    assert [name for name, leaf in leaves.items() if not re.search(rf"\b{leaf}\b", code)] == []
+
+
+@pytest.mark.parametrize(("flags", "kept"), [([], list("abde")), (["--oger.history_size", "2"], ["d", "e"])])
+def test_so_many_earlier_rollouts_are_kept(controller, rollout, flags: list[str], kept: list[str]) -> None:
+    maker = controller("--oger.use_history_samples", "--oger.max_replace_num", "0", *flags)
+    for step, texts in enumerate(("abCD", "deFG"), start=1):
+        maker.step = step
+        maker.make_experience_batch([rollout(text, float(text.islower())) for text in texts])
+    assert maker.history["u"] == kept
+
+
+def test_a_share_of_texts_without_an_embedding_may_be_borne(controller, models, rollout, letters) -> None:
+    """One of four rollouts has none; the teacher, the fifth text, is cached apart."""
+    teacher = Teacher("a teacher", "ok", [*letters.encode("ok"), letters.eos_token_id], 1.0, 1.0)
+    models.similarity = {"b": math.nan}
+
+    def made(*flags: str) -> Any:
+        maker = controller(*flags, teachers={"u": [teacher]})
+        maker.make_experience_batch([rollout(text) for text in "abcd"])
+        return maker
+
+    with pytest.raises(EmbeddingError, match="1 of 4 texts"):
+        made()
+    assert made("--oger.max_embedding_error_rate", "0.25").batch.similarity.isnan().tolist() == [
+        False,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_flags_of_the_processes_beside_the_policy(controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, asked = "oger_recipe.plugin.controller.experience_maker", []
+    engines = SimpleNamespace(place=None, start=lambda: None)
+    monkeypatch.setattr(f"{place}.encoders_on", lambda share, _: asked.append(share))
+    monkeypatch.setattr(f"{place}.RunEngines", lambda **how: asked.append(how["memory_gb"]) or engines)
+    controller("--oger.embedding_num_gpus", "0.5", "--oger.reward.engine_memory_gb", "3")
+    assert asked == [0.5, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "cut"),
+    [
+        ([], [["ab.c;d"]]),
+        (["--oger.steps.delimiters", "."], [["ab.", "c;d"]]),
+        (["--oger.steps.delimiter_token_ids", ";"], [["ab.c;", "d"]]),
+        (["--oger.steps.max_step_tokens", "4"], [["ab.c", ";d"]]),
+    ],
+    ids=str,
+)
+def test_flags_that_cut_a_response_into_steps(controller, rollout, letters, flags: list[str], cut: list) -> None:
+    if "--oger.steps.delimiter_token_ids" in flags:
+        flags = [flags[0], str(letters.encode(";")[0])]
+    maker = controller("--algo.advantage.estimator", "process_rloo", "--oger.max_replace_num", "0", *flags)
+    maker.make_experience_batch([rollout("ab.c;d"), *map(rollout, "xyz")])
+    assert maker.rollouts.steps[:1] == cut
+
+
+def test_guards_of_a_run(controller, models, rollout) -> None:
+    def made(*flags: str) -> None:
+        rows = [rollout("a", error="the verifier died"), *map(rollout, "bcd")]
+        controller("--oger.max_replace_num", "0", *flags).make_experience_batch(rows)
+
+    models.difference = dict(zip("abcd", (0.006, -0.006, 0.006, -0.006), strict=True))
+    bears = ("--oger.max_reward_error_rate", "0.25")
+    made(*bears)
+    with pytest.raises(RuntimeError, match="1 of 4 rollouts"):
+        made()
+    with pytest.raises(RuntimeError, match="limit: 0.0050"):
+        made(*bears, "--oger.max_logprob_difference", "0.005")
