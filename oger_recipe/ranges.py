@@ -1,7 +1,11 @@
 """What a number may be."""
 
 import math
+import re
 from dataclasses import dataclass
+
+# In place of argparse's own, which takes -1e-6 and -inf for flags.
+NEGATIVE = re.compile(r"-(?:(?:\d[\d_]*\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity|nan)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from oger_recipe.errors import RecipeError
+from oger_recipe.ranges import NEGATIVE
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Raises RecipeError for a mistake, in place of argparse's usage and exit."""
+    """Raises RecipeError for a mistake, in place of argparse's usage and exit. Reads every negative number as one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._negative_number_matcher = NEGATIVE
 
     def error(self, message: str) -> NoReturn:
         raise RecipeError(f"{message} ({self.prog} --help shows all options)")

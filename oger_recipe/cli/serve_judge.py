@@ -24,6 +24,7 @@ import httpx
 import yaml
 
 from oger_recipe.cli.listening import is_loopback, listen
+from oger_recipe.cli.run_settings import CommandParser
 from oger_recipe.cpu import CPU_ENVIRONMENT, is_without_cuda
 from oger_recipe.endpoint import api_key
 from oger_recipe.errors import RecipeError
@@ -62,8 +63,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("oger serve-judge", description=__doc__, allow_abbrev=False)
-    parser.error = _refuse  # type: ignore[method-assign]
+    parser = CommandParser("oger serve-judge", description=__doc__, allow_abbrev=False)
     parser.add_argument("model", help="folder or hub name")
     parser.add_argument("--revision", help="of a hub model")
     parser.add_argument("--name", help="by which requests name it (default: MODEL)")
@@ -87,10 +87,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-model-len", type=int, help="longest sequence (default: the model's)")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: the model's own, float32 on CPUs")
     return parser
-
-
-def _refuse(message: str) -> NoReturn:
-    raise RecipeError(message)
 
 
 def _checked(args: argparse.Namespace) -> str:

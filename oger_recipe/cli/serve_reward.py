@@ -16,12 +16,12 @@ import sys
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import NoReturn
 
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from oger_recipe.cli.listening import is_loopback, listen
+from oger_recipe.cli.run_settings import CommandParser
 from oger_recipe.cpu import CORES
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.grading.pool import ENVIRONMENT, GradingSettings, shared_pool
@@ -51,8 +51,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("oger serve-reward", description=__doc__, allow_abbrev=False)
-    parser.error = _refuse  # type: ignore[method-assign]
+    parser = CommandParser("oger serve-reward", description=__doc__, allow_abbrev=False)
     defaults = GradingSettings()
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     parser.add_argument("--port", type=_whole(0, 65535), default=5000, help="0 takes a free one (%(default)s)")
@@ -86,10 +85,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--verbose", action="store_true", help="one line of JSON per request on stderr")
     return parser
-
-
-def _refuse(message: str) -> NoReturn:
-    raise RecipeError(message)
 
 
 def _whole(least: int, most: float = math.inf) -> Callable[[str], int]:

@@ -7,6 +7,7 @@ import argparse
 import difflib
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from oger_recipe.settings.derived import with_verifier_path
 from oger_recipe.settings.parser import build_parser
 from oger_recipe.settings.recipe_file import read_recipe
 from oger_recipe.settings.upstream import CPU_DEFAULTS
+from oger_recipe.settings.values import out_of_range
 
 
 def settings_of(
@@ -45,14 +47,43 @@ def settings_of(
 def parse(
     parser: argparse.ArgumentParser, flags: Sequence[str], settings: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """``settings`` with the flags over them. Raises RecipeError for flags that there are not."""
-    args, rest = parser.parse_known_args(flags, argparse.Namespace(**settings or {}))
-    unknown = [flag for flag in rest if flag.startswith("--")]
+    """``settings`` with the flags over them. Raises RecipeError with all mistakes in them where the flags have any."""
+    try:
+        return _parsed(parser, flags, settings or {})
+    except RecipeError:
+        if recognised_flags(flags):  # of another trainer, all of them
+            raise
+        mistakes, values = _one_by_one(parser, flags, settings or {})
+        mistakes += out_of_range(values)
+        if len(mistakes) < 2:
+            raise
+        raise RecipeError("\n  - ".join([f"{len(mistakes)} mistakes in the settings:", *mistakes])) from None
+
+
+def _parsed(parser: argparse.ArgumentParser, flags: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises RecipeError for the first mistake."""
+    args, rest = parser.parse_known_args(flags, argparse.Namespace(**settings))
     if rest and (advice := recognised_flags(rest)):
         raise RecipeError(f"{_unknown(rest[0], parser)}: {advice}")
     if rest:
-        raise RecipeError("; ".join(_unknown(flag, parser) for flag in unknown) or _stray(rest[0], flags, parser))
+        unknown = [flag for flag in rest if flag.startswith("--")]
+        raise RecipeError(_unknown(unknown[0], parser) if unknown else _stray(rest[0], flags, parser))
     return vars(args)
+
+
+def _one_by_one(
+    parser: argparse.ArgumentParser, flags: Sequence[str], settings: Mapping[str, Any]
+) -> tuple[list[str], dict[str, Any]]:
+    """What is wrong with each flag, and the settings that the others make."""
+    mistakes: list[str] = []
+    values = _parsed(parser, [], settings)
+    starts = [place for place, word in enumerate(flags) if word.startswith("--")]
+    for start, end in pairwise(dict.fromkeys([0, *starts, len(flags)])):
+        try:
+            values = _parsed(parser, flags[start:end], values)
+        except RecipeError as mistake:
+            mistakes.append(str(mistake))
+    return mistakes, values
 
 
 def _unknown(flag: str, parser: argparse.ArgumentParser) -> str:

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS, STEP_ESTIMATORS
 from oger_recipe.algorithm.kl import KL_ESTIMATORS
 from oger_recipe.errors import RecipeError
+from oger_recipe.ranges import NEGATIVE
 from oger_recipe.settings.fields import Setting
 from oger_recipe.settings.oger import SETTINGS
 from oger_recipe.settings.openrlhf_parser import openrlhf_parser
@@ -49,6 +50,7 @@ def build_parser(*, cpu: bool) -> argparse.ArgumentParser:
     parser.prog = "oger train"
     parser.allow_abbrev = False
     parser.error = _refuse  # type: ignore[method-assign]
+    parser._negative_number_matcher = NEGATIVE
     extend_parser(parser, cpu=cpu)
     return parser
 

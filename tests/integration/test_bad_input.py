@@ -636,6 +636,23 @@ def test_a_wrong_flag_is_refused_in_one_line(refused: Callable[..., str], flags:
     assert refused(*flags) == message
 
 
+def test_all_mistakes_in_flags_are_said_at_once(refused: Callable[..., str]) -> None:
+    """What argparse says of one, numbers below their range in scientific notation, flags that there are not."""
+    flags = ["--actor.adam.lr", "-1e-6", "--oger.bonus_wieght", "2", "--train.max_epochs", "two"]
+    flags += ["--oger.max_replace_num=-1", "--eval.dataset"]
+    flags += ["--reward.clip_range", "-inf", "5", "--ds.zero_stage", "4"]
+    assert refused(*flags) == "\n  - ".join([
+        "7 mistakes in the settings:",
+        "unknown flag '--oger.bonus_wieght'; did you mean '--oger.bonus_weight'?",
+        "argument --train.max_epochs: invalid int value: 'two'",
+        "argument --eval.dataset: expected one argument",
+        "ds.zero_stage is 4: it has to be 0, 1, 2 or 3",
+        "reward.clip_range is -inf: it has to be a finite number",
+        "actor.adam.lr is -1e-06: it has to be 0 to 1",
+        "oger.max_replace_num is -1: it has to be 0 or more",
+    ])  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from typing import Any
 
 import pytest
 
+from oger_recipe.cli import data, eval, prm, score, serve_judge, serve_reward
+from oger_recipe.cli.train_ppo_ray import parse
+from oger_recipe.errors import RecipeError
 from oger_recipe.ranges import FINITE
 from oger_recipe.settings.oger import SETTINGS
 from oger_recipe.settings.parser import ListAction
@@ -51,6 +55,52 @@ def test_the_bounds_are_where_the_range_says(parser: argparse.ArgumentParser, na
     if not whole:
         assert is_refused(math.nan)
         assert is_refused(math.inf) is (math.inf not in allowed.also)
+
+
+NEGATIVE = ("-1", "-.5", "-1.", "-1e-6", "-2.5E+3", "-inf", "-Infinity", "-nan")
+
+
+@pytest.mark.parametrize("joined", [True, False], ids=["--flag=value", "--flag value"])
+@pytest.mark.parametrize("name", sorted(RANGES))
+def test_a_negative_number_is_a_value_in_every_notation(
+    parser: argparse.ArgumentParser, name: str, joined: bool
+) -> None:
+    """It is read, or refused as the value that it is: never taken for a flag, or for none."""
+    action = _numeric(parser)[name]
+    count = action.nargs if isinstance(action.nargs, int) else 2 if isinstance(action, ListAction) else 1
+    for text in NEGATIVE:
+        if joined and count != 1:
+            continue  # argparse takes one value so
+        words = [f"--{name}={text}"] if joined else [f"--{name}", *[text] * count]
+        try:
+            expected = [_item_type(action)(text)] * count
+        except ValueError:
+            with pytest.raises(RecipeError, match=rf"^argument --{re.escape(name)}: .*'{re.escape(text)}'"):
+                parse(parser, words)
+            continue
+        found = parse(parser, words)[name]
+        assert repr([*found] if isinstance(found, list | tuple) else [found]) == repr(expected)  # nan too
+
+
+@pytest.mark.parametrize(
+    ("main", "words", "said"),
+    [
+        (eval.main, ["m", "--temperature"], "--temperature is -1e-06: it has to be 0 (greedy) or more"),
+        (eval.main, ["m", "--n"], "argument --n: invalid int value: '-1e-6'"),
+        (score.main, ["--recipe", "grpo", "--responses", "r", "--out", "o", "--train.seed"],
+         "argument --train.seed: invalid int value: '-1e-6'"),
+        (data.main, ["validate", "rows.jsonl", "--actor.adam.lr"], "rows.jsonl: no such dataset file"),
+        (prm.main, ["label", "m", "--recipe", "r", "--responses", "r", "--out", "o", "--n"],
+         "argument --n: invalid int value: '-1e-6'"),
+        (serve_reward.main, ["--time_limit"], "argument --time_limit: "),
+        (serve_judge.main, ["m", "--port"], "argument --port: invalid int value: '-1e-6'"),
+    ],
+    ids=lambda each: each[0] if isinstance(each, list) else None,
+)  # fmt: skip
+def test_the_other_commands_read_negative_numbers_too(main: Any, words: list[str], said: str) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*words, "-1e-6"])
+    assert said in str(stop.value.code) and "expected" not in str(stop.value.code)
 
 
 def _item_type(action: argparse.Action) -> Any:
