@@ -107,12 +107,16 @@ def grading_problems(value: Mapping[str, Any]) -> Iterator[str]:
     named = [("oger.verifiers", path) for path in own.values()]
     if verifiers.task_name is not None:
         named.append(("oger.task_name", own.get(verifiers.task_name, verifiers.task_name)))
+    said: set[str] = set()
     for key, name in named:
         if name not in VERIFIERS:
             try:
                 resolve(name)
             except ValueError as error:
-                yield f"{key}: {error}"
+                reason = repr(error.__cause__ or error)  # a mistake in a file is all its verifiers' mistake
+                if reason not in said:
+                    yield f"{key}: {error}"
+                said.add(reason)
     try:
         _ = verifiers.options
     except RecipeError as error:

@@ -468,6 +468,19 @@ def test_a_verifier_that_does_not_exist_is_refused(refused: Callable[..., str], 
     assert refused(*flags).startswith(_problems(reason))
 
 
+def test_what_is_wrong_with_a_verifiers_file_is_said_once(refused: Callable[..., str], tmp_path: Path) -> None:
+    """However many verifiers are in it and settings name them; what else is wrong is still said."""
+    (tmp_path / "broken.py").write_text("def grade(response, answer) return 1")
+    (tmp_path / "sound.py").write_text("def grade(response, answer): return 1")
+    own = ["mine=broken:grade", "other=broken:another", "third=sound:nothing", "fourth=sound:none"]
+    flags = ["--oger.verifiers", *own, "--oger.task_name", "mine"]
+    assert refused(*flags) == _problems(
+        "oger.verifiers: task 'broken:grade' is no verifier: SyntaxError: expected ':' (broken.py, line 1)",
+        "oger.verifiers: task 'sound:nothing' is no verifier: module 'sound' has no attribute 'nothing'",
+        "oger.verifiers: task 'sound:none' is no verifier: module 'sound' has no attribute 'none'",
+    )
+
+
 def test_the_engine_correction_is_refused_and_top_p_is_named(refused: Callable[..., str]) -> None:
     message = refused("--algo.advantage.is_correction_level", "token")
     assert "no engine correction" in message and "rollout.top_p below 1" in message and "nucleus" in message
