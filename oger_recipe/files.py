@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 def atomic_write(path: Path) -> Iterator[Path]:
     """Gives a place for a file that appears at ``path`` whole or not at all. Makes missing folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # processes of several nodes may write it
     try:
         yield partial
         os.replace(partial, path)
@@ -38,6 +39,15 @@ def atomic_folder(path: Path) -> Iterator[Path]:
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def remove_empty(folder: Path) -> None:
+    """Removes the folder and those in it, as far as there is no file in them. Links are not followed."""
+    if folder.is_symlink():
+        return
+    for path, _, _ in os.walk(folder, topdown=False):
+        if not os.listdir(path):
+            os.rmdir(path)
 
 
 def write_jsonl(records: Iterable[dict[str, Any]], path: Path) -> None:

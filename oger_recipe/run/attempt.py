@@ -3,27 +3,19 @@
 import contextlib
 import fcntl
 import os
-import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from oger_recipe.errors import RecipeError
 from oger_recipe.files import atomic_write, read_jsonl, write_jsonl
+from oger_recipe.run import own_files
 from oger_recipe.run_folder import checkpoints
 
-COMMAND = "command.sh"  # the last file that is written before anything starts
-_LOCK = ".lock"
-_RECORDS = ("metrics.jsonl", "events.jsonl", "history.jsonl", "reward_statistics.jsonl")
-_OF_STEPS = ("samples", "eval")  # folders of files step_<number>.*
-# Whatever a run writes into its folder, for a run that begins anew there. Other files are somebody else's.
-_WRITTEN = (
-    *_RECORDS, *_OF_STEPS, COMMAND, "recipe.yaml", "environment.json", "reward_errors.jsonl", "source_errors.jsonl",
-    "summary.json", "data", "curves", "checkpoints", "model", "model_critic", "tensorboard", "supervised_model",
-    "supervised_checkpoints",
-)  # fmt: skip
+_LOCK = ".oger-lock"
 _CLEARED_WITHIN_S = 40  # what the watcher of a killed run may take
+_NAMED = 5  # files in a message
 
 
 @contextlib.contextmanager
@@ -67,47 +59,111 @@ def trained(run_dir: Path) -> bool:
     return bool(read_jsonl(run_dir / "metrics.jsonl") or checkpoints.found(run_dir / "checkpoints"))
 
 
-def begin_anew(run_dir: Path, checkpoint_folder: Path, *, overwrite: bool) -> None:
-    """Removes what an earlier attempt wrote there.
+def is_free(run_dir: Path) -> bool:
+    """Whether a run may begin there."""
+    try:
+        check_folder(run_dir, run_dir / "checkpoints", overwrite=False)
+    except RecipeError:
+        return False
+    return True
+
+
+def check_folder(run_dir: Path, checkpoint_folder: Path, *, overwrite: bool) -> None:
+    """Checks that a run may begin anew there. Makes and removes nothing; the folder need not exist.
 
     Raises:
         RecipeError: it would be a loss that nobody asked for, or the folder is not a run's.
     """
-    was_begun = any((run_dir / name).exists() for name in (COMMAND, *_RECORDS))
-    if overwrite and not was_begun and any(path.name != _LOCK for path in run_dir.iterdir()):
+    _check_is_ours(run_dir, own_files.in_the_way(run_dir))
+    if overwrite and not own_files.is_marked(run_dir) and _others(run_dir):
         raise RecipeError(
-            f"--overwrite: {run_dir} is not a run's folder (it has no {COMMAND} and no metrics.jsonl); nothing was "
-            "removed"
+            f"--overwrite: {run_dir} is not a run's folder (it has no {own_files.MARKER}, which a run writes); "
+            "nothing was removed"
         )
     if trained(run_dir) and not overwrite:
         raise RecipeError(
             f"oger.run_dir {run_dir} holds an earlier run; choose another folder, continue it with "
             "--ckpt.load_enable, or remove it with --overwrite"
         )
-    elsewhere = checkpoints.found(checkpoint_folder)
-    if elsewhere and not overwrite:
-        raise RecipeError(
-            f"ckpt.path {checkpoint_folder} holds checkpoints of an earlier run, the last one of step "
-            f"{elsewhere[-1].step}; choose another folder, continue that run with --ckpt.load_enable, or remove them "
-            "with --overwrite"
-        )
-    for folder in (checkpoint_folder, checkpoint_folder / checkpoints.BEST):
+    for folder in _with_best(checkpoint_folder):
+        there = checkpoints.found(folder)
+        checkpoints.refuse_foreign(folder, there)
+        if there and not overwrite:
+            raise RecipeError(
+                f"ckpt.path {folder} holds checkpoints of an earlier run, the last one of step {there[-1].step}; "
+                "choose another folder, continue that run with --ckpt.load_enable, or remove them with --overwrite"
+            )
+
+
+def check_continued(run_dir: Path) -> None:
+    """Checks that a run may go on there. A run of an earlier version, which wrote no marker, may be gone on with.
+
+    Raises:
+        RecipeError: it would write over what no run has written.
+    """
+    strange = [name for name in own_files.in_the_way(run_dir) if not own_files.is_of_model(name)]
+    if own_files.is_of_earlier_version(run_dir):
+        strange = [name for name in strange if (run_dir / name).is_symlink()]
+    _check_is_ours(run_dir, strange)
+
+
+def _check_is_ours(run_dir: Path, strange: Sequence[str]) -> None:
+    if not strange:
+        return
+    named = ", ".join(strange[:_NAMED]) + (f" and {len(strange) - _NAMED} more" if len(strange) > _NAMED else "")
+    earlier = (
+        f"the run there is of an earlier version, which wrote no {own_files.MARKER}: continue it with "
+        "--ckpt.load_enable, choose another oger.run_dir, or move what is there away yourself"
+        if own_files.is_of_earlier_version(run_dir)
+        else "move it away, or choose another oger.run_dir"
+    )
+    raise RecipeError(
+        f"the run would write over what no run is known to have written in oger.run_dir {run_dir}: {named}; nothing "
+        f"was removed, and --overwrite does not remove it: {earlier}"
+    )
+
+
+def _with_best(folder: Path) -> tuple[Path, Path]:
+    return folder, folder / checkpoints.BEST
+
+
+def _others(run_dir: Path) -> bool:
+    return run_dir.is_dir() and any(path.name != _LOCK for path in run_dir.iterdir())
+
+
+def begin_anew(run_dir: Path, checkpoint_folder: Path, *, overwrite: bool) -> None:
+    """Removes what an earlier attempt wrote there, and marks the folder as a run's.
+
+    Raises:
+        RecipeError: see `check_folder`.
+    """
+    check_folder(run_dir, checkpoint_folder, overwrite=overwrite)
+    for folder in dict.fromkeys([*_with_best(checkpoint_folder), *_with_best(run_dir / "checkpoints")]):
         for checkpoint in checkpoints.found(folder):
             checkpoints.remove(folder, checkpoint.step)
-    if was_begun:
-        for path in (run_dir / name for name in [*_WRITTEN, *(["logs"] if overwrite else [])]):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+    if own_files.is_marked(run_dir):
+        for name in own_files.remove(run_dir, logs=overwrite):
+            print(f"note: kept: {run_dir / name}, which no run is known to have written", flush=True)
+    own_files.begin(run_dir)
+
+
+def go_on(run_dir: Path) -> None:
+    """Marks the folder in which a run is gone on with, unless a run of an earlier version is there: that stays so.
+
+    Raises:
+        RecipeError: see `check_continued`.
+    """
+    check_continued(run_dir)
+    if not own_files.is_of_earlier_version(run_dir):
+        own_files.begin(run_dir)
 
 
 def cut_back(run_dir: Path, step: int) -> None:
     """Takes out what came after the step that is continued from: it will come again."""
-    for path in (run_dir / name for name in _RECORDS):
+    for path in (run_dir / name for name in own_files.RECORDS):
         if path.exists():
             kept = [record for record in read_jsonl(path) if record.get("step", 0) <= step]
             with atomic_write(path) as partial:
                 write_jsonl(kept, partial)
-    for folder in _OF_STEPS:
-        for path in (run_dir / folder).glob("step_*"):
-            number = path.stem.removeprefix("step_")
-            if number.isdigit() and int(number) > step:
-                path.unlink()
+    for name in own_files.of_steps_after(run_dir, step):
+        (run_dir / name).unlink()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from oger_recipe.run.attempt import trained
+from oger_recipe.run.attempt import is_free
 from oger_recipe.settings.derived import in_folder, in_prompts
 
 
@@ -38,10 +38,10 @@ class Job:
 
 
 def _run_dir(value: Mapping[str, Any], recipe: Path | None, *, overwrite: bool) -> Path:
-    """The run's folder. One that nobody named is numbered on past those that hold a run."""
+    """The run's folder. One that nobody named is numbered on past those that hold a run, or others' files."""
     wanted = Path(value["oger.run_dir"] or Path("runs") / (recipe.stem if recipe else "train_ppo_ray")).absolute()
     folder, number = wanted, 1
-    while not (value["oger.run_dir"] or value["ckpt.load_enable"] or overwrite) and trained(folder):
+    while not (value["oger.run_dir"] or value["ckpt.load_enable"] or overwrite or is_free(folder)):
         number += 1
         folder = wanted.with_name(f"{wanted.name}-{number}")
     return folder

@@ -120,10 +120,12 @@ def choose(folder: Path) -> tuple[checkpoints.Checkpoint, list[str]]:
     """The checkpoint to go on from, and a sentence for each newer one that was passed over.
 
     Raises:
-        RecipeError: there is none.
+        RecipeError: there is none, or the run would write over what it has not written.
     """
     there = checkpoints.found(folder)
     chosen = checkpoints.newest_whole(there)
+    if chosen is not None:
+        checkpoints.refuse_foreign(folder, [one for one in there if one.step > chosen.step])
     newer = there if chosen is None else [one for one in there if one.step > chosen.step]
     passed = [f"the checkpoint of step {one.step} is passed over: {one.fault}" for one in newer if one.fault]
     if chosen is not None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from oger_recipe import remote_code
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.grading.pool import GradingSettings
-from oger_recipe.run import resume
-from oger_recipe.run.attempt import COMMAND, begin_anew, cut_back, locked
+from oger_recipe.run import own_files, resume
+from oger_recipe.run.attempt import begin_anew, check_continued, check_folder, cut_back, go_on, locked
 from oger_recipe.run.ends import explained, stoppable
 from oger_recipe.run.inputs import leaves_task_unused, too_few, with_task, write_data
 from oger_recipe.run.job import Job
@@ -51,10 +51,21 @@ def train(job: Job, parser: argparse.ArgumentParser, *, dry_run: bool = False, o
     for refusal in remote_code.untrusted(job.value, reward_models(job.value), hub=True):
         raise RecipeError(refusal)
     remote_code.allow(job.value)
-    if job.resumes and not job.run_dir.exists():
-        resume.choose(job.checkpoints)  # which refuses, before a folder is made
+    _check_place(job, overwrite=overwrite)
     with locked(job.run_dir) as lock, stoppable(job.run_dir, job.checkpoints, sys.argv):
-        _attempt(job, parser, lock, overwrite=overwrite, started=started)
+        try:
+            _attempt(job, parser, lock, overwrite=overwrite, started=started)
+        finally:
+            own_files.note_models(job.run_dir)
+
+
+def _check_place(job: Job, *, overwrite: bool) -> None:
+    """Refuses the folders before anything is made there."""
+    if job.resumes:
+        resume.choose(job.checkpoints)
+        check_continued(job.run_dir)
+    else:
+        check_folder(job.run_dir, job.checkpoints, overwrite=overwrite)
 
 
 def _without_unused_task(job: Job) -> Job:
@@ -95,6 +106,8 @@ def _attempt(job: Job, parser: argparse.ArgumentParser, lock: int, *, overwrite:
     chosen = resume.choose(job.checkpoints) if job.resumes else None
     if chosen is None:
         begin_anew(job.run_dir, job.checkpoints, overwrite=overwrite)
+    else:
+        go_on(job.run_dir)
     job = job.having(with_template(with_task(job.value)))
     built = time.time()
     if chosen is not None:
@@ -135,7 +148,7 @@ def _write_identity(job: Job, parser: argparse.ArgumentParser) -> None:
     """What is needed to run the same again: resolved recipe, command line, environment, versions."""
     write_resolved(job.value, job.run_dir / "recipe.yaml")
     command = ["python", "-m", "oger_recipe.cli.train_ppo_ray", *flags_of(job.value, parser)]
-    (job.run_dir / COMMAND).write_text(shlex.join(command) + "\n")
+    (job.run_dir / own_files.COMMAND).write_text(shlex.join(command) + "\n")
     versions = sorted({f"{dist.name}=={dist.version}" for dist in metadata.distributions()}, key=str.lower)
     (job.run_dir / "environment.json").write_text(
         json.dumps(

@@ -2,20 +2,21 @@
 
 A checkpoint of step N is ``_actor/global_stepN`` and ``_critic/global_stepN`` (DeepSpeed's), ``global_stepN_hf``,
 ``_sources/global_stepN`` (sources of reward that learn, each in a folder of its name), and ``global_stepN.json``, its
-manifest, which is written last and has the size of every file. The best one by an evaluation lies in the same form in
-the folder ``best``, so that it never stands for the last one.
+manifest, which is written first, so that everybody can see who writes the rest, and again as the last one, with the
+size of every file. The best one by an evaluation lies in the same form in the folder ``best``, so that it never stands
+for the last one. What has no manifest was written by others, and stays.
 """
 
 import contextlib
 import json
-import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.files import atomic_write
+from oger_recipe.errors import RecipeError
+from oger_recipe.files import atomic_write, remove_empty
 
 BEST = "best"  # folder, and the beginning of OpenRLHF's names for the best checkpoints
 _NAME = "global_step"
@@ -27,16 +28,21 @@ class Checkpoint:
 
     step: int
     fault: str | None
-    finished: bool = True  # its manifest is there
+    finished: bool = True  # its manifest has been written the second time
+    foreign: bool = False  # files without any manifest
     size: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
+
+
+def begin(folder: Path, step: int) -> None:
+    """Writes the manifest of a checkpoint whose files are about to be written."""
+    _write_manifest(folder, step, {})
 
 
 def seal(folder: Path, step: int, **facts: Any) -> None:
     """Writes the manifest of a checkpoint whose files are all there."""
     files = {str(path.relative_to(folder)): path.stat().st_size for path in _files(folder, step)}
-    with atomic_write(_manifest(folder, step)) as partial:
-        partial.write_text(json.dumps({"step": step, "facts": facts, "files": files}, indent=1))
+    _write_manifest(folder, step, {"facts": facts, "files": files})
 
 
 def found(folder: Path) -> list[Checkpoint]:
@@ -52,12 +58,12 @@ def found(folder: Path) -> list[Checkpoint]:
 
 
 def _read(folder: Path, step: int) -> Checkpoint:
-    try:
-        manifest = json.loads(_manifest(folder, step).read_text())
-        files, facts = manifest["files"], manifest["facts"]
-    except (OSError, ValueError, KeyError):
-        return Checkpoint(step, "its write was not finished", finished=False)
-    return Checkpoint(step, _fault(folder, files), size=sum(files.values()), facts=facts)
+    manifest = _read_manifest(folder, step)
+    if manifest is None or not {"files", "facts"} <= manifest.keys():
+        foreign = manifest is None and bool(_files(folder, step))
+        return Checkpoint(step, "its write was not finished", finished=False, foreign=foreign)
+    files = manifest["files"]
+    return Checkpoint(step, _fault(folder, files), size=sum(files.values()), facts=manifest["facts"])
 
 
 def _fault(folder: Path, files: dict[str, int]) -> str | None:
@@ -75,6 +81,17 @@ def _fault(folder: Path, files: dict[str, int]) -> str | None:
 def newest_whole(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
     """The one to go on from."""
     return max((one for one in checkpoints if one.fault is None), key=lambda one: one.step, default=None)
+
+
+def refuse_foreign(folder: Path, there: Iterable[Checkpoint]) -> None:
+    """Raises RecipeError where one of them has files, but no manifest."""
+    for one in there:
+        if one.foreign:
+            raise RecipeError(
+                f"ckpt.path {folder} has files of a step {one.step} without {_manifest(folder, one.step).name}: no "
+                "run is known to have written them (OpenRLHF itself, or an earlier version that was killed), and this "
+                "run would write over them; move them away, or choose another ckpt.path"
+            )
 
 
 def removable(checkpoints: Iterable[Checkpoint], newest: int, *, max_num: int, max_bytes: float) -> list[int]:
@@ -95,11 +112,21 @@ def removable(checkpoints: Iterable[Checkpoint], newest: int, *, max_num: int, m
 
 
 def remove(folder: Path, step: int) -> None:
-    """The manifest first: what is left of a removal that breaks off is no checkpoint."""
-    _manifest(folder, step).unlink(missing_ok=True)
+    """Removes the files that its manifest names, or all of a write that broke off; without one, empty folders alone.
+
+    Changes the manifest first: what is left of a removal that breaks off is no checkpoint.
+    """
+    manifest = _read_manifest(folder, step)
+    if manifest is not None:
+        there = {str(path.relative_to(folder)): path for path in _files(folder, step)}
+        files = manifest.get("files", there)
+        _write_manifest(folder, step, {"files": list(files)})
+        for name in there.keys() & set(files):
+            there[name].unlink()
     for part in _parts(folder, step):
-        if part.exists():
-            shutil.rmtree(part)
+        remove_empty(part)
+    if manifest is not None:
+        _manifest(folder, step).unlink()
 
 
 def point_at(folder: Path, step: int) -> None:
@@ -119,6 +146,7 @@ def place(settings: Any, tag: str) -> Iterator[str]:
     kept = dict(vars(settings))
     if tag.startswith(BEST):
         settings.path = str(Path(settings.path) / BEST)
+        begin(Path(settings.path), int(tag.rpartition(_NAME)[2]))
     settings.max_num, settings.max_mem = sys.maxsize, float("inf")
     try:
         yield tag.removeprefix(f"{BEST}_")
@@ -135,10 +163,24 @@ def _manifest(folder: Path, step: int) -> Path:
     return folder / f"{_NAME}{step}.json"
 
 
+def _read_manifest(folder: Path, step: int) -> dict[str, Any] | None:
+    try:
+        manifest = json.loads(_manifest(folder, step).read_text())
+    except (OSError, ValueError):
+        return None
+    return manifest if isinstance(manifest, dict) and manifest.get("step") == step else None
+
+
+def _write_manifest(folder: Path, step: int, content: dict[str, Any]) -> None:
+    with atomic_write(_manifest(folder, step)) as partial:
+        partial.write_text(json.dumps({"step": step} | content, indent=1))
+
+
 def _parts(folder: Path, step: int) -> list[Path]:
     name = f"{_NAME}{step}"
     return [folder / "_actor" / name, folder / "_critic" / name, of_sources(folder, step), folder / f"{name}_hf"]
 
 
 def _files(folder: Path, step: int) -> list[Path]:
-    return [path for part in _parts(folder, step) for path in sorted(part.rglob("*")) if path.is_file()]
+    parts = [part for part in _parts(folder, step) if not part.is_symlink()]
+    return [path for part in parts for path in sorted(part.rglob("*")) if path.is_file()]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -11,6 +12,9 @@ import pytest
 import torch
 import yaml
 from runs import lines, samples
+
+from oger_recipe.run import own_files
+from oger_recipe.run.attempt import begin_anew
 
 STEPS, PROMPTS, GROUP = 4, 16, 8
 # Of what is equal for all rows there is no correlation, and of a single evaluation no fall.
@@ -127,6 +131,14 @@ def test_run_can_be_repeated_from_what_it_wrote(smoke_run):
     assert "oger_recipe.cli.train_ppo_ray" in (smoke_run / "command.sh").read_text()
     environment = json.loads((smoke_run / "environment.json").read_text())
     assert "openrlhf==0.11.2" in environment["packages"]
+
+
+def test_a_run_knows_every_file_that_it_has_written(smoke_run, tmp_path):
+    """One that it does not know would lie in the way of the next run."""
+    folder = shutil.copytree(smoke_run, tmp_path / "run", symlinks=True)
+    begin_anew(folder, folder / "checkpoints", overwrite=True)
+    # The lock, the marker, and what the fixture of this test has written.
+    assert {path.name for path in folder.iterdir()} == {".oger-lock", own_files.MARKER, "stdout.txt"}
 
 
 def test_curves_trackers_and_logs_are_there(smoke_run):

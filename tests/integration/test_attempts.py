@@ -11,7 +11,10 @@ import pytest
 
 from oger_recipe.errors import RecipeError
 from oger_recipe.files import read_jsonl, write_jsonl
-from oger_recipe.run.attempt import begin_anew, cut_back, locked, trained
+from oger_recipe.plugin.driver.worker_logs import NAMES
+from oger_recipe.report.curves import PICTURES
+from oger_recipe.run import own_files
+from oger_recipe.run.attempt import begin_anew, check_continued, check_folder, cut_back, go_on, locked, trained
 from oger_recipe.run.ends import continuing, progress
 from oger_recipe.run.resume import check_settings
 from oger_recipe.run_folder import checkpoints
@@ -29,9 +32,154 @@ with locked(Path(sys.argv[1])):
 
 @pytest.fixture()
 def run_dir(tmp_path: Path) -> Path:
+    """Of a run that has begun."""
     (tmp_path / "run" / "samples").mkdir(parents=True)
+    own_files.begin(tmp_path / "run")
     (tmp_path / "run" / "command.sh").write_text("python ...\n")
     return tmp_path / "run"
+
+
+def put(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("{}\n")
+
+
+def files_in(folder: Path) -> set[str]:
+    """But for the marker: links to folders are files here."""
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}
+    return found - {own_files.MARKER}
+
+
+def written_by_a_run(run_dir: Path) -> None:
+    """The files of a run with supervised training, a critic, evaluations and checkpoints."""
+    put(run_dir, *own_files.RECORDS, "command.sh", "recipe.yaml", "environment.json", "summary.json")
+    put(run_dir, "reward_errors.jsonl", "source_errors.jsonl")
+    put(run_dir / "data", "train.jsonl", "teachers.arrow", "eval.jsonl", "counts.json", "supervised.jsonl")
+    put(run_dir, "samples/step_00001.jsonl", "samples/step_123456.jsonl")
+    put(run_dir / "eval", "step_00000.jsonl", "step_00000.json", "step_00000.md")
+    put(run_dir / "curves", "solve_rate.png", *(f"{name}.png" for name in PICTURES))
+    put(run_dir / "logs", "driver.log", "error.log", "supervised.log", "policy-0.log", *(f"{n}.log" for n in NAMES))
+    put(run_dir / "tensorboard" / "ppo_0101", "events.out.tfevents.17.host.1.0")
+    for folder in ("model", "model_critic", "supervised_model"):
+        put(run_dir / folder, "config.json", "model.safetensors")
+    own_files.note_models(run_dir)
+    for folder, step in ((run_dir / "checkpoints", 2), (run_dir / "checkpoints" / "best", 1)):
+        checkpoints.begin(folder, step)
+        put(folder, *(f"{role}/{name}" for role in ("_actor", "_critic") for name in ("latest", "zero_to_fp32.py")))
+        put(folder, f"_actor/global_step{step}/optim_states.pt", f"_critic/global_step{step}/optim_states.pt")
+        put(folder, f"_sources/global_step{step}/prime/optim_states.pt", f"global_step{step}_hf/config.json")
+        checkpoints.seal(folder, step)
+
+
+def test_of_a_whole_run_nothing_is_left(run_dir: Path) -> None:
+    written_by_a_run(run_dir)
+    begin_anew(run_dir, run_dir / "checkpoints", overwrite=True)
+    assert [path.name for path in run_dir.iterdir()] == [own_files.MARKER]
+
+
+OTHERS = (
+    "data/precious.csv", "samples/notes.txt", "samples/step_mine.jsonl", "eval/leaderboard.md", "curves/mine.png",
+    "logs/mine.log", "tensorboard/other/notes", "checkpoints/_actor/global_step2/mine.txt", "checkpoints/README",
+    "checkpoints/elsewhere.json", "wandb/run-1/files/config.yaml", "notes.txt", "mine/train.jsonl",
+)  # fmt: skip
+
+
+def test_what_others_put_beside_a_runs_files_is_kept_and_named(run_dir: Path, capsys) -> None:
+    written_by_a_run(run_dir)
+    put(run_dir, *OTHERS)
+    begin_anew(run_dir, run_dir / "checkpoints", overwrite=True)
+    assert files_in(run_dir) == set(OTHERS)
+    named = [line.split(",")[0].removeprefix("note: kept: ") for line in capsys.readouterr().out.splitlines()]
+    assert sorted(named) == sorted(str(run_dir / name) for name in OTHERS[:10])
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    "name",
+    ["command.sh", "metrics.jsonl", "data/train.jsonl", "model/weights.gguf", "curves/solve_rate.png", "eval",
+     "checkpoints/global_step3.json", own_files.MARKER],
+)  # fmt: skip
+def test_without_a_marker_nothing_is_removed_or_written(tmp_path: Path, name: str, overwrite: bool) -> None:
+    """The marker itself is none, where a run has not written it."""
+    put(tmp_path, name, "data/precious.csv")
+    with pytest.raises(RecipeError, match=f"would write over what no run .*{tmp_path}: {name}; nothing was removed"):
+        begin_anew(tmp_path, tmp_path / "checkpoints", overwrite=overwrite)
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {
+        name,
+        "data/precious.csv",
+    }
+
+
+def test_a_run_may_begin_beside_other_files(tmp_path: Path) -> None:
+    put(tmp_path, "notes.txt", "data/precious.csv")
+    check_folder(tmp_path, tmp_path / "checkpoints", overwrite=False)
+    assert not own_files.is_marked(tmp_path)
+    begin_anew(tmp_path, tmp_path / "checkpoints", overwrite=False)
+    assert own_files.is_marked(tmp_path) and files_in(tmp_path) == {"notes.txt", "data/precious.csv"}
+
+
+def test_a_check_makes_nothing(tmp_path: Path) -> None:
+    check_folder(tmp_path / "run", tmp_path / "elsewhere", overwrite=True)
+    check_continued(tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_was_put_there_after_the_run_is_nobody_elses_to_remove(run_dir: Path) -> None:
+    written_by_a_run(run_dir)
+    put(run_dir, "model/adapter.safetensors")
+    with pytest.raises(RecipeError, match=f"{run_dir}: model/adapter.safetensors; nothing was removed"):
+        begin_anew(run_dir, run_dir / "checkpoints", overwrite=True)
+    check_continued(run_dir)  # a save that broke off, for one that goes on
+    go_on(run_dir)
+    own_files.note_models(run_dir)
+    assert "model/adapter.safetensors" not in own_files.own(run_dir)  # it was there before
+    put(run_dir, "model/config.json", "model/tokenizer.json")
+    own_files.note_models(run_dir)
+    assert {"model/model.safetensors", "model/tokenizer.json"} <= set(own_files.own(run_dir))
+
+
+@pytest.mark.parametrize("link", ["samples", "data/train.jsonl", "model", "model/model.safetensors"])
+def test_a_link_is_neither_followed_nor_written_through(run_dir: Path, tmp_path: Path, link: str) -> None:
+    written_by_a_run(run_dir)
+    put(tmp_path / "theirs", "step_00001.jsonl", "model.safetensors")
+    if (run_dir / link).is_dir():
+        (run_dir / link).rename(tmp_path / "before")
+    else:
+        (run_dir / link).unlink()
+    (run_dir / link).symlink_to(tmp_path / "theirs" if "." not in link else tmp_path / "theirs" / "step_00001.jsonl")
+    before = files_in(tmp_path)
+    with pytest.raises(RecipeError, match=f"{run_dir}: {link}; nothing was removed"):
+        begin_anew(run_dir, run_dir / "checkpoints", overwrite=True)
+    assert files_in(tmp_path) == before
+
+
+def test_a_checkpoint_that_is_a_link_goes_and_what_it_leads_to_stays(run_dir: Path, tmp_path: Path) -> None:
+    written_by_a_run(run_dir)
+    exported = run_dir / "checkpoints" / "global_step2_hf"
+    exported.rename(tmp_path / "exported")
+    exported.symlink_to(tmp_path / "exported")
+    begin_anew(run_dir, run_dir / "checkpoints", overwrite=True)
+    assert files_in(tmp_path / "exported") == {"config.json"} and files_in(run_dir) == {"checkpoints/global_step2_hf"}
+
+
+def test_a_run_of_an_earlier_version_is_gone_on_with_and_not_removed(run_dir: Path) -> None:
+    written_by_a_run(run_dir)
+    (run_dir / own_files.MARKER).unlink()
+    before = files_in(run_dir)
+    for overwrite in (False, True):
+        with pytest.raises(RecipeError, match="of an earlier version, .*: continue it with --ckpt.load_enable"):
+            begin_anew(run_dir, run_dir / "checkpoints", overwrite=overwrite)
+    go_on(run_dir)
+    assert files_in(run_dir) == before and not own_files.is_marked(run_dir)
+
+
+def test_a_run_that_goes_on_in_another_folder_writes_over_nothing(tmp_path: Path) -> None:
+    put(tmp_path, "data/train.jsonl")
+    with pytest.raises(RecipeError, match="data/train.jsonl; nothing was removed"):
+        go_on(tmp_path)
+    go_on(tmp_path / "data")
+    assert own_files.is_marked(tmp_path / "data") and not own_files.is_marked(tmp_path)
 
 
 def test_two_runs_cannot_hold_one_folder(tmp_path: Path) -> None:
@@ -51,7 +199,7 @@ def test_the_folder_of_a_killed_run_is_waited_for_until_it_is_cleared(tmp_path: 
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     with locked(tmp_path) as descriptor:
-        (tmp_path / ".lock").write_text(f"{gone.pid} {os.uname().nodename}\n")
+        (tmp_path / ".oger-lock").write_text(f"{gone.pid} {os.uname().nodename}\n")
         watcher = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"], pass_fds=(descriptor,))
     with locked(tmp_path):
         assert watcher.poll() is not None
@@ -63,7 +211,7 @@ def test_an_attempt_that_trained_nothing_does_not_block_its_folder(run_dir: Path
     (run_dir / "notes.txt").write_text("mine")
     assert not trained(run_dir)
     begin_anew(run_dir, run_dir / "checkpoints", overwrite=False)
-    assert [path.name for path in run_dir.iterdir()] == ["notes.txt"]
+    assert files_in(run_dir) == {"notes.txt"}
 
 
 def test_a_run_that_trained_is_removed_only_when_asked(run_dir: Path) -> None:
@@ -71,7 +219,7 @@ def test_a_run_that_trained_is_removed_only_when_asked(run_dir: Path) -> None:
     with pytest.raises(RecipeError, match="holds an earlier run"):
         begin_anew(run_dir, run_dir / "checkpoints", overwrite=False)
     begin_anew(run_dir, run_dir / "checkpoints", overwrite=True)
-    assert not list(run_dir.iterdir())
+    assert not files_in(run_dir)
 
 
 def test_overwrite_removes_nothing_from_a_folder_that_is_not_a_runs(tmp_path: Path) -> None:
@@ -84,11 +232,24 @@ def test_overwrite_removes_nothing_from_a_folder_that_is_not_a_runs(tmp_path: Pa
 
 def test_checkpoints_elsewhere_are_not_mixed_with_those_of_a_new_run(run_dir: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "disk"
-    (elsewhere / "_actor" / "global_step4").mkdir(parents=True)
+    checkpoints.begin(elsewhere, 4)
+    put(elsewhere, "_actor/global_step4/optim_states.pt")
     with pytest.raises(RecipeError, match=f"ckpt.path {elsewhere} holds checkpoints of an earlier run.* of step 4"):
         begin_anew(run_dir, elsewhere, overwrite=False)
     begin_anew(run_dir, elsewhere, overwrite=True)
-    assert not checkpoints.found(elsewhere)
+    assert not checkpoints.found(elsewhere) and not files_in(elsewhere)
+    checkpoints.begin(elsewhere / "best", 3)
+    with pytest.raises(RecipeError, match=f"ckpt.path {elsewhere}/best holds checkpoints .* of step 3"):
+        begin_anew(run_dir, elsewhere, overwrite=False)
+
+
+def test_checkpoints_of_others_are_never_removed(run_dir: Path, tmp_path: Path) -> None:
+    """Of OpenRLHF itself, for one, which writes no manifest."""
+    put(tmp_path / "disk", "_actor/global_step4/optim_states.pt", "global_step4_hf/config.json")
+    before = files_in(tmp_path)
+    with pytest.raises(RecipeError, match="has files of a step 4 without global_step4.json: no run is known"):
+        begin_anew(run_dir, tmp_path / "disk", overwrite=True)
+    assert files_in(tmp_path) == before
 
 
 def test_what_came_after_the_checkpoint_is_taken_out_of_every_record(run_dir: Path) -> None:

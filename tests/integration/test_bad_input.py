@@ -15,6 +15,7 @@ import yaml
 
 from oger_recipe.cli import train, train_ppo_ray
 from oger_recipe.rewards.kinds import KINDS
+from oger_recipe.run import own_files
 
 ROW = {
     "uid": "p-1",
@@ -699,9 +700,10 @@ def test_fewer_prompts_than_one_step_needs_are_refused(refused: Callable[..., st
 
 def test_a_second_run_does_not_write_into_the_folder_of_the_first(refused: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
+    own_files.begin(tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
     assert "holds an earlier run; choose another folder, continue it with --ckpt.load_enable, or remove" in refused()
-    assert {entry.name for entry in (tmp_path / "run").iterdir()} == {"metrics.jsonl", ".lock"}
+    assert {entry.name for entry in (tmp_path / "run").iterdir()} == {"metrics.jsonl", own_files.MARKER}
 
 
 @pytest.mark.parametrize(

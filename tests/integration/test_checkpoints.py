@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from oger_recipe.run_folder.checkpoints import Checkpoint, removable
 
 
 def write(folder: Path, step: int, *, whole: bool = True) -> Path:
-    """A checkpoint as DeepSpeed and OpenRLHF leave it; the file of the optimizer."""
+    """A checkpoint as a run leaves it, or a kill in the midst of its write; the file of the optimizer."""
+    checkpoints.begin(folder, step)
     for role in ("_actor", "_critic"):
         (folder / role / f"global_step{step}").mkdir(parents=True)
         (folder / role / f"global_step{step}" / "model_states.pt").write_bytes(b"m" * 100)
@@ -49,6 +51,48 @@ def test_deepspeeds_own_pointer_does_not_decide(tmp_path: Path, latest: str) -> 
     assert (tmp_path / "_actor" / "latest").read_text() == "global_step2"
     assert [one.step for one in checkpoints.found(tmp_path)] == [2]  # the unfinished one is gone
     assert not (tmp_path / "global_step3_hf").exists()
+
+
+def test_files_without_a_manifest_are_refused_before_they_are_written_over(tmp_path: Path) -> None:
+    """Whoever wrote them: OpenRLHF itself writes no manifest."""
+    write(tmp_path, 3)
+    for step in (2, 4):
+        write(tmp_path, step, whole=False)
+        (tmp_path / f"global_step{step}.json").unlink()
+    with pytest.raises(RecipeError, match="has files of a step 4 without global_step4.json: .* choose another ckpt"):
+        choose(tmp_path)
+    for step in (2, 4):
+        checkpoints.remove(tmp_path, step)
+        assert (tmp_path / "_actor" / f"global_step{step}" / "optim_states.pt").exists()
+
+
+def test_an_empty_folder_of_a_step_is_in_nobodys_way(tmp_path: Path) -> None:
+    write(tmp_path, 2)
+    (tmp_path / "_actor" / "global_step3" / "empty").mkdir(parents=True)
+    load(tmp_path, choose(tmp_path)[0])
+    assert [one.step for one in checkpoints.found(tmp_path)] == [2]
+
+
+def test_a_removal_takes_the_files_of_the_manifest_and_no_other(tmp_path: Path) -> None:
+    write(tmp_path, 2)
+    mine, outside = tmp_path / "_actor" / "global_step2" / "mine.txt", tmp_path / "outside.txt"
+    manifest = json.loads((tmp_path / "global_step2.json").read_text())
+    manifest["files"]["outside.txt"] = 4
+    (tmp_path / "global_step2.json").write_text(json.dumps(manifest))
+    for file in (mine, outside):
+        file.write_text("mine")
+    checkpoints.remove(tmp_path, 2)
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == [mine, outside]
+
+
+def test_the_best_one_has_its_manifest_before_its_files(tmp_path: Path) -> None:
+    """A kill in the midst of its write leaves what the next attempt knows to be a run's."""
+    with checkpoints.place(Namespace(path=str(tmp_path), max_num=1, max_mem=1), "best_global_step5"):
+        assert not checkpoints.found(tmp_path / "best")[0].finished
+        (tmp_path / "best" / "_actor" / "global_step5").mkdir(parents=True)
+        (tmp_path / "best" / "_actor" / "global_step5" / "optim_states.pt").write_text("o")
+    checkpoints.remove(tmp_path / "best", 5)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_a_file_that_is_gone_is_a_fault(tmp_path: Path) -> None:

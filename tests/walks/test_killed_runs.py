@@ -156,7 +156,7 @@ def test_a_run_survives_what_kills_its_processes(terminal: Terminal):
 
     # The command itself is killed, beside which another one is refused.
     running = terminal.type(*resumed)
-    terminal.until(running, lambda: str(running.pid) in (terminal.run_dir / ".lock").read_text())
+    terminal.until(running, lambda: str(running.pid) in (terminal.run_dir / ".oger-lock").read_text())
     assert f"a run is going on in {terminal.run_dir} (process {running.pid}" in terminal.refused(*resumed)
     terminal.until(running, terminal.trained(3))
     processes = started_by(running)

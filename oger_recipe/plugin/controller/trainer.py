@@ -173,6 +173,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
     def _save(self, step: int) -> None:
         """The checkpoint of the step, whole, before an older one goes."""
         checkpoints.remove(self.checkpoints, step)  # of an attempt that broke off
+        checkpoints.begin(self.checkpoints, step)
         best = {
             "best_eval_metric_key": self.best_eval_metric_key,
             "best_eval_metric_value": self.best_eval_metric_value,

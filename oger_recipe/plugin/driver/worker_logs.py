@@ -21,6 +21,7 @@ ROLES = {
 _ALONE = ("controller", JUDGE)  # without a number: there is one, or every start makes another
 _ACTOR = ":actor_name:"  # Ray's line in a worker's log that says which actor it has become
 _RAYS_OWN = {"raylet": ("raylet.out", "raylet.err"), "gcs": ("gcs_server.out", "gcs_server.err")}
+NAMES = (*dict.fromkeys(ROLES.values()), *_RAYS_OWN)  # of the logs, but for the numbers of workers
 
 
 def workers(session_logs: Path, job: str = "*") -> dict[int, str]:
