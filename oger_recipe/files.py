@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,29 @@ def remove_empty(folder: Path) -> None:
             os.rmdir(path)
 
 
+def to_json(document: Any, *, ensure_ascii: bool = False, **layout: Any) -> str:
+    """Writes strict JSON. Numbers that are not finite become null, as JSON has none, however deep they lie.
+
+    layout: arguments of json.dumps, as ensure_ascii.
+    """
+    write = partial(json.dumps, ensure_ascii=ensure_ascii, allow_nan=False, **layout)
+    try:
+        return write(document)
+    except ValueError:
+        return write(_finite(document))
+
+
+def _finite(document: Any) -> Any:
+    if isinstance(document, dict):
+        return {key: _finite(value) for key, value in document.items()}
+    if isinstance(document, list | tuple):
+        return [_finite(value) for value in document]
+    return None if isinstance(document, float) and not math.isfinite(document) else document
+
+
 def write_jsonl(records: Iterable[dict[str, Any]], path: Path) -> None:
     with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        file.writelines(to_json(record) + "\n" for record in records)
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -64,12 +85,9 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def append_json(path: Path, record: dict[str, Any]) -> None:
-    """Append one line; numbers that are not finite become null, as JSON has none."""
-    clean = {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()
-    }
+    """Append one line."""
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(clean, ensure_ascii=False) + "\n")
+        file.write(to_json(record) + "\n")
 
 
 def fingerprint(name: str) -> list[tuple[str, int, int]]:

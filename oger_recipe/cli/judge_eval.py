@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ import yaml
 from oger_recipe.cli.run_settings import CommandParser, require_writable, settings_of_run
 from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.judges import Prices
-from oger_recipe.files import atomic_write
+from oger_recipe.files import atomic_write, to_json
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -85,7 +84,7 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: 
     if args.out is not None:
         result = {"judge": _entry(args, settings), "data": args.pairs or args.labels, **figures(found, prices)}
         with atomic_write(args.out) as partial:
-            partial.write_text(json.dumps(result | {"cases": found.cases}, indent=2, ensure_ascii=False) + "\n")
+            partial.write_text(to_json(result | {"cases": found.cases}, indent=2) + "\n")
         print(f"figures and verdicts: {args.out}")
 
 

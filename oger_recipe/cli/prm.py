@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ import yaml
 
 from oger_recipe.cli.run_settings import CommandParser, require_writable, settings_of_run
 from oger_recipe.errors import RecipeError
-from oger_recipe.files import atomic_write
+from oger_recipe.files import atomic_write, to_json
 from oger_recipe.prm.settings import ESTIMATES, Training
 from oger_recipe.rewards.models.step_formats import FORMATS
 
@@ -219,7 +218,7 @@ def _eval(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list
     if args.out is not None:
         with atomic_write(args.out) as partial:
             document = {"prm": entry, "data": _sources(args), **figures, "cases": cases(found)}
-            partial.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+            partial.write_text(to_json(document, indent=2) + "\n")
         print(f"figures and scores: {args.out}")
     if args.picture is not None:
         picture(found, args.picture)

@@ -1,6 +1,5 @@
 """Files that `oger train` reads, from dataset rows: prompts with labels for OpenRLHF, and the teacher store."""
 
-import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from typing import Any, Protocol
 from oger_recipe.data.rows import Row, refuse_rows
 from oger_recipe.data.templates import PromptTemplate
 from oger_recipe.errors import RecipeError
-from oger_recipe.files import atomic_write
+from oger_recipe.files import atomic_write, to_json
 from oger_recipe.progress import Progress
 from oger_recipe.rewards.grading.pool import GradingPool
 from oger_recipe.rewards.rules import GradingRules
@@ -226,10 +225,10 @@ def _line(row: Row, prompt_format: PromptFormat, rules: GradingRules) -> str:
     """Returns a row as a line of the prompt file."""
     record = {
         "prompt": prompt_format.written(row["prompt"]),
-        "label": json.dumps(rules.label(row), ensure_ascii=False),
+        "label": to_json(rules.label(row)),
         "datasource": row.get("datasource") or "default",
     }
-    return json.dumps(record, ensure_ascii=False) + "\n"
+    return to_json(record) + "\n"
 
 
 def _candidates(

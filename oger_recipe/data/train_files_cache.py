@@ -16,7 +16,7 @@ from typing import Any
 import oger_recipe
 from oger_recipe.data.rows import Row
 from oger_recipe.data.train_files import write_train_files
-from oger_recipe.files import atomic_folder
+from oger_recipe.files import atomic_folder, to_json
 from oger_recipe.rewards.grading.pool import GradingPool
 
 _PROMPTS, _TEACHERS, _COUNTS = "prompts.jsonl", "teachers.arrow", "counts.json"
@@ -113,6 +113,6 @@ def _keep(folder: Path, places: Mapping[str, Path], counts: Counter[str]) -> Non
             for name, place in places.items():
                 shutil.copyfile(place, partial / name)
             sizes = {name: place.stat().st_size for name, place in places.items()}
-            (partial / _COUNTS).write_text(json.dumps({"counts": counts, "sizes": sizes}))
+            (partial / _COUNTS).write_text(to_json({"counts": counts, "sizes": sizes}))
     except OSError as error:  # the run has its data all the same
         print(f"note: the prepared data is not kept for later runs: {error} (oger.data_cache)", flush=True)

@@ -15,7 +15,7 @@ from oger_recipe.evaluation.benchmarks import Problem
 from oger_recipe.evaluation.prompts import Prompting
 from oger_recipe.evaluation.records import Record
 from oger_recipe.evaluation.sampling import Model, Sampling
-from oger_recipe.files import atomic_write, read_jsonl, write_jsonl
+from oger_recipe.files import atomic_write, read_jsonl, to_json, write_jsonl
 from oger_recipe.rewards.rules import GradingRules
 
 SETTINGS = "settings.json"
@@ -93,7 +93,7 @@ def opened(out: Path | None, model: Model, settings: dict[str, Any]) -> Path:
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RecipeError(f"{folder} exists and is no evaluation; choose another folder with --out")
     (folder / "answers").mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+    file.write_text(to_json(settings, indent=2) + "\n")
     return folder
 
 

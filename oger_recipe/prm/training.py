@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ import yaml
 from oger_recipe.data.labelled_steps import Solution, is_apart, stepwise_record
 from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.prm_metrics import solution_metrics
-from oger_recipe.files import atomic_folder, atomic_write, write_jsonl
+from oger_recipe.files import atomic_folder, atomic_write, to_json, write_jsonl
 from oger_recipe.prm.learning import probabilities, verdicts
 from oger_recipe.prm.rows import Row, make_rows
 from oger_recipe.prm.settings import Training
@@ -75,7 +74,7 @@ def train(
     report |= {"held_out": held_out_metrics(keys, tokenizer, model, held_out, how.micro_batch_size)}
     with atomic_folder(out) as folder:
         save(model, tokenizer, folder)
-        (folder / REPORT).write_text(json.dumps(_without_nan(report), indent=2, ensure_ascii=False) + "\n")
+        (folder / REPORT).write_text(to_json(report, indent=2) + "\n")
         write_jsonl((stepwise_record(row.solution) for row in held_out), folder / "held_out.jsonl")
     shutil.rmtree(work)
     return report
@@ -119,7 +118,7 @@ def _opened(work: Path, settings: Mapping[str, Any]) -> bool:
     elif work.exists():
         raise RecipeError(f"{work} exists and is no training: remove it, or choose another --out")
     with atomic_write(file) as partial:
-        partial.write_text(json.dumps(wanted, indent=2, ensure_ascii=False) + "\n")
+        partial.write_text(to_json(wanted, indent=2) + "\n")
     return False
 
 
@@ -155,12 +154,3 @@ def _counted(counts: Mapping[str, int]) -> str:
         "unwritable": f"{counts['unwritable']} solutions hold the format's tag in their own text",
     }
     return "; ".join([said, *(note for name, note in notes.items() if counts[name])])
-
-
-def _without_nan(value: Any) -> Any:
-    """As JSON has it."""
-    if isinstance(value, Mapping):
-        return {name: _without_nan(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from oger_recipe.files import read_jsonl
+from oger_recipe.files import read_jsonl, to_json
 from oger_recipe.report.curves import moving_mean
 from oger_recipe.report.panels import GREY
 from oger_recipe.report.summary import last_attempts
@@ -130,4 +130,4 @@ def run(
     if command == "has":
         sys.exit(0 if any((e["regime"], e["arm"], e["seed"]) == (regime, arm, seed) for e in records) else 1)
     with results.open("a") as file:
-        file.write(json.dumps(record(folder / regime / arm / str(seed), regime, arm, seed)) + "\n")
+        file.write(to_json(record(folder / regime / arm / str(seed), regime, arm, seed)) + "\n")

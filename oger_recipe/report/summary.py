@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.evaluation.tables import comparison
-from oger_recipe.files import atomic_write, read_jsonl
+from oger_recipe.files import atomic_write, read_jsonl, to_json
 
 Record = dict[str, Any]
 
@@ -53,7 +53,7 @@ class Report:
 
         summary = self.summary(finished=finished)
         with atomic_write(self.run_dir / "summary.json") as partial:
-            partial.write_text(json.dumps(summary, indent=2))
+            partial.write_text(to_json(summary, indent=2))
         draw_curves(self._steps(), summary["evaluations"], self.run_dir / "curves")
         return summary
 

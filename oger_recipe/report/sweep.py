@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from oger_recipe.evaluation.tables import main_metrics
+from oger_recipe.files import to_json
 from oger_recipe.report.panels import COLOURS, band, dress, label_ends, save, sheet, steps_from_zero
 
 Points = list[tuple[int, float, list[float]]]  # step, score, its interval
@@ -53,7 +54,7 @@ def draw(folder: Path, setting: str) -> list[dict[str, Any]]:
             _draw_benchmark(panel, name, [record for record in records if record["benchmark"] == name])
         note = f"label: {setting} and the last score; bands: 95 % intervals over the problems"
         save(figure, folder / "sweep.png", note=note)
-    (folder / "sweep.json").write_text(json.dumps(records, indent=2))
+    (folder / "sweep.json").write_text(to_json(records, indent=2))
     return records
 
 

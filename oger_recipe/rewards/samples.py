@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from oger_recipe.files import to_json
 from oger_recipe.rewards.grading.pool import shared_pool
 from oger_recipe.rewards.grading.processes import Answer
 from oger_recipe.rewards.rules import labelled_answer
@@ -108,7 +109,7 @@ def _record(entry: dict[str, Any]) -> None:
     if not run_dir:
         return
     try:
-        line = json.dumps(entry, default=repr) + "\n"
+        line = to_json(entry, default=repr, ensure_ascii=True) + "\n"
         # Unbuffered, so that the lines of threads and processes do not interleave.
         with open(os.path.join(run_dir, ERRORS), "ab", buffering=0) as file:
             file.write(line.encode())

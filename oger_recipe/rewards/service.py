@@ -27,6 +27,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from oger_recipe.files import to_json
 from oger_recipe.rewards.samples import answer_of
 from oger_recipe.rewards.verdict import Graded
 from oger_recipe.rewards.verifiers import VERIFIERS
@@ -150,7 +151,7 @@ class RewardService:
         for task, each in zip(tasks, graded, strict=True):
             self._answers.labels(task if self._known(task) else "other", _outcome(each)).inc()
         more = {"errors": [each.error for each in graded], "graded": [asdict(each) for each in graded]}
-        return json.dumps(answer_of(graded) | more).encode()
+        return to_json(answer_of(graded) | more, ensure_ascii=True).encode()
 
     def _known(self, task: str) -> bool:
         return task in VERIFIERS or task in self.limits.tasks
@@ -314,4 +315,4 @@ class _Observed:
         self._service.count(path, status, seconds)
         if self._verbose:
             line = {"method": scope["method"], "path": path, "status": status, "seconds": round(seconds, 4)}
-            access_log.info(json.dumps({"time": round(time.time(), 3), **line}))
+            access_log.info(to_json({"time": round(time.time(), 3), **line}))

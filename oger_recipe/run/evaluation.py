@@ -8,7 +8,6 @@ interrupted evaluation goes on, and more samples or another benchmark are added 
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 import traceback
@@ -35,6 +34,7 @@ from oger_recipe.evaluation.prompts import Prompting, prompt_texts, prompt_token
 from oger_recipe.evaluation.records import Record, verdict_fields
 from oger_recipe.evaluation.sampling import Model, Request, Response, Sampling
 from oger_recipe.evaluation.tables import markdown_table
+from oger_recipe.files import to_json
 from oger_recipe.plugin.evaluation.sampler import Sampler
 from oger_recipe.remote_code import refusals
 from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
@@ -79,7 +79,7 @@ def evaluate(
     records = [record for name, each in prompts.items() for record in sorted_records(folder, name, each, sampling)]
     settings["sampling"] = asdict(sampling)
     result = {"settings": settings, "versions": _versions()} | evaluate_answers(records)
-    (folder / "results.json").write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    (folder / "results.json").write_text(to_json(result, indent=2) + "\n")
     (folder / "results.md").write_text(report(result))
     return result, folder
 
@@ -194,7 +194,7 @@ def _generate_all(
             responses = _responses(name, part, engine, sampling, context)
             records = grader.records(name, part, responses, context)
             with path.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+                file.writelines(to_json(record) + "\n" for record in records)
             tokens += sum(response.tokens for response in responses)
         seconds = time.monotonic() - started
         print(f"{name}: {tokens} tokens in {seconds:.0f} s ({tokens / seconds:.0f} tokens/s), graded", flush=True)

@@ -1,6 +1,5 @@
 """The data of a run by its settings: rows are read, prepared and written into the run's folder."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.data.train_files import Budget, PromptFormat, TeacherChoice
 from oger_recipe.data.train_files_cache import write_train_files_once
 from oger_recipe.errors import RecipeError
+from oger_recipe.files import to_json
 from oger_recipe.imports import without_garbage_collection
 from oger_recipe.patches import apply_import_patches
 from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
@@ -103,7 +103,7 @@ def _write_training(
     path, budget = folder / "train.jsonl", budget_of(value, value["rollout.max_new_tokens"])
     places = {"prompts_path": path, "teachers_path": folder / "teachers.arrow"}
     counts.update(write_train_files_once(rows[: value["data.max_samples"]], budget=budget, **places, **shared))
-    (folder / "counts.json").write_text(json.dumps(counts, indent=2, sort_keys=True))
+    (folder / "counts.json").write_text(to_json(counts, indent=2, sort_keys=True))
     _print_counts("data", counts, losses(value, counts, budget))
     require_usable_teachers(value, counts)
     if counts["prompts"] < value["rollout.batch_size"]:

@@ -20,7 +20,7 @@ from oger_recipe.data.rows import Row
 from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.prompts import prompt_tokens
 from oger_recipe.evaluation.sampling import Model, Request, Sampling
-from oger_recipe.files import append_json, read_jsonl
+from oger_recipe.files import append_json, read_jsonl, to_json
 from oger_recipe.progress import Progress
 from oger_recipe.rewards.grading.pool import GradingPool
 from oger_recipe.rewards.rules import question_of
@@ -73,7 +73,7 @@ def label(value: Mapping[str, Any], file: Path, how: Labelling, out: Path) -> st
                     append_json(partial, stepwise_record(solution))
                 shown.add(len(part))
     lines = [line for line in read_jsonl(partial)[1:] if line["completions"]]
-    partial.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    partial.write_text("".join(to_json(line) + "\n" for line in lines), encoding="utf-8")
     partial.replace(out)
     return _summary(lines)
 
@@ -107,7 +107,7 @@ def _done(
         raise RecipeError(
             f"{partial} holds labels by other settings or of other responses: remove it, or name another --out"
         )
-    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in there)
+    text = "".join(to_json(line) + "\n" for line in there)
     partial.write_text(text, encoding="utf-8")  # without half a line that a kill may have left
     return len(there) - 1
 

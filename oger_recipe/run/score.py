@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from oger_recipe.data.train_files_cache import write_train_files_once
 from oger_recipe.embedding.similarity import make_similarity
 from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.scores import Column, score_table
-from oger_recipe.files import atomic_write
+from oger_recipe.files import atomic_write, to_json
 from oger_recipe.progress import ShownReplies
 from oger_recipe.rewards.by_steps import step_lines
 from oger_recipe.rewards.compose import ON_ERROR, Rewards, rewards_of, with_fixed_rewards
@@ -89,7 +88,7 @@ def score(value: Settings, file: Path, out: Path) -> str:
         seconds = answers.grading_s + time.monotonic() - started
     _say_errors(scored, settings.reward.on_error)
     with atomic_write(out) as partial, partial.open("w", encoding="utf-8") as lines:
-        lines.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in scored.lines())
+        lines.writelines(to_json(line) + "\n" for line in scored.lines())
     return scored.table(seconds, {source.name: source.seconds_of(answers) for source in sources})
 
 

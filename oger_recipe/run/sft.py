@@ -11,7 +11,7 @@ from typing import Any
 
 from oger_recipe.cpu import CPU_ENVIRONMENT
 from oger_recipe.errors import RecipeError
-from oger_recipe.files import read_jsonl
+from oger_recipe.files import read_jsonl, to_json
 from oger_recipe.run.job import Job
 from oger_recipe.settings.run import SftSettings
 from oger_recipe.teachers.store import TeacherStore
@@ -66,7 +66,7 @@ def _write_examples(value: Mapping[str, Any], folder: Path, path: Path) -> int:
             examples.append({"prompt": tokens, "response": teacher.tokens})
     random.Random(value["train.seed"]).shuffle(examples)
     examples = examples[: value["oger.sft.max_samples"]]
-    path.write_text("".join(json.dumps(example, ensure_ascii=False) + "\n" for example in examples), encoding="utf-8")
+    path.write_text("".join(to_json(example) + "\n" for example in examples), encoding="utf-8")
     return len(examples)
 
 

@@ -1,7 +1,6 @@
 """One training run from parsed flags: check, build or read the data, write the run folder, train, summarise."""
 
 import argparse
-import json
 import platform
 import shlex
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from oger_recipe import remote_code
 from oger_recipe.errors import RecipeError
+from oger_recipe.files import to_json
 from oger_recipe.rewards.grading.pool import GradingSettings
 from oger_recipe.run import own_files, resume
 from oger_recipe.run.attempt import begin_anew, check_continued, check_folder, cut_back, go_on, locked
@@ -151,7 +151,7 @@ def _write_identity(job: Job, parser: argparse.ArgumentParser) -> None:
     (job.run_dir / own_files.COMMAND).write_text(shlex.join(command) + "\n")
     versions = sorted({f"{dist.name}=={dist.version}" for dist in metadata.distributions()}, key=str.lower)
     (job.run_dir / "environment.json").write_text(
-        json.dumps(
+        to_json(
             {
                 "python": sys.version.split()[0],
                 "platform": platform.platform(),

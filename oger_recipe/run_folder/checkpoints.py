@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.errors import RecipeError
-from oger_recipe.files import atomic_write, remove_empty
+from oger_recipe.files import atomic_write, remove_empty, to_json
 
 BEST = "best"  # folder, and the beginning of OpenRLHF's names for the best checkpoints
 _NAME = "global_step"
@@ -173,7 +173,7 @@ def _read_manifest(folder: Path, step: int) -> dict[str, Any] | None:
 
 def _write_manifest(folder: Path, step: int, content: dict[str, Any]) -> None:
     with atomic_write(_manifest(folder, step)) as partial:
-        partial.write_text(json.dumps({"step": step} | content, indent=1))
+        partial.write_text(to_json({"step": step} | content, indent=1))
 
 
 def _parts(folder: Path, step: int) -> list[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterable
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.evaluation.tables import markdown_table
-from oger_recipe.files import append_json
+from oger_recipe.files import append_json, to_json
 
 
 def event(run_dir: Path, name: str, **facts: Any) -> None:
@@ -43,7 +42,7 @@ def write_evaluation(run_dir: Path, step: int, answers: Iterable[dict[str, Any]]
     """Write eval/step_<step>.jsonl (every answer with its verdict), .json (all metrics) and .md (their table)."""
     path = run_dir / "eval" / f"step_{step:05d}.jsonl"
     _write(path, answers)
-    path.with_suffix(".json").write_text(json.dumps(result, indent=2))
+    path.with_suffix(".json").write_text(to_json(result, indent=2))
     path.with_suffix(".md").write_text(markdown_table(result))
 
 
