@@ -14,13 +14,20 @@ from oger_recipe.errors import RecipeError
 
 @dataclass(frozen=True)
 class Response:
-    """entropy: the policy's at oger.entropy_position (nats; nan: not known); truncated: it ended at its longest."""
+    """entropy: the policy's at oger.entropy_position (nats; nan: not known); truncated: it ended at its longest.
+
+    Samples of a run also say off_policy: it is a teacher's, whose source is named, or begins as one; replaced: a
+    teacher took its place, and it was not trained.
+    """
 
     where: str  # file and line
     uid: str
     text: str
     entropy: float = math.nan
     truncated: bool = False
+    off_policy: bool = False
+    source: str | None = None
+    replaced: bool = False
 
 
 def read_responses(path: Path, uids: Collection[str], rows: str) -> list[Response]:
@@ -49,11 +56,13 @@ def _response(record: Any, where: str) -> Response:
         raise RecipeError(f"{where}: 'uid' must be a non-empty string, found {uid!r}")
     if not isinstance(text, str):
         raise RecipeError(f"{where}: 'text' must be a string, found {text!r}")
-    entropy, truncated = record.get("entropy"), record.get("truncated", False)
+    entropy = record.get("entropy")
     if entropy is None:
         entropy = math.nan
     elif isinstance(entropy, bool) or not isinstance(entropy, int | float) or not math.isfinite(entropy):
         raise RecipeError(f"{where}: 'entropy' must be a number, found {entropy!r}")
-    if not isinstance(truncated, bool):
-        raise RecipeError(f"{where}: 'truncated' must be true or false, found {truncated!r}")
-    return Response(where, uid, text, float(entropy), truncated)
+    flags = {name: record.get(name, False) for name in ("truncated", "off_policy", "replaced")}
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise RecipeError(f"{where}: '{name}' must be true or false, found {value!r}")
+    return Response(where, uid, text, float(entropy), source=record.get("source"), **flags)

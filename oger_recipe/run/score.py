@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,13 @@ def score(value: Settings, file: Path, out: Path) -> str:
     _require_entropy(settings, responses, file)
     uids = dict.fromkeys(response.uid for response in responses)
     print(f"{len(responses)} answers to {len(uids)} of {len(rows)} prompts", flush=True)
+    if replaced := sum(response.replaced for response in responses):
+        taught = sum(_is_teacher(response) for response in responses)
+        print(
+            f"note: {taught} of them are teachers' trajectories, in the places of {replaced} rollouts, which get no "
+            "reward",
+            flush=True,
+        )
     if repeated := len(responses) - len({(response.uid, response.text) for response in responses}):
         print(f"note: {repeated} answers repeat another one of their group, and count as often", flush=True)
     answered = [rows[uid] for uid in uids]
@@ -109,11 +117,12 @@ def _require_entropy(settings: OgerSettings, responses: Sequence[Response], file
     """The entropy of a policy is in no text."""
     if not settings.has_bonus or settings.bonus.last_token_enp_reward == "none":
         return
-    without = [response for response in responses if math.isnan(response.entropy)]
+    earning = [response for response in responses if not response.off_policy and not response.replaced]
+    without = [response for response in earning if math.isnan(response.entropy)]
     if without:
         raise RecipeError(
             f"{without[0].where}: the exploration bonus is weighted with the policy's entropy, which "
-            f"{len(without)} of {len(responses)} lines do not have: add 'entropy' to them (samples/*.jsonl of a run "
+            f"{len(without)} of {len(earning)} lines do not have: add 'entropy' to them (samples/*.jsonl of a run "
             "have it), or leave the weight or the bonus out: --oger.last_token_enp_reward none, --oger.bonus_weight 0"
         )
 
@@ -127,7 +136,19 @@ def _graded(value: Settings, rows: Sequence[Row], responses: Sequence[Response])
         answers = [labelled_answer(prompts[response.uid].label, response.text) for response in responses]
         started = time.monotonic()
         graded = pool.grade_many(answers, progress=sys.stderr.isatty() or len(answers) > 2000)
+        graded = [_of_teacher(each) if _is_teacher(one) else each for one, each in zip(responses, graded, strict=True)]
         return _Answers(responses, graded, prompts, time.monotonic() - started, cutter)
+
+
+def _is_teacher(response: Response) -> bool:
+    """Whether all of it is a teacher's."""
+    return response.off_policy and response.source is not None
+
+
+def _of_teacher(graded: Graded) -> Graded:
+    """What a run knows of a teacher: reward and score alone."""
+    verdict = graded.verdict
+    return replace(graded, verdict=replace(verdict, components={}, steps=()))
 
 
 def _prompts(value: Settings, rows: Sequence[Row], pool: GradingPool, shared: Settings) -> dict[str, Prompt]:
@@ -202,10 +223,12 @@ class _Answers:
     cutter: StepCutter | None
 
     def by_size(self) -> list[list[list[int]]]:
-        """The groups, as numbers of responses; those of one size together, as the sources take them."""
+        """The groups, as numbers of responses; those of one size together, as the sources take them. What teachers
+        replaced is in none."""
         groups: dict[str, list[int]] = {}
         for number, response in enumerate(self.responses):
-            groups.setdefault(response.uid, []).append(number)
+            if not response.replaced:
+                groups.setdefault(response.uid, []).append(number)
         sizes: dict[int, list[list[int]]] = {}
         for group in groups.values():
             sizes.setdefault(len(group), []).append(group)
@@ -224,30 +247,41 @@ class _Answers:
             teachers=prompt.teachers,
             responses=[response.text for response in members],
             graded=graded,
-            is_teacher=[False] * len(members),
+            is_teacher=[response.off_policy for response in members],
             truncated=[response.truncated for response in members],
-            may_earn=_may_earn(members, graded, settings),
+            may_earn=self._may_earn(members, settings),
             similarity=list(similarity),
             entropy=[response.entropy for response in members],
             steps=[self._steps(response.text) for response in members] if self.cutter is not None else [],
         )
 
+    def _may_earn(self, members: Sequence[Response], settings: OgerSettings) -> list[bool]:
+        """Which responses of a group the bonus is for."""
+        solved = members[0].uid in self.solved
+        if solved and not ALL_CORRECT_GROUPS[settings.teachers.all_correct_group].bonus:
+            return [False] * len(members)
+        fixed, no_repetition = settings.advantage.non_stop_fixed_reward is not None, settings.bonus.repeating_check
+        return [
+            not response.off_policy
+            and not (fixed and response.truncated)
+            and not (no_repetition and is_repetitive(response.text))
+            for response in members
+        ]
+
+    @cached_property
+    def solved(self) -> set[str]:
+        """Uids whose rollouts are all right, those that teachers replaced included."""
+        rollouts = [
+            (response.uid, graded.verdict.score > 0)
+            for response, graded in zip(self.responses, self.graded, strict=True)
+            if not _is_teacher(response)
+        ]
+        return {uid for uid, _ in rollouts} - {uid for uid, right in rollouts if not right}
+
     def _steps(self, text: str) -> list[str]:
         """Cuts a text where a run would cut its tokens."""
         assert self.cutter is not None
         return self.cutter.texts(self.cutter.tokenizer.encode(text, add_special_tokens=False)) or [text]
-
-
-def _may_earn(members: Sequence[Response], graded: Sequence[Graded], settings: OgerSettings) -> list[bool]:
-    """Which responses of a group the bonus is for."""
-    solved = all(each.verdict.score > 0 for each in graded)
-    if solved and not ALL_CORRECT_GROUPS[settings.teachers.all_correct_group].bonus:
-        return [False] * len(members)
-    fixed, no_repetition = settings.advantage.non_stop_fixed_reward is not None, settings.bonus.repeating_check
-    return [
-        not (fixed and response.truncated) and not (no_repetition and is_repetitive(response.text))
-        for response in members
-    ]
 
 
 @dataclass
@@ -281,31 +315,31 @@ class _Scored:
 
     def lines(self) -> Iterator[dict[str, Any]]:
         for number, (response, graded) in enumerate(zip(self.answers.responses, self.answers.graded, strict=True)):
-            total = self.total[number]
             yield {
                 "uid": response.uid,
-                "reward": _digits(total) if math.isfinite(total) else None,
+                "reward": _digits(self.total.get(number, math.nan)),
                 "score": graded.verdict.score,
                 "components": {
                     name: _digits(values[number]) for name, values in self.said.items() if number in values
                 },
                 "errors": {name: rows[number] for name, rows in self.errors.items() if number in rows},
+                **{name: True for name in ("off_policy", "replaced") if getattr(response, name)},
                 **({"steps_of_reasoning": self.steps[number]} if number in self.steps else {}),
             }
 
     def table(self, seconds: float, of_sources: Mapping[str, float]) -> str:
-        count = len(self.answers.responses)
+        scored = sorted(self.total)
         columns = {
             name: Column(
-                [values.get(number, math.nan) for number in range(count)],
+                [values.get(number, math.nan) for number in scored],
                 len(self.errors.get(name, ())),
                 of_sources.get(name, math.nan),
             )
             for name, values in self.said.items()
         }
-        total = Column([self.total[number] for number in range(count)], 0, seconds)
-        rule = [graded.verdict.reward for graded in self.answers.graded]
-        lengths = [len(response.text) for response in self.answers.responses]
+        total = Column([self.total[number] for number in scored], 0, seconds)
+        rule = [self.answers.graded[number].verdict.reward for number in scored]
+        lengths = [len(self.answers.responses[number].text) for number in scored]
         notes = ["r: correlation over all answers; length: characters"]
         notes += [f"{self.dropped} groups would have no advantage (oger.reward.on_error)"] if self.dropped else []
         return "\n".join([score_table(columns | {"reward": total}, rule, lengths), *notes])

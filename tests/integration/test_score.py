@@ -48,11 +48,13 @@ AS_A_RUN = {
               '[{"name": "rule", "kind": "verifier"}, {"name": "explore", "kind": "bonus"}, '
               '{"name": "prm", "kind": "process_by_length:ByLength", "weight": 0.5}]'],
 }  # fmt: skip
+# The same with teachers in the places of rollouts.
+AS_A_RUN |= {f"{name} with teachers": [*flags, "--oger.max_replace_num=2"] for name, flags in AS_A_RUN.items()}
 
 
 @pytest.mark.parametrize("name", AS_A_RUN)
 def test_a_response_gets_the_reward_that_a_run_gave_it(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--oger.prompts_per_update=3", "--oger.total_training_steps=2", "--oger.max_replace_num=0"]
     flags += AS_A_RUN[name]
@@ -70,15 +72,27 @@ def test_a_response_gets_the_reward_that_a_run_gave_it(
              f"--oger.embedding_url={url}", *given, *FLAGS, *flags]
         )  # fmt: skip
     scored = read_jsonl(tmp_path / "out.jsonl")
-    assert len(scored) == len(lines) == 96 and any(line["truncated"] for line in lines)
-    assert len({line["sources"]["explore"] for line in lines}) > 10
-    for line, found in zip(lines, scored, strict=True):
+    pairs = list(zip(lines, scored, strict=True))
+    trained = [(line, found) for line, found in pairs if "replaced" not in line]
+    assert len(trained) == 96 and any(line["truncated"] for line, _ in trained)
+    assert len({line["sources"]["explore"] for line, _ in trained}) > 10
+    taught = [found for line, found in trained if "source" in line]
+    assert bool(taught) is ("with teachers" in name)
+    assert len(pairs) == 96 + len(taught) and all(found["off_policy"] for found in taught)
+    said = f"{len(taught)} of them are teachers' trajectories, in the places of {len(taught)} rollouts"
+    assert (said in capsys.readouterr().out) is bool(taught)
+    for line, found in pairs:
         assert found["uid"] == line["uid"] and found["score"] == line["score"]
+        assert found.get("off_policy", False) is line["off_policy"]
+        if "replaced" in line:
+            assert found == {"uid": line["uid"], "reward": None, "score": line["score"], "components": {},
+                             "errors": {}, "replaced": True}  # fmt: skip
+    for line, found in trained:
         assert found["reward"] == pytest.approx(line["total_reward"], rel=1e-5, abs=1e-7)
         assert found["components"] == pytest.approx(line["sources"], rel=1e-5, abs=1e-7)
-        assert found["errors"] == line.get("errors", {})
+        assert found["errors"] == line.get("errors", {}) and "replaced" not in found
         steps = line.get("steps_of_reasoning", [])
-        assert bool(steps) is (name == "steps")
+        assert bool(steps) is name.startswith("steps")
         for step, of_run in zip(found.get("steps_of_reasoning", []), steps, strict=True):
             assert step["text"] == of_run["text"]
             assert step["reward"] == pytest.approx(of_run["reward"], rel=1e-5, abs=1e-7)
