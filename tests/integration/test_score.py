@@ -48,8 +48,9 @@ AS_A_RUN = {
               '[{"name": "rule", "kind": "verifier"}, {"name": "explore", "kind": "bonus"}, '
               '{"name": "prm", "kind": "process_by_length:ByLength", "weight": 0.5}]'],
 }  # fmt: skip
-# The same with teachers in the places of rollouts.
-AS_A_RUN |= {f"{name} with teachers": [*flags, "--oger.max_replace_num=2"] for name, flags in AS_A_RUN.items()}
+# The same with teachers in the places of rollouts; those of wrong ones first, so that right ones alone are left.
+_TAUGHT = ["--oger.max_replace_num=4", "--oger.replace_mode=wrong_first_similarity_mean_des"]
+AS_A_RUN |= {f"{name} with teachers": [*flags, *_TAUGHT] for name, flags in AS_A_RUN.items()}
 
 
 @pytest.mark.parametrize("name", AS_A_RUN)
