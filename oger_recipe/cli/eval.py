@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from oger_recipe.cli.run_settings import CommandParser, settings_of_run
 from oger_recipe.errors import RecipeError
-from oger_recipe.settings.grading import VerifierSettings, grading_rules
+from oger_recipe.settings.grading import grading_rules
 from oger_recipe.settings.rollouts import RolloutSettings
 from oger_recipe.settings.run import EvalSettings
 from oger_recipe.settings.steps import StepSettings
@@ -62,7 +62,8 @@ def _add_problems(add: Callable[..., Any]) -> None:
         action="extend",
         metavar="NAME[=FILE]",
         help=f"{', '.join(BENCHMARKS)}, each from the Hub (gpqa needs a login there) or from a .jsonl or .parquet "
-        "file with its columns; or any other name with a file of the recipe's rows",
+        "file with its columns; or any other name with a file of rows, whose columns are named as for a run "
+        "(--data.input_key, --data.label_key, --oger.task_name)",
     )
     add("--benchmark_dir", type=Path, help="folder of <name>.jsonl or <name>.parquet files, instead of the Hub")
     add("--max_problems", type=int, help="evaluate on so many problems of each benchmark, chosen by hash")
@@ -182,20 +183,19 @@ def _prompting(args: argparse.Namespace, settings: Mapping[str, Any]) -> Prompti
 
 def _benchmarks(args: argparse.Namespace, settings: Mapping[str, Any]) -> dict[str, list[Problem]]:
     from oger_recipe.evaluation.benchmarks import find_file, load_benchmark, problem_of
+    from oger_recipe.run.rows import evaluation_columns, evaluation_rows
 
     benchmarks: dict[str, list[Problem]] = {}
     for name, file in _benchmark_files(args.benchmark or []).items():
         if file is None and args.benchmark_dir:
             file = find_file(name, args.benchmark_dir)
         benchmarks[name] = load_benchmark(
-            name, file, max_problems=args.max_problems, own_tasks=tuple(VerifierSettings.of(settings).own)
+            name, file, max_problems=args.max_problems, columns=evaluation_columns(settings)
         )
     if benchmarks:
         return benchmarks
     if not settings["eval.dataset"]:
         raise RecipeError("nothing to evaluate on: name benchmarks with --benchmark, or a --recipe with eval.dataset")
-    from oger_recipe.run.rows import evaluation_rows
-
     for row in evaluation_rows(settings)[: args.max_problems]:
         benchmarks.setdefault(row.get("datasource") or "default", []).append(problem_of(row))
     return benchmarks

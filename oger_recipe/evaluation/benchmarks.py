@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.data.sources import Columns, Seen, read_dataset, read_records
+from oger_recipe.data.luffy import is_luffy
+from oger_recipe.data.sources import TEACHERS, Columns, Seen, read_dataset, read_records
 from oger_recipe.data.templates import BOXED
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.rules import TIMES_ASKED
@@ -170,13 +171,13 @@ def asked_once(name: str, rows: Sequence[Record], times: Mapping[str, int]) -> l
 
 
 def load_benchmark(
-    name: str, file: Path | None = None, *, max_problems: int | None = None, own_tasks: tuple[str, ...] = ()
+    name: str, file: Path | None = None, *, max_problems: int | None = None, columns: Columns | None = None
 ) -> list[Problem]:
     """Loads the problems of a benchmark, in the order of their uids.
 
-    file: a .jsonl or .parquet file with the columns of the benchmark's dataset, or of the recipe's rows, which any
-    name can have. Of more than ``max_problems``, those are taken whose hash is least: the same ones in whatever order
-    they come, and not all of one subject.
+    file: a .jsonl or .parquet file with the columns of the benchmark's dataset, or of the recipe's rows; of any other
+    name also with ``columns``, those of a run's data, or LUFFY's. Of more than ``max_problems``, those are taken whose
+    hash is least: the same ones in whatever order they come, and not all of one subject.
     Raises RecipeError for an unknown name without a file, what cannot be read, and malformed records.
     """
     benchmark = BENCHMARKS.get(name)
@@ -190,7 +191,7 @@ def load_benchmark(
             )
         problems = _from_hub(name, benchmark)
     elif benchmark is None or _has_rows(file):
-        problems = _own_rows(name, file, own_tasks)
+        problems = _own_rows(name, file, columns or Columns())
     else:
         problems = _problems(name, read_records(str(file), benchmark.split), benchmark, str(file))
     kept = sorted(problems, key=lambda problem: stable_seed(name, problem.uid))[:max_problems]
@@ -218,19 +219,24 @@ def _from_hub(name: str, benchmark: Benchmark) -> list[Problem]:
     return _problems(name, records, benchmark, benchmark.path)
 
 
-def _own_rows(name: str, file: Path, own_tasks: tuple[str, ...]) -> list[Problem]:
-    if _first_record(file).keys() >= {"prompt", "label"}:
+def _own_rows(name: str, file: Path, columns: Columns) -> list[Problem]:
+    first = _first_record(file)
+    if first.keys() >= {"prompt", "label"}:
         raise RecipeError(
             f"benchmark {name}: {file} is what a run prepared for itself, with its prompts in their final form; give "
             "the run's recipe, which evaluates on the same problems: --recipe RUN/recipe.yaml without --benchmark"
         )
-    if not _has_rows(file):
-        raise RecipeError(
-            f"benchmark {name}: {file} does not hold the recipe's rows (uid, prompt, answer, task); files with a "
-            f"benchmark's columns go by its name: {', '.join(BENCHMARKS)}"
-        )
+    has_task = "task" in first or columns.task is not None
+    if not is_luffy(first) and not (has_task and first.keys() >= {columns.prompt, columns.answer}):
+        if not _has_rows(file):
+            raise RecipeError(
+                f"benchmark {name}: {file} does not hold rows (uid, prompt, answer, task), but {', '.join(first)}: "
+                "name its columns and the task as for a run, e.g. --data.input_key question --data.label_key answer "
+                f"--oger.task_name gsm8k; files with a benchmark's columns go by its name: {', '.join(BENCHMARKS)}"
+            )
+        columns = Columns(own_tasks=columns.own_tasks)
     seen = Seen()
-    rows = read_dataset(str(file), Columns(own_tasks=own_tasks), split="test", seen=seen)
+    rows = read_dataset(str(file), replace(columns, teachers=TEACHERS), split="test", seen=seen)
     return [problem_of(row) for row in asked_once(name, rows, seen.derived)]
 
 

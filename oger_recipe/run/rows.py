@@ -81,11 +81,7 @@ def evaluation_rows(value: Mapping[str, Any], counts: Counter[str] | None = None
     if not value[EVAL]:
         return []
     counts, settings = Counter() if counts is None else counts, EvalSettings.of(value)
-    columns = replace(_columns(value), by_content=True)
-    if settings.input_key:
-        columns = replace(columns, prompt=settings.input_key, flags=("oger.eval.input_key", columns.flags[1]))
-    if settings.label_key:
-        columns = replace(columns, answer=settings.label_key, flags=(columns.flags[0], "oger.eval.label_key"))
+    columns = evaluation_columns(value)
     rows: list[Row] = []
     for source in map(str.strip, value[EVAL].split(",")):
         if source.partition("=")[0] in BENCHMARKS:
@@ -100,6 +96,16 @@ def _columns(value: Mapping[str, Any]) -> Columns:
     return Columns(
         value["data.input_key"], value["data.label_key"], task=verifiers.task_name, own_tasks=tuple(verifiers.own)
     )
+
+
+def evaluation_columns(value: Mapping[str, Any]) -> Columns:
+    """The columns of what is evaluated on: those of the training data unless others are named."""
+    settings, columns = EvalSettings.of(value), replace(_columns(value), by_content=True)
+    if settings.input_key:
+        columns = replace(columns, prompt=settings.input_key, flags=("oger.eval.input_key", columns.flags[1]))
+    if settings.label_key:
+        columns = replace(columns, answer=settings.label_key, flags=(columns.flags[0], "oger.eval.label_key"))
+    return columns
 
 
 def _evaluation_rows(source: str, columns: Columns, split: str, limit: int | None, counts: Counter[str]) -> list[Row]:

@@ -207,7 +207,12 @@ def test_the_real_files_are_read_whole_and_their_answers_are_right(
             r"file.jsonl:2: id '1' is used by two problems",
         ),
         ("amc23", [], r"file.jsonl: no problems"),
-        ("mine", [{"question": "q", "answer": "1"}], r"does not hold the recipe's rows \(uid, prompt, answer, task\)"),
+        (
+            "mine",
+            [{"question": "q", "answer": "1"}],
+            r"does not hold rows \(uid, prompt, answer, task\), but question, answer: name its columns and the task "
+            r"as for a run, e\.g\. --data\.input_key question --data\.label_key answer --oger\.task_name gsm8k; ",
+        ),
         ("mine", [{"uid": "u", "prompt": "p", "answer": "1", "task": "chess"}], r"file.jsonl:1: unknown task 'chess'"),
     ],
 )  # fmt: skip

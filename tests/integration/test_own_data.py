@@ -12,8 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from oger_recipe.cli import data, train
-from oger_recipe.files import write_jsonl
+from oger_recipe.cli import data, eval, train
+from oger_recipe.cli.run_settings import settings_of_run
+from oger_recipe.data.sources import Columns
+from oger_recipe.evaluation.benchmarks import load_benchmark
+from oger_recipe.files import read_jsonl, write_jsonl
+from oger_recipe.rewards.verifiers import verify
+from oger_recipe.settings.grading import grading_rules
 
 Run = Callable[..., tuple[dict[str, Any], dict[str, str], list[dict[str, Any]], list[dict[str, Any]]]]
 TASK = {
@@ -313,3 +318,50 @@ def test_a_column_that_the_evaluation_lacks_is_named_by_its_own_flag(
             ["--recipe", str(recipe), "--dry-run", "--eval.dataset", str(tmp_path / "test.jsonl"), flag, "absent"]
         )
     assert flag.removeprefix("--") in str(stop.value.code) and "absent" in str(stop.value.code)
+
+
+# ---- one reader
+
+GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k" / "test.jsonl"
+RAW = [
+    {"question": "Ann has 40 eggs and buys 2. How many?", "answer": "40+2=<<40+2=42>>42 eggs.\n#### 42"},
+    {"question": "Half of 2,500?", "answer": "2,500/2 = 1,250\n#### 1,250"},
+]
+RAW_KEYS = ["--data.input_key", "question", "--data.label_key", "answer", "--oger.task_name", "gsm8k"]
+
+
+@pytest.mark.parametrize("name", ["by hand", "GSM8K's own file"])
+def test_training_evaluation_and_validation_read_raw_rows_alike(
+    name: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name != "by hand" and not GSM8K.is_file():
+        pytest.skip(f"{GSM8K} is not there")
+    raw = RAW if name == "by hand" else read_jsonl(GSM8K)[:40]
+    write_jsonl(raw, tmp_path / "train.jsonl")
+    write_jsonl(raw, tmp_path / "test.jsonl")
+    assert f"{len(raw)} rows, 0 bad" in _validated(capsys, *RAW_KEYS)[1]
+    trained = run(*RAW_KEYS, "--oger.max_replace_num", "0", "--oger.teacher_key", "teachers")[2]
+    labels = {label["uid"]: label for label in (json.loads(row["label"]) for row in trained)}
+    args, flags = eval.build_parser().parse_known_args(
+        ["model", "--benchmark", f"mine={tmp_path}/test.jsonl", *RAW_KEYS]
+    )
+    settings = settings_of_run(None, flags, eval.build_parser())
+    problems = eval._benchmarks(args, settings)["mine"]
+    assert len(problems) == len(raw) and {each.uid for each in problems} == labels.keys()
+    for problem in problems:
+        row, label = problem.row(None), labels[problem.uid]
+        solution = next(each["answer"] for each in raw if each["question"] == problem.question)
+        right = solution.rpartition("####")[2].strip()
+        for text, score in ((f"So it is {right}", 1.0), (f"So it is {right}1", 0.0)):
+            task, response, answer, options = grading_rules(settings, evaluation=True).answer(row, text)
+            assert verify(task, response, answer, **options).score == score
+            assert verify(label["task"], text, label["answer"], **label.get("options", {})).score == score
+
+
+def test_rows_with_the_recipes_columns_stay_a_benchmark_beside_columns_of_the_training_data(tmp_path: Path) -> None:
+    rows = [{"uid": "a", "prompt": "1+1?", "answer": "2", "task": "gsm8k", "question": "1+2?"}]
+    write_jsonl(rows, tmp_path / "both.jsonl")
+    write_jsonl([{name: rows[0][name] for name in ("uid", "prompt", "answer", "task")}], tmp_path / "own.jsonl")
+    columns = Columns("question", "answer", task="gsm8k")
+    assert [each.question for each in load_benchmark("mine", tmp_path / "own.jsonl", columns=columns)] == ["1+1?"]
+    assert [each.question for each in load_benchmark("mine", tmp_path / "both.jsonl", columns=columns)] == ["1+2?"]
