@@ -101,10 +101,11 @@ run_arm() { # regime arm seed
     if "$python" -m "$report" has "$STUDY_DIR" "$1" "$2" "$3"; then
         return
     fi
-    rm -rf "$folder" # of a run that was interrupted
     echo "study: $1, $2, seed $3"
+    # With --overwrite a run that was interrupted begins anew, once it is clear that it can.
     # shellcheck disable=SC2086 # several flags
-    "$python" -m oger_recipe.cli.train --recipe "configs/study/$1.yaml" --oger.run_dir "$folder" --train.seed "$3" $flags
+    "$python" -m oger_recipe.cli.train --recipe "configs/study/$1.yaml" --oger.run_dir "$folder" --train.seed "$3" \
+        --overwrite $flags
     "$python" -m "$report" add "$STUDY_DIR" "$1" "$2" "$3"
 }
 

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Trains once for each value of one flag and draws the held-out curves in one figure, e.g. OAT's temperature ablation:
 #   scripts/sweep.sh --rollout.temperature 0.6 0.8 1.0 1.2 --recipe configs/oat_gsm8k_ppo.yaml
-# What follows the values goes to every run. Call it again to continue: finished runs are kept.
+# What follows the values goes to every run. All values are checked before the first one is trained; one whose run fails
+# does not keep the others from theirs. Call it again to continue: finished runs are kept, others go on from their last
+# checkpoint. One that was trained and has none is removed only with --overwrite among the flags; finished ones stay.
 # SWEEP_DIR: folder of the runs and of sweep.png (default: runs/sweep-<flag>).
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 if [[ $# -lt 2 || "$1" != --* ]]; then
-    sed -n 2,5p "${BASH_SOURCE[0]}" >&2
+    sed -n 2,7p "${BASH_SOURCE[0]}" >&2
     exit 2
 fi
 flag="$1"
@@ -21,18 +22,66 @@ if [[ ${#values[@]} -eq 0 ]]; then
     echo "sweep: $flag has no values" >&2
     exit 2
 fi
-
-bash scripts/setup.sh
-python="${OGER_VENV:-.venv}/bin/python"
-folder="${SWEEP_DIR:-runs/sweep-${flag#--}}"
-for value in "${values[@]}"; do
-    run="$folder/$value"
-    if grep -qs '"finished": true' "$run/summary.json"; then
-        echo "sweep: $flag $value is done: $run"
-        continue
-    fi
-    rm -rf "$run" # of a run that was interrupted
-    echo "sweep: $flag $value"
-    "$python" -m oger_recipe.cli.train "$@" "$flag" "$value" --oger.run_dir "$run"
+overwrite=""
+for word in "$@"; do
+    [[ "$word" != --overwrite ]] || overwrite=yes
 done
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+bash "$root/scripts/setup.sh"
+python="$(cd "$root" && realpath -ms -- "${OGER_VENV:-.venv}")/bin/python"
+folder="$(realpath -ms -- "${SWEEP_DIR:-runs/sweep-${flag#--}}")"
+
+run_of() { # value; its folder, in which no value leads out of the sweep's: / is %2F, and . in front is %2E
+    local name="${1//%/%25}"
+    name="${name//\//%2F}"
+    printf '%s/%s' "$folder" "${name/#./%2E}"
+}
+train() { # value, flags...
+    local value="$1" run more=()
+    shift
+    run="$(run_of "$value")"
+    if [[ -z "$overwrite" ]] && grep -qs '"facts"' "$run"/checkpoints/global_step*.json; then # a whole manifest
+        more+=(--ckpt.load_enable)
+    fi
+    "$python" -m oger_recipe.cli.train "$@" "$flag=$value" --oger.run_dir "$run" ${more[@]+"${more[@]}"}
+}
+
+left=()
+refused=""
+for value in "${values[@]}"; do
+    run="$(run_of "$value")"
+    if [[ -z "$value" ]]; then
+        echo "sweep: a value of $flag is empty" >&2
+        refused=yes
+    elif grep -qs '"finished": true' "$run/summary.json"; then
+        echo "sweep: $flag $value is done: $run"
+    elif said="$(train "$value" "$@" --dry-run 2>&1)"; then
+        left+=("$value")
+    else
+        printf '%s\nsweep: %s %s is refused\n' "$said" "$flag" "$value" >&2
+        refused=yes
+    fi
+done
+if [[ -n "$refused" ]]; then
+    echo "sweep: nothing was started" >&2
+    exit 1
+fi
+
+failed=()
+for value in ${left[@]+"${left[@]}"}; do
+    echo "sweep: $flag $value"
+    code=0
+    train "$value" "$@" || code=$?
+    if [[ $code -eq 130 || $code -eq 143 ]]; then # stopped by a signal: so is the sweep
+        exit "$code"
+    elif [[ $code -ne 0 ]]; then
+        failed+=("$value")
+    fi
+done
+mkdir -p "$folder"
 "$python" -m oger_recipe.report.sweep "$folder" "${flag#--}"
+if [[ ${#failed[@]} -gt 0 ]]; then
+    echo "sweep: failed: $flag ${failed[*]}; their messages are above" >&2
+    exit 1
+fi

@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from matplotlib.axes import Axes
 
@@ -34,16 +35,18 @@ def curves(summary: dict[str, Any]) -> dict[str, tuple[str, Points]]:
 def draw(folder: Path, setting: str) -> list[dict[str, Any]]:
     """Writes sweep.png, a panel for each benchmark, and sweep.json.
 
-    Returns one record for each finished run and benchmark, in the order of the setting's values.
+    Returns one record for each finished run and benchmark, in the order of the setting's values, which the folders of
+    the runs are named by.
     """
     records: list[dict[str, Any]] = []
-    for path in sorted(folder.glob("*/summary.json"), key=lambda path: _number_or_text(path.parent.name)):
-        summary = json.loads(path.read_text())
+    runs = {unquote(path.parent.name): path for path in folder.glob("*/summary.json")}
+    for value in sorted(runs, key=_number_or_text):
+        summary = json.loads(runs[value].read_text())
         if not summary.get("finished"):
             continue
         for benchmark, (metric, points) in curves(summary).items():
             records.append(
-                {"value": path.parent.name, "benchmark": benchmark, "metric": metric}
+                {"value": value, "benchmark": benchmark, "metric": metric}
                 | {"points": [(step, score) for step, score, _ in points]}
                 | {"intervals": [interval for *_, interval in points]}
             )

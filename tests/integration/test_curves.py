@@ -126,7 +126,7 @@ def test_labels_are_moved_apart_as_little_as_possible() -> None:
 
 
 def test_a_sweep_is_one_curve_for_each_value_in_the_order_of_the_values(tmp_path: Path) -> None:
-    for value, last in (("1.2", 0.5), ("0.6", 0.25), ("10", 0.75)):
+    for value, last in (("1.2", 0.5), ("models%2Fa", 0.5), ("0.6", 0.25), ("10", 0.75)):
         (tmp_path / value).mkdir()
         evaluations = [
             {"step": step, "benchmarks": {"gsm8k": _figures(score)}} for step, score in ((4, last), (0, 0.375))
@@ -137,7 +137,7 @@ def test_a_sweep_is_one_curve_for_each_value_in_the_order_of_the_values(tmp_path
         if summary:
             (tmp_path / name / "summary.json").write_text(json.dumps(summary))
     records = draw(tmp_path, "rollout.temperature")
-    assert [record["value"] for record in records] == ["0.6", "1.2", "10"]
+    assert [record["value"] for record in records] == ["0.6", "1.2", "10", "models/a"]
     assert records[1] == {
         "value": "1.2", "benchmark": "gsm8k", "metric": "avg_at_8", "points": [(0, 0.375), (4, 0.5)],
         "intervals": [[0.275, 0.475], [0.4, 0.6]],

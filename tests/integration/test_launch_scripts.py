@@ -1,7 +1,8 @@
-"""scripts/train_oger.sh and scripts/slurm/train_oger.sbatch, on a cluster of stand-ins that note their calls."""
+"""The scripts that launch runs, on a machine or cluster of stand-ins that note their calls."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -10,8 +11,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
+
+from oger_recipe.run_folder import checkpoints
 
 ROOT = Path(__file__).parents[2]
 NOTE = 'printf "%s\\n" "$(basename "$0") $*" >>"$NOTES/calls"\n'
@@ -142,11 +146,11 @@ def test_the_log_of_a_job_that_starts_again_is_continued() -> None:
 def test_a_job_that_starts_again_continues_from_its_checkpoint_or_anew(cluster: Cluster, tmp_path: Path) -> None:
     run_dir = tmp_path / "runs" / "mine"
     (run_dir / "checkpoints").mkdir(parents=True)
-    (run_dir / "checkpoints" / "global_step2.json").write_text("{}")
+    checkpoints.seal(run_dir / "checkpoints", 2)
     again = {"SLURM_RESTART_COUNT": "1", "RUN_DIR": str(run_dir)}
     cluster.run("n1", "configs/oger_paper.yaml", **again)
     assert "--ckpt.load_enable" in cluster.calls("oger")[-1] and run_dir.exists()
-    (run_dir / "checkpoints" / "global_step2.json").unlink()
+    checkpoints.begin(run_dir / "checkpoints", 2)  # and was killed
     (run_dir / "metrics.jsonl").write_text("{}")
     cluster.run("n1", "configs/oger_paper.yaml", **again)
     assert "--ckpt.load_enable" not in cluster.calls("oger")[-1]
@@ -227,3 +231,138 @@ def test_train_oger_takes_model_and_data_from_variables(trained: Callable[..., l
 def test_train_oger_without_a_recipe_says_how_it_is_called() -> None:
     result = subprocess.run(["bash", str(ROOT / "scripts" / "train_oger.sh")], capture_output=True, text=True)
     assert result.returncode == 2 and "scripts/train_oger.sh configs/oger_paper.yaml" in result.stderr
+
+
+# Trains by leaving what a run leaves; the values in $REFUSED fail in a dry run, those in $FAIL after a checkpoint.
+TRAINS = r"""#!/usr/bin/env python3
+import json, os, pathlib, sys
+words = sys.argv[1:]
+with open(os.environ["NOTES"], "a") as notes:
+    notes.write(json.dumps(words) + "\n")
+if words[1] == "oger_recipe.cli.train":
+    value = next((word.split("=", 1)[1] for word in words if word.startswith("--x.value=")), "")
+    dry, run = "--dry-run" in words, pathlib.Path(words[words.index("--oger.run_dir") + 1])
+    if dry:
+        sys.exit("oger train: no such value" if value in os.environ.get("REFUSED", "").split() else 0)
+    (run / "checkpoints").mkdir(parents=True, exist_ok=True)
+    (run / "checkpoints" / "global_step1.json").write_text(os.environ.get("MANIFEST", '{"facts": {}}'))
+    if value in os.environ.get("FAIL", "").split():
+        sys.exit(int(os.environ.get("CODE", "1")))
+    (run / "summary.json").write_text(json.dumps({"finished": True}, indent=1))
+elif words[2] == "has":
+    sys.exit(1)
+"""
+
+
+@dataclass
+class Sweep:
+    """scripts/sweep.sh over --x.value, or another script that trains one run after the other."""
+
+    folder: Path
+
+    def run(self, *words: str, **variables: str) -> tuple[int, str]:
+        return self.script("sweep.sh", "--x.value", *words, **variables)
+
+    def script(self, name: str, *words: str, **variables: str) -> tuple[int, str]:
+        environment = {"OGER_VENV": str(self.folder / "venv"), "NOTES": str(self.folder / "notes")}
+        (self.folder / "notes").write_text("")
+        result = subprocess.run(
+            ["bash", str(ROOT / "scripts" / name), *words],
+            env=os.environ | environment | {"SWEEP_DIR": "sweep"} | variables,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+        )
+        return result.returncode, result.stdout + result.stderr
+
+    def calls(self) -> list[list[str]]:
+        """The words of every training, and of the drawing."""
+        return [json.loads(line)[1:] for line in (self.folder / "notes").read_text().splitlines()]
+
+    def trained(self) -> list[str]:
+        """The values that were trained, after all the dry runs."""
+        calls = [call[1:] for call in self.calls() if call[0] == "oger_recipe.cli.train"]
+        dry = ["--dry-run" in call for call in calls]
+        assert dry == sorted(dry, reverse=True)
+        trained = [call for call in calls if "--dry-run" not in call]
+        return [word.removeprefix("--x.value=") for call in trained for word in call if word.startswith("--x.value=")]
+
+
+@pytest.fixture()
+def sweep(tmp_path: Path) -> Sweep:
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(TRAINS)
+    python.chmod(0o755)
+    made_of = b"".join((ROOT / name).read_bytes() for name in ("requirements.lock", "setup.cfg"))
+    # By which scripts/setup.sh knows an environment that it has finished.
+    (tmp_path / "venv" / f".oger-lock-{hashlib.sha256(made_of).hexdigest()}").write_text(str(ROOT.resolve()))
+    return Sweep(tmp_path)
+
+
+def test_a_sweep_trains_nothing_until_every_value_is_checked(sweep: Sweep) -> None:
+    kept = sweep.folder / "sweep" / "2" / "metrics.jsonl"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("{}")
+    code, output = sweep.run("1", "2", "3", "--recipe", "no_such.yaml", REFUSED="2")
+    assert code == 1 and not sweep.trained() and kept.exists()
+    assert "oger train: no such value\nsweep: --x.value 2 is refused\nsweep: nothing was started\n" in output
+
+
+def test_a_sweep_loses_no_run_to_a_value_that_fails(sweep: Sweep) -> None:
+    code, output = sweep.run("1", "2", "3", "--recipe", "a b.yaml", FAIL="2")
+    assert code == 1 and sweep.trained() == ["1", "2", "3"]
+    assert output.endswith("sweep: failed: --x.value 2; their messages are above\n")
+    assert sweep.calls()[-1] == ["oger_recipe.report.sweep", str(sweep.folder / "sweep"), "x.value"]
+    assert sweep.calls()[3] == [
+        "oger_recipe.cli.train", "--recipe", "a b.yaml", "--x.value=1", "--oger.run_dir",
+        str(sweep.folder / "sweep" / "1"),
+    ]  # fmt: skip
+
+
+def test_a_sweep_that_goes_on_keeps_what_is_done_and_resumes_what_is_not(sweep: Sweep) -> None:
+    sweep.run("1", "2", FAIL="2")
+    code, output = sweep.run("1", "2")
+    assert code == 0 and sweep.trained() == ["2"] and "sweep: --x.value 1 is done" in output
+    assert all("--ckpt.load_enable" in call for call in sweep.calls()[:-1])
+
+
+def test_a_sweep_removes_only_when_it_is_told_to(sweep: Sweep) -> None:
+    """By the flag of oger train, which it hands on; and a checkpoint without end is nothing to go on from."""
+    sweep.run("1", "2", FAIL="2")
+    code, _ = sweep.run("1", "2", "--overwrite")
+    assert code == 0 and sweep.trained() == ["2"]
+    for call in sweep.calls()[:-1]:
+        assert "--overwrite" in call and "--ckpt.load_enable" not in call
+    sweep.run("3", FAIL="3", MANIFEST='{"step": 1}')
+    sweep.run("3")
+    assert not any({"--overwrite", "--ckpt.load_enable"} & set(call) for call in sweep.calls())
+
+
+def test_a_sweep_that_is_stopped_trains_no_further_value(sweep: Sweep) -> None:
+    code, _ = sweep.run("1", "2", FAIL="1", CODE="130")
+    assert code == 130 and sweep.trained() == ["1"]
+
+
+def test_no_value_of_a_sweep_leads_out_of_its_folder(sweep: Sweep) -> None:
+    values = ["-1e-6", "../..", ".", "models/a b", "models_a b", "50%", "50%2F"]
+    code, output = sweep.run(*values)
+    assert code == 0, output
+    assert sweep.trained() == values
+    folders = {unquote(path.name) for path in (sweep.folder / "sweep").iterdir()}
+    assert folders == set(values) and all(path.is_dir() for path in (sweep.folder / "sweep").iterdir())
+    code, output = sweep.run("1", "")
+    assert code == 1 and not sweep.trained() and "a value of --x.value is empty" in output
+
+
+def test_a_study_leaves_it_to_the_run_what_of_its_folder_goes(sweep: Sweep) -> None:
+    """oger train --overwrite checks first, and removes its own files alone."""
+    kept = sweep.folder / "study" / "beyond_reach" / "grpo" / "1" / "notes.txt"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("mine")
+    chosen = {"STUDY_DIR": str(sweep.folder / "study"), "SEEDS": "1", "ARMS": "grpo", "REGIMES": "beyond_reach"}
+    code, output = sweep.script("study.sh", **chosen)
+    assert code == 0, output
+    (training,) = [call for call in sweep.calls() if call[0] == "oger_recipe.cli.train"]
+    assert training[training.index("--oger.run_dir") + 1] == str(kept.parent) and "--overwrite" in training
+    assert kept.read_text() == "mine"
