@@ -2,6 +2,7 @@
 
 import argparse
 import fnmatch
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -65,9 +66,9 @@ FIXED = {
 FREE = (
     "oger.total_training_steps", "train.num_episodes", "ckpt.*", "logger.*", "eval.*", "oger.eval.*", "oger.run_dir",
     "oger.val_before_train", "oger.val_after_train", "oger.verbose", "oger.task.cache", "oger.embedding_cache",
-    "oger.reward.cache", "oger.embedding_batch_size", "oger.grading_workers", "oger.grading_time_limit",
-    "oger.grading_memory_limit", "oger.logical_gpus", "train.micro_batch_size", "rollout.micro_batch_size",
-    "rollout.vllm_*", "vllm.*",
+    "oger.reward.cache", "oger.data_cache", "oger.embedding_batch_size", "oger.grading_workers",
+    "oger.grading_time_limit", "oger.grading_memory_limit", "oger.logical_gpus", "train.micro_batch_size",
+    "rollout.micro_batch_size", "rollout.vllm_*", "vllm.*",
 )  # fmt: skip
 
 
@@ -81,7 +82,7 @@ def check_settings(value: Mapping[str, Any], parser: argparse.ArgumentParser, be
         return
     was = defaults(parser) | read_recipe(began_with, parser)
     refused = []
-    for key, before, now in differences(_in_cache(was), _in_cache(value)):
+    for key, before, now in differences(_apart_from_cache(was), _apart_from_cache(value)):
         if reason := _fixed(key, value):
             refused.append(f"{key} was {before} -> is {now}: {reason}")
         elif not any(fnmatch.fnmatchcase(key, pattern) for pattern in FREE):
@@ -93,10 +94,17 @@ def check_settings(value: Mapping[str, Any], parser: argparse.ArgumentParser, be
         )
 
 
-def _in_cache(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with the built-in task's files named as they are in its cache, which may have moved."""
-    cache = f"{Path(settings['oger.task.cache']).expanduser()}/"
-    return {key: value.removeprefix(cache) if isinstance(value, str) else value for key, value in settings.items()}
+# What lies before the folder of one content (tasks/build.py, `cached`).
+_IN_CACHE = re.compile(r"^/.*/(?=countdown-[a-z-]+-[0-9a-f]{16}(/|$))")
+
+
+def _apart_from_cache(value: Any) -> Any:
+    """The setting with the built-in task's files named as in its cache, which may lie in another HOME now."""
+    if isinstance(value, str):
+        return _IN_CACHE.sub("", value)
+    if isinstance(value, Mapping):
+        return {key: _apart_from_cache(item) for key, item in value.items()}
+    return [_apart_from_cache(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def differences(was: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from oger_recipe.run.ends import continuing, progress
 from oger_recipe.run.resume import check_settings
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.settings.recipe_file import read_recipe, write_resolved
+from oger_recipe.tasks.build import cached
 
 HOLD = """
 import sys, time
@@ -272,7 +274,12 @@ def test_what_came_after_the_checkpoint_is_taken_out_of_every_record(run_dir: Pa
 def settings_of(parser, tmp_path: Path, *flags: str):
     given = ["--oger.task.name", "countdown", "--oger.task.cache", str(tmp_path / "a"), *flags]
     value = vars(parser.parse_args(given))
-    return value | {"actor.model_name_or_path": f"{value['oger.task.cache']}/countdown-policy-1"}
+    files = {"actor.model_name_or_path": POLICY, "data.prompt_dataset": f"{DATA}/train.jsonl"}
+    cache = Path(value["oger.task.cache"]).expanduser()
+    return value | {key: f"{cache}/{file}" for key, file in files.items()}
+
+
+POLICY, DATA = "countdown-policy-0123456789abcdef", "countdown-data-fedcba9876543210"
 
 
 @pytest.fixture()
@@ -305,6 +312,27 @@ def test_what_says_how_far_and_how_loud_may_change_and_the_rest_is_said(parser, 
     assert not list(check_settings(settings_of(parser, tmp_path, *free), parser, began_with))
     (note,) = check_settings(settings_of(parser, tmp_path, *free, "--oger.bonus_weight", "0.5"), parser, began_with)
     assert note == "the run goes on with another oger.bonus_weight: was 1.0 -> is 0.5"
+
+
+def test_the_tasks_cache_may_lie_in_another_home(parser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's cache is named by ~, and what is in it by whole paths."""
+    for name in (POLICY, DATA):  # so it names them
+        assert len(cached(tmp_path, name[:-17], {"a": 1}, Path.touch).name) == len(name)
+
+    def at_home(home: str, *flags: str) -> dict[str, Any]:
+        monkeypatch.setenv("HOME", str(tmp_path / home))
+        judge = {"name": "judge", "kind": "generative", "model": f"{tmp_path / home}/c/countdown-judge-{'a' * 16}"}
+        given = settings_of(parser, tmp_path, "--oger.task.cache", "~/c", "--oger.data_cache", f"~/{home}", *flags)
+        return given | {"oger.reward.sources": (judge,)}
+
+    write_resolved(at_home("before"), tmp_path / "recipe.yaml")
+    assert not list(check_settings(at_home("now"), parser, tmp_path / "recipe.yaml"))
+    for key, other in (("actor.model_name_or_path", POLICY[:-1] + "0"), ("data.prompt_dataset", f"{DATA}/held_out")):
+        with pytest.raises(RecipeError, match=f"{key} was .* -> is {other}"):
+            list(check_settings(at_home("now") | {key: f"{tmp_path}/now/c/{other}"}, parser, tmp_path / "recipe.yaml"))
+    mine = at_home("now") | {"actor.model_name_or_path": f"{tmp_path}/mine/policy"}
+    with pytest.raises(RecipeError, match=f"was {POLICY} -> is {tmp_path}/mine/policy"):
+        list(check_settings(mine, parser, tmp_path / "recipe.yaml"))
 
 
 def test_the_command_to_go_on_with(tmp_path: Path) -> None:
