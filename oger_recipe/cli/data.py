@@ -47,6 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
         validate.add_argument(f"--{flag.partition('.')[2]}", metavar="NAME", help=f"short for the run's --{flag}")
     validate.add_argument("--verifiers", nargs="+", metavar="TASK=MODULE:NAME", help="the run's --oger.verifiers")
     for command in (prepare, validate):
+        command.add_argument("--allow_task", nargs="+", metavar="MODULE:NAME", help="the run's --oger.allow_task")
         command.add_argument(
             "--recipe", type=Path, help="grade as a run of this recipe does; flags of `oger train` may follow"
         )
@@ -57,6 +58,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         parser = build_parser()
         args, flags = parser.parse_known_args(argv)
+        flags += ["--oger.allow_task", *args.allow_task] if args.allow_task else []
         if args.command == "prepare":
             _prepare(parser, args, flags)
         elif _validate(parser, args, flags):
@@ -84,7 +86,8 @@ def _prepare(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: l
     if args.held_out and args.held_out.resolve() == args.out.resolve():
         raise RecipeError(f"--held_out and --out are the same file, {args.out}")
     tokenizer = _tokenizer(mix.tokenizer) if mix.tokenizer else None
-    settings = settings_of_run(args.recipe, flags, parser)
+    settings = dict(settings_of_run(args.recipe, flags, parser))
+    settings["oger.allow_task"] = (*settings["oger.allow_task"], *mix.tasks)
     rules, grading = grading_rules(settings), grading_settings(settings, ())
     parts = build(mix, rules, grading, tokenizer, held_out=args.held_out is not None)
     for path, part in zip(files, parts, strict=False):

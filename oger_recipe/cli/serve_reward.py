@@ -27,7 +27,7 @@ from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.grading.pool import ENVIRONMENT, GradingSettings, shared_pool
 from oger_recipe.rewards.samples import grade_samples
 from oger_recipe.rewards.service import GRADE_PATH, RewardService, ServiceLimits, access_log, build_app
-from oger_recipe.rewards.verifiers import VERIFIERS, look_in, resolve
+from oger_recipe.rewards.verifiers import VERIFIERS, allow, look_in, resolve
 
 TOKEN_ENVIRONMENT = "OGER_REWARD_TOKEN"
 _WILDCARDS = ("0.0.0.0", "::")
@@ -107,6 +107,7 @@ def _seconds(text: str) -> float:
 def _checked(args: argparse.Namespace) -> socket.socket:
     """Opens the listening socket. Raises RecipeError for everything that cannot work."""
     look_in([os.getcwd()])
+    allow(args.allow_task)
     for task in args.allow_task:
         try:
             resolve(task)
@@ -127,6 +128,7 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
         workers=args.workers,
         time_limit_s=args.time_limit,
         memory_limit_mb=args.memory_limit,
+        allowed=tuple(args.allow_task),
         path=(os.getcwd(),),
     ).for_tasks([*VERIFIERS, *args.allow_task])
     os.environ[ENVIRONMENT] = settings.to_json()

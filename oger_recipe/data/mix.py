@@ -50,6 +50,11 @@ class Mix:
     max_prompt_length: int | None = None
     keep_wrong_teachers: bool = False
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that the mix itself names."""
+        return tuple(source.task for source in self.sources if source.task)
+
 
 _KINDS: dict[str, type] = {"split": str, "task": str, "datasource": str, "name": str, "path": str, "answer_from": str}
 _KINDS |= {"tokenizer": str, "max_prefix_len": int, "max_prompt_length": int, "columns": dict, "sources": list}

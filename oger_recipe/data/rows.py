@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.verifiers import VERIFIERS
+from oger_recipe.rewards.verifiers import VERIFIERS, not_allowed
 
 Row = dict[str, Any]
 _SHOWN = 10  # of the mistakes in a dataset
@@ -84,13 +84,21 @@ def check_row(row: Any, where: str, own_tasks: Collection[str] = ()) -> None:
             f"{where}: 'prompt' must be a string or a list of chat messages, found {row.get('prompt')!r}"
         )
     _check_text(row, "uid", where)  # after those that it is derived from
-    if row["task"] not in VERIFIERS and row["task"] not in own_tasks and ":" not in row["task"]:
-        known = ", ".join(sorted({*VERIFIERS, *own_tasks}))
-        raise RecipeError(f"{where}: unknown task {row['task']!r}; known: {known}; your own: oger.verifiers")
+    if row["task"] not in VERIFIERS and row["task"] not in own_tasks:
+        _check_path(row["task"], where, own_tasks)
     if not isinstance(row.get("datasource"), str | None):  # a parquet column is null where a row leaves it out
         raise RecipeError(f"{where}: 'datasource' must be a string, found {row['datasource']!r}")
     for position, teacher in enumerate(teachers):
         _check_teacher(teacher, f"{where}: teacher {position}")
+
+
+def _check_path(task: str, where: str, own_tasks: Collection[str]) -> None:
+    """Raises RecipeError for a task that is no import path, or one that the user has not allowed."""
+    if ":" not in task:
+        known = ", ".join(sorted({*VERIFIERS, *own_tasks}))
+        raise RecipeError(f"{where}: unknown task {task!r}; known: {known}; your own: oger.verifiers")
+    if (reason := not_allowed(task)) is not None:
+        raise RecipeError(f"{where}: {reason}")
 
 
 def _check_text(row: Row, key: str, where: str) -> None:

@@ -164,6 +164,7 @@ def grading_settings(value: Mapping[str, Any], rows: Sequence[Row]) -> GradingSe
         workers=verifiers.grading_workers,
         time_limit_s=verifiers.grading_time_limit,
         memory_limit_mb=verifiers.grading_memory_limit,
+        allowed=verifiers.allowed,
         path=verifiers.verifier_path,
     )
     return settings.for_tasks(verifiers.own.get(task, task) for task in tasks)

@@ -396,14 +396,14 @@ def _verifiers(job: Job) -> Found:
 
     value = dict(job.value)
     try:
-        tasks = list(VerifierSettings.of(value).own)
+        verifiers, own = VerifierSettings.of(value), VerifierSettings.of(value).own
     except RecipeError:  # the recipe's mistake, which is said elsewhere
         return
-    tasks += [value["oger.task_name"]] if ":" in (value["oger.task_name"] or "") else []
+    tasks = [*own, *(path for path in verifiers.allowed if path not in own.values())]
     seconds, megabytes = value["oger.grading_time_limit"], value["oger.grading_memory_limit"]
     rules = grading_rules(value)
     calls = {name: rules.call({"task": name, "prompt": "What is 1?", "answer": "1"}) for name in tasks}
-    settings = GradingSettings(1, seconds, megabytes, path=value["oger.verifier_path"])
+    settings = GradingSettings(1, seconds, megabytes, allowed=verifiers.allowed, path=value["oger.verifier_path"])
     with GradingPool(settings.for_tasks(task for task, _ in calls.values())) as pool:
         for name, (task, options) in calls.items():
             graded = pool.grade(task, _EXAMPLE, "1", options)

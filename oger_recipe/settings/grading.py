@@ -8,7 +8,7 @@ from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.errors import RecipeError
 from oger_recipe.ranges import COUNT, POSITIVE
 from oger_recipe.rewards.rules import EXTRACTIONS, GSM8K_FORMATS, MATH_EXTRACT, MATH_RULES, GradingRules
-from oger_recipe.rewards.verifiers import VERIFIERS, look_in, resolve, resolved
+from oger_recipe.rewards.verifiers import VERIFIERS, allow, look_in, resolve, resolved
 from oger_recipe.settings.fields import Section, setting
 from oger_recipe.settings.rollouts import RolloutSettings
 
@@ -37,6 +37,9 @@ class VerifierSettings(Section):
     gsm8k_strict_oat: bool = setting(False, "compare GSM8K answers as texts, as OAT does")
     countdown_strict_oat: bool = setting(False, "OAT's Countdown scoring with its loopholes")
     verifiers: tuple[str, ...] = setting((), "your own: task=package.module:function")
+    allow_task: tuple[str, ...] = setting(
+        (), "import paths that rows may name as their task, package.module:function; others are not imported"
+    )
     verifier_path: tuple[str, ...] = setting(
         (), "folders where your own verifiers' modules lie (default: the recipe file's and the working directory)"
     )
@@ -57,6 +60,12 @@ class VerifierSettings(Section):
                 raise RecipeError(f"oger.verifiers: {entry!r} is not task=package.module:function")
             found[task] = path
         return found
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """The import paths that a task may be: those that the user names."""
+        named = (*self.own.values(), *self.allow_task, self.task_name or "")
+        return tuple(path for path in dict.fromkeys(named) if ":" in path)
 
     @property
     def options(self) -> dict[str, dict[str, Any]]:
@@ -81,6 +90,7 @@ def grading_rules(settings: Mapping[str, Any], *, evaluation: bool = False) -> G
     from oger_recipe.settings.rewards import RewardSettings  # loads torch: not for who only imports this module
 
     verifiers, rollouts = VerifierSettings.of(settings), RolloutSettings.of(settings)
+    allow(verifiers.allowed)
     template = TEMPLATES.get(rollouts.prompt_template or "")
     return GradingRules(
         verifiers.options,
@@ -104,7 +114,9 @@ def grading_problems(value: Mapping[str, Any]) -> Iterator[str]:
         yield str(error)
         return
     look_in(verifiers.verifier_path)
+    allow(verifiers.allowed)
     named = [("oger.verifiers", path) for path in own.values()]
+    named += [("oger.allow_task", path) for path in verifiers.allow_task]
     if verifiers.task_name is not None:
         named.append(("oger.task_name", own.get(verifiers.task_name, verifiers.task_name)))
     said: set[str] = set()

@@ -270,9 +270,9 @@ def test_a_missing_column_is_named_with_its_flag_and_those_that_are_there(tmp_pa
     )
 
 
-def test_tasks_of_the_user_and_import_paths_are_known_and_others_are_not(tmp_path: Path) -> None:
+def test_tasks_of_the_user_are_known_and_others_are_not(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    for task, own, known in (("chess", ("chess",), True), ("a.b:c", (), True), ("chess", (), False)):
+    for task, own, known in (("chess", ("chess",), True), ("a.b:c", ("a.b:c",), True), ("chess", (), False)):
         path.write_text(json.dumps(PLAIN | {"task": task}) + "\n")
         if known:
             assert read_dataset(str(path), Columns(own_tasks=own), split="train")[0]["task"] == task

@@ -19,6 +19,7 @@ from oger_recipe.plugin.controller.answers import evaluate_samples
 from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
 from oger_recipe.plugin.engine.executor import OgerExecutor
 from oger_recipe.rewards import reward_func
+from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 from oger_recipe.rewards.verdict import Graded, Verdict
 
 QUESTION = "Is it 42? </s>"
@@ -204,6 +205,8 @@ def test_an_evaluated_answer_is_graded_once_whoever_grades_it(
     (tmp_path / "counting.py").write_text(COUNTING)
     monkeypatch.syspath_prepend(str(tmp_path))
     if who == "a verifier":
+        settings = GradingSettings(allowed=("counting:verify",))
+        monkeypatch.setattr("oger_recipe.rewards.grading.pool._shared", GradingPool(settings))
         response = _executed("7", task="counting:verify")
     else:
         response = _executed("7", grader=tmp_path / "counting.py")

@@ -12,12 +12,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings, Limits
 from oger_recipe.rewards.verdict import Verdict
-from oger_recipe.rewards.verifiers import TaskSpec
+from oger_recipe.rewards.verifiers import TaskSpec, allow
 
 VERIFIER = """
 import os, socket, stat, struct, subprocess, sys, time
@@ -110,6 +111,11 @@ def verify(response, answer, **options):
     right = response == answer
     return Verdict(options.get("scale", 1.0) * right, float(right), response, {"format": 1.0}, response)
 """
+LIMITED_TASKS = [
+    f"own_limited:{name}" for name in ("patient", "hasty", "sleep", "large", "small", "here", "warm", "absent")
+]
+OF_VERIFIER = ("verify", "spawn", "status", "twice", "intrude", "wordy", "users")
+ALLOWED = (*(f"own_grading:{name}" for name in OF_VERIFIER), "own_warm:verify", "own_exit:verify", *LIMITED_TASKS)
 HOSTILE = {
     "hang": True,
     "sleep": True,
@@ -127,13 +133,19 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("user")
     (folder / "own_grading.py").write_text(VERIFIER)
     sys.path.insert(0, str(folder))
+    allow(ALLOWED)
     yield "own_grading:verify"
+    allow(())
     sys.path.remove(str(folder))
+
+
+def _settings(**given: Any) -> GradingSettings:
+    return GradingSettings(allowed=ALLOWED, **given)
 
 
 @pytest.fixture(scope="module")
 def pool(task: str) -> Iterator[GradingPool]:
-    with GradingPool(GradingSettings(workers=2, time_limit_s=0.5, memory_limit_mb=256)) as pool:
+    with GradingPool(_settings(workers=2, time_limit_s=0.5, memory_limit_mb=256)) as pool:
         yield pool
 
 
@@ -174,7 +186,7 @@ def test_many_threads_among_hostile_answers_lose_and_swap_nothing(pool: GradingP
 
 
 def test_a_stuck_worker_is_killed_and_replaced(task: str) -> None:
-    with GradingPool(GradingSettings(workers=1, time_limit_s=0.3)) as pool:
+    with GradingPool(_settings(workers=1, time_limit_s=0.3)) as pool:
         first = int(pool.grade(task, "pid", "").verdict.reward)
         assert pool.grade(task, "hang", "").timed_out
         second = int(pool.grade(task, "pid", " ").verdict.reward)
@@ -186,7 +198,7 @@ def test_a_stuck_worker_is_killed_and_replaced(task: str) -> None:
 @pytest.mark.parametrize("how", ["child", "session", "fork", "orphan"])
 def test_what_a_verifier_started_ends_with_its_worker(how: str, task: str, tmp_path: Path) -> None:
     started = tmp_path / "started"
-    with GradingPool(GradingSettings(workers=1, time_limit_s=1.5)) as pool:
+    with GradingPool(_settings(workers=1, time_limit_s=1.5)) as pool:
         assert pool.grade("own_grading:spawn", how, str(started), {"then": "hang"}).timed_out
         (given_up,) = map(int, started.read_text().split())
         _wait_until_dead(given_up)
@@ -198,7 +210,7 @@ def test_what_a_verifier_started_ends_with_its_worker(how: str, task: str, tmp_p
 
 
 def test_what_a_verifier_started_ends_after_the_fork_server_was_killed(task: str, tmp_path: Path) -> None:
-    with GradingPool(GradingSettings(workers=1, time_limit_s=1.5)) as pool:
+    with GradingPool(_settings(workers=1, time_limit_s=1.5)) as pool:
         assert pool.grade("own_grading:spawn", "child", str(tmp_path / "started")).verdict.score == 1.0
         worker = int(pool.grade(task, "pid", "").verdict.reward)
         assert pool._fork_server._process is not None
@@ -214,7 +226,7 @@ def test_verifiers_see_how_their_processes_ended(task: str, pool: GradingPool) -
 
 
 def test_a_verifier_that_forks_and_returns_twice_changes_no_other_grade(task: str) -> None:
-    with GradingPool(GradingSettings(workers=1, time_limit_s=5)) as pool:
+    with GradingPool(_settings(workers=1, time_limit_s=5)) as pool:
         for number in range(20):
             expected = number % 3 == 0
             graded = pool.grade(
@@ -225,7 +237,7 @@ def test_a_verifier_that_forks_and_returns_twice_changes_no_other_grade(task: st
 
 @pytest.mark.parametrize("response", ["other number", "no reply"])
 def test_a_reply_that_is_not_this_answers_is_no_grade_and_ends_the_worker(response: str, task: str) -> None:
-    with GradingPool(GradingSettings(workers=1, time_limit_s=5)) as pool:
+    with GradingPool(_settings(workers=1, time_limit_s=5)) as pool:
         first = int(pool.grade(task, "pid", "").verdict.reward)
         graded = pool.grade("own_grading:intrude", response, "")
         assert graded.error is not None and "cannot be trusted" in graded.error and not graded.timed_out
@@ -247,7 +259,7 @@ def test_a_reply_of_any_length_is_not_waited_for(pool: GradingPool, task: str) -
 
 
 def test_a_dead_fork_server_is_replaced(task: str) -> None:
-    with GradingPool(GradingSettings(workers=1, time_limit_s=0.5)) as pool:
+    with GradingPool(_settings(workers=1, time_limit_s=0.5)) as pool:
         assert pool.grade(task, "a", "a").verdict.score == 1.0
         assert pool._fork_server._process is not None
         pool._fork_server._process.kill()  # its worker goes with it
@@ -258,7 +270,7 @@ def test_a_dead_fork_server_is_replaced(task: str) -> None:
 
 
 def test_what_was_graded_is_remembered_and_failures_are_not(task: str, tmp_path: Path) -> None:
-    with GradingPool(GradingSettings(workers=1, time_limit_s=0.3, cache_size=2)) as pool:
+    with GradingPool(_settings(workers=1, time_limit_s=0.3, cache_size=2)) as pool:
         calls = tmp_path / "calls"
         for _ in range(3):
             pool.grade(task, "count", str(calls))
@@ -273,7 +285,7 @@ def test_what_was_graded_is_remembered_and_failures_are_not(task: str, tmp_path:
 
 
 def test_what_is_remembered_is_small(task: str, tmp_path: Path) -> None:
-    with GradingPool(GradingSettings(workers=1, time_limit_s=5)) as pool:
+    with GradingPool(_settings(workers=1, time_limit_s=5)) as pool:
         for length, calls in ((2000, "x"), (2001, "xx")):  # characters of a verdict's texts
             file = tmp_path / str(length)
             for _ in range(2):
@@ -305,7 +317,7 @@ def test_only_the_recipes_verifiers_tell_of_unreadable_references(pool: GradingP
     assert pool.grade("countdown", "<answer>1+2</answer>", "3").unreadable
     assert not pool.grade("chess", "e4", "e4").unreadable
     assert not pool.grade(task, "raise", "").unreadable
-    with GradingPool(GradingSettings(workers=1, time_limit_s=60)) as patient:  # it imports math-verify
+    with GradingPool(_settings(workers=1, time_limit_s=60)) as patient:  # it imports math-verify
         in_worker = patient.grade("math", r"\boxed{1}", "")
         assert in_worker.error == "a math answer is not empty: ''" and in_worker.unreadable
         unknown = patient.grade("math", r"\boxed{1}", "1", {"no_such_option": 1})
@@ -322,7 +334,7 @@ def verify(response, answer):
 """)
     (folder / "own_exit.py").write_text("import sys; sys.exit('no licence')")
     preload = ("own_exit:verify", "own_warm:verify")
-    with GradingPool(GradingSettings(workers=1, time_limit_s=5, preload=preload)) as pool:
+    with GradingPool(_settings(workers=1, time_limit_s=5, preload=preload)) as pool:
         assert pool.grade(task, "a", "a").verdict.score == 1.0
         assert [path.name for path in tmp_path.iterdir()] == ["imported"]
         assert pool.grade("own_exit:verify", "", "").error == "the verifier called sys.exit('no licence')"
@@ -331,7 +343,7 @@ def verify(response, answer):
 LIMITED = """
 import os, time
 from pathlib import Path
-from oger_recipe.rewards.verifiers import TaskSpec
+from oger_recipe.rewards.verifiers import TaskSpec, allow
 
 HERE = Path(__file__)
 
@@ -362,9 +374,8 @@ warm = TaskSpec(pid, warm_up=warm_up)
 def limited(task: str) -> Iterator[GradingPool]:
     """A pool of tasks with limits of their own beside plain ones; `large` has room for 512 MiB, `small` has not."""
     Path(sys.path[0], "own_limited.py").write_text(LIMITED)
-    names = ("patient", "hasty", "sleep", "large", "small", "here", "warm", "absent")
-    settings = GradingSettings(workers=1, time_limit_s=2.0, memory_limit_mb=256)
-    settings = settings.for_tasks([f"own_limited:{name}" for name in names])
+    settings = _settings(workers=1, time_limit_s=2.0, memory_limit_mb=256)
+    settings = settings.for_tasks(LIMITED_TASKS)
     with GradingPool(settings) as pool:
         yield pool
 
@@ -416,7 +427,7 @@ def test_nothing_is_left_when_the_process_of_the_pool_is_killed(task: str, tmp_p
 import sys, threading, time
 sys.path.insert(0, {sys.path[0]!r})
 from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
-pool = GradingPool(GradingSettings(workers=2, time_limit_s=60))
+pool = GradingPool(GradingSettings(workers=2, time_limit_s=60, allowed={ALLOWED!r}))
 pid = int(pool.grade({task!r}, "pid", "").verdict.reward)
 threading.Thread(target=pool.grade, args=({task!r}, "hang", ""), daemon=True).start()
 time.sleep(0.3)
@@ -440,7 +451,7 @@ def test_settings_travel_through_the_environment(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("OGER_GRADING", raising=False)
     assert GradingSettings.from_environment() == GradingSettings()
     limits = {"mine:grade": Limits(20.0, 100), "mine:quick": Limits(1.5, 100, bounded=True)}
-    settings = GradingSettings(3, 1.5, 100, 7, preload=("math",), own=limits, path=("here",))
+    settings = GradingSettings(3, 1.5, 100, 7, preload=("math",), own=limits, allowed=("mine:grade",), path=("here",))
     monkeypatch.setenv("OGER_GRADING", settings.to_json())
     assert GradingSettings.from_environment() == settings
 

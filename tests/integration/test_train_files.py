@@ -55,7 +55,7 @@ def prepared(tmp_path: Path, letters: Any) -> Callable[..., tuple[Counter[str], 
             prompts_path=prompts,
             teachers_path=store,
             rules=rules,
-            pool=GradingPool(GradingSettings()),
+            pool=GradingPool(GradingSettings(allowed=("own_float:verify",))),
             choice=TeacherChoice(**teachers),
             overlong_prompts=overlong_prompts,
         )

@@ -157,6 +157,9 @@ def test_a_verifier_that_raises_for_one_teacher_costs_that_teacher_and_a_bad_ans
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "mix.yaml").write_text("sources: [{name: x, path: rows.jsonl}]\n")
     command = ["oger_recipe.cli.data", "prepare", "mix.yaml", "--out", "out.jsonl"]
+    refused = run(tmp_path, *command)
+    assert refused.returncode == 1 and "rows.jsonl:1: task 'mine:judged' is code" in refused.stderr
+    command += ["--allow_task", "mine:judged"]
     done = run(tmp_path, *command)
     assert done.returncode == 0, done.stderr
     (written,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import select
 import signal
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from oger_recipe.rewards.grading.messages import send_message
 from oger_recipe.rewards.grading.worker import serve
-from oger_recipe.rewards.verifiers import resolve
+from oger_recipe.rewards.verifiers import allow, resolve
 
 _PR_SET_CHILD_SUBREAPER = 36
 _END_LIMIT_S = 5.0  # a process that does not die of SIGKILL hangs in the kernel
@@ -78,7 +79,8 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # killed workers leave no zombies
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     control = socket.socket(fileno=int(sys.argv[1]))
-    for task in sys.argv[2:]:
+    allow(json.loads(sys.argv[2]))
+    for task in sys.argv[3:]:
         with contextlib.suppress(Exception, SystemExit):  # every answer of the task will say so
             spec = resolve(task)
             if spec.warm_up is not None:

@@ -26,7 +26,7 @@ from oger_recipe.progress import Progress
 from oger_recipe.rewards.grading.processes import Answer, ForkServer, Worker
 from oger_recipe.rewards.grading.worker import grade
 from oger_recipe.rewards.verdict import Graded, Verdict
-from oger_recipe.rewards.verifiers import VERIFIERS, TaskSpec, look_in, resolved
+from oger_recipe.rewards.verifiers import VERIFIERS, TaskSpec, allow, look_in, resolved
 
 ENVIRONMENT = "OGER_GRADING"
 _BATCH = 16  # answers that a caller of grade_many asks of a worker before it makes room for other callers
@@ -47,7 +47,8 @@ class Limits:
 class GradingSettings:
     """workers: processes (None: one a core, at most 8); time_limit_s and memory_limit_mb: of one answer, where its
     task has none of its own; preload: tasks whose verifiers are imported at the start; own: limits of tasks that are
-    import paths; path: folders where the modules of the user's verifiers lie, besides the installed packages."""
+    import paths; allowed: the import paths that tasks may be; path: folders where the modules of the user's verifiers
+    lie, besides the installed packages."""
 
     workers: int | None = None
     time_limit_s: float = 5.0
@@ -55,6 +56,7 @@ class GradingSettings:
     cache_size: int = 100_000
     preload: tuple[str, ...] = ()
     own: Mapping[str, Limits] = field(default_factory=dict)
+    allowed: tuple[str, ...] = ()
     path: tuple[str, ...] = ()
 
     def for_tasks(self, tasks: Iterable[str]) -> GradingSettings:
@@ -79,7 +81,7 @@ class GradingSettings:
         """Reads what the run has set for its processes; elsewhere the defaults hold."""
         values = json.loads(os.environ.get(ENVIRONMENT, "{}"))
         own = {task: Limits(**each) for task, each in values.pop("own", {}).items()}
-        return cls(**values | {name: tuple(values.get(name, ())) for name in ("preload", "path")}, own=own)
+        return cls(**values | {name: tuple(values.get(name, ())) for name in ("preload", "allowed", "path")}, own=own)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -95,7 +97,7 @@ class GradingPool:
         for _ in range(count):
             self._free.put(None)
         self._count = count
-        self._fork_server = ForkServer(settings.preload, settings.path)
+        self._fork_server = ForkServer(settings.preload, settings.allowed, settings.path)
         self._cache: OrderedDict[bytes, Verdict] = OrderedDict()
         self._cache_lock = threading.Lock()
 
@@ -214,6 +216,7 @@ def shared_pool() -> GradingPool:
     with _shared_lock:
         if _shared is None:
             settings = GradingSettings.from_environment()
+            allow(settings.allowed)
             if any(limits.bounded for limits in settings.own.values()):  # these are graded in this process
                 look_in(settings.path)
             _shared = GradingPool(settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -72,11 +73,12 @@ class Worker:
 class ForkServer:
     """A process that loads the verifiers of ``preload`` and forks the workers. It starts when it is first needed.
 
-    ``path``: folders where modules are looked for besides those of this process.
+    ``allowed``: the import paths that tasks may be; ``path``: folders where modules are looked for besides those of
+    this process.
     """
 
-    def __init__(self, preload: Sequence[str], path: Iterable[str]) -> None:
-        self._preload, self._path = preload, path
+    def __init__(self, preload: Sequence[str], allowed: Sequence[str], path: Iterable[str]) -> None:
+        self._preload, self._allowed, self._path = preload, allowed, path
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -117,7 +119,7 @@ class ForkServer:
             path = os.pathsep.join(filter(None, [*sys.path, *self._path]))
             # In a session of its own: an interrupt from the terminal is the pool's to handle.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno()), *self._preload],
+                [sys.executable, "-m", module, str(theirs.fileno()), json.dumps([*self._allowed]), *self._preload],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -1,6 +1,7 @@
 """Rule verifiers by task name. A new one is a function ``(response, answer) -> Verdict`` and one line in VERIFIERS.
 
-A task that is not registered here can be an import path, ``package.module:name`` of a function or a TaskSpec.
+A task that is not registered here can be an import path, ``package.module:name`` of a function or a TaskSpec. It is
+code, and tasks come with data: none is imported that the user has not named (`allow`).
 """
 
 from __future__ import annotations
@@ -106,10 +107,30 @@ def _takes(verifier: Verifier, name: str) -> bool:
     return any(each.name == name or each.kind is each.VAR_KEYWORD for each in parameters)
 
 
+def allow(paths: Iterable[str]) -> None:
+    """Sets the import paths that tasks may be, in this process: those that the user names."""
+    _allowed[:] = paths
+
+
+def not_allowed(task: str) -> str | None:
+    """Says what to do about a task that is an import path which nobody has allowed."""
+    if ":" not in task or task in _allowed:
+        return None
+    shown = repr(task[:_LONGEST_SHOWN])
+    return f"task {shown} is code, which is not run because data name it: read it, then set --oger.allow_task {shown}"
+
+
+_LONGEST_SHOWN = 200  # characters of a task in a message
+_allowed: list[str] = []
+
+
 def resolve(task: str) -> TaskSpec:
-    """Returns how a task is graded. Raises ValueError for one without verifier, or whose import path leads nowhere."""
+    """Returns how a task is graded. Raises ValueError for one without verifier, whose import path leads nowhere, or is
+    not allowed."""
     if task in VERIFIERS:
         return VERIFIERS[task]
+    if (reason := not_allowed(task)) is not None:
+        raise ValueError(reason)
     module, separator, name = task.partition(":")
     if not separator:
         nearest = difflib.get_close_matches(task, VERIFIERS, n=1, cutoff=0.0)[0]
