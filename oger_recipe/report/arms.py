@@ -13,13 +13,16 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from oger_recipe.files import read_jsonl, to_json
 from oger_recipe.report.curves import moving_mean
-from oger_recipe.report.panels import GREY
+from oger_recipe.report.panels import GREY, Style, band
 from oger_recipe.report.summary import last_attempts
 
 Record = dict[str, Any]
+LEAST_POINTS = 25.0  # of 100, the least length of an axis of scores
+START = Style(GREY, "d", ":")  # of the policy before training
 
 
 def record(folder: Path, regime: str, arm: str, seed: int, curves: Iterable[str]) -> Record:
@@ -39,9 +42,9 @@ def record(folder: Path, regime: str, arm: str, seed: int, curves: Iterable[str]
 
 
 def runs_by_arm(records: Iterable[Record], regime: str) -> dict[str, dict[int, Record]]:
-    """Returns the runs of a regime: arm -> seed -> run."""
+    """Returns the runs of a regime: arm -> seed -> run, in the order of the seeds."""
     by_arm: dict[str, dict[int, Record]] = defaultdict(dict)
-    for each in records:
+    for each in sorted(records, key=lambda run: run["seed"]):
         if each["regime"] == regime:
             by_arm[each["arm"]][each["seed"]] = each
     return by_arm
@@ -65,16 +68,33 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 
 def points(values: list[float], *, signed: bool = False) -> str:
-    """Writes the mean of shares in points, with its interval."""
-    mean, half = interval([100 * value for value in values])
-    text = f"{mean:+.1f}" if signed else f"{mean:.1f}"
-    return text if np.isnan(half) else f"{text} ± {half:.1f}"
+    """Writes shares in points: their mean with its interval, but the values where these are one or two or alike."""
+    form = "{:+.1f}" if signed else "{:.1f}"
+    percent = [100 * value for value in values]
+    each = [form.format(value) for value in percent]
+    if len(each) < 3:
+        return ", ".join(each)
+    if len(set(each)) == 1:
+        return f"{each[0]} each"
+    mean, half = interval(percent)
+    return f"{form.format(mean)} ± {half:.1f}"
 
 
 def gains(runs: Mapping[int, Record], others: Mapping[int, Record], score: Callable[[Record], float]) -> str:
-    """Says how far the score is above that of another arm's runs, over the seeds that both have."""
+    """Says how far the score is above that of another arm's runs, over the seeds that both have.
+
+    From three seeds on with the p-value of a paired t-test, which is not corrected for how many are made.
+    """
     both = [score(runs[seed]) - score(others[seed]) for seed in sorted(runs.keys() & others.keys())]
-    return points(both, signed=True) if both else ""
+    text = points(both, signed=True)
+    return f"{text} ({p_value(both)})" if "±" in text else text
+
+
+def p_value(differences: list[float]) -> str:
+    from scipy import stats
+
+    p = float(stats.ttest_1samp(differences, 0.0).pvalue)
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
 
 
 def smoothed(curves: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
@@ -86,42 +106,64 @@ def smoothed(curves: Sequence[Sequence[float]]) -> tuple[list[float], list[float
 
 
 def draw_scores(
-    panel: Axes, scores: Mapping[str, list[float]], names: Mapping[str, str], colours: Mapping[str, str], title: str
+    panel: Axes, scores: Mapping[str, list[float]], names: Mapping[str, str], looks: Mapping[str, Style], title: str
 ) -> None:
     """Draws the scores of every arm's runs, 0 to 1, as percentages, with mean and interval, in their order from
-    above."""
+    above; a dotted line goes down from the policy before training."""
     arms = list(scores)[::-1]
     for row, arm in enumerate(arms):
         percent = [100 * each for each in scores[arm]]
         mean, half = interval(percent)
-        colour = colours.get(arm, GREY)
-        panel.plot(percent, [row] * len(percent), "o", color=colour, markersize=3, alpha=0.45)
+        look = looks[arm]
+        panel.plot(percent, [row] * len(percent), "o", color=look.colour, markersize=3, alpha=0.45)
         bar = half if len(percent) > 2 else None  # that of two seeds leaves the picture
-        panel.errorbar(mean, row, xerr=bar, fmt="D", color=colour, capsize=3, markersize=5)
+        panel.errorbar(mean, row, xerr=bar, fmt=look.marker, color=look.colour, capsize=3, markersize=6)
+        if look is START:
+            panel.axvline(mean, color=look.colour, linestyle=look.line, linewidth=1)
     panel.set_yticks(range(len(arms)), [names[arm] for arm in arms], fontsize=8)
     for label, arm in zip(panel.get_yticklabels(), arms, strict=True):
-        label.set_color(colours.get(arm, "black"))
+        label.set_color(looks[arm].colour)
     panel.set_ylim(-0.6, len(arms) - 0.4)
-    panel.set_xlim(left=-1)
+    panel.set_xlim(-1, max(panel.get_xlim()[1], LEAST_POINTS))
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
     panel.tick_params(labelsize=8)
     panel.set_title(title, loc="left", fontsize=9.5)
 
 
+def draw_curve(panel: Axes, curves: Sequence[Sequence[float]], look: Style, *, banded: bool) -> None:
+    """Draws the mean over the seeds, smoothed over five steps, and with it the interval."""
+    middles, halves = smoothed(curves)
+    steps = range(1, len(middles) + 1)
+    panel.plot(
+        steps, middles, color=look.colour, linestyle=look.line, linewidth=1.8 if banded else 1.1,
+        marker=look.marker, markersize=4, markevery=(4, 9),
+    )  # fmt: skip
+    if banded and len(curves) > 2:
+        band(panel, steps, np.array(middles) - halves, np.array(middles) + halves, look.colour)
+
+
+def name_arms(part: Any, names: Mapping[str, str], looks: Mapping[str, Style]) -> None:
+    """Puts a legend of the arms' curves above the panels of a figure or of a part of it."""
+    lines = [
+        Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=5, label=names[arm])
+        for arm, look in looks.items()
+    ]
+    part.legend(handles=lines, loc="outside upper center", ncols=4, fontsize=8, frameon=False, handlelength=3.5)
+
+
 def run(
     arguments: Sequence[str],
     record: Callable[[Path, str, str, int], Record],
-    table: Callable[[list[Record], str], str],
+    tables: Callable[[list[Record]], str],
     draw: Callable[[list[Record], Path], None],
-    regimes: Iterable[str],
 ) -> None:
     """Does what a study's command line says: ``has`` or ``add`` FOLDER REGIME ARM SEED, or ``table`` FOLDER."""
     command, folder = arguments[0], Path(arguments[1])
     results = folder / "results.jsonl"
     records = read_jsonl(results)
     if command == "table":
-        text = "\n\n".join(table(records, regime) for regime in by_regime(records, regimes))
+        text = tables(records)
         (folder / "study.md").write_text(text + "\n")
         draw(records, folder / "study.png")
         print(f"{text}\n\ntable: {folder / 'study.md'}\nfigure: {folder / 'study.png'}")

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from oger_recipe.evaluation.tables import main_metrics
-from oger_recipe.report.panels import COLOURS, band, dress, from_zero_if_near, label_ends, save, sheet, steps_from_zero
+from oger_recipe.report.panels import COLOURS, band, dress, from_zero, label_ends, save, sheet, steps_from_zero
 
 Record = dict[str, Any]
 Value = str | Callable[[Record], float | None]  # a metric's name, or how it follows from a step's metrics
@@ -20,11 +20,15 @@ LONGEST_NAME = 20  # letters of a benchmark's name that a panel's title has room
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves of one unit: label -> metric. ``deviation``: of the first one's rows, drawn as a band around it."""
+    """Curves of one unit: label -> metric. ``deviation``: of the first one's rows, drawn as a band around it.
+
+    ``least`` is the least length of the axis, which has 0 on it: 1 shows a share or a weight on its whole range.
+    """
 
     title: str
     curves: dict[str, Value]
     deviation: str | None = None
+    least: float = 0.0
 
 
 def _with_bonus(step: Record) -> float | None:
@@ -43,6 +47,7 @@ TRAINING = Panel(
         "groups: none right": "rollout/solve_none",
         "groups: all right": "rollout/solve_all",
     },
+    least=0.5,
 )
 PICTURES = {
     "bonus_and_teachers": [
@@ -52,21 +57,24 @@ PICTURES = {
             {"mean": "oger/bonus_of_correct", "sd within a group": "oger/bonus_of_correct_std_in_group"},
         ),
         Panel("divergence from the teachers", {"divergence": "oger/divergence"}, "oger/divergence_std"),
-        Panel("entropy weight of the bonus", {"weight": "oger/entropy_weight"}),
+        Panel("entropy weight of the bonus", {"weight": "oger/entropy_weight"}, least=1.0),
         Panel("share of teachers in what is trained", {"rows": _teachers_rows, "tokens": "off_policy_token_share"}),
         Panel(
             "probability of a token under the policy",
             {"rollouts' tokens": "on_policy_prob", "teachers' tokens": "off_policy_prob"},
+            least=1.0,
         ),
     ],
     "policy": [
         Panel("entropy of a token, nats", {"entropy": "rollout/entropy"}),
         Panel("length of a response, tokens", {"length": "rollout/response_length"}),
-        Panel("share of the rollouts", {"truncated": "rollout/truncated", "repetitive": "rollout/repetitive"}),
+        Panel(
+            "share of the rollouts", {"truncated": "rollout/truncated", "repetitive": "rollout/repetitive"}, least=0.1
+        ),
         Panel("gradient norm of the policy", {"norm": "actor_grad_norm"}),
         Panel("KL from the reference, nats", {"kl": "hybrid_batch/kl"}),
         Panel("critic's loss", {"loss": "critic_loss"}),
-        Panel("explained variance of the critic", {"explained": "explained_variance"}),
+        Panel("explained variance of the critic", {"explained": "explained_variance"}, least=1.0),
         Panel(
             "engine against policy, nats a token",
             {"difference": "vllm_logprob_difference", "limit": "vllm_logprob_limit"},
@@ -74,10 +82,10 @@ PICTURES = {
         Panel(
             "seconds of a step",
             {
-                "rollouts": "timing/generation",
-                "experience": "timing/make_experience",
-                "training": "timing/ppo_train",
-                "weights": "timing/broadcast",
+                "sampling": "timing/generation",
+                "rewards, log-probs": "timing/make_experience",
+                "updates": "timing/ppo_train",
+                "sync to engine": "timing/broadcast",
             },
         ),
     ],
@@ -147,14 +155,12 @@ def _draw_benchmark(panel: Axes, name: str, points: list[tuple[int, Record]], la
 def _draw_panel(axes: Axes, panel: Panel, steps: list[Record]) -> None:
     at = [step["step"] for step in steps]
     width = _window(len(steps))
-    drawn = []
     for colour, (label, value) in zip(COLOURS, panel.curves.items(), strict=False):
         values = _series(steps, value)
         if not _is_drawn(values):
             if _is_known(values):
                 axes.plot([], [], " ", label=f"{label}: 0 throughout")
             continue
-        drawn += values
         marker = "o" if len(steps) < 10 else ""
         if width > 1:
             axes.plot(at, values, color=colour, linewidth=0.7, alpha=0.4)
@@ -163,7 +169,7 @@ def _draw_panel(axes: Axes, panel: Panel, steps: list[Record]) -> None:
         if panel.deviation and label == next(iter(panel.curves)):
             deviation = moving_mean(_series(steps, panel.deviation), width)
             band(axes, at, np.array(smooth) - deviation, np.array(smooth) + deviation, colour)
-    from_zero_if_near(axes, drawn)
+    from_zero(axes, panel.least)
     dress(axes, panel.title + (" ± sd" if panel.deviation else ""))
     steps_from_zero(axes, at[-1])
 

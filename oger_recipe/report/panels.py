@@ -1,6 +1,7 @@
 """Small multiples: panels of one unit each, in colours that everyone can tell apart."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,29 @@ from oger_recipe.files import atomic_write
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # of Okabe and Ito
 GREY = "#767676"
+# For the arms of a study: a colour and a marker that no other has, so that either alone tells them apart.
+_OF_ARMS = tuple(zip((*COLOURS, "#332288", "#882255", "#999933", "#8C510A", "#44AA99"), "os^DvP*X<>hp", strict=True))
+_LINES = ("-",) * len(COLOURS) + ("--",) * 3 + (":",) * 2
 LETTER = 0.034  # of the axis of steps, for a letter of a label
 LABEL_GAP = 0.075  # of a panel's height, between the middles of two labels
+
+
+@dataclass(frozen=True)
+class Style:
+    """How an arm looks in every panel of a figure."""
+
+    colour: str
+    marker: str
+    line: str
+
+
+def styles(names: Iterable[str]) -> dict[str, Style]:
+    """Gives each name a style: solid lines first, then three dashed and two dotted ones. There are twelve."""
+    names = list(names)
+    if len(names) > len(_OF_ARMS):
+        raise ValueError(f"{len(names)} arms, but {len(_OF_ARMS)} styles that can be told apart")
+    known = zip(_OF_ARMS, _LINES, strict=True)
+    return {name: Style(*look, line) for name, (look, line) in zip(names, known, strict=False)}
 
 
 def sheet(count: int, *, columns: int = 3) -> tuple[Figure, list[Axes]]:
@@ -69,11 +91,15 @@ def steps_from_zero(panel: Axes, last: float, *, left: int = 0, right: int = 0) 
     panel.set_xticks([tick for tick in MaxNLocator(5, integer=True).tick_values(0, span) if 0 <= tick <= span])
 
 
-def from_zero_if_near(panel: Axes, values: Sequence[float]) -> None:
-    """Begins the axis at 0 where that hides nothing of the curves; zeros themselves stay in sight."""
-    low, high = np.nanmin(values), np.nanmax(values)
-    if 0 <= low < high / 2:
-        panel.set_ylim(bottom=-0.02 * high)
+def from_zero(panel: Axes, least: float = 0.0) -> None:
+    """Makes the axis reach from 0 over all that is drawn, ``least`` long at least: noise must not look like news."""
+    low, high = panel.dataLim.intervaly
+    if not np.isfinite(high - low):
+        return  # nothing is drawn
+    low = min(low, 0.0)
+    high = max(high, 0.0, low + least)
+    span = high - low or 1.0
+    panel.set_ylim(low - 0.02 * span, low + 1.04 * span)
 
 
 def label_ends(panel: Axes, ends: Sequence[tuple[float, float, str, str]], side: str) -> None:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from oger_recipe.evaluation.tables import main_metrics
 from oger_recipe.files import to_json
-from oger_recipe.report.panels import COLOURS, band, dress, label_ends, save, sheet, steps_from_zero
+from oger_recipe.report.panels import COLOURS, band, dress, from_zero, label_ends, save, sheet, steps_from_zero
 
 Points = list[tuple[int, float, list[float]]]  # step, score, its interval
 
@@ -70,6 +70,7 @@ def _draw_benchmark(panel: Axes, name: str, records: list[dict[str, Any]]) -> No
         low, high = zip(*record["intervals"], strict=True)
         band(panel, at, low, high, colour)
         ends.append((at[-1], scores[-1], f"{record['value']}: {scores[-1]:.2f}", colour))
+    from_zero(panel, least=0.25)
     dress(panel, f"held-out {name}, {records[0]['metric'].replace('_at_', '@')}")
     steps_from_zero(panel, max(step for step, *_ in ends), right=max(len(text) for _, _, text, _ in ends))
     label_ends(panel, ends, "right")

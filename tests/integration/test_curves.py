@@ -12,7 +12,7 @@ import pytest
 
 from oger_recipe.report import curves
 from oger_recipe.report.curves import PICTURES, Panel, draw_curves, moving_mean
-from oger_recipe.report.panels import sheet, spread
+from oger_recipe.report.panels import from_zero, sheet, spread
 from oger_recipe.report.sweep import draw
 
 STEPS = [
@@ -88,6 +88,32 @@ def test_a_curve_has_a_gap_where_a_step_has_no_figure_and_is_not_there_where_no_
     steps = [STEPS[0], STEPS[1] | {"rollout/entropy": None}, STEPS[2]]
     (found,) = _drawn(panel, steps).values()
     assert (found[0], found[2]) == (0.7, 0.7) and math.isnan(found[1])
+
+
+def test_an_axis_has_zero_on_it_and_is_no_shorter_than_was_asked_for() -> None:
+    def limits(values: list[float], least: float) -> tuple[float, float]:
+        _, (axes,) = sheet(1)
+        axes.plot(range(len(values)), values)
+        from_zero(axes, least)
+        return axes.get_ylim()
+
+    assert limits([0.96, 0.99], 1.0) == pytest.approx((-0.02, 1.04))
+    assert limits([0.96, 0.99], 0.0) == pytest.approx((-0.02 * 0.99, 1.04 * 0.99))
+    assert limits([-0.06, 0.04], 1.0) == pytest.approx((-0.08, 0.98))  # critics that explain nothing
+    assert limits([-5.0, -3.0], 0.0) == pytest.approx((-5.1, 0.2))
+    assert limits([300.0, 310.0], 0.0) == pytest.approx((-6.2, 322.4))
+    assert limits([0.0, 0.0], 0.0) == pytest.approx((-0.02, 1.04))
+    assert limits([], 1.0) == limits([], 5.0)  # where nothing is drawn
+
+
+@pytest.mark.parametrize("base", [0.955, 0.055])
+@pytest.mark.parametrize("metric", ["oger/entropy_weight", "on_policy_prob", "explained_variance"])
+def test_what_hardly_moves_looks_as_if_it_hardly_moved(metric: str, base: float) -> None:
+    (panel,) = [each for panels in PICTURES.values() for each in panels if metric in each.curves.values()]
+    _, (axes,) = sheet(1)
+    curves._draw_panel(axes, panel, [{"step": step, metric: base + 0.01 * step} for step in (1, 2, 3, 4)])
+    low, high = axes.get_ylim()
+    assert low < 0 < 1 < high
 
 
 def test_rewards_are_shown_with_and_without_the_bonus_and_teachers_by_their_share() -> None:

@@ -1,20 +1,27 @@
-"""The study's table: means, intervals and differences of runs that are known."""
+"""The study's tables: means, intervals and differences of runs. Its pages and figures follow its lines."""
 
 from __future__ import annotations
 
 import json
 import math
 import random
+import re
 from pathlib import Path
 
 import pytest
 
+from oger_recipe.files import read_jsonl
 from oger_recipe.report import arms, study, study_steps
+from oger_recipe.report.panels import sheet, styles
+
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs" / "study"
+LINES, STEPS_LINES = (read_jsonl(PAGES / name) for name in ("results.jsonl", "results_steps.jsonl"))
 
 
 def _run(regime: str, arm: str, seed: int, avg: float, curve: tuple[float, ...] = (0.0, 0.25)) -> arms.Record:
     own, other = ("countdown_4", "countdown_3") if regime == "beyond_reach" else ("countdown_3", "countdown_4")
-    figures = {"avg_at_64": avg, "pass_at_8": 0.5, "pass_at_64": 0.75}
+    figures = {"avg_at_64": avg, "pass_at_4": 0.4, "pass_at_8": 0.5, "pass_at_16": 0.6, "pass_at_64": 0.75}
     return {
         "regime": regime,
         "arm": arm,
@@ -47,11 +54,98 @@ def test_differences_are_from_runs_of_the_same_seed_in_any_order():
     rows = _rows(study.table(records, "beyond_reach"))
     assert list(rows) == ["GRPO", "OGER (oger.yaml)", "OGER, teacher's negative advantage zeroed"]
     assert rows["GRPO"][:3] == ["3", "40.0 ± 108.3", ""]  # s = 43.589 points: 4.302653 * 43.589 / sqrt(3)
-    # 20 and 30 points more: mean 25, s = 7.0711, t(0.975, 1) = 12.7062: 12.7062 * 7.0711 / sqrt(2)
-    assert rows["OGER (oger.yaml)"][:4] == ["2", "40.0 ± 127.1", "+25.0 ± 63.5", ""]
-    # 15 and 35 more than GRPO; 5 less and 5 more than OGER: s = 7.0711 again
-    assert rows["OGER, teacher's negative advantage zeroed"][2:4] == ["+25.0 ± 127.1", "+0.0 ± 63.5"]
-    assert rows["OGER (oger.yaml)"][4:] == ["50.0 ± 0.0", "75.0 ± 0.0", "0.125", "0.125", "0.0 ± 0.0", "1.5"]
+    # Of two runs the values, in the order of the seeds: 20 and 30 points more than GRPO.
+    assert rows["OGER (oger.yaml)"][:4] == ["2", "30.0, 50.0", "+20.0, +30.0", ""]
+    # 15 and 35 more than GRPO; 5 less and 5 more than OGER; the third seed has no other to be held against.
+    assert rows["OGER, teacher's negative advantage zeroed"][2:4] == ["+15.0, +35.0", "-5.0, +5.0"]
+    scores = ["40.0, 40.0", "50.0, 50.0", "60.0, 60.0", "75.0, 75.0"]
+    assert rows["OGER (oger.yaml)"][4:] == [*scores, "0.125", "0.125", "0.0, 0.0", "1.5"]
+
+
+def test_differences_of_three_seeds_have_an_interval_and_a_p_value_and_seeds_that_are_alike_have_none():
+    records = [_run("beyond_reach", "grpo", seed, 0.0) for seed in (0, 1, 2)]
+    records += [_run("beyond_reach", "oger", seed, avg) for seed, avg in ((0, 0.1), (1, 0.2), (2, 0.3))]
+    rows = _rows(study.table(records, "beyond_reach"))
+    assert rows["GRPO"][1] == "0.0 each"
+    # s = 10 points: t = 20 / (10 / sqrt(3)) = 3.4641 at two degrees of freedom: p = 1 - t / sqrt(2 + t^2) = 0.0742
+    assert rows["OGER (oger.yaml)"][2] == "+20.0 ± 24.8 (p = 0.074)"
+    assert arms.points([0.1, 0.1, 0.1]) == "10.0 each" and arms.points([0.25]) == "25.0"
+    assert arms.p_value([0.1, 0.1001, 0.1002]) == "p < 0.001"
+
+
+def test_two_arms_are_compared_in_every_k_over_the_seeds_that_both_have():
+    records = [_run("within_reach", "oger", seed, 0.5) for seed in (0, 1)]
+    records += [_run("within_reach", "luffy", seed, avg) for seed, avg in ((3, 0.9), (1, 0.75), (0, 0.5))]
+    (row,) = _rows(study.compared(records)).items()
+    assert row == ("within reach: LUFFY less OGER", ["+0.0, +25.0", *["+0.0, +0.0"] * 4])
+    assert study.compared(records[:2]) == ""
+
+
+@pytest.mark.parametrize(
+    ("page", "tables"),
+    [
+        (ROOT / "README.md", [study.overview(LINES, study.IN_README)]),
+        (PAGES / "README.md", [study.overview(LINES), study.compared(LINES)]),
+        (PAGES / "study.md", [study.tables(LINES)]),
+        (PAGES / "steps.md", [study_steps.table(STEPS_LINES, regime) for regime in study_steps.REGIMES]),
+    ],
+    ids=lambda value: value.name if isinstance(value, Path) else "",
+)
+def test_tables_of_a_page_are_those_of_the_lines(page: Path, tables: list[str]):
+    assert [table for table in tables if table not in page.read_text()] == []
+
+
+def _held_out(regime: str, arm: str, score: str) -> list[float]:
+    return [study._figure(run, study.REGIMES[regime], score) for run in arms.runs_by_arm(LINES, regime)[arm].values()]
+
+
+def test_what_pages_say_of_differences_is_in_the_tables_of_the_lines():
+    from scipy import stats
+
+    text = (PAGES / "README.md").read_text()
+    section = (ROOT / "README.md").read_text().partition("## What the parts do")[2].partition("\n## ")[0]
+    known = study.tables(LINES)
+    said = re.findall(r"[+-]?\d+\.\d ± \d+\.\d|p = 0\.\d+", f"{text} {section}")
+    variants = [
+        _held_out("beyond_reach", arm, "avg@64")
+        for arm in study.ARMS
+        if arm not in (*study.MAIN[1:], "start", "paper")
+    ]
+    known += f" p = {stats.f_oneway(*variants).pvalue:.2f}"
+    assert len(said) > 100 and [each for each in said if each not in known] == []
+    steps = study_steps.tables(STEPS_LINES)
+    said = re.findall(r"\d+\.\d ± \d+\.\d|p = 0\.\d+", (PAGES / "steps.md").read_text().replace("\n", " "))
+    assert len(said) > 30 and [each for each in said if each not in steps] == []
+
+
+@pytest.mark.parametrize("of_study", [study, study_steps], ids=["study", "study_steps"])
+def test_every_arm_of_a_study_has_a_colour_and_a_marker_of_its_own(of_study):
+    looks = of_study.OF_ARMS
+    assert looks.keys() == of_study.ARMS.keys()
+    assert len({look.colour for look in looks.values()}) == len({look.marker for look in looks.values()}) == len(looks)
+
+
+def test_lines_tell_who_scores_steps_and_more_arms_than_styles_are_refused():
+    looks = {arm: look.line for arm, look in study_steps.OF_ARMS.items()}
+    for arm, line in looks.items():
+        if arm != "start":
+            assert line == {"exact": "--", "bad": ":"}.get(arm.rpartition("_")[2], "-")
+    with pytest.raises(ValueError, match="13 arms"):
+        styles(map(str, range(13)))
+
+
+def test_curves_of_a_share_near_one_do_not_fill_the_axis():
+    records = [_run("within_reach", "oger", seed, 0.5, (0.96, 0.99, 0.97, 0.98)) for seed in (0, 1, 2)]
+    _, (panel,) = sheet(1)
+    study._draw_curves(panel, records, "rollout/solve_rate")
+    low, high = panel.get_ylim()
+    assert low < 0 < 0.99 < high and 0.03 / (high - low) < 0.05
+
+
+def test_scores_that_are_small_stay_at_the_left_of_their_axis():
+    _, (panel,) = sheet(1)
+    arms.draw_scores(panel, {"oger": [0.01, 0.02, 0.03]}, study.SHORT, study.OF_ARMS, "a title")
+    assert panel.get_xlim() == (-1, 25)
 
 
 def test_a_finished_run_is_read_kept_once_and_drawn(tmp_path: Path, capsys):
@@ -66,7 +160,7 @@ def test_a_finished_run_is_read_kept_once_and_drawn(tmp_path: Path, capsys):
 
     def call(*arguments: str) -> int:
         try:
-            arms.run(arguments, study.record, study.table, study.draw, study.REGIMES)
+            arms.run(arguments, study.record, study.tables, study.draw)
         except SystemExit as end:
             return int(end.code or 0)
         return 0
@@ -79,8 +173,9 @@ def test_a_finished_run_is_read_kept_once_and_drawn(tmp_path: Path, capsys):
     assert record["held_out"] == held_out and record["seconds"] == {"total": 61.3}
     assert record["curves"]["entropy_loss"] == [0.5, 1.0]
     assert call("table", str(tmp_path)) == 0
-    (row,) = (tmp_path / "study.md").read_text().splitlines()[2:]  # no row for arms that have not been run
-    assert row.startswith("| GRPO | 1 | 25.0 |")
+    rows = [line for line in (tmp_path / "study.md").read_text().splitlines() if re.match("[|] [A-Z]", line)]
+    assert len(rows) == 2  # none for arms that have not been run
+    assert rows[0] == "| GRPO | 25.0 | 50.0 | 75.0 |  |  |  |  |" and rows[1].startswith("| GRPO | 1 | 25.0 |")
     assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")
     assert str(tmp_path / "study.png") in capsys.readouterr().out
 
@@ -100,7 +195,7 @@ def test_arms_of_step_rewards_are_held_against_outcome_alone_by_seed():
     assert list(rows) == ["outcome alone", "min-form"]
     assert rows["outcome alone"][:3] == ["3", "40.0 ± 108.3", ""]
     # 20 and 30 points more, as above; of six steps the first three and the last three
-    expected = ["2", "40.0 ± 127.1", "+25.0 ± 63.5", "50.0 ± 0.0", "1.00 to 4.00", "1.0 to 4.0", "1 to 4", "90"]
+    expected = ["2", "30.0, 50.0", "+20.0, +30.0", "50.0, 50.0", "1.00 to 4.00", "1.0 to 4.0", "1 to 4"]
     assert rows["min-form"] == expected
 
 
@@ -112,7 +207,7 @@ def test_runs_of_step_rewards_are_kept_and_drawn(tmp_path: Path):
     (folder / "summary.json").write_text(json.dumps({"steps": 2, "seconds": {"total": 61.26}}))
     steps = [{"step": step, **{name: 0.5 * step for name in study_steps.CURVES}} for step in (1, 2)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
-    known = (study_steps.record, study_steps.table, study_steps.draw, study_steps.REGIMES)
+    known = (study_steps.record, study_steps.tables, study_steps.draw)
     arms.run(["add", str(tmp_path), "steps_within_reach", "sum", "1"], *known)
     with pytest.raises(SystemExit) as has:
         arms.run(["has", str(tmp_path), "steps_within_reach", "sum", "1"], *known)
