@@ -10,7 +10,6 @@ With a vocabulary of 150 000 the logits of a batch are larger than everything el
 made a few tokens at a time, used, and made again for the gradient.
 """
 
-import math
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -88,9 +87,9 @@ def tokens_of_share(counts: Tensor, share: float) -> Tensor:
 
     No float is 0.3: in floats 0.3 * 10 can be more than 3, and four tokens.
     """
-    written = Fraction(str(share))
-    taken = [min(max(math.ceil(written * count), 1), count) for count in counts.tolist()]
-    return counts.new_tensor(taken)
+    written = Fraction(str(share)).limit_denominator(10**9)  # whole numbers that fit a tensor's
+    taken = -(-written.numerator * counts // written.denominator)
+    return taken.clamp(min=1).minimum(counts)
 
 
 def _mean_of_highest(entropy: Tensor, mask: Tensor, taken: Tensor) -> Tensor:

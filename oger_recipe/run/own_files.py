@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from oger_recipe.files import atomic_write, remove_empty
+from oger_recipe.files import atomic_write, remove_empty, to_json
 
 MARKER = ".oger-run.json"
 COMMAND = "command.sh"  # the last file that is written before anything starts
@@ -150,4 +150,4 @@ def _read_marker(run_dir: Path) -> list[str] | None:
 
 def _write_marker(run_dir: Path, files: set[str]) -> None:
     with atomic_write(run_dir / MARKER) as partial:
-        partial.write_text(json.dumps({"oger_run": {"files": sorted(files)}}, indent=1) + "\n")
+        partial.write_text(to_json({"oger_run": {"files": sorted(files)}}, indent=1) + "\n")
