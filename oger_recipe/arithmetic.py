@@ -4,7 +4,7 @@ import torch
 
 
 def matmul_dtype() -> torch.dtype:
-    """Returns bfloat16 where the hardware multiplies it (three times as fast, cosines above 0.9999), else float32."""
+    """Returns bfloat16 where hardware multiplies it (1.7 to 3 times as fast, cosines above 0.9999), else float32."""
     if torch.cuda.is_available():
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
     return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
