@@ -33,6 +33,7 @@ from oger_recipe.embedding.cache import EmbeddingCache
 from oger_recipe.embedding.encoder import TrajectoryEncoder
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 from oger_recipe.embedding.similarity import EmbeddingSimilarity
+from oger_recipe.report.panels import styles
 from oger_recipe.rewards.kinds import Surroundings
 from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.run_folder.records import write_samples
@@ -161,15 +162,16 @@ def draw(results: dict[str, dict[int, dict[str, float]]], path: Path) -> None:
     )
     for panel, (name, points) in zip(axes[0], results.items(), strict=True):
         values = list(points)
-        for number, phase in enumerate(PHASES):
-            panel.loglog(values, [points[v][phase] for v in values], "o-", color=f"C{number}", label=phase)
+        for phase, look in styles(PHASES).items():
+            seconds = [points[value][phase] for value in values]
+            panel.loglog(values, seconds, color=look.colour, marker=look.marker, linestyle=look.line, label=phase)
         first = points[values[0]]["similarity"]
         panel.loglog(values, [first * value / values[0] for value in values], "k:", label="linear")
         panel.set(title=f"against {name}", xlabel=name, xticks=values, xticklabels=values)
         panel.minorticks_off()
         panel.grid(alpha=0.3)
     axes[0][0].set_ylabel("seconds a step")
-    axes[0][0].legend(fontsize=7)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=7, fontsize=8)
     figure.savefig(path, dpi=110)
 
 
