@@ -80,12 +80,12 @@ PICTURES = {
             {"difference": "vllm_logprob_difference", "limit": "vllm_logprob_limit"},
         ),
         Panel(
-            "seconds of a step",
+            "seconds of a step; sync: weights to the engine",
             {
                 "sampling": "timing/generation",
                 "rewards, log-probs": "timing/make_experience",
                 "updates": "timing/ppo_train",
-                "sync to engine": "timing/broadcast",
+                "sync": "timing/broadcast",
             },
         ),
     ],
