@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,9 +14,10 @@ from oger_recipe.files import atomic_write
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # of Okabe and Ito
 GREY = "#767676"
+Line = Literal["-", "--", ":"]
 # For the arms of a study: a colour and a marker that no other has, so that either alone tells them apart.
 _OF_ARMS = tuple(zip((*COLOURS, "#332288", "#882255", "#999933", "#8C510A", "#44AA99"), "os^DvP*X<>hp", strict=True))
-_LINES = ("-",) * len(COLOURS) + ("--",) * 3 + (":",) * 2
+_LINES: tuple[Line, ...] = ("-", "-", "-", "-", "-", "-", "-", "--", "--", "--", ":", ":")
 LETTER = 0.034  # of the axis of steps, for a letter of a label
 LABEL_GAP = 0.075  # of a panel's height, between the middles of two labels
 
@@ -27,7 +28,7 @@ class Style:
 
     colour: str
     marker: str
-    line: str
+    line: Line
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:
