@@ -155,12 +155,8 @@ def test_a_share_of_texts_without_an_embedding_may_be_borne(controller, models, 
 
     with pytest.raises(EmbeddingError, match="1 of 4 texts"):
         made()
-    assert made("--oger.max_embedding_error_rate", "0.25").batch.similarity.isnan().tolist() == [
-        False,
-        True,
-        False,
-        False,
-    ]
+    borne = made("--oger.max_embedding_error_rate", "0.25")
+    assert borne.batch.similarity.isnan().tolist() == [False, True, False, False]
 
 
 def test_flags_of_the_processes_beside_the_policy(controller, monkeypatch: pytest.MonkeyPatch) -> None:

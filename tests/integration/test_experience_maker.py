@@ -210,6 +210,15 @@ def test_wrong_ones_that_are_paid_for_form_make_room_first(controller, models, r
     assert list(maker.batch.injected) == [2]
 
 
+def test_a_group_with_one_that_is_paid_for_form_does_not_spare_its_teacher(controller, models, rollout):
+    """Rewards 1 + 3 * 0.8, 1 + 3 * 0.6, 0.1, and the teacher's 1: their mean is 1.825."""
+    models.similarity = dict(zip(TEXTS, (0.2, 0.4, 0.6, 0.8), strict=True))
+    maker = controller("--oger.all_correct_group", "clip", "--oger.bonus_weight", "3", teachers={"u": [TEACHER]})
+    rows = zip(TEXTS, (1.0, 1.0, 0.1, 0.0), (1.0, 1.0, 0.0, 0.0), strict=True)
+    experiences = maker.make_experience_batch([rollout(text, reward, score=score) for text, reward, score in rows])
+    assert first_tokens(experiences)[3] == pytest.approx(-0.825)
+
+
 def test_the_figures_of_a_step_with_a_teacher_in_the_place_of_a_right_rollout(controller, models, rollout, letters):
     """Right, wrong with 0.1 for form, right, right; the last gives way to a teacher whose text is worth 0.9."""
     models.similarity = dict(zip(TEXTS, (0.2, 0.4, 0.5, 0.9), strict=True))
