@@ -1,4 +1,13 @@
-"""What a user can act on. Imports nothing, so that everything may import it."""
+"""What a user can act on, and how it shows values. Imports nothing of ours, so that everything may import it."""
+
+import re
+
+_LONGEST = 100  # characters of a value in a message
+# What varies in a reason: what was found, what is in quotes, numbers. A column's name before "must" is kept.
+_VARIES = re.compile(
+    r"""('[^']*' (?:must|has to|is missing))|\bfound .*|'(?:[^'\\]|\\.)*(?:'|$)|"[^"]*(?:"|$)|[-+]?\d[\d.,]*""",
+    re.DOTALL,
+)
 
 
 class RecipeError(ValueError):
@@ -7,3 +16,18 @@ class RecipeError(ValueError):
 
 class RunDied(Exception):
     """Something of the run died or failed. The message is a sentence on it; the cause is what the driver saw."""
+
+
+def cut(text: str, longest: int = _LONGEST) -> str:
+    """Shortens a text for a message, and says how long it is."""
+    return text if len(text) <= longest else f"{text[:longest]}... ({len(text):,} characters)"
+
+
+def shown(value: object) -> str:
+    """Writes a value for a message, as its repr."""
+    return cut(repr(value))
+
+
+def kind_of(reason: str) -> str:
+    """Returns what reasons have in common that differ in values alone."""
+    return re.sub(r"\*(?:, \*)*", "*", _VARIES.sub(lambda match: match[1] or "*", reason))

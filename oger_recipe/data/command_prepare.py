@@ -12,7 +12,7 @@ from typing import Any
 from oger_recipe.data.mix import Mix, Source
 from oger_recipe.data.rows import Row, check_row, problem_key
 from oger_recipe.data.sources import Columns, as_text, read_records, to_row
-from oger_recipe.errors import RecipeError
+from oger_recipe.errors import RecipeError, cut, shown
 from oger_recipe.files import atomic_write, write_jsonl
 from oger_recipe.progress import Progress, progress
 from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
@@ -171,7 +171,7 @@ def _column(record: dict[str, Any], column: str, where: str) -> Any:
     value: Any = record
     for name in column.split("."):
         if not isinstance(value, dict) or name not in value:
-            there = ", ".join(map(repr, record))
+            there = cut(", ".join(map(repr, record)), 300)
             raise RecipeError(f"{where}: there is no column {column!r}; there are {there}")
         value = value[name]
     return value
@@ -230,8 +230,8 @@ def _name(problems: dict[str, _Problem]) -> None:
         uid = problem.row["uid"]
         if uid in used:
             raise RecipeError(
-                f"{problem.uid_where}: uid {uid!r} is that of another problem, {used[uid]}; without a uid column, "
-                "uids are made from the questions"
+                f"{problem.uid_where}: uid {shown(uid)} is that of another problem, {used[uid]}; without a uid "
+                "column, uids are made from the questions"
             )
         used[uid] = problem.uid_where
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oger_recipe.data.sources import made_of_records
-from oger_recipe.errors import RecipeError
+from oger_recipe.errors import RecipeError, shown
 from oger_recipe.seeds import stable_seed
 
 Label = float | None  # 1: good, 0: bad, between: a share of rollouts from here that were right; None: nobody said
@@ -46,7 +46,7 @@ class _Row:
     where: str
 
     def wrong(self, field: str, needed: str, found: Any) -> RecipeError:
-        return RecipeError(f"{self.where}: '{field}' has to be {needed}, found {found!r:.100}")
+        return RecipeError(f"{self.where}: '{field}' has to be {needed}, found {shown(found)}")
 
     def text(self, field: str) -> str:
         value = self.record.get(field)

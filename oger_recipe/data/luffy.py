@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from oger_recipe.errors import RecipeError
+from oger_recipe.errors import RecipeError, shown
 
 PROBS = "target_ds_qwen_7b_probs"
 _TEACHERS = ("target", "target_lst", PROBS)
@@ -47,7 +47,7 @@ def own_record(
     task = record.get("task") or task or _TASKS.get(str(source)) or _ABILITIES.get(str(ability))
     if task is None:
         raise RecipeError(
-            f"{where}: no verifier is known for data_source {source!r} and ability {ability!r}: set {flag}"
+            f"{where}: no verifier is known for data_source {shown(source)} and ability {shown(ability)}: set {flag}"
         )
     own = {answer: record["reward_model"]["ground_truth"]}
     replaced = _TEACHERS if keep else (*_TEACHERS, *_ABOUT)
@@ -64,7 +64,7 @@ def _teachers(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
         teachers[target] = {"source": "target", "text": target, "correct": None} | ({"probs": probs} if probs else {})
     texts = record.get("target_lst") or []
     if not isinstance(texts, list) or not all(isinstance(text, str | None) for text in texts):
-        raise RecipeError(f"{where}: 'target_lst' must be a list of texts, found {texts!r:.200}")
+        raise RecipeError(f"{where}: 'target_lst' must be a list of texts, found {shown(texts)}")
     for position, text in enumerate(texts):
         if text:
             teachers.setdefault(text, {"source": f"target_lst_{position}", "text": text, "correct": None})
@@ -77,7 +77,7 @@ def _target(target: Any, where: str) -> str | None:
         return None
     content = target[0].get("content") if isinstance(target, list) and isinstance(target[0], dict) else target
     if not isinstance(content, str | None):
-        raise RecipeError(f"{where}: 'target' must be a list of {{role, content}} or null, found {target!r:.200}")
+        raise RecipeError(f"{where}: 'target' must be a list of {{role, content}} or null, found {shown(target)}")
     return content
 
 

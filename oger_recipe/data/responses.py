@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.data.sources import made_of_records
-from oger_recipe.errors import RecipeError
+from oger_recipe.errors import RecipeError, shown
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ def read_responses(path: Path, uids: Collection[str], rows: str) -> list[Respons
         made = _response(record, where)
         if made.uid not in uids:
             raise RecipeError(
-                f"{where}: no row of {rows} has the uid {made.uid!r} (rows without a uid get one made of prompt and "
-                "answer: give them one)"
+                f"{where}: no row of {rows} has the uid {shown(made.uid)} (rows without a uid get one made of "
+                "prompt and answer: give them one)"
             )
         return made
 
@@ -53,16 +53,16 @@ def _response(record: Any, where: str) -> Response:
         raise RecipeError(f"{where}: a response is a JSON object, found {type(record).__name__}")
     uid, text = record.get("uid"), record.get("text")
     if not isinstance(uid, str) or not uid:
-        raise RecipeError(f"{where}: 'uid' must be a non-empty string, found {uid!r}")
+        raise RecipeError(f"{where}: 'uid' must be a non-empty string, found {shown(uid)}")
     if not isinstance(text, str):
-        raise RecipeError(f"{where}: 'text' must be a string, found {text!r}")
+        raise RecipeError(f"{where}: 'text' must be a string, found {shown(text)}")
     entropy = record.get("entropy")
     if entropy is None:
         entropy = math.nan
     elif isinstance(entropy, bool) or not isinstance(entropy, int | float) or not math.isfinite(entropy):
-        raise RecipeError(f"{where}: 'entropy' must be a number, found {entropy!r}")
+        raise RecipeError(f"{where}: 'entropy' must be a number, found {shown(entropy)}")
     flags = {name: record.get(name, False) for name in ("truncated", "off_policy", "replaced")}
     for name, value in flags.items():
         if not isinstance(value, bool):
-            raise RecipeError(f"{where}: '{name}' must be true or false, found {value!r}")
+            raise RecipeError(f"{where}: '{name}' must be true or false, found {shown(value)}")
     return Response(where, uid, text, float(entropy), source=record.get("source"), **flags)

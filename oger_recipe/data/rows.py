@@ -14,11 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from oger_recipe.errors import RecipeError
+from oger_recipe.errors import RecipeError, cut, kind_of, shown
 from oger_recipe.rewards.verifiers import VERIFIERS, not_allowed
 
 Row = dict[str, Any]
-_SHOWN = 10  # of the mistakes in a dataset
+_SHOWN = 10  # of the mistakes in a dataset, or of a kind of them
+_KINDS = 20  # of mistakes
+_NAMED = 5  # rows that share a mistake
+_LONGEST = 600  # characters of a mistake
 _LOOKED_AT = 100  # rows in which columns are looked for
 _LONG_TEXT = 100  # characters
 _ABOVE_ONE = 1e-4  # what rounding in half precision adds to a probability of 1
@@ -38,30 +41,44 @@ def decode_line(line: bytes, where: str) -> Any:
 
 
 def refuse_rows(mistakes: Sequence[str]) -> None:
-    """Raises RecipeError with the first of the mistakes in a dataset's rows, and how many more there are."""
+    """Raises RecipeError with the mistakes in a dataset's rows: the first of each kind where there are many."""
     if not mistakes:
         return
     if len({_reason(mistake) for mistake in mistakes}) == 1:
-        raise RecipeError(_and_so_in(mistakes[0], len(mistakes) - 1))
-    more = [f"and {len(mistakes) - _SHOWN} more"] if len(mistakes) > _SHOWN else []
-    raise RecipeError("\n  - ".join([f"{len(mistakes)} rows are wrong:", *mistakes[:_SHOWN], *more]))
+        raise RecipeError(_and_so_in(mistakes))
+    lines = without_repetitions(mistakes, _SHOWN if len(mistakes) <= _SHOWN else 1)
+    raise RecipeError("\n  - ".join([f"{len(mistakes)} rows are wrong:", *lines]))
 
 
-def without_repetitions(mistakes: Iterable[str]) -> Iterator[str]:
-    """Shortens a list of mistakes: one that many rows share is said at the first, with the number of the others."""
-    rows: dict[str, list[str]] = {}
+def without_repetitions(mistakes: Iterable[str], alone: int = _SHOWN) -> Iterator[str]:
+    """Shortens a list of mistakes: of a kind that more than ``alone`` rows share the first is said, with the number of
+    the others. Of more than twenty kinds, the first twenty are said."""
+    kinds: dict[str, list[str]] = {}
     for mistake in mistakes:
-        rows.setdefault(_reason(mistake), []).append(mistake)
-    for same in rows.values():
-        yield from same if len(same) <= _SHOWN else [_and_so_in(same[0], len(same) - 1)]
+        kinds.setdefault(kind_of(_reason(mistake)), []).append(mistake)
+    for same in islice(kinds.values(), _KINDS):
+        yield from map(_cut, same) if len(same) <= alone else [_and_so_in(same)]
+    if len(kinds) > _KINDS:
+        yield f"and mistakes of {len(kinds) - _KINDS} more kinds"
+
+
+def _cut(mistake: str) -> str:
+    return cut(mistake, _LONGEST)
 
 
 def _reason(mistake: str) -> str:
     return mistake.partition(": ")[2]  # behind the row's place
 
 
-def _and_so_in(mistake: str, others: int) -> str:
-    return mistake + (f" (and so in {others} more row{'s' * (others > 1)})" if others else "")
+def _and_so_in(same: Sequence[str]) -> str:
+    """Says the first of mistakes that are alike, and where the next ones are."""
+    first, *others = same
+    if not others:
+        return _cut(first)
+    places = [each.partition(": ")[0] for each in others[:_NAMED] if ": " in each]
+    named = ", ".join(place.rpartition(":")[2].removeprefix("row ") for place in places)
+    more = f": {named}" + ", ..." * (len(others) > _NAMED) if named else ""
+    return f"{_cut(first)} (and so in {len(others):,} more row{'s' * (len(others) > 1)}{more})"
 
 
 def check_row(row: Any, where: str, own_tasks: Collection[str] = ()) -> None:
@@ -81,13 +98,13 @@ def check_row(row: Any, where: str, own_tasks: Collection[str] = ()) -> None:
         _check_text(row, key, where)
     if not _is_prompt(row.get("prompt")):
         raise RecipeError(
-            f"{where}: 'prompt' must be a string or a list of chat messages, found {row.get('prompt')!r}"
+            f"{where}: 'prompt' must be a string or a list of chat messages, found {shown(row.get('prompt'))}"
         )
     _check_text(row, "uid", where)  # after those that it is derived from
     if row["task"] not in VERIFIERS and row["task"] not in own_tasks:
         _check_path(row["task"], where, own_tasks)
     if not isinstance(row.get("datasource"), str | None):  # a parquet column is null where a row leaves it out
-        raise RecipeError(f"{where}: 'datasource' must be a string, found {row['datasource']!r}")
+        raise RecipeError(f"{where}: 'datasource' must be a string, found {shown(row['datasource'])}")
     for position, teacher in enumerate(teachers):
         _check_teacher(teacher, f"{where}: teacher {position}")
 
@@ -96,14 +113,14 @@ def _check_path(task: str, where: str, own_tasks: Collection[str]) -> None:
     """Raises RecipeError for a task that is no import path, or one that the user has not allowed."""
     if ":" not in task:
         known = ", ".join(sorted({*VERIFIERS, *own_tasks}))
-        raise RecipeError(f"{where}: unknown task {task!r}; known: {known}; your own: oger.verifiers")
+        raise RecipeError(f"{where}: unknown task {shown(task)}; known: {known}; your own: oger.verifiers")
     if (reason := not_allowed(task)) is not None:
         raise RecipeError(f"{where}: {reason}")
 
 
 def _check_text(row: Row, key: str, where: str) -> None:
     if not isinstance(row.get(key), str) or not row[key]:
-        raise RecipeError(f"{where}: '{key}' must be a non-empty string, found {row.get(key)!r}")
+        raise RecipeError(f"{where}: '{key}' must be a non-empty string, found {shown(row.get(key))}")
 
 
 def _is_prompt(prompt: Any) -> bool:
@@ -114,11 +131,11 @@ def _is_prompt(prompt: Any) -> bool:
 
 def _check_teacher(teacher: Any, where: str) -> None:
     if not isinstance(teacher, dict):
-        raise RecipeError(f"{where} must be a text, or an object with source and text, found {teacher!r:.200}")
+        raise RecipeError(f"{where} must be a text, or an object with source and text, found {shown(teacher)}")
     for key in ("source", "text"):
         _check_text(teacher, key, where)
     if teacher.get("correct") not in (True, False, None):
-        raise RecipeError(f"{where}: 'correct' must be true, false or null, found {teacher['correct']!r}")
+        raise RecipeError(f"{where}: 'correct' must be true, false or null, found {shown(teacher['correct'])}")
     if teacher.get("probs") is not None and not _are_probabilities(teacher["probs"]):
         raise RecipeError(f"{where}: 'probs' must be a list of numbers above 0 and at most 1, or null")
 

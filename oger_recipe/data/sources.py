@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from oger_recipe.data.luffy import index_uid, is_luffy, own_record
 from oger_recipe.data.rows import Row, check_row, decode_line, refuse_rows
-from oger_recipe.errors import RecipeError
+from oger_recipe.errors import RecipeError, cut, shown
 from oger_recipe.progress import progress
 from oger_recipe.rewards.rules import TIMES_ASKED
 
@@ -129,7 +129,7 @@ def each_row(source: str, columns: Columns, split: str, seen: Seen) -> Iterator[
             first = _first_use(row, number, uids)  # before the check: malformed rows have their uid as well
             check_row(row, where, columns.own_tasks)
             if first != number:
-                raise RecipeError(f"{where}: uid {row['uid']!r} is already used by line {first}")
+                raise RecipeError(f"{where}: uid {shown(row['uid'])} is already used by line {first}")
         except RecipeError as error:
             yield number, error
             continue
@@ -173,7 +173,9 @@ def to_row(record: Any, columns: Columns, where: str) -> Any:
 
 
 def _no_column(name: str, flag: str, record: dict[str, Any], where: str) -> RecipeError:
-    return RecipeError(f"{where}: there is no column {name!r} ({flag}); there are {', '.join(map(repr, record))}")
+    return RecipeError(
+        f"{where}: there is no column {name!r} ({flag}); there are {cut(', '.join(map(repr, record)), 300)}"
+    )
 
 
 def _teachers(value: Any, column: str) -> Any:

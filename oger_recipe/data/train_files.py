@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from oger_recipe.data.rows import Row, refuse_rows
 from oger_recipe.data.templates import PromptTemplate
-from oger_recipe.errors import RecipeError
+from oger_recipe.errors import RecipeError, shown
 from oger_recipe.files import atomic_write, to_json
 from oger_recipe.progress import Progress
 from oger_recipe.rewards.grading.pool import GradingPool
@@ -261,7 +261,7 @@ def _candidate(row: Row, teacher: dict[str, Any], text: str, tokens: list[int]) 
     probs = teacher.get("probs")
     if probs is not None and len(probs) != len(tokens):
         raise RecipeError(
-            f"row {row['uid']!r}: teacher {teacher['source']!r} has {len(probs)} token probabilities and, with "
+            f"row {row['uid']!r}: teacher {shown(teacher['source'])} has {len(probs)} token probabilities and, with "
             f"the end of sequence, {len(tokens)} tokens: they are for another tokenizer or template; leave 'probs' out"
         )
     return _Candidate(row, teacher["source"], text, tokens, probs, teacher.get("correct"))

@@ -18,7 +18,7 @@ from typing import Any
 from oger_recipe.data.luffy import is_luffy
 from oger_recipe.data.sources import TEACHERS, Columns, Seen, read_dataset, read_records
 from oger_recipe.data.templates import BOXED
-from oger_recipe.errors import RecipeError
+from oger_recipe.errors import RecipeError, cut, shown
 from oger_recipe.rewards.rules import TIMES_ASKED
 from oger_recipe.seeds import stable_seed
 
@@ -127,7 +127,7 @@ def _text(answer: Any) -> str:
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)
     if not isinstance(answer, str | int | float) or not str(answer).strip():
-        raise ValueError(f"the answer is {answer!r}")
+        raise ValueError(f"the answer is {shown(answer)}")
     return str(answer).strip()
 
 
@@ -270,12 +270,12 @@ def _problems(name: str, records: Any, benchmark: Benchmark, source: str) -> lis
             problem = benchmark.problem(record)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             reason = f"no column {error}" if isinstance(error, KeyError) else str(error)
-            columns = ", ".join(map(str, record)) if isinstance(record, dict) else type(record).__name__
+            columns = cut(", ".join(map(str, record)), 300) if isinstance(record, dict) else type(record).__name__
             raise RecipeError(
                 f"{where}: not a problem of {benchmark.path}: {reason} (its columns: {columns})"
             ) from None
         if problems.setdefault(problem.uid, problem) != problem:
-            raise RecipeError(f"{where}: id {problem.uid!r} is used by two problems")
+            raise RecipeError(f"{where}: id {shown(problem.uid)} is used by two problems")
         times[problem.uid] += 1
     if not problems:
         raise RecipeError(f"{source}: no problems")

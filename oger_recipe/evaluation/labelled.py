@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from oger_recipe.data.sources import made_of_records
-from oger_recipe.errors import RecipeError
+from oger_recipe.errors import RecipeError, shown
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ def _pair(record: dict[str, Any], where: str) -> Pair:
         raise RecipeError(f"{where}: the columns of a pair are needed ({formats}); there are {', '.join(record)}")
     label = record.get("label")
     if not isinstance(label, int | str) or label not in found.labels:
-        raise RecipeError(f"{where}: 'label' is {' or '.join(map(repr, found.labels))}, found {label!r}")
+        raise RecipeError(f"{where}: 'label' is {' or '.join(map(repr, found.labels))}, found {shown(label)}")
     texts = [_text(record, column, where) for column in (found.question, found.first, found.second)]
     return Pair(str(record.get("pair_id") or where), texts[0], texts[1], texts[2], found.labels[label])
 
@@ -90,7 +90,7 @@ def _answer(record: dict[str, Any], where: str) -> Answer:
     columns = [_column(record, names, where) for names in (_QUESTIONS, _TEXTS, _LABELS)]
     label = record[columns.pop()]
     if not isinstance(label, int | float) or not math.isfinite(label):
-        raise RecipeError(f"{where}: 'label' must be a number, found {label!r}")
+        raise RecipeError(f"{where}: 'label' must be a number, found {shown(label)}")
     question, text = (_text(record, column, where) for column in columns)
     return Answer(str(record.get("uid") or where), question, text, float(label))
 
@@ -103,6 +103,6 @@ def _column(record: dict[str, Any], names: Sequence[str], where: str) -> str:
 
 def _text(record: dict[str, Any], column: str, where: str) -> str:
     if not isinstance(record[column], str):
-        raise RecipeError(f"{where}: {column!r} must be a string, found {record[column]!r:.100}")
+        raise RecipeError(f"{where}: {column!r} must be a string, found {shown(record[column])}")
     text: str = record[column]
     return text

@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from oger_recipe.errors import cut, kind_of
 from oger_recipe.files import to_json
 from oger_recipe.rewards.grading.pool import shared_pool
 from oger_recipe.rewards.grading.processes import Answer
@@ -72,7 +73,7 @@ def _answer(query: str, prompt: str, label: str) -> Answer:
 
 def failed(error: Exception | str, sample: Sample) -> Graded:
     """Logs and records a sample that could not be graded."""
-    reason = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    reason = error if isinstance(error, str) else cut(f"{type(error).__name__}: {error}", 1000)
     graded = Graded.failed(reason)
     _report(graded, sample, error if isinstance(error, Exception) else None)
     return graded
@@ -125,7 +126,7 @@ def worst_examples(run_dir: str | os.PathLike[str], n: int = 3) -> list[str]:
     except OSError:
         return []
     entries.sort(key=lambda entry: entry["seconds"], reverse=True)
-    kinds = {entry["error"]: entry for entry in reversed(entries)}
+    kinds = {kind_of(entry["error"]): entry for entry in reversed(entries)}
     chosen = sorted(kinds.values(), key=lambda entry: entry["seconds"], reverse=True)
     chosen += [entry for entry in entries if entry not in chosen]
     return [

@@ -12,6 +12,8 @@ import pytest
 
 from oger_recipe.cli import data
 from oger_recipe.data.rows import without_repetitions
+from oger_recipe.data.sources import Columns, read_dataset
+from oger_recipe.errors import RecipeError
 
 TEACHER = {"source": "r1", "text": "so 2", "correct": None}
 
@@ -101,7 +103,7 @@ def test_every_planted_defect_is_found_at_its_line(tmp_path: Path, capsys: pytes
     )
     code, reasons, summary = _validate(capsys, path)
     assert code == 1
-    assert list(reasons) == [3, 4, 5, 7, 8, 9, 11, 12, 13, 14]
+    assert list(reasons) == [3, 4, 5, 11, 7, 8, 9, 12, 13, 14]  # those of a kind together
     assert reasons[3] == "'answer' must be a non-empty string, found None"
     assert reasons[4].startswith("not valid JSON: ")
     assert reasons[5] == "uid 'a' is already used by line 1"
@@ -186,4 +188,46 @@ def test_what_prepare_writes_is_valid(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_what_is_wrong_with_many_rows_is_said_once() -> None:
     many = [f"f:{number}: no column 'x'" for number in range(1, 12)]
     few = [f"f:{number}: 'prompt' is missing" for number in range(20, 30)]
-    assert list(without_repetitions([*few, *many])) == [*few, "f:1: no column 'x' (and so in 10 more rows)"]
+    said = "f:1: no column 'x' (and so in 10 more rows: 2, 3, 4, 5, 6, ...)"
+    assert list(without_repetitions([*few, *many])) == [*few, said]
+
+
+LONG = "what is seen here is long " * 600
+KINDS: dict[str, Any] = {
+    "answers without a number": lambda n: {"answer": f"{LONG} {chr(97 + n % 26)} it's"},
+    "an answer of another kind": lambda n: {"answer": [LONG, "x" * n], "task": "json"},
+    "a task that there is not": lambda n: {"task": f"chess{'x' * n}"},
+    "a uid that is used": lambda n: {"uid": f"u{n // 2}"},
+    "a prompt that is none": lambda n: {"prompt": {"turns": [LONG] * n}},
+    "teachers without a text": lambda n: {"teachers": [TEACHER] * (n % 5) + [{"source": LONG, "text": ""}]},
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_mistake_of_many_rows_is_one_line_of_bounded_length(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [_row(f"u{n}", teachers=None) | KINDS[name](n) for n in range(60)]
+    path = _write(tmp_path / "rows.jsonl", *rows)
+    code, reasons, summary = _validate(capsys, path)
+    assert code == 1 and len(reasons) == 1
+    (number, reason), bad = next(iter(reasons.items())), 30 if "uid" in name else 60
+    assert number == (2 if "uid" in name else 1) and summary[0] == f"60 rows, {bad} bad"
+    assert f" (and so in {bad - 1} more rows: " in reason and reason.endswith(", ...)") and len(reason) < 800
+    if "answer" in name:
+        return  # a run finds it when it verifies teachers
+    with pytest.raises(RecipeError) as refused:  # as a run reads them
+        read_dataset(str(path), Columns(), split="train")
+    assert f"(and so in {bad - 1} more rows: " in str(refused.value) and len(str(refused.value)) < 1000
+
+
+def test_mistakes_of_many_kinds_are_bounded_and_different_ones_stay_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [_row(f"u{n}", **{("answer", "prompt")[n % 2]: None}, teachers=None) for n in range(30)]
+    reasons = _validate(capsys, _write(tmp_path / "rows.jsonl", *rows))[1]
+    assert [*reasons] == [1, 2] and "'answer' must be" in reasons[1] and "'prompt' must be" in reasons[2]
+    assert "(and so in 14 more rows: 3, 5, 7, 9, 11, ...)" in reasons[1]
+    own = [f"f:{n}: odd {chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(100)]
+    lines = list(without_repetitions(own))
+    assert lines[:20] == own[:20] and lines[20:] == ["and mistakes of 80 more kinds"]

@@ -266,7 +266,7 @@ def test_a_missing_column_is_named_with_its_flag_and_those_that_are_there(tmp_pa
         read_dataset(str(path), Columns(prompt="problem", task="gsm8k"), split="train")
     assert str(error.value) == (
         f"{path}:1: there is no column 'problem' (data.input_key); there are 'question', 'answer', 'task' "
-        "(and so in 1 more row)"
+        "(and so in 1 more row: 2)"
     )
 
 
@@ -337,15 +337,18 @@ def test_plain_texts_are_teachers_of_the_recipes_own_rows_too(read: Callable[...
 
 def test_all_that_is_wrong_is_said_at_once_up_to_ten_rows(refused: Callable[..., str], tmp_path: Path) -> None:
     good, bad = (
-        (PLAIN | {"uid": f"u{number}"} for number in (100, 101)),
+        (PLAIN | {"uid": f"u{number}"} for number in (100, 101, 102)),
         [PLAIN | {"answer": n} for n in ["", None] * 6],
     )
     lines = refused(next(good), *bad, next(good)).splitlines()
-    assert lines[0] == "12 rows are wrong:" and lines[11] == "  - and 2 more" and len(lines) == 12
-    for number, line in enumerate(lines[1:11], start=2):
+    said = f"{tmp_path}/rows.jsonl:2: 'answer' must be a non-empty string, found ''"
+    assert lines == ["12 rows are wrong:", f"  - {said} (and so in 11 more rows: 3, 4, 5, 6, 7, ...)"]
+    lines = refused(next(good), *bad[:10]).splitlines()
+    assert lines[0] == "10 rows are wrong:" and len(lines) == 11
+    for number, line in enumerate(lines[1:], start=2):
         found = "None" if number % 2 else "''"
         assert line == f"  - {tmp_path}/rows.jsonl:{number}: 'answer' must be a non-empty string, found {found}"
     assert refused(PLAIN | {"uid": "u"}, *bad[:2]).count("\n") == 2
     same = "rows.jsonl:1: 'answer' must be a non-empty string, found ''"
     assert refused(bad[0]) == same
-    assert refused(*bad[:5:2]) == f"{same} (and so in 2 more rows)"
+    assert refused(*bad[:5:2]) == f"{same} (and so in 2 more rows: 2, 3)"

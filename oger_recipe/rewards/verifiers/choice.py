@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from oger_recipe.errors import shown
 from oger_recipe.rewards.verdict import UnreadableAnswer, Verdict
 from oger_recipe.rewards.verifiers.boxed import last_answer_tag, last_boxed
 
@@ -49,7 +50,7 @@ def verify_choice(response: str, answer: str) -> Verdict:
     """
     reference = answer.strip().strip("()").upper()
     if len(reference) != 1 or reference not in _LETTERS:
-        raise UnreadableAnswer(f"a multiple-choice answer is one letter, A to J, not {answer!r}")
+        raise UnreadableAnswer(f"a multiple-choice answer is one letter, A to J, not {shown(answer)}")
     letter = _chosen(_SPECIAL_TOKEN.sub("", response).rpartition("</think>")[2])
     if letter is None:
         return Verdict(0.0, 0.0, "no choice was found", {"format": 0.0, "correct": 0.0})

@@ -15,6 +15,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+from oger_recipe.errors import shown
 from oger_recipe.rewards.verdict import UnreadableAnswer, Verdict
 from oger_recipe.rewards.verifiers.boxed import last_answer_tag, last_boxed
 
@@ -108,9 +109,11 @@ def _read_answer(answer: str) -> tuple[list[int], int]:
         numbers, target = document["numbers"], document["target"]
         valid = bool(numbers) and isinstance(numbers, list) and all(type(value) is int for value in [*numbers, target])
     except (TypeError, ValueError, KeyError) as error:
-        raise UnreadableAnswer(f"Countdown answer is not {{'numbers': [...], 'target': ...}}: {answer!r}") from error
+        raise UnreadableAnswer(
+            f"Countdown answer is not {{'numbers': [...], 'target': ...}}: {shown(answer)}"
+        ) from error
     if not valid:
-        raise UnreadableAnswer(f"Countdown answer needs a list of integers and an integer target: {answer!r}")
+        raise UnreadableAnswer(f"Countdown answer needs a list of integers and an integer target: {shown(answer)}")
     return numbers, target
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 
+from oger_recipe.errors import shown
 from oger_recipe.rewards.rules import GSM8K_FORMATS
 from oger_recipe.rewards.verdict import UnreadableAnswer, Verdict
 from oger_recipe.rewards.verifiers.boxed import last_answer_tag, last_boxed
@@ -28,7 +29,7 @@ def verify_gsm8k(
         raise ValueError(f"answer_format={answer_format!r} is unknown; valid values: {', '.join(GSM8K_FORMATS)}")
     reference = _last_number(answer.rpartition("####")[2])
     if reference is None:
-        raise UnreadableAnswer(f"GSM8K answer without a number: {answer!r}")
+        raise UnreadableAnswer(f"GSM8K answer without a number: {shown(answer)}")
     response = _READERS[answer_format](response)
     if not strict_oat:
         response = _GROUPED.sub("", response)

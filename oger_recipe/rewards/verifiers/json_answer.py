@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from oger_recipe.errors import shown
 from oger_recipe.rewards.verdict import UnreadableAnswer, Verdict
 
 TYPES: dict[str, Callable[[Any], bool]] = {
@@ -65,10 +66,10 @@ def _read_answer(answer: str) -> tuple[dict[str, str], dict[str, Any]]:
         known = all(kind in TYPES for kind in fields.values()) and isinstance(values, dict)
     except (AttributeError, TypeError, ValueError, KeyError) as error:
         raise UnreadableAnswer(
-            f"a JSON answer is {{'fields': {{name: type}}, 'values': {{...}}}}, not {answer!r}"
+            f"a JSON answer is {{'fields': {{name: type}}, 'values': {{...}}}}, not {shown(answer)}"
         ) from error
     if not known:
-        raise UnreadableAnswer(f"JSON answer {answer!r}: types are {', '.join(TYPES)}; values is an object")
+        raise UnreadableAnswer(f"JSON answer {shown(answer)}: types are {', '.join(TYPES)}; values is an object")
     return fields, values
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import sympy
 from math_verify import parse, verify
 
+from oger_recipe.errors import shown
 from oger_recipe.rewards.rules import EXTRACTIONS, MATH_EXTRACT, MATH_RULES, MathRule
 from oger_recipe.rewards.verdict import UnreadableAnswer, Verdict
 from oger_recipe.rewards.verifiers.boxed import last_answer_tag, last_boxed
@@ -149,7 +150,7 @@ def _reference(answer: str) -> _Expression:
     boxed = last_boxed(answer)
     expression = _boxed_expression(answer if boxed is None else boxed)
     if not expression.text:
-        raise UnreadableAnswer(f"a math answer is not empty: {answer!r}")
+        raise UnreadableAnswer(f"a math answer is not empty: {shown(answer)}")
     return expression
 
 
