@@ -8,7 +8,6 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +55,11 @@ def to_json(document: Any, *, ensure_ascii: bool = False, **layout: Any) -> str:
 
     layout: arguments of json.dumps, as ensure_ascii.
     """
-    write = partial(json.dumps, ensure_ascii=ensure_ascii, allow_nan=False, **layout)
+    layout |= {"ensure_ascii": ensure_ascii, "allow_nan": False}
     try:
-        return write(document)
+        return json.dumps(document, **layout)
     except ValueError:
-        return write(_finite(document))
+        return json.dumps(_finite(document), **layout)
 
 
 def _finite(document: Any) -> Any:
