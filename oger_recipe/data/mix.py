@@ -12,6 +12,7 @@ import yaml
 
 from oger_recipe.errors import RecipeError
 
+HOLDERS = ("x-", "_")  # what top-level keys begin with that only hold anchors
 COLUMNS = ("prompt", "answer", "teacher", "correct", "uid")
 ANSWERS = ("hashes", "boxed", "last_number")
 
@@ -68,6 +69,8 @@ def read_mix(path: Path) -> Mix:
         document = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise RecipeError(f"{path}: cannot be read as a mix file: {error}") from None
+    if isinstance(document, dict):  # as in a recipe file, keys that hold anchors
+        document = {key: value for key, value in document.items() if not str(key).startswith(HOLDERS)}
     values = _checked(document, Mix, str(path))
     sources = tuple(_source(entry, f"{path}: source {number}") for number, entry in enumerate(values["sources"], 1))
     if all(source.held_out for source in sources):
@@ -116,4 +119,5 @@ def _refuse_unknown(found: Mapping[str, Any], known: Iterable[str], where: str) 
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
             hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(known)}"
+            hint += f"; a top-level key that only holds anchors begins with {' or '.join(HOLDERS)}" * (not near)
             raise RecipeError(f"{where}: unknown key '{key}'; {hint}")

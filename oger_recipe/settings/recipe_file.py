@@ -7,18 +7,20 @@ A recipe file is nested YAML whose paths are the flags of the command line: ``ac
 import argparse
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from oger_recipe.data.mix import HOLDERS
 from oger_recipe.errors import RecipeError
 from oger_recipe.secrets import SECRETS
 from oger_recipe.settings.parser import ListAction
 from oger_recipe.settings.shipped import shipped
 
 EXTENDS = "extends"  # a recipe file's key for the file it builds on
-_NULL = "tag:yaml.org,2002:null"
+_NULL, _MERGE = "tag:yaml.org,2002:null", "tag:yaml.org,2002:merge"
 
 
 def read_recipe(path: Path, parser: argparse.ArgumentParser) -> dict[str, Any]:
@@ -114,6 +116,17 @@ def _not_yaml(error: yaml.YAMLError, path: Path) -> str:
     return f"{path}:{error.problem_mark.line + 1}: not valid YAML: {problem}"
 
 
+def _entries(node: yaml.MappingNode, is_root: bool) -> list[tuple[yaml.Node, yaml.Node]]:
+    """The keys and values of a mapping, without holders of anchors, and with what << merges into it."""
+    own = [(key, value) for key, value in node.value if key.tag != _MERGE]
+    if len(own) < len(node.value):
+        merging = yaml.MappingNode(node.tag, deepcopy([pair for pair in node.value if pair[0].tag == _MERGE]))
+        yaml.SafeLoader("").flatten_mapping(merging)
+        names = {key.value for key, _ in own if isinstance(key, yaml.ScalarNode)}
+        own += {key.value: (key, value) for key, value in merging.value if key.value not in names}.values()
+    return [(key, value) for key, value in own if not (is_root and str(key.value).startswith(HOLDERS))]
+
+
 def _leaves(
     node: yaml.Node | None, path: Path, mistakes: list[str], prefix: str = ""
 ) -> Iterator[tuple[str, yaml.Node]]:
@@ -125,7 +138,7 @@ def _leaves(
         mistakes.append(f"{_at(path, node)}: expected a mapping of settings, found {found}")
         return
     seen: set[str] = set()
-    for key_node, value in node.value:
+    for key_node, value in _entries(node, is_root=not prefix):
         if not isinstance(key_node, yaml.ScalarNode):
             mistakes.append(f"{_at(path, key_node)}: the name of a setting is plain text, not a list or mapping")
         elif key_node.value in seen:
@@ -179,6 +192,9 @@ def _no_setting(key: str, node: yaml.Node, actions: Mapping[str, argparse.Action
         raise RecipeError(f"{where}: '{above}' takes a list; of mappings each begins with a dash")
     near = difflib.get_close_matches(key, actions, n=1, cutoff=0.5)
     hint = f"; did you mean '{near[0]}'?" if near else ""
+    is_section = any(name.startswith(key.partition(".")[0] + ".") for name in actions)
+    if not is_section and "&" in (node.start_mark.buffer or ""):
+        hint += f"; a key that only holds anchors begins with {' or '.join(HOLDERS)}"
     raise RecipeError(f"{where}: unknown setting '{key}'{hint}")
 
 

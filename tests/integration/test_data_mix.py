@@ -14,7 +14,9 @@ import pytest
 import yaml
 
 from oger_recipe.cli import data
+from oger_recipe.data.mix import read_mix
 from oger_recipe.data.sources import Columns, read_dataset
+from oger_recipe.errors import RecipeError
 
 GSM8K = Path(__file__).parents[2] / ".." / "shared" / "data" / "gsm8k"
 MIX = Path(__file__).parents[2] / "docs" / "mixes" / "gsm8k.yaml"
@@ -54,6 +56,17 @@ def _sources(**more: Any) -> list[dict[str, Any]]:
 
 
 Prepared = tuple[list[dict[str, Any]], dict[str, dict[str, str]]]
+
+
+def test_a_mix_may_hold_anchors_in_keys_of_their_own(folder: Path) -> None:
+    text = "x-task: &task gsm8k\n_columns: &columns {prompt: question, answer: solution}\nsources:\n  - {name: a, "
+    text += "path: people.jsonl, task: *task, columns: *columns, answer_from: hashes}\n"
+    (folder / "mix.yaml").write_text(text)
+    (source,) = read_mix(folder / "mix.yaml").sources
+    assert (source.task, source.columns) == ("gsm8k", {"prompt": "question", "answer": "solution"})
+    (folder / "mix.yaml").write_text(text.replace("x-task", "kind"))
+    with pytest.raises(RecipeError, match="a top-level key that only holds anchors begins with x- or _"):
+        read_mix(folder / "mix.yaml")
 
 
 @pytest.fixture()

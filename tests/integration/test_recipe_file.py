@@ -147,6 +147,39 @@ def test_a_value_may_begin_with_a_dash(read: Read) -> None:
     assert settings["reward.clip_range"] == [-5.0, 5.0]
 
 
+ANCHORS = """
+x-rate: &rate 1.0e-3
+_shared:
+  adam: &adam {betas: [0.8, 0.9], lr: 0.5}
+  batches: &batches
+    micro_batch_size: 2
+    batch_size: 64
+train:
+  <<: *batches
+  batch_size: 32
+actor: {adam: {<<: *adam, lr: *rate}}
+critic: {adam: {<<: [*adam, *batches]}}
+"""
+
+
+def test_anchors_may_be_held_by_keys_of_their_own(read: Read) -> None:
+    """What is merged lies under the section's own keys."""
+    found = read(ANCHORS.replace("[*adam, *batches]", "[*adam]"))
+    assert (found["train.micro_batch_size"], found["train.batch_size"]) == (2, 32)
+    assert (found["actor.adam.lr"], found["actor.adam.betas"]) == (1e-3, [0.8, 0.9])
+    assert (found["critic.adam.lr"], found["critic.adam.betas"]) == (0.5, [0.8, 0.9])
+
+
+def test_another_holder_of_anchors_is_told_how_to_be_named(refused: Callable[[str], str]) -> None:
+    said = refused("shared: {rate: &rate 1.0e-3}\nactor: {adam: {lr: *rate}}\n")
+    assert "1: unknown setting 'shared.rate'" in said and said.endswith(
+        "; a key that only holds anchors begins with x- or _"
+    )
+    assert "x-" not in refused("actor: {rate: 1.0}\n")
+    assert "unknown setting 'critic.adam.batch_size'" in refused(ANCHORS)
+    assert "actor.x-rate" in refused("actor: {x-rate: &rate 1.0}\n")  # settings stand below sections
+
+
 def test_a_misspelt_key_is_named_with_file_line_and_the_nearest_name(refused: Callable[[str], str]) -> None:
     message = refused("oger:\n  # the bonus\n  bonus_wieght: 2\n")
     assert message == "recipe.yaml:3: unknown setting 'oger.bonus_wieght'; did you mean 'oger.bonus_weight'?"
