@@ -1,10 +1,24 @@
-"""How the processes of a run import what they need."""
+"""How the processes of a run import what they need, and what is said where it is not installed."""
 
 import contextlib
 import gc
 import importlib
+import importlib.util
+import re
 import sys
+import sysconfig
 from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from traceback import walk_tb
+
+TRAINING = ("openrlhf", "ray", "vllm", "deepspeed")
+# Of packages that the metadata does not name, or not by the name of their module.
+_ALSO_OURS = {*TRAINING, "yaml"}
+_HOW = (
+    "on CPUs `pip install 'oger-recipe[cpu]'`, then `pip install --no-deps openrlhf==0.11.2`, on GPUs, after "
+    "torch, `pip install --no-build-isolation 'oger-recipe[gpu]'`; a checkout has scripts/setup.sh for CPUs"
+)
 
 
 @contextlib.contextmanager
@@ -37,3 +51,41 @@ def import_without(module: str, *absent: str) -> None:
     finally:
         for name in hidden:
             del sys.modules[name]
+
+
+def is_installed(module: str) -> bool:
+    """A mere folder of the name, as the wandb/ of runs, is no package."""
+    spec = importlib.util.find_spec(module)
+    return spec is not None and spec.origin is not None
+
+
+def not_installed(*modules: str) -> str | None:
+    """A sentence on those that are not, with the commands; None where all are."""
+    missing = [name for name in modules if not is_installed(name)]
+    return _sentence(missing) if missing else None
+
+
+def missing_package(error: ModuleNotFoundError) -> str | None:
+    """The same on a package of ours that an import lacks; None for other packages, and where a user's file imports."""
+    module = (error.name or "").partition(".")[0]
+    files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+    places = sysconfig.get_paths()
+    machinery = ("<frozen", f"{places['stdlib']}/importlib")
+    importing = next((file for file in reversed(files) if not file.startswith(machinery)), "")
+    here = Path(__file__).parent
+    homes = (here, here.parent / "patches", *(places[name] for name in ("stdlib", "purelib", "platlib")))
+    return _sentence([module]) if module in _ours() and importing.startswith(tuple(map(str, homes))) else None
+
+
+def _ours() -> set[str]:
+    """Names of modules of all packages that we name, as far as they are those of the packages."""
+    try:
+        requirements = metadata.requires("oger-recipe") or []
+    except metadata.PackageNotFoundError:
+        requirements = []
+    names = (re.match(r"[\w.-]+", requirement) for requirement in requirements)
+    return {name[0].replace("-", "_").lower() for name in names if name} | _ALSO_OURS
+
+
+def _sentence(names: list[str]) -> str:
+    return f"{', '.join(names)} {'are' if len(names) > 1 else 'is'} not installed, which this needs: {_HOW}"

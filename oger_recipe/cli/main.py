@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import oger_recipe
+from oger_recipe.imports import missing_package
+from oger_recipe.settings.shipped import folder
 
 COMMANDS = {
     "train": "train by a recipe file and flags",
@@ -29,12 +31,18 @@ def main() -> None:
     if command in ("-h", "--help"):
         print("usage: oger <command> [--help]\n       oger --version\n")
         print("\n".join(f"  {name:13} {text}" for name, text in COMMANDS.items()))
+        print(f"\nThe docs/ that messages name are in {folder('docs')}")
         return
     if command not in COMMANDS:
         near = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         sys.exit(f"oger: unknown command '{command}'; known: {', '.join(COMMANDS)}{hint}")
-    importlib.import_module(f"oger_recipe.cli.{command.replace('-', '_')}").main(sys.argv[2:])
+    try:
+        importlib.import_module(f"oger_recipe.cli.{command.replace('-', '_')}").main(sys.argv[2:])
+    except ModuleNotFoundError as error:
+        if sentence := missing_package(error):
+            sys.exit(f"oger {command}: {sentence}")
+        raise
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from oger_recipe.cli.run_settings import CommandParser
 from oger_recipe.cpu import CPU_ENVIRONMENT, is_without_cuda
 from oger_recipe.endpoint import api_key
 from oger_recipe.errors import RecipeError
+from oger_recipe.imports import not_installed
 from oger_recipe.rewards.models.guard import VARIABLE, KeyForEveryPath
 from oger_recipe.rewards.models.keys import DTYPES, ProcessKeys
 from oger_recipe.rewards.models.step_engine import step_arguments, without_adapter
@@ -91,6 +92,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _checked(args: argparse.Namespace) -> str:
     """Returns the key, after it has given the port a number. Raises RecipeError for what cannot work."""
+    if lacking := not_installed("vllm"):
+        raise RecipeError(lacking)
     key = api_key(args.api_key_env)
     if not key and not is_loopback(args.host):
         raise RecipeError(

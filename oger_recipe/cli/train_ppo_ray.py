@@ -13,6 +13,7 @@ from typing import Any
 
 from oger_recipe.convert.foreign import recognised_flags
 from oger_recipe.errors import RecipeError
+from oger_recipe.imports import TRAINING, not_installed
 from oger_recipe.secrets import SECRETS, hide_secret, hide_secrets
 from oger_recipe.settings.derived import with_verifier_path
 from oger_recipe.settings.parser import build_parser
@@ -125,6 +126,8 @@ def main(
             print(_help(parser, flags[flags.index(asked.pop()) + 1 :]))
             return
         settings = settings_of(parser, flags, recipe)
+        if not dry_run and (lacking := not_installed(*TRAINING)):
+            raise RecipeError(lacking)
         if cpu:
             _print_cpu_defaults(settings)
         from oger_recipe.run.job import Job

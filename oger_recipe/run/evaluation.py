@@ -35,6 +35,7 @@ from oger_recipe.evaluation.records import Record, verdict_fields
 from oger_recipe.evaluation.sampling import Model, Request, Response, Sampling
 from oger_recipe.evaluation.tables import markdown_table
 from oger_recipe.files import to_json
+from oger_recipe.imports import not_installed
 from oger_recipe.plugin.evaluation.sampler import Sampler
 from oger_recipe.remote_code import refusals
 from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
@@ -60,6 +61,8 @@ def evaluate(
     Returns the result (see `evaluate_answers`, and ``settings``) and the folder.
     Raises RecipeError for a folder of another evaluation, and for problems and models that cannot be used.
     """
+    if lacking := not_installed("vllm"):
+        raise RecipeError(lacking)
     engine = Sampler(model)
     tokenizer = _tokenizer(model)
     prompts = {name: _prompts(problems, tokenizer, prompting) for name, problems in benchmarks.items()}

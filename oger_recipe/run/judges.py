@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from oger_recipe.cpu import CPU_ENVIRONMENT
+from oger_recipe.imports import not_installed
 from oger_recipe.rewards.models.keys import ModelKeys, WriterKeys
 
 _CHECK = "oger_recipe.plugin.judges.model_check"
@@ -20,6 +21,8 @@ def problems_of(models: Sequence[ModelKeys], *, cpu: bool) -> list[str | None]:
 
     Raises RuntimeError where vLLM itself does not work.
     """
+    if lacking := not_installed("vllm"):
+        raise RuntimeError(lacking)
     engines = [keys.of_engine() for keys in models]
     asked = [
         (type(engine).__name__, asdict(engine), isinstance(keys, WriterKeys))

@@ -5,7 +5,6 @@ a line in CHECKS.
 """
 
 import contextlib
-import importlib.util
 import io
 import netrc
 import os
@@ -26,6 +25,7 @@ from oger_recipe.data.sources import is_hub_name
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.benchmarks import BENCHMARKS
+from oger_recipe.imports import TRAINING, is_installed, not_installed
 from oger_recipe.rewards.entries import models_of, sources_of
 from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys
 from oger_recipe.run.job import Job
@@ -104,18 +104,21 @@ def _packages(job: Job) -> Found:
         # openrlhf is in the GPU's extra alone: a CPU machine installs it without what it requires.
         if each.specifier and (each.name == "openrlhf" or each.marker is None or each.marker.evaluate(extra))
     ]
-    others = []
+    others, absent = [], []
     for each in pinned:
         try:
             version = metadata.version(each.name)
         except metadata.PackageNotFoundError:
-            yield Finding(PROBLEM, f"{each.name} is not installed: pip install '{each.name}{each.specifier}'")
+            absent.append(f"'{each.name}{each.specifier}'")
             continue
         if not each.specifier.contains(version, prereleases=True):
             others.append(f"{each.name} {version} ({each.specifier})")
+    lacking = not_installed(*TRAINING)  # whose commands bring what else is absent
+    if lacking or absent:
+        yield Finding(PROBLEM, lacking or f"not installed: pip install {' '.join(absent)}")
     if others:
         yield Finding(WARNING, f"other versions than those this recipe was tested with: {', '.join(others)}")
-    else:
+    elif not lacking and not absent:
         yield Finding(OK, f"Python {sys.version.split()[0]}, {len(pinned)} pinned packages as tested")
 
 
@@ -417,7 +420,7 @@ def _wandb(job: Job) -> Found:
     if not job.value[WANDB_KEY]:
         return
     mode = os.environ.get("WANDB_MODE", "online")
-    if importlib.util.find_spec("wandb") is None:
+    if not is_installed("wandb"):
         yield Finding(PROBLEM, f"{WANDB_KEY} is set, but wandb is not installed: pip install wandb, or leave it out")
     elif mode != "online":
         yield Finding(OK, f"{mode} (WANDB_MODE); what it writes goes into the run folder")

@@ -1,4 +1,4 @@
-"""The recipe files that come with the package: configs/ of a checkout, or of a wheel."""
+"""The folders that come with the package, in a checkout or in a wheel: the recipe files, and the documents."""
 
 import difflib
 from pathlib import Path
@@ -7,10 +7,13 @@ import oger_recipe
 from oger_recipe.errors import RecipeError
 
 
+def folder(name: str) -> Path:
+    return next(found for place in oger_recipe.__path__ if (found := Path(place) / name).is_dir())
+
+
 def shipped() -> dict[str, Path]:
-    """Their paths by their names."""
-    folder = next(found for place in oger_recipe.__path__ if (found := Path(place) / "configs").is_dir())
-    return {path.name: path for path in sorted(folder.glob("*.yaml"))}
+    """The recipe files' paths by their names."""
+    return {path.name: path for path in sorted(folder("configs").glob("*.yaml"))}
 
 
 def find_recipe(given: Path) -> Path:

@@ -9,13 +9,17 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from oger_recipe.embedding.settings import PACKAGED_MODEL
 from oger_recipe.errors import RecipeError
+from oger_recipe.imports import not_installed
+from oger_recipe.settings.openrlhf_parser import SHIPPED, parser_source
 from oger_recipe.settings.shipped import find_recipe, shipped
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this checkout, unpacked; it is built from a copy, since building leaves files behind."""
     source, wheels, site = (tmp_path_factory.mktemp(name) for name in ("source", "wheels", "site"))
-    for name in ("oger_recipe", "patches", "configs"):
+    for name in ("oger_recipe", "patches", "configs", "docs"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -43,6 +47,100 @@ def _oger(site: Path, folder: Path, *words: str) -> str:
     done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.fixture(scope="module")
+def clean(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs ``oger`` of the wheel in an environment that has what its metadata declares, and nothing else."""
+    home, desk = tmp_path_factory.mktemp("clean"), tmp_path_factory.mktemp("desk")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
+    packages = home / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
+    for path in [*site.iterdir(), *_declared(*site.glob("*.dist-info"))]:
+        if not (packages / path.name).exists():
+            (packages / path.name).symlink_to(path)
+
+    def run(*words: str, **files: str) -> subprocess.CompletedProcess[str]:
+        for name, text in files.items():
+            (desk / name).write_text(text)
+        command = [str(home / "bin" / "python"), "-I", "-c", "from oger_recipe.cli.main import main; main()", *words]
+        return subprocess.run(command, cwd=desk, capture_output=True, text=True)
+
+    return run
+
+
+def _declared(wheel: Path) -> set[Path]:
+    """What lies in site-packages of all that a wheel requires without extras, and of what that requires."""
+    waiting = [(text, "") for text in metadata.PathDistribution(wheel).requires or []]
+    seen, paths = set(), set()
+    while waiting:
+        requirement, extra = Requirement(waiting[-1][0]), waiting.pop()[1]
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        for wanted in {"", *requirement.extras} - {extra for name, extra in seen if name == _name(requirement.name)}:
+            seen.add((_name(requirement.name), wanted))
+            waiting += [(text, wanted) for text in metadata.requires(requirement.name) or []]
+        for file in metadata.distribution(requirement.name).files or []:
+            if file.parts[0] not in ("..", "__pycache__"):
+                paths.add(Path(str(metadata.distribution(requirement.name).locate_file(file.parts[0]))))
+    return paths
+
+
+def test_a_wheel_with_what_it_declares_converts_and_prepares_and_says_what_training_lacks(clean) -> None:
+    script = "python3 -m verl.mix_src.main_mix_ppo data.train_files=x.parquet actor_rollout_ref.rollout.n=8 "
+    script += "actor_rollout_ref.model.path=my/model algorithm.adv_estimator=grpo\n"
+    row = '{"uid": "a", "prompt": "1+1?", "answer": "2", "task": "math", "datasource": "m", "teachers": []}\n'
+    mix = "sources: [{name: m, path: rows.jsonl, task: math, columns: {prompt: prompt, answer: answer, teacher: t}}]\n"
+    tries = '{"prompt": "1+1?", "answer": "2", "t": ["It is \\\\boxed{2}."]}\n'
+    for words, files, says in (
+        (["--version"], {}, "oger 0.1.0"),
+        (["--help"], {}, "oger_recipe/docs"),
+        (["train", "--help"], {}, "--recipe FILE"),
+        (["convert", "c.sh"], {"c.sh": script}, "x.parquet"),
+        (["data", "validate", "a.jsonl"], {"a.jsonl": row}, "1 rows, 0 bad"),
+        (["data", "prepare", "mix.yaml", "--out", "out.jsonl"], {"mix.yaml": mix, "rows.jsonl": tries}, "1 with 1"),
+    ):
+        done = clean(*words, **files)
+        assert done.returncode == 0 and says in done.stdout, (words, done.stdout[-500:], done.stderr[-2000:])
+    done = clean("doctor")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "ok       loopback" in done.stdout and len(re.findall("^problem", done.stdout, re.M)) == 1
+    assert "openrlhf, ray, vllm, deepspeed are not installed" in done.stdout and "oger-recipe[cpu]" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "lacks"),
+    [
+        (["train", "--recipe", "countdown_cpu_smoke"], "openrlhf, ray, vllm, deepspeed"),
+        (["eval", "no/model", "--benchmark", "m=rows.jsonl"], "vllm"),
+        (["serve-reward"], "uvicorn"),
+        (["serve-judge", "no/model"], "vllm"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_command_refuses_in_a_sentence_what_is_not_installed(clean, command: list[str], lacks: str) -> None:
+    row = '{"uid": "a", "prompt": "1+1?", "answer": "2", "task": "math"}\n'
+    done = clean(*command, **{"rows.jsonl": row})
+    assert done.returncode == 1
+    (sentence,) = done.stderr.splitlines()
+    assert re.match(rf"oger {command[0]}: {lacks} (is|are) not installed, .*pip install", sentence)
+    assert "pip install --no-deps openrlhf==" in sentence
+
+
+def test_a_users_file_that_lacks_a_package_shows_his_own_import(clean) -> None:
+    for package, is_ours in (("vllm", True), ("polars", False)):
+        done = clean(
+            "data", "validate", "a.jsonl", "--verifiers", "mine=mine:f",
+            **{"mine.py": f"import {package}\n", "a.jsonl": '{"prompt": "?", "answer": "2", "task": "mine"}\n'},
+        )  # fmt: skip
+        assert done.returncode and package in done.stderr and "mine" in done.stderr
+        assert "oger-recipe[cpu]" not in done.stderr, is_ours
+
+
+def test_the_shipped_flags_are_those_of_the_pinned_openrlhf() -> None:
+    header, _, statements = SHIPPED.read_text().partition("\n")
+    assert statements == f"{parser_source()}\n" and metadata.version("openrlhf") in header
+    pinned = f"openrlhf=={metadata.version('openrlhf')}"
+    assert pinned in (not_installed("no_such_package") or "")
 
 
 def test_a_wheel_has_every_module_and_every_recipe(site: Path) -> None:

@@ -101,7 +101,7 @@ def test_wandb_is_looked_for_before_a_worker_needs_it(
     """Installed or not, with a key or a login or neither, and without a connection."""
     assert found("Weights & Biases") == []
     on = ("Weights & Biases", "--logger.wandb.key", "env")
-    if preflight.importlib.util.find_spec("wandb") is None:
+    if not preflight.is_installed("wandb"):
         assert "wandb is not installed: pip install wandb, or leave it out" in found(*on)[0].text
         (tmp_path / "packages").mkdir()
         (tmp_path / "packages" / "wandb.py").write_text("")
