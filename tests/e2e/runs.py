@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import yaml
+from hang import HANG_S
 
 ROOT = Path(__file__).parents[2]
 SMOKE = "countdown_cpu_smoke"
@@ -27,7 +28,7 @@ def train(run_dir: Path, cache: Path, *flags: str, recipe: str | Path = SMOKE) -
     """``oger train`` on one of configs/ or a file; the caches lie in ``cache``: nothing of the user's is touched."""
     file = recipe if isinstance(recipe, Path) else ROOT / "configs" / f"{recipe}.yaml"
     command = [sys.executable, "-m", "oger_recipe.cli.train", "--recipe", str(file), "--oger.run_dir", str(run_dir)]
-    return subprocess.run([*command, *caches_in(cache), *flags], capture_output=True, text=True, timeout=600)
+    return subprocess.run([*command, *caches_in(cache), *flags], capture_output=True, text=True, timeout=HANG_S)
 
 
 def lines(path: Path) -> list[dict]:

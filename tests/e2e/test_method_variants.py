@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hang import HANG_S
 from runs import ROOT, dataset, lines, samples, train
 
 DOCUMENT = ROOT.parent / "shared" / "seeds" / "000_e39033487543f5dd.txt"
@@ -96,7 +97,7 @@ def test_the_converted_command_runs_with_the_twins_overrides(tmp_path: Path, cac
         pytest.skip("shared/seeds is not here")
     converted, twin = tmp_path / "converted.yaml", tmp_path / "twin.yaml"
     command = [sys.executable, "-m", "oger_recipe.cli.convert", str(DOCUMENT), "--out", str(converted)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     overrides = yaml.safe_load((ROOT / "configs" / "oger_paper_cpu.yaml").read_text()) | {"extends": str(converted)}
     overrides["oger"]["embedding_model"] = None  # placeholders of the document

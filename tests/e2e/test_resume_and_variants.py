@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hang import HANG_S
 from runs import SMALL, lines, recipe_of, samples, train
 
 from oger_recipe.tasks.judges import folder_of
@@ -73,7 +74,7 @@ def served(*names: str, cache: Path) -> Iterator[list[str]]:
     finally:
         for server in servers:
             server.terminate()
-        assert [server.wait(60) for server in servers] == [0] * len(servers)
+        assert [server.wait(HANG_S) for server in servers] == [0] * len(servers)
 
 
 def test_zero_3_packed_in_dynamic_batches_with_judges_at_servers_trains_like_the_plain_run(smoke_run, cache, tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from hang import HANG_S
 from runs import lines, samples
 
 from oger_recipe.run import own_files
@@ -193,7 +194,7 @@ def test_oger_eval_with_the_runs_recipe_gives_the_runs_own_evaluation(smoke_run,
     """On the recipe's eval.dataset: the same prompts, samples, verdicts and figures, to the digit."""
     command = [sys.executable, "-m", "oger_recipe.cli.eval", str(smoke_run / "model")]
     command += ["--recipe", str(smoke_run / "recipe.yaml"), "--out", str(tmp_path / "again")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr[-3000:]
     (answers,) = (tmp_path / "again" / "answers").iterdir()
     ours = {(record["uid"], record["sample"]): record for record in lines(answers)}

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from hang import HANG_S
 
 from oger_recipe.cli import train
 from oger_recipe.cli.train_ppo_ray import build_parser, parse
@@ -175,7 +176,7 @@ def run_ranks() -> Callable[[Path, int, Path], None]:
                 command = [sys.executable, str(script), str(rank), str(ranks), str(port), str(folder)]
                 processes.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT))
         try:
-            codes = [process.wait(timeout=300) for process in processes]
+            codes = [process.wait(timeout=HANG_S) for process in processes]
         finally:
             for process in processes:
                 process.kill()

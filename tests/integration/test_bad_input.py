@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from hang import HANG_S
 
 from oger_recipe.cli import train, train_ppo_ray
 from oger_recipe.rewards.kinds import KINDS
@@ -736,6 +737,6 @@ def test_the_command_says_one_thing_on_stderr_and_fails(
     recipe.write_text(yaml.safe_dump(settings))
     (tmp_path / "rows.jsonl").write_text(rows)
     command = [sys.executable, "-m", "oger_recipe.cli.train", "--recipe", "recipe.yaml"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 1
     assert done.stderr.rstrip("\n") == message

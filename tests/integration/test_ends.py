@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from hang import HANG_S
 from ray.exceptions import RayTaskError
 
 from oger_recipe.errors import RecipeError, RunDied
@@ -70,7 +71,7 @@ def test_a_signal_ends_in_one_line_that_says_how_to_go_on(run_dir: Path, number:
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert running.stdout is not None and running.stdout.readline() == "begun\n"
     running.send_signal(number)
-    _, shown = running.communicate(timeout=30)
+    _, shown = running.communicate(timeout=HANG_S)
     assert running.returncode == 128 + number
     assert shown == (
         f"oger train: stopped by {number.name} at step 3 of 60; the last checkpoint is of step 2; continue with: "
@@ -88,8 +89,8 @@ def test_nothing_is_left_of_a_run_however_its_driver_ends(run_dir: Path, seconds
     try:
         if seconds != "0":
             driver.kill()
-        driver.wait(timeout=30)
-        deadline = time.monotonic() + 30
+        driver.wait(timeout=HANG_S)
+        deadline = time.monotonic() + HANG_S
         while Path(folder).exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not Path(folder).exists()
@@ -148,7 +149,7 @@ def test_of_a_process_that_died_role_number_and_peak_are_known(run_dir: Path) ->
     wait += "executable='/bin/sleep'); time.sleep(60)"
     actor = subprocess.Popen(["ray::OgerRolloutActor.generate", "-c", wait], executable=sys.executable)
     with Processes(os.getpid()) as processes:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + HANG_S
         while len(processes._seen) < 2 and time.monotonic() < deadline:
             time.sleep(0.1)
         engine = max(processes._seen)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hang import HANG_S
 from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
 from oger_recipe.plugin.driver import worker_logs
@@ -189,7 +190,7 @@ def test_an_engine_whose_turn_is_over_is_no_death(tmp_path: Path) -> None:
     judge = subprocess.Popen(["ray::JudgeActor.generate", "60"], executable="/bin/sleep")
     policy = subprocess.Popen(["ray::OgerPolicyModelActor.fit", "60"], executable="/bin/sleep")
     with Processes(os.getpid()) as processes:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + HANG_S
         while len(processes._seen) < 2 and time.monotonic() < deadline:
             time.sleep(0.1)
         for process in (judge, policy):

@@ -41,7 +41,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 def judge(server: Server | str, **keys: Any) -> JudgeKeys:
     url = server if isinstance(server, str) else server.url
     return JudgeKeys(
-        **{"model": "judge", "plugin": "binary", "url": url, "request_limit_s": 20.0, "attempts": 3} | keys
+        **{"model": "judge", "plugin": "binary", "url": url, "request_limit_s": 120.0, "attempts": 3} | keys
     )
 
 
@@ -180,8 +180,8 @@ def test_answers_in_another_order_stay_with_their_prompts(server: Server) -> Non
 
     def answer(prompt: str, count: int) -> Answer:
         if PROMPTS.index(prompt) < 6:
-            assert later.wait(20)
-        elif last.wait(20) == 0:
+            assert later.wait(60)
+        elif last.wait(60) == 0:
             later.set()
         return 200, said(prompt)
 
@@ -200,7 +200,7 @@ def test_as_many_requests_are_under_way_as_were_allowed(server: Server) -> None:
     full = threading.Barrier(3)
 
     def answer(prompt: str, count: int) -> Answer:
-        full.wait(20)
+        full.wait(60)
         return 200, said(prompt)
 
     server.answer = answer
@@ -209,9 +209,9 @@ def test_as_many_requests_are_under_way_as_were_allowed(server: Server) -> None:
 
 
 def test_no_more_requests_go_than_a_minute_may_have(server: Server) -> None:
-    first, *others = ask(judge(server, requests_per_minute=1.0, step_limit_s=1.0), PROMPTS[:3])
+    first, *others = ask(judge(server, requests_per_minute=1.0, step_limit_s=4.0), PROMPTS[:3])
     _assert_own([first], PROMPTS[:1])
-    assert [each.error for each in others] == ["no answer within the step's 1 s (step_limit_s)"] * 2
+    assert [each.error for each in others] == ["no answer within the step's 4 s (step_limit_s)"] * 2
     assert server.prompts == PROMPTS[:1]
 
 
@@ -323,7 +323,7 @@ def test_a_server_that_starts_again_in_the_middle_of_a_step_costs_nothing(server
     second: list[Server] = []
 
     def start_again() -> None:
-        assert ended.wait(20)
+        assert ended.wait(60)
         second.append(Server(server.server_port))
 
     threading.Thread(target=start_again).start()
@@ -353,7 +353,7 @@ def test_a_server_that_never_answers_costs_a_step_a_few_requests(server: Server)
     over = threading.Event()
 
     def answer(prompt: str, count: int) -> Answer:
-        over.wait(20)
+        over.wait(60)
         return None
 
     server.answer = answer
@@ -368,13 +368,13 @@ def test_a_slow_answer_fails_alone(server: Server) -> None:
 
     def answer(prompt: str, count: int) -> Answer:
         if prompt == PROMPTS[0]:
-            over.wait(20)
+            over.wait(60)
         return 200, said(prompt)
 
     server.answer = answer
-    first, *others = ask(judge(server, request_limit_s=0.5, attempts=2))
+    first, *others = ask(judge(server, request_limit_s=5.0, attempts=1))
     over.set()
-    assert first.error == "no answer within 0.5 s (after 2 attempts)"
+    assert first.error == "no answer within 5 s"
     _assert_own(others, PROMPTS[1:])
 
 
@@ -410,17 +410,19 @@ def test_a_server_that_breaks_with_every_prompt_is_asked_three(server: Server) -
 
 
 def test_a_step_ends_in_time(server: Server) -> None:
+    over = threading.Event()
+
     def answer(prompt: str, count: int) -> Answer:
-        time.sleep(0.2)
+        if prompt != PROMPTS[0]:
+            over.wait(60)
         return 200, said(prompt)
 
     server.answer = answer
-    replies = ask(judge(server, concurrency=1, step_limit_s=0.7))
-    done = sum(each.error is None for each in replies)
-    assert 1 <= done <= 3
-    _assert_own(replies[:done], PROMPTS[:done])
-    assert {each.error for each in replies[done:]} == {"no answer within the step's 0.7 s (step_limit_s)"}
-    assert len(server.asked) <= 5
+    first, *others = ask(judge(server, concurrency=1, step_limit_s=4.0))
+    over.set()
+    _assert_own([first], PROMPTS[:1])
+    assert {each.error for each in others} == {"no answer within the step's 4 s (step_limit_s)"}
+    assert len(server.asked) == 2
 
 
 # ---- the key

@@ -20,6 +20,7 @@ import groups
 import psutil
 import pytest
 import torch
+from hang import HANG_S
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
 
 from oger_recipe import progress
@@ -283,7 +284,7 @@ def test_the_process_of_a_plugin_ends_with_what_asks(tmp_path: Path) -> None:
         "time.sleep(0.5)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=HANG_S)
     pid = int(done.stdout)
     for _ in range(100):
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:

@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from hang import HANG_S
 
 from oger_recipe.run_folder import checkpoints
 
@@ -26,7 +27,7 @@ STAND_INS = {
     'if [[ "$1" == hostname ]]; then echo "10.0.0.1 fe80::1"; else exec "$@"; fi\n',
     "venv/bin/ray": NOTE + 'echo "$RAY_AUTH_MODE $RAY_AUTH_TOKEN" >>"$NOTES/tokens"\n'
     'if [[ -n "${RAY_FAILS:-}" ]]; then exit 1; fi\n'
-    'echo $$ >>"$NOTES/ray_pids"\nexec sleep 60\n',
+    'echo $$ >>"$NOTES/ray_pids"\nexec sleep 3600\n',
     "venv/bin/python": 'cat "$NOTES/ray_pids" 2>/dev/null | wc -l\n',
     "venv/bin/oger": NOTE + 'echo "$RAY_ADDRESS" >"$NOTES/address"\n'
     'echo "$RAY_AUTH_MODE $RAY_AUTH_TOKEN" >>"$NOTES/tokens"\n'
@@ -57,7 +58,7 @@ class Cluster:
     def run(self, nodes: str, *arguments: str, **variables: str) -> tuple[int, str]:
         """Exit code and messages."""
         process = self.start(nodes, *arguments, **variables)
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=HANG_S)
         return process.returncode, output + errors
 
     def calls(self, program: str) -> list[str]:
@@ -177,13 +178,13 @@ def test_a_ray_that_does_not_start_ends_the_job(cluster: Cluster) -> None:
 
 
 def test_a_cancelled_job_leaves_nothing_behind(cluster: Cluster) -> None:
-    process = cluster.start("n1 n2", "configs/oger_paper.yaml", TRAINS_FOR="60")
-    deadline = time.monotonic() + 20
+    process = cluster.start("n1 n2", "configs/oger_paper.yaml", TRAINS_FOR="3600")
+    deadline = time.monotonic() + HANG_S
     while not cluster.calls("oger") and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(cluster.ray_runs()) == 2
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=10) == 143
+    assert process.wait(timeout=HANG_S) == 143
     process.communicate()
     assert not cluster.ray_runs()
 

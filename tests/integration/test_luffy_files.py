@@ -168,7 +168,7 @@ def thinking(letters: Any) -> Any:
 
 
 def _prepare(tmp_path: Path, rows: list[dict[str, Any]], tokenizer: Any, **settings: Any) -> tuple[Any, TeacherStore]:
-    with GradingPool(GradingSettings(workers=1, time_limit_s=60)) as pool:
+    with GradingPool(GradingSettings(workers=1, time_limit_s=3600)) as pool:
         counts = write_train_files(
             rows,
             tokenizer=tokenizer,

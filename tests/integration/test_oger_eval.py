@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hang import HANG_S
 
 N = 3
 SETTINGS = ["--n", str(N), "--max_new_tokens", "24", "--temperature", "1.0", "--seed", "5"]
@@ -49,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, countdown_rows: list[dict[s
 def run(folder: Path, policy_folder: Path) -> Run:
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-m", "oger_recipe.cli.eval", str(policy_folder), *SETTINGS, *arguments]
-        return subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=600)
+        return subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=HANG_S)
 
     command.policy = str(policy_folder)
     return command
@@ -177,7 +178,7 @@ def test_the_recipes_rules_grade_and_its_settings_sample(run: Run, folder: Path)
         "eval: {n_samples_per_prompt: 2, temperature: 0.7, dataset: gsm8k=gsm8k.jsonl}\ntrain: {seed: 11}\n"
     )
     line = [sys.executable, "-m", "oger_recipe.cli.eval", run.policy, "--recipe", "recipe.yaml", "--out", "ruled"]
-    done = subprocess.run([*line, "--temperature", "0.8"], cwd=folder, capture_output=True, text=True, timeout=600)
+    done = subprocess.run([*line, "--temperature", "0.8"], cwd=folder, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     settings = json.loads((folder / "ruled" / "results.json").read_text())["settings"]
     assert settings["sampling"] | {"top_k": -1} == {
@@ -198,7 +199,7 @@ def test_a_template_ends_answers_at_its_stop_texts_which_stay(folder: Path, poli
     )
     line = [sys.executable, "-c", script, str(policy_folder), "--benchmark", "gsm8k=gsm8k.jsonl", *SETTINGS]
     line += ["--max_new_tokens", "200", "--prompt_template", "r1"]
-    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     [out] = (folder / "evals").iterdir()
     records = _records(out / "answers" / "gsm8k.jsonl")

@@ -27,6 +27,7 @@ from typing import Any
 
 import pytest
 import torch
+from hang import HANG_S
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the patches are for machines without CUDA")
 
@@ -376,7 +377,7 @@ def _upstream_weight_group() -> str:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=HANG_S)
     return outcomes[1] or "hangs"
 
 
@@ -446,7 +447,7 @@ def _start(story: Callable[..., Any], *arguments: str) -> subprocess.Popen[str]:
 
 def _facts(process: subprocess.Popen[str]) -> dict[str, Any]:
     try:
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=HANG_S)
     finally:
         process.kill()
     assert process.returncode == 0, errors[-4000:]

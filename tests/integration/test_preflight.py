@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from hang import HANG_S
 
 from oger_recipe.cli import doctor, train
 from oger_recipe.run import preflight
@@ -329,7 +330,7 @@ def _hub(found_flags: list[str], endpoint: str, home: Path, **environment: str) 
     variables = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_TOKEN": "", "HF_HUB_DISABLE_TELEMETRY": "1"}
     done = subprocess.run(
         [sys.executable, "-c", code, *found_flags],
-        capture_output=True, text=True, timeout=120, env=os.environ | variables | environment,
+        capture_output=True, text=True, timeout=HANG_S, env=os.environ | variables | environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

@@ -8,13 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hang import HANG_S
+
 from oger_recipe.files import read_jsonl, write_jsonl
 from oger_recipe.tasks.known_judges import Star, save_judge
 
 
 def oger_prm(folder: Path, *words: str) -> str:
     line = [sys.executable, "-m", "oger_recipe.cli.prm", *words]
-    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -9,6 +9,7 @@ import sys
 import termios
 
 import pytest
+from hang import HANG_S
 
 from oger_recipe import progress
 
@@ -35,7 +36,7 @@ def test_a_terminal_shows_a_bar() -> None:
     ours, theirs = pty.openpty()
     os.set_blocking(ours, False)
     termios.tcsetwinsize(theirs, (24, 80))  # a bar of no width shows nothing
-    subprocess.run([sys.executable, "-c", SCRIPT], stderr=theirs, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", SCRIPT], stderr=theirs, check=True, timeout=HANG_S)
     assert b"tokens:" in os.read(ours, 10_000)
     os.close(theirs)
     os.close(ours)

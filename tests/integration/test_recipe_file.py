@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from hang import HANG_S
 
 import oger_recipe
 from oger_recipe.cli.train_ppo_ray import build_parser
@@ -366,7 +367,7 @@ def test_reading_openrlhfs_flags_imports_none_of_the_heavy_libraries() -> None:
         "import sys; from oger_recipe.settings.openrlhf_parser import openrlhf_parser; openrlhf_parser();"
         "print(sorted({'torch', 'ray', 'vllm', 'deepspeed', 'transformers', 'openrlhf'} & sys.modules.keys()))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S)
     assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hang import HANG_S
 
 from oger_recipe.files import read_jsonl
 from oger_recipe.report import console
@@ -446,7 +447,7 @@ def test_summary_and_curves_follow_every_step_while_the_run_goes_on(
             _event(4, "training"),
             _event(10, "step", step=1, **FIGURES),
         )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANG_S
         while not (run_dir / "curves" / "policy.png").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         assert json.loads((run_dir / "summary.json").read_text())["steps"] == 1

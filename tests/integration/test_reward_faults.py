@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hang import HANG_S
 from judge_server import Server
 
 from oger_recipe.files import read_jsonl
@@ -189,7 +190,8 @@ def test_a_server_that_is_busy_for_a_moment_costs_nothing_but_time(step, server)
 def test_a_plugin_that_fails_costs_its_own_rows(step, server, tmp_path, plugin, found, said):
     maker_plugin = PLUGIN.split("def rm_postprocess")[0] + plugin
     (tmp_path / "bad.py").write_text(maker_plugin)
-    maker = step(server, groups=[FIRST], plugin="bad.py", plugin_limit_s=1)
+    limit = 1 if said == "more than 1 s" else HANG_S
+    maker = step(server, groups=[FIRST], plugin="bad.py", plugin_limit_s=limit)
     assert values(maker) == found and maker.metrics["reward/judge/failed"] == found.count(None)
     if said:
         assert said in read_jsonl(maker.run_dir / "source_errors.jsonl")[0]["error"]

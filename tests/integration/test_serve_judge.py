@@ -21,6 +21,7 @@ import httpx
 import psutil
 import pytest
 import yaml
+from hang import HANG_S
 
 from oger_recipe.cli import serve_judge
 from oger_recipe.rewards.entries import entry_problems
@@ -29,7 +30,6 @@ from oger_recipe.rewards.models.keys import ClassifierKeys, JudgeKeys
 from oger_recipe.tasks.known_judges import save_prm
 
 KEY = "k3y-of-the-judge"
-HANG_GUARD_S = 20
 
 STAND_IN = """
 import http.server, os, subprocess, sys
@@ -87,7 +87,7 @@ class Served:
     def left(self) -> list[int]:
         """Those that still run a while later."""
         ids = [int(each) for each in self.ids.read_text().split()]
-        end = time.monotonic() + HANG_GUARD_S
+        end = time.monotonic() + HANG_S
         while any(map(_runs, ids)) and time.monotonic() < end:
             time.sleep(0.05)
         return [each for each in ids if _runs(each)]
@@ -117,13 +117,13 @@ def test_nothing_of_the_server_outlives_the_command(served: Served, end: signal.
     assert entry["url"] == f"http://127.0.0.1:{served.port}/v1"
     assert httpx.get(f"http://127.0.0.1:{served.port}/health").status_code == 200
     served.process.send_signal(end)
-    assert served.process.wait(HANG_GUARD_S) == (-9 if end == signal.SIGKILL else 0)
+    assert served.process.wait(HANG_S) == (-9 if end == signal.SIGKILL else 0)
     assert served.left() == []
 
 
 def test_a_server_that_fails_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     served = Served(tmp_path, "fails")
-    out, errors = served.process.communicate(timeout=HANG_GUARD_S)
+    out, errors = served.process.communicate(timeout=HANG_S)
     assert (out, served.process.returncode) == ("", 1)
     assert errors.strip() == "vLLM's server ended with exit status 7 before it was ready; its messages are above"
     assert served.left() == []
@@ -132,7 +132,7 @@ def test_a_server_that_fails_is_said_and_leaves_nothing(tmp_path: Path) -> None:
 def test_a_server_that_is_killed_is_said_and_its_children_go_with_it(served: Served) -> None:
     served.ready_line()
     psutil.Process(int(served.ids.read_text().split()[0])).kill()
-    _, errors = served.process.communicate(timeout=HANG_GUARD_S)
+    _, errors = served.process.communicate(timeout=HANG_S)
     assert errors.strip() == "vLLM's server ended with exit status -9; its messages are above"
     assert served.left() == []
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from hang import HANG_S
 
 from oger_recipe.cli import train
 from oger_recipe.data.sources import Columns, read_dataset
@@ -61,7 +62,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Any]]:
     def read(*pairs: tuple[str, str]) -> list[Any]:
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache")}
         command = [sys.executable, "-c", HUB, json.dumps(pairs)]
-        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=HANG_S)
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hang import HANG_S
 
 from oger_recipe.imports import without_garbage_collection
 from oger_recipe.plugin.cpu_engine import kv_cache_bytes
@@ -97,7 +98,7 @@ def test_a_checkout_uses_its_own_patches_whichever_one_is_installed(tmp_path: Pa
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, str(script)] if by_path else [sys.executable, "-m", "look"]
-    run = {"capture_output": True, "text": True, "timeout": 120, "cwd": ROOT.parent if by_path else tmp_path}
+    run = {"capture_output": True, "text": True, "timeout": HANG_S, "cwd": ROOT.parent if by_path else tmp_path}
     done = subprocess.run(command, **run, env=environment | ({"PYTHONPATH": str(tmp_path)} if by_path else {}))
     assert done.stdout.split() == [str(tmp_path / "patches" / "guard.py")] * 2, done.stderr
 
@@ -109,5 +110,5 @@ def test_a_checkout_uses_its_own_patches_whichever_one_is_installed(tmp_path: Pa
 )  # fmt: skip
 def test_the_data_commands_and_the_start_of_ray_wait_for_no_torch(module: str):
     code = f"import sys, oger_recipe.{module}; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S)
     assert done.stdout == "False\n", done.stderr

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hang import HANG_S
 
 from oger_recipe.rewards.models.cache import VerdictCache
 
@@ -32,7 +33,7 @@ def _writer(folder: Path, name: str, count: int) -> subprocess.Popen[str]:
 
 def test_several_processes_keep_replies_at_a_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     writers = [_writer(tmp_path, name, 20) for name in "pqr"]
-    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    assert [writer.wait(HANG_S) for writer in writers] == [0, 0, 0]
     keys = [f"{name} {number} {part}" for name in "pqr" for number in range(20) for part in "ab"]
     assert len(VerdictCache(tmp_path).get(keys)) == 120
 

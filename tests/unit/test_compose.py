@@ -264,7 +264,7 @@ def test_a_recipe_that_cannot_work_ends_the_step(kind: type[Asks]) -> None:
 
 
 def test_sources_that_wait_for_servers_are_asked_at_the_same_time_as_the_others() -> None:
-    together = threading.Barrier(3, timeout=20)  # who is asked alone waits in vain
+    together = threading.Barrier(3, timeout=60)  # who is asked alone waits in vain
     sources = [Asks(together.wait), AsksAlone(together.wait), Asks(together.wait)]
     found = composed(
         *((source, {"weight": weight}) for source, weight in zip(sources, (1.0, 10.0, 100.0), strict=True))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hang import HANG_S
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -55,7 +56,7 @@ def run(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
     places = [checkout, checkout / "tests" / "integration" / "replay", checkout / "configs"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, places))}
     command = [sys.executable, *words]
-    return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=HANG_S)
 
 
 def succeeds(checkout: Path, *words: str) -> str:

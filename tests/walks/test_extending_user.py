@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hang import HANG_S
 
 ROOT = Path(__file__).parents[2]
 ALGORITHM = Path("oger_recipe") / "algorithm"
@@ -103,7 +104,7 @@ def run(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
     source = checkout if (checkout / "oger_recipe").is_dir() else ROOT
     environment = os.environ | {"PYTHONPATH": str(source)}
     command = [sys.executable, "-m", *words]
-    return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=HANG_S)
 
 
 def dry_run(checkout: Path, *flags: str) -> subprocess.CompletedProcess[str]:

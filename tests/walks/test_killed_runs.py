@@ -20,12 +20,12 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from hang import HANG_S
 from runs import ROOT, caches_in, lines, samples
 
 from oger_recipe.run_folder import checkpoints
 
 STEPS = 4
-LIMIT_S = 120
 KEY = "0123456789abcdef0123456789abcdef76543210"
 # In the place of W&B's package, which need not be installed: keeps what it is given.
 WANDB = """
@@ -74,7 +74,7 @@ class Terminal:
         return subprocess.Popen([*command, *flags], text=True, env=environment, **pipes)
 
     def until(self, running: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + HANG_S
         while not condition():
             assert running.poll() is None, running.communicate()
             assert time.monotonic() < deadline
@@ -86,7 +86,7 @@ class Terminal:
 
     def refused(self, *flags: str) -> str:
         done = self.type(*flags)
-        _, shown = done.communicate(timeout=LIMIT_S)
+        _, shown = done.communicate(timeout=HANG_S)
         assert done.returncode == 1
         return shown
 
@@ -127,7 +127,7 @@ def test_a_run_survives_what_kills_its_processes(terminal: Terminal):
     actor = named(processes, "ray::OgerRolloutActor")
     assert named(processes, "VLLM::EngineCore")  # which it has started, and which outlived it once
     actor.send_signal(signal.SIGKILL)
-    printed, shown = running.communicate(timeout=LIMIT_S)
+    printed, shown = running.communicate(timeout=HANG_S)
     assert running.returncode == 1 and KEY not in printed + shown
     assert f"training stopped at step 2 of {STEPS}: the engine died" in shown and f"pid {actor.pid}" in shown
     assert "its memory had peaked at" in shown and f"{terminal.run_dir}/logs/engine-0.log" in shown
@@ -140,7 +140,7 @@ def test_a_run_survives_what_kills_its_processes(terminal: Terminal):
     terminal.until(running, terminal.trained(2))
     processes = started_by(running)
     running.send_signal(signal.SIGINT)
-    _, shown = running.communicate(timeout=LIMIT_S)
+    _, shown = running.communicate(timeout=HANG_S)
     assert running.returncode == 130
     (line,) = shown.splitlines()
     assert line.startswith(f"oger train: stopped by SIGINT at step 3 of {STEPS}; the last checkpoint is of step 2;")
@@ -162,14 +162,14 @@ def test_a_run_survives_what_kills_its_processes(terminal: Terminal):
     processes = started_by(running)
     running.kill()
     running.communicate()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG_S
     while (left := alive(processes) or list(terminal.temporary.iterdir())) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left
 
     # To the end.
     running = terminal.type(*resumed)
-    shown, errors = running.communicate(timeout=LIMIT_S)
+    shown, errors = running.communicate(timeout=HANG_S)
     assert running.returncode == 0, errors
     steps = lines(terminal.run_dir / "metrics.jsonl")
     assert [record["step"] for record in steps] == [1, 2, 3, 4]

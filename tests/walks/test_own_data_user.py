@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hang import HANG_S
 from runs import ROOT, lines, samples, train
 
 from oger_recipe.files import write_jsonl
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.skipif(not GSM8K.exists(), reason="shared/data is not h
 
 def oger_data(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "oger_recipe.cli.data", *words]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=HANG_S)
 
 
 @pytest.fixture(scope="module")
