@@ -103,3 +103,9 @@ def continuing(argv: Sequence[str], run_dir: Path) -> str:
     words = [word for word in hide_secrets(argv[1:]) if word not in ("--overwrite", "--ckpt.load_enable")]
     folder = [] if any(word.startswith("--oger.run_dir") for word in words) else ["--oger.run_dir", str(run_dir)]
     return shlex.join([*command, *words, *folder, "--ckpt.load_enable"])
+
+
+def typed(argv: Sequence[str]) -> str:
+    """The command line ``argv`` as a script that runs the same again, from wherever it is started."""
+    program = [sys.executable, "-m", f"oger_recipe.cli.{Path(argv[0]).stem}"] if argv[0].endswith(".py") else [argv[0]]
+    return f"cd {shlex.quote(str(Path.cwd()))} || exit\n{shlex.join([*program, *hide_secrets(argv[1:])])}\n"

@@ -2,7 +2,6 @@
 
 import argparse
 import platform
-import shlex
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from oger_recipe.files import to_json
 from oger_recipe.rewards.grading.pool import GradingSettings
 from oger_recipe.run import own_files, resume
 from oger_recipe.run.attempt import begin_anew, check_continued, check_folder, cut_back, go_on, locked
-from oger_recipe.run.ends import explained, stoppable
+from oger_recipe.run.ends import explained, stoppable, typed
 from oger_recipe.run.inputs import leaves_task_unused, too_few, with_task, write_data
 from oger_recipe.run.job import Job
 from oger_recipe.run.plan import describe, on_this_machine
@@ -118,7 +117,7 @@ def _attempt(job: Job, parser: argparse.ArgumentParser, lock: int, *, overwrite:
         cut_back(job.run_dir, checkpoint.step)
         resume.load(job.checkpoints, checkpoint)
     prepared_data, grading = write_data(job.value, job.run_dir)
-    _write_identity(job, parser)
+    _write_identity(job)
     job = job.having(prepared_data)
     prepared = time.time()
     if job.value["oger.sft.epochs"]:
@@ -144,11 +143,13 @@ def _launch(
         launch(flags, run_dir, cpu=job.cpu, logical_gpus=gpus, verbose=verbose, environment=environment, lock=lock)
 
 
-def _write_identity(job: Job, parser: argparse.ArgumentParser) -> None:
+def _write_identity(job: Job) -> None:
     """What is needed to run the same again: resolved recipe, command line, environment, versions."""
     write_resolved(job.value, job.run_dir / "recipe.yaml")
-    command = ["python", "-m", "oger_recipe.cli.train_ppo_ray", *flags_of(job.value, parser)]
-    (job.run_dir / own_files.COMMAND).write_text(shlex.join(command) + "\n")
+    note = (
+        "# What was typed; recipe.yaml beside it holds every setting, those of the recipe file and defaults as well.\n"
+    )
+    (job.run_dir / own_files.COMMAND).write_text(note + typed(sys.argv))
     versions = sorted({f"{dist.name}=={dist.version}" for dist in metadata.distributions()}, key=str.lower)
     (job.run_dir / "environment.json").write_text(
         to_json(

@@ -8,7 +8,6 @@ nearly zero, so that all sample from the same policy. CPU only. ``--size default
 
 import argparse
 import json
-import shlex
 import statistics
 import subprocess
 import tempfile
@@ -18,6 +17,10 @@ from pathlib import Path
 
 import psutil
 from recipe_runs import ROOT, run, step_events, step_seconds, train_command
+
+from oger_recipe.settings.flags import flags_of
+from oger_recipe.settings.parser import build_parser
+from oger_recipe.settings.recipe_file import read_recipe
 
 HERE = Path(__file__).parent
 SIZES = {
@@ -37,7 +40,8 @@ ROLES = {"PPOTrainer": "controller", "PolicyModelActor": "policy", "RolloutActor
 def side_command(side: str, size: str, steps: int, folder: Path, earlier: Path | None) -> tuple[list[str], dict]:
     """Returns a side's command and environment; plain OpenRLHF takes data and flags of an ``earlier`` run."""
     if side == SIDES[0]:
-        flags = shlex.split((earlier / "command.sh").read_text())[3:]
+        parser = build_parser(cpu=True)
+        flags = flags_of(read_recipe(earlier / "recipe.yaml", parser), parser)
         environment = {"PREPARED_DATA": str(earlier / "data"), "PYTHONPATH": f"{HERE}:{ROOT}"}
         return [str(HERE / "plain_openrlhf.py"), str(folder), *flags], environment
     prompts = 4 if size == "100M" else 32

@@ -7,12 +7,12 @@ TRL is not among the packages: ``pip install --no-deps --target DIR trl==1.16.0`
 
 import argparse
 import json
-import shlex
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
+import yaml
 from recipe_runs import ROOT, run, step_events, step_seconds, train_command
 
 HERE = Path(__file__).parent
@@ -42,8 +42,7 @@ def recipe_run(folder: Path, size: str, steps: int, flags: list[str]) -> list[fl
 
 def trl_run(folder: Path, size: str, steps: int, packages: Path, earlier: Path) -> list[float]:
     _, _, prompts, group, tokens, micro_batch = SIZES[size]
-    flags = shlex.split((earlier / "command.sh").read_text())
-    model = [value for flag, value in zip(flags, flags[1:], strict=False) if flag == "--actor.model_name_or_path"][-1]
+    model = yaml.safe_load((earlier / "recipe.yaml").read_text())["actor"]["model_name_or_path"]
     out = folder.with_suffix(".json")
     job = {
         "model": model, "data": str(earlier / "data" / "train.jsonl"), "out": str(out), "prompts": prompts,

@@ -42,8 +42,7 @@ def samples(run_dir: Path, step: int) -> list[dict]:
 
 def dataset(run_dir: Path) -> list[dict]:
     """The dataset rows that the run read."""
-    flags = (run_dir / "command.sh").read_text().split()
-    return lines(Path(flags[flags.index("--data.prompt_dataset") + 1]))
+    return lines(Path(yaml.safe_load((run_dir / "recipe.yaml").read_text())["data"]["prompt_dataset"]))
 
 
 def recipe_of(name: str, folder: Path, **changed: dict) -> Path:

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from hang import HANG_S
-from runs import lines, samples
+from runs import ROOT, SMOKE, lines, samples
 
 from oger_recipe.run import own_files
 from oger_recipe.run.attempt import begin_anew
@@ -129,7 +129,7 @@ def test_run_can_be_repeated_from_what_it_wrote(smoke_run):
     parser = build_parser(cpu=True)
     args = read_recipe(smoke_run / "recipe.yaml", parser)
     assert args["oger.run_dir"] == str(smoke_run) and args["rollout.batch_size"] == PROMPTS
-    assert "oger_recipe.cli.train_ppo_ray" in (smoke_run / "command.sh").read_text()
+    assert f"-m oger_recipe.cli.train --recipe {ROOT}/configs/{SMOKE}.yaml" in (smoke_run / "command.sh").read_text()
     environment = json.loads((smoke_run / "environment.json").read_text())
     assert "openrlhf==0.11.2" in environment["packages"]
 

@@ -16,7 +16,7 @@ from oger_recipe.plugin.driver.worker_logs import NAMES
 from oger_recipe.report.curves import PICTURES
 from oger_recipe.run import own_files
 from oger_recipe.run.attempt import begin_anew, check_continued, check_folder, cut_back, go_on, locked, trained
-from oger_recipe.run.ends import continuing, progress
+from oger_recipe.run.ends import continuing, progress, typed
 from oger_recipe.run.resume import check_settings
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.settings.recipe_file import read_recipe, write_resolved
@@ -344,6 +344,14 @@ def test_the_command_to_go_on_with(tmp_path: Path) -> None:
     assert continuing(module, Path("r")) == (
         "python -m oger_recipe.cli.train --recipe a.yaml --oger.run_dir=r --ckpt.load_enable"
     )
+
+
+def test_a_module_that_was_typed_is_run_by_the_same_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_API_KEY", "")
+    words = ["/site/oger_recipe/cli/train.py", "--recipe", "my recipe.yaml", "--logger.wandb.key", "0a" * 20]
+    last = typed(words).splitlines()[-1]
+    assert last == f"{sys.executable} -m oger_recipe.cli.train --recipe 'my recipe.yaml' --logger.wandb.key env"
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,22 @@ def _problems(*sentences: str) -> str:
     return "\n  - ".join(["this recipe cannot run:", *sentences])
 
 
+def test_command_sh_is_what_was_typed(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is run here, with a program in the place of oger that says how it was called."""
+    program = tmp_path / "a program" / "oger"
+    program.parent.mkdir()
+    says = "import json, os, sys\nprint(json.dumps([os.getcwd(), *sys.argv[1:]]))\n"
+    program.write_text(f"#!/usr/bin/env python3\n{says}")
+    program.chmod(0o755)
+    words = ["--recipe", "recipe.yaml", "--oger.stop", "a 'b'\nrm $HOME"]
+    monkeypatch.setattr(sys, "argv", [str(program), "train", *words])
+    with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.driver.launch"):
+        train.main(words)
+    command = ["bash", str(tmp_path / "run" / "command.sh")]
+    said = subprocess.run(command, cwd="/", capture_output=True, text=True, check=True).stdout
+    assert json.loads(said) == [str(tmp_path), "train", *words]
+
+
 def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path: Path) -> None:
     with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.driver.launch"):
         train.main(["--recipe", str(recipe)])
