@@ -5,8 +5,9 @@ import fcntl
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from oger_recipe.errors import RecipeError
 from oger_recipe.files import atomic_write, read_jsonl, write_jsonl
@@ -93,6 +94,24 @@ def check_folder(run_dir: Path, checkpoint_folder: Path, *, overwrite: bool) -> 
                 f"ckpt.path {folder} holds checkpoints of an earlier run, the last one of step {there[-1].step}; "
                 "choose another folder, continue that run with --ckpt.load_enable, or remove them with --overwrite"
             )
+
+
+def check_inputs(run_dir: Path, value: Mapping[str, Any]) -> None:
+    """Checks that a run that begins anew removes nothing that it is to read.
+
+    Raises:
+        RecipeError: a setting names a file or folder of the run that was there before.
+    """
+    gone = [run_dir / "checkpoints", *(run_dir / name for name in own_files.own(run_dir))]
+    for key, setting in value.items():
+        if isinstance(setting, str) and not key.startswith(("ckpt.", "logger.")) and key != "oger.run_dir":
+            path = Path(setting).expanduser().absolute()
+            holds = [each for each in gone if path in (each, *each.parents) or each in path.parents]
+            if run_dir in path.parents and path.exists() and holds:
+                raise RecipeError(
+                    f"{key} {setting} is of the earlier run in oger.run_dir {run_dir}, which begins anew: nothing was "
+                    "removed; copy it elsewhere, or choose another oger.run_dir"
+                )
 
 
 def check_continued(run_dir: Path) -> None:

@@ -14,7 +14,7 @@ from oger_recipe.errors import RecipeError
 from oger_recipe.files import to_json
 from oger_recipe.rewards.grading.pool import GradingSettings
 from oger_recipe.run import own_files, resume
-from oger_recipe.run.attempt import begin_anew, check_continued, check_folder, cut_back, go_on, locked
+from oger_recipe.run.attempt import begin_anew, check_continued, check_folder, check_inputs, cut_back, go_on, locked
 from oger_recipe.run.ends import explained, stoppable, typed
 from oger_recipe.run.inputs import leaves_task_unused, too_few, with_task, write_data
 from oger_recipe.run.job import Job
@@ -65,6 +65,7 @@ def _check_place(job: Job, *, overwrite: bool) -> None:
         check_continued(job.run_dir)
     else:
         check_folder(job.run_dir, job.checkpoints, overwrite=overwrite)
+        check_inputs(job.run_dir, job.value)
 
 
 def _without_unused_task(job: Job) -> Job:
@@ -146,9 +147,7 @@ def _launch(
 def _write_identity(job: Job) -> None:
     """What is needed to run the same again: resolved recipe, command line, environment, versions."""
     write_resolved(job.value, job.run_dir / "recipe.yaml")
-    note = (
-        "# What was typed; recipe.yaml beside it holds every setting, those of the recipe file and defaults as well.\n"
-    )
+    note = "# What was typed. recipe.yaml beside it holds every setting that this came to.\n"
     (job.run_dir / own_files.COMMAND).write_text(note + typed(sys.argv))
     versions = sorted({f"{dist.name}=={dist.version}" for dist in metadata.distributions()}, key=str.lower)
     (job.run_dir / "environment.json").write_text(

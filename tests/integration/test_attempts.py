@@ -15,7 +15,16 @@ from oger_recipe.files import read_jsonl, write_jsonl
 from oger_recipe.plugin.driver.worker_logs import NAMES
 from oger_recipe.report.curves import PICTURES
 from oger_recipe.run import own_files
-from oger_recipe.run.attempt import begin_anew, check_continued, check_folder, cut_back, go_on, locked, trained
+from oger_recipe.run.attempt import (
+    begin_anew,
+    check_continued,
+    check_folder,
+    check_inputs,
+    cut_back,
+    go_on,
+    locked,
+    trained,
+)
 from oger_recipe.run.ends import continuing, progress, typed
 from oger_recipe.run.resume import check_settings
 from oger_recipe.run_folder import checkpoints
@@ -163,6 +172,23 @@ def test_a_checkpoint_that_is_a_link_goes_and_what_it_leads_to_stays(run_dir: Pa
     exported.symlink_to(tmp_path / "exported")
     begin_anew(run_dir, run_dir / "checkpoints", overwrite=True)
     assert files_in(tmp_path / "exported") == {"config.json"} and files_in(run_dir) == {"checkpoints/global_step2_hf"}
+
+
+def test_a_run_removes_nothing_that_it_is_to_read(run_dir: Path, tmp_path: Path, monkeypatch) -> None:
+    """As --actor.model_name_or_path runs/x/model --oger.run_dir runs/x --overwrite would."""
+    monkeypatch.chdir(tmp_path)
+    written_by_a_run(run_dir)
+    put(run_dir, "data/mine.jsonl")
+    for name in ("model", "data/train.jsonl", "checkpoints/global_step2_hf"):
+        for path in (f"run/{name}", str(run_dir / name)):
+            with pytest.raises(RecipeError, match=f"actor.model_name_or_path {path} is of the earlier run"):
+                check_inputs(run_dir, {"actor.model_name_or_path": path})
+    outputs = {
+        "oger.run_dir": str(run_dir),
+        "ckpt.output_dir": str(run_dir / "model"),
+        "oger.task.cache": str(tmp_path),
+    }
+    check_inputs(run_dir, outputs | {"data.prompt_dataset": str(run_dir / "data" / "mine.jsonl"), "train.seed": 3})
 
 
 def test_a_run_of_an_earlier_version_is_gone_on_with_and_not_removed(run_dir: Path) -> None:
