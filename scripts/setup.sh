@@ -18,6 +18,7 @@ root="$(pwd -P)"
 venv="$(realpath -m -- "${OGER_VENV:-.venv}")"
 py="$venv/bin/python"
 log="$venv/setup.log"
+made="$venv/.oger-venv" # in an environment that this script has made, which alone it may empty
 # What the environment was made from. Its name changes with the inputs, its content with the folder they lie in.
 stamp="$venv/.oger-lock-$(cat requirements.lock setup.cfg | sha256sum | cut -d' ' -f1)"
 
@@ -80,18 +81,21 @@ usable() {
 }
 if ! usable >/dev/null 2>&1; then
     mkdir -p "$venv"
-    [[ -f "$log" || -z "$(ls -A "$venv")" ]] ||
+    [[ -f "$made" || -z "$(ls -A "$venv")" ]] ||
         die "$venv is not a working Python 3.11 environment with pip, nor made by this script. Remove it, or set OGER_VENV."
     say "creating $venv with $("$python" --version)"
-    find "$venv" -mindepth 1 ! -path "$log" -delete
+    find "$venv" -mindepth 1 ! -path "$log" ! -path "$made" -delete
+    : >"$made"
     : >"$log"
     "$python" -m venv "$venv"
 fi
 rm -f "$venv"/.oger-lock-*
 : >"$log"
-# A package whose installation was interrupted has no RECORD yet: pip would take it for complete.
-find "$venv"/lib/python3.11/site-packages -maxdepth 1 -name '*.dist-info' ! -exec test -e '{}/RECORD' \; \
-    -exec rm -r '{}' +
+# A package whose installation was interrupted has no RECORD yet: pip would take it for complete. Other tools write none.
+if [[ -f "$made" ]]; then
+    find "$venv"/lib/python3.11/site-packages -maxdepth 1 -name '*.dist-info' ! -exec test -e '{}/RECORD' \; \
+        -exec rm -r '{}' +
+fi
 
 pip_finds_torch() {
     "$py" -m pip index versions torch --timeout 15 --retries 1 2>>"$log" | tr -d ',' | tr ' ' '\n' |

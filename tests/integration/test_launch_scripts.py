@@ -367,3 +367,15 @@ def test_a_study_leaves_it_to_the_run_what_of_its_folder_goes(sweep: Sweep) -> N
     (training,) = [call for call in sweep.calls() if call[0] == "oger_recipe.cli.train"]
     assert training[training.index("--oger.run_dir") + 1] == str(kept.parent) and "--overwrite" in training
     assert kept.read_text() == "mine"
+
+
+def test_setup_empties_no_folder_that_it_has_not_made(tmp_path: Path) -> None:
+    """OGER_VENV names a folder that is somebody's, with a log of its own in it."""
+    for name in ("setup.log", "precious.csv"):
+        (tmp_path / name).write_text("mine")
+    nowhere = {"OGER_VENV": str(tmp_path), "PIP_INDEX_URL": "http://127.0.0.1:9", "PIP_RETRIES": "0"}
+    command = ["bash", str(ROOT / "scripts" / "setup.sh")]
+    result = subprocess.run(command, env=os.environ | nowhere, capture_output=True, text=True)
+    assert result.returncode == 1 and "is not a working Python 3.11 environment with pip" in result.stderr
+    left = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert left == {"setup.log": "mine", "precious.csv": "mine"}
