@@ -4,17 +4,21 @@ A model's folder or repository can hold Python files and name them in its config
 custom_generate/generate.py; transformers imports them when it is told to trust the model.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 SETTING = "oger.trust_remote_code"
+OF_ENCODER = "oger.embedding_trust_remote_code"
 _VARIABLE = "OGER_TRUST_REMOTE_CODE"  # for the processes of a run
 _FILES = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 _GENERATE = "custom_generate/generate.py"
-_KNOWN = {"Qwen2ForProcessRewardModel"}  # architectures with code of their own, of which none is run: it is here, too
+_OURS = {"Qwen2ForProcessRewardModel"}  # PRMs with code of their own that rewards/models/step_models.py has as well
 _MODELS = ("actor.model_name_or_path", "critic.model_name_or_path", "reward.model_name_or_path")
 
 
@@ -24,34 +28,58 @@ def allow(value: Mapping[str, Any]) -> None:
 
 
 def environment(value: Mapping[str, Any]) -> dict[str, str]:
-    """The encoder has a switch of its own; its code runs in the controller."""
-    allowed = value[SETTING] or value["oger.embedding_trust_remote_code"]
-    return {_VARIABLE: "1" if allowed else "0"}
+    """The encoder has a switch of its own, for what loads it alone: see `loading`."""
+    return {_VARIABLE: "1" if value[SETTING] else "0"}
 
 
 def may_run() -> bool:
-    """Tells whether this process may run code of models."""
-    return os.environ.get(_VARIABLE) == "1"
+    """Tells whether this process may run code of models, or what it loads just now may."""
+    return os.environ.get(_VARIABLE) == "1" or _allowed_here.get()
 
 
-Named = tuple[str, str, str | None]  # what names a model in a recipe, the model, its revision
+_allowed_here: ContextVar[bool] = ContextVar("models' code is allowed here", default=False)
 
 
-def untrusted(value: Mapping[str, Any], others: Iterable[Named], *, hub: bool) -> Iterator[str]:
-    """Returns a sentence for every model of the run, ``others`` too, that brings code without permission.
+@contextlib.contextmanager
+def loading(*, allowed: bool) -> Iterator[None]:
+    """Lets a model that is loaded inside run code of its own, where ``allowed``; other threads may not."""
+    token = _allowed_here.set(allowed)
+    try:
+        yield
+    finally:
+        _allowed_here.reset(token)
+
+
+@dataclass(frozen=True)
+class Named:
+    """A model that ``key`` names in a recipe. is_ours: a class of the recipe's own loads it, whatever its files name;
+    setting: what allows its code."""
+
+    key: str
+    model: str
+    revision: str | None = None
+    is_ours: bool = False
+    setting: str = SETTING
+
+
+def policy_models(value: Mapping[str, Any]) -> Iterator[Named]:
+    """What OpenRLHF loads."""
+    yield from (Named(key, model) for key in _MODELS for model in (value[key] or "").split(",") if model)
+
+
+def untrusted(value: Mapping[str, Any], named: Iterable[Named], *, hub: bool) -> Iterator[str]:
+    """Returns a sentence for every model that brings code without permission.
 
     Reads folders alone, or with ``hub`` models of the Hub alone, whose configurations it fetches.
     """
-    if value[SETTING]:
-        return
-    named: list[Named] = [(key, model, None) for key in _MODELS for model in (value[key] or "").split(",")]
-    for key, model, revision in [*named, *others]:
-        if model and Path(model).is_dir() != hub:
-            yield from refusals(model, key, revision, hub=hub)
+    for each in named:
+        if not value[each.setting] and Path(each.model).is_dir() != hub:
+            yield from refusals(each, hub=hub)
 
 
-def refusals(model: str, key: str, revision: str | None = None, *, hub: bool = True) -> Iterator[str]:
-    """Does the same for one model, which ``key`` names; one sentence at most."""
+def refusals(named: Named, *, hub: bool = True) -> Iterator[str]:
+    """Does the same for one model; one sentence at most."""
+    model, revision = named.model, named.revision
     for name in (*_FILES, _GENERATE):
         try:
             path = Path(model) / name if Path(model).is_dir() else _fetched(model, name, revision) if hub else None
@@ -61,23 +89,24 @@ def refusals(model: str, key: str, revision: str | None = None, *, hub: bool = T
             continue
         if name == _GENERATE:
             where, instead = name, "remove that file"
-        elif brought := _texts(_auto_map(path)):
+        elif brought := _texts(_auto_map(path, may_be_ours=named.is_ours and name == _FILES[0])):
             where = f"which its {name} names (auto_map: {', '.join(brought)})"
             instead = "remove auto_map from that file where transformers has the model itself"
         else:
             continue
         yield (
-            f"{key}: {model} brings code of its own, {where}, and it is not run unasked: read it, then set {SETTING}; "
-            f"or {instead}"
+            f"{named.key}: {model} brings code of its own, {where}, and it is not run unasked: read it, then set "
+            f"{named.setting}; or {instead}"
         )
         return
 
 
-def _auto_map(path: Path) -> Any:
+def _auto_map(path: Path, *, may_be_ours: bool) -> Any:
     """Reads what the file says of code; nothing where it cannot be read: loading the model will say so."""
     try:
         said = json.loads(path.read_text())
-        return None if _KNOWN.issuperset(said.get("architectures") or [""]) else said.get("auto_map")
+        is_ours = may_be_ours and _OURS.issuperset(said.get("architectures") or [""])
+        return None if is_ours else said.get("auto_map")
     except (OSError, ValueError, AttributeError):
         return None
 

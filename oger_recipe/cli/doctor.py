@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from oger_recipe import remote_code
 from oger_recipe.errors import RecipeError
 from oger_recipe.run.job import Job
 from oger_recipe.run.preflight import PROBLEM, Finding, findings
@@ -43,6 +44,7 @@ def _findings(recipe: Path | None, flags: list[str]) -> Iterator[Finding]:
 
     cpu = not torch.cuda.is_available()
     value = in_prompts(settings_of(build_parser(cpu=cpu), flags, recipe))
+    remote_code.allow(value)
     if recipe:
         yield from (Finding(PROBLEM, text, "recipe") for text in recipe_problems(value))
         here = machine_problems(value, cpu=cpu, gpus_here=gpus_found(value))

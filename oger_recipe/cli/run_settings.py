@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from oger_recipe import remote_code
 from oger_recipe.errors import RecipeError
 from oger_recipe.ranges import NEGATIVE
 
@@ -36,7 +37,8 @@ def require_writable(flag: str, path: Path) -> None:
 
 
 def settings_of_run(recipe: Path | None, flags: Sequence[str], command: argparse.ArgumentParser) -> Mapping[str, Any]:
-    """Reads the defaults, the recipe's settings, the flags'. The user's verifiers are found from then on.
+    """Reads the defaults, the recipe's settings, the flags'. The user's verifiers are found from then on, and models'
+    own code may run as the settings say.
 
     flags: what ``command`` does not know itself. Raises RecipeError for flags that a run has not either, and for
     settings by which no answer can be graded.
@@ -54,6 +56,7 @@ def settings_of_run(recipe: Path | None, flags: Sequence[str], command: argparse
             raise RecipeError(f"unknown flag '{name}'{meant} ({command.prog} --help shows all)")
     parser = build_parser(cpu=not torch.cuda.is_available())
     settings = settings_of(parser, flags, find_recipe(recipe) if recipe else None)
+    remote_code.allow(settings)
     if problems := list(grading_problems(settings)):
         raise RecipeError("\n  - ".join(["answers cannot be graded by these settings:", *problems]))
     return settings

@@ -11,6 +11,7 @@ from oger_recipe.embedding import LONG_TEXTS
 from oger_recipe.embedding.base import Encoder, mean_direction, unit_rows
 from oger_recipe.embedding.remote import RemoteEncoder
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
+from oger_recipe.remote_code import loading
 
 MakeEncoder = Callable[[EncoderSettings, int], Encoder]  # of settings, for batches of so many texts
 
@@ -44,9 +45,11 @@ class TrajectoryEncoder(Encoder):
         from sentence_transformers import SentenceTransformer
 
         super().__init__(settings, batch_size)
-        self._model = SentenceTransformer(
-            model_location(settings.model), revision=settings.revision, trust_remote_code=settings.trust_remote_code
-        )
+        trusted = settings.trust_remote_code
+        with loading(allowed=trusted):
+            self._model = SentenceTransformer(
+                model_location(settings.model), revision=settings.revision, trust_remote_code=trusted
+            )
         self._model.max_seq_length = min(settings.max_tokens, self._model.max_seq_length or settings.max_tokens)
         self._check_room()
         self._cut_from = LONG_TEXTS[settings.long_texts].cut_from

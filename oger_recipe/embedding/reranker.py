@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from oger_recipe.arithmetic import fast_products
+from oger_recipe.remote_code import loading
 
 
 class Reranker:
@@ -20,7 +21,8 @@ class Reranker:
         from sentence_transformers import CrossEncoder
 
         self.batch_size = batch_size
-        self._model = CrossEncoder(model, trust_remote_code=trust_remote_code)
+        with loading(allowed=trust_remote_code):
+            self._model = CrossEncoder(model, trust_remote_code=trust_remote_code)
         if self._model.num_labels != 1:
             raise ValueError(f"{model} has {self._model.num_labels} outputs; a reranker has one, the pair's score")
         self._model.max_seq_length = min(max_tokens, self._model.max_seq_length or max_tokens)

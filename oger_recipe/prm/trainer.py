@@ -62,7 +62,7 @@ def _loaded(keys: ProcessKeys, how: Training) -> Any:
     dtype = how.dtype
     if dtype == "auto":
         dtype = "bfloat16" if how.lora_rank is not None and torch.cuda.is_available() else "float32"
-    settings: dict[str, Any] = {"revision": keys.revision, "dtype": dtype}
+    settings: dict[str, Any] = {"revision": keys.revision, "dtype": dtype, "trust_remote_code": False}
     auto: Any = transformers.AutoModelForCausalLM
     if keys.written.scorer == "token_head":
         auto = transformers.AutoModelForTokenClassification

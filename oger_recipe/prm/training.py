@@ -21,7 +21,7 @@ from oger_recipe.prm.learning import probabilities, verdicts
 from oger_recipe.prm.rows import Row, make_rows
 from oger_recipe.prm.settings import Training
 from oger_recipe.prm.trainer import save, trained
-from oger_recipe.remote_code import refusals
+from oger_recipe.remote_code import Named, refusals
 from oger_recipe.rewards.models.keys import ProcessKeys
 from oger_recipe.rewards.models.step_text import StepWriter
 from oger_recipe.rewards.models.tokens import load_tokenizer
@@ -129,7 +129,7 @@ def _check_model(keys: ProcessKeys) -> None:
         raise RecipeError(f"{folder} is not a model folder: it has no config.json")
     if not folder.is_dir() and (keys.model.startswith((".", "/", "~")) or keys.model.count("/") > 1):
         raise RecipeError(f"{folder}: no such model folder")
-    for refusal in refusals(keys.model, "--model", keys.revision):
+    for refusal in refusals(Named("--model", keys.model, keys.revision)):
         raise RecipeError(refusal)
 
 

@@ -37,7 +37,7 @@ from oger_recipe.evaluation.tables import markdown_table
 from oger_recipe.files import to_json
 from oger_recipe.imports import not_installed
 from oger_recipe.plugin.evaluation.sampler import Sampler
-from oger_recipe.remote_code import refusals
+from oger_recipe.remote_code import Named, refusals
 from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 from oger_recipe.rewards.rules import GradingRules
 from oger_recipe.rewards.verdict import Graded
@@ -134,7 +134,7 @@ def _tokenizer(model: Model) -> Any:
     if not folder.is_dir() and (model.name.startswith((".", "/", "~")) or model.name.count("/") > 1):
         raise RecipeError(f"{folder}: no such model folder")
     if not model.trust_remote_code:
-        for refusal in refusals(model.name, "model", model.revision):
+        for refusal in refusals(Named("model", model.name, model.revision)):
             raise RecipeError(refusal)
     trust = model.trust_remote_code
     try:

@@ -250,9 +250,9 @@ def _hub_names(value: Mapping[str, Any]) -> Iterator[_Name]:
         if is_used and name and not Path(name).exists():
             owner = "sentence-transformers/" if is_encoder and "/" not in name else ""
             yield flag, "model", owner + name, embedding.embedding_revision if is_encoder else None
-    for where, name, revision in reward_models(value):
-        if not Path(name).exists():
-            yield where, "model", name, revision
+    for each in reward_models(value):
+        if not Path(each.model).exists():
+            yield each.key, "model", each.model, each.revision
     for flag in ("data.prompt_dataset", "eval.dataset"):
         for source in map(str.strip, (value[flag] or "").split(",")):
             if flag == "eval.dataset" and source in BENCHMARKS:

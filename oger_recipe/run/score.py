@@ -39,6 +39,7 @@ from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.run.engines import engines_of
 from oger_recipe.run.inputs import budget_of, grading_settings, preparation, with_judges, with_task
 from oger_recipe.run.rows import DATA, EVAL, training_rows
+from oger_recipe.settings.checks import models_of_run, refuse_untrusted
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.values import out_of_range
 from oger_recipe.steps import StepCutter
@@ -111,6 +112,7 @@ def check(value: Settings) -> None:
         problems.append("actor.model_name_or_path is not set: prompts are written by the policy's tokenizer")
     if problems:
         raise RecipeError("\n  - ".join(["the rewards of this recipe cannot be computed:", *problems]))
+    refuse_untrusted(value, models_of_run(value))
 
 
 def _require_entropy(settings: OgerSettings, responses: Sequence[Response], file: Path) -> None:

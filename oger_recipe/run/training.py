@@ -23,7 +23,7 @@ from oger_recipe.run.preflight import findings, stop_on_problems
 from oger_recipe.run.rows import sizes
 from oger_recipe.run.sft import supervise
 from oger_recipe.secrets import handed_on
-from oger_recipe.settings.checks import recipe_problems, refuse, reward_models
+from oger_recipe.settings.checks import models_of_run, recipe_problems, refuse
 from oger_recipe.settings.derived import with_template
 from oger_recipe.settings.flags import flags_of
 from oger_recipe.settings.machine import gpus_by_role, gpus_found, machine_problems
@@ -41,15 +41,15 @@ def train(job: Job, parser: argparse.ArgumentParser, *, dry_run: bool = False, o
     started = time.time()
     job = _without_unused_task(job)
     here = _checked(job, parser, dry_run=dry_run)
+    remote_code.allow(job.value)
     if overwrite and job.resumes:
         raise RecipeError("--overwrite removes the earlier run, --ckpt.load_enable continues it: choose one")
     if dry_run:
         _plan(job, here)
         return
     stop_on_problems(job)
-    for refusal in remote_code.untrusted(job.value, reward_models(job.value), hub=True):
+    for refusal in remote_code.untrusted(job.value, models_of_run(job.value), hub=True):
         raise RecipeError(refusal)
-    remote_code.allow(job.value)
     _check_place(job, overwrite=overwrite)
     with locked(job.run_dir) as lock, stoppable(job.run_dir, job.checkpoints, sys.argv):
         try:

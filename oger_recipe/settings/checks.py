@@ -2,14 +2,15 @@
 
 import importlib.util
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, CRITIC_ESTIMATORS, GROUP_ESTIMATORS
 from oger_recipe.data.sources import is_hub_name
+from oger_recipe.embedding.settings import PACKAGED_MODEL
 from oger_recipe.errors import RecipeError
-from oger_recipe.remote_code import Named, untrusted
+from oger_recipe.remote_code import OF_ENCODER, Named, policy_models, untrusted
 from oger_recipe.rewards.entries import models_of
 from oger_recipe.secrets import secret_problems
 from oger_recipe.settings.combinations import combination_problems
@@ -17,6 +18,7 @@ from oger_recipe.settings.critic import SAVED_SIZES, CriticSettings
 from oger_recipe.settings.encoder import EmbeddingSettings
 from oger_recipe.settings.grading import grading_problems
 from oger_recipe.settings.machine import machine_problems, policy_ranks, refused
+from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.rewards import RewardSettings
 from oger_recipe.settings.values import out_of_range
 
@@ -143,13 +145,13 @@ def _paths(value: Mapping[str, Any]) -> Iterator[str]:
             file = source.strip().rpartition("=")[2]  # NAME=FILE: a benchmark's own file
             if file and not Path(file).expanduser().exists() and not is_hub_name(file):
                 yield f"{key}: {file}: no such file"
-    yield from untrusted(value, reward_models(value), hub=False)
+    yield from untrusted(value, models_of_run(value), hub=False)
     same_data = value["eval.dataset"] == value["data.prompt_dataset"] and value["eval.dataset"]
     if same_data and is_hub_name(value["eval.dataset"]) and value["eval.split"] == value["data.prompt_split"]:
         yield f"eval.dataset and data.prompt_dataset are the same split {value['eval.split']!r}: set eval.split"
     yield from _encoder(EmbeddingSettings.of(value), "similarity" in RewardSettings.of(value).kinds)
-    for key, model, _ in reward_models(value):
-        yield from _model_folder(model, key)
+    for each in reward_models(value):
+        yield from _model_folder(each.model, each.key)
     yield from _columns(value)
 
 
@@ -172,9 +174,28 @@ def reward_models(value: Mapping[str, Any]) -> Iterator[Named]:
     for name, keys in models_of(value["oger.reward.sources"]):
         where = f"oger.reward.sources, {name}"
         if keys.runs_on != "server":
-            yield where, keys.model, keys.revision
+            yield Named(where, keys.model, keys.revision, is_ours=keys.is_loaded_by_us)
         if keys.tokenizer is not None:
-            yield where, keys.tokenizer, None
+            yield Named(where, keys.tokenizer)
+
+
+def models_of_run(value: Mapping[str, Any]) -> Iterator[Named]:
+    """All models that a run loads."""
+    oger = OgerSettings.of(value)
+    encoder = oger.embedding
+    yield from policy_models(value)
+    yield from reward_models(value)
+    if oger.embeds and not encoder.embedding_url and encoder.embedding_model != PACKAGED_MODEL:
+        yield Named("oger.embedding_model", encoder.embedding_model, encoder.embedding_revision, setting=OF_ENCODER)
+    if oger.compares and encoder.similarity_reranker:
+        yield Named("oger.similarity_reranker", encoder.similarity_reranker, setting=OF_ENCODER)
+
+
+def refuse_untrusted(value: Mapping[str, Any], named: Iterable[Named]) -> None:
+    """Raises RecipeError for the first of these models that brings code without permission; folders come first."""
+    models = [*named]
+    for refusal in (each for hub in (False, True) for each in untrusted(value, models, hub=hub)):
+        raise RecipeError(refusal)
 
 
 def _columns(value: Mapping[str, Any]) -> Iterator[str]:

@@ -23,7 +23,9 @@ class EmbeddingSettings(Section):
     similarity_reranker: str | None = setting(
         None, "cross-encoder that scores (rollout, teacher) in place of the embeddings"
     )
-    embedding_trust_remote_code: bool = setting(False, "run code that the embedding model's repository brings")
+    embedding_trust_remote_code: bool = setting(
+        False, "run code that the encoder's or the reranker's folder or repository brings"
+    )
     embedding_max_tokens: int = setting(256, "tokens that the encoder reads at a time", range=COUNT)
     embedding_part: str = setting(
         "all",

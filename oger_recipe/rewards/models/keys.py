@@ -78,6 +78,11 @@ class ModelKeys(Keys):
         return self.place or ("server" if self.url else "engine")
 
     @property
+    def is_loaded_by_us(self) -> bool:
+        """Whether code of this recipe stands in for code that the model may bring (step_models.py, or vLLM's own)."""
+        return False
+
+    @property
     def models(self) -> tuple[ModelKeys, ...]:
         """The models of the entry, each with its own keys."""
         return (self,)
@@ -318,6 +323,10 @@ class ProcessKeys(StepKeys):
         names = ("scorer", "tag", "good", "bad", "good_label")
         own = {name: value for name in names if (value := getattr(self, name)) is not None}
         return replace(FORMATS[self.format or "math_shepherd"], **own)
+
+    @property
+    def is_loaded_by_us(self) -> bool:
+        return self.format is not None and self.written.scorer == "token_head"
 
     def of_engine(self) -> ProcessKeys:
         shared = {name: getattr(self, name) for name in _SHARED_BY_ENTRIES}
