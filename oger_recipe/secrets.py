@@ -20,8 +20,14 @@ _TOKEN_IN_URL = re.compile(r"(?<=[?&]token=)(?!\$)[^&,]+")
 
 # What a run hands on to processes on other nodes, whose environment is another.
 _KEYS = ("WANDB_API_KEY", "OGER_EMBEDDING_API_KEY", "OGER_JUDGE_API_KEY", _REWARD_TOKEN)
-_NAMED_LIKE_KEYS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
+_NAMED_LIKE_KEYS = re.compile(
+    r"(^|_)(KEYS?|APIKEY|TOKENS?|AUTH|PAT)(_|$)|PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIAL|^AWS_", re.IGNORECASE
+)
+_PASSWORD_IN_URL = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
 _HANDED_ON = (*_KEYS, "WANDB_MODE", "WANDB_BASE_URL", "WANDB_DIR")
+PASSED_ON = (
+    "OGER_PASS_ENV"  # names of variables, apart by commas, that the user's verifiers and plugins get all the same
+)
 
 
 def hide_secrets(words: Sequence[str]) -> list[str]:
@@ -76,7 +82,22 @@ def handed_on(value: Mapping[str, Any], run_dir: Path) -> dict[str, str]:
     """Returns variables for the processes of a run. W&B writes into the run folder."""
     folder = {"WANDB_DIR": str(run_dir)} if value[WANDB_KEY] else {}
     of_judges = [entry["api_key_env"] for entry in value["oger.reward.sources"] or () if "api_key_env" in entry]
-    return folder | {name: os.environ[name] for name in (*_HANDED_ON, *of_judges) if name in os.environ}
+    names = (*_HANDED_ON, *of_judges, PASSED_ON, *_passed_on(os.environ))
+    return folder | {name: os.environ[name] for name in names if name in os.environ}
+
+
+def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns what code of others, verifiers and plugins, gets of an environment: no keys but those of PASSED_ON."""
+    kept = _passed_on(environment)
+    return {name: value for name, value in environment.items() if name in kept or not _is_key(name, value)}
+
+
+def _passed_on(environment: Mapping[str, str]) -> list[str]:
+    return [name.strip() for name in environment.get(PASSED_ON, "").split(",")]
+
+
+def _is_key(name: str, value: str) -> bool:
+    return bool(_NAMED_LIKE_KEYS.search(name) or _PASSWORD_IN_URL.search(value))
 
 
 def redacted(text: str) -> str:
@@ -90,7 +111,7 @@ def redactor() -> Callable[[str], str]:
     named = {
         key: name
         for name, key in os.environ.items()
-        if key and (name in _KEYS or name.endswith(_NAMED_LIKE_KEYS) and len(key) >= _SHORTEST_KEY)
+        if key and (name in _KEYS or _is_key(name, key) and len(key) >= _SHORTEST_KEY)
     }
 
     def without_keys(text: str) -> str:

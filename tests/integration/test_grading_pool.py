@@ -89,6 +89,9 @@ def wordy(response, answer, length=0):
     with open(answer, "a") as file: file.write("x")
     return Verdict(1.0, 1.0, "r" * (length - 8), {"four": 1.0}, "text")
 
+def looks(response, answer):
+    return Verdict(0.0, 0.0, os.environ.get(response, "-"), {})
+
 def verify(response, answer, **options):
     print("noise"); print("noise", file=sys.stderr)
     if response == "hang":
@@ -122,7 +125,7 @@ HASTY = [f"own_grading:{name}" for name in ("hasty", "hasty_intrude", "hasty_spa
 LIMITED_TASKS = [
     f"own_limited:{name}" for name in ("patient", "hasty", "sleep", "large", "small", "here", "warm", "absent")
 ]
-OF_VERIFIER = ("verify", "spawn", "status", "twice", "intrude", "wordy", "users")
+OF_VERIFIER = ("verify", "looks", "spawn", "status", "twice", "intrude", "wordy", "users")
 ALLOWED = tuple(f"own_grading:{name}" for name in OF_VERIFIER)
 ALLOWED += (*HASTY, *LIMITED_TASKS, "own_warm:verify", "own_exit:verify")
 
@@ -335,6 +338,17 @@ def test_only_the_recipes_verifiers_tell_of_unreadable_references(pool: GradingP
         assert in_worker.error == "a math answer is not empty: ''" and in_worker.unreadable
         unknown = patient.grade("math", r"\boxed{1}", "1", {"no_such_option": 1})
         assert unknown.error is not None and not unknown.unreadable
+
+
+def test_a_verifier_sees_no_keys(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "k3y")
+    monkeypatch.setenv("MY_TOKEN", "passed")
+    monkeypatch.setenv("OF_THE_USER", "seen")
+    monkeypatch.setenv("OGER_PASS_ENV", "OTHERS, MY_TOKEN")
+    with GradingPool(settings()) as pool:
+        names = ("WANDB_API_KEY", "MY_TOKEN", "OF_THE_USER", "HOME")
+        seen = [pool.grade("own_grading:looks", name, "").verdict.reason for name in names]
+    assert seen == ["-", "passed", "seen", os.environ["HOME"]]
 
 
 def test_users_verifiers_are_imported_before_the_first_answer_but_not_called(task: str, tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -17,7 +20,6 @@ from typing import Any
 from unittest.mock import ANY
 
 import groups
-import psutil
 import pytest
 import torch
 from hang import HANG_S
@@ -31,7 +33,7 @@ from oger_recipe.rewards.models.in_process import Noise, ProcessPlace
 from oger_recipe.rewards.models.judge import Judge
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.rewards.models.place import Reply, Sampling
-from oger_recipe.rewards.models.plugin import Plugin
+from oger_recipe.rewards.models.plugin import Failed, Plugin
 from oger_recipe.rewards.models.plugins import _critique
 from oger_recipe.rewards.sources import Group, Scores, Source
 from oger_recipe.rewards.verifiers import look_in
@@ -270,24 +272,93 @@ def test_a_plugin_that_does_not_come_back_costs_the_step_and_no_other(bad: str, 
     assert judged(faulty, "a 1") == ([1], {})
 
 
+DETACHES = """
+import os, subprocess, time
+from pathlib import Path
+
+def rm_preprocess(prompts, responses, tokenizer):
+    if os.fork() == 0:  # a daemon: in a session of its own, without its parent
+        os.setsid()
+        if os.fork() == 0:
+            Path(responses[0]).write_text(str(os.getpid()))
+            time.sleep(600)
+        os._exit(0)
+    os.wait()
+    while not Path(responses[0]).exists():
+        time.sleep(0.01)
+    return responses
+
+def rm_postprocess(results):
+    if results[0] == "exit":
+        os._exit(3)
+    while results[0] == "hang":
+        time.sleep(1)
+    return [1.0]
+"""
+
+
+@pytest.mark.parametrize("how", ["close", "exit", "hang"])
+def test_what_a_plugin_has_started_ends_with_its_process(how: str, tmp_path: Path) -> None:
+    """However far it has gone from it."""
+    (tmp_path / "detaches.py").write_text(DETACHES)
+    plugin, daemon = Plugin(tmp_path / "detaches.py", limit_s=5.0), tmp_path / "pid"
+    assert plugin.preprocess(["What?"], [str(daemon)]) == [str(daemon)]
+    pid = int(daemon.read_text())
+    assert _runs(pid)
+    if how == "close":
+        plugin.close()
+    else:
+        assert isinstance(plugin.postprocess([how])[0], Failed)
+    try:
+        assert not _runs(pid)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert plugin.postprocess(["a"]) == [1.0]
+    plugin.close()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_plugin_sees_no_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "curious.py").write_text(
+        "import os\n"
+        "def rm_preprocess(prompts, names, tokenizer):\n    return [os.environ.get(name, '-') for name in names]\n"
+        "def rm_postprocess(results):\n    return [1.0 for each in results]\n"
+    )
+    monkeypatch.setenv("OGER_JUDGE_API_KEY", "k3y")
+    monkeypatch.setenv("OF_THE_USER", "seen")
+    plugin = Plugin(tmp_path / "curious.py")
+    names = ["OGER_JUDGE_API_KEY", "OF_THE_USER", "HOME"]
+    assert plugin.preprocess(names, names) == ["-", "seen", os.environ["HOME"]]
+    plugin.close()
+
+
 def test_the_process_of_a_plugin_ends_with_what_asks(tmp_path: Path) -> None:
     """Also in the middle of a call that never returns, and what it has started ends with it."""
     program = tmp_path / "asks.py"
     program.write_text(
-        "import os, sys, threading, time\n"
+        "import os, psutil, sys, threading, time\n"
         "from pathlib import Path\n"
         "from oger_recipe.rewards.models.plugin import Plugin\n"
         f"plugin = Plugin(Path({str(PLUGINS / 'faulty.py')!r}), limit_s=600.0)\n"
         "plugin.start()\n"
-        "print(plugin._process._child.pid, flush=True)\n"
+        "pid = plugin._process._child.pid\n"
+        "print(pid, *(each.pid for each in psutil.Process(pid).children()), flush=True)\n"
         "threading.Thread(target=lambda: plugin.postprocess(['hang 0'])).start()\n"
         "time.sleep(0.5)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=HANG_S)
-    pid = int(done.stdout)
-    for _ in range(100):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+    pids = [int(word) for word in done.stdout.split()]
+    assert len(pids) == 2
+    for _ in range(300):
+        if not any(map(_runs, pids)):
             return
         time.sleep(0.1)
     pytest.fail("the plugin's process lives on")

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from oger_recipe.cli import train, train_ppo_ray
-from oger_recipe.secrets import SECRETS, handed_on, hide_secrets, redacted, secret_problems
+from oger_recipe.secrets import (
+    PASSED_ON,
+    SECRETS,
+    handed_on,
+    hide_secrets,
+    redacted,
+    secret_problems,
+    without_keys,
+)
 
 KEY = "0123456789abcdef" * 2 + "76543210"
 COLUMNS = {
@@ -97,6 +105,36 @@ def test_the_keys_of_judges_reach_other_nodes_and_no_log(
     monkeypatch.setenv("SOMEBODYS_API_KEY", KEY)
     monkeypatch.setenv("SHORT_TOKEN", "it")
     assert redacted(f"it said: k3y, {KEY}") == "it said: $OGER_JUDGE_API_KEY, $SOMEBODYS_API_KEY"
+
+
+KEYS = (
+    "OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "OGER_REWARD_TOKEN", "AWS_ACCESS_KEY_ID",
+    "AWS_SESSION_TOKEN", "AWS_PROFILE", "my_secret", "PGPASSWORD", "DB_PASSWORD", "SSH_AUTH_SOCK", "GH_PAT", "TOKEN",
+    "GOOGLE_APPLICATION_CREDENTIALS", "MINIO_SECRET_KEY", "KEY_OF_MINE",
+)  # fmt: skip
+NO_KEYS = {
+    "PATH": "/bin", "HOME": "/root", "PYTHONPATH": "x", "PWD": "/", "OLDPWD": "/", "TOKENIZERS_PARALLELISM": "false",
+    "HF_HOME": "/hf", "CUDA_VISIBLE_DEVICES": "0", "LD_LIBRARY_PATH": "/lib", "KEYBOARD": "us", "PATTERN": "x",
+    "HTTPS_PROXY": "http://proxy:3128", "AUTHOR": "me", "MONKEY": "x", "WANDB_MODE": "offline",
+}  # fmt: skip
+
+
+def test_code_of_others_gets_the_environment_without_keys() -> None:
+    urls = {"DATABASE_URL": "postgres://me:pass@host/db", "HTTP_PROXY": "http://me:pass@proxy:3128"}
+    environment = NO_KEYS | urls | dict.fromkeys(KEYS, "v")
+    assert without_keys(environment) == NO_KEYS
+    wanted = {PASSED_ON: "HF_TOKEN,HTTP_PROXY , NOT_THERE"}
+    passed = {"HF_TOKEN": "v", "HTTP_PROXY": urls["HTTP_PROXY"]}
+    assert without_keys(environment | wanted) == NO_KEYS | wanted | passed
+
+
+def test_what_is_passed_on_reaches_other_nodes(
+    parser: argparse.ArgumentParser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PASSED_ON, "OF_A_VERIFIER_KEY")
+    monkeypatch.setenv("OF_A_VERIFIER_KEY", "k3y")
+    handed = handed_on(vars(parser.parse_args([])), Path("run"))
+    assert handed == {PASSED_ON: "OF_A_VERIFIER_KEY", "OF_A_VERIFIER_KEY": "k3y"}
 
 
 @pytest.mark.parametrize(

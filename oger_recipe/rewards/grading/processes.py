@@ -17,9 +17,10 @@ from typing import Any
 
 from oger_recipe.rewards.grading.messages import receive_message, seconds_until, send_message
 from oger_recipe.rewards.verdict import Graded
+from oger_recipe.secrets import without_keys
 
 _START_LIMIT_S = 120.0  # importing verifiers on a busy machine
-_END_LIMIT_S = 10.0  # for the fork server to kill what is below it
+_END_LIMIT_S = 10.0  # for a process to kill what is below it
 _LARGEST_REPLY = 16 * 2**20  # bytes; more is no verdict, whatever wrote it
 
 
@@ -68,6 +69,16 @@ class Worker:
         for kill in (os.killpg, os.kill):  # a worker that has not begun has no group yet, and no children
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 kill(self._pid, signal.SIGKILL)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process that ends all that is below it first (descendants.py)."""
+    process.terminate()
+    try:
+        process.wait(_END_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()  # and those that it has forked with it
+        process.wait()
 
 
 class ForkServer:
@@ -124,7 +135,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+                env=without_keys(os.environ) | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
             )
             theirs.close()
@@ -135,10 +146,5 @@ class ForkServer:
     def _end(self) -> None:
         if self._control is not None and self._process is not None:
             self._control.close()
-            self._process.terminate()  # it kills its workers first, and what they have started
-            try:
-                self._process.wait(_END_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()  # and its workers with it
-                self._process.wait()
+            end(self._process)
         self._control, self._process = None, None

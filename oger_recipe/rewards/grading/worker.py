@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
@@ -10,11 +9,10 @@ import socket
 from dataclasses import asdict
 from typing import Any
 
+from oger_recipe.rewards.grading.descendants import begin_below
 from oger_recipe.rewards.grading.messages import receive_message, send_message
 from oger_recipe.rewards.verdict import Graded, NoVerdict, UnreadableAnswer, as_verdict
 from oger_recipe.rewards.verifiers import VERIFIERS, verify
-
-_PR_SET_PDEATHSIG = 1
 
 
 def grade(task: str, response: str, answer: str, options: dict[str, Any]) -> Graded:
@@ -38,8 +36,7 @@ def grade(task: str, response: str, answer: str, options: dict[str, Any]) -> Gra
 
 def serve(connection: socket.socket, memory_limit: int) -> None:
     """Answers until the pool hangs up. The worker has a process group of its own, which the pool kills as a whole."""
-    os.setsid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    begin_below()
     for ignored in (signal.SIGCHLD, signal.SIGTERM):  # by the fork server; verifiers read their children's exits
         signal.signal(ignored, signal.SIG_DFL)
     with open("/proc/self/statm") as statm:

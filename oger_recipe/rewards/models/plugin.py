@@ -24,7 +24,10 @@ from typing import Any
 
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.grading.messages import receive_message, seconds_until, send_message
+from oger_recipe.rewards.grading.processes import end
+from oger_recipe.rewards.models.plugin_process import SIGNALLED
 from oger_recipe.rewards.verifiers import looked_in
+from oger_recipe.secrets import without_keys
 
 READY_MADE = Path(__file__).parent / "plugins"
 BOTH: Mapping[str, int] = {"rm_preprocess": 3, "rm_postprocess": 1}  # function -> arguments
@@ -192,7 +195,7 @@ class Plugin:
 
 
 class _Process:
-    """A child process in a group of its own, which ends with this object."""
+    """A child process, which ends with this object, and all that it has started with it."""
 
     def __init__(self) -> None:
         self._connection, theirs = socket.socketpair()
@@ -201,7 +204,7 @@ class _Process:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=2,  # what it prints goes to the log, never between a command's lines
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=without_keys(os.environ) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             start_new_session=True,
         )
         theirs.close()
@@ -220,13 +223,11 @@ class _Process:
         """Tell how it ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._child.wait(5.0)
-            return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            number = -code if code < 0 else code - SIGNALLED
+            return f"signal {signal.Signals(number).name}" if number > 0 else f"exit code {code}"
         return "its connection is closed"
 
 
 def _end(connection: socket.socket, child: subprocess.Popen[bytes]) -> None:
     connection.close()
-    for kill in (os.killpg, os.kill):  # a child that has not begun has no group yet
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(child.pid, signal.SIGKILL)
-    child.wait()
+    end(child)

@@ -1,6 +1,7 @@
 """The process of a plugin: ``python -m oger_recipe.rewards.models.plugin_process SOCKET``, started by `Plugin` alone.
 
-It answers one call after the other until the other side hangs up. It loads neither torch nor, without a tokenizer,
+It forks the process that has the plugin, and ends with it all that the plugin has started. That one answers one call
+after the other until the other side hangs up. It loads neither torch nor, without a tokenizer,
 transformers: looking whether a plugin can be called is quick.
 """
 
@@ -11,10 +12,9 @@ import importlib.util
 import inspect
 import math
 import os
+import signal
 import socket
 import sys
-import threading
-import time
 import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.remote_code import may_run
+from oger_recipe.rewards.grading.descendants import adopt, begin_below, end_all
 from oger_recipe.rewards.grading.messages import receive_message, send_message
 
+SIGNALLED = 128  # as shells say that a process died of a signal
+_WATCHED = (signal.SIGTERM, signal.SIGCHLD)
 _PACKAGE = "reward_function"  # of the plugin and of what lies beside it, for `from . import helper`
 
 
@@ -158,13 +161,6 @@ def _tokenizer(name: str, revision: str | None) -> Any:
         ) from None
 
 
-def _end_with(parent: int) -> None:
-    """End this process with the one that asks, also in the middle of a call that never returns."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(0)
-
-
 def serve(connection: socket.socket) -> None:
     order = receive_message(connection)
     tokenizer, functions = None, {}
@@ -186,10 +182,33 @@ def serve(connection: socket.socket) -> None:
         send_message(connection, _said(functools.partial(answer, *receive_message(connection))))
 
 
+def _keep(worker: int, parent: int) -> int:
+    """Wait until the plugin's process has ended, the one that asks is gone, or has had enough; end what is left.
+
+    Return an exit status: the plugin's process's own, or the number of the signal that it died of on top of SIGNALLED.
+    """
+    ended, status = 0, 0
+    while os.getppid() == parent and not ended:
+        ended, status = os.waitpid(worker, os.WNOHANG)
+        told = None if ended else signal.sigtimedwait(_WATCHED, 1.0)
+        if told is not None and told.si_signo == signal.SIGTERM:
+            break
+    end_all()
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else SIGNALLED - code
+
+
 def main() -> None:
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    adopt()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    connection, parent = socket.socket(fileno=int(sys.argv[1])), os.getppid()
+    if worker := os.fork():
+        connection.close()
+        os._exit(_keep(worker, parent))
+    begin_below()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
     try:
-        serve(socket.socket(fileno=int(sys.argv[1])))
+        serve(connection)
     except (EOFError, OSError):
         return
 

@@ -1,0 +1,51 @@
+"""The processes below one that runs code of others: it adopts what loses its parent, and ends it all before itself."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_END_LIMIT_S = 5.0  # a process that does not die of SIGKILL hangs in the kernel
+
+
+def adopt() -> None:
+    """Makes this process the parent of all below it that lose theirs, whatever session they have begun."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def begin_below() -> None:
+    """Gives a forked process a session of its own, and lets it end with its parent."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def children() -> set[int]:
+    """Returns this process's children, and descendants that lost their parents."""
+    me = os.getpid()
+    try:
+        return {int(pid) for pid in Path(f"/proc/{me}/task/{me}/children").read_text().split()}
+    except FileNotFoundError:  # a kernel without it
+        return set()
+
+
+def kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def end_all() -> None:
+    """Kills every descendant. Children of those that are killed become this process's own."""
+    deadline = time.monotonic() + _END_LIMIT_S
+    while (left := children()) and time.monotonic() < deadline:
+        kill(left)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.005)
