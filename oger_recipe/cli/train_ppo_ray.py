@@ -15,7 +15,7 @@ from oger_recipe.convert.foreign import recognised_flags
 from oger_recipe.errors import RecipeError
 from oger_recipe.imports import TRAINING, not_installed
 from oger_recipe.secrets import SECRETS, hide_secret, hide_secrets
-from oger_recipe.settings.derived import with_verifier_path
+from oger_recipe.settings.derived import two_step_sizes, with_verifier_path, without_outdone
 from oger_recipe.settings.parser import build_parser
 from oger_recipe.settings.recipe_file import read_recipe
 from oger_recipe.settings.upstream import CPU_DEFAULTS
@@ -49,12 +49,17 @@ def parse(
     parser: argparse.ArgumentParser, flags: Sequence[str], settings: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """``settings`` with the flags over them. Raises RecipeError with all mistakes in them where the flags have any."""
+    given = {flag.removeprefix("--").partition("=")[0] for flag in flags}
+    settings = without_outdone(settings or {}, given)
     try:
-        return _parsed(parser, flags, settings or {})
+        value = _parsed(parser, flags, settings)
+        for problem in two_step_sizes(value, given):
+            raise RecipeError(problem)
+        return value
     except RecipeError:
         if recognised_flags(flags):  # of another trainer, all of them
             raise
-        mistakes, values = _one_by_one(parser, flags, settings or {})
+        mistakes, values = _one_by_one(parser, flags, settings)
         mistakes += out_of_range(values)
         if len(mistakes) < 2:
             raise

@@ -40,14 +40,14 @@ def refuse(problems: list[str]) -> None:
 def recipe_problems(value: Mapping[str, Any], where: Mapping[str, str] | None = None) -> list[str]:
     """What no machine could do; ``where`` see out_of_range."""
     problems = [*out_of_range(value, where), *secret_problems(value)]
-    problems += [] if problems else _lengths_and_batches(value)  # which divides by the sizes
+    problems += [] if problems else _lengths_and_batches(value, where or {})  # which divides by the sizes
     return [*problems, *combination_problems(value), *grading_problems(value), *_unsupported(value), *_paths(value)]
 
 
 _COMPARES_GROUPS = ("rloo", "reinforce_baseline", *GROUP_ESTIMATORS, *BATCH_ESTIMATORS)
 
 
-def _lengths_and_batches(value: Mapping[str, Any]) -> Iterator[str]:
+def _lengths_and_batches(value: Mapping[str, Any], where: Mapping[str, str]) -> Iterator[str]:
     samples, estimator = value["rollout.n_samples_per_prompt"], value["algo.advantage.estimator"]
     compares_groups = estimator in _COMPARES_GROUPS
     if samples < 2 and compares_groups:
@@ -59,7 +59,7 @@ def _lengths_and_batches(value: Mapping[str, Any]) -> Iterator[str]:
     if rows % batch:
         yield (
             f"rollout.batch_size {value['rollout.batch_size']} x n_samples_per_prompt {samples} = {rows} rollouts do "
-            f"not divide into optimizer steps of train.batch_size {batch}: use {_nearest_batches(value, rows)}"
+            f"not divide into optimizer steps of {_step(value, where)}: use {_nearest_batches(value, rows)}"
         )
     ranks = policy_ranks(value)
     if not value["train.dynamic_batch_enable"]:
@@ -76,6 +76,17 @@ def _lengths_and_batches(value: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key} {value[key]} leaves no room for a prompt within data.max_len {longest}"
     if value["oger.max_replace_num"] >= samples and (samples > 1 or not compares_groups):
         yield f"oger.max_replace_num {value['oger.max_replace_num']} leaves no rollout in a group of {samples}"
+
+
+def _step(value: Mapping[str, Any], where: Mapping[str, str]) -> str:
+    """The setting that gives the size of an optimizer step, and where it is set."""
+    prompts, name = value["oger.prompts_per_update"], "oger.prompts_per_update"
+    said = f"train.batch_size {value['train.batch_size']}"
+    if prompts is not None:
+        said = f"{name} {prompts} x {value['rollout.n_samples_per_prompt']} = {said}"
+    else:
+        name = "train.batch_size"
+    return said + (f" ({where[name]})" if name in where else "")
 
 
 def _nearest_batches(value: Mapping[str, Any], rows: int) -> str:

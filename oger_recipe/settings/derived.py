@@ -1,18 +1,39 @@
 """Settings that follow from others. Each function takes the settings of a run by flag and returns them with those."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from oger_recipe.settings.rollouts import RolloutSettings
 
 Settings = Mapping[str, Any]
+T = TypeVar("T")
 
 
 def in_prompts(value: Settings) -> Settings:
     """train.batch_size counts rollouts; where the optimizer step is given in prompts it follows."""
     prompts = value["oger.prompts_per_update"]
     return value if prompts is None else {**value, "train.batch_size": prompts * value["rollout.n_samples_per_prompt"]}
+
+
+_UNITS = {"train.batch_size": "oger.prompts_per_update", "oger.prompts_per_update": "train.batch_size"}
+
+
+def without_outdone(settings: Mapping[str, T], nearer: Collection[str]) -> dict[str, T]:
+    """Leaves out the size of an optimizer step where what is nearer (flags, or the file that extends) gives it in the
+    other unit, rollouts or prompts."""
+    return {flag: each for flag, each in settings.items() if flag in nearer or _UNITS.get(flag) not in nearer}
+
+
+def two_step_sizes(value: Settings, given: Collection[str]) -> Iterator[str]:
+    """A sentence where both units of an optimizer step are given, and are not the same size."""
+    rollouts = in_prompts(value)["train.batch_size"]
+    if _UNITS.keys() <= {*given} and value["train.batch_size"] != rollouts:
+        yield (
+            f"train.batch_size {value['train.batch_size']} and oger.prompts_per_update "
+            f"{value['oger.prompts_per_update']} ({rollouts} rollouts) are two sizes of an optimizer step: "
+            "leave one out"
+        )
 
 
 def with_verifier_path(value: Settings, recipe: Path | None) -> Settings:

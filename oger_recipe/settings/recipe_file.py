@@ -16,6 +16,7 @@ import yaml
 from oger_recipe.data.mix import HOLDERS
 from oger_recipe.errors import RecipeError
 from oger_recipe.secrets import SECRETS
+from oger_recipe.settings.derived import two_step_sizes, without_outdone
 from oger_recipe.settings.parser import ListAction
 from oger_recipe.settings.shipped import shipped
 
@@ -56,6 +57,9 @@ def _decided(path: Path, parser: argparse.ArgumentParser) -> dict[str, tuple[Any
             decided.pop(actions[key].dest, None)
         if value is not None:
             decided[actions[key].dest] = (value, _at(file, node))
+    mistakes += two_step_sizes(
+        vars(parser.parse_args([])) | {flag: alone for flag, (alone, _) in decided.items()}, decided
+    )
     if mistakes := list(dict.fromkeys(mistakes)):
         heading = [f"{len(mistakes)} mistakes in the recipe:"] if len(mistakes) > 1 else []
         raise RecipeError("\n  - ".join([*heading, *mistakes]))
@@ -89,7 +93,9 @@ def _settings(path: Path, children: tuple[Path, ...], mistakes: list[str]) -> di
         else:
             own[key] = (node, path)
     reset = tuple(f"{key}." for key, (node, _) in own.items() if _is_null(node))
-    return {key: setting for key, setting in settings.items() if not key.startswith(reset)} | own
+    said = [key for key, (node, _) in own.items() if not _is_null(node)]
+    kept = without_outdone(settings, said)
+    return {key: setting for key, setting in kept.items() if not key.startswith(reset)} | own
 
 
 def _is_null(node: yaml.Node) -> bool:

@@ -17,6 +17,9 @@ from hang import HANG_S
 from oger_recipe.cli import train, train_ppo_ray
 from oger_recipe.rewards.kinds import KINDS
 from oger_recipe.run import own_files
+from oger_recipe.settings.derived import in_prompts
+from oger_recipe.settings.parser import build_parser
+from oger_recipe.settings.recipe_file import read_recipe
 
 ROW = {
     "uid": "p-1",
@@ -667,6 +670,40 @@ def test_a_wrong_flag_is_refused_in_one_line(refused: Callable[..., str], flags:
     assert refused(*flags) == message
 
 
+def test_the_nearer_of_two_sizes_of_a_step_counts_and_is_named_with_its_place(
+    refused: Callable[..., str], recipe: Path, tmp_path: Path
+) -> None:
+    settings = yaml.safe_load(recipe.read_text())
+    del settings["train"]["batch_size"]
+    settings["oger"]["prompts_per_update"] = 2
+    recipe.write_text(yaml.safe_dump(settings))
+    child = tmp_path / "child.yaml"
+
+    def of(text: str, *flags: str) -> tuple[Any, Any]:
+        child.write_text(f"extends: recipe.yaml\n{text}\n")
+        parser = build_parser(cpu=True)
+        value = in_prompts(train_ppo_ray.parse(parser, flags, read_recipe(child, parser)))
+        return value["train.batch_size"], value["oger.prompts_per_update"]
+
+    assert of("") == (8, 2)
+    assert of("train: {batch_size: 4}") == (4, None)
+    assert of("", "--train.batch_size", "4") == (4, None)
+    assert of("train: {batch_size: 4}", "--oger.prompts_per_update=2") == (8, 2)
+    assert of("oger: {prompts_per_update: null}")[1] is None
+    child.write_text("extends: recipe.yaml\ntrain: {batch_size: 3}\n")
+    assert "optimizer steps of train.batch_size 3 (" in refused(file=child) and "child.yaml:2)" in refused(file=child)
+    child.write_text("extends: recipe.yaml\noger: {prompts_per_update: 3}\n")
+    said = refused(file=child)
+    assert (
+        "optimizer steps of oger.prompts_per_update 3 x 4 = train.batch_size 12 (" in said and "child.yaml:2)" in said
+    )
+    child.write_text("extends: recipe.yaml\noger: {prompts_per_update: 1}\ntrain: {batch_size: 8}\n")
+    two = "train.batch_size 8 and oger.prompts_per_update 1 (4 rollouts) are two sizes of an optimizer step: "
+    two += "leave one out"
+    assert refused(file=child) == two
+    assert refused("--oger.prompts_per_update", "1", "--train.batch_size", "8") == two
+
+
 def test_all_mistakes_in_flags_are_said_at_once(refused: Callable[..., str]) -> None:
     """What argparse says of one, numbers below their range in scientific notation, flags that there are not."""
     flags = ["--actor.adam.lr", "-1e-6", "--oger.bonus_wieght", "2", "--train.max_epochs", "two"]
@@ -735,7 +772,7 @@ def test_a_second_run_does_not_write_into_the_folder_of_the_first(refused: Calla
             {"train": {"batch_size": 3, "micro_batch_size": 1}},
             json.dumps(ROW),
             "oger train: this recipe cannot run:\n  - rollout.batch_size 2 x n_samples_per_prompt 4 = 8 rollouts do "
-            "not divide into optimizer steps of train.batch_size 3: use 2 or 4",
+            "not divide into optimizer steps of train.batch_size 3 (recipe.yaml:14): use 2 or 4",
         ),
         (
             {},
