@@ -70,6 +70,12 @@ def _finite(document: Any) -> Any:
     return None if isinstance(document, float) and not math.isfinite(document) else document
 
 
+def ray_folder() -> Path:
+    """Returns the folder in which Ray and engines keep a run's files: not TMPDIR, the paths of sockets have to be
+    short."""
+    return Path(os.environ.get("RAY_TMPDIR") or "/tmp")
+
+
 def write_jsonl(records: Iterable[dict[str, Any]], path: Path) -> None:
     with path.open("w", encoding="utf-8") as file:
         file.writelines(to_json(record) + "\n" for record in records)

@@ -43,7 +43,7 @@ def _findings(recipe: Path | None, flags: list[str]) -> Iterator[Finding]:
     from oger_recipe.settings.machine import gpus_found, machine_problems
 
     cpu = not torch.cuda.is_available()
-    value = in_prompts(settings_of(build_parser(cpu=cpu), flags, recipe))
+    value = in_prompts(settings_of(build_parser(cpu=cpu), flags, recipe, train_judges=False))
     remote_code.allow(value)
     if recipe:
         yield from (Finding(PROBLEM, text, "recipe") for text in recipe_problems(value))

@@ -23,9 +23,10 @@ from oger_recipe.settings.values import out_of_range
 
 
 def settings_of(
-    parser: argparse.ArgumentParser, flags: Sequence[str], recipe: Path | None = None
+    parser: argparse.ArgumentParser, flags: Sequence[str], recipe: Path | None = None, *, train_judges: bool = True
 ) -> Mapping[str, Any]:
     """The settings by flag that a recipe file and the flags over it make. Keys in them go into the environment.
+    ``train_judges``: the built-in task's that are still to be trained, which takes minutes.
 
     Raises RecipeError for what is wrong in either, with the nearest name for one that there is not.
     """
@@ -42,7 +43,7 @@ def settings_of(
         return settings
     from oger_recipe.run.inputs import with_judges
 
-    return with_judges(settings)
+    return with_judges(settings, train=train_judges)
 
 
 def parse(
@@ -130,7 +131,7 @@ def main(
         if asked := {"-h", "--help"} & set(flags):
             print(_help(parser, flags[flags.index(asked.pop()) + 1 :]))
             return
-        settings = settings_of(parser, flags, recipe)
+        settings = settings_of(parser, flags, recipe, train_judges=not dry_run)
         if not dry_run and (lacking := not_installed(*TRAINING)):
             raise RecipeError(lacking)
         if cpu:

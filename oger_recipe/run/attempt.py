@@ -35,11 +35,18 @@ def locked(run_dir: Path) -> Iterator[int]:
         yield lock.fileno()
 
 
-def _take(lock: int, run_dir: Path) -> None:
+def check_free(run_dir: Path) -> None:
+    """Makes nothing. Raises RecipeError where a run that lives writes there."""
+    if (run_dir / _LOCK).exists():
+        with (run_dir / _LOCK).open() as lock:
+            _take(lock.fileno(), run_dir, fcntl.LOCK_SH)
+
+
+def _take(lock: int, run_dir: Path, how: int = fcntl.LOCK_EX) -> None:
     deadline = time.monotonic() + _CLEARED_WITHIN_S
     while True:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, how | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             pid, _, host = (run_dir / _LOCK).read_text().strip().partition(" ")

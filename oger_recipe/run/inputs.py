@@ -18,7 +18,13 @@ from oger_recipe.patches import apply_import_patches
 from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 from oger_recipe.run.cutting import require_steps
 from oger_recipe.run.rows import DATA, EVAL, evaluation_rows, training_rows
-from oger_recipe.run.shortage import losses, require_teachers, require_usable_teachers
+from oger_recipe.run.shortage import (
+    losses,
+    require_a_step,
+    require_supervised,
+    require_teachers,
+    require_usable_teachers,
+)
 from oger_recipe.settings.grading import VerifierSettings, grading_rules
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.run import EvalSettings
@@ -40,24 +46,26 @@ def judge_folder(model: str) -> str:
     return folder_of(model, TaskSettings.cache)
 
 
-def with_judges(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with folders in the place of the built-in task's judges in oger.reward.sources."""
+def with_judges(value: Mapping[str, Any], *, train: bool = True) -> dict[str, Any]:
+    """The settings with folders in the place of the built-in task's judges in oger.reward.sources. Without ``train``
+    the names of those stay that are still to be trained, which takes minutes."""
     from oger_recipe.tasks.judges import with_folders
 
-    cache = value["oger.task.cache"]
-    return {**value, "oger.reward.sources": tuple(with_folders(each, cache) for each in value["oger.reward.sources"])}
+    sources, cache = value["oger.reward.sources"], value["oger.task.cache"]
+    return {**value, "oger.reward.sources": tuple(with_folders(each, cache, train=train) for each in sources)}
 
 
-def with_task(value: Mapping[str, Any]) -> dict[str, Any]:
+def with_task(value: Mapping[str, Any], *, build_policy: bool = True) -> dict[str, Any]:
     """The settings with what the user does not have himself of the built-in task, where it is asked for: its training
-    rows, its evaluation rows, its policy."""
+    rows, its evaluation rows, its policy. Without ``build_policy`` that is named, not built, which takes minutes."""
     if value["oger.task.name"] is None:
         return dict(value)
-    from oger_recipe.tasks.build import build_countdown
+    from oger_recipe.tasks.build import build_countdown, policy_folder
 
     own = {key: bool(value[key]) for key in (DATA, EVAL, _MODEL)}
-    built = build_countdown(TaskSettings.of(value), data=not (own[DATA] and own[EVAL]), policy=not own[_MODEL])
-    files = {DATA: built.train_rows, EVAL: built.eval_rows, _MODEL: built.policy}
+    settings, build_policy = TaskSettings.of(value), build_policy and not own[_MODEL]
+    built = build_countdown(settings, data=not (own[DATA] and own[EVAL]), policy=build_policy)
+    files = {DATA: built.train_rows, EVAL: built.eval_rows, _MODEL: built.policy or policy_folder(settings)}
     given: dict[str, Any] = {key: str(file) for key, file in files.items() if not own[key]}
     if value["data.apply_chat_template"] is None and not value["oger.prompt_template"]:
         given["data.apply_chat_template"] = True
@@ -78,10 +86,13 @@ def _task_columns(value: Mapping[str, Any], own: Mapping[str, bool]) -> dict[str
     return columns
 
 
-def write_data(value: Mapping[str, Any], run_dir: Path) -> tuple[dict[str, Any], GradingSettings]:
+Counts = tuple[Counter[str], Counter[str] | None]  # of the data to train on, and to evaluate on
+
+
+def write_data(value: Mapping[str, Any], run_dir: Path) -> tuple[dict[str, Any], GradingSettings, Counts]:
     """Writes prompts and teacher store into the run folder.
 
-    Returns the settings that point OpenRLHF at them, and how rollouts are graded.
+    Returns the settings that point OpenRLHF at them, how rollouts are graded, and how much there is.
     """
     left_out: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
     training, evaluation = training_rows(value, left_out[0]), evaluation_rows(value, left_out[1])
@@ -94,7 +105,7 @@ def write_data(value: Mapping[str, Any], run_dir: Path) -> tuple[dict[str, Any],
         prepared = _write_training(value, training, run_dir / "data", left_out[0], shared)
         if evaluation:
             prepared |= _write_evaluation(value, evaluation, run_dir / "data", left_out[1], shared)
-    return prepared, grading
+    return prepared, grading, (left_out[0], left_out[1] if evaluation else None)
 
 
 def _write_training(
@@ -106,8 +117,8 @@ def _write_training(
     (folder / "counts.json").write_text(to_json(counts, indent=2, sort_keys=True))
     _print_counts("data", counts, losses(value, counts, budget))
     require_usable_teachers(value, counts)
-    if counts["prompts"] < value["rollout.batch_size"]:
-        raise RecipeError(too_few(counts["prompts"], value))
+    require_supervised(value, counts["teachers"])
+    require_a_step(value, counts["prompts"])
     columns = {"data.input_key": "prompt", "data.label_key": "label"}
     return {DATA: str(path), "data.prompt_split": "train", **columns}
 
@@ -122,10 +133,6 @@ def _write_evaluation(
     counts.update(write_train_files_once(rows, budget=budget, prompts_path=path, teachers_path=None, **shared))
     _print_counts("evaluation data", counts, losses(value, counts, budget))
     return {EVAL: str(path), "eval.split": "train"}
-
-
-def too_few(prompts: int, value: Mapping[str, Any]) -> str:
-    return f"{prompts} prompts do not fill one step of rollout.batch_size {value['rollout.batch_size']}"
 
 
 def budget_of(value: Mapping[str, Any], max_new_tokens: int | None) -> Budget:

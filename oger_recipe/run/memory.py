@@ -20,7 +20,9 @@ A micro-batch has train.micro_batch_size rows of data.max_len tokens, or train.m
 train.dynamic_batch_enable. What libraries and fragmentation add is not in it.
 """
 
+import contextlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from oger_recipe.kv_cache import kv_bytes_per_token
+from oger_recipe.run import model_files
 from oger_recipe.settings.machine import policy_ranks
 
 GIB = 2**30
@@ -46,16 +49,18 @@ class Shape:
 
 
 def shape_of(model: str | None) -> Shape | None:
-    """Of a model folder: config.json, and parameters by the size of the weight files. None where these are not there
+    """Of a model folder: config.json, and parameters by the weight files. None where these are not there, not whole,
     or do not say."""
     folder = Path(model or "")
+    if not folder.is_dir() or model_files.fault(folder):
+        return None
     try:
         config = json.loads((folder / "config.json").read_text())
         config |= config.get("text_config", {})  # models that also see
-        files = list(folder.glob("*.safetensors")) or list(folder.glob("*.bin"))
         width = _BYTES[config.get("dtype") or config.get("torch_dtype")]
+        size = sum(file.stat().st_size for file in folder.glob("pytorch_model*.bin"))
         return Shape(
-            parameters=sum(file.stat().st_size for file in files) // width,
+            parameters=model_files.parameters(folder) or size // width,
             layers=config["num_hidden_layers"],
             hidden=config["hidden_size"],
             vocabulary=config["vocab_size"],
@@ -113,9 +118,31 @@ def in_main_memory(value: Mapping[str, Any], shape: Shape, gpus: Mapping[str, in
     return policy + gpus.get("reference", 0) * 2 * shape.parameters + gpus.get("vLLM engines", 0) * need.engine_weights
 
 
-def checkpoint_bytes(value: Mapping[str, Any], shape: Shape) -> float:
-    """One checkpoint of the policy with its optimizer; the weights alone with ckpt.disable_ds."""
-    return shape.parameters * (2 if value["ckpt.disable_ds"] else 14)
+def surely_taken(value: Mapping[str, Any], shape: Shape) -> float:
+    """Bytes on a rank of the policy that no setting and no library can do without: weights, and Adam's states."""
+    policy = estimate(value, shape).policy
+    return policy["weights"] + (policy["Adam"] if value["actor.optim"] == "adam" else 0)
+
+
+def surely_in_main_memory(value: Mapping[str, Any], shape: Shape, gpus: Mapping[str, int]) -> float:
+    """The same of a run without CUDA, with all copies of the weights; ``gpus`` see `in_main_memory`."""
+    engines = gpus.get("vLLM engines", 0) * estimate(value, shape).engine_weights
+    return gpus["actor"] * surely_taken(value, shape) + gpus.get("reference", 0) * 2 * shape.parameters + engines
+
+
+def main_memory() -> int:
+    """Bytes that processes here may have: the machine's, or the container's where it has less."""
+    there = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # "max": none
+            there.append(int(Path(limit).read_text()))
+    return min(there)
+
+
+def swap() -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return 1024 * int(Path("/proc/meminfo").read_text().partition("SwapTotal:")[2].split()[0])
+    return 0
 
 
 def readable(size: float) -> str:

@@ -1,8 +1,7 @@
 """What a run will do, in numbers, before anything is started: ``oger train --dry-run``."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS, STEP_ESTIMATORS
@@ -10,45 +9,25 @@ from oger_recipe.data.rows import Row
 from oger_recipe.rewards.entries import sources_of
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.run import memory
-from oger_recipe.run.preflight import OK, PROBLEM, Finding
 from oger_recipe.settings.machine import gpus_by_role, judge_engines, policy_ranks
 from oger_recipe.settings.oger import OgerSettings
-
-READ_WHOLE = 2**26  # bytes: datasets of more are counted, not read
 
 
 @dataclass(frozen=True)
 class Size:
-    """Rows of a dataset, and teachers of them all; None where they were not read."""
+    """Rows of a dataset, and teachers of them all; ``prepared``: without those that are left out."""
 
     rows: int
-    teachers: int | None = None
+    teachers: int
+    prepared: bool = False
 
     @classmethod
     def of_rows(cls, rows: Sequence[Row]) -> "Size":
         return cls(len(rows), sum(len(row.get("teachers") or ()) for row in rows))
 
-
-def local_files(setting: str | None) -> list[Path] | None:
-    """The files of a dataset setting; None where a source is anything else."""
-    files = [Path(source.strip()).expanduser() for source in (setting or "").split(",") if source.strip()]
-    return files if files and all(file.is_file() for file in files) else None
-
-
-def counted(files: Iterable[Path]) -> Size | None:
-    """The rows of files that are too large to be read now."""
-    rows = 0
-    for file in files:
-        if file.suffix == ".parquet":
-            import pyarrow.parquet
-
-            rows += pyarrow.parquet.ParquetFile(file).metadata.num_rows
-        elif file.suffix == ".jsonl":
-            with file.open("rb") as lines:
-                rows += sum(1 for line in lines if line.strip())
-        else:
-            return None
-    return Size(rows)
+    @classmethod
+    def of_counts(cls, counts: Mapping[str, int]) -> "Size":
+        return cls(counts["prompts"], counts.get("teachers", 0), prepared=True)
 
 
 def describe(value: Mapping[str, Any], training: Size | None, evaluation: Size | None) -> str:
@@ -69,15 +48,6 @@ def describe(value: Mapping[str, Any], training: Size | None, evaluation: Size |
             *_memory(value),
         ]
     )
-
-
-def on_this_machine(problems: Iterable[str], found: Iterable[Finding]) -> str:
-    """What keeps the run from working here, and what else is worth knowing, as lines of text."""
-    lines = [f"  problem: {problem}" for problem in problems]
-    lines += [f"  {each.state}: {each.what}: {each.text}" for each in found if each.state != OK]
-    if any(line.startswith(f"  {PROBLEM}") for line in lines):
-        lines.append("  The recipe is right; here the run would refuse to start.")
-    return "\n".join(["on this machine:", *(lines or ["  nothing speaks against the run"])])
 
 
 def _gpus(value: Mapping[str, Any]) -> list[str]:
@@ -175,12 +145,12 @@ def _steps(value: Mapping[str, Any], size: Size | None) -> list[str]:
     passes = f"{episodes} pass{'es' if episodes > 1 else ''} over the prompts"
     if size is None:
         return [f"steps: {passes}" if limit is None else f"steps: at most {limit}, and {passes}"]
-    what = f"{size.rows:,} rows" + ("" if size.teachers is None else f" with {size.teachers:,} teachers")
+    what = f"{size.rows:,} rows with {size.teachers:,} teachers"
     steps = planned_steps(value, size.rows)
     if steps == limit:
         return [f"data: {what}", f"steps: {steps} (oger.total_training_steps)"]
-    left_out = "fewer where prompts are too long and left out"
-    return [f"data: {what}", f"steps: {steps} ({passes}, {value['rollout.batch_size']} a step; {left_out})"]
+    left_out = "" if size.prepared else "; fewer where prompts are too long and left out"
+    return [f"data: {what}", f"steps: {steps} ({passes}, {value['rollout.batch_size']} a step{left_out})"]
 
 
 def _evaluation(value: Mapping[str, Any], size: Size | None) -> list[str]:

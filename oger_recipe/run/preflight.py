@@ -19,23 +19,36 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from oger_recipe import hub
+from oger_recipe import hub, remote_code
 from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
 from oger_recipe.data.sources import is_hub_name
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.benchmarks import BENCHMARKS
+from oger_recipe.files import ray_folder
 from oger_recipe.imports import TRAINING, is_installed, not_installed
 from oger_recipe.rewards.entries import models_of, sources_of
 from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys
+from oger_recipe.run.disk import by_disk, written
 from oger_recipe.run.job import Job
 from oger_recipe.run.judges import problems_of
-from oger_recipe.run.memory import checkpoint_bytes, estimate, in_main_memory, readable, shape_of
+from oger_recipe.run.memory import (
+    estimate,
+    in_main_memory,
+    main_memory,
+    readable,
+    shape_of,
+    surely_in_main_memory,
+    surely_taken,
+    swap,
+)
+from oger_recipe.run.model_files import fault
 from oger_recipe.secrets import WANDB_KEY
 from oger_recipe.settings.checks import reward_models
 from oger_recipe.settings.grading import VerifierSettings, grading_rules
 from oger_recipe.settings.machine import gpus_by_role, judge_engines
 from oger_recipe.settings.oger import OgerSettings
+from oger_recipe.tasks.judges import PRMS
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 
@@ -130,7 +143,7 @@ def _gpus(job: Job) -> Found:
         yield Finding(OK, f"those of the Ray cluster at RAY_ADDRESS={address}, counted when a run joins it")
     elif job.cpu:
         cores = len(os.sched_getaffinity(0))
-        yield Finding(OK, f"none; {cores} cores and {readable(_main_memory())}: runs are on the CPU")
+        yield Finding(OK, f"none; {cores} cores and {readable(main_memory())}: runs are on the CPU")
     else:
         there = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
         yield Finding(OK, ", ".join(f"{each.name} with {readable(each.total_memory)}" for each in there))
@@ -152,10 +165,23 @@ def _shared_memory(job: Job) -> Found:
 
 _TEMPORARY = 2 * 2**30  # bytes
 _FULL = 0.95  # where Ray stops using a disk
+# Of a socket's path, below the folder: Linux takes 107 bytes.
+_LONGEST = 107 - len("/oger-abcdefgh/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
 
 
 def _temporary_files(job: Job) -> Found:
-    folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+    folder = ray_folder()
+    if "RAY_ADDRESS" not in os.environ:
+        if not str(folder.absolute()).isascii():
+            yield Finding(PROBLEM, f"{folder}: Ray takes paths of ASCII characters alone: set RAY_TMPDIR to one")
+            return
+        if (length := len(str(folder.absolute()))) > _LONGEST:
+            yield Finding(
+                PROBLEM,
+                f"{folder} has {length} characters, and the paths of Ray's sockets leave room for "
+                f"{_LONGEST}: set RAY_TMPDIR to a shorter path",
+            )
+            return
     reason = _cannot_write(folder)
     if reason:
         yield Finding(PROBLEM, f"{folder}, where Ray keeps its files, {reason}: set RAY_TMPDIR to a folder that works")
@@ -176,31 +202,56 @@ def _loopback(job: Job) -> Found:
         yield Finding(PROBLEM, f"no port can be opened on 127.0.0.1 ({error}), where Ray's processes talk")
 
 
-def _main_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 # ---- the recipe on it
 
 
+def _model_files(job: Job) -> Found:
+    """Of folders, whose loading would fail in the midst of the run's processes."""
+    value = job.value
+    named = [("actor.model_name_or_path", value["actor.model_name_or_path"])]
+    if value["algo.advantage.estimator"] in CRITIC_ESTIMATORS:
+        named.append(("critic.model_name_or_path", value["critic.model_name_or_path"]))
+    models = models_of(OgerSettings.of(value).reward.sources)
+    named += [(f"oger.reward.sources, {name}", keys.model) for name, keys in models if keys.runs_on != "server"]
+    for where, model in named:
+        if not model or not (Path(model) / "config.json").is_file():  # said elsewhere
+            continue
+        wrong = fault(Path(model), language_model=where.startswith("actor"), own_code=value[remote_code.SETTING])
+        if wrong:
+            yield Finding(PROBLEM, f"{where}: {model} cannot be loaded: {wrong}")
+        else:
+            yield Finding(OK, f"{where}: configuration and files of {model} are whole")
+
+
 def _memory(job: Job) -> Found:
-    """An estimate to which libraries add what is not known: nothing is refused for it."""
+    """What is surely taken has to be there; the rest is an estimate, to which libraries add what is not known."""
     shape = shape_of(job.value["actor.model_name_or_path"])
     if shape is None or "RAY_ADDRESS" in os.environ:
         return
     if job.cpu:
-        needed, there = in_main_memory(job.value, shape, gpus_by_role(job.value)), _main_memory()
+        gpus, there, more = gpus_by_role(job.value), main_memory(), swap()
+        needed, surely = in_main_memory(job.value, shape, gpus), surely_in_main_memory(job.value, shape, gpus)
         where = "main memory"
     else:
         import torch
 
-        needed = sum(estimate(job.value, shape).policy.values())
-        there, where = torch.cuda.get_device_properties(0).total_memory, "a GPU's memory for a policy rank"
+        needed, surely = sum(estimate(job.value, shape).policy.values()), surely_taken(job.value, shape)
+        there, more = torch.cuda.get_device_properties(0).total_memory, 0
+        where = "a GPU's memory for a policy rank"
     text = f"about {readable(needed)} of {where} needed, {readable(there)} there"
-    if needed > there:
+    if surely > there + more:
+        yield Finding(
+            PROBLEM,
+            f"weights and Adam's states alone take {readable(surely)} of {where}, {readable(there)} are there: train "
+            "a smaller model, or spread it over more (ds.zero_stage 3, ds.adam_offload on GPUs, vllm.num_engines)",
+        )
+    elif needed > there:
         yield Finding(WARNING, f"{text}; `oger train --dry-run` shows what for")
     else:
         yield Finding(OK, text)
+
+
+_LITTLE = 2**28  # bytes
 
 
 def _run_folder(job: Job) -> Found:
@@ -209,15 +260,37 @@ def _run_folder(job: Job) -> Found:
     if reason:
         yield Finding(PROBLEM, f"{job.run_dir}: {folder} {reason}: set oger.run_dir to a folder that can be written")
         return
-    free, shape = shutil.disk_usage(folder).free, shape_of(job.value["actor.model_name_or_path"])
-    needed = 0.0
-    if shape and job.value["ckpt.save_steps"] > 0:  # two at least: the old one goes when the new one is there
-        needed = 2 * checkpoint_bytes(job.value, shape)
-    if free < max(needed, 2**28):
-        what = f"; two checkpoints take about {readable(needed)}" if needed else ""
-        yield Finding(WARNING, f"{readable(free)} free in {folder}{what}: free some, or set oger.run_dir elsewhere")
+    free = shutil.disk_usage(folder).free
+    if free < _LITTLE:
+        yield Finding(WARNING, f"{readable(free)} free in {folder}: free some, or set oger.run_dir elsewhere")
     else:
         yield Finding(OK, f"{job.run_dir}, {readable(free)} free")
+
+
+def _disks(job: Job) -> Found:
+    """Room for models and checkpoints. A run that goes on has written some of it."""
+    value = job.value
+    shape = shape_of(value["actor.model_name_or_path"])
+    if shape is None:
+        return
+    critic = shape_of(value["critic.model_name_or_path"] or value["actor.model_name_or_path"])
+    for folder, each in by_disk(written(value, shape, critic)).items():
+        free = shutil.disk_usage(folder).free
+        advice = "free some, set oger.run_dir, ckpt.path or ckpt.output_dir elsewhere, or leave"
+        if free < each.surely and not job.resumes:
+            yield Finding(
+                PROBLEM,
+                f"{readable(free)} free in {folder}, and the final model with the checkpoint of the last step takes "
+                f"{readable(each.surely)}: {advice} the optimizer's states out (ckpt.disable_ds)",
+            )
+        elif free < each.at_most:
+            yield Finding(
+                WARNING,
+                f"{readable(free)} free in {folder}; models and checkpoints may come to {readable(each.at_most)}: "
+                f"{advice} out what is not needed (ckpt.max_num, ckpt.best_metric_key none, ckpt.disable_ds)",
+            )
+        else:
+            yield Finding(OK, f"{readable(free)} free in {folder}, {readable(each.at_most)} needed at most")
 
 
 def _cannot_write(folder: Path) -> str | None:
@@ -251,7 +324,7 @@ def _hub_names(value: Mapping[str, Any]) -> Iterator[_Name]:
             owner = "sentence-transformers/" if is_encoder and "/" not in name else ""
             yield flag, "model", owner + name, embedding.embedding_revision if is_encoder else None
     for each in reward_models(value):
-        if not Path(each.model).exists():
+        if not (Path(each.model).exists() or each.model in PRMS):
             yield each.key, "model", each.model, each.revision
     for flag in ("data.prompt_dataset", "eval.dataset"):
         for source in map(str.strip, (value[flag] or "").split(",")):
@@ -342,7 +415,8 @@ def _step_texts(job: Job) -> Found:
     from oger_recipe.rewards.models.tokens import load_tokenizer
 
     for name, keys in models_of(OgerSettings.of(job.value).reward.sources):
-        if not isinstance(keys, ProcessKeys) or hub.out_of_reach(*keys.tokenizer_files):  # said above
+        # Those in the way are said by other checks, or are still to be trained.
+        if not isinstance(keys, ProcessKeys) or keys.model in PRMS or hub.out_of_reach(*keys.tokenizer_files):
             continue
         try:
             tokenizer = load_tokenizer(keys)
@@ -373,7 +447,7 @@ def _encoder(job: Job) -> Found:
 
 def _judges(job: Job) -> Found:
     """Models of the reward in engines of the run's own, by what vLLM makes of their configurations."""
-    asked = judge_engines(job.value)
+    asked = [(name, keys) for name, keys in judge_engines(job.value) if keys.model not in PRMS]
     engines = [(name, keys) for name, keys in asked if not hub.out_of_reach(keys.model, keys.revision)]
     if not engines:
         return
@@ -444,8 +518,10 @@ CHECKS = (
     Check("shared memory", _shared_memory, of_recipe=False),
     Check("temporary files", _temporary_files, of_recipe=False),
     Check("loopback", _loopback, of_recipe=False),
+    Check("model files", _model_files),
     Check("memory", _memory),
     Check("run folder", _run_folder),
+    Check("disks", _disks),
     Check("Hugging Face hub", _hub),
     Check("embedding server", _embedding_server),
     Check("judge servers", _judge_servers),

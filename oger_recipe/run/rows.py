@@ -12,8 +12,8 @@ from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.benchmarks import BENCHMARKS, asked_once, load_benchmark, uid_in_a_run
 from oger_recipe.rewards.entries import sources_of
 from oger_recipe.rewards.rules import TIMES_ASKED
-from oger_recipe.run.plan import READ_WHOLE, Size, counted, local_files
-from oger_recipe.run.shortage import require_teachers
+from oger_recipe.run.plan import Size
+from oger_recipe.run.shortage import require_a_step, require_teachers
 from oger_recipe.settings.grading import VerifierSettings
 from oger_recipe.settings.rewards import RewardSettings
 from oger_recipe.settings.run import EvalSettings
@@ -22,25 +22,31 @@ _SHOWN = 10  # uids in a message
 DATA, EVAL = "data.prompt_dataset", "eval.dataset"  # the settings that name them
 
 
+def needs_hub(value: Mapping[str, Any]) -> bool:
+    """Whether the policy or rows are not on this machine."""
+    return not (Path(value["actor.model_name_or_path"]).exists() and _are_here(value[DATA]) and _are_here(value[EVAL]))
+
+
+def _are_here(setting: str | None) -> bool:
+    """Whether all sources of a dataset setting are files or folders."""
+    sources = [source.strip().rpartition("=")[2] for source in (setting or "").split(",")]
+    return not setting or all(Path(source).expanduser().exists() for source in sources)
+
+
 def sizes(value: Mapping[str, Any]) -> tuple[Size | None, Size | None]:
-    """Of the data to train on and to evaluate on where that is no work: what is in files here is read and checked,
-    large files are counted, and what is to be built is known."""
-    return _size(value, DATA), _size(value, EVAL)
+    """Of the data to train on and to evaluate on before it is prepared; None where it is not here, or none.
 
-
-def _size(value: Mapping[str, Any], key: str) -> Size | None:
-    if value[key] is None and value["oger.task.name"]:
-        return Size(value[f"oger.task.{'train' if key == DATA else 'eval'}_problems"])
-    files = local_files(value[key])
-    if not files:
-        return None
-    if sum(file.stat().st_size for file in files) > READ_WHOLE:
-        return counted(files)
-    if key == EVAL:
-        return Size.of_rows(evaluation_rows(value))
-    rows = training_rows(value)
-    require_teachers(value, rows)
-    return Size.of_rows(rows)
+    Raises RecipeError where rows cannot be read, or are too few.
+    """
+    training = evaluation = None
+    if value[DATA] and _are_here(value[DATA]):
+        rows = training_rows(value)[: value["data.max_samples"]]
+        require_teachers(value, rows)
+        require_a_step(value, len(rows))
+        training = Size.of_rows(rows)
+    if value[EVAL] and _are_here(value[EVAL]):
+        evaluation = Size.of_rows(evaluation_rows(value))
+    return training, evaluation
 
 
 def training_rows(value: Mapping[str, Any], counts: Counter[str] | None = None) -> list[Row]:

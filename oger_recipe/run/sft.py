@@ -22,7 +22,7 @@ def supervise(job: Job) -> Path:
 
     Runs on this node's policy GPUs (actor.num_gpus_per_node) by torchrun; its output goes to logs/supervised.log.
     Raises:
-        RecipeError: there are too few teachers for one optimizer step, or the training failed.
+        RecipeError: the training failed.
     """
     run_dir, settings = job.run_dir, SftSettings.of(job.value)
     model = run_dir / "supervised_model"
@@ -30,8 +30,6 @@ def supervise(job: Job) -> Path:
         return model
     data = run_dir / "data" / "supervised.jsonl"
     count = _write_examples(job.value, run_dir / "data", data)
-    if count < settings.batch_size:
-        raise RecipeError(f"{count} teacher trajectories do not fill one oger.sft.batch_size of {settings.batch_size}")
     log = run_dir / "logs" / "supervised.log"
     print(f"supervised training: {count} teacher trajectories, {settings.epochs} epochs; output: {log}", flush=True)
     processes = 1 if job.cpu else job.value["actor.num_gpus_per_node"]

@@ -1,4 +1,4 @@
-"""What a run would lack: teachers where its settings ask for them, or most of its data."""
+"""What a run would lack: teachers where its settings ask for them, prompts for a step, or most of its data."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -7,6 +7,7 @@ from oger_recipe.data.rows import Row, teacher_columns
 from oger_recipe.data.train_files import Budget
 from oger_recipe.errors import RecipeError
 from oger_recipe.settings.oger import OgerSettings
+from oger_recipe.settings.run import SftSettings
 
 _LOST = {
     "teachers_wrong": "wrong",
@@ -47,6 +48,21 @@ def require_usable_teachers(value: Mapping[str, Any], counts: Mapping[str, int])
             f"{_asking(value)}, and none can be used ({lost or 'the prompts that are left have none'}): "
             f"{_advice(counts)}; or train without them: {_without(value)}"
         )
+
+
+def require_supervised(value: Mapping[str, Any], teachers: int) -> None:
+    """Raises RecipeError where they do not fill one optimizer step of the supervised training that is asked for."""
+    settings = SftSettings.of(value)
+    count = teachers if settings.max_samples is None else min(teachers, settings.max_samples)
+    if settings.epochs and count < settings.batch_size:
+        raise RecipeError(f"{count} teacher trajectories do not fill one oger.sft.batch_size of {settings.batch_size}")
+
+
+def require_a_step(value: Mapping[str, Any], prompts: int) -> None:
+    """Raises RecipeError where the prompts are fewer than a step takes."""
+    batch = value["rollout.batch_size"]
+    if prompts < batch:
+        raise RecipeError(f"{prompts} prompts do not fill one step of rollout.batch_size {batch}")
 
 
 def losses(value: Mapping[str, Any], counts: Mapping[str, int], budget: Budget) -> Iterator[str]:

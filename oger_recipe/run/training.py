@@ -5,34 +5,49 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from oger_recipe import remote_code
 from oger_recipe.errors import RecipeError
 from oger_recipe.files import to_json
 from oger_recipe.rewards.grading.pool import GradingSettings
 from oger_recipe.run import own_files, resume
-from oger_recipe.run.attempt import begin_anew, check_continued, check_folder, check_inputs, cut_back, go_on, locked
+from oger_recipe.run.attempt import (
+    begin_anew,
+    check_continued,
+    check_folder,
+    check_free,
+    check_inputs,
+    cut_back,
+    go_on,
+    locked,
+)
 from oger_recipe.run.ends import explained, stoppable, typed
-from oger_recipe.run.inputs import leaves_task_unused, too_few, with_task, write_data
+from oger_recipe.run.inputs import leaves_task_unused, with_task, write_data
 from oger_recipe.run.job import Job
-from oger_recipe.run.plan import describe, on_this_machine
-from oger_recipe.run.preflight import findings, stop_on_problems
-from oger_recipe.run.rows import sizes
+from oger_recipe.run.model_files import fault
+from oger_recipe.run.plan import Size, describe
+from oger_recipe.run.preflight import stop_on_problems
+from oger_recipe.run.rows import needs_hub, sizes
 from oger_recipe.run.sft import supervise
 from oger_recipe.secrets import handed_on
-from oger_recipe.settings.checks import models_of_run, recipe_problems, refuse
+from oger_recipe.settings.checks import models_of_run, recipe_problems, refuse, reward_models
 from oger_recipe.settings.derived import with_template
 from oger_recipe.settings.flags import flags_of
 from oger_recipe.settings.machine import gpus_by_role, gpus_found, machine_problems
 from oger_recipe.settings.notes import notes
 from oger_recipe.settings.recipe_file import set_in, write_resolved
+from oger_recipe.tasks.judges import PRMS
 
 
 def train(job: Job, parser: argparse.ArgumentParser, *, dry_run: bool = False, overwrite: bool = False) -> None:
-    """Runs one training job; a dry run only checks the recipe and says what the job would do.
+    """Runs one training job; a dry run goes the same way up to the start, without the run's folder, and says what the
+    job would do.
 
     Raises:
         RecipeError: the run cannot start, and nothing was started; or it failed.
@@ -40,32 +55,25 @@ def train(job: Job, parser: argparse.ArgumentParser, *, dry_run: bool = False, o
     """
     started = time.time()
     job = _without_unused_task(job)
-    here = _checked(job, parser, dry_run=dry_run)
+    _check_recipe(job, parser)
     remote_code.allow(job.value)
     if overwrite and job.resumes:
         raise RecipeError("--overwrite removes the earlier run, --ckpt.load_enable continues it: choose one")
+    checks: tuple[Callable[[], None], ...] = (
+        lambda: refuse(_lacking(job)),
+        lambda: _check_here(job),
+        lambda: _check_attempt(job, parser, overwrite=overwrite),
+    )
     if dry_run:
-        _plan(job, here)
+        _plan(job, [str(error) for error in map(_refusal, checks) if error])
         return
-    stop_on_problems(job)
-    for refusal in remote_code.untrusted(job.value, models_of_run(job.value), hub=True):
-        raise RecipeError(refusal)
-    _check_place(job, overwrite=overwrite)
+    for check in checks:
+        check()
     with locked(job.run_dir) as lock, stoppable(job.run_dir, job.checkpoints, sys.argv):
         try:
             _attempt(job, parser, lock, overwrite=overwrite, started=started)
         finally:
             own_files.note_models(job.run_dir)
-
-
-def _check_place(job: Job, *, overwrite: bool) -> None:
-    """Refuses the folders before anything is made there."""
-    if job.resumes:
-        resume.choose(job.checkpoints)
-        check_continued(job.run_dir)
-    else:
-        check_folder(job.run_dir, job.checkpoints, overwrite=overwrite)
-        check_inputs(job.run_dir, job.value)
 
 
 def _without_unused_task(job: Job) -> Job:
@@ -80,44 +88,101 @@ def _without_unused_task(job: Job) -> Job:
     return job.having({"oger.task.name": None})
 
 
-def _checked(job: Job, parser: argparse.ArgumentParser, *, dry_run: bool) -> list[str]:
-    """What this machine cannot do of the run, which a dry run tells and a run is refused for."""
+def _check_recipe(job: Job, parser: argparse.ArgumentParser) -> None:
+    """Raises RecipeError for what no machine could do, with what this one cannot do beside it."""
     problems = recipe_problems(job.value)
-    here = machine_problems(job.value, cpu=job.cpu, gpus_here=gpus_found(job.value))
     if problems and job.recipe:
         problems = recipe_problems(job.value, set_in(job.recipe, parser, job.value))
-    refuse(problems if dry_run else [*problems, *here])
+    refuse([*problems, *_lacking(job)] if problems else [])
     for note in notes(job.value, parser.get_default):
         print(f"note: {note}", flush=True)
-    return here
 
 
-def _plan(job: Job, here: list[str]) -> None:
-    training, evaluation = sizes(job.value)
-    prompts = min(training.rows, job.value["data.max_samples"]) if training else None
-    if prompts is not None and prompts < job.value["rollout.batch_size"]:
-        raise RecipeError(too_few(prompts, job.value))
+def _lacking(job: Job) -> list[str]:
+    return machine_problems(job.value, cpu=job.cpu, gpus_here=gpus_found(job.value))
+
+
+def _check_here(job: Job) -> None:
+    """Raises RecipeError for what keeps the run from working on this machine, as it is now."""
+    stop_on_problems(job)
+    models = [named for named in models_of_run(job.value) if named.model not in PRMS]  # these are still to be trained
+    for refusal in remote_code.untrusted(job.value, models, hub=True):
+        raise RecipeError(refusal)
+
+
+def _check_attempt(job: Job, parser: argparse.ArgumentParser, *, overwrite: bool) -> None:
+    """Raises RecipeError where the run may not begin in its folder, or not go on there with these settings."""
+    check_free(job.run_dir)
+    if not job.resumes:
+        check_folder(job.run_dir, job.checkpoints, overwrite=overwrite)
+        check_inputs(job.run_dir, job.value)
+        return
+    checkpoint, passed_over = resume.choose(job.checkpoints)
+    check_continued(job.run_dir)
+    job = job.having(with_template(with_task(job.value, build_policy=False)))
+    for note in [*resume.check_settings(job.value, parser, job.run_dir / "recipe.yaml"), *passed_over]:
+        print(f"note: {note}", flush=True)
+    resume.check_learnt(job.value, job.checkpoints, checkpoint)
+
+
+def _refusal(check: Callable[[], None]) -> RecipeError | None:
+    try:
+        check()
+    except RecipeError as error:
+        return error
+    return None
+
+
+def _plan(job: Job, refusals: list[str]) -> None:
+    """Says what the run would do. Raises RecipeError, at last, where it would not start here.
+
+    Its data is prepared as for the run, which finds it in oger.data_cache. Raises RecipeError for data that no
+    machine could train on, too.
+    """
+    try:
+        job = job.having(with_template(with_task(job.value, build_policy=False)))
+        unseen = _unseen(job.value, refusals)
+        training, evaluation = sizes(job.value) if unseen else _prepared(job.value)
+    except RecipeError as error:
+        raise RecipeError("\n".join([*refusals, str(error)])) from None
     print(describe(job.value, training, evaluation))
-    print("\n" + on_this_machine(here, findings(job)))
+    judges = [named for named in reward_models(job.value) if named.model in PRMS]
+    untrained = [f"{named.key}: {named.model}, which the run trains first" for named in judges]
+    if not_looked_at := [*untrained, *unseen]:
+        print("\n  ".join(["\nnot looked at:", *not_looked_at]))
+    if refusals:
+        raise RecipeError("\n".join([*refusals, "  What is above is the plan; here the run would refuse to start."]))
+    print("\non this machine:\n  nothing speaks against the run", flush=True)
+
+
+def _unseen(value: Mapping[str, Any], refusals: list[str]) -> list[str]:
+    """What keeps the data from being prepared before the run."""
+    model = Path(value["actor.model_name_or_path"])
+    if model.is_absolute() and not model.exists():  # the user's own would have been refused
+        return ["lengths of prompts, and teachers: the task's policy, with the tokenizer, is trained by the run first"]
+    if refusals and (needs_hub(value) or fault(model)):
+        return ["lengths of prompts, and teachers: model or data cannot be loaded"]
+    return []
+
+
+def _prepared(value: Mapping[str, Any]) -> tuple[Size, Size | None]:
+    with tempfile.TemporaryDirectory() as folder:
+        *_, (training, evaluation) = write_data(value, Path(folder))
+    return Size.of_counts(training), Size.of_counts(evaluation) if evaluation else None
 
 
 def _attempt(job: Job, parser: argparse.ArgumentParser, lock: int, *, overwrite: bool, started: float) -> None:
     """One attempt at the run whose folder is held: begins it, or goes on where the last one broke off."""
-    chosen = resume.choose(job.checkpoints) if job.resumes else None
-    if chosen is None:
-        begin_anew(job.run_dir, job.checkpoints, overwrite=overwrite)
-    else:
+    if job.resumes:
+        checkpoint, _ = resume.choose(job.checkpoints)
         go_on(job.run_dir)
-    job = job.having(with_template(with_task(job.value)))
-    built = time.time()
-    if chosen is not None:
-        checkpoint, passed_over = chosen
-        for note in [*resume.check_settings(job.value, parser, job.run_dir / "recipe.yaml"), *passed_over]:
-            print(f"note: {note}", flush=True)
-        resume.check_learnt(job.value, job.checkpoints, checkpoint)
         cut_back(job.run_dir, checkpoint.step)
         resume.load(job.checkpoints, checkpoint)
-    prepared_data, grading = write_data(job.value, job.run_dir)
+    else:
+        begin_anew(job.run_dir, job.checkpoints, overwrite=overwrite)
+    job = job.having(with_template(with_task(job.value)))
+    built = time.time()
+    prepared_data, grading, _ = write_data(job.value, job.run_dir)
     _write_identity(job)
     job = job.having(prepared_data)
     prepared = time.time()

@@ -70,6 +70,12 @@ def _lengths_and_batches(value: Mapping[str, Any], where: Mapping[str, str]) -> 
                     f"{total} rows do not divide into {name}.micro_batch_size {value[f'{name}.micro_batch_size']} x "
                     f"{ranks} policy ranks"
                 )
+    at_once, step = value["rollout.vllm_generate_batch_size"], value["rollout.batch_size"]
+    if at_once not in (None, step):
+        yield (
+            f"rollout.vllm_generate_batch_size {at_once} is not rollout.batch_size {step}: with more, prompts would "
+            "wait for a step, which needs asynchronous training; with fewer, steps would lack rollouts; leave it out"
+        )
     longest = value["data.max_len"]
     for key in ("rollout.max_new_tokens", "oger.eval.max_new_tokens"):
         if value[key] is not None and value[key] >= longest:
@@ -106,6 +112,7 @@ _UNSUPPORTED = {
         False,
         "asynchronous training would sample with weights the loss knows nothing of; leave it",
     ),
+    "train.partial_rollout_enable": (False, "it needs asynchronous training, which is not supported; leave it off"),
     "train.agent_func_path": (None, "rewards and groups come from the recipe; use reward.remote_url"),
     "algo.advantage.is_correction_level": (
         "off",

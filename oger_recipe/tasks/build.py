@@ -34,9 +34,7 @@ def build_countdown(settings: TaskSettings, *, data: bool = True, policy: bool =
     rows = trained = None
     task, cache = asdict(settings), Path(settings.cache).expanduser()
     try:
-        difficulty = countdown.Difficulty(
-            task["num_numbers"], task["max_number"], task["max_target"], task["operators"]
-        )
+        difficulty = _difficulty(settings)
         if data:
             key = _data_key(task, difficulty)
             rows = cached(cache, "countdown-data", key, lambda to: _write_data(to, task, difficulty))
@@ -46,6 +44,16 @@ def build_countdown(settings: TaskSettings, *, data: bool = True, policy: bool =
     except ValueError as error:
         raise RecipeError(f"oger.task: {error}") from None
     return BuiltTask(rows and rows / "train.jsonl", rows and rows / "held_out.jsonl", trained)
+
+
+def policy_folder(settings: TaskSettings) -> Path:
+    """Returns where the policy is, or will be once it is built."""
+    key = _policy_key(asdict(settings), _difficulty(settings))
+    return place(Path(settings.cache).expanduser(), "countdown-policy", key)
+
+
+def _difficulty(settings: TaskSettings) -> countdown.Difficulty:
+    return countdown.Difficulty(settings.num_numbers, settings.max_number, settings.max_target, settings.operators)
 
 
 def _data_key(task: dict[str, Any], difficulty: countdown.Difficulty) -> dict[str, Any]:
@@ -69,16 +77,21 @@ def sources_of(*modules: Any) -> dict[str, str]:
     return {m.__name__: hashlib.sha256(Path(m.__file__).read_bytes()).hexdigest() for m in modules}
 
 
-def cached(cache: Path, kind: str, key: dict[str, Any], write: Callable[[Path], object]) -> Path:
-    """Returns the folder for this content."""
+def place(cache: Path, kind: str, key: dict[str, Any]) -> Path:
+    """Returns the folder for this content, which may not be there yet."""
     text = json.dumps(key, sort_keys=True)
-    folder = cache / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return cache / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def cached(cache: Path, kind: str, key: dict[str, Any], write: Callable[[Path], object]) -> Path:
+    """Returns the folder for this content, with what ``write`` made unless it was there."""
+    folder = place(cache, kind, key)
     if folder.is_dir():
         print(f"{kind}: from {folder}", flush=True)
         return folder
     with atomic_folder(folder) as partial:
         write(partial)
-        (partial / "content.json").write_text(text)
+        (partial / "content.json").write_text(json.dumps(key, sort_keys=True))
     print(f"{kind}: built in {folder}", flush=True)
     return folder
 

@@ -20,7 +20,7 @@ from oger_recipe.tasks import (
     known_judges,
     tiny_policy,
 )
-from oger_recipe.tasks.build import cached, sources_of, versions
+from oger_recipe.tasks.build import cached, place, sources_of, versions
 from oger_recipe.tasks.countdown_prm import BAD, GOOD, Data
 
 _SETS_WEIGHTS = (known_judges, tiny_policy)
@@ -42,20 +42,24 @@ JUDGES = (*KNOWN, *PRMS)
 _AT_SERVER = {"model": "url", "tokenizer": "", "critic": "critic_url"}  # key -> the key with which a server names it
 
 
-def folder_of(model: str, cache: str) -> str:
-    """Returns a model's folder where its name is in JUDGES, built unless the cache has it; else the name itself."""
+def folder_of(model: str, cache: str, *, train: bool = True) -> str:
+    """Returns a model's folder where its name is in JUDGES, built unless the cache has it; else the name itself, and
+    without ``train`` that of a PRM which the cache has not."""
     if model not in JUDGES:
         return model
     where = Path(cache).expanduser()
     if model in KNOWN:
         return str(cached(where, model, sources_of(*_SETS_WEIGHTS) | versions(), KNOWN[model]))
     content = sources_of(*_TRAINS) | versions()
-    base = cached(where, "countdown-prm-base", content, countdown_prm.save_base)
     made = content | asdict(PRMS[model])
+    if not train and not place(where, model, made).is_dir():
+        return model
+    base = cached(where, "countdown-prm-base", content, countdown_prm.save_base)
     return str(cached(where, model, made, lambda folder: countdown_prm.save_prm(base, PRMS[model], folder)))
 
 
-def with_folders(entry: Mapping[str, Any], cache: str) -> dict[str, Any]:
-    """The entry of oger.reward.sources with folders in the place of names in JUDGES."""
+def with_folders(entry: Mapping[str, Any], cache: str, *, train: bool = True) -> dict[str, Any]:
+    """The entry of oger.reward.sources with folders in the place of names in JUDGES; ``train`` see `folder_of`."""
     names = {key: entry[key] for key, url in _AT_SERVER.items() if key in entry and not entry.get(url)}
-    return {**entry, **{key: folder_of(name, cache) for key, name in names.items() if isinstance(name, str)}}
+    folders = {key: folder_of(name, cache, train=train) for key, name in names.items() if isinstance(name, str)}
+    return {**entry, **folders}

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from oger_recipe.cli import train
-from oger_recipe.run.memory import Shape, checkpoint_bytes, estimate, in_main_memory, readable, shape_of
-from oger_recipe.run.plan import Size, counted, local_files, planned_steps
+from oger_recipe.run.memory import Shape, estimate, in_main_memory, readable, shape_of, surely_in_main_memory
+from oger_recipe.run.plan import planned_steps
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +34,7 @@ def _dry_run(capsys: pytest.CaptureFixture[str], recipe: Path, *flags: str) -> l
 def test_rows_teachers_and_steps_are_counted(recipe: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     lines = _dry_run(capsys, recipe)
     assert "data: 3 rows with 3 teachers" in lines
-    assert "steps: 15 (5 passes over the prompts, 1 a step; fewer where prompts are too long and left out)" in lines
+    assert "steps: 15 (5 passes over the prompts, 1 a step)" in lines
     assert lines[-2:] == ["on this machine:", "  nothing speaks against the run"]
     for limit in (7, 0):  # 0: what the supervised stage makes is evaluated, and no more
         said = _dry_run(capsys, recipe, "--oger.total_training_steps", str(limit))
@@ -96,21 +96,12 @@ def test_steps_are_counted_as_the_loader_cuts_them(rows: int, changes: dict[str,
     assert planned_steps({"oger.total_training_steps": None} | value, rows) == steps
 
 
-def test_the_built_in_task_is_counted_before_it_is_built(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = _dry_run(capsys, ROOT / "configs" / "countdown_cpu_smoke.yaml")
-    assert "data: 64 rows" in lines
+def test_the_built_in_task_is_counted_before_its_policy_is_trained(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lines = _dry_run(capsys, ROOT / "configs" / "countdown_cpu_smoke.yaml", "--oger.task.cache", str(tmp_path))
+    assert any(line.startswith("data: 64 rows with ") for line in lines)
     assert "steps: 4 (1 pass over the prompts, 16 a step; fewer where prompts are too long and left out)" in lines
-
-
-def test_large_files_are_counted_without_reading_them_whole(tmp_path: Path) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    (tmp_path / "a.jsonl").write_text('{"x": 1}\n\n{"x": 2}\n')
-    pyarrow.parquet.write_table(pyarrow.table({"x": [1, 2, 3]}), tmp_path / "b.parquet")
-    files = local_files("a.jsonl, b.parquet")
-    assert files is not None and counted(files) == Size(5)
-    assert local_files("a.jsonl,openai/gsm8k") is None and local_files(None) is None
 
 
 def test_evaluation_data_is_read_as_well(recipe: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -133,18 +124,22 @@ def test_a_dry_run_refuses_a_wrong_recipe_and_wrong_rows(recipe: Path, tmp_path:
         train.main(["--recipe", str(recipe), "--dry-run"])
 
 
-def test_what_this_machine_cannot_do_is_listed_and_is_no_mistake(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """On a login node: exit status 0 and a heading of its own; the run itself refuses."""
+def _refused(capsys: pytest.CaptureFixture[str], recipe: Path, *flags: str) -> tuple[str, str]:
+    """What a dry run prints, and what it says at last of why the run would not start here."""
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--recipe", str(recipe), "--dry-run", *flags])
+    return capsys.readouterr().out, str(stop.value.code)
+
+
+def test_what_this_machine_cannot_do_is_said_after_the_plan(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a login node: the plan is there all the same, and the exit status is that of the run."""
     gpus = ["--vllm.enable_sleep", "--oger.logical_gpus", "1"]
-    lines = _dry_run(capsys, recipe, *gpus)
-    at = lines.index("on this machine:")
-    assert lines[at + 1].startswith("  problem: actor 1 + vLLM engines 1 = 2 GPUs are asked for, but 1 are declared")
-    assert lines[at + 2].startswith("  problem: vllm.enable_sleep True is not supported on a machine without CUDA")
-    assert lines[at + 3 :] == ["  The recipe is right; here the run would refuse to start."]
-    with pytest.raises(SystemExit, match="this recipe cannot run:\n  - actor 1 .*\n  - vllm.enable_sleep True"):
+    printed, said = _refused(capsys, recipe, *gpus)
+    assert "GPUs by role:" in printed and "steps: 15 " in printed and "nothing speaks against" not in printed
+    assert said.endswith("\n  What is above is the plan; here the run would refuse to start.")
+    with pytest.raises(SystemExit, match="this recipe cannot run:\n  - actor 1 .*\n  - vllm.enable_sleep True") as run:
         train.main(["--recipe", str(recipe), *gpus])
+    assert said.startswith(str(run.value.code))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +160,7 @@ def test_what_this_machine_cannot_do_is_listed_and_is_no_mistake(
 def test_roles_that_share_gpus_have_as_many(
     recipe: Path, capsys: pytest.CaptureFixture[str], flags: list[str], sentence: str
 ) -> None:
-    assert f"  problem: {sentence}" in _dry_run(capsys, recipe, *flags)
+    assert f"  - {sentence}" in _refused(capsys, recipe, *flags)[1]
 
 
 # ---- memory
@@ -207,16 +202,18 @@ def test_the_estimate_is_the_formula(
     assert {name: policy[name] for name in expected} == expected
 
 
-def test_engines_checkpoints_and_main_memory(parser: argparse.ArgumentParser) -> None:
+def test_engines_and_main_memory(parser: argparse.ArgumentParser) -> None:
     value = vars(parser.parse_args(["--train.micro_batch_size", "2", "--data.max_len", "8", "--ds.adam_offload"]))
     need = estimate(value | {"vllm.tensor_parallel_size": 2}, SHAPE)
     assert (need.engine_weights, need.kv_cache_per_token, need.offloaded) == (1000, 4 * 4 * 5 / 2, 12000)
-    assert checkpoint_bytes(value, SHAPE) == 14000
-    assert checkpoint_bytes(value | {"ckpt.disable_ds": True}, SHAPE) == 2000
     # Two ranks of 2000 + 2000 / 2 (ZeRO 2) + 21760 + 12800, 12000 / 2 of Adam each; one reference; three engines
     two = value | {"actor.num_gpus_per_node": 2}
     gpus = {"actor": 2, "reference": 1, "vLLM engines": 3}
     assert in_main_memory(two, SHAPE, gpus) == 2 * (2000 + 1000 + 21760 + 12800 + 6000) + 2000 + 3 * 2000
+    # Surely: weights and Adam's states of two ranks, one reference, three engines
+    sharded = two | {"ds.adam_offload": False}
+    assert surely_in_main_memory(sharded, SHAPE, gpus) == 2 * (2000 + 6000) + 2000 + 3 * 2000
+    assert surely_in_main_memory(sharded | {"actor.optim": "muon"}, SHAPE, gpus) == 2 * 2000 + 2000 + 3 * 2000
 
 
 def test_chunks_bound_the_logits(parser: argparse.ArgumentParser) -> None:

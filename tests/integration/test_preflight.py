@@ -21,6 +21,7 @@ from hang import HANG_S
 from oger_recipe.cli import doctor, train
 from oger_recipe.run import preflight
 from oger_recipe.run.job import Job
+from oger_recipe.run.memory import readable
 from oger_recipe.run.preflight import CHECKS, OK, PROBLEM, WARNING, Finding
 from oger_recipe.tasks.known_judges import save_prm
 
@@ -124,15 +125,19 @@ def test_wandb_is_looked_for_before_a_worker_needs_it(
 def test_the_memory_that_a_model_needs_is_held_against_what_is_here(
     found: Callable[..., list[Finding]], tmp_path: Path
 ) -> None:
-    """Seven billion parameters in 16 bits: 16 bytes of each for one policy rank alone, 104 GiB."""
-    config = {"num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584, "num_hidden_layers": 28}
+    """Seven billion parameters in 16 bits: 14 bytes of each for weights and Adam's states of one rank, 91 GiB."""
+    config = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+    config |= {"num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584, "num_hidden_layers": 28}
     (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 152064, "dtype": "bfloat16"}))
     with (tmp_path / "model.safetensors").open("wb") as file:
-        file.truncate(14_000_000_000)  # takes no room on the disk
+        head = json.dumps({"a": {"dtype": "BF16", "shape": [7, 10**9], "data_offsets": [0, 14 * 10**9]}}).encode()
+        file.write(len(head).to_bytes(8, "little") + head)
+        file.truncate(8 + len(head) + 14 * 10**9)  # takes no room on the disk
     ranks = ("--actor.num_gpus_per_node", "64", "--ds.zero_stage", "0")
     (finding,) = found("memory", "--actor.model_name_or_path", str(tmp_path), *ranks)
-    assert finding.state == WARNING and finding.text.startswith("about 6.") or finding.text.startswith("about 7")
-    assert "of main memory needed" in finding.text
+    taken = readable(64 * 14 * 7e9 + 2 * 7e9)  # and one engine
+    assert finding.state == PROBLEM
+    assert finding.text.startswith(f"weights and Adam's states alone take {taken} of main memory, ")
 
 
 # ---- the user's own verifiers
@@ -392,7 +397,8 @@ def test_doctor_prints_one_line_a_check_and_fails_on_a_problem(
 ) -> None:
     doctor.main(["--recipe", str(recipe), "--oger.bonus_weight", "0", "--oger.max_replace_num", "0"])
     lines = capsys.readouterr().out.splitlines()
-    names = ["packages", "GPUs", "shared memory", "temporary files", "loopback", "memory", "run folder"]
+    names = ["packages", "GPUs", "shared memory", "temporary files", "loopback"]
+    names += ["model files", "memory", "run folder", "disks"]
     assert [line[9:27].rstrip() for line in lines] == names  # nothing is embedded, graded by own code or fetched
     with pytest.raises(SystemExit) as stop:
         doctor.main(

@@ -14,6 +14,7 @@ import ray
 
 from oger_recipe.cpu import CPU_ENVIRONMENT, ON_GPUS
 from oger_recipe.errors import RecipeError
+from oger_recipe.files import ray_folder
 
 _CLEAR_UP_S = 30  # what the watcher may take
 
@@ -34,7 +35,7 @@ def cleared_up(logs: Path | None = None, lock: int | None = None) -> Iterator[Pa
 
     Also when this process is killed: see watcher.py. Workers' logs end up in ``logs``; ``lock`` is held until then.
     """
-    parent = Path(os.environ.get("RAY_TMPDIR", "/tmp"))  # not TMPDIR: the paths of sockets have to be short
+    parent = ray_folder()
     parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="oger-", dir=parent))
     ended, alive = os.pipe()
