@@ -139,9 +139,10 @@ def _plan(job: Job, refusals: list[str]) -> None:
     Its data is prepared as for the run, which finds it in oger.data_cache. Raises RecipeError for data that no
     machine could train on, too.
     """
+    has_own_model = bool(job.value["actor.model_name_or_path"])
     try:
         job = job.having(with_template(with_task(job.value, build_policy=False)))
-        unseen = _unseen(job.value, refusals)
+        unseen = _unseen(job.value, refusals, has_own_model=has_own_model)
         training, evaluation = sizes(job.value) if unseen else _prepared(job.value)
     except RecipeError as error:
         raise RecipeError("\n".join([*refusals, str(error)])) from None
@@ -155,10 +156,10 @@ def _plan(job: Job, refusals: list[str]) -> None:
     print("\non this machine:\n  nothing speaks against the run", flush=True)
 
 
-def _unseen(value: Mapping[str, Any], refusals: list[str]) -> list[str]:
+def _unseen(value: Mapping[str, Any], refusals: list[str], *, has_own_model: bool) -> list[str]:
     """What keeps the data from being prepared before the run."""
     model = Path(value["actor.model_name_or_path"])
-    if model.is_absolute() and not model.exists():  # the user's own would have been refused
+    if not (has_own_model or model.exists()):
         return ["lengths of prompts, and teachers: the task's policy, with the tokenizer, is trained by the run first"]
     if refusals and (needs_hub(value) or fault(model)):
         return ["lengths of prompts, and teachers: model or data cannot be loaded"]
