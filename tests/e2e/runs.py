@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 SMOKE = "countdown_cpu_smoke"
 # Its sizes, for other recipes on Countdown: data and warm start are in the cache already. Two steps, no evaluation.
 SMALL = [
-    "--oger.task.train_problems", "64", "--oger.task.eval_problems", "16", "--oger.task.warm_start_steps", "240",
+    "--oger.task.train_problems", "64", "--oger.task.eval_problems", "16", "--oger.task.warm_start_steps", "650",
     "--rollout.batch_size", "16", "--oger.total_training_steps", "2", "--no-oger.val_before_train",
     "--no-oger.val_after_train", "--ckpt.save_steps", "-1",
 ]  # fmt: skip

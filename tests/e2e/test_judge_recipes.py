@@ -5,7 +5,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from runs import SMALL, dataset, lines, recipe_of, samples, train
+from runs import SMALL, dataset, lines, samples, train
 
 
 def curve(cosine: float) -> float:
@@ -15,20 +15,19 @@ def curve(cosine: float) -> float:
 
 
 def test_two_judges_in_engines_and_a_similarity_make_the_reward(cache, tmp_path):
-    """Rule + 0.5 similarity + 0.3 (1 for a product) + 0.5 (1 for a sum, else 1/3), where the rule gave something: the
-    policy of so short a warm start has few right answers, for which the recipe asks."""
-    gates = {name: {"gate": "rule_nonzero"} for name in ("similar", "rider", "consistency")}
+    """Rule + 0.5 similarity + 0.3 (1 for a product) + 0.5 (1 for a sum, else 1/3), where the answer is right."""
+    models = ("similar", "rider", "consistency")
     run_dir = tmp_path / "run"
-    done = train(run_dir, cache, *SMALL, recipe=recipe_of("grm_multi_rm_cpu", tmp_path, **gates))
+    done = train(run_dir, cache, *SMALL, recipe="grm_multi_rm_cpu")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     rows = [row for step in (1, 2) for row in samples(run_dir, step)]
     assert len(rows) == 2 * 16 * 4 and not any(row["off_policy"] or "errors" in row for row in rows)
-    asked = [row for row in rows if row["reward"] != 0]
+    asked = [row for row in rows if row["reward"] == 1]
     assert 0 < len(asked) < len(rows)
     for row in rows:
         said, expected = row["sources"], row["reward"]
-        assert {"similar", "rider", "consistency"} & said.keys() == ({*gates} if row["reward"] else set())
-        if row["reward"]:
+        assert {*models} & said.keys() == ({*models} if row["reward"] == 1 else set())
+        if row["reward"] == 1:
             product, total = float("*" in row["text"]), 1.0 if "+" in row["text"] else 1 / 3
             assert (said["rider"], said["consistency"]) == (product, pytest.approx(total))
             assert said["similar"] == pytest.approx(curve(said["similar/cosine"]), abs=2e-3)
@@ -45,7 +44,7 @@ def test_two_judges_in_engines_and_a_similarity_make_the_reward(cache, tmp_path)
                      ("countdown-judge", "countdown-grader"))  # fmt: skip
     assert list(dict.fromkeys(turns)) == [(1, first), (1, second), (2, first), (2, second)]
     for step in lines(run_dir / "metrics.jsonl"):
-        for source in gates:
+        for source in models:
             assert step[f"reward/{source}/failed"] == 0
         assert step["reward/rider/unparsed"] == step["reward/consistency/unparsed"] == step["reward/rider/cached"] == 0
 

@@ -104,14 +104,7 @@ def test_the_converted_command_runs_with_the_twins_overrides(tmp_path: Path, cac
     overrides["logger"] = {"tensorboard_dir": None}
     twin.write_text(yaml.safe_dump(overrides))
     # The smoke recipe's sizes: its data and its warm start are in the cache.
-    flags = [
-        "--oger.task.train_problems",
-        "64",
-        "--oger.task.eval_problems",
-        "16",
-        "--oger.task.warm_start_steps",
-        "240",
-    ]
+    flags = ["--oger.task.train_problems", "64", "--oger.task.eval_problems", "16"]
     flags += ["--rollout.batch_size", "16", "--oger.prompts_per_update", "8", "--oger.total_training_steps", "2"]
     flags += ["--eval.n_samples_per_prompt", "2"]
     done = train(tmp_path / "run", cache, *flags, recipe=twin)

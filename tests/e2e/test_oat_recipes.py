@@ -8,7 +8,7 @@ from runs import lines, samples, train
 
 # The smoke recipe's sizes: its data and its warm start are in the cache already.
 SMALL = [
-    "--oger.task.train_problems", "64", "--oger.task.eval_problems", "16", "--oger.task.warm_start_steps", "240",
+    "--oger.task.train_problems", "64", "--oger.task.eval_problems", "16",
     "--rollout.batch_size", "16", "--train.batch_size", "64", "--oger.total_training_steps", "3",
     "--eval.n_samples_per_prompt", "4", "--eval.temperature", "0.7",
 ]  # fmt: skip
@@ -111,4 +111,4 @@ def test_grpo_normalises_by_the_groups_std_and_stops_where_it_is_told(grpo_run):
     # The policy leaves its reference with its updates; k3 is never negative, but for float32's rounding. It is over
     # other rollouts in each step, and need not grow.
     first, *later = (record["hybrid_batch/kl"] for record in steps)
-    assert -1e-6 < first < 1e-6 and min(later) > 1e-3
+    assert -1e-6 < first < 1e-6 and min(later) > 1e-4
