@@ -5,6 +5,7 @@ a line in CHECKS.
 """
 
 import contextlib
+import importlib
 import io
 import netrc
 import os
@@ -133,6 +134,24 @@ def _packages(job: Job) -> Found:
         yield Finding(WARNING, f"other versions than those this recipe was tested with: {', '.join(others)}")
     elif not lacking and not absent:
         yield Finding(OK, f"Python {sys.version.split()[0]}, {len(pinned)} pinned packages as tested")
+
+
+# What transformers imports wherever it is installed, though text needs none of it.
+_BESIDE_TORCH = ("torchvision", "torchaudio", "torchcodec")
+
+
+def _beside_torch(job: Job) -> Found:
+    for name in filter(is_installed, _BESIDE_TORCH):
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # whatever a library made for another torch does
+            yield Finding(
+                PROBLEM,
+                f"{name} {metadata.version(name)} cannot be imported beside torch {metadata.version('torch')} "
+                f"({type(error).__name__}: {error}), and transformers imports it: pip uninstall {name}",
+            )
+        else:
+            yield Finding(OK, f"{name} {metadata.version(name)} can be imported")
 
 
 def _gpus(job: Job) -> Found:
@@ -514,6 +533,7 @@ def _is_logged_in() -> bool:
 
 CHECKS = (
     Check("packages", _packages, of_recipe=False),
+    Check("beside torch", _beside_torch, of_recipe=False),
     Check("GPUs", _gpus, of_recipe=False),
     Check("shared memory", _shared_memory, of_recipe=False),
     Check("temporary files", _temporary_files, of_recipe=False),

@@ -1,6 +1,8 @@
 """One training run from parsed flags: check, build or read the data, write the run folder, train, summarise."""
 
 import argparse
+import contextlib
+import io
 import platform
 import shutil
 import subprocess
@@ -174,15 +176,18 @@ def _prepared(value: Mapping[str, Any]) -> tuple[Size, Size | None]:
 
 def _attempt(job: Job, parser: argparse.ArgumentParser, lock: int, *, overwrite: bool, started: float) -> None:
     """One attempt at the run whose folder is held: begins it, or goes on where the last one broke off."""
+    job = job.having(with_template(with_task(job.value)))
+    built = time.time()
     if job.resumes:
         checkpoint, _ = resume.choose(job.checkpoints)
         go_on(job.run_dir)
         cut_back(job.run_dir, checkpoint.step)
         resume.load(job.checkpoints, checkpoint)
     else:
+        if overwrite:  # the earlier run goes only where this one has data to train on
+            with contextlib.redirect_stdout(io.StringIO()):  # it is said again below
+                _prepared(job.value)
         begin_anew(job.run_dir, job.checkpoints, overwrite=overwrite)
-    job = job.having(with_template(with_task(job.value)))
-    built = time.time()
     prepared_data, grading, _ = write_data(job.value, job.run_dir)
     _write_identity(job)
     job = job.having(prepared_data)

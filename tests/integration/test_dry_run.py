@@ -297,6 +297,17 @@ def test_a_run_that_would_start_is_not_refused(desk: SimpleNamespace, capsys: py
     assert not desk.run.exists() and _train() is None
 
 
+def test_an_earlier_run_goes_only_where_the_next_has_data_to_train_on(desk: SimpleNamespace) -> None:
+    _checkpoint(desk)
+    before = _everything(desk.run / "checkpoints")
+    write_jsonl([row | LONG for row in ROWS], desk.folder / "rows.jsonl")
+    refused = _train("--overwrite")
+    assert refused is not None and "all 2 prompts are longer than 192 tokens" in str(refused)
+    assert before and _everything(desk.run / "checkpoints") == before and (desk.run / "metrics.jsonl").exists()
+    write_jsonl(ROWS, desk.folder / "rows.jsonl")
+    assert _train("--overwrite") is None and not (desk.run / "metrics.jsonl").exists()
+
+
 # ---- models and disks
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import socket
@@ -95,6 +96,23 @@ def test_the_installed_packages_are_the_pinned_ones(found: Callable[..., list[Fi
     (finding,) = found("packages")
     assert finding.state == OK, finding.text
     assert int(finding.text.split(", ")[1].split()[0]) >= 7  # torch, transformers, ray, vLLM, DeepSpeed, OpenRLHF, ...
+
+
+def test_a_library_that_was_made_for_another_torch_is_found_before_transformers_imports_it(
+    found: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(preflight, "_BESIDE_TORCH", ("made_for_another",))
+    monkeypatch.setattr(preflight.metadata, "version", lambda name: "9.9")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert found("beside torch") == []
+    (tmp_path / "made_for_another.py").write_text("raise OSError('undefined symbol')")
+    assert found("beside torch") == [Finding(PROBLEM, (
+        "made_for_another 9.9 cannot be imported beside torch 9.9 (OSError: undefined symbol), and transformers "
+        "imports it: pip uninstall made_for_another"
+    ))]  # fmt: skip
+    (tmp_path / "made_for_another.py").write_text("whole = True")
+    importlib.invalidate_caches()
+    assert found("beside torch") == [Finding(OK, "made_for_another 9.9 can be imported")]
 
 
 def test_wandb_is_looked_for_before_a_worker_needs_it(

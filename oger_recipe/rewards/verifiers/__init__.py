@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from oger_recipe.errors import shown
 from oger_recipe.rewards.verdict import UnreadableAnswer, Verdict
 
 __all__ = ["VERIFIERS", "TaskSpec", "UnreadableAnswer", "Verdict", "verify"]
@@ -116,11 +117,12 @@ def not_allowed(task: str) -> str | None:
     """Says what to do about a task that is an import path which nobody has allowed."""
     if ":" not in task or task in _allowed:
         return None
-    shown = repr(task[:_LONGEST_SHOWN])
-    return f"task {shown} is code, which is not run because data name it: read it, then set --oger.allow_task {shown}"
+    return (
+        f"task {shown(task)} is code, which is not run because data name it: read it, then set --oger.allow_task "
+        f"{shown(task)}"
+    )
 
 
-_LONGEST_SHOWN = 200  # characters of a task in a message
 _allowed: list[str] = []
 
 
