@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.errors import RecipeError
-from oger_recipe.files import atomic_folder
+from oger_recipe.files import atomic_folder, to_json
 from oger_recipe.settings.task import TaskSettings
 from oger_recipe.tasks import countdown, countdown_problem, countdown_teachers, tiny_policy
 from oger_recipe.teachers.draw import weights
@@ -91,7 +91,7 @@ def cached(cache: Path, kind: str, key: dict[str, Any], write: Callable[[Path], 
         return folder
     with atomic_folder(folder) as partial:
         write(partial)
-        (partial / "content.json").write_text(json.dumps(key, sort_keys=True))
+        (partial / "content.json").write_text(to_json(key, sort_keys=True))
     print(f"{kind}: built in {folder}", flush=True)
     return folder
 

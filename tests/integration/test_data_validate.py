@@ -144,7 +144,7 @@ def test_luffys_files_are_checked_as_they_are(tmp_path: Path, capsys: pytest.Cap
 def test_the_users_verifiers_are_known_and_read_the_answers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "own_grading.py").write_text("""
+    (tmp_path / "verifier_of_rows.py").write_text("""
 from oger_recipe.rewards.verifiers import UnreadableAnswer
 def grade(response, answer):
     if answer != "2":
@@ -154,7 +154,7 @@ def grade(response, answer):
     monkeypatch.syspath_prepend(tmp_path)
     path = _write(tmp_path / "rows.jsonl", _row("a"), _row("b", task="mine"), _row("c", task="mine", answer="3"))
     assert _validate(capsys, path)[1][2].startswith("unknown task 'mine'")
-    code, reasons, summary = _validate(capsys, path, "--verifiers", "mine=own_grading:grade")
+    code, reasons, summary = _validate(capsys, path, "--verifiers", "mine=verifier_of_rows:grade")
     assert (code, reasons) == (1, {3: "odd: 3"})
     # What the verifier says of an empty response is no word on the answer.
     assert summary[-1] == (

@@ -88,6 +88,12 @@ def _checkpoint(desk: SimpleNamespace) -> None:
     assert own_files.is_marked(desk.run)
 
 
+def _of_the_run(desk: SimpleNamespace) -> None:
+    """Rows where an earlier run keeps its evaluation data."""
+    _checkpoint(desk)
+    shutil.copy("rows.jsonl", desk.run / "data" / "eval.jsonl")
+
+
 def _shard(desk: SimpleNamespace) -> None:
     (desk.policy / "model.safetensors").rename(desk.policy / "model-00001-of-00002.safetensors")
     named = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
@@ -219,8 +225,9 @@ REFUSALS: dict[str, tuple[Callable[[SimpleNamespace], Any], list[str], str]] = {
     ),
     "chats without a template": (_rows(CHAT, CHAT), [], "prompts are chat messages"),
     "chats for a template of questions": (_rows(CHAT, CHAT), ["--oger.prompt_template", "r1"], "takes a question"),
-    "a column that a source reads": (
-        _nothing, _sources(kind="process", scorer="implicit", model="policy", prompt_column="ask"), "no column 'ask'",
+    "a column that a source reads": (_nothing, _sources(kind="similarity", reference="ask"), "no column 'ask'"),
+    "data of the run that goes": (
+        _of_the_run, ["--overwrite", "--data.prompt_dataset", "run/data/eval.jsonl"], "is of the earlier run",
     ),
     # the built-in task
     "an impossible task": (
@@ -272,6 +279,7 @@ ON_THE_WAY = (
 NOT_HERE = {
     "training._plan": "says the refusals of others",
     "training._check_here": "asks the hub: tests of remote code have a server for it",
+    "checks.refuse_untrusted": "of other commands than oger train",
     "sft.supervise": "its training failed, which a dry run does not do",
 }
 
