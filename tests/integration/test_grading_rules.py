@@ -11,6 +11,7 @@ import pytest
 
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.evaluation.benchmarks import Problem
+from oger_recipe.rewards import verifiers
 from oger_recipe.rewards.rules import MATH_RULES, GradingRules, graded_text
 from oger_recipe.rewards.verifiers import VERIFIERS, verify
 from oger_recipe.settings.grading import answer_places, grading_problems, grading_rules
@@ -171,6 +172,8 @@ def test_a_users_verifier_sees_of_prompt_and_row_what_its_signature_names(tmp_pa
         "def configured(response, answer, *, row, level=0): return row, level\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    names = ("plain", "asks", "all_of_it", "configured")
+    monkeypatch.setattr(verifiers, "_allowed", [f"own_context:{name}" for name in names])
     row = {"uid": "u", "prompt": "Q", "answer": "a", "task": "t", "teachers": [], "grade": 3, "tags": ["x"]}
     row["image"] = object()  # no JSON: stays behind
 

@@ -439,6 +439,7 @@ def _free_port() -> int:
 
 def _start(story: Callable[..., Any], *arguments: str) -> subprocess.Popen[str]:
     environment = os.environ | {"DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
+    environment["PYTHONPATH"] = str(PATCHES.parent / "tests" / "unit")  # for what this module imports
     command = [sys.executable, __file__, story.__name__, *arguments]
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PATCHES.parent

@@ -150,7 +150,7 @@ def test_a_run_survives_what_kills_its_processes(terminal: Terminal):
     # Settings that the checkpoint decides cannot change. What was not written to its end does not count.
     resumed = ["--oger.total_training_steps", str(STEPS), "--ckpt.load_enable"]
     other = terminal.refused(*resumed, "--actor.adam.lr", "0.01", "--train.seed", "7")
-    assert "actor.adam.lr was 0.0001 -> is 0.01" in other and "train.seed was 42 -> is 7" in other
+    assert "actor.adam.lr was 0.0003 -> is 0.01" in other and "train.seed was 42 -> is 7" in other
     (terminal.run_dir / "checkpoints" / "_actor" / "global_step3").mkdir()
     (terminal.run_dir / "checkpoints" / "_actor" / "latest").write_text("global_step3")
 

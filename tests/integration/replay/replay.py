@@ -34,6 +34,7 @@ some with cut rollouts.
 import asyncio
 import contextlib
 import json
+import shutil
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,7 @@ import pytest
 import ray
 import torch
 from doubles import Engine, Group, Model, Recorded, Remote, Strategy, embedding_server
+from safetensors.torch import save_file
 
 # Every name of this recipe that the replay holds on to, besides flags, recipe files and the files of a run's folder.
 from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
@@ -105,9 +107,11 @@ def replayed(case: str, folder: Path) -> dict[str, Any]:
     recipe, inputs, flags = CASES[case]
     recorded, rows = Recorded(HERE / "inputs" / f"{inputs}.npz"), folder / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in recorded.rows))
+    policy = shutil.copytree(HERE / "policy", folder / "policy")
+    save_file({"none": torch.zeros(1)}, policy / "model.safetensors")  # a model without any file of weights is refused
     with _one_process(recorded, folder) as patch, embedding_server(recorded.vectors) as url:
         places = {
-            "data.prompt_dataset": rows, "actor.model_name_or_path": HERE / "policy", "oger.run_dir": folder / "run",
+            "data.prompt_dataset": rows, "actor.model_name_or_path": policy, "oger.run_dir": folder / "run",
             "oger.data_cache": folder / "data", "oger.embedding_cache": folder / "embeddings",
             "oger.embedding_url": url,
         }  # fmt: skip
