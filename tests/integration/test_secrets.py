@@ -161,6 +161,6 @@ def test_no_message_repeats_a_key(
 
 def test_a_misspelt_flag_keeps_its_value_in_the_message() -> None:
     with pytest.raises(
-        SystemExit, match=r"unknown flag '--oger.verbos=1'; did you mean '--oger.verbose'\?; unknown flag '--zzz'"
+        SystemExit, match=r"unknown flag '--oger.verbos=1'; did you mean '--oger.verbose'\?\n  - unknown flag '--zzz'"
     ):
         train_ppo_ray.main(["--oger.verbos=1", "--zzz", "3"])
