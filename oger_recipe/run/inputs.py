@@ -190,6 +190,6 @@ def _tokenizer(model: str, *, needs_template: bool) -> Any:
         others = ", ".join(name for name in TEMPLATES if name != "chat")
         raise RecipeError(
             f"prompts go into the chat template (oger.prompt_template chat, or data.apply_chat_template), but {model} "
-            f"has none: set oger.prompt_template to another one ({others})"
+            f"has none: set oger.prompt_template to another one ({others}), without data.apply_chat_template"
         )
     return tokenizer
