@@ -110,7 +110,9 @@ def test_dynamic_batches_train_what_static_ones_train_and_report_the_same(traine
     _assert_same(dynamic, static)
     assert dynamic["status"].keys() == static["status"].keys()
     for name in static["status"].keys() - {"actor_grad_norm", "critic_grad_norm"}:
-        assert dynamic["status"][name] == pytest.approx(static["status"][name], rel=0.02, abs=1e-3), name
+        # Of 77 values, one that lies on the limit of the clip is on either side of it by its last bit.
+        least = 1.01 / 77 if name == "value_clip_share" else 1e-3
+        assert dynamic["status"][name] == pytest.approx(static["status"][name], rel=0.02, abs=least), name
 
 
 @pytest.mark.parametrize("kind", KINDS)
