@@ -63,7 +63,7 @@ class Named:
 
 
 def policy_models(value: Mapping[str, Any]) -> Iterator[Named]:
-    """What OpenRLHF loads."""
+    """Yields the models that OpenRLHF loads: policy, critic and reward model."""
     yield from (Named(key, model) for key in _MODELS for model in (value[key] or "").split(",") if model)
 
 

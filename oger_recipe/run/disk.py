@@ -65,7 +65,7 @@ def _kept(value: Mapping[str, Any], one: float) -> float:
 
 
 def by_disk(folders: Mapping[Path, Written]) -> dict[Path, Written]:
-    """The same by disk, each named by the first folder above those that exists."""
+    """Adds up what the folders of one disk take; a disk is named by the nearest folder that exists."""
     disks: dict[int, tuple[Path, Written]] = {}
     for folder, each in folders.items():
         there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())

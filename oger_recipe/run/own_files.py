@@ -62,7 +62,7 @@ def own(run_dir: Path) -> list[str]:
 
 
 def in_the_way(run_dir: Path) -> list[str]:
-    """What is not the run's, and lies where it would write."""
+    """Files of others that lie where the run would write."""
     its = set(own(run_dir))
     return [
         name
@@ -72,9 +72,10 @@ def in_the_way(run_dir: Path) -> list[str]:
 
 
 def remove(run_dir: Path, *, logs: bool) -> list[str]:
-    """Removes the run's files but for the marker, and folders that are empty then; what is left in its folders."""
-    kept = [] if logs else [name for name in own(run_dir) if name.startswith("logs/")]
-    for name in own(run_dir):
+    """Removes the run's files but the marker, and folders that are empty then; returns what is left in its folders."""
+    its = own(run_dir)
+    kept = [] if logs else [name for name in its if name.startswith("logs/")]
+    for name in its:
         if name != MARKER and name not in kept:
             (run_dir / name).unlink()
     for folder in _FOLDERS:
@@ -90,7 +91,7 @@ def of_steps_after(run_dir: Path, step: int) -> list[str]:
 
 
 def is_of_earlier_version(run_dir: Path) -> bool:
-    """Whether a run is there that wrote no marker: versions before there were markers."""
+    """Whether a run of a version without markers is there."""
     return not is_marked(run_dir) and all((run_dir / name).is_file() for name in (COMMAND, "recipe.yaml", RECORDS[0]))
 
 

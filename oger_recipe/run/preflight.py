@@ -287,7 +287,7 @@ def _run_folder(job: Job) -> Found:
 
 
 def _disks(job: Job) -> Found:
-    """Room for models and checkpoints. A run that goes on has written some of it."""
+    """Whether disks have room for models and checkpoints; a resumed run, which has some of them, is only warned."""
     value = job.value
     shape = shape_of(value["actor.model_name_or_path"])
     if shape is None:
