@@ -2,19 +2,23 @@
 
 Upstream builds the parser inside ``if __name__ == "__main__"`` of openrlhf/cli/train_ppo_ray.py. Importing that module
 takes many seconds (torch, vLLM, DeepSpeed), and a misspelt flag should be reported before; so the statements that
-build the parser, and only they, are read from its source and run. Where OpenRLHF is not installed, they are those of
-openrlhf_flags.txt, which ``python -m oger_recipe.settings.openrlhf_parser`` prints from an installed one: commands
-that start no run need the flags alone.
+build the parser, and only they, are read from its source and run. Commands that start no run need only names, types
+and defaults: where OpenRLHF is not installed, these are read from openrlhf_flags.json, which
+``python -m oger_recipe.settings.openrlhf_parser`` prints from an installed one.
 """
 
 import argparse
 import ast
 import importlib.util
+import json
 import os
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-SHIPPED = Path(__file__).with_name("openrlhf_flags.txt")
+SHIPPED = Path(__file__).with_name("openrlhf_flags.json")
+_TYPES = {each.__name__: each for each in (int, float, str)}
 
 
 def openrlhf_parser() -> argparse.ArgumentParser:
@@ -23,21 +27,42 @@ def openrlhf_parser() -> argparse.ArgumentParser:
     Raises:
         RuntimeError: the installed OpenRLHF's command line no longer has this shape.
     """
-    text = parser_source() or SHIPPED.read_text(encoding="utf-8")
+    spec = importlib.util.find_spec("openrlhf")
+    if spec is None or not spec.submodule_search_locations:
+        return shipped_parser()
+    path = Path(spec.submodule_search_locations[0]) / "cli" / "train_ppo_ray.py"
+    statements = _parser_statements(ast.parse(path.read_text(encoding="utf-8")))
     namespace: dict[str, object] = {"argparse": argparse, "datetime": datetime, "os": os}
-    exec(compile(text, "openrlhf.cli.train_ppo_ray", "exec"), namespace)
+    exec(compile(statements, str(path), "exec"), namespace)
     parser = namespace["parser"]
     assert isinstance(parser, argparse.ArgumentParser)
     return parser
 
 
-def parser_source() -> str | None:
-    """The statements of the installed OpenRLHF that build its parser; None where it is not installed."""
-    spec = importlib.util.find_spec("openrlhf")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    path = Path(spec.submodule_search_locations[0]) / "cli" / "train_ppo_ray.py"
-    return ast.unparse(_parser_statements(ast.parse(path.read_text(encoding="utf-8"))))
+def shipped_parser() -> argparse.ArgumentParser:
+    """A fresh parser with the pinned OpenRLHF's flags, which say no sentence about themselves."""
+    parser = argparse.ArgumentParser()
+    for flag in json.loads(SHIPPED.read_text(encoding="utf-8"))["flags"]:
+        if "type" in flag:
+            flag["type"] = _TYPES[flag["type"]]
+        parser.add_argument(flag.pop("name"), **flag)
+    return parser
+
+
+def described(parser: argparse.ArgumentParser) -> Iterator[dict[str, Any]]:
+    """What `shipped_parser` makes each flag of."""
+    for action in parser._actions:
+        each: dict[str, Any] = {"name": action.option_strings[0]}
+        if isinstance(action, argparse._HelpAction):
+            continue
+        if isinstance(action, argparse._StoreConstAction):
+            yield each | {"dest": action.dest, "action": f"store_{action.const}".lower(), "default": action.default}
+            continue
+        kind = getattr(action.type, "__name__", "str")
+        # The default name of a run in W&B is the time at which the parser was made.
+        default = None if action.dest == "logger.wandb.run_name" else action.default
+        optional = {"nargs": action.nargs, "choices": action.choices}
+        yield each | {"type": kind, "default": default} | {key: value for key, value in optional.items() if value}
 
 
 def _parser_statements(tree: ast.Module) -> ast.Module:
@@ -51,5 +76,5 @@ def _parser_statements(tree: ast.Module) -> ast.Module:
 
 
 if __name__ == "__main__":
-    print("# Of OpenRLHF 0.11.2, openrlhf/cli/train_ppo_ray.py (Apache-2.0); made by openrlhf_parser.py beside it.")
-    print(parser_source())
+    lines = ",\n".join(json.dumps(flag) for flag in described(openrlhf_parser()))
+    print(f'{{"of": "openrlhf 0.11.2, openrlhf/cli/train_ppo_ray.py", "flags": [\n{lines}\n]}}')

@@ -46,7 +46,11 @@ def test_two_judges_in_engines_and_a_similarity_make_the_reward(cache, tmp_path)
     for step in lines(run_dir / "metrics.jsonl"):
         for source in models:
             assert step[f"reward/{source}/failed"] == 0
-        assert step["reward/rider/unparsed"] == step["reward/consistency/unparsed"] == step["reward/rider/cached"] == 0
+        assert step["reward/rider/unparsed"] == step["reward/consistency/unparsed"] == 0
+    # A judge is asked once about a text: of rows that say the same, one pays.
+    for number, step in enumerate(lines(run_dir / "metrics.jsonl"), 1):
+        texts = [(row["uid"], row["text"]) for row in samples(run_dir, number) if row["reward"] == 1]
+        assert step["reward/rider/cached"] == pytest.approx(1 - len(set(texts)) / len(texts))
 
 
 def _are_cosines_of_minilm(rows: list[dict], solutions: dict[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import re
 import shutil
@@ -19,7 +20,7 @@ from packaging.requirements import Requirement
 from oger_recipe.embedding.settings import PACKAGED_MODEL
 from oger_recipe.errors import RecipeError
 from oger_recipe.imports import not_installed
-from oger_recipe.settings.openrlhf_parser import SHIPPED, parser_source
+from oger_recipe.settings.openrlhf_parser import SHIPPED, described, openrlhf_parser, shipped_parser
 from oger_recipe.settings.shipped import find_recipe, shipped
 
 ROOT = Path(__file__).parents[2]
@@ -137,10 +138,19 @@ def test_a_users_file_that_lacks_a_package_shows_his_own_import(clean) -> None:
 
 
 def test_the_shipped_flags_are_those_of_the_pinned_openrlhf() -> None:
-    header, _, statements = SHIPPED.read_text().partition("\n")
-    assert statements == f"{parser_source()}\n" and metadata.version("openrlhf") in header
+    """Every flag reads the same words to the same value, or refuses them, from both parsers."""
+    shipped, installed = shipped_parser(), openrlhf_parser()
+    assert json.dumps([*described(shipped)]) == json.dumps([*described(installed)])  # JSON has no tuples
+    of_a_minute = {"logger.wandb.run_name": None}
     pinned = f"openrlhf=={metadata.version('openrlhf')}"
-    assert pinned in (not_installed("no_such_package") or "")
+    assert pinned.replace("==", " ") in SHIPPED.read_text() and pinned in (not_installed("no_such_package") or "")
+    read = [json.dumps(vars(parser.parse_args([])) | of_a_minute) for parser in (shipped, installed)]
+    assert read[0] == read[1]
+    for action in installed._actions[1:]:
+        word = {float: "0.5", int: "3"}.get(action.type, next(iter(action.choices or ["x"])))  # type: ignore[call-overload]
+        count = action.nargs if isinstance(action.nargs, int) else 1
+        line = [action.option_strings[0], *[word] * count]
+        assert getattr(shipped.parse_args(line), action.dest) == getattr(installed.parse_args(line), action.dest)
 
 
 def test_a_wheel_has_every_module_and_every_recipe(site: Path) -> None:
