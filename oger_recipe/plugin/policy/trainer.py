@@ -67,7 +67,7 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
             loss_batch_info = get_loss_batch_info(
                 self.strategy, experience.action_mask, replay_buffer=self.replay_buffer, step=step, dynamic_batch=True
             )
-            self._set_totals_of_dynamic_step(step)
+            self._set_totals_of_dynamic_step(step, experience.action_mask.device)
             accumulate_until_last(self.actor.model, self.replay_buffer, step)
         self.actor_loss_fn.off_policy_mask = teachers_tokens(experience)
         self.actor_loss_fn.step_index = experience.step_index
@@ -118,8 +118,11 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
         # Upstream's name for clip_fraction; its ppo_kl is overwritten above.
         del status["metrics"]["ppo_clip_ratio"], status["weights"]["ppo_clip_ratio"]
 
-    def _set_totals_of_dynamic_step(self, step: int) -> None:
-        """The loss learns the totals of the optimizer step that micro-batch ``step`` belongs to."""
+    def _set_totals_of_dynamic_step(self, step: int, device: torch.device) -> None:
+        """Give the loss the totals of the optimizer step that micro-batch ``step`` belongs to.
+
+        The buffer's rows lie on the CPU; the sums over ranks need the policy's device, since NCCL has no others.
+        """
         buffer, first, last = self.replay_buffer, step, step
         while first > 0 and not buffer.dynamic_optimizer_step[first - 1]:
             first -= 1
@@ -130,7 +133,8 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
         rows = itertools.chain.from_iterable(buffer.dynamic_indices[first : last + 1])
         whole_step = make_experience_batch([buffer.items[row] for row in rows])
         for name, mask_of in self._kinds.items():
-            setattr(self.actor_loss_fn, name, Totals.of(get_loss_batch_info(self.strategy, mask_of(whole_step))))
+            mask = mask_of(whole_step).to(device)
+            setattr(self.actor_loss_fn, name, Totals.of(get_loss_batch_info(self.strategy, mask)))
 
     def _with_totals(self, micro_batches: Iterable, strategy, steps: int, mask_of) -> Iterator:
         """OpenRLHF's micro-batches with the totals of their optimizer step; the loss learns those of each kind."""
