@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,11 +12,12 @@ from oger_recipe.data.templates import PromptTemplate
 from oger_recipe.errors import RecipeError, shown
 from oger_recipe.files import atomic_write, to_json
 from oger_recipe.progress import Progress
-from oger_recipe.rewards.grading.pool import GradingPool
+from oger_recipe.rewards.grading.pool import Graded, GradingPool
 from oger_recipe.rewards.rules import GradingRules
-from oger_recipe.teachers.store import Teacher, write_teacher_store
+from oger_recipe.teachers.store import Teacher, teacher_store
 
 _BATCH = 256  # prompts that the tokenizer is given at once: it has threads of its own
+_TOKENS = 2**22  # of teachers that are verified at once: as Python's integers they take some 36 bytes each
 _NAMED = 5  # of the prompts that are refused
 
 
@@ -145,26 +147,27 @@ def write_train_files(
     """
     counts: Counter[str] = Counter(prompts=0)
     _refuse_shared_uids(rows)
-    uids: list[str] = []
-    candidates: list[_Candidate] = []
     too_long: dict[str, int] = {}
-    with atomic_write(prompts_path) as partial, partial.open("w", encoding="utf-8") as file:
+    teachers = _Teachers(rules, pool, choice, tokenizer, counts)
+    with ExitStack() as files:
+        file = files.enter_context(files.enter_context(atomic_write(prompts_path)).open("w", encoding="utf-8"))
+        add = files.enter_context(teacher_store(teachers_path)) if teachers_path is not None else None
         for prompts in _fitting(rows, prompt_format, budget, tokenizer, too_long):
             counts["prompts"] += len(prompts)
-            if too_long:
-                counts["prompts_too_long"] = len(too_long)
             file.writelines(_line(prompt.row, prompt_format, rules) for prompt in prompts)
-            uids += [prompt.row["uid"] for prompt in prompts]
-            if teachers_path is not None:
-                candidates += _candidates(prompts, choice, tokenizer, counts)
-        if not uids:
+            if add is not None and not (too_long and overlong_prompts == "refuse"):
+                teachers.read(prompts)
+                if teachers.tokens > _TOKENS:
+                    add(teachers.verified())
+        if too_long:
+            counts["prompts_too_long"] = len(too_long)
+        if not counts["prompts"]:
             raise RecipeError(_none_fits(len(rows), budget))
         if too_long and overlong_prompts == "refuse":
             raise RecipeError(_some_do_not_fit(too_long, len(rows), budget))
-    if teachers_path is not None:
-        teachers = _verified(candidates, rules, pool, choice.keep_wrong_teachers, counts)
-        counts["prompts_without_teacher"] += sum(uid not in teachers for uid in uids)
-        write_teacher_store(teachers, teachers_path)
+        if add is not None:
+            add(teachers.verified())
+            teachers.refuse_unreadable()
     return counts
 
 
@@ -231,24 +234,6 @@ def _line(row: Row, prompt_format: PromptFormat, rules: GradingRules) -> str:
     return to_json(record) + "\n"
 
 
-def _candidates(
-    prompts: list[_Prompt], choice: TeacherChoice, tokenizer: Tokenizer, counts: Counter[str]
-) -> Iterator[_Candidate]:
-    """Yields the teachers of the chosen sources; cuts or leaves out those that are too long."""
-    found = []
-    for prompt in prompts:
-        for teacher in prompt.row.get("teachers") or []:
-            if choice.teacher_sources and teacher["source"] not in choice.teacher_sources:
-                counts["teachers_other_source"] += 1
-            else:
-                found.append((prompt, teacher, _text(teacher, prompt.text, tokenizer)))
-    tokenized = _tokens([text for *_, text in found], tokenizer)
-    for (prompt, teacher, text), tokens in zip(found, tokenized, strict=True):
-        candidate = _candidate(prompt.row, teacher, text, [*tokens, tokenizer.eos_token_id])
-        longest = min(prompt.room, choice.max_prefix_len or prompt.room)
-        yield from _fitted(candidate, longest, choice.long_teachers, tokenizer, counts)
-
-
 def _text(teacher: dict[str, Any], prompt: str, tokenizer: Tokenizer) -> str:
     """Removes the end of sequence from a teacher's text; chat templates put a newline after it."""
     text = _continuation(teacher["text"], prompt)
@@ -290,33 +275,74 @@ def _continuation(text: str, prompt: str) -> str:
     return text.removeprefix("<think>").removeprefix(after) if opened else text
 
 
-def _verified(
-    candidates: list[_Candidate], rules: GradingRules, pool: GradingPool, keep_wrong: bool, counts: Counter[str]
-) -> dict[str, list[Teacher]]:
-    """Verifies teachers. Returns the usable ones by uid, counts the others, and says why one could not be graded."""
-    answers = [rules.answer(candidate.row, candidate.text) for candidate in candidates]
-    teachers: dict[str, list[Teacher]] = {}
-    unreadable: dict[str, str] = {}
-    failed: list[str] = []
-    for candidate, graded in zip(candidates, pool.grade_many(answers, progress=len(answers) > 2000), strict=True):
+class _Teachers:
+    """The teachers of the prompts read so far that are not yet verified, and what was found out about the others."""
+
+    def __init__(
+        self, rules: GradingRules, pool: GradingPool, choice: TeacherChoice, tokenizer: Tokenizer, counts: Counter[str]
+    ) -> None:
+        self._rules, self._pool, self._choice, self._tokenizer, self._counts = rules, pool, choice, tokenizer, counts
+        self._waiting: list[_Candidate] = []
+        self._prompts = 0
+        self._unreadable: dict[str, str] = {}
+        self._failed: list[str] = []
+        self._of_all = 0
+        self.tokens = 0  # of those that wait
+
+    def read(self, prompts: list[_Prompt]) -> None:
+        """Take in the teachers of the chosen sources; cut or leave out those that are too long."""
+        self._prompts += len(prompts)
+        found = []
+        for prompt in prompts:
+            for teacher in prompt.row.get("teachers") or []:
+                if self._choice.teacher_sources and teacher["source"] not in self._choice.teacher_sources:
+                    self._counts["teachers_other_source"] += 1
+                else:
+                    found.append((prompt, teacher, _text(teacher, prompt.text, self._tokenizer)))
+        tokenized = _tokens([text for *_, text in found], self._tokenizer)
+        for (prompt, teacher, text), tokens in zip(found, tokenized, strict=True):
+            candidate = _candidate(prompt.row, teacher, text, [*tokens, self._tokenizer.eos_token_id])
+            longest = min(prompt.room, self._choice.max_prefix_len or prompt.room)
+            fitted = _fitted(candidate, longest, self._choice.long_teachers, self._tokenizer, self._counts)
+            self._waiting += fitted
+            self.tokens += sum(len(each.tokens) for each in fitted)
+
+    def verified(self) -> dict[str, list[Teacher]]:
+        """Verify those that wait. Return the usable ones by uid, and count the others."""
+        answers = [self._rules.answer(candidate.row, candidate.text) for candidate in self._waiting]
+        graded = self._pool.grade_many(answers, progress=len(answers) > 2000)
+        usable: dict[str, list[Teacher]] = {}
+        for candidate, each in zip(self._waiting, graded, strict=True):
+            if (teacher := self._usable(candidate, each)) is not None:
+                usable.setdefault(candidate.row["uid"], []).append(teacher)
+        self._counts["prompts_without_teacher"] += self._prompts - len(usable)
+        self._of_all += len(self._waiting)
+        self._waiting, self._prompts, self.tokens = [], 0, 0
+        return usable
+
+    def _usable(self, candidate: _Candidate, graded: Graded) -> Teacher | None:
         verdict, uid = graded.verdict, candidate.row["uid"]
         if graded.unreadable:
-            unreadable[uid] = f"row {uid!r}: {graded.error}"
-        if graded.error is None and candidate.marked not in (None, bool(verdict.score)):
-            counts["teachers_marked_otherwise"] += 1
+            self._unreadable[uid] = f"row {uid!r}: {graded.error}"
         if graded.error is not None:
-            failed.append(f"of source {candidate.source!r} in row {uid!r}: {graded.error}")
-        elif not verdict.score and not keep_wrong:
-            counts["teachers_wrong"] += 1
-        else:
-            counts["teachers"] += 1
-            kept = (candidate.source, candidate.text, candidate.tokens, verdict.reward, verdict.score, candidate.probs)
-            teachers.setdefault(uid, []).append(Teacher(*kept))
-    refuse_rows(list(unreadable.values()))
-    if failed:
-        counts["teachers_ungraded"] = len(failed)
-        print(f"warning: {len(failed)} of {len(candidates)} teachers could not be graded, one {failed[0]}", flush=True)
-    return teachers
+            self._failed.append(f"of source {candidate.source!r} in row {uid!r}: {graded.error}")
+            return None
+        if candidate.marked not in (None, bool(verdict.score)):
+            self._counts["teachers_marked_otherwise"] += 1
+        if not verdict.score and not self._choice.keep_wrong_teachers:
+            self._counts["teachers_wrong"] += 1
+            return None
+        self._counts["teachers"] += 1
+        kept = (candidate.source, candidate.text, candidate.tokens, verdict.reward, verdict.score, candidate.probs)
+        return Teacher(*kept)
+
+    def refuse_unreadable(self) -> None:
+        """Raise RecipeError for reference answers that cannot be read, and say why other teachers were not graded."""
+        refuse_rows(list(self._unreadable.values()))
+        if self._failed:
+            self._counts["teachers_ungraded"] = len(self._failed)
+            first = f"{len(self._failed)} of {self._of_all} teachers could not be graded, one {self._failed[0]}"
+            print(f"warning: {first}", flush=True)
 
 
 def _tokens(texts: list[str], tokenizer: Tokenizer) -> list[list[int]]:

@@ -4,7 +4,8 @@ They do not travel with the rollouts: whoever needs them opens the store and loo
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,22 +49,40 @@ def _key(uid: str) -> int:
     return int.from_bytes(hashlib.sha256(uid.encode()).digest()[:8], "big")
 
 
+@contextmanager
+def teacher_store(path: Path) -> Iterator[Callable[[Mapping[str, Sequence[Teacher]]], None]]:
+    """Give a function that adds the teachers of further prompts, by uid, to a store; it appears whole at the end.
+
+    Prompts without teachers need no entry. What was added lies on disk: no more than one call's is in memory.
+    """
+    with atomic_write(path) as partial, pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as file:
+
+        def add(teachers: Mapping[str, Sequence[Teacher]]) -> None:
+            rows = [
+                {"key": _key(uid), "uid": uid, "teachers": [vars(teacher) for teacher in group]}
+                for uid, group in teachers.items()
+                if group
+            ]
+            if rows:
+                file.write_batch(pa.RecordBatch.from_pylist(rows, _SCHEMA))
+
+        yield add
+
+
 def write_teacher_store(teachers: Mapping[str, Sequence[Teacher]], path: Path) -> None:
-    """Write the store atomically; prompts without teachers need no entry."""
-    taught = sorted((_key(uid), uid) for uid, group in teachers.items() if group)
-    rows = [{"key": key, "uid": uid, "teachers": [vars(teacher) for teacher in teachers[uid]]} for key, uid in taught]
-    with atomic_write(path) as partial:
-        with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
-            writer.write_table(pa.Table.from_pylist(rows, _SCHEMA))
+    """Write the store of all these teachers, by uid."""
+    with teacher_store(path) as add:
+        add(teachers)
 
 
 class TeacherStore:
     """Reads a store, which stays on disk and is mapped, whatever its size."""
 
     def __init__(self, path: Path) -> None:
-        self._table = pa.ipc.open_file(pa.memory_map(str(path))).read_all().combine_chunks()
-        chunks = self._table["key"].chunks
-        self._keys = chunks[0].to_numpy(zero_copy_only=True) if chunks else np.empty(0, np.uint64)
+        self._table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        keys = self._table["key"].to_numpy()
+        self._order = np.argsort(keys, kind="stable")
+        self._keys = keys[self._order]
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -80,9 +99,9 @@ class TeacherStore:
 
     def _position(self, uid: str) -> int | None:
         key = np.uint64(_key(uid))
-        position = int(np.searchsorted(self._keys, key))
-        while position < len(self) and self._keys[position] == key:
-            if self._table["uid"][position].as_py() == uid:
-                return position
-            position += 1
+        for place in range(int(np.searchsorted(self._keys, key)), len(self)):
+            if self._keys[place] != key:
+                break
+            if self._table["uid"][self._order[place]].as_py() == uid:
+                return int(self._order[place])
         return None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from oger_recipe.teachers import store as teacher_store
-from oger_recipe.teachers.store import Teacher, TeacherStore, write_teacher_store
+from oger_recipe.teachers import store as module
+from oger_recipe.teachers.store import Teacher, TeacherStore, teacher_store, write_teacher_store
 
 ANNA = Teacher("anna", "<think>é漢🎉\n</think>", [5, 0, 2_000_000_000], 1.0, 1.0)
 BERT = Teacher("bert", "3*5+12", [7], 0.1, 0.0)
@@ -46,12 +45,15 @@ def test_an_empty_store_opens_and_has_nothing(tmp_path: Path) -> None:
         assert store["one"] == []
 
 
-def test_rows_lie_in_the_order_of_the_hashes_of_their_uids(tmp_path: Path) -> None:
-    uids = [f"p-{number}" for number in range(50)]
-    write_teacher_store({uid: [ANNA] for uid in uids}, tmp_path / "t.arrow")
-    table = pa.ipc.open_file(tmp_path / "t.arrow").read_all()
-    assert table["uid"].to_pylist() == sorted(uids, key=lambda uid: sha256(uid.encode()).digest()[:8])
-    assert table["key"].to_pylist() == sorted(table["key"].to_pylist())
+def test_a_store_that_was_written_in_pieces_is_that_of_all_at_once(tmp_path: Path) -> None:
+    teachers = {f"p-{number}": [ANNA, BERT][: 1 + number % 2] for number in range(50)}
+    with teacher_store(tmp_path / "t.arrow") as add:
+        for start in range(0, 50, 7):
+            add({uid: teachers[uid] for uid in list(teachers)[start : start + 7]})
+        add({})
+        assert not (tmp_path / "t.arrow").exists()
+    store = TeacherStore(tmp_path / "t.arrow")
+    assert {uid: store[uid] for uid in teachers} == teachers and len(store) == 50 and store["p-50"] == []
 
 
 def test_each_of_many_prompts_finds_its_own_teachers(tmp_path: Path) -> None:
@@ -64,7 +66,7 @@ def test_each_of_many_prompts_finds_its_own_teachers(tmp_path: Path) -> None:
 
 
 def test_uids_with_the_same_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(teacher_store, "_key", lambda uid: {"low": 3, "high": 2**64 - 1}.get(uid, 2**63))
+    monkeypatch.setattr(module, "_key", lambda uid: {"low": 3, "high": 2**64 - 1}.get(uid, 2**63))
     store = _store(tmp_path / "t.arrow", {"high": [ANNA], "x": [ANNA], "low": [BERT], "y": [BERT], "z": [ANNA, BERT]})
     assert store["x"] == [ANNA]
     assert store["y"] == [BERT]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from oger_recipe.data import train_files
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.data.train_files import Budget, PromptFormat, TeacherChoice, write_train_files
 from oger_recipe.errors import RecipeError
@@ -347,3 +348,16 @@ def test_teachers_of_other_sources_are_left_out_and_counted(prepared: Callable[.
         "prompts": 1, "teachers": 1, "teachers_wrong": 1, "teachers_other_source": 2, "prompts_without_teacher": 0,
     }  # fmt: skip
     assert len(prepared(row, teacher_sources=())[2]["p-1"]) == 3
+
+
+def test_teachers_that_are_verified_in_pieces_are_those_of_all_at_once(
+    prepared: Callable[..., Any], monkeypatch
+) -> None:
+    """A training set's tokens do not fit into memory as Python's integers."""
+    rows = [_row(*[RIGHT, WRONG, RIGHT][number % 3 :], uid=f"p-{number}") for number in range(600)]
+    rows += [_row(uid="p-none"), _row(RIGHT, uid="p-long", prompt="x" * 200)]
+    counts, prompts, store = prepared(*rows)
+    monkeypatch.setattr(train_files, "_TOKENS", 0)
+    in_pieces = prepared(*rows)
+    assert in_pieces[:2] == (counts, prompts) and counts["prompts_without_teacher"] == 1
+    assert [in_pieces[2][row["uid"]] for row in rows] == [store[row["uid"]] for row in rows]
