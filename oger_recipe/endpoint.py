@@ -23,6 +23,7 @@ _LONGEST_WISH_S = 600.0  # of a server that says when to come again
 _SHOWN_CHARACTERS = 200
 _REFUSES_AN_INPUT = (400, 413, 422)  # HTTP status that another input may not get
 _PASSES = (408, 425, 429)  # as every status from 500 on does
+_BREAKS_DOWN = 500  # over this very request, it may be
 
 _chance = random.Random()  # not the one whose seed a run sets
 
@@ -31,14 +32,20 @@ class Failed(Exception):
     """A request without the answer that it asked for.
 
     status: of HTTP, where the server said one that does not pass; lasts: what passes did not in all attempts;
-    is_refused: nobody listens there.
+    is_refused: nobody listens there; is_stuck: the server took the request, and did not get through with it.
     """
 
     def __init__(
-        self, reason: str, *, status: int | None = None, lasts: bool = False, is_refused: bool = False
+        self,
+        reason: str,
+        *,
+        status: int | None = None,
+        lasts: bool = False,
+        is_refused: bool = False,
+        is_stuck: bool = False,
     ) -> None:
         super().__init__(reason)
-        self.status, self.lasts, self.is_refused = status, lasts, is_refused
+        self.status, self.lasts, self.is_refused, self.is_stuck = status, lasts, is_refused, is_stuck
 
     @property
     def of_input(self) -> bool:
@@ -122,7 +129,7 @@ class Endpoint:
         content: str | None,
         turn: Callable[[], Awaitable[None]] | None,
     ) -> Any:
-        why, pause, is_refused = "", 0.0, False
+        why, pause, is_refused, is_stuck = "", 0.0, False, False
         for attempt in range(self.attempts):
             await asyncio.sleep(pause)
             if turn:
@@ -132,16 +139,17 @@ class Endpoint:
                 async with asyncio.timeout(self.limit_s):
                     answer = await client.request(method, self.url + path, content=content)
             except TimeoutError:
-                why, is_refused = f"no answer within {self.limit_s:g} s", False
+                why, is_refused, is_stuck = f"no answer within {self.limit_s:g} s", False, True
                 continue
             except httpx.RequestError as error:
                 why = self._without_key(f"{type(error).__name__}: {error}")
-                is_refused = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+                is_refused, is_stuck = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout), False
                 continue
             if answer.is_success:
                 return _json(answer)
             text = self._without_key(answer.text)[:_SHOWN_CHARACTERS]
             why, is_refused = f"HTTP status {answer.status_code}: {text}", False
+            is_stuck = answer.status_code == _BREAKS_DOWN
             if answer.status_code < 500 and answer.status_code not in _PASSES:
                 raise Failed(why, status=answer.status_code)
             wish = _retry_after(answer)
@@ -149,7 +157,7 @@ class Endpoint:
                 raise Failed(f"{why} (it asks to come again in {wish:.0f} s)", lasts=True)
             pause = max(pause, wish)
         attempts = f" (after {self.attempts} attempts)" if self.attempts > 1 else ""
-        raise Failed(why + attempts, lasts=True, is_refused=is_refused)
+        raise Failed(why + attempts, lasts=True, is_refused=is_refused, is_stuck=is_stuck)
 
     def _without_key(self, text: str) -> str:
         for shown in (self.key, json.dumps(self.key)[1:-1]) if self.key else ():

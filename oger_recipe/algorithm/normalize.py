@@ -37,11 +37,13 @@ def batch_normalized(values: Tensor, *, eps: float = EPS) -> Tensor:
 @dataclass(frozen=True)
 class Running:
     """Count, mean and sum of squared distances from the mean of all values so far (Welford's recurrence, for a batch
-    of values at a time)."""
+    of values at a time), and the lowest and the highest of them."""
 
     count: int = 0
     mean: float = 0.0
     squares: float = 0.0
+    lowest: float | None = None
+    highest: float | None = None
 
     def joined_by(self, values: Tensor) -> Running:
         """Add values [m], in any order.
@@ -61,6 +63,8 @@ class Running:
             count,
             self.mean + distance * m / count,
             self.squares + squares + distance * distance * self.count * m / count,
+            exact.min().item() if self.lowest is None else min(self.lowest, exact.min().item()),
+            exact.max().item() if self.highest is None else max(self.highest, exact.max().item()),
         )
 
     def normalized(self, values: Tensor, *, eps: float = EPS) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -73,6 +73,17 @@ def step_errors(scores: Scores, mask: Tensor, wanted: Tensor) -> dict[tuple[int,
         f"{int(mask[group, row].sum())}"
         for group, row in (beyond.any(dim=2) & wanted).nonzero().tolist()
     }
+
+
+def with_steps_of(scores: Scores, values: Mapping[tuple[int, int], float], mask: Tensor) -> Scores:
+    """Share values of rows out among their steps, in equal parts; a source without steps stays so."""
+    if scores.steps is None or not values:
+        return scores
+    steps = _fitted(scores.steps, max(mask.shape[2], scores.steps.shape[2]), torch.nan).clone()
+    exists = _fitted(mask, steps.shape[2], False)
+    for place, value in values.items():
+        steps[place] = torch.where(exists[place], value / exists[place].sum().clamp(min=1), torch.nan)
+    return replace(scores, steps=steps)
 
 
 def weighted_steps(steps: Tensor, weight: float, has_value: Tensor, mask: Tensor) -> Tensor:

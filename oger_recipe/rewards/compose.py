@@ -5,11 +5,13 @@
     total = total * weight_k * value_k      combine: mul
 
 A value is 0 where its gate is closed; elsewhere it is what the source said, by NORMALIZE compared with other values.
+A row that has none because of what its response says (Scores.causes) gets the worst that the source gives, before it
+is compared with others: whatever a policy does to a judge, it earns no more by it than by the worst verdict.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -19,16 +21,24 @@ from torch import Tensor
 from oger_recipe.algorithm.credit import penalise_truncated
 from oger_recipe.algorithm.normalize import Running
 from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.by_steps import StepRewards, Term, compose_steps, step_errors, step_mask, weighted_steps
+from oger_recipe.rewards.by_steps import (
+    StepRewards,
+    Term,
+    compose_steps,
+    step_errors,
+    step_mask,
+    weighted_steps,
+    with_steps_of,
+)
 from oger_recipe.rewards.kinds import COMBINATIONS, GATES, NORMALIZE, SourceSpec
 from oger_recipe.rewards.own import reason
-from oger_recipe.rewards.sources import Group, Scores, Source, of_rows
+from oger_recipe.rewards.sources import ANSWER, OVERFLOW, Group, Scores, Source, of_rows
 
 
 @dataclass(frozen=True)
 class OnError:
-    """What a source without a value costs the rows it failed on: its value is 0, or it counts as not listed there
-    (`passed_by`); the group has no advantage in this step (`drops_group`); the run ends (`stops`)."""
+    """What a source costs the rows on which it failed, by no doing of theirs: its value is 0, or it counts as not
+    listed there (`passed_by`); the group has no advantage in this step (`drops_group`); the run ends (`stops`)."""
 
     passed_by: bool = False
     drops_group: bool = False
@@ -50,7 +60,7 @@ class Rewards:
     terms: source -> its weighted values, 0 where its gate is closed; said: ``source`` and ``source/component`` -> what
     it said, nan where it said nothing; errors: source -> row, counted over all groups -> why it has no value; dropped
     (bool [groups]): groups that have no advantage in this step; metrics: ``source/name`` -> a number about the step;
-    running: source -> all its values so far, of those that are compared with them; steps: what each step of reasoning
+    running: source -> all its values so far, of those that need them; steps: what each step of reasoning
     is paid, where an estimator takes that: then total and terms are sums over a row's steps; said_of_steps: source ->
     what it said of steps of reasoning, [groups, n, S], nan where there is no such step.
     """
@@ -87,27 +97,38 @@ def rewards_of(
     mask = step_mask(groups) if by_steps else None
     if mask is not None:
         scores = [_with_steps(*each, mask) for each in zip(specs, scores, wanted, strict=True)]
-    failed = [_failed(each) for each in scores]
-    valued = [asked & ~missing for asked, missing in zip(wanted, failed, strict=True)]
-    before = running or {}
+    said, failed, before = scores, [_failed(each) for each in scores], running or {}
+    known = [
+        before.get(spec.name, Running()).joined_by(_of_rows(each, mask)[asked & ~missing])
+        for spec, each, asked, missing in zip(specs, said, wanted, failed, strict=True)
+    ]
+    scores = [_with_worst(*each, mask) for each in zip(specs, said, known, strict=True)]
+    without = [_failed(each) for each in scores]
+    valued = [asked & ~missing for asked, missing in zip(wanted, without, strict=True)]
     so_far = {
-        spec.name: before.get(spec.name, Running()).joined_by(each.values[has_value])
-        for spec, each, has_value in zip(specs, scores, valued, strict=True)
+        spec.name: seen.joined_by(_of_rows(each, mask)[missing & has_value])
+        for spec, each, seen, missing, has_value in zip(specs, scores, known, failed, valued, strict=True)
     }
     terms = _terms(specs, scores, valued, so_far)
     names, how = [spec.name for spec in specs], ON_ERROR[on_error]
-    counts = [~missing if how.passed_by else torch.ones_like(missing) for missing in failed]
-    errors = [{group * rule.shape[1] + row: why for (group, row), why in each.errors.items()} for each in scores]
+    left_out = [_left_out(*each) for each in zip(specs, scores, strict=True)]
+    counts = [~missing if how.passed_by else ~out for missing, out in zip(without, left_out, strict=True)]
+    dropped = torch.stack(without if how.drops_group else left_out).any(dim=0).any(dim=1)
+    errors = [{group * rule.shape[1] + row: why for (group, row), why in each.errors.items()} for each in said]
     rewards = Rewards(
         compose(terms, counts, [spec.combine for spec in specs]),
         dict(zip(names, terms, strict=True)),
-        _said(scores, names, failed),
+        _said(said, names, failed),
         dict(zip(names, errors, strict=True)),
-        torch.stack(failed).any(dim=0).any(dim=1) & how.drops_group,
+        dropped,
         {f"{spec.name}/{name}": value for spec, each in zip(specs, scores, strict=True)
          for name, value in each.metrics.items()},
-        {spec.name: so_far[spec.name] for spec in specs if spec.normalize == "running"},
-        said_of_steps={name: each.steps for name, each in zip(names, scores, strict=True) if each.steps is not None},
+        {spec.name: so_far[spec.name] for spec in specs if spec.normalize == "running" or spec.learns_lowest},
+        said_of_steps={
+            name: torch.where(missing.unsqueeze(2), torch.nan, each.steps)
+            for name, each, missing in zip(names, said, failed, strict=True)
+            if each.steps is not None
+        },
     )  # fmt: skip
     return rewards if mask is None else _paid_by_steps(rewards, specs, scores, valued, counts, mask)
 
@@ -151,7 +172,44 @@ def _with_steps(spec: SourceSpec, scores: Scores, wanted: Tensor, mask: Tensor) 
         return scores
     if spec.combine == "mul" or spec.normalize != "none":
         raise RecipeError(f"oger.reward.sources: {by_steps_problem(spec.name)}")
-    return replace(scores, errors=step_errors(scores, mask, wanted) | dict(scores.errors))
+    unfit = step_errors(scores, mask, wanted)
+    values, steps = scores.values.clone(), scores.steps.clone()
+    for place in unfit:  # what it gave is not its worst
+        values[place], steps[place] = torch.nan, torch.nan
+    errors, causes = unfit | dict(scores.errors), dict.fromkeys(unfit, ANSWER) | dict(scores.causes)
+    return replace(scores, values=values, steps=steps, errors=errors, causes=causes)
+
+
+def _with_worst(spec: SourceSpec, scores: Scores, known: Running, mask: Tensor | None) -> Scores:
+    """Give a source's worst value to rows that it failed on by what their response says, and count them as failed no
+    more: what the source itself has there, else the entry's or the kind's, else the worst of the run so far."""
+    lowest = spec.lowest
+    if lowest is None:
+        lowest = known.highest if spec.weight < 0 else known.lowest
+    left_out = _left_out(spec, scores)
+    values, errors, given = scores.values.clone(), dict(scores.errors), {}
+    for place in scores.causes:
+        if place not in errors or left_out[place]:
+            continue
+        if not values[place].isfinite():
+            if lowest is None:
+                continue
+            values[place] = given[place] = lowest
+        del errors[place]
+    scores = replace(scores, values=values, errors=errors)
+    return scores if mask is None else with_steps_of(scores, given, mask)
+
+
+def _of_rows(scores: Scores, mask: Tensor | None) -> Tensor:
+    """What a source gives to rows [groups, n]: where their steps are paid, the sum over these."""
+    return scores.values if mask is None or scores.steps is None else scores.steps.nansum(dim=2)
+
+
+def _left_out(spec: SourceSpec, scores: Scores) -> Tensor:
+    """Mark the rows whose groups the entry gives no advantage: those that are too long for its model."""
+    drops = getattr(spec.keys, "on_overflow", None) == "drop_group"
+    places = [place for place, cause in scores.causes.items() if cause == OVERFLOW and place in scores.errors]
+    return _marked(places if drops else [], scores)
 
 
 def by_steps_problem(name: str) -> str:
@@ -169,6 +227,14 @@ def with_fixed_rewards(rewards: Rewards, groups: Sequence[Group], fixed: float |
     truncated = of_rows(groups, lambda group: group.truncated)
     total = penalise_truncated(rewards.total, truncated, 0.0, fixed)
     return replace(rewards, total=total, steps=rewards.steps and rewards.steps.with_responses(total, truncated))
+
+
+def cost_of_failures(on_error: str) -> str:
+    """Say what failed rows are worth."""
+    return (
+        "what an answer itself brings about is worth the source's worst value, "
+        f"and of all else oger.reward.on_error {on_error} says what it costs"
+    )
 
 
 def _asked(sources: Sequence[Source], groups: Sequence[Group], wanted: Sequence[Tensor]) -> list[Scores]:
@@ -211,10 +277,14 @@ def compose(terms: Sequence[Tensor], counts: Sequence[Tensor], combine: Sequence
 
 
 def _failed(scores: Scores) -> Tensor:
-    failed = torch.zeros_like(scores.values, dtype=torch.bool)
-    for place in scores.errors:
-        failed[place] = True
-    return failed
+    return _marked(scores.errors, scores)
+
+
+def _marked(places: Iterable[tuple[int, int]], scores: Scores) -> Tensor:
+    marked = torch.zeros_like(scores.values, dtype=torch.bool)
+    for place in places:
+        marked[place] = True
+    return marked
 
 
 def _said(scores: Sequence[Scores], names: Sequence[str], failed: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -80,6 +80,8 @@ def _of_entry(entry: Mapping[str, Any], *, first: bool) -> Iterator[str]:
     if kind == "bonus" and "weight" in entry:
         weight = entry["weight"]
         yield f"weight {weight!r}: the weight of the bonus is oger.bonus_weight, with its schedule; leave weight out"
+    if kind == "bonus" and "worst" in entry:
+        yield "worst: the bonus does not fail; leave worst out"
     if first and entry.get("combine") == "mul":
         yield "combine mul: the first source has nothing before it to multiply; leave combine out, or move it down"
     if entry.get("combine") == "mul" and entry.get("normalize", "none") != "none":
@@ -87,7 +89,12 @@ def _of_entry(entry: Mapping[str, Any], *, first: bool) -> Iterator[str]:
             f"normalize {entry['normalize']} with combine mul: a normalized value is below 0 for about every second "
             "row, and would turn the total's sign there; use combine add, or leave normalize out"
         )
-    yield from _of_kind(kind, {key: value for key, value in entry.items() if key not in _COMMON})
+    problems = [*_of_kind(kind, {key: value for key, value in entry.items() if key not in _COMMON})]
+    yield from problems
+    bounds = None if problems or _is_path(kind) else KINDS[kind].of(entry.get("scorer")).keys.of(entry).bounds
+    if bounds is not None and "worst" in entry:
+        low, high = bounds
+        yield f"worst {entry['worst']!r}: this source gives {low:g} to {high:g}, so that it is known; leave worst out"
 
 
 def _of_kind(kind: Any, further: Mapping[str, Any]) -> Iterator[str]:

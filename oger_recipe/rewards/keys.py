@@ -42,6 +42,11 @@ class Keys:
         """Takes the kind's keys out of an entry that `problems` has nothing against."""
         return cls(**{each.name: read_number(entry[each.name]) for each in fields(cls) if each.name in entry})
 
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The lowest and the highest value that such a source gives to a row; None where nobody knows."""
+        return None
+
     @classmethod
     def names(cls) -> tuple[str, ...]:
         return tuple(each.name for each in fields(cls))

@@ -74,7 +74,24 @@ class SourceSpec:
         "that have one, or over all values of the run so far",
         choices=NORMALIZE,
     )
+    worst: float | None = key(
+        None,
+        "value, before its weight, of a row on which it fails by what the response says (default: the worst that the "
+        "kind gives, and where nobody knows that, as of heads and of what is your own, the worst of the run so far)",
+    )
     keys: Keys = field(default_factory=Keys)
+
+    @property
+    def lowest(self) -> float | None:
+        """The worst value that it gives to a row; None where nobody knows."""
+        if self.worst is not None or self.keys.bounds is None:
+            return self.worst
+        return self.keys.bounds[self.weight < 0]
+
+    @property
+    def learns_lowest(self) -> bool:
+        """Whether its worst value is known from those that it has given."""
+        return self.lowest is None and self.kind not in ("verifier", "bonus")
 
 
 @dataclass(frozen=True)
@@ -129,7 +146,7 @@ def _similarity(spec: SourceSpec, of: Surroundings) -> Source:
 
 
 KINDS: dict[str, Kind] = {
-    "verifier": Kind(lambda spec, of: Verifier.of(of.settings), once=True, reads_rows=False),
+    "verifier": Kind(lambda spec, of: Verifier.of(of.settings, spec.worst), once=True, reads_rows=False),
     "bonus": Kind(lambda spec, of: Bonus.of(of.settings), once=True, reads_rows=False),
     "similarity": Kind(_similarity, SimilarityKeys),
     "judge": Kind(judge_source, JudgeKeys),

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.keys import Keys, read_number, unknown
-from oger_recipe.rewards.sources import Group, Scores, Source, components_of
+from oger_recipe.rewards.sources import ANSWER, Group, Scores, Source, components_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +68,11 @@ class OwnFunction:
             try:
                 scored, parts = _checked(self.function(group), size)
             except Exception as error:
-                scored, parts = [0.0] * size, {}
-                errors |= {(number, row): reason(error) for row in range(size)}
+                scored, parts = [math.nan] * size, {}
+                errors |= {(number, row): reason(error) for row in range(size)}  # it may be any answer's doing
             values.append(scored)
             components.append([{name: part[row] for name, part in parts.items()} for row in range(size)])
-        return Scores(torch.tensor(values), components_of(components), errors)
+        return Scores(torch.tensor(values), components_of(components), errors, causes=dict.fromkeys(errors, ANSWER))
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,16 @@ class OwnClass:
         if not isinstance(scores, Scores):
             raise TypeError(f"its score() returned {type(scores).__name__}, not Scores")
         values = _shaped(scores.values, wanted, "its values")
-        errors = dict(scores.errors)
+        errors, causes = dict(scores.errors), dict(scores.causes)
         for group, row in (wanted & ~values.isfinite()).nonzero().tolist():
-            errors.setdefault((group, row), f"its value is {values[group, row].item()}, which is not finite")
+            if (group, row) not in errors:
+                errors[group, row] = f"its value is {values[group, row].item()}, which is not finite"
+                causes[group, row] = ANSWER
         components = {
             str(name): _shaped(part, wanted, f"its component {name!r}") for name, part in scores.components.items()
         }
         steps = None if scores.steps is None else _steps_shaped(scores.steps, wanted)
-        return Scores(values, components, errors, scores.metrics, steps)
+        return Scores(values, components, errors, scores.metrics, steps, causes)
 
 
 def _shaped(values: Any, wanted: Tensor, what: str) -> Tensor:

@@ -17,6 +17,10 @@ from oger_recipe.rewards.verdict import Graded
 if TYPE_CHECKING:
     from oger_recipe.settings.oger import OgerSettings
 
+# Why a row has no value, where what its response says may have brought that about: its text is longer than the model
+# reads, or anything else.
+OVERFLOW, ANSWER = "overflow", "answer"
+
 
 @dataclass(frozen=True)
 class Group:
@@ -51,7 +55,8 @@ class Scores:
 
     errors: (group, row) -> why there is no value; what values has there is not read; metrics: numbers about the step,
     ``reward/<source>/<name>`` of the run's; steps: rewards of the rows' steps of reasoning, [groups, n, S], nan where
-    a row has no such step or there is no value.
+    a row has no such step or there is no value; causes: (group, row) -> OVERFLOW or ANSWER, for those of errors that
+    the response may have brought about. Such a row is worth the worst verdict: values, and steps, may have it there.
     """
 
     values: Tensor
@@ -59,6 +64,7 @@ class Scores:
     errors: Mapping[tuple[int, int], str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     steps: Tensor | None = None
+    causes: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
 
 class Source(Protocol):
@@ -100,10 +106,11 @@ class Verifier:
 
     non_stop_penalty: float
     non_stop_fixed_reward: float | None
+    worst: float | None = None  # of a row that could not be graded; None: 0, or less where one of the step has less
 
     @classmethod
-    def of(cls, settings: OgerSettings) -> Verifier:
-        return cls(settings.advantage.non_stop_penalty, settings.advantage.non_stop_fixed_reward)
+    def of(cls, settings: OgerSettings, worst: float | None = None) -> Verifier:
+        return cls(settings.advantage.non_stop_penalty, settings.advantage.non_stop_fixed_reward, worst)
 
     def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
         rewards = of_rows(groups, lambda group: [each.verdict.reward for each in group.graded], dtype=torch.float32)
@@ -114,10 +121,15 @@ class Verifier:
             for row, each in enumerate(group.graded)
             if each.error is not None
         }
+        rewards[of_rows(groups, lambda group: [each.error is not None for each in group.graded])] = (
+            min(0.0, rewards.min().item()) if self.worst is None else self.worst
+        )
+        causes = {place: ANSWER for place in errors if not groups[place[0]].graded[place[1]].unreadable}
         return Scores(
             penalise_truncated(rewards, truncated, self.non_stop_penalty, self.non_stop_fixed_reward),
             components_of([[each.verdict.components for each in group.graded] for group in groups]),
             errors,
+            causes=causes,
         )
 
 

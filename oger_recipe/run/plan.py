@@ -112,7 +112,16 @@ def _reward(value: Mapping[str, Any]) -> list[str]:
         sign = "x" if spec.combine == "mul" else "+" if lines else " "
         normalized = "" if spec.normalize == "none" else f", normalized ({spec.normalize})"
         lines.append(f"  {sign} {weight:g} * {spec.name}: {spec.kind}{asked}{normalized}{gate}")
-    return ["", "reward:", *lines, f"  a failure of one: {reward.on_error}"] if lines else []
+    return (
+        [
+            "",
+            "reward:",
+            *lines,
+            f"  a failure of one: {reward.on_error}, or its worst value where an answer brings it about",
+        ]
+        if lines
+        else []
+    )
 
 
 def _steps_of_reasoning(value: Mapping[str, Any]) -> list[str]:

@@ -27,7 +27,7 @@ from oger_recipe.evaluation.scores import Column, score_table
 from oger_recipe.files import atomic_write, to_json
 from oger_recipe.progress import ShownReplies
 from oger_recipe.rewards.by_steps import step_lines
-from oger_recipe.rewards.compose import ON_ERROR, Rewards, rewards_of, with_fixed_rewards
+from oger_recipe.rewards.compose import ON_ERROR, Rewards, cost_of_failures, rewards_of, with_fixed_rewards
 from oger_recipe.rewards.entries import entry_problems, models_of, sources_of
 from oger_recipe.rewards.grading.pool import GradingPool
 from oger_recipe.rewards.kinds import SourceSpec, Surroundings, make_source
@@ -188,7 +188,7 @@ def _say_errors(scored: _Scored, on_error: str) -> None:
             )
             if ON_ERROR[on_error].stops:
                 raise RecipeError(f"{text} (oger.reward.on_error stop: nothing was written)")
-            print(f"note: {text}; oger.reward.on_error {on_error} says what that costs", flush=True)
+            print(f"note: {text}; {cost_of_failures(on_error)}", flush=True)
 
 
 class _Watched:
@@ -343,7 +343,11 @@ class _Scored:
         rule = [self.answers.graded[number].verdict.reward for number in scored]
         lengths = [len(self.answers.responses[number].text) for number in scored]
         notes = ["r: correlation over all answers; length: characters"]
-        notes += [f"{self.dropped} groups would have no advantage (oger.reward.on_error)"] if self.dropped else []
+        notes += (
+            [f"{self.dropped} groups would have no advantage (oger.reward.on_error, on_overflow)"]
+            if self.dropped
+            else []
+        )
         return "\n".join([score_table(columns | {"reward": total}, rule, lengths), *notes])
 
 

@@ -242,6 +242,12 @@ def _sources(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
             f"oger.reward.on_error {how} is for {_listed((*GROUP_ESTIMATORS, 'rloo'))}, not {estimator}, which "
             "compares groups with each other, or trains a critic on all of them: use zero, neutral or stop"
         )
+    for entry in listed if estimator not in (*GROUP_ESTIMATORS, "rloo") else ():
+        if entry.get("on_overflow") == "drop_group":
+            yield (
+                f"oger.reward.sources: {entry['name']!r} has on_overflow drop_group, which is for "
+                f"{_listed((*GROUP_ESTIMATORS, 'rloo'))}, not {estimator}: use worst"
+            )
 
 
 def _in_its_order(value: Mapping[str, Any], estimator: str, oger: OgerSettings) -> Iterator[str]:

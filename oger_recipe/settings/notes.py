@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
+from oger_recipe.rewards.entries import sources_of
 from oger_recipe.settings.effects import without_effect
 from oger_recipe.settings.machine import gpus_by_role
 from oger_recipe.settings.oger import OgerSettings
@@ -38,13 +39,24 @@ def notes(value: Mapping[str, Any], default: Callable[[str], Any]) -> list[str]:
         gpus = gpus_by_role(value).get("reference")
         where = f"takes {gpus} GPUs" if gpus else "shares the policy's GPUs"
         remarks.append(f"KL is on (algo.kl.init_coef {value['algo.kl.init_coef']}): a reference model {where}")
-    remarks += _of_steps(value, oger)
+    remarks += [*_of_steps(value, oger), *_of_worst(value, oger)]
     if value["rollout.top_p"] < 1 or value["oger.top_k"] > 0:
         remarks.append(
             "rollouts are sampled from a part of the vocabulary (rollout.top_p, oger.top_k), while the policy's "
             "log-probabilities are of all of it"
         )
     return remarks
+
+
+def _of_worst(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
+    """Of sources whose worst value nobody knows; the recipe has been found right."""
+    unknown = [spec.name for spec in sources_of(oger.reward.sources) if spec.learns_lowest]
+    if unknown:
+        yield (
+            f"oger.reward.sources: how low values of {', '.join(unknown)} go is not known: a response that is too "
+            "long, or brings about another failure, is worth the worst value of the run so far; the key worst "
+            "declares one"
+        )
 
 
 def _of_steps(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:

@@ -19,9 +19,10 @@ def named_source(item: Any) -> dict[str, Any]:
     if not isinstance(item, Mapping) or not all(isinstance(item.get(key), str) for key in ("name", "kind")):
         raise ArgumentTypeError("a list of mappings with a name and a kind, such as [{name: rule, kind: verifier}]")
     entry = dict(item)
-    if isinstance(entry.get("weight"), str):  # YAML reads 1e-3 as a text
-        with contextlib.suppress(ValueError):
-            entry["weight"] = float(entry["weight"])
+    for key in ("weight", "worst"):
+        if isinstance(entry.get(key), str):  # YAML reads 1e-3 as a text
+            with contextlib.suppress(ValueError):
+                entry[key] = float(entry[key])
     return entry
 
 
@@ -39,8 +40,9 @@ class RewardSettings(Section):
     )
     on_error: str = setting(
         "zero",
-        "what a source that fails costs: its value is 0 (zero), it counts as not listed (neutral), the group has no "
-        "advantage in this step (drop_group), or the run stops (stop)",
+        "what a source costs that fails by no doing of the answer: its value is 0 (zero), it counts as not listed "
+        "(neutral), the group has no advantage in this step (drop_group), or the run stops (stop), at any failure; "
+        "what an answer brings about is worth the source's worst value",
         choices=ON_ERROR,
     )
     engine_memory_gb: float = setting(

@@ -28,9 +28,11 @@ from transformers import (
     Qwen2ForTokenClassification,
 )
 
+from oger_recipe.algorithm.steps import CREDITS
 from oger_recipe.errors import RecipeError
+from oger_recipe.rewards.compose import Rewards, rewards_of
 from oger_recipe.rewards.entries import entry_problems, sources_of
-from oger_recipe.rewards.kinds import Surroundings, make_source
+from oger_recipe.rewards.kinds import SourceSpec, Surroundings, make_source
 from oger_recipe.rewards.models.cache import Cached, VerdictCache
 from oger_recipe.rewards.models.in_process import ProcessPlace
 from oger_recipe.rewards.models.keys import ProcessKeys
@@ -40,7 +42,7 @@ from oger_recipe.rewards.models.step_formats import FORMATS
 from oger_recipe.rewards.models.step_models import step_reply
 from oger_recipe.rewards.models.step_text import StepWriter, verdict_tokens
 from oger_recipe.rewards.models.tokens import load_tokenizer, plain_tokens, tokens_of
-from oger_recipe.rewards.sources import Group, Scores
+from oger_recipe.rewards.sources import ANSWER, Group, Scores
 from oger_recipe.tasks.known_judges import good_until, save_prm
 
 QUESTION = "What is 2 + 2 + 2?"
@@ -267,7 +269,7 @@ def test_a_tag_that_text_makes_in_another_way_costs_the_row_and_shifts_nothing(l
     write = StepWriter(ProcessKeys(model="m", format="math_shepherd", tag="*"), tokenizer)
     assert write.write("?", ["a * b", "c"]) == write.write("?", ["a   b", "c"])
     assert write.write("?", ["a \u2460 b", "c"]) == Failed(
-        "the text for the model has 3 tags for 2 steps of reasoning"
+        "the text for the model has 3 tags for 2 steps of reasoning", ANSWER
     )
 
 
@@ -441,3 +443,74 @@ def test_scores_are_kept_for_the_same_question_alone(random_models: dict[str, Pa
     heads = {"model": str(random_models["three"]), "format": "trl"}
     assert [cached(**heads, good_label=label) for label in (1, 2, 1)] == [[False] * 4, [False] * 4, [True] * 4]
     assert cached(adapter=str(random_models["lora"])) == [True] * 4
+
+
+# ---- a response that is too long for the model
+
+CUT = {"on_overflow": "truncate"}
+WRONG = ["~ 2 + 2 = 5.\n\n", "So it is 5."]
+PADDED = [WRONG[0], WRONG[1] + " and so" * 50]  # past a window of 100 tokens
+
+
+def paid(entry: dict[str, Any], rows: list[list[str]], *, by_steps: bool) -> Rewards:
+    """The rewards of one group by a PRM with a window of 100 tokens."""
+    listed = {"name": "prm", "kind": "process", "place": "process", "max_model_len": 100} | entry
+    assert not [*entry_problems([listed])]
+    (spec,) = sources_of([listed])
+    source = make_source(spec, Surroundings(None, None))  # type: ignore[arg-type]
+    return rewards_of([group(rows)], [source], [spec], on_error="zero", by_steps=by_steps)
+
+
+@pytest.mark.parametrize("by_steps", [False, True])
+@pytest.mark.parametrize("credit", CREDITS)
+@pytest.mark.parametrize("weight", [1.0, 0.5])
+def test_the_same_wrong_answer_earns_no_more_where_it_is_too_long(known, weight, credit, by_steps) -> None:
+    entry = {"model": str(known["trl"]), "format": "trl", "scale": "difference", "credit": credit, "weight": weight}
+    rewards = paid(entry, [WRONG, PADDED, STEPS[0]], by_steps=by_steps)
+    short, padded, right = rewards.total[0].tolist()
+    steps = 2 if by_steps and credit == "sum" else 1  # of which each is paid
+    assert (short, padded) == (pytest.approx(-weight * steps, abs=1e-4),) * 2 and right > 0
+    assert rewards.said["prm"][0].isnan().tolist() == [False, True, False] and len(rewards.errors["prm"]) == 1
+    assert rewards.metrics["prm/overflow"] == pytest.approx(1 / 3)
+    assert rewards.said_of_steps["prm"][0, 1].isnan().all()  # what it is worth was not said
+    assert rewards.metrics["prm/steps"] == 2.5
+
+
+def test_a_negative_weight_pays_the_least_for_the_highest_score(known) -> None:
+    rewards = paid({"model": str(known["trl"]), "format": "trl"}, [WRONG, PADDED, STEPS[0]], by_steps=False)
+    assert rewards.total[0].tolist() == pytest.approx([0, 0, 1], abs=1e-4)
+    listed = SourceSpec("prm", "process", -1.0, keys=ProcessKeys(
+        model=str(known["trl"]), format="trl", place="process", max_model_len=100))  # fmt: skip
+    source = make_source(listed, Surroundings(None, None))  # type: ignore[arg-type]
+    rewards = rewards_of([group([WRONG, PADDED, STEPS[0]])], [source], [listed], on_error="zero")
+    assert rewards.total[0].tolist() == pytest.approx([0, -1, -1], abs=1e-4)
+
+
+@pytest.mark.parametrize("form", ["trl", "math_shepherd"])
+def test_what_the_window_takes_is_judged_where_the_entry_says_truncate(known, form) -> None:
+    long = ["Good.\n\n", "Fine.\n\n", "Good." + " and so" * 50, "~ all in vain."]
+    entry = {"model": str(known[form]), "format": form, "scale": "difference", "on_overflow": "truncate"}
+    rewards = paid(entry, [long, STEPS[0], ["a" * 300]], by_steps=True)
+    assert rewards.steps is not None
+    assert rewards.steps.rewards[0, 0].tolist() == pytest.approx([1, 1, -1, -1], abs=1e-4)
+    assert rewards.steps.rewards[0, 2].tolist() == [-1, 0, 0, 0]  # nothing of it is within the window
+    assert rewards.metrics["prm/overflow"] == pytest.approx(2 / 3) and rewards.errors["prm"].keys() == {2}
+    assert paid(entry, [long], by_steps=False).total.item() == pytest.approx(-1)  # its lowest
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"kind": "judge", "model": "m", "plugin": "grade"} | CUT, "hangs on the end"),
+        ({"kind": "classifier", "model": "m"} | CUT, "use worst, or drop_group"),
+        ({"kind": "process", "model": "m", "format": "trl", "url": "http://h/v1"} | CUT, "or an engine"),
+        ({"kind": "process", "scorer": "implicit", "model": "m", "reference": "n"} | CUT, "for scorers"),
+        ({"kind": "classifier", "model": "m", "on_overflow": "none"}, "on_overflow 'none' is unknown"),
+        ({"kind": "judge", "model": "m", "plugin": "grade", "worst": -1}, "gives 0 to 1, so that it is known"),
+        ({"kind": "process", "model": "m", "format": "trl", "scale": "difference", "worst": -1}, "gives -1 to 1"),
+        ({"kind": "bonus", "worst": 0}, "the bonus does not fail"),
+        ({"kind": "classifier", "model": "m", "worst": "low"}, "worst 'low': it has to be a finite number"),
+    ],
+)
+def test_what_cannot_be_worth_anything_is_told_so(entry, said) -> None:
+    assert said in "\n".join(entry_problems([{"name": "s"} | entry]))

@@ -74,23 +74,15 @@ def notes(maker: Any) -> list[str]:
     return [event["text"] for event in read_jsonl(maker.run_dir / "events.jsonl") if event["event"] == "note"]
 
 
-# ---- oger.reward.on_error: rule * 2 * judge, where a refusal and a fault of the server have no value
+# ---- rule * 2 * judge, where a refusal, which an answer can talk a judge into, and a request that the server breaks
+# down over while it answers others, have no value: they are worth the judge's worst one, whatever on_error says
 
 
-@pytest.mark.parametrize(
-    ("on_error", "totals", "expected"),
-    [
-        # A failed row has the value 0, and so 0 altogether. The group's mean is 0.5.
-        ("zero", [2, 0, 2, 0, 2, 0, 0, 0], [1, -1, 1, -1, 1.5, -0.5, -0.5, -0.5]),
-        # A failed row has the rule's 1. The group's mean is 1.
-        ("neutral", [2, 0, 2, 0, 2, 0, 1, 1], [1, -1, 1, -1, 1, -1, 0, 0]),
-        ("drop_group", [2, 0, 2, 0, 2, 0, 1, 1], [1, -1, 1, -1, 0, 0, 0, 0]),
-    ],
-)
-def test_what_a_failed_verdict_costs(step, server, on_error, totals, expected):
+@pytest.mark.parametrize("on_error", ["zero", "neutral", "drop_group"])
+def test_what_a_failed_verdict_costs(step, server, on_error):
     maker = step(server, "--oger.reward.on_error", on_error)
-    assert maker.rewards.total.flatten().tolist() == totals
-    assert advantages(maker) == pytest.approx(expected)
+    assert maker.rewards.total.flatten().tolist() == [2, 0, 2, 0, 2, 0, 0, 0]
+    assert advantages(maker) == pytest.approx([1, -1, 1, -1, 1.5, -0.5, -0.5, -0.5])  # the group's mean is 0.5
 
     metrics = maker.metrics
     assert (metrics["reward/judge/failed"], metrics["reward/rule/failed"]) == (2, 0)
@@ -104,6 +96,23 @@ def test_what_a_failed_verdict_costs(step, server, on_error, totals, expected):
     assert example["uid"] == "u1" and example["responses"] == SECOND and "I refuse" in example["error"]
     (note,) = notes(maker)
     assert "reward source judge failed on 2 of 8 rows of step 1" in note and f"on_error {on_error} says" in note
+
+
+@pytest.mark.parametrize(
+    ("on_error", "totals", "expected"),
+    [
+        # A failed row has the value 0, and so 0 altogether. The group's mean is 0.5.
+        ("zero", [2, 0, 2, 0, 2, 0, 0, 0], [1, -1, 1, -1, 1.5, -0.5, -0.5, -0.5]),
+        # A failed row has the rule's 1. The group's mean is 1.
+        ("neutral", [2, 0, 2, 0, 2, 0, 1, 1], [1, -1, 1, -1, 1, -1, 0, 0]),
+        ("drop_group", [2, 0, 2, 0, 2, 0, 1, 1], [1, -1, 1, -1, 0, 0, 0, 0]),
+    ],
+)
+def test_what_no_answer_brings_about_costs_what_on_error_says(step, server, on_error, totals, expected):
+    server.answer = lambda prompt, count: (429, {}) if prompt in (MUTE, BROKEN) else judged(prompt, count)
+    maker = step(server, "--oger.reward.on_error", on_error)
+    assert maker.rewards.total.flatten().tolist() == totals
+    assert advantages(maker) == pytest.approx(expected)
 
 
 def test_a_run_can_stop_instead(step, server, tmp_path):
@@ -214,3 +223,65 @@ def test_a_run_that_goes_on_pays_for_the_verdicts_of_its_lost_step_once(step, se
     assert second.metrics["reward/judge/cached"] == pytest.approx(7 / 8)
     other = step(server, number=2, cache=False)
     assert values(other)[:6] == [None] * 6 and len(server.asked) > asked + 1
+
+
+# ---- what an answer brings about is never worth more than the worst verdict
+
+RIDER = """
+def rm_preprocess(text_prompts, text_responses, tgt_tokenizer):
+    return list(text_responses)
+def rm_postprocess(results):
+    return [{"good": 0.0, "bad": -1.0}[result] for result in results]
+"""
+PADDED, FILTERED = BAD + " word" * 40, "filtered"  # past the window; refused
+TOO_LONG = "This model's maximum context length is 32 tokens. However, your messages have 51 tokens."
+
+
+def rides(prompt: str, count: int) -> tuple[int, Any]:
+    """-1 for a bad response, 0 for a good one, and no verdict where the response has seen to that."""
+    if prompt == PADDED:
+        return 400, {"message": TOO_LONG}
+    refusals = {FILTERED: (400, {"code": "content_filter"}), BROKEN: (500, {"error": "KeyError"})}
+    return refusals[prompt] if prompt in refusals else says(prompt)
+
+
+@pytest.mark.parametrize("worst", [{"worst": -1.0}, {}], ids=["declared", "of the run so far"])
+@pytest.mark.parametrize("on_error", ["zero", "neutral"])
+def test_a_wrong_answer_earns_no_more_where_it_keeps_the_judge_from_a_verdict(step, server, tmp_path, on_error, worst):
+    server.answer = rides
+    (tmp_path / "rider.py").write_text(RIDER)
+    ways = [[GOOD, BAD, PADDED, FILTERED], [GOOD, BROKEN, MUTE, BAD]]
+    maker = step(server, "--oger.reward.on_error", on_error, groups=ways, combine="add", weight=1, plugin="rider.py",
+                 **worst)  # fmt: skip
+    assert maker.rewards.total.tolist() == [[1, 0, 0, 0], [1, 0, 0, 0]]  # the rule's 1, less what the rider takes off
+    assert maker.metrics["reward/judge/overflow"] == 1 / 8 and maker.metrics["reward/judge/failed"] == 4
+    assert values(maker) == [0, -1, None, None, 0, None, None, -1]  # of those it said nothing
+
+
+def test_the_worst_of_the_run_so_far_outlasts_a_step_in_which_nobody_gets_a_verdict(step, server, tmp_path):
+    server.answer = rides
+    (tmp_path / "rider.py").write_text(RIDER)
+    keys = {"combine": "add", "weight": 1, "plugin": "rider.py"}
+    maker = step(server, groups=[[GOOD, BAD, GOOD, GOOD]], **keys)
+    again = step(server, groups=[[PADDED] * 4], number=2, **keys)
+    assert again.rewards.total.tolist() == [[1] * 4]  # this one knows nothing of the step before
+    again.reward_sources.resume(1, maker.run_dir)  # a run that goes on does
+    again.make_experience_batch(again.rollouts.samples)
+    assert again.rewards.total.tolist() == [[0] * 4]
+
+
+def test_a_server_that_answers_nobody_is_no_answers_doing(step, server, tmp_path):
+    server.answer = lambda prompt, count: (500, {"error": "the engine is dead"})
+    (tmp_path / "rider.py").write_text(RIDER)
+    keys = {"worst": -1.0, "combine": "add", "plugin": "rider.py"}
+    maker = step(server, "--oger.reward.on_error", "drop_group", groups=[FIRST], **keys)
+    assert maker.rewards.dropped.tolist() == [True] and advantages(maker) == [0] * 4
+
+
+def test_the_group_of_a_row_that_is_too_long_may_be_left_out_instead(step, server, tmp_path):
+    server.answer = rides
+    (tmp_path / "rider.py").write_text(RIDER)
+    ways = [[GOOD, BAD, PADDED, BAD], [GOOD, BAD, FILTERED, BAD]]
+    maker = step(server, groups=ways, combine="add", weight=1, plugin="rider.py", on_overflow="drop_group")
+    assert maker.rewards.dropped.tolist() == [True, False]
+    assert maker.rewards.total.tolist() == [[1, 0, 1, 0], [1, 0, 0, 0]]

@@ -192,7 +192,7 @@ def compared(values: list[float]) -> list[float]:
 @pytest.mark.parametrize("micro_batch", ["4", "2"])
 def test_gdpo_compares_each_source_in_its_group_and_then_the_sums_in_the_batch(maker, rows, micro_batch: str) -> None:
     made = maker(
-        {"name": "long", "kind": "mine_of_steps:length", "weight": 0.5},
+        {"name": "long", "kind": "mine_of_steps:length", "weight": 0.5, "worst": 0.0},
         flags=("--algo.advantage.estimator", "gdpo", f"--rollout.micro_batch_size={micro_batch}"),
     )
     found = advantages(made.make_experience_batch(rows()))

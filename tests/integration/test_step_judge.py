@@ -14,7 +14,7 @@ from oger_recipe.rewards.entries import entry_problems, sources_of
 from oger_recipe.rewards.kinds import Surroundings, make_source
 from oger_recipe.rewards.models.cache import VerdictCache
 from oger_recipe.rewards.models.place import Reply, Sampling
-from oger_recipe.rewards.sources import Group, Scores
+from oger_recipe.rewards.sources import ANSWER, Group, Scores
 from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.seeds import stable_seed
@@ -99,8 +99,9 @@ def test_steps_before_the_first_wrong_one_are_good(judge: Path, tmp_path: Path) 
     source = source_of(cache=VerdictCache(tmp_path / "cache"), **keys)
     for share in (0.0, 1.0):  # the second time replies are kept ones
         scores = asked(source)
-        assert steps_of(scores) == [[1, 1, 1], [1, 0, 0], [1], []]
-        assert scores.values[0, :3].tolist() == [1, 0, 1] and scores.values[0, 3].isnan()
+        # A verdict that an answer may have talked the judge out of: the worst stands beside its error.
+        assert steps_of(scores) == [[1, 1, 1], [1, 0, 0], [1], [0]]
+        assert scores.values[0].tolist() == [1, 0, 1, 0] and scores.causes == {(0, 3): ANSWER}
         assert scores.errors == {
             (
                 0,

@@ -9,8 +9,10 @@ from oger_recipe.rewards.sources import Group
 from oger_recipe.rewards.verdict import Graded, Verdict
 
 
-def group(rewards: list[float], *, errors: dict[int, str] | None = None, **facts: Any) -> Group:
-    """Rows with these verified rewards, right where they are 1."""
+def group(
+    rewards: list[float], *, errors: dict[int, str] | None = None, unreadable: bool = False, **facts: Any
+) -> Group:
+    """Rows with these verified rewards, right where they are 1; unreadable: errors are the reference answer's."""
     n = len(rewards)
     known = {
         "uid": "u", "prompt": "?", "question": "?", "task": "gsm8k", "answer": "42", "row": {}, "teachers": [],
@@ -18,7 +20,11 @@ def group(rewards: list[float], *, errors: dict[int, str] | None = None, **facts
         "similarity": [math.nan] * n, "entropy": [0.0] * n,
     }  # fmt: skip
     graded = [
-        Graded(Verdict(reward, float(reward == 1), "", {"format": reward / 2}), (errors or {}).get(row))
+        Graded(
+            Verdict(reward, float(reward == 1), "", {"format": reward / 2}),
+            (errors or {}).get(row),
+            unreadable=unreadable,
+        )
         for row, reward in enumerate(rewards)
     ]
     return Group(**(known | {"graded": graded} | facts))

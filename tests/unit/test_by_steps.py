@@ -125,9 +125,11 @@ def test_a_failed_factor_is_zero_or_is_passed_by_for_all_steps() -> None:
 
 def test_where_the_first_source_failed_the_next_one_begins() -> None:
     listed = [(process(), {}), (Says([3.0] * 3), {"combine": "mul"})]
-    found = composed(*listed, on_error="neutral", errors={0: "not graded"})
+    found = composed(*listed, on_error="neutral", errors={0: "not graded"}, unreadable=True)
     assert of_steps(found)[0] == [1.5, 0.75, 3.0]
-    found = composed((Says([3.0] * 3), {"combine": "mul"}), on_error="neutral", errors={0: "not graded"})
+    found = composed(
+        (Says([3.0] * 3), {"combine": "mul"}), on_error="neutral", errors={0: "not graded"}, unreadable=True
+    )
     assert of_steps(found)[0] == [0, 0, 3.0]
     assert found.steps is not None and found.steps.of_response[0, 0] == 3.0
 
@@ -150,7 +152,8 @@ BEYOND = [[0.5, 0.25, 1.0], [0.75, 1.0, NAN], [0.25, -0.5, NAN]]
 def test_a_reward_for_a_step_that_a_response_does_not_have_is_a_failure(steps: Any) -> None:
     found = composed((process(steps), {}))
     assert found.errors["s1"] == {1: "it gave a reward to step 2 of a response with 1"}
-    assert of_steps(found) == [[0.5, 0.25, 2.0], [0.5, 0, 0], [0.25, -0.5, 0]]
+    # Its step is paid the least that the source gave to a response, 0.25 - 0.5.
+    assert of_steps(found) == [[0.5, 0.25, 2.0], [0.25, 0, 0], [0.25, -0.5, 0]]
     closed = composed((process(steps), {"gate": "rule_equals_1"}))
     assert closed.errors["s1"] == {}  # nobody asked
 

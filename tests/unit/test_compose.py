@@ -145,11 +145,11 @@ def test_only_groups_in_which_a_source_failed_are_dropped() -> None:
 
 
 def test_an_answer_that_was_not_graded_is_a_failure_of_the_verifier() -> None:
-    groups = [group([0.0, 1.0], errors={0: "killed"}), group([1.0, 0.0])]
+    groups = [group([0.0, 1.0], errors={0: "no such reference"}, unreadable=True), group([1.0, 0.0])]
     found = composed((Says([[2.0, 2.0], [2.0, 2.0]]), {"combine": "mul"}), on_error="neutral", groups=groups)
     # Its row begins with the second source, as if the first were not listed.
     assert found.total.tolist() == [[2.0, 2.0], [2.0, 0.0]]
-    assert found.errors["rule"] == {0: "killed"}
+    assert found.errors["rule"] == {0: "no such reference"}
     assert composed((Says([[2.0] * 2] * 2), {}), on_error="drop_group", groups=groups).dropped.tolist() == [
         True,
         False,
@@ -177,7 +177,7 @@ def test_rows_behind_a_closed_gate_and_rows_that_failed_are_not_compared_with() 
     assert found.terms["s1"][0].tolist() == pytest.approx([-half, half, 0.0, 0.0], abs=1e-5)
     assert found.terms["s1"][1].tolist() == [0.0] * 4
     later = composed((source, {"gate": "rule_nonzero", "normalize": "running"}))
-    assert later.running["s1"] == Running(5, 3.2, pytest.approx(6.8))  # 1, 3, 4, 4, 4
+    assert later.running["s1"] == Running(5, 3.2, pytest.approx(6.8), 1.0, 4.0)  # 1, 3, 4, 4, 4
 
 
 def test_values_are_compared_with_all_of_the_run_so_far() -> None:
@@ -192,7 +192,8 @@ def test_values_are_compared_with_all_of_the_run_so_far() -> None:
     second = step([2.0, 6.0], first.running)  # 1, 3, 2, 6: mean 3, std sqrt(14 / 3)
     root = math.sqrt(14 / 3)
     assert second.total[0].tolist() == pytest.approx([-2 / root, 6 / root], abs=1e-5)
-    assert second.running == {"a": Running(4, 3.0, pytest.approx(14.0))}
+    # b is compared with nothing, but how low its values go is known from them alone.
+    assert second.running == {"a": Running(4, 3.0, pytest.approx(14.0), 1.0, 6.0), "b": Running(4, 0, 0, 0, 0)}
     assert step([2.0, 6.0]).total[0].tolist() == pytest.approx([-math.sqrt(2), math.sqrt(2)], abs=1e-5)
 
 

@@ -18,7 +18,7 @@ from oger_recipe.rewards.models.asking import Judged
 from oger_recipe.rewards.models.keys import ProcessKeys
 from oger_recipe.rewards.models.place import Reply
 from oger_recipe.rewards.models.process import ProcessSource
-from oger_recipe.rewards.sources import Scores
+from oger_recipe.rewards.sources import ANSWER, Scores
 
 
 class Scorer:
@@ -127,8 +127,10 @@ def test_a_row_fails_alone_whose_scores_are_not_one_for_each_step() -> None:
         (1, 0): "1 scores came for 2 steps of reasoning",
         (1, 1): "the row has no steps of reasoning",
     }
-    assert numbers(scores.values) == [[None, 0.5], [None, None]]
-    assert numbers(scores.steps) == [[[None], [0.5]], [[None], [None]]]
+    # What stands beside an error is the worst that the source could have said.
+    assert scores.causes == dict.fromkeys(scores.errors, ANSWER)
+    assert numbers(scores.values) == [[0, 0.5], [0, None]]
+    assert numbers(scores.steps) == [[[0, 0, 0], [0.5, None, None]], [[0, 0, None], [None, None, None]]]
 
 
 def test_a_reply_that_failed_costs_its_own_row_and_has_its_reason() -> None:
@@ -144,7 +146,7 @@ def test_groups_whose_steps_are_not_known_fail_and_the_run_says_what_that_costs(
     source = ProcessSource(ProcessKeys(model="m", format="trl"), Scorer())
     spec = SourceSpec("prm", "process", keys=source.keys)
     rewards = rewards_of([group([1.0, 0.0])], [source], [spec], on_error="drop_group")
-    assert rewards.errors == {"prm": dict.fromkeys((0, 1), "the row has no steps of reasoning")}
+    assert rewards.errors == {"prm": dict.fromkeys((0, 1), "the row's steps of reasoning are not known")}
     assert rewards.dropped.tolist() == [True]
 
 

@@ -12,7 +12,7 @@ from oger_recipe.embedding.similarity import Similarity
 from oger_recipe.files import append_json
 from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts
 from oger_recipe.plugin.controller.step_metrics import info_value
-from oger_recipe.rewards.compose import ON_ERROR
+from oger_recipe.rewards.compose import ON_ERROR, cost_of_failures
 from oger_recipe.rewards.samples import worst_examples
 from oger_recipe.rewards.sources import Group
 from oger_recipe.run_folder.records import event
@@ -65,8 +65,7 @@ class SourceGuard:
                 raise RuntimeError(f"{text} (oger.reward.on_error stop)")
             if source not in self._said:
                 self._said.add(source)
-                cost = f"{text}; oger.reward.on_error {self._on_error} says what that costs"
-                event(self._run_dir, "note", text=f"note: {cost}")
+                event(self._run_dir, "note", text=f"note: {text}; {cost_of_failures(self._on_error)}")
 
 
 class EngineGuard:

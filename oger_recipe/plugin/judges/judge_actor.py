@@ -22,6 +22,7 @@ from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt
 from oger_recipe.rewards.models.step_engine import step_arguments, without_adapter
 from oger_recipe.rewards.models.step_models import step_reply
 from oger_recipe.rewards.models.tokens import tokens_of
+from oger_recipe.rewards.sources import ANSWER, OVERFLOW
 
 _EVERY_S = 1.0  # between two signs of life
 _SHOWN = 500  # characters of a reason
@@ -31,6 +32,10 @@ Numbered = list[tuple[int, Reply]]
 
 class CannotLoad(Exception):
     """vLLM's reason, in one line: its own exceptions do not all travel between processes."""
+
+
+class _TooLong(ValueError):
+    """A prompt is longer than the model reads."""
 
 
 class JudgeActor:
@@ -160,8 +165,10 @@ class JudgeActor:
             try:
                 self._require_room(tokens, room)
                 self._engine.add_request(str(number), {"prompt_token_ids": tokens}, params[number])
+            except _TooLong as error:
+                ready.append((number, Reply(error=str(error), cause=OVERFLOW)))
             except Exception as error:  # whatever vLLM has against this prompt
-                ready.append((number, Reply(error=str(error))))
+                ready.append((number, Reply(error=str(error), cause=ANSWER)))
         said = -math.inf
         while self._engine.has_unfinished_requests():
             done = [(int(output.request_id), output) for output in self._engine.step() if output.finished]
@@ -176,9 +183,9 @@ class JudgeActor:
         return tokens_of(self._tokenizer, prompt)
 
     def _require_room(self, tokens: Sequence[int], room: int) -> None:
-        """Raises ValueError for a prompt that is too long."""
+        """Raises _TooLong for a prompt that is."""
         if len(tokens) + room > self._longest:
-            raise ValueError(
+            raise _TooLong(
                 f"the prompt has {len(tokens)} tokens, and {self._keys.model} reads {self._longest} in all "
                 "(max_model_len)"
             )
@@ -220,4 +227,4 @@ def _measured(output: Any) -> Reply:
     if len(numbers) != 1:
         return Reply(error=f"its head gives {len(numbers)} numbers, and a reward model's gives one")
     (value,) = numbers
-    return Reply(value=value) if math.isfinite(value) else Reply(error=f"its head gives {value}")
+    return Reply(value=value) if math.isfinite(value) else Reply(error=f"its head gives {value}", cause=ANSWER)

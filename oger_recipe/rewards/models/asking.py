@@ -13,7 +13,7 @@ from torch import Tensor
 from oger_recipe.rewards.models.keys import ClassifierKeys, WriterKeys
 from oger_recipe.rewards.models.place import Likelihoods, Place, Reply, Sampling
 from oger_recipe.rewards.models.plugin import Failed
-from oger_recipe.rewards.sources import Group, Scores
+from oger_recipe.rewards.sources import OVERFLOW, Group, Scores
 
 _T = TypeVar("_T")
 _PROMPT = "rm_prompt"  # the column that is read where an entry names none
@@ -22,13 +22,20 @@ _PROMPT = "rm_prompt"  # the column that is read where an entry names none
 @dataclass(frozen=True)
 class Judged:
     """What came of one question: a value, or an error; unparsed: the judge replied, without a verdict in it; steps:
-    rewards of the steps of reasoning in what was judged."""
+    rewards of the steps of reasoning in what was judged; cause: OVERFLOW or ANSWER of sources.py where what was judged
+    may have brought the error about, and OVERFLOW also where some of it was left out."""
 
     value: float = float("nan")
     error: str | None = None
     reply: Reply | None = None
     unparsed: bool = False
     steps: tuple[float, ...] = ()
+    cause: str | None = None
+
+    @classmethod
+    def failed(cls, reply: Reply) -> Judged:
+        """What comes of a reply that is none."""
+        return cls(error=reply.error, cause=reply.cause)
 
 
 class RewardModel(Protocol):
@@ -57,14 +64,17 @@ def score_rows(
     there = [question for question in questions if not isinstance(question, Failed)]
     found, metrics = ask([prompt for prompt, _ in there], [judged for _, judged in there]) if there else ([], {})
     replies = iter(found)
-    values, errors, steps = torch.full(wanted.shape, torch.nan), {}, {}
+    values, errors, steps, causes = torch.full(wanted.shape, torch.nan), {}, {}, {}
     for place, question in zip(places, questions, strict=True):
-        each = Judged(error=question.reason) if isinstance(question, Failed) else next(replies)
+        each = Judged.failed(no_reply(question)) if isinstance(question, Failed) else next(replies)
         values[place], steps[place] = each.value, each.steps
         if each.error is not None:
             errors[place] = each.error
-    metrics = {**metrics, "seconds": time.monotonic() - started}
-    return Scores(values, errors=errors, metrics=metrics, steps=_of_steps(steps, wanted))
+        if each.cause is not None:
+            causes[place] = each.cause
+    overflow = sum(cause == OVERFLOW for cause in causes.values()) / max(len(places), 1)
+    metrics = {**metrics, "overflow": overflow, "seconds": time.monotonic() - started}
+    return Scores(values, errors=errors, metrics=metrics, steps=_of_steps(steps, wanted), causes=causes)
 
 
 def _of_steps(steps: Mapping[tuple[int, int], Sequence[float]], wanted: Tensor) -> Tensor | None:
@@ -127,7 +137,11 @@ def ask_about(
     if len(replies) != len(there):
         raise RuntimeError(f"{len(replies)} replies came to {len(there)} prompts")
     given = iter(replies)
-    return [Reply(error=text.reason) if isinstance(text, Failed) else next(given) for text in texts]
+    return [no_reply(text) if isinstance(text, Failed) else next(given) for text in texts]
+
+
+def no_reply(failed: Failed) -> Reply:
+    return Reply(error=failed.reason, cause=failed.cause)
 
 
 def shares(judged: Sequence[Judged]) -> dict[str, float]:

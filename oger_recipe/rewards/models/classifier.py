@@ -32,9 +32,7 @@ class Head:
 
     def judge(self, prompts: Sequence[str], responses: Sequence[Any]) -> list[Judged]:
         replies = ask_place(self.place, self.plugin.preprocess(prompts, responses), None)
-        return [
-            Judged(reply.value, reply=reply) if reply.error is None else Judged(error=reply.error) for reply in replies
-        ]
+        return [Judged(reply.value, reply=reply) if reply.error is None else Judged.failed(reply) for reply in replies]
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class CriticAndHead:
         both = [[responses[row], critiques[row].text] for row in there]
         read = iter(self.head.judge([prompts[row] for row in there], both))
         return [
-            replace(next(read), reply=critique) if critique.error is None else Judged(error=critique.error)
+            replace(next(read), reply=critique) if critique.error is None else Judged.failed(critique)
             for critique in critiques
         ]
 

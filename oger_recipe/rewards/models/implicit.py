@@ -14,7 +14,7 @@ from torch import Tensor
 
 from oger_recipe.algorithm.implicit import implicit_step_rewards, outcome_accuracy, pair_accuracy
 from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.models.asking import Judged, ask_about
+from oger_recipe.rewards.models.asking import Judged, ask_about, no_reply
 from oger_recipe.rewards.models.in_process import ProcessPlace
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.rewards.models.learning import Learner
@@ -40,8 +40,8 @@ class ImplicitScorer:
     def ask(self, prompts: Sequence[str], steps: Sequence[Sequence[str]]) -> list[Judged]:
         texts = self.write(prompts, steps)
         of_model, of_reference = ask_about(self._model, texts, self._model.log_probs), self.by_reference(texts)
-        errors = [one.error or other.error for one, other in zip(of_model, of_reference, strict=True)]
-        there = [row for row, error in enumerate(errors) if error is None]
+        failed = [one if one.error else other for one, other in zip(of_model, of_reference, strict=True)]
+        there = [row for row, reply in enumerate(failed) if reply.error is None]
         rewards = implicit_step_rewards(
             padded_log_probs([of_model[row].log_probs for row in there]),
             padded_log_probs([of_reference[row].log_probs for row in there]),
@@ -50,8 +50,8 @@ class ImplicitScorer:
         )
         found = iter(rewards.tolist())
         return [
-            Judged(steps=tuple(next(found)[: len(cut)])) if error is None else Judged(error=error)
-            for error, cut in zip(errors, steps, strict=True)
+            Judged(steps=tuple(next(found)[: len(cut)])) if reply.error is None else Judged.failed(reply)
+            for reply, cut in zip(failed, steps, strict=True)
         ]
 
     @cached_property
@@ -71,7 +71,7 @@ class ImplicitScorer:
         """Ask the reference, about each text once until `forget`."""
         new = [text for text in dict.fromkeys(texts) if isinstance(text, StepPrompt) and text not in self._known]
         self._known |= dict(zip(new, ask_about(self._reference, new, self._reference.log_probs), strict=True))
-        return [Reply(error=text.reason) if isinstance(text, Failed) else self._known[text] for text in texts]
+        return [no_reply(text) if isinstance(text, Failed) else self._known[text] for text in texts]
 
     def forget(self) -> None:
         self._known.clear()
@@ -96,7 +96,7 @@ class ImplicitSource:
 
     def __init__(self, keys: ImplicitKeys, scorer: ImplicitScorer) -> None:
         self.scorer = scorer
-        self._source = ProcessSource(keys, scorer, metrics=lambda judged: {})
+        self._source = ProcessSource(keys, scorer, metrics=lambda judged: {}, worst=None)
 
     def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
         as_read = [

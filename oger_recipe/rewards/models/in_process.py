@@ -18,6 +18,7 @@ from oger_recipe.rewards.models.likelihood import likelihood_reply, response_len
 from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt, Told
 from oger_recipe.rewards.models.step_models import load_step_model, step_logits, step_reply
 from oger_recipe.rewards.models.tokens import load_tokenizer, tokens_of
+from oger_recipe.rewards.sources import ANSWER, OVERFLOW
 
 _BATCH = 8
 _UNBOUNDED = 2**31  # tokens, of a model that says no limit
@@ -107,7 +108,10 @@ class ProcessPlace:
         longest = self._longest(model)
         tokens = dict(enumerate(prompts))
         refused = {
-            row: Reply(error=f"the prompt has {len(ids)} tokens, and {self._keys.model} reads {longest} in all")
+            row: Reply(
+                error=f"the prompt has {len(ids)} tokens, and {self._keys.model} reads {longest} in all",
+                cause=OVERFLOW,
+            )
             for row, ids in tokens.items()
             if len(ids) + room > longest
         }
@@ -249,4 +253,6 @@ def _unlike(tokens: set[int]) -> int:
 
 
 def _number(value: float) -> Reply:
-    return Reply(value=value) if torch.tensor(value).isfinite() else Reply(error=f"the head's number is {value}")
+    if torch.tensor(value).isfinite():
+        return Reply(value=value)
+    return Reply(error=f"the head's number is {value}", cause=ANSWER)

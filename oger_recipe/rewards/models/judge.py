@@ -12,6 +12,7 @@ from oger_recipe.rewards.models.place import Place, Reply, Sampling
 from oger_recipe.rewards.models.places import place_of
 from oger_recipe.rewards.models.plugin import Failed, Plugin
 from oger_recipe.rewards.models.plugins_of import of_judge
+from oger_recipe.rewards.sources import ANSWER
 
 if TYPE_CHECKING:
     from oger_recipe.rewards.kinds import SourceSpec, Surroundings
@@ -37,19 +38,19 @@ class Judge:
     def judge(self, prompts: Sequence[str], responses: Sequence[Any]) -> list[Judged]:
         replies = ask_place(self.place, self.plugin.preprocess(prompts, responses), self.sampling)
         read = iter(self.plugin.postprocess([reply.text for reply in replies if reply.error is None]))
-        return [_judged(reply, next(read)) if reply.error is None else Judged(error=reply.error) for reply in replies]
+        return [_judged(reply, next(read)) if reply.error is None else Judged.failed(reply) for reply in replies]
 
 
 def _judged(reply: Reply, value: float | None | Failed) -> Judged:
     if isinstance(value, Failed):
-        return Judged(error=value.reason, reply=reply)
+        return Judged(error=value.reason, reply=reply, cause=value.cause)
     return unparsed(reply) if value is None else Judged(value, reply=reply)
 
 
 def unparsed(reply: Reply, why: str = "no verdict in the judge's reply") -> Judged:
-    """Return what comes of a reply without a verdict that could be read."""
+    """Return what comes of a reply without a verdict that could be read: an answer can talk a judge out of one."""
     text = f"{why}, which ends {reply.text[-_SHOWN_CHARACTERS:]!r}"
-    return Judged(error=text, reply=reply, unparsed=True)
+    return Judged(error=text, reply=reply, unparsed=True, cause=ANSWER)
 
 
 def judge_metrics(judged: Sequence[Judged]) -> dict[str, float]:

@@ -12,7 +12,7 @@ from oger_recipe.embedding import PARTS
 from oger_recipe.ranges import COUNT, COUNT_OR_NONE, PART, POSITIVE, SHARE, WEIGHT
 from oger_recipe.rewards.keys import Keys, key
 from oger_recipe.rewards.models.place import Sampling
-from oger_recipe.rewards.models.plugin import FIRST, OF_STEPS, plugin_problem
+from oger_recipe.rewards.models.plugin import FIRST, OF_STEPS, plugin_problem, ready_made
 from oger_recipe.rewards.models.step_formats import FORMATS, SCORERS, Format
 from oger_recipe.seeds import stable_seed
 
@@ -30,6 +30,7 @@ _SHARED_BY_ENTRIES = (
     "model", "revision", "tokenizer", "tensor_parallel_size", "gpu_memory_utilization", "max_model_len", "dtype",
     "request_limit_s", "step_limit_s",
 )  # fmt: skip
+ON_OVERFLOW = ("worst", "truncate", "drop_group")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
@@ -71,6 +72,18 @@ class ModelKeys(Keys):
     max_model_len: int | None = key(None, "longest sequence, prompt and reply (default: the model's)", range=COUNT)
     dtype: str = key("auto", "of its weights; auto: the model's own, float32 on CPUs", choices=DTYPES)
     cache: bool = key(True, "keep its replies for the same question, also for other runs")
+    on_overflow: str = key(
+        "worst",
+        "what a row is worth whose text is longer than the model reads. worst: the worst value that the source gives; "
+        "truncate (tags and token heads of kind process): steps within the window have their scores, those behind it "
+        "the worst one; drop_group: its group has no advantage in this step",
+        choices=ON_OVERFLOW,
+    )
+
+    @property
+    def truncates(self) -> bool:
+        """Whether a text may be cut where the model's window ends, and still be judged."""
+        return False
 
     @property
     def runs_on(self) -> str:
@@ -114,6 +127,11 @@ class ModelKeys(Keys):
                 yield f"{each.name} is the server's own affair: leave it out, or leave out url"
             elif each.name in _OF_AN_ENGINE and self.runs_on == "process":
                 yield f"{each.name} is for an engine, and this model runs in this process"
+        if self.on_overflow == "truncate" and not self.truncates:
+            yield (
+                "on_overflow truncate is for scorers step_tag and token_head of kind process, in this process or an "
+                "engine: what others say hangs on the end of the text; use worst, or drop_group"
+            )
         if not _VARIABLE.fullmatch(self.api_key_env):  # not shown: it may be a key
             yield "api_key_env has to be the name of an environment variable, of capitals, digits and '_'"
         else:
@@ -170,6 +188,10 @@ class JudgeKeys(WriterKeys):
 
     plugin: str = key(help="file with rm_preprocess and rm_postprocess, or the name of a ready-made one")
 
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        return (0.0, 1.0) if self.plugin in ready_made() else None
+
     def combined(self) -> Iterator[str]:
         yield from super().combined()
         if self.plugin in OF_STEPS:
@@ -185,6 +207,10 @@ class PairwiseKeys(JudgeKeys):
     against: str = key(
         "answer", "what a response is compared with: the reference answer, or a teacher's", choices=OTHERS
     )
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return 0.0, 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,6 +299,11 @@ class StepKeys(ModelKeys):
     )
     aggregate: str = key("min", "what makes one number of the scores of a row's steps", choices=AGGREGATES)
 
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Of a row with one step."""
+        return (-1.0 if self.scale == "difference" else 0.0), 1.0
+
     def combined(self) -> Iterator[str]:
         yield from super().combined()
         if self.api != ModelKeys.api and self.scorer != "judge":
@@ -325,6 +356,10 @@ class ProcessKeys(StepKeys):
         return replace(FORMATS[self.format or "math_shepherd"], **own)
 
     @property
+    def truncates(self) -> bool:
+        return self.runs_on != "server"
+
+    @property
     def is_loaded_by_us(self) -> bool:
         return self.format is not None and self.written.scorer == "token_head"
 
@@ -370,6 +405,10 @@ class SimilarityKeys(Keys):
     low: float = key(0.65, "cosine up to which the value is `floor`", range=SHARE)
     high: float = key(0.85, "cosine from which the value is 1", range=SHARE)
     floor: float = key(0.1, "value of low similarity", range=SHARE)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return self.floor, 1.0
 
     def combined(self) -> Iterator[str]:
         if self.low >= self.high:

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from oger_recipe.rewards.models.place import Reply, StepPrompt
 from oger_recipe.rewards.models.plugin import Failed
 from oger_recipe.rewards.models.tokens import plain_tokens, tokens_of
+from oger_recipe.rewards.sources import ANSWER
 
 
 def written(tokenizer: Any, prompt: str, steps: Sequence[str]) -> StepPrompt | Failed:
@@ -28,7 +29,7 @@ def written(tokenizer: Any, prompt: str, steps: Sequence[str]) -> StepPrompt | F
         tokens += plain_tokens(tokenizer, step)
         ends.append(len(tokens) - 1)
         if ends[-1] == ends[-2]:
-            return Failed(f"step {number} of {len(steps)} has no token")
+            return Failed(f"step {number} of {len(steps)} has no token", ANSWER)
     return StepPrompt(tuple(tokens), tuple(ends))
 
 
@@ -50,7 +51,7 @@ def likelihood_reply(prompt: StepPrompt, log_probs: Sequence[float]) -> Reply:
     if len(log_probs) != response_length(prompt):
         return Reply(error=f"{len(log_probs)} log-probabilities came for {response_length(prompt)} tokens")
     if not all(map(math.isfinite, log_probs)):
-        return Reply(error="a log-probability is not finite")
+        return Reply(error="a log-probability is not finite", cause=ANSWER)
     return Reply(log_probs=tuple(log_probs))
 
 

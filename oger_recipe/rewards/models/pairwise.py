@@ -35,6 +35,10 @@ class Compared:
         return self.forth.error or self.back.error
 
     @property
+    def cause(self) -> str | None:
+        return self.forth.cause or self.back.cause
+
+    @property
     def order_changes(self) -> bool:
         """Whether the verdict depends on which answer is read first."""
         return self.error is None and self.forth.value != 1 - self.back.value
@@ -74,4 +78,7 @@ class PairwiseSource:
         both = [judged for each in compared for judged in (each.forth, each.back)]
         read = max(sum(each.error is None for each in compared), 1)
         changes = sum(each.order_changes for each in compared) / read
-        return [Judged(each.value, each.error) for each in compared], {**judge_metrics(both), "order_changes": changes}
+        return [Judged(each.value, each.error, cause=each.cause) for each in compared], {
+            **judge_metrics(both),
+            "order_changes": changes,
+        }

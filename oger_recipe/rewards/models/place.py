@@ -28,7 +28,8 @@ class Reply:
     """What a model says to one prompt: a text, the number of its head, a number for each step of reasoning in it, or
     how likely it finds each token of a response; ``error`` says why there is none of these.
 
-    cut: the text ended at its longest; cached: it was not asked again.
+    cut: the text ended at its longest; cached: it was not asked again; cause: OVERFLOW or ANSWER of sources.py where
+    the prompt may have brought the error about.
     """
 
     text: str = ""
@@ -38,6 +39,7 @@ class Reply:
     log_probs: tuple[float, ...] = ()
     cut: bool = False
     cached: bool = False
+    cause: str | None = None
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.grading.messages import receive_message, seconds_until, send_message
 from oger_recipe.rewards.grading.processes import end
 from oger_recipe.rewards.models.plugin_process import SIGNALLED
+from oger_recipe.rewards.sources import ANSWER
 from oger_recipe.rewards.verifiers import looked_in
 from oger_recipe.secrets import without_keys
 
@@ -39,9 +40,10 @@ _START_LIMIT_S = 300.0  # importing libraries and reading a tokenizer on a busy 
 
 @dataclass(frozen=True)
 class Failed:
-    """In place of a value: why there is none."""
+    """In place of a value: why there is none; cause: OVERFLOW or ANSWER of sources.py."""
 
     reason: str
+    cause: str | None = None
 
 
 class _Raised(Exception):
@@ -49,7 +51,13 @@ class _Raised(Exception):
 
 
 class _Lost(Exception):
-    """The plugin's process is no more."""
+    """The plugin's process is no more; cause: ANSWER where it was at work on rows."""
+
+    cause: str | None = None
+
+
+class _LostAtWork(_Lost):
+    cause = ANSWER
 
 
 def ready_made() -> list[str]:
@@ -158,9 +166,9 @@ class Plugin:
                 try:
                     found += self._asked(function, [[value] for value in row], deadline)
                 except _Raised as error:
-                    found.append(Failed(str(error)))
+                    found.append(Failed(str(error), ANSWER))
         except _Lost as error:
-            found += [Failed(str(error))] * (size - len(found))
+            found += [Failed(str(error), error.cause)] * (size - len(found))
         return found
 
     def _asked(self, function: str, columns: list[list[Any]], deadline: float) -> list[Any]:
@@ -169,11 +177,11 @@ class Plugin:
             return process.ask([function, columns], deadline)  # type: ignore[no-any-return]
         except TimeoutError:
             self.close()
-            raise _Lost(f"{function} took more than {self._limit_s:g} s for the rows of a step") from None
+            raise _LostAtWork(f"{function} took more than {self._limit_s:g} s for the rows of a step") from None
         except (OSError, EOFError):
             code = process.code()
             self.close()
-            raise _Lost(f"{function} ended the plugin's process ({code})") from None
+            raise _LostAtWork(f"{function} ended the plugin's process ({code})") from None
 
     def _running(self) -> _Process:
         if self._process is None:

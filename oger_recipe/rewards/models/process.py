@@ -16,12 +16,13 @@ from torch import Tensor
 from oger_recipe.algorithm.steps import CREDITS, aggregate_steps
 from oger_recipe.rewards.models.asking import Judged, Metrics, ask_about, score_rows, shares
 from oger_recipe.rewards.models.keys import ProcessKeys, StepKeys
-from oger_recipe.rewards.models.place import Reply
+from oger_recipe.rewards.models.place import Reply, StepPrompt
 from oger_recipe.rewards.models.places import place_of
 from oger_recipe.rewards.models.plugin import Failed
 from oger_recipe.rewards.models.step_text import StepWriter
 from oger_recipe.rewards.models.tokens import load_tokenizer
-from oger_recipe.rewards.sources import Group, Scores
+from oger_recipe.rewards.models.window import window_of
+from oger_recipe.rewards.sources import ANSWER, OVERFLOW, Group, Scores
 
 if TYPE_CHECKING:
     from oger_recipe.rewards.kinds import SourceSpec, Surroundings
@@ -42,23 +43,35 @@ class TaggedSteps:
         assert isinstance(spec.keys, ProcessKeys)
         self._keys, self._place = spec.keys, place_of(spec.keys, surroundings)
         self._writer: StepWriter | None = None
+        self._window = window_of(spec.keys) if spec.keys.on_overflow == "truncate" else None
 
     def ask(self, prompts: Sequence[str], steps: Sequence[Sequence[str]]) -> list[Judged]:
         if self._writer is None:
             self._writer = StepWriter(self._keys, load_tokenizer(self._keys))
         says = ["".join(each).strip() for each in steps]
         texts = [
-            self._writer.write(prompt, each) for prompt, each, text in zip(prompts, steps, says, strict=True) if text
+            self._cut(self._writer.write(prompt, each))
+            for prompt, each, text in zip(prompts, steps, says, strict=True)
+            if text
         ]
-        replies = iter(ask_about(self._place, texts, self._place.classify_steps))
+        replies = zip(ask_about(self._place, texts, self._place.classify_steps), texts, strict=True)
         return [
-            _judged(next(replies)) if text else Judged(steps=(0.0,) * len(each))  # nothing was said: nothing is good
+            _judged(*next(replies), len(each)) if text else Judged(steps=(0.0,) * len(each))  # nothing said, none good
             for each, text in zip(steps, says, strict=True)
         ]
 
+    def _cut(self, text: StepPrompt | Failed) -> StepPrompt | Failed:
+        """Leave out what is behind the model's window: what it says of a step hangs on nothing that comes later."""
+        if self._window is None or isinstance(text, Failed) or len(text.tokens) <= self._window:
+            return text
+        ends = tuple(end for end in text.ends if end < self._window)
+        return StepPrompt(text.tokens[: self._window], ends) if ends else text
 
-def _judged(reply: Reply) -> Judged:
-    return Judged(error=reply.error, reply=None if reply.error else reply, steps=reply.steps)
+
+def _judged(reply: Reply, text: StepPrompt | Failed, count: int) -> Judged:
+    if reply.error is not None or isinstance(text, Failed):
+        return Judged.failed(reply)
+    return Judged(reply=reply, steps=reply.steps, cause=OVERFLOW if len(text.ends) < count else None)
 
 
 @dataclass(frozen=True)
@@ -69,6 +82,7 @@ class ProcessSource:
     scorer: StepScorer
     prompt_column: str | None = None
     metrics: Callable[[Sequence[Judged]], dict[str, float]] = lambda judged: {"cached": shares(judged)["cached"]}
+    worst: float | None = 0.0  # probability of each step that a response kept from being scored; None: nobody knows
 
     @property
     def overlaps(self) -> bool:
@@ -79,16 +93,27 @@ class ProcessSource:
 
     def _ask(self, prompts: list[str], steps: list[Any]) -> tuple[list[Judged], Metrics]:
         judged = [
-            _of_all_steps(each, len(cut)) for each, cut in zip(self.scorer.ask(prompts, steps), steps, strict=True)
+            self._of_all_steps(each, len(cut))
+            for each, cut in zip(self.scorer.ask(prompts, steps), steps, strict=True)
         ]
-        scores, mask = padded_scores([each.steps for each in judged if each.error is None])
+        scores, mask = padded_scores([each.steps for each in judged if each.steps])
         scores, rewards = credited(
             scores, mask, scale=self.keys.scale, credit=self.keys.credit, temperature=self.keys.temperature
         )
         values = aggregate_steps(scores, mask, self.keys.aggregate)
         found = iter(zip(values.tolist(), rewards.tolist(), mask.sum(dim=1).tolist(), strict=True))
-        metrics = self.metrics(judged) | score_metrics(scores, mask)
-        return [_rewarded(each, *next(found)) if each.error is None else each for each in judged], metrics
+        read = torch.tensor([each.error is None for each in judged if each.steps], dtype=torch.bool)
+        metrics = self.metrics(judged) | score_metrics(scores[read], mask[read])
+        return [_rewarded(each, *next(found)) if each.steps else each for each in judged], metrics
+
+    def _of_all_steps(self, judged: Judged, count: int) -> Judged:
+        """Put the worst score where a response kept its steps from being scored: all, or those behind the window."""
+        if judged.error is None and judged.cause is None and len(judged.steps) != count:
+            text = f"{len(judged.steps)} scores came for {count} steps of reasoning"
+            judged = replace(judged, steps=(), error=text, cause=ANSWER)
+        if judged.cause is None or self.worst is None:
+            return judged
+        return replace(judged, steps=judged.steps + (self.worst,) * (count - len(judged.steps)))
 
 
 def credited(
@@ -107,14 +132,9 @@ def _rewarded(judged: Judged, value: float, rewards: Sequence[float], count: int
 
 
 def _steps_of(group: Group, row: int) -> list[str] | Failed:
-    steps = group.steps[row] if row < len(group.steps) else []
-    return list(steps) or Failed("the row has no steps of reasoning")
-
-
-def _of_all_steps(judged: Judged, count: int) -> Judged:
-    if judged.error is not None or len(judged.steps) == count:
-        return judged
-    return replace(judged, steps=(), error=f"{len(judged.steps)} scores came for {count} steps of reasoning")
+    if row >= len(group.steps):
+        return Failed("the row's steps of reasoning are not known")
+    return list(group.steps[row]) or Failed("the row has no steps of reasoning", ANSWER)
 
 
 def padded_scores(rows: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
@@ -144,4 +164,10 @@ def score_metrics(scores: Tensor, mask: Tensor) -> dict[str, float]:
 def tagged_source(spec: SourceSpec, surroundings: Surroundings) -> ProcessSource:
     """The source of an entry whose scorer is step_tag or token_head."""
     assert isinstance(spec.keys, ProcessKeys)
-    return ProcessSource(spec.keys, TaggedSteps(spec, surroundings), spec.keys.prompt_column)
+    worst = worst_probability(spec)
+    return ProcessSource(spec.keys, TaggedSteps(spec, surroundings), spec.keys.prompt_column, worst=worst)
+
+
+def worst_probability(spec: SourceSpec) -> float | None:
+    """Return that of a step which earns least: a negative weight pays for bad steps. None where nobody knows."""
+    return None if spec.keys.bounds is None else float(spec.weight < 0)

@@ -38,6 +38,10 @@ class ImplicitKeys(StepKeys):
     aggregate: str = key("sum", "what makes one number of the rewards of a row's steps", choices=AGGREGATES)
 
     @property
+    def bounds(self) -> None:
+        return None
+
+    @property
     def learns(self) -> bool:
         return bool(self.learning_rate)
 
@@ -103,6 +107,10 @@ class StepJudgeKeys(StepKeys):
     plugin_limit_s: float = key(
         60.0, "seconds that each of the plugin's functions may take for the rows of a step", range=POSITIVE
     )
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        return super().bounds if self.plugin in OF_STEPS else None
 
     @property
     def judge(self) -> JudgeKeys:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys, WriterKeys
 from oger_recipe.rewards.models.limits import TokenBucket
 from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt, Told
 from oger_recipe.rewards.models.step_models import step_reply
+from oger_recipe.rewards.sources import ANSWER, OVERFLOW
 
 FIRST_PAUSE_S = 2.0  # doubled after every attempt: six of them outlast a bad minute
 _GIVES_UP_AFTER = 3  # requests in a row that failed in all their attempts; one that was refused the connection counts
@@ -30,6 +32,12 @@ _PROBE_S = 30.0  # of looking for a server before a run
 # What tokenizers put before a text, and chat templates write there: vLLM would put it before these prompts again.
 _BEGINNINGS = ("<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>", "<｜begin▁of▁sentence｜>", "[CLS]", "[BOS]")
 _LISTS_NO_MODELS = (404, 405)  # HTTP status
+_FORBIDDEN, _TOO_LARGE = 403, 413  # what filters of contents answer, too; a text that is too long
+# How vLLM, SGLang, TGI, llama.cpp and OpenAI say that a text is longer than the model reads.
+_TOO_LONG = re.compile(
+    r"context[ _-]?(length|size|window)|max\w*[ _](model|sequence|input|context)|too long|longer than|must be <=", re.I
+)
+_PERHAPS = "perhaps"  # ANSWER, where the server still answers others
 
 
 @dataclass(frozen=True)
@@ -127,18 +135,24 @@ class ServerPlace:
                 return []
 
     def _answers(self, questions: Sequence[_Question], bodies: Sequence[Any]) -> list[Reply]:
-        came = 0
+        came = answered = 0
 
-        async def answer(client: httpx.AsyncClient, asked: tuple[_Question, Any]) -> Reply:
-            nonlocal came
+        async def answer(client: httpx.AsyncClient, asked: tuple[_Question, Any]) -> tuple[Reply, int]:
+            nonlocal came, answered
+            before = answered
             reply = await self._answer(client, *asked)
-            came += 1
+            came, answered = came + 1, answered + (reply.error is None)
             if self._told is not None:
                 self._told(self._keys.model, came, len(bodies))
-            return reply
+            return reply, before
 
         asked = list(zip(questions, bodies, strict=True))
-        return asyncio.run(self._endpoint.each(self._keys.concurrency, answer, asked))
+        found = asyncio.run(self._endpoint.each(self._keys.concurrency, answer, asked))
+        # A prompt may have broken a server only where that still answered another one.
+        return [
+            replace(reply, cause=None) if reply.cause == _PERHAPS and answered == before else _decided(reply)
+            for reply, before in found
+        ]
 
     async def _answer(self, client: httpx.AsyncClient, question: _Question, body: Any) -> Reply:
         if self._failures >= _GIVES_UP_AFTER:
@@ -153,7 +167,7 @@ class ServerPlace:
             return Reply(error=f"no answer within the step's {self._keys.step_limit_s:g} s (step_limit_s)")
         except Failed as error:
             self._note(error)
-            return Reply(error=str(error))
+            return Reply(error=str(error), cause=_cause(error))
 
     async def _turn(self) -> None:
         if self._bucket:
@@ -166,6 +180,18 @@ class ServerPlace:
             return
         self._failures += _GIVES_UP_AFTER if error.is_refused else 1
         self._reason = str(error)
+
+
+def _cause(error: Failed) -> str | None:
+    """Return what of a prompt may have brought the error about, _PERHAPS where only other answers can tell."""
+    if error.of_input:
+        return OVERFLOW if error.status == _TOO_LARGE or _TOO_LONG.search(str(error)) else ANSWER
+    is_no_answer = error.status is None and not error.lasts  # it came, and cannot be read
+    return _PERHAPS if error.is_stuck or is_no_answer or error.status == _FORBIDDEN else None
+
+
+def _decided(reply: Reply) -> Reply:
+    return replace(reply, cause=ANSWER) if reply.cause == _PERHAPS else reply
 
 
 def _begun(prompt: str) -> dict[str, bool]:

@@ -17,7 +17,7 @@ from oger_recipe.embedding.cache import EmbeddingCache
 from oger_recipe.embedding.encoder import MakeEncoder, make_encoder
 from oger_recipe.embedding.settings import EncoderSettings
 from oger_recipe.rewards.models.keys import SimilarityKeys
-from oger_recipe.rewards.sources import Group, Scores
+from oger_recipe.rewards.sources import ANSWER, Group, Scores
 
 if TYPE_CHECKING:
     from oger_recipe.settings.encoder import EmbeddingSettings
@@ -45,6 +45,7 @@ class Similarity:
         asked = [(group, row) for group, row in wanted.nonzero().tolist()]
         references = {group: _reference(groups[group], self.keys.reference) for group, _ in asked}
         errors = {(group, row): _NO_REFERENCE for group, row in asked if not references[group]}
+        causes: dict[tuple[int, int], str] = {}
         asked = [place for place in asked if place not in errors]
         cosine = torch.full(wanted.shape, torch.nan)
         if asked:
@@ -56,11 +57,13 @@ class Similarity:
                 cosine[place] = value
                 if not our.isfinite().all():
                     errors[place] = f"the response cannot be embedded: {failed[text]}"
+                    if ours.isfinite().any():  # where none can be, the encoder is at fault
+                        causes[place] = ANSWER
                 elif not their.isfinite().all():
                     errors[place] = "the reference cannot be embedded"
         keys = self.keys
         values = similarity_reward(cosine, low=keys.low, high=keys.high, floor=keys.floor)
-        return Scores(values, {"cosine": cosine}, errors)
+        return Scores(torch.where(cosine.isfinite(), values, torch.nan), {"cosine": cosine}, errors, causes=causes)
 
 
 def _reference(group: Group, column: str | None) -> str:

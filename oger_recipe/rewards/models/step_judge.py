@@ -12,7 +12,7 @@ from oger_recipe.rewards.models.place import Place, Reply, Sampling
 from oger_recipe.rewards.models.places import place_of
 from oger_recipe.rewards.models.plugin import Failed, Plugin
 from oger_recipe.rewards.models.plugins_of import of_step_judge
-from oger_recipe.rewards.models.process import ProcessSource
+from oger_recipe.rewards.models.process import ProcessSource, worst_probability
 from oger_recipe.rewards.models.scorer_keys import StepJudgeKeys
 
 if TYPE_CHECKING:
@@ -38,14 +38,14 @@ class StepJudge:
         replies = ask_place(self.place, self.plugin.preprocess(prompts, [list(each) for each in steps]), self.sampling)
         read = iter(self.plugin.postprocess([reply.text for reply in replies if reply.error is None]))
         return [
-            _judged(reply, next(read), len(each)) if reply.error is None else Judged(error=reply.error)
+            _judged(reply, next(read), len(each)) if reply.error is None else Judged.failed(reply)
             for reply, each in zip(replies, steps, strict=True)
         ]
 
 
 def _judged(reply: Reply, value: int | list[float] | None | Failed, count: int) -> Judged:
     if isinstance(value, Failed):
-        return Judged(error=value.reason, reply=reply)
+        return Judged(error=value.reason, reply=reply, cause=value.cause)
     if value is None:
         return unparsed(reply)
     if isinstance(value, list):
@@ -64,4 +64,5 @@ def first_wrong(number: int, count: int) -> tuple[float, ...]:
 def step_judge_source(spec: SourceSpec, surroundings: Surroundings) -> ProcessSource:
     """The source of an entry."""
     assert isinstance(spec.keys, StepJudgeKeys)
-    return ProcessSource(spec.keys, StepJudge.of(spec, surroundings), spec.keys.prompt_column, judge_metrics)
+    judge, worst = StepJudge.of(spec, surroundings), worst_probability(spec)
+    return ProcessSource(spec.keys, judge, spec.keys.prompt_column, judge_metrics, worst)

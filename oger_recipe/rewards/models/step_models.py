@@ -14,6 +14,7 @@ from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.models.keys import ProcessKeys
 from oger_recipe.rewards.models.place import Reply, StepPrompt
 from oger_recipe.rewards.models.step_text import verdict_tokens
+from oger_recipe.rewards.sources import ANSWER
 
 GOOD_OF_TOKENS = 1  # the verdict tokens' logits are bad, good
 _QWEN_PRM = "Qwen2ForProcessRewardModel"  # of Qwen2.5-Math-PRM, whose own code transformers need not run
@@ -158,5 +159,5 @@ def step_reply(keys: ProcessKeys, logits: Tensor) -> Reply:
     if logits.dim() != 2 or good is None or good >= logits.shape[1]:
         return Reply(error=f"the model gives numbers of shape {list(logits.shape)}, and label {good} is needed")
     if not logits.isfinite().all():
-        return Reply(error="the model gives a number that is not finite")
+        return Reply(error="the model gives a number that is not finite", cause=ANSWER)
     return Reply(steps=tuple(logits.double().softmax(dim=1)[:, good].tolist()))

@@ -16,6 +16,7 @@ from oger_recipe.rewards.models.plugin import Failed
 from oger_recipe.rewards.models.plugins._fence import harmless
 from oger_recipe.rewards.models.step_formats import Format
 from oger_recipe.rewards.models.tokens import plain_tokens, tokens_of
+from oger_recipe.rewards.sources import ANSWER
 
 
 class StepWriter:
@@ -47,7 +48,8 @@ class StepWriter:
         tokens = tokens_of(self._tokenizer, text)
         ends = [place for place, token in enumerate(tokens) if [token] == self._tag_ids]
         if len(ends) != len(steps):
-            return Failed(f"the text for the model has {len(ends)} tags for {len(steps)} steps of reasoning")
+            text = f"the text for the model has {len(ends)} tags for {len(steps)} steps of reasoning"
+            return Failed(text, ANSWER)
         return StepPrompt(tuple(tokens), tuple(ends))
 
     def _piece_by_piece(self, question: str, steps: Sequence[str]) -> StepPrompt:
