@@ -62,7 +62,8 @@ class Rewards:
     (bool [groups]): groups that have no advantage in this step; metrics: ``source/name`` -> a number about the step;
     running: source -> all its values so far, of those that need them; steps: what each step of reasoning
     is paid, where an estimator takes that: then total and terms are sums over a row's steps; said_of_steps: source ->
-    what it said of steps of reasoning, [groups, n, S], nan where there is no such step.
+    what it said of steps of reasoning, [groups, n, S], nan where there is no such step; asked: source -> rows that it
+    was asked about.
     """
 
     total: Tensor
@@ -74,6 +75,7 @@ class Rewards:
     running: dict[str, Running]
     steps: StepRewards | None = None
     said_of_steps: dict[str, Tensor] = field(default_factory=dict)
+    asked: dict[str, int] = field(default_factory=dict)
 
 
 def rewards_of(
@@ -129,6 +131,7 @@ def rewards_of(
             for name, each, missing in zip(names, said, failed, strict=True)
             if each.steps is not None
         },
+        asked={name: int(asked.sum()) for name, asked in zip(names, wanted, strict=True)},
     )  # fmt: skip
     return rewards if mask is None else _paid_by_steps(rewards, specs, scores, valued, counts, mask)
 
@@ -258,13 +261,24 @@ def _asked(sources: Sequence[Source], groups: Sequence[Group], wanted: Sequence[
 @torch.no_grad()  # of a thread alone
 def _scores(source: Source, groups: Sequence[Group], wanted: Tensor) -> Scores:
     try:
-        return source.score(groups, wanted)
+        return _of_asked(source.score(groups, wanted), wanted)
     except RecipeError:
         raise
     except Exception as error:
         why = reason(error)
         errors = {(group, row): why for group, row in wanted.nonzero().tolist()}
         return Scores(torch.full(wanted.shape, torch.nan), errors=errors)
+
+
+def _of_asked(scores: Scores, wanted: Tensor) -> Scores:
+    """Leave out what a source says of rows that it was not asked about: behind its gate it says nothing."""
+    return replace(
+        scores,
+        values=torch.where(wanted, scores.values, torch.nan),
+        components={name: torch.where(wanted, values, torch.nan) for name, values in scores.components.items()},
+        errors={place: why for place, why in scores.errors.items() if wanted[place]},
+        steps=None if scores.steps is None else torch.where(wanted.unsqueeze(2), scores.steps, torch.nan),
+    )
 
 
 def compose(terms: Sequence[Tensor], counts: Sequence[Tensor], combine: Sequence[str]) -> Tensor:

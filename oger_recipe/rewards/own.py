@@ -55,7 +55,8 @@ def make_own(name: str, path: str, keywords: Mapping[str, Any]) -> Source:
 
 @dataclass(frozen=True)
 class OwnFunction:
-    """A function of the user's. What goes wrong with a group is that group's own error."""
+    """A function of the user's, which is asked about groups with a wanted row. What goes wrong with a group is that
+    group's own error."""
 
     function: Callable[[Group], Any]
 
@@ -65,6 +66,10 @@ class OwnFunction:
         errors: dict[tuple[int, int], str] = {}
         for number, group in enumerate(groups):
             size = len(group.responses)
+            if not wanted[number].any():
+                values.append([math.nan] * size)
+                components.append([{}] * size)
+                continue
             try:
                 scored, parts = _checked(self.function(group), size)
             except Exception as error:

@@ -70,9 +70,9 @@ class Scores:
 class Source(Protocol):
     """Scores all groups of a step in one call, so that a slow source can take them together.
 
-    ``wanted`` (bool [groups, n]): the rows whose gate is open. What a source says of others is not read: one that pays
-    for every row leaves them out. A source with a true attribute ``overlaps``, which waits for a server, is asked in a
-    thread, while others are asked.
+    ``wanted`` (bool [groups, n]): the rows whose gate is open. What a source says of others is left out: one that pays
+    for every row need not ask about them. A source with a true attribute ``overlaps``, which waits for a server, is
+    asked in a thread, while others are asked.
     """
 
     def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from statistics import mean, stdev
 from typing import Any
 
@@ -17,8 +18,11 @@ from oger_recipe.embedding.encoder import TrajectoryEncoder, make_encoder
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 from oger_recipe.files import read_jsonl
 from oger_recipe.rewards.compose import rewards_of
-from oger_recipe.rewards.kinds import SourceSpec, Surroundings, make_source
+from oger_recipe.rewards.entries import entry_problems, sources_of
+from oger_recipe.rewards.kinds import KINDS, SourceSpec, Surroundings, make_source
 from oger_recipe.rewards.models.keys import SimilarityKeys
+from oger_recipe.rewards.models.likelihood import response_length
+from oger_recipe.rewards.models.place import Reply, StepPrompt
 from oger_recipe.rewards.models.similarity import Similarity
 from oger_recipe.rewards.sources import Group, Scores
 from oger_recipe.run_folder import checkpoints
@@ -279,3 +283,96 @@ def test_a_class_reads_question_and_columns_of_the_data_and_its_numbers_become_m
     # 2 x 4 letters x 0.5 = 4 where the rule says 1
     assert made.rewards.total.tolist() == [[5.0, 0.0, 0.0, 5.0], [5.0, 5.0, 0.0, 5.0]]
     assert made.metrics["reward/words/asked"] == 5.0 and made.metrics["reward/words/failed"] == 0.0
+
+
+# ---- behind a gate
+
+
+class Answers:
+    """A place whose model answers everything that it is asked, and keeps that."""
+
+    def __init__(self, asked: list[str]) -> None:
+        self.asked = asked
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def generate(self, prompts: list[str], sampling: Any) -> list[Reply]:
+        self.asked += prompts
+        return [Reply(text="First wrong step: -1\nVerdict: tie\nGrade: 5") for _ in prompts]
+
+    def classify(self, prompts: list[str]) -> list[Reply]:
+        self.asked += prompts
+        return [Reply(value=0.5) for _ in prompts]
+
+    def classify_steps(self, prompts: list[StepPrompt]) -> list[Reply]:
+        return [Reply(steps=(0.5,) * len(prompt.ends)) for prompt in prompts]
+
+    def log_probs(self, prompts: list[StepPrompt]) -> list[Reply]:
+        return [Reply(log_probs=(-0.5,) * response_length(prompt)) for prompt in prompts]
+
+
+ALL = """
+import torch
+from oger_recipe.rewards.sources import Scores
+
+def function(group):
+    if not any(graded.verdict.score for graded in group.graded):
+        raise ValueError("nobody has asked about this group")
+    return [0.5] * len(group.responses), {"part": [1.0] * len(group.responses)}
+
+class Class:
+    def score(self, groups, wanted):
+        values = torch.full(wanted.shape, 0.5)
+        errors = {place: "nobody has asked" for place in map(tuple, (~wanted).nonzero().tolist())}
+        return Scores(values, {"part": values}, errors, steps=values.unsqueeze(2))
+"""
+# Kind and scorer of an entry -> the keys that it needs here; of one's own it is a function, and a class.
+ENTRIES: dict[tuple[str, str | None], dict[str, Any]] = {
+    ("verifier", None): {},
+    ("bonus", None): {},
+    ("similarity", None): {},
+    ("judge", None): {"model": "m", "plugin": "grade"},
+    ("pairwise", None): {"model": "m", "plugin": "pairwise", "against": "answer"},
+    ("classifier", None): {"model": "m"},
+    ("critique_classifier", None): {"model": "m", "critic": "m"},
+    ("process", None): {"model": "m", "format": "trl"},
+    ("process", "implicit"): {"model": "m", "reference": "n"},
+    ("process", "judge"): {"model": "m"},
+    ("all_of_rows:function", None): {},
+    ("all_of_rows:Class", None): {},
+}
+
+
+@pytest.mark.parametrize(("kind", "scorer"), ENTRIES)
+def test_a_source_says_nothing_of_rows_behind_its_gate(
+    kind: str, scorer: str | None, encoder: Encoder, tmp_path, monkeypatch, byte_llama
+) -> None:
+    """No value, component, error or step of them; and a group of such rows alone is not asked about."""
+    (tmp_path / "all_of_rows.py").write_text(ALL)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "all_of_rows", raising=False)
+    (tmp_path / "n").symlink_to(byte_llama)
+    models = {"m": str(byte_llama), "n": str(tmp_path / "n")}
+    keys = {name: models.get(value, value) for name, value in ENTRIES[kind, scorer].items()}
+    entry = {"name": "it", "kind": kind, "gate": "rule_equals_1"} | keys | ({"scorer": scorer} if scorer else {})
+    assert not [*entry_problems([entry])]
+    (spec,) = sources_of([entry])
+    settings = OgerSettings(embedding=EmbeddingSettings(embedding_cache=str(tmp_path)))
+    asked: list[str] = []
+    source = make_source(spec, Surroundings(settings, lambda keys: Answers(asked), encoder=lambda *_: encoder))
+    rules = [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
+    texts = {"responses": ["a b", "c d", "e f"], "steps": [["a ", "b"], ["c ", "d"], ["e ", "f"]]}
+    groups = [group(rule, similarity=[0.5] * 3, **texts) for rule in rules]
+    found = rewards_of(groups, [source], [spec], on_error="zero")
+    is_open = torch.tensor(rules) == 1
+    assert all(torch.equal(values.isfinite(), is_open) for values in found.said.values()), found.said
+    assert found.errors == {"it": {}} and found.total[~is_open].tolist() == [0.0] * 4
+    assert all(torch.equal(steps.isfinite().all(dim=2), is_open) for steps in found.said_of_steps.values())
+    assert not any("c d" in prompt for prompt in asked)
+
+
+def test_every_kind_is_held_against_its_gate() -> None:
+    scorers = {(kind, scorer) for kind in KINDS for scorer in (None, *KINDS[kind].by_scorer)}
+    assert {(kind, scorer) for kind, scorer in ENTRIES if ":" not in kind} == scorers

@@ -284,3 +284,14 @@ def test_other_sources_are_asked_one_after_the_other_in_their_order() -> None:
 def test_what_a_source_says_of_the_step_bears_its_name() -> None:
     one, two = Asks(lambda: None, metrics={"cached": 3, "seconds": 0.5}), Asks(lambda: None, metrics={"cached": 4})
     assert composed((one, {}), (two, {})).metrics == {"s1/cached": 3, "s1/seconds": 0.5, "s2/cached": 4}
+
+
+def test_what_a_source_says_of_rows_behind_its_gate_is_left_out() -> None:
+    """Its values, components, errors and steps; the gate is open for the rows that the rule gives 1."""
+    says, values = Says([[0.5] * 4] * 2), torch.tensor([[0.5] * 4] * 2)
+    says.scores = Scores(values, {"part": values}, {(0, 1): "closed", (0, 3): "open"}, steps=values.unsqueeze(2))
+    found = composed((says, {"gate": "rule_equals_1"}))
+    assert found.said["s1"].nan_to_num(-1).tolist() == [[0.5, -1, -1, -1], [-1, -1, 0.5, -1]]
+    assert found.said["s1/part"].nan_to_num(-1).tolist() == [[0.5, -1, -1, 0.5], [-1, -1, 0.5, -1]]
+    assert found.said_of_steps["s1"].squeeze(2).nan_to_num(-1).tolist() == [[0.5, -1, -1, 0.5], [-1, -1, 0.5, -1]]
+    assert found.errors["s1"] == {3: "open"} and found.asked == {"rule": 8, "s1": 3}

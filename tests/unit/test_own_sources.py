@@ -134,3 +134,15 @@ def test_a_class_that_cannot_be_made_is_said_with_its_name() -> None:
         RecipeError, match=r"the reward source 'mine' cannot be made by mine_of_compose:Broken: ValueE"
     ):
         made("Broken")
+
+
+def test_a_function_is_asked_about_groups_with_a_row_whose_gate_is_open() -> None:
+    asked = []
+
+    def function(of: Group) -> list[float]:
+        asked.append(of.uid)
+        return [1.0] * len(of.responses)
+
+    groups = [group([1.0, 0.0], uid="open"), group([0.0, 0.0], uid="closed")]
+    scores = OwnFunction(function).score(groups, torch.tensor([[True, False], [False, False]]))
+    assert asked == ["open"] and scores.values[1].isnan().all() and not scores.errors
