@@ -14,6 +14,10 @@ class RecipeError(ValueError):
     """Something the user wrote cannot work; the message says where, why and what to write instead."""
 
 
+class SourceFailed(RecipeError):
+    """A source of reward failed on more rows of a step than the user lets it; the policy has not seen the step."""
+
+
 class RunDied(Exception):
     """Something of the run died or failed. The message is a sentence on it; the cause is what the driver saw."""
 

@@ -115,6 +115,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
+    from oger_recipe.evaluation.tables import ungraded
     from oger_recipe.run.evaluation import evaluate, report
     from oger_recipe.run.inputs import grading_settings
 
@@ -133,7 +134,9 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: 
     prompting = _prompting(args, settings)
     result, folder = evaluate(model, benchmarks, prompting, sampling, rules, grading, args.out)
     print(f"\n{report(result)}")
-    print(f"results: {folder / 'results.md'}, {folder / 'results.json'}\nanswers: {folder / 'answers'}")
+    print(f"results: {folder / 'results.md'}, {folder / 'results.json'}\nanswers: {folder / 'answers'}", flush=True)
+    if dead := ungraded(result):
+        raise RecipeError(f"the grader failed on every answer of {', '.join(dead)}: their figures say nothing")
 
 
 def _model(args: argparse.Namespace, settings: Mapping[str, Any]) -> Model:

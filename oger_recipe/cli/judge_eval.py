@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
     from oger_recipe.evaluation.labelled import read_answers, read_pairs
-    from oger_recipe.run.judging import figures, judge_of, on_answers, on_pairs, report
+    from oger_recipe.run.judging import dead, figures, judge_of, on_answers, on_pairs, report
 
     if (args.recipe is None) != (args.source is None):
         raise RecipeError("--recipe and --source go together: the recipe, and the name of the judge in it")
@@ -85,7 +85,9 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: 
         result = {"judge": _entry(args, settings), "data": args.pairs or args.labels, **figures(found, prices)}
         with atomic_write(args.out) as partial:
             partial.write_text(to_json(result | {"cases": found.cases}, indent=2) + "\n")
-        print(f"figures and verdicts: {args.out}")
+        print(f"figures and verdicts: {args.out}", flush=True)
+    if problem := dead(found):
+        raise RecipeError(problem)
 
 
 def _entry(args: argparse.Namespace, settings: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -223,6 +223,8 @@ def _eval(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list
     if args.picture is not None:
         picture(found, args.picture)
         print(f"picture: {args.picture}")
+    if solutions and len(found.errors) == len(solutions):
+        raise RecipeError(f"the PRM failed on all {len(solutions)} solutions, first with: {found.errors[0]}")
 
 
 def _check_eval(args: argparse.Namespace) -> None:

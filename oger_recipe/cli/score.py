@@ -49,7 +49,10 @@ def _score(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: lis
         raise RecipeError(f"--out {args.out} is the file of the responses: name another one")
     from oger_recipe.run.score import score
 
-    print(f"\n{score(settings, args.responses, args.out)}\nlines: {args.out}")
+    table, dead = score(settings, args.responses, args.out)
+    print(f"\n{table}\nlines: {args.out}", flush=True)
+    if dead:
+        raise RecipeError("\n  ".join(dead))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,11 @@ def markdown_table(result: dict[str, Any]) -> str:
     return "\n".join([table, "", *_notes(result), ""])
 
 
+def ungraded(result: dict[str, Any]) -> list[str]:
+    """Names the benchmarks of which no answer could be graded."""
+    return [name for name, each in result["benchmarks"].items() if each["ungraded"] == each["problems"] * each["n"]]
+
+
 def headlines(result: dict[str, Any]) -> dict[str, Metrics]:
     """Picks what a person follows of `evaluate_answers`, by benchmark: problems, n, and avg@n, pass@n and maj@n
     with their intervals. With several benchmarks, ``average`` is the last."""

@@ -118,6 +118,14 @@ def on_answers(
     return Found(metrics | _failures(judged), asked.work, cases)
 
 
+def dead(found: Found) -> str | None:
+    """Say where not a single verdict came."""
+    verdicts = [verdict for case in found.cases for verdict in _cases_of(case)]
+    if not verdicts or not all("error" in verdict for verdict in verdicts):
+        return None
+    return f"the judge failed on all {len(verdicts)} verdicts, first with: {verdicts[0]['error']}"
+
+
 def report(found: Found, prices: Prices) -> str:
     """Writes the figures under one another; those that are not known are left out."""
     work, metrics = found.work, found.metrics

@@ -6,6 +6,7 @@ import math
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,7 +28,7 @@ from oger_recipe.evaluation.scores import Column, score_table
 from oger_recipe.files import atomic_write, to_json
 from oger_recipe.progress import ShownReplies
 from oger_recipe.rewards.by_steps import step_lines
-from oger_recipe.rewards.compose import ON_ERROR, Rewards, cost_of_failures, rewards_of, with_fixed_rewards
+from oger_recipe.rewards.compose import ON_ERROR, Rewards, cost_of_failures, cost_of_failures, rewards_of, with_fixed_rewards
 from oger_recipe.rewards.entries import entry_problems, models_of, sources_of
 from oger_recipe.rewards.grading.pool import GradingPool
 from oger_recipe.rewards.kinds import SourceSpec, Surroundings, make_source
@@ -57,8 +58,9 @@ class Prompt:
     teachers: list[str]
 
 
-def score(value: Settings, file: Path, out: Path) -> str:
-    """Scores the responses of a file by the settings of a run, writes a line for each, and returns a table.
+def score(value: Settings, file: Path, out: Path) -> tuple[str, list[str]]:
+    """Scores the responses of a file by the settings of a run, writes a line for each, and returns a table, and a
+    sentence for each source that failed on every answer that it was asked about.
 
     Raises RecipeError for what is wrong with recipe, rows and responses, before any model is loaded, and where a
     source fails and oger.reward.on_error is stop.
@@ -95,10 +97,10 @@ def score(value: Settings, file: Path, out: Path) -> str:
         started = time.monotonic()
         scored = _scored(settings, specs, sources, answers, by_steps)
         seconds = answers.grading_s + time.monotonic() - started
-    _say_errors(scored, settings.reward.on_error)
+    dead = _say_errors(scored, settings.reward.on_error)
     with atomic_write(out) as partial, partial.open("w", encoding="utf-8") as lines:
         lines.writelines(to_json(line) + "\n" for line in scored.lines())
-    return scored.table(seconds, {source.name: source.seconds_of(answers) for source in sources})
+    return scored.table(seconds, {source.name: source.seconds_of(answers) for source in sources}), dead
 
 
 def check(value: Settings) -> None:
@@ -177,18 +179,22 @@ def _prompts(value: Settings, rows: Sequence[Row], pool: GradingPool, shared: Se
     }
 
 
-def _say_errors(scored: _Scored, on_error: str) -> None:
-    """Says the first failure of every source. Raises RecipeError where oger.reward.on_error is stop."""
+def _say_errors(scored: _Scored, on_error: str) -> list[str]:
+    """Says the first failure of every source; returns that of those which failed on all that they were asked about.
+    Raises RecipeError where oger.reward.on_error is stop."""
+    dead = []
     for source, rows in scored.errors.items():
         if rows:
-            first = min(rows)
+            first, asked = min(rows), scored.asked[source]
             text = (
-                f"reward source {source} failed on {len(rows)} of {len(scored.answers.responses)} answers, first on "
+                f"reward source {source} failed on {len(rows)} of {asked} answers, first on "
                 f"{scored.answers.responses[first].where}: {rows[first]}"
             )
             if ON_ERROR[on_error].stops:
                 raise RecipeError(f"{text} (oger.reward.on_error stop: nothing was written)")
             print(f"note: {text}; {cost_of_failures(on_error)}", flush=True)
+            dead += [text] if len(rows) == asked else []
+    return dead
 
 
 class _Watched:
@@ -295,6 +301,7 @@ class _Scored:
     said: dict[str, dict[int, float]] = field(default_factory=dict)
     steps: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # as samples of a run have them
     errors: dict[str, dict[int, str]] = field(default_factory=dict)
+    asked: Counter[str] = field(default_factory=Counter)  # answers, by source
     dropped: int = 0  # groups
 
     def add(self, groups: Sequence[Sequence[int]], shown: Sequence[Group], rewards: Rewards) -> None:
@@ -313,6 +320,7 @@ class _Scored:
             self.steps[number] = step_lines(steps, said, given)
         for name, rows in rewards.errors.items():
             self.errors.setdefault(name, {}).update({numbers[row]: why for row, why in rows.items()})
+        self.asked.update(rewards.asked)
         self.dropped += int(rewards.dropped.sum())
 
     def lines(self) -> Iterator[dict[str, Any]]:

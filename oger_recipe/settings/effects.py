@@ -156,6 +156,11 @@ NEEDS: tuple[Need, ...] = (
         lambda oger: oger.embeds,
     ),
     (("max_embedding_error_rate",), _EMBEDDING, lambda oger: oger.embeds_references),
+    (
+        ("reward.max_error_rate",),
+        "a source besides verifier and bonus (oger.reward.sources)",
+        lambda oger: bool({*oger.reward.kinds} - {"verifier", "bonus"}),
+    ),
     (("reward.cache",), "a source that asks a model (oger.reward.sources)", lambda oger: oger.reward.asks_models),
     (
         ("reward.engine_memory_gb",),

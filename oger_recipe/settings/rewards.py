@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from oger_recipe.ranges import COUNT, PART, WEIGHT
+from oger_recipe.ranges import COUNT, PART, SHARE, WEIGHT
 from oger_recipe.rewards.compose import ON_ERROR
 from oger_recipe.rewards.entries import DEFAULT
 from oger_recipe.rewards.kinds import KINDS
@@ -44,6 +44,12 @@ class RewardSettings(Section):
         "(neutral), the group has no advantage in this step (drop_group), or the run stops (stop), at any failure; "
         "what an answer brings about is worth the source's worst value",
         choices=ON_ERROR,
+    )
+    max_error_rate: float = setting(
+        0.5,
+        "stop before the step is trained when a source failed on a larger share of the rows that it was asked about "
+        "(1: never); steps of fewer than 8 such rows count together, and the verifier has oger.max_reward_error_rate",
+        range=SHARE,
     )
     engine_memory_gb: float = setting(
         0.0,

@@ -80,6 +80,8 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     (OFF | NO_TEACHERS, {"embedding_max_tokens": 64}, OFF | NO_TEACHERS | SIMILAR),
     (OFF | NO_TEACHERS, {"embedding_url": "http://127.0.0.1:1/v1"}, OFF | NO_TEACHERS | SIMILAR),
     (SIMILAR, {"reward.cache": ""}, JUDGED),
+    (NO_BONUS, {"reward.max_error_rate": 0.1}, SIMILAR),
+    ({}, {"reward.max_error_rate": 0.1}, JUDGED),
     (OFF | NO_TEACHERS | SIMILAR, {"max_embedding_error_rate": 0.5}, {}),
     ({}, {"history_size": 2}, {"use_history_samples": True}),
     (OFF | NO_TEACHERS, {"use_history_samples": True}, {}),

@@ -22,7 +22,7 @@ from oger_recipe.evaluation.benchmarks import BENCHMARKS, Problem, load_benchmar
 from oger_recipe.evaluation.metrics import evaluate_answers
 from oger_recipe.evaluation.prompts import Prompting, prompt_texts, prompt_tokens
 from oger_recipe.evaluation.sampling import Sampling
-from oger_recipe.evaluation.tables import comparison, headlines, markdown_table
+from oger_recipe.evaluation.tables import comparison, headlines, markdown_table, ungraded
 from oger_recipe.rewards.verifiers import verify
 from oger_recipe.run import evaluation
 from oger_recipe.settings.rollouts import RolloutSettings
@@ -363,6 +363,14 @@ def test_the_table_says_what_counts_as_unsolved() -> None:
     assert "b: 1 of 3 problems do not fit into the model's context and count as unsolved." in table
     assert "b: the grader failed on 1 answers, which count as wrong." in table
     assert "unsolved" not in markdown_table(evaluate_answers(_answers("b", [2], 2)))
+
+
+def test_a_benchmark_of_which_nothing_was_graded_is_named() -> None:
+    records = _answers("b", [0, 0], 2)
+    records[0]["graded"] = records[1]["graded"] = records[2]["graded"] = False
+    assert ungraded(evaluate_answers(records)) == []
+    records[3]["graded"] = False
+    assert ungraded(evaluate_answers(records + _answers("c", [1], 2))) == ["b"]
 
 
 @pytest.fixture()

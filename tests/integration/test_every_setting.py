@@ -97,6 +97,11 @@ ELSEWHERE: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     (
         "test_reward_faults.py",
+        "test_the_limit_is_of_the_rows_that_were_asked_about",
+        ("reward.max_error_rate",),
+    ),
+    (
+        "test_reward_faults.py",
         "test_a_run_that_goes_on_pays_for_the_verdicts_of_its_lost_step_once",
         ("reward.cache",),
     ),

@@ -16,6 +16,7 @@ import torch
 from oger_recipe.algorithm import credit
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
 from oger_recipe.embedding.similarity import EmbeddingSimilarity
+from oger_recipe.errors import SourceFailed
 from oger_recipe.files import read_jsonl
 from oger_recipe.plugin.controller.guards import EncoderReach, stop_on_reward_errors
 from oger_recipe.plugin.controller.hybrid_batch import UNKNOWN, HybridBatch, Rollouts
@@ -521,7 +522,7 @@ def test_a_source_of_the_users_scores_whole_groups_as_they_are_trained(sources):
     assert first["sources"] == {"rule": 1.0, "short": 0.5, "short/letters": 2.0} and "errors" not in first
 
 
-def test_a_source_that_fails_is_counted_leaves_an_example_and_is_told_once(sources, rollout):
+def test_a_source_that_fails_is_counted_leaves_an_example_and_is_told_each_step(sources, rollout):
     maker, _ = sources()
     assert maker.metrics["reward/short/failed"] == 4.0 and maker.metrics["reward/rule/failed"] == 0.0
     assert maker.metrics["reward/short"] == 0.5  # over the rollouts that it scored
@@ -535,8 +536,9 @@ def test_a_source_that_fails_is_counted_leaves_an_example_and_is_told_once(sourc
     assert (first["step"], first["source"], first["uid"], first["failed"]) == (1, "short", "bad", 4)
     assert first["error"].startswith("KeyError: 'no such column'") and "mine_of_sources.py:4" in first["error"]
     assert first["responses"] == TEXTS and second["step"] == 2
-    (said,) = [event for event in read_jsonl(maker.run_dir / "events.jsonl") if event["event"] == "note"]
+    said, again = [event for event in read_jsonl(maker.run_dir / "events.jsonl") if event["event"] == "note"]
     assert "reward source short failed on 4 of 12 rows of step 1: KeyError" in said["text"]
+    assert "reward source short failed on 4 of 4 rows of step 2: KeyError" in again["text"]
     assert "source_errors.jsonl; oger.reward.on_error zero says what that costs" in said["text"]
 
 
@@ -549,7 +551,7 @@ def test_a_group_on_which_a_source_failed_can_be_dropped(sources):
 
 
 def test_a_run_can_stop_where_a_source_fails(sources):
-    with pytest.raises(RuntimeError, match=r"reward source short failed on 4 of 12 rows of step 1: KeyError.*stop"):
+    with pytest.raises(SourceFailed, match=r"reward source short failed on 4 of 12 rows of step 1: KeyError.*stop"):
         sources("--oger.reward.on_error", "stop")
 
 

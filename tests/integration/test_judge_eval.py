@@ -89,6 +89,14 @@ def test_replies_without_a_verdict_are_not_right(evaluated: Any, tmp_path: Path)
     assert "the first unread: no verdict in the judge's reply, which ends 'I like both'" in printed
 
 
+def test_a_judge_without_a_single_verdict_is_the_commands_failure(evaluated: Any, tmp_path: Path) -> None:
+    write_jsonl(JUDGEBENCH, tmp_path / "pairs.jsonl")
+    said = "^oger judge-eval: the judge failed on all 8 verdicts, first with: no verdict in the judge's reply"
+    with pytest.raises(SystemExit, match=said):
+        evaluated(First("I", "like both"), "--pairs", "pairs.jsonl")
+    assert json.loads((tmp_path / "out.json").read_text())["unread"] == 1
+
+
 def test_a_judge_of_single_answers_on_labels_and_on_pairs(evaluated: Any, tmp_path: Path) -> None:
     answers = [("a *", 1), ("b", 0), ("c *", 0), ("d", 1), ("e *", 1)]
     write_jsonl(({"prompt": "?", "response": text, "label": label} for text, label in answers), tmp_path / "one.jsonl")

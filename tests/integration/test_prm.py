@@ -241,6 +241,15 @@ def test_a_solution_without_scores_is_not_right(known: Any, evaluated: Any, tmp_
     assert "1 solutions have no scores, the first a-1: the prompt has" in printed
 
 
+def test_a_prm_without_a_single_score_is_the_commands_failure(known: Any, evaluated: Any, tmp_path: Path) -> None:
+    (tmp_path / "data.json").write_text(json.dumps([row("a-1", ["b" * 5000], -1), row("a-2", ["~" * 5000], 0)]))
+    with pytest.raises(
+        SystemExit, match="^oger prm eval: the PRM failed on all 2 solutions, first with: the prompt has"
+    ):
+        evaluated(known, "--data", "data.json")
+    assert json.loads((tmp_path / "out.json").read_text())["all"]["without_scores"] == 2
+
+
 def test_what_cannot_be_evaluated_is_said(known: Any, evaluated: Any, tmp_path: Path) -> None:
     (tmp_path / "data.json").write_text(json.dumps(solutions(3)))
     write_jsonl([{"prompt": "q", "completions": ["a"], "labels": [True]}], tmp_path / "other.jsonl")

@@ -11,6 +11,7 @@ import pytest
 from hang import HANG_S
 from judge_server import Server
 
+from oger_recipe.errors import SourceFailed
 from oger_recipe.files import read_jsonl
 
 GOOD, BAD, MUTE, BROKEN = "good", "bad", "mute", "broken"  # what the judge makes of a response
@@ -116,10 +117,76 @@ def test_what_no_answer_brings_about_costs_what_on_error_says(step, server, on_e
 
 
 def test_a_run_can_stop_instead(step, server, tmp_path):
-    with pytest.raises(RuntimeError, match=r"judge failed on 2 of 8 rows of step 1: .*I refuse.*on_error stop"):
+    with pytest.raises(SourceFailed, match=r"judge failed on 2 of 8 rows of step 1: .*I refuse.*on_error stop"):
         step(server, "--oger.reward.on_error", "stop")
     (example,) = read_jsonl(tmp_path / "run" / "source_errors.jsonl")
     assert example["responses"] == SECOND
+
+
+# ---- oger.reward.max_error_rate: a source that fails on most rows ends the run, before the step is trained
+
+
+@pytest.mark.parametrize("on_error", ["zero", "neutral", "drop_group"])
+def test_a_judge_that_is_dead_for_a_step_ends_the_run(step, server, tmp_path, on_error):
+    server.end()
+    said = (
+        r"judge failed on 8 of 8 rows of step 1: .*All connection attempts failed; an example is in .*jsonl\. It "
+        r"failed on 8 of the last 8 rows \(limit: 50%, oger\.reward\.max_error_rate\), and the policy was not trained"
+    )
+    with pytest.raises(SourceFailed, match=said):
+        step(server, "--oger.reward.on_error", on_error)
+    (note,) = [event for event in read_jsonl(tmp_path / "run" / "events.jsonl") if event["event"] == "note"]
+    assert "judge failed on 8 of 8 rows of step 1" in note["text"]
+
+
+@pytest.mark.parametrize(("broken", "limit", "goes_on"), [(4, 0.5, True), (5, 0.5, False), (5, 0.625, True),
+                                                          (1, 0.0, False), (8, 1.0, True)])  # fmt: skip
+def test_the_limit_is_of_the_rows_that_were_asked_about(step, server, broken, limit, goes_on):
+    texts = [BROKEN] * broken + [GOOD] * (8 - broken)
+    groups, flag = [texts[:4], texts[4:]], f"--oger.reward.max_error_rate={limit}"
+    if goes_on:
+        assert step(server, flag, groups=groups).metrics["reward/judge/failed"] == broken
+    else:
+        with pytest.raises(SourceFailed, match=f"{broken} of the last 8 rows"):
+            step(server, flag, groups=groups)
+
+
+def test_steps_of_few_rows_are_taken_together_until_the_source_answers_again(step, server):
+    """One group of four is too few for a share."""
+    maker = step(server, groups=[[BROKEN] * 4], cache=False)
+    rows = maker.rollouts.samples
+
+    def goes_on(number, answers):
+        maker.step, server.answer = number, answers
+        maker.make_experience_batch(rows)
+
+    goes_on(2, lambda prompt, count: says("1"))
+    goes_on(3, judged)
+    assert maker.metrics["reward/judge/failed"] == 4
+    with pytest.raises(SourceFailed, match="judge failed on 4 of 4 rows of step 4.* on 8 of the last 8 rows"):
+        goes_on(4, judged)
+
+
+def test_every_step_says_what_failed_and_that_nothing_is_learnt_from_it(step, server):
+    maker = step(server, "--oger.reward.max_error_rate=1", "--oger.reward.on_error=drop_group")
+    maker.step = 2
+    maker.make_experience_batch(maker.rollouts.samples)
+    first, second = notes(maker)
+    assert "judge failed on 2 of 8 rows of step 1" in first and "judge failed on 2 of 8 rows of step 2" in second
+    maker = step(server, "--oger.reward.on_error=drop_group", number=3, groups=[SECOND])
+    failed, nothing = notes(maker)[2:]
+    assert "judge failed on 2 of 4 rows of step 3" in failed
+    why = "(1 of 1 were dropped, oger.reward.on_error)"
+    text = "note: step {}: no group of this step has an advantage{}: its rewards teach the policy nothing"
+    assert nothing == text.format(3, f" {why}")
+    maker = step(server, number=4, groups=([GOOD] * 4, [BAD] * 4))
+    assert notes(maker)[4:] == [text.format(4, "")]
+
+
+def test_a_reason_is_one_short_line_of_a_note(step, server):
+    server.answer = lambda prompt, count: says("word \n" * 500)
+    (note,) = notes(step(server, groups=[FIRST]))[:1]
+    assert "\n" not in note and len(note) < 600
 
 
 # ---- faults: whatever happens, no row gets another's verdict
@@ -153,7 +220,7 @@ def test_a_server_that_dies_in_a_step_costs_what_it_did_not_answer_and_that_is_a
     texts = ["0.5", "1", "0", "0.25", "0.75", "2", "3", "4"]
     server.answer = lambda prompt, count: says(prompt) if len(server.asked) <= 3 else None
     groups = [texts[:4], texts[4:]]
-    maker = step(server, groups=groups, concurrency=1)
+    maker = step(server, "--oger.reward.max_error_rate=1", groups=groups, concurrency=1)
     assert values(maker) == [0.5, 1, 0] + [None] * 5 and maker.metrics["reward/judge/failed"] == 5
     asked = len(server.asked)
     server.answer = lambda prompt, count: says(prompt)
@@ -221,7 +288,7 @@ def test_a_run_that_goes_on_pays_for_the_verdicts_of_its_lost_step_once(step, se
     assert values(second) == [1, 0, 1, 0, 1, 0, None, 0.5]
     assert len(server.asked) == asked + 1  # the refusal is a reply: it is kept
     assert second.metrics["reward/judge/cached"] == pytest.approx(7 / 8)
-    other = step(server, number=2, cache=False)
+    other = step(server, "--oger.reward.max_error_rate=1", number=2, cache=False)
     assert values(other)[:6] == [None] * 6 and len(server.asked) > asked + 1
 
 

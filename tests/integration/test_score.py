@@ -214,6 +214,26 @@ def test_on_error_says_what_a_failure_costs(scored: Any, tmp_path: Path) -> None
     assert not (tmp_path / "out.jsonl").exists()
 
 
+@pytest.mark.parametrize(
+    ("gate", "texts", "rewards", "failed"),
+    [("always", ["boom", "boom 2"], [0, 1], "2 of 2"), ("rule_equals_1", ["boom 2", "3"], [1, 0], "1 of 1")],
+)
+def test_a_source_that_failed_on_all_that_it_was_asked_about_is_the_commands_failure(
+    scored: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    gate: str, texts: list[str], rewards: list[float], failed: str,
+) -> None:  # fmt: skip
+    """The file is there: it has each row's reason, and what the other sources said."""
+    (tmp_path / "mine.py").write_text(OWN)
+    sources = [{"name": "rule", "kind": "verifier"}, {"name": "short", "kind": "mine:shortest", "gate": gate}]
+    said = rf"^oger score: reward source short failed on {failed} answers, first on responses\.jsonl:1: .*boom"
+    with pytest.raises(SystemExit, match=said):
+        scored(_answers(*((1, text) for text in texts)), sources)
+    found = read_jsonl(tmp_path / "out.jsonl")
+    assert "boom" in found[0]["errors"]["short"] and [line["reward"] for line in found] == rewards
+    assert "reward" in capsys.readouterr().out.split("answers/s")[1]
+    assert scored(_answers((1, texts[0]), (2, "4")), sources)[1]["components"]["short"] == 1.0  # not on all
+
+
 def test_a_truncated_answer_gets_the_fixed_reward_and_nothing_on_top(scored: Any, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN)
     sources = [{"name": "rule", "kind": "verifier"}, {"name": "short", "kind": "mine:shortest"}]

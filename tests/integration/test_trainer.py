@@ -14,7 +14,7 @@ import ray
 import torch
 from doubles import Strategy
 
-from oger_recipe.errors import RecipeError
+from oger_recipe.errors import RecipeError, SourceFailed
 from oger_recipe.files import read_jsonl, write_jsonl
 from oger_recipe.plugin.controller.trainer import OgerPPOTrainer
 from oger_recipe.run_folder import checkpoints
@@ -232,3 +232,30 @@ def test_what_a_source_has_learnt_is_part_of_the_checkpoint(
     assert [path.name for path in (trainer.checkpoints / "_sources").iterdir()] == ["global_step1"]
     with pytest.raises(RecipeError, match="the implicit PRM cannot go on from .*_sources/global_step2/prime"):
         trainer.experience_maker.resume(2, 5)
+
+
+PRIME = {"name": "prime", "kind": "process", "scorer": "implicit", "learning_rate": 0.01}
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_dead_source_ends_the_run_before_it_is_trained_and_the_steps_so_far_are_kept(
+    make_trainer: Callable[..., OgerPPOTrainer], policy_folder: Path, learns: bool
+) -> None:
+    """A source that learns has learnt from the step that is not trained: its last checkpoint is gone on from."""
+    listed = [{"name": "rule", "kind": "verifier"}, *([PRIME | {"model": str(policy_folder)}] if learns else [])]
+    trainer = make_trainer(f"--oger.reward.sources={json.dumps(listed)}")
+    trainer.save_steps, trainer.solve_rates = 30, []
+    metrics = {"rollout/response_tokens": 1, "timing/step_total": 1, "rollout/solve_rate": 0.5, "oger/on_reward": 0.5}
+    _steps(trainer, [0.1])
+    trainer.saved_step = 0
+    trainer.save_logs_and_checkpoints(1, metrics, {"global_step": 1})
+    assert not checkpoints.found(trainer.checkpoints)
+
+    def dead(samples: list) -> list:
+        raise SourceFailed("judge failed on 8 of 8 rows of step 2")
+
+    trainer.experience_maker.make_experience_batch = dead
+    with pytest.raises(SourceFailed, match="8 of 8 rows of step 2"):
+        trainer.train_step([], 1)
+    assert len(trainer.actor_model_group.coefficients) == 1  # updates of the policy
+    assert [(one.step, one.fault) for one in checkpoints.found(trainer.checkpoints)] == ([] if learns else [(1, None)])

@@ -25,7 +25,7 @@ from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
 from oger_recipe.cpu import CORES, THREADS, is_without_cuda
 from oger_recipe.embedding.similarity import make_similarity
 from oger_recipe.plugin.controller.credit_by_steps import HowToCredit, advantages_of_steps, credit_by_steps
-from oger_recipe.plugin.controller.guards import EncoderReach, EngineGuard, stop_on_reward_errors
+from oger_recipe.plugin.controller.guards import EncoderReach, EngineGuard, say_no_advantage, stop_on_reward_errors
 from oger_recipe.plugin.controller.hybrid_batch import (
     UNKNOWN,
     make_hybrid,
@@ -118,6 +118,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.entropy = torch.zeros(len(rollout_samples))
         self.token_entropy = torch.zeros(len(rollout_samples))
         experiences = super().make_experience_batch(self.batch.samples)
+        say_no_advantage(experiences, self.rewards.dropped, self.step, self.run_dir)
         credit = self._credit(experiences)
         self.metrics |= (
             self.dropped

@@ -1,7 +1,7 @@
 """What a run watches in the controller: rewards that could not be had, the engine's weights, the encoder's reach."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -9,14 +9,17 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from oger_recipe.algorithm.engine_check import HIGHEST_KL, Agreement
 from oger_recipe.embedding.similarity import Similarity
+from oger_recipe.errors import SourceFailed, cut
 from oger_recipe.files import append_json
 from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts
 from oger_recipe.plugin.controller.step_metrics import info_value
-from oger_recipe.rewards.compose import ON_ERROR, cost_of_failures
+from oger_recipe.rewards.compose import ON_ERROR, Rewards, cost_of_failures
+from oger_recipe.rewards.kinds import SourceSpec
 from oger_recipe.rewards.samples import worst_examples
 from oger_recipe.rewards.sources import Group
 from oger_recipe.run_folder.records import event
 from oger_recipe.settings.encoder import EmbeddingSettings
+from oger_recipe.settings.rewards import RewardSettings
 
 
 def stop_on_reward_errors(samples: list[Experience], limit: float, step: int, run_dir: Path) -> None:
@@ -33,22 +36,27 @@ def stop_on_reward_errors(samples: list[Experience], limit: float, step: int, ru
 
 
 SOURCE_ERRORS = "source_errors.jsonl"
+LEAST_ASKED = 8  # rows of which a share says something
+_REASON = 200  # characters of a reason in a note
 _TEXTS_READ = 32  # rollouts whose tokens are counted in a step
 
 
 class SourceGuard:
-    """Keeps an example of every source that fails in a step, says the first of a run, and stops it where that is
-    asked for."""
+    """Keeps an example of every source that fails in a step, says it, and stops the run before the step is trained
+    where too many rows failed, or where that is asked for at the first."""
 
-    def __init__(self, run_dir: Path, on_error: str) -> None:
-        self._run_dir, self._on_error = run_dir, on_error
-        self._said: set[str] = set()
+    def __init__(self, run_dir: Path, settings: RewardSettings, specs: Sequence[SourceSpec]) -> None:
+        self._run_dir, self._settings = run_dir, settings
+        self._limited = {spec.name for spec in specs if spec.kind != "verifier"}  # which has a limit of its own
+        self._counts: dict[str, tuple[int, int]] = {}  # rows failed and asked about in steps too small for a share
 
-    def look_at(self, errors: Mapping[str, Mapping[int, str]], groups: Sequence[Group], step: int) -> None:
-        """Record ``errors``: source -> row -> why. Raises RuntimeError where oger.reward.on_error is stop."""
-        size = len(groups[0].responses)
-        for source, rows in errors.items():
+    def look_at(self, rewards: Rewards, groups: Sequence[Group], step: int) -> None:
+        """Record the errors of a step. Raises SourceFailed for a source that failed on too many rows."""
+        size, on_error = len(groups[0].responses), self._settings.on_error
+        for source, rows in rewards.errors.items():
             if not rows:
+                if rewards.asked[source]:
+                    self._counts.pop(source, None)
                 continue
             first = min(rows)
             group = groups[first // size]
@@ -58,14 +66,33 @@ class SourceGuard:
                 {"step": step, "source": source, "failed": len(rows), "error": rows[first]} | example,
             )
             text = (
-                f"reward source {source} failed on {len(rows)} of {size * len(groups)} rows of step {step}: "
-                f"{rows[first]}; an example is in {self._run_dir / SOURCE_ERRORS}"
+                f"reward source {source} failed on {len(rows)} of {rewards.asked[source]} rows of step {step}: "
+                f"{cut(' '.join(rows[first].split()), _REASON)}; an example is in {self._run_dir / SOURCE_ERRORS}"
             )
-            if ON_ERROR[self._on_error].stops:
-                raise RuntimeError(f"{text} (oger.reward.on_error stop)")
-            if source not in self._said:
-                self._said.add(source)
-                event(self._run_dir, "note", text=f"note: {text}; {cost_of_failures(self._on_error)}")
+            if ON_ERROR[on_error].stops:
+                raise SourceFailed(f"{text} (oger.reward.on_error stop)")
+            event(self._run_dir, "note", text=f"note: {text}; {cost_of_failures(on_error)}")
+            if source in self._limited and (share := self._share(source, len(rows), rewards.asked[source])):
+                raise SourceFailed(f"{text}. {share}, and the policy was not trained on this step")
+
+    def _share(self, source: str, failed: int, asked: int) -> str | None:
+        """Say that too large a share failed, of this step's rows and those before it that were too few for one."""
+        before_failed, before_asked = self._counts.pop(source, (0, 0))
+        failed, asked, limit = failed + before_failed, asked + before_asked, self._settings.max_error_rate
+        if asked < LEAST_ASKED:
+            self._counts[source] = failed, asked
+        elif failed / asked > limit:
+            return f"It failed on {failed} of the last {asked} rows (limit: {limit:.0%}, oger.reward.max_error_rate)"
+        return None
+
+
+def say_no_advantage(experiences: Sequence[Experience], dropped: torch.Tensor, step: int, run_dir: Path) -> None:
+    """Say where no token of a step has an advantage; ``dropped`` (bool [groups]): left out of it."""
+    if any(each.advantages[each.action_mask.bool()].any() for each in experiences):
+        return
+    why = f" ({int(dropped.sum())} of {len(dropped)} were dropped, oger.reward.on_error)" if dropped.any() else ""
+    text = f"note: step {step}: no group of this step has an advantage{why}: its rewards teach the policy nothing"
+    event(run_dir, "note", text=text)
 
 
 class EngineGuard:

@@ -28,7 +28,7 @@ class RewardSources:
         look_in(settings.verifiers.verifier_path)
         self._specs, self._by_steps = sources_of(settings.reward.sources, estimator), estimator in STEP_ESTIMATORS
         self._sources = [make_source(spec, surroundings) for spec in self._specs]
-        self._guard = SourceGuard(run_dir, self._on_error)
+        self._guard = SourceGuard(run_dir, settings.reward, self._specs)
         self.watch = SourceWatch(settings.reward, self._specs, run_dir)
         self._running: dict[str, Running] = {}
 
@@ -45,6 +45,11 @@ class RewardSources:
         """Keep what sources have learnt so far, each in a folder of its name."""
         for name, source in self._learning().items():
             source.save(folder / name)
+
+    @property
+    def learns(self) -> bool:
+        """Whether a source learns from the steps that it scores."""
+        return bool(self._learning())
 
     def _learning(self) -> dict[str, Learning]:
         """The sources that learn, by name."""
@@ -65,7 +70,7 @@ class RewardSources:
     def of(
         self, rollouts: Rollouts, batch: HybridBatch, entropy: torch.Tensor, step: int, bonus_weight: float
     ) -> Rewards:
-        """``entropy`` [N] (nats). Raises RuntimeError where a source fails and oger.reward.on_error is stop."""
+        """``entropy`` [N] (nats). Raises SourceFailed where a source fails on too many rows."""
         fixed = self._settings.advantage.non_stop_fixed_reward
         may_earn = ~batch.is_teacher & ~batch.skipped & ~rollouts.repetitive
         if fixed is not None:
@@ -75,7 +80,7 @@ class RewardSources:
         rewards = rewards_of(
             groups, self._sources, specs, on_error=self._on_error, running=self._running, by_steps=self._by_steps
         )
-        self._guard.look_at(rewards.errors, groups, step)
+        self._guard.look_at(rewards, groups, step)
         self._running = rewards.running
         keep_running(self._run_dir, step, self._running)
         return with_fixed_rewards(rewards, groups, fixed)

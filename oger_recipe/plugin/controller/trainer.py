@@ -11,7 +11,7 @@ import torch
 from openrlhf.trainer import ppo_trainer
 
 from oger_recipe.algorithm.lost_training import bad_numbers, collapsed
-from oger_recipe.errors import RecipeError
+from oger_recipe.errors import RecipeError, SourceFailed
 from oger_recipe.evaluation.tables import headlines
 from oger_recipe.files import append_json, read_jsonl
 from oger_recipe.plugin.controller.answers import evaluate_samples
@@ -90,8 +90,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         with self._trackers_kept_open():
             super().fit(global_step)
             run_folder.event(self.run_dir, "trained", steps=self.last_step)
-            if self.saved_step != self.last_step and not self.args.ckpt.disable_ds:
-                self._save(self.last_step)
+            self._save_last()
             if self.settings.val_after_train:
                 self._evaluate_after()
         run_folder.event(self.run_dir, "finished")
@@ -127,7 +126,12 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         self.experience_maker.step = global_step + 1
         self.phases.at("experience", step=global_step + 1)
         of_kl = self._kl_coefficient()
-        status, global_step = super().train_step(rollout_samples, global_step)
+        try:
+            status, global_step = super().train_step(rollout_samples, global_step)
+        except SourceFailed:  # before the policy was trained: the steps so far are not lost
+            if not self.experience_maker.reward_sources.learns:  # which is a step ahead
+                self._save_last()
+            raise
         status = {f"hybrid_batch/{key}" if key in HYBRID_KEYS else key: value for key, value in status.items()}
         return status | of_kl | self.experience_maker.metrics, global_step
 
@@ -169,6 +173,11 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         self.solve_rates.append(solve_rate)
         if (lost := collapsed(self.solve_rates)) and not before:
             run_folder.event(self.run_dir, "note", text=lost)
+
+    def _save_last(self) -> None:
+        """The checkpoint of the last step, where there is none yet."""
+        if self.saved_step != self.last_step and not self.args.ckpt.disable_ds:
+            self._save(self.last_step)
 
     def _save(self, step: int) -> None:
         """The checkpoint of the step, whole, before an older one goes."""
