@@ -40,6 +40,7 @@ class Console:
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._bar: tqdm | None = None
         self._ready, self._steps, self._resumed_at = False, 0, 0
+        self._sources: list[str] = []
         self._moments: list[float] = []  # when training began and each step ended, by the run's own clock
         self._doing, self._phase, self._since = "starting Ray, the engine and the policy", "", time.monotonic()
         self._said = self._since  # when a line was written
@@ -81,6 +82,7 @@ class Console:
 
     def _on_ready(self, event: dict[str, Any]) -> None:
         self._ready, self._steps, self._resumed_at = True, event["steps"], event["resumed_at"]
+        self._sources = event.get("sources", [])
         resumed = f", resuming after step {event['resumed_at']}" if event["resumed_at"] else ""
         self._say(f"ready after {time.monotonic() - self._since:.0f} s: {event['steps']} steps{resumed}")
 
@@ -139,7 +141,7 @@ class Console:
 
     def _line(self, event: dict[str, Any]) -> str:
         """Adds the times where no bar has them."""
-        line = step_line(event, self._steps)
+        line = step_line(event, self._steps, self._sources)
         return line if self._has_bar() else f"{line} | {pace(self._moments, self._steps - event['step'])}"
 
     def _has_bar(self) -> bool:
@@ -206,16 +208,17 @@ def pace(moments: Sequence[float], steps_left: int) -> str:
     return f"{clock(moments[-1] - moments[0])} elapsed, {clock(left)} left"
 
 
-def step_line(metrics: dict[str, Any], steps: int) -> str:
-    """Writes one line for one step's metrics, without those that its method lacks or that are 0 in this step."""
-    bonus = _if_any(metrics, " + bonus {:.3f}", "oger/bonus")
+def step_line(metrics: dict[str, Any], steps: int, sources: Sequence[str] = ()) -> str:
+    """Writes one line for one step's metrics, without those that its method lacks or that are 0 in this step.
+
+    The reward is the one that is trained on; where there are several sources, what each says before its weight.
+    """
+    said = ", ".join(_said_by(source, metrics) for source in sources) if len(sources) > 1 else ""
     parts = [
         f"step {metrics['step']:>4}/{steps}",
         f"solved {metrics['rollout/solve_rate']:.3f}",
-        f"reward {metrics['rollout/reward']:.3f}{bonus}",
-        "{rollout/steps:.1f} steps of reasoning, paid {oger/on_reward:.3f}".format_map(metrics)
-        if "rollout/steps" in metrics
-        else "",
+        f"reward {metrics['oger/on_reward']:.3f}" + (f" ({said})" if said else ""),
+        _if_any(metrics, "{:.1f} steps of reasoning", "rollout/steps"),
         _if_any(metrics, "entropy {:.3f}", "rollout/entropy"),
         _if_any(metrics, "divergence {:.3f}", "oger/divergence"),
         _if_any(metrics, "replaced {:.0f}", "oger/replaced")
@@ -230,6 +233,13 @@ def step_line(metrics: dict[str, Any], steps: int) -> str:
         _if_any(metrics, "{:.0f} UPDATES SKIPPED", "skipped_updates"),
     ]
     return " | ".join(part for part in parts if part)
+
+
+def _said_by(source: str, metrics: dict[str, Any]) -> str:
+    """Writes a source's mean, and on how many rows it failed; a dash where it said nothing."""
+    value = metrics.get(f"reward/{source}")
+    text = f"{source} -" if value is None or math.isnan(value) else f"{source} {value:.3f}"
+    return text + _if_any(metrics, ", {:.0f} FAILED", f"reward/{source}/failed")
 
 
 def _if_any(metrics: dict[str, Any], text: str, key: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,11 @@ FIGURES: dict[str, Any] = {
     "rollout/solve_all": 0.125,
     "rollout/reward": 0.3251,
     "rollout/reward_error": 0.0,
+    "oger/on_reward": 0.3672,
+    "reward/rule": 0.3251,
+    "reward/explore": 0.0421,
+    "reward/rule/failed": 0.0,
+    "reward/explore/failed": 0.0,
     "rollout/response_length": 31.4,
     "oger/bonus": 0.0421,
     "oger/bonus_of_correct": 0.2,
@@ -99,18 +105,33 @@ def _line(**figures: float | None) -> str:
 
 
 WITHOUT_TEACHERS = {"oger/bonus": 0.0, "oger/divergence": 0.0, "oger/replaced": 0.0, "oger/prefix_ratio": 0.0}
-COMMON = "step    7/128 | solved 0.250 | reward 0.325"
+COMMON = "step    7/128 | solved 0.250 | reward 0.367"
 
 
 def test_the_line_of_a_step_has_its_figures() -> None:
-    assert _line() == (
-        f"{COMMON} + bonus 0.042 | entropy 0.750 | divergence {0.6125:.3f} | replaced 16 | length 31 | 1234 tokens/s"
-    )
+    assert _line() == (f"{COMMON} | entropy 0.750 | divergence {0.6125:.3f} | replaced 16 | length 31 | 1234 tokens/s")
 
 
-def test_the_line_says_what_steps_of_reasoning_are_paid_where_there_are_any() -> None:
-    line = _line(**{"rollout/steps": 3.66, "oger/on_reward": 2.3244, "kl_stopped_updates": 1.0})
-    assert "| 3.7 steps of reasoning, paid 2.324 | entropy" in line and line.endswith("updates left out by kl_stop: 1")
+def test_the_line_has_the_reward_that_is_trained_on_and_what_each_source_says() -> None:
+    """The rule's own reward is one of them; a source that is gone says nothing, and that is no 0."""
+    judge = {"oger/on_reward": 0.71, "rollout/reward": 0.3, "reward/judge": 0.25, "reward/judge/failed": 0.0}
+    judge |= {"reward/prm": -0.5, "reward/prm/failed": 46.0, "reward/gone": None, "reward/gone/failed": 128.0}
+
+    def shown(*sources: str) -> str:
+        return step_line({"step": 7, **FIGURES, **judge}, 128, sources).split(" | ")[2]
+
+    assert shown("rule") == shown() == "reward 0.710"
+    assert shown("rule", "judge") == "reward 0.710 (rule 0.325, judge 0.250)"
+    assert shown("rule", "prm", "gone") == "reward 0.710 (rule 0.325, prm -0.500, 46 FAILED, gone -, 128 FAILED)"
+    judge["reward/judge"] = 0.0
+    assert shown("rule", "judge") == "reward 0.710 (rule 0.325, judge 0.000)"
+    judge["reward/judge"] = math.nan
+    assert shown("rule", "judge") == "reward 0.710 (rule 0.325, judge -)"
+
+
+def test_the_line_counts_steps_of_reasoning_where_there_are_any() -> None:
+    line = _line(**{"rollout/steps": 3.66, "kl_stopped_updates": 1.0})
+    assert "| 3.7 steps of reasoning | entropy" in line and line.endswith("updates left out by kl_stop: 1")
     assert "steps of reasoning" not in _line() and "kl_stop" not in _line(kl_stopped_updates=0.0)
 
 
@@ -287,7 +308,7 @@ def test_progress_follows_the_events_of_this_run_only(run_dir: Path, capsys: pyt
     with Console(_report(run_dir)):
         _append(
             events,
-            _event(1, "ready", steps=4, resumed_at=2),
+            _event(1, "ready", steps=4, resumed_at=2, sources=["rule", "explore"]),
             _event(2, "evaluating", when="before", step=0),
             _event(3, "evaluated", when="before", step=0, **BEFORE),
             _event(4, "training"),
@@ -302,7 +323,8 @@ def test_progress_follows_the_events_of_this_run_only(run_dir: Path, capsys: pyt
     assert "steps, resuming after step 2" in lines[1]
     assert lines[2] == "evaluating before training ..."
     assert lines[3] == "before training: avg_at_8 0.375, pass_at_8 0.812 on 16 problems"
-    assert f"{step_line({'step': 3, **FIGURES}, 4)} | 0:06 elapsed, 0:06 left" in lines
+    line = step_line({"step": 3, **FIGURES}, 4, ["rule", "explore"])
+    assert "(rule 0.325, explore 0.042)" in line and f"{line} | 0:06 elapsed, 0:06 left" in lines
     assert "evaluating after step 3 ..." in lines
     assert not any("0.111" in line for line in lines)
 

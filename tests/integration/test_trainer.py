@@ -200,6 +200,20 @@ def test_a_resumed_run_goes_on_with_the_coefficient_of_its_checkpoint(
     assert second.kl_ctl.value == pytest.approx(goes_on_with)
 
 
+@pytest.mark.parametrize(("weight", "sources"), [(0.5, ["rule", "explore"]), (0, ["rule"])])
+def test_a_run_that_is_ready_says_which_sources_pay(
+    make_trainer, weight: float, sources: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(f"--oger.bonus_weight={weight}")
+    monkeypatch.setattr(OgerPPOTrainer, "init_checkpoint_states", lambda _: {"global_step": 2})
+    monkeypatch.setattr(OgerPPOTrainer.__base__, "fit", lambda trainer, step: None)
+    trainer.samples_generator = SimpleNamespace()
+    trainer.settings = dataclasses.replace(trainer.settings, val_before_train=False, val_after_train=False)
+    trainer.fit()
+    (ready, *_) = read_jsonl(trainer.run_dir / "events.jsonl")
+    assert (ready["event"], ready["sources"]) == ("ready", sources)
+
+
 def test_what_a_source_has_learnt_is_part_of_the_checkpoint(
     make_trainer: Callable[..., OgerPPOTrainer], policy_folder: Path
 ) -> None:

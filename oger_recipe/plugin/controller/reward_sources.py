@@ -47,6 +47,11 @@ class RewardSources:
             source.save(folder / name)
 
     @property
+    def names(self) -> list[str]:
+        """Of the sources that can pay something."""
+        return [spec.name for spec in self._specs if spec.kind != "bonus" or self._settings.has_bonus]
+
+    @property
     def learns(self) -> bool:
         """Whether a source learns from the steps that it scores."""
         return bool(self._learning())

@@ -80,7 +80,8 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         self.samples_generator.counted = self._responses_came
         self.experience_maker.engines.told = self._replies_came
         self.experience_maker.resume(resumed_at, self.planned_steps())
-        run_folder.event(self.run_dir, "ready", steps=self.planned_steps(), resumed_at=resumed_at)
+        sources = self.experience_maker.reward_sources.names
+        run_folder.event(self.run_dir, "ready", steps=self.planned_steps(), resumed_at=resumed_at, sources=sources)
         if self.settings.val_before_train and not resumed_at:
             self._evaluate_as("before", 0)
         self.last_step = self.saved_step = resumed_at
