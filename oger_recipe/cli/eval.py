@@ -126,7 +126,7 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: 
     settings = settings_of_run(args.recipe, flags, parser)
     model, sampling = _model(args, settings), _sampling(args, settings)
     _check(sampling, model, args)
-    if not sampling.temperature and sampling.n > 1:
+    if sampling.is_greedy and sampling.n > 1:
         print("note: greedy decoding gives the same answer every time, so n is 1", flush=True)
         sampling = dataclasses.replace(sampling, n=1)
     benchmarks, rules = _benchmarks(args, settings), grading_rules(settings, evaluation=True)

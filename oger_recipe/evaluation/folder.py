@@ -103,7 +103,7 @@ def answers_path(folder: Path, benchmark: str) -> Path:
 
 def samples_of(prompt: Prompt, sampling: Sampling) -> int:
     """Counts the samples of one problem; greedy decoding gives the same answer every time."""
-    return sampling.n * prompt.problem.times_asked if sampling.temperature else 1
+    return 1 if sampling.is_greedy else sampling.n * prompt.problem.times_asked
 
 
 def missing_samples(folder: Path, name: str, prompts: list[Prompt], sampling: Sampling) -> list[tuple[Prompt, int]]:

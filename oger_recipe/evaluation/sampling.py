@@ -36,6 +36,11 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     steps: StepSampling | None = None
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether all samples of a problem are one and the same."""
+        return self.temperature == 0 or self.top_k == 1
+
 
 @dataclass(frozen=True)
 class Request:

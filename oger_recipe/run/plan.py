@@ -11,6 +11,7 @@ from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.run import memory
 from oger_recipe.settings.machine import gpus_by_role, judge_engines, policy_ranks
 from oger_recipe.settings.oger import OgerSettings
+from oger_recipe.settings.run import EvalSettings
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,9 @@ def _steps(value: Mapping[str, Any], size: Size | None) -> list[str]:
 
 
 def _evaluation(value: Mapping[str, Any], size: Size | None) -> list[str]:
-    samples = value["eval.n_samples_per_prompt"]
-    return [] if size is None else [f"evaluation: {size.rows:,} problems, {samples} samples each"]
+    samples, greedy = value["eval.n_samples_per_prompt"], EvalSettings.of(value).is_greedy(value["eval.temperature"])
+    each = "one greedy sample" if greedy else f"{samples} samples"
+    return [] if size is None else [f"evaluation: {size.rows:,} problems, {each} each"]
 
 
 def _memory(value: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ from oger_recipe.rewards.entries import sources_of
 from oger_recipe.settings.effects import without_effect
 from oger_recipe.settings.machine import gpus_by_role
 from oger_recipe.settings.oger import OgerSettings
+from oger_recipe.settings.run import EvalSettings
 
 
 def notes(value: Mapping[str, Any], default: Callable[[str], Any]) -> list[str]:
@@ -39,6 +40,13 @@ def notes(value: Mapping[str, Any], default: Callable[[str], Any]) -> list[str]:
         gpus = gpus_by_role(value).get("reference")
         where = f"takes {gpus} GPUs" if gpus else "shares the policy's GPUs"
         remarks.append(f"KL is on (algo.kl.init_coef {value['algo.kl.init_coef']}): a reference model {where}")
+    samples = value["eval.n_samples_per_prompt"]
+    evaluated = value["eval.dataset"] or value["oger.task.name"]
+    if samples > 1 and evaluated and EvalSettings.of(value).is_greedy(value["eval.temperature"]):
+        remarks.append(
+            "evaluation is greedy (eval.temperature 0 or oger.eval.top_k 1), which gives the same answer every time: "
+            f"one sample of a problem is drawn, not eval.n_samples_per_prompt {samples}, and its figure is avg@1"
+        )
     remarks += [*_of_steps(value, oger), *_of_worst(value, oger)]
     if value["rollout.top_p"] < 1 or value["oger.top_k"] > 0:
         remarks.append(

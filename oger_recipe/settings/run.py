@@ -49,6 +49,10 @@ class EvalSettings(Section):
     input_key: str | None = setting(None, "column of the problem in eval.dataset (default: data.input_key)")
     label_key: str | None = setting(None, "column of the answer in eval.dataset (default: data.label_key)")
 
+    def is_greedy(self, temperature: float) -> bool:
+        """Whether all samples of a problem are one and the same."""
+        return temperature == 0 or self.top_k == 1
+
     def sampling(self, top_p: float, max_new_tokens: int | None) -> dict[str, Any]:
         """How responses are sampled in an evaluation, in a run with these settings of the rollouts."""
         return {

@@ -168,6 +168,7 @@ def test_an_evaluation_asks_each_benchmark_as_often_as_its_file_does(tmp_path: P
     )
     greedy = folder.missing_samples(tmp_path, "mine", prompts, Sampling(n=1, temperature=0.0))
     assert [(prompt.problem.uid, sample) for prompt, sample in greedy] == [("a", 0), ("b", 0)]
+    assert folder.missing_samples(tmp_path, "mine", prompts, Sampling(n=2, top_k=1)) == greedy
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,9 @@ def test_an_evaluated_answer_is_graded_once_whoever_grades_it(
     generator = OgerSamplesGenerator(SimpleNamespace(args=nested()), [], [], Tokenizer(), [])
     sample = generator._process_response_into_experience(response, max_len=100)
     problems = [(["bench"], [QUESTION], [response["label"]], [None])]
-    (record,) = evaluate_samples([sample], problems, Tokenizer()).records
+    found = evaluate_samples([sample], problems, Tokenizer())
+    (record,) = found.records
+    assert found.metrics == {"avg_at_1": 1.0, "n_problems": 1}  # pass@1 is the same number, and nobody votes
     assert (tmp_path / "calls").read_text() == "x"
     assert (record["text"], record["score"], record["graded"]) == ("7", 1.0, True)
     assert record["components"] == {"style": 0.5}

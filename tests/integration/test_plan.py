@@ -108,6 +108,13 @@ def test_evaluation_data_is_read_as_well(recipe: Path, capsys: pytest.CaptureFix
     held_out = ["--eval.dataset", "held_out.jsonl", "--oger.eval.max_samples", "2"]
     (tmp_path / "held_out.jsonl").write_text((tmp_path / "rows.jsonl").read_text())
     assert "evaluation: 2 problems, 4 samples each" in _dry_run(capsys, recipe, *held_out)
+    note = "note: evaluation is greedy (eval.temperature 0 or oger.eval.top_k 1)"
+    for greedy in ("--eval.temperature=0", "--oger.eval.top_k=1"):
+        lines = _dry_run(capsys, recipe, *held_out, greedy)
+        assert "evaluation: 2 problems, one greedy sample each" in lines
+        assert any(line.startswith(note) and "not eval.n_samples_per_prompt 4" in line for line in lines)
+        lines = _dry_run(capsys, recipe, *held_out, greedy, "--eval.n_samples_per_prompt=1")
+        assert not any(line.startswith(note) for line in lines)
     (tmp_path / "held_out.jsonl").write_text("{}\n")
     with pytest.raises(SystemExit, match="held_out.jsonl:1: "):
         _dry_run(capsys, recipe, *held_out)

@@ -24,6 +24,7 @@ from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.oger import SETTINGS
 from oger_recipe.settings.openrlhf_parser import openrlhf_parser
 from oger_recipe.settings.recipe_file import nested, read_recipe, write_resolved
+from oger_recipe.settings.run import EvalSettings
 from oger_recipe.settings.upstream import METHOD_DEFAULTS
 
 Read = Callable[..., dict[str, Any]]
@@ -535,6 +536,13 @@ def test_every_recipe_file_reads_and_would_start_on_its_machine(
             Path(plugin).write_text("def rm_preprocess(*_):\n    ...\n\n\ndef rm_postprocess(results):\n    ...\n")
     check_run(settings, cpu=cpu, gpus_here=gpus)
     assert path.read_text().startswith("#"), "a recipe file opens with what it reproduces"
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_recipe_whose_evaluation_is_greedy_draws_one_sample(path: Path, parser: argparse.ArgumentParser) -> None:
+    settings = defaults(parser) | read_recipe(path, parser)
+    greedy = EvalSettings.of(settings).is_greedy(settings["eval.temperature"])
+    assert not greedy or settings["eval.n_samples_per_prompt"] == 1
 
 
 @pytest.mark.parametrize("null", ["null", "~"])

@@ -25,6 +25,7 @@ from oger_recipe.errors import RecipeError
 from oger_recipe.files import append_json, read_jsonl
 from oger_recipe.plugin.controller.reward_watch import GrowthWatch
 from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
+from oger_recipe.plugin.controller.trainer import OgerPPOTrainer
 from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.run import score
 from oger_recipe.run.cutting import require_steps
@@ -331,20 +332,47 @@ def test_a_tokenizer_whose_tokens_have_no_texts_of_their_own_is_refused(letters)
 # ---- training, evaluation, `oger eval` and `oger score` alike
 
 
-def test_training_and_evaluation_ask_the_engine_for_responses_by_the_same_rule(nested, monkeypatch):
-    asked: list[dict[str, Any]] = []
-    remote = SimpleNamespace(remote=lambda **given: asked.append(given))
-    engine = SimpleNamespace(generate_responses=remote, get_num_unfinished_requests=SimpleNamespace(remote=lambda: 0))
+@pytest.fixture()
+def make_asked(monkeypatch):
+    """Makes a samples generator of a run's arguments, and the list of what it asks its engine."""
+
+    def make(args: Any) -> tuple[OgerSamplesGenerator, list[dict[str, Any]]]:
+        asked: list[dict[str, Any]] = []
+        remote, idle = SimpleNamespace(remote=lambda **given: asked.append(given)), SimpleNamespace(remote=lambda: 0)
+        engine = SimpleNamespace(generate_responses=remote, get_num_unfinished_requests=idle)
+        return OgerSamplesGenerator(SimpleNamespace(args=args), None, None, None, [engine]), asked
+
     monkeypatch.setattr("ray.get", lambda refs: refs)
+    return make
+
+
+def test_training_and_evaluation_ask_the_engine_for_responses_by_the_same_rule(nested, make_asked):
     for flags, expected in (
         (["--oger.steps.max_steps=3", "--oger.steps.sample_by_step"], StepSampling(StepRule(max_steps=3), True)),
         (["--oger.steps.last_step_text=so"], StepSampling(StepRule(last_step_text="so"))),
         (["--oger.steps.max_step_tokens=9"], None),  # it ends no response
     ):
-        generator = OgerSamplesGenerator(SimpleNamespace(args=nested(*flags)), None, None, None, [engine])
+        generator, asked = make_asked(nested(*flags))
         for kwargs in ({"guided": False}, {"temperature": 0.0}):  # of training, of evaluation
             generator._dispatch_prompts_to_vllm(["p"], ['{"uid": "u"}'], **kwargs)
             assert asked.pop().get("steps") == expected
+
+
+def test_a_greedy_evaluation_asks_for_one_sample_of_a_problem(nested, make_asked):
+    label = '{"uid": "u", "times_asked": 4}'
+    for flags, samples in (
+        (["--eval.temperature=0.6"], 8 * 4),
+        (["--eval.temperature=0"], 1),
+        (["--eval.temperature=0.6", "--oger.eval.top_k=1"], 1),
+    ):
+        args = nested("--eval.n_samples_per_prompt=8", *flags)
+        generator, asked = make_asked(args)
+        generator._dispatch_prompts_to_vllm(
+            ["p"], [label], **OgerPPOTrainer._eval_sampling(SimpleNamespace(args=args))
+        )
+        assert asked.pop()["num_samples"] == samples
+        generator._dispatch_prompts_to_vllm(["p"], ['{"uid": "u"}'], guided=False)  # of training, whatever that is
+        assert asked.pop()["num_samples"] == args.rollout.n_samples_per_prompt
 
 
 def test_oger_eval_has_the_rule_of_the_run(parser, tmp_path):

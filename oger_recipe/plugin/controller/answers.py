@@ -9,6 +9,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from oger_recipe.evaluation.metrics import evaluate_answers
 from oger_recipe.evaluation.records import verdict_fields
+from oger_recipe.evaluation.tables import main_metrics
 from oger_recipe.plugin.controller.hybrid_batch import texts_of
 
 
@@ -40,9 +41,8 @@ def evaluate_samples(samples: list[Experience], eval_dataloader, tokenizer) -> E
     result = evaluate_answers(records)
     problems = sum(benchmark["problems"] for benchmark in result["benchmarks"].values())
     average = result["average"]
-    n = average.get("n", "n")
-    keys = dict.fromkeys((f"avg_at_{n}", f"pass_at_{n}", f"maj_at_{n}"))
-    metrics = {key: average[key] for key in keys if key in average} | {"n_problems": problems}
+    metrics = {key: average[key] for key in main_metrics(average.get("n")) if key in average}
+    metrics |= {"n_problems": problems}
     return Evaluation(records, result, metrics, _flat(result["benchmarks"] | {"average": average}))
 
 

@@ -86,7 +86,7 @@ class OgerSamplesGenerator(SamplesGenerator):
         for prompt, label, image in zip(prompts, labels, images or [None] * len(prompts), strict=True):
             more: dict[str, Any] = {"prefixes": self._prefixes(json.loads(label)["uid"])} if guided else {}
             more |= {"steps": steps} if steps is not None else {}
-            count = samples * json.loads(label).get(TIMES_ASKED, 1)
+            count = 1 if generate_kwargs.get("greedy") else samples * json.loads(label).get(TIMES_ASKED, 1)
             self.asked += count
             load, index = heapq.heappop(heap)
             heapq.heappush(heap, (load + count, index))

@@ -253,11 +253,13 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
 
     def _eval_sampling(self) -> dict[str, Any]:
         evaluation, rollout = self.args.eval, self.args.rollout
+        own = EvalSettings.of(self.args.oger)
         return {
             "temperature": evaluation.temperature,
             "n_samples_per_prompt": evaluation.n_samples_per_prompt,
+            "greedy": own.is_greedy(evaluation.temperature),
             "seed": self.args.train.seed,
-            **EvalSettings.of(self.args.oger).sampling(rollout.top_p, rollout.max_new_tokens),
+            **own.sampling(rollout.top_p, rollout.max_new_tokens),
         }
 
     def _detect_eval_metric_key(self, eval_metrics):
