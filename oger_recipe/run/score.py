@@ -28,7 +28,7 @@ from oger_recipe.evaluation.scores import Column, score_table
 from oger_recipe.files import atomic_write, to_json
 from oger_recipe.progress import ShownReplies
 from oger_recipe.rewards.by_steps import step_lines
-from oger_recipe.rewards.compose import ON_ERROR, Rewards, cost_of_failures, cost_of_failures, rewards_of, with_fixed_rewards
+from oger_recipe.rewards.compose import ON_ERROR, Rewards, cost_of_failures, rewards_of, with_fixed_rewards
 from oger_recipe.rewards.entries import entry_problems, models_of, sources_of
 from oger_recipe.rewards.grading.pool import GradingPool
 from oger_recipe.rewards.kinds import SourceSpec, Surroundings, make_source

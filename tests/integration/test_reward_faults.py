@@ -173,10 +173,11 @@ def test_every_step_says_what_failed_and_that_nothing_is_learnt_from_it(step, se
     maker.make_experience_batch(maker.rollouts.samples)
     first, second = notes(maker)
     assert "judge failed on 2 of 8 rows of step 1" in first and "judge failed on 2 of 8 rows of step 2" in second
-    maker = step(server, "--oger.reward.on_error=drop_group", number=3, groups=[SECOND])
+    server.answer = lambda prompt, count: (429, {}) if prompt in (MUTE, BROKEN) else judged(prompt, count)
+    maker = step(server, "--oger.reward.on_error=drop_group", number=3, groups=[SECOND], cache=False)
     failed, nothing = notes(maker)[2:]
     assert "judge failed on 2 of 4 rows of step 3" in failed
-    why = "(1 of 1 were dropped, oger.reward.on_error)"
+    why = "(1 of 1 were dropped for a failed source)"
     text = "note: step {}: no group of this step has an advantage{}: its rewards teach the policy nothing"
     assert nothing == text.format(3, f" {why}")
     maker = step(server, number=4, groups=([GOOD] * 4, [BAD] * 4))

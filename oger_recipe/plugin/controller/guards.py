@@ -48,6 +48,7 @@ class SourceGuard:
     def __init__(self, run_dir: Path, settings: RewardSettings, specs: Sequence[SourceSpec]) -> None:
         self._run_dir, self._settings = run_dir, settings
         self._limited = {spec.name for spec in specs if spec.kind != "verifier"}  # which has a limit of its own
+        self._said: set[str] = set()
         self._counts: dict[str, tuple[int, int]] = {}  # rows failed and asked about in steps too small for a share
 
     def look_at(self, rewards: Rewards, groups: Sequence[Group], step: int) -> None:
@@ -71,7 +72,9 @@ class SourceGuard:
             )
             if ON_ERROR[on_error].stops:
                 raise SourceFailed(f"{text} (oger.reward.on_error stop)")
-            event(self._run_dir, "note", text=f"note: {text}; {cost_of_failures(on_error)}")
+            cost = "" if source in self._said else f"; {cost_of_failures(on_error)}"
+            event(self._run_dir, "note", text=f"note: {text}{cost}")
+            self._said.add(source)
             if source in self._limited and (share := self._share(source, len(rows), rewards.asked[source])):
                 raise SourceFailed(f"{text}. {share}, and the policy was not trained on this step")
 
@@ -90,7 +93,7 @@ def say_no_advantage(experiences: Sequence[Experience], dropped: torch.Tensor, s
     """Say where no token of a step has an advantage; ``dropped`` (bool [groups]): left out of it."""
     if any(each.advantages[each.action_mask.bool()].any() for each in experiences):
         return
-    why = f" ({int(dropped.sum())} of {len(dropped)} were dropped, oger.reward.on_error)" if dropped.any() else ""
+    why = f" ({int(dropped.sum())} of {len(dropped)} were dropped for a failed source)" if dropped.any() else ""
     text = f"note: step {step}: no group of this step has an advantage{why}: its rewards teach the policy nothing"
     event(run_dir, "note", text=text)
 
