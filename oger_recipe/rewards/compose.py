@@ -63,7 +63,7 @@ class Rewards:
     running: source -> all its values so far, of those that need them; steps: what each step of reasoning
     is paid, where an estimator takes that: then total and terms are sums over a row's steps; said_of_steps: source ->
     what it said of steps of reasoning, [groups, n, S], nan where there is no such step; asked: source -> rows that it
-    was asked about.
+    was asked about; too_long: source -> those among them that failed as longer than its model reads.
     """
 
     total: Tensor
@@ -76,6 +76,7 @@ class Rewards:
     steps: StepRewards | None = None
     said_of_steps: dict[str, Tensor] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
+    too_long: dict[str, int] = field(default_factory=dict)
 
 
 def rewards_of(
@@ -132,6 +133,7 @@ def rewards_of(
             if each.steps is not None
         },
         asked={name: int(asked.sum()) for name, asked in zip(names, wanted, strict=True)},
+        too_long={name: len(_too_long(each)) for name, each in zip(names, said, strict=True)},
     )  # fmt: skip
     return rewards if mask is None else _paid_by_steps(rewards, specs, scores, valued, counts, mask)
 
@@ -211,8 +213,11 @@ def _of_rows(scores: Scores, mask: Tensor | None) -> Tensor:
 def _left_out(spec: SourceSpec, scores: Scores) -> Tensor:
     """Mark the rows whose groups the entry gives no advantage: those that are too long for its model."""
     drops = getattr(spec.keys, "on_overflow", None) == "drop_group"
-    places = [place for place, cause in scores.causes.items() if cause == OVERFLOW and place in scores.errors]
-    return _marked(places if drops else [], scores)
+    return _marked(_too_long(scores) if drops else [], scores)
+
+
+def _too_long(scores: Scores) -> list[tuple[int, int]]:
+    return [place for place, cause in scores.causes.items() if cause == OVERFLOW and place in scores.errors]
 
 
 def by_steps_problem(name: str) -> str:

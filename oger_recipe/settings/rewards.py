@@ -47,8 +47,9 @@ class RewardSettings(Section):
     )
     max_error_rate: float = setting(
         0.5,
-        "stop before the step is trained when a source failed on a larger share of the rows that it was asked about "
-        "(1: never); steps of fewer than 8 such rows count together, and the verifier has oger.max_reward_error_rate",
+        "stop before the step is trained when a source failed on a larger share of the rows that it was asked about, "
+        "without those that are too long for its model (1: never); steps of fewer than 8 such rows count together, "
+        "and the verifier has oger.max_reward_error_rate",
         range=SHARE,
     )
     engine_memory_gb: float = setting(

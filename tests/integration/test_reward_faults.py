@@ -184,6 +184,24 @@ def test_every_step_says_what_failed_and_that_nothing_is_learnt_from_it(step, se
     assert notes(maker)[4:] == [text.format(4, "")]
 
 
+@pytest.mark.parametrize(("others", "goes_on"), [([GOOD] * 4 + [MUTE] * 4, True), ([GOOD] * 3 + [MUTE] * 5, False)])
+def test_rows_that_are_too_long_for_the_judge_do_not_say_that_it_is_dead(step, server, others, goes_on):
+    """What they cost is declared; the limit is of the others, here of 8 among 16."""
+    server.answer = lambda prompt, count: (400, {"message": TOO_LONG}) if prompt == PADDED else judged(prompt, count)
+    groups = [[PADDED] * 4, [PADDED] * 4, others[:4], others[4:]]
+    if goes_on:
+        assert step(server, groups=groups).metrics["reward/judge/failed"] == 12
+    else:
+        with pytest.raises(SourceFailed, match="5 of the last 8 rows"):
+            step(server, groups=groups)
+
+
+def test_the_verifier_has_a_limit_of_its_own(controller, rollout):
+    maker = controller("--oger.max_reward_error_rate=1", "--oger.bonus_weight=0", "--oger.max_replace_num=0")
+    maker.make_experience_batch([rollout(text, error="the verifier died") for text in "abcdefgh"])
+    assert maker.metrics["reward/rule/failed"] == 8
+
+
 def test_a_reason_is_one_short_line_of_a_note(step, server):
     server.answer = lambda prompt, count: says("word \n" * 500)
     (note,) = notes(step(server, groups=[FIRST]))[:1]

@@ -293,5 +293,5 @@ def test_what_a_source_says_of_rows_behind_its_gate_is_left_out() -> None:
     found = composed((says, {"gate": "rule_equals_1"}))
     assert found.said["s1"].nan_to_num(-1).tolist() == [[0.5, -1, -1, -1], [-1, -1, 0.5, -1]]
     assert found.said["s1/part"].nan_to_num(-1).tolist() == [[0.5, -1, -1, 0.5], [-1, -1, 0.5, -1]]
-    assert found.said_of_steps["s1"].squeeze(2).nan_to_num(-1).tolist() == [[0.5, -1, -1, 0.5], [-1, -1, 0.5, -1]]
+    assert found.said_of_steps["s1"].squeeze(2).nan_to_num(-1).tolist() == [[0.5, -1, -1, -1], [-1, -1, 0.5, -1]]
     assert found.errors["s1"] == {3: "open"} and found.asked == {"rule": 8, "s1": 3}

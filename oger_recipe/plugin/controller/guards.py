@@ -55,9 +55,11 @@ class SourceGuard:
         """Record the errors of a step. Raises SourceFailed for a source that failed on too many rows."""
         size, on_error = len(groups[0].responses), self._settings.on_error
         for source, rows in rewards.errors.items():
+            too_long = rewards.too_long[source]  # an answer's doing: on_overflow has its cost
+            failed, read = len(rows) - too_long, rewards.asked[source] - too_long
+            if read and not failed:
+                self._counts.pop(source, None)
             if not rows:
-                if rewards.asked[source]:
-                    self._counts.pop(source, None)
                 continue
             first = min(rows)
             group = groups[first // size]
@@ -75,7 +77,7 @@ class SourceGuard:
             cost = "" if source in self._said else f"; {cost_of_failures(on_error)}"
             event(self._run_dir, "note", text=f"note: {text}{cost}")
             self._said.add(source)
-            if source in self._limited and (share := self._share(source, len(rows), rewards.asked[source])):
+            if failed and source in self._limited and (share := self._share(source, failed, read)):
                 raise SourceFailed(f"{text}. {share}, and the policy was not trained on this step")
 
     def _share(self, source: str, failed: int, asked: int) -> str | None:
