@@ -448,6 +448,16 @@ def _step_texts(job: Job) -> Found:
             yield Finding(PROBLEM, f"oger.reward.sources, {name}: {error}")
 
 
+def _windows(job: Job) -> Found:
+    """Whether what the policy may write is longer than the reward's models read."""
+    from oger_recipe.run.windows import window_problems
+
+    settings = OgerSettings.of(job.value)
+    for spec in sources_of(settings.reward.sources):
+        for is_hopeless, text in window_problems(spec.keys, job.value["data.max_len"], settings.steps.max_steps or 1):
+            yield Finding(PROBLEM if is_hopeless else WARNING, f"oger.reward.sources, {spec.name}: {text}")
+
+
 def _encoder(job: Job) -> Found:
     from oger_recipe.embedding.encoder import make_encoder
 
@@ -547,6 +557,7 @@ CHECKS = (
     Check("judge servers", _judge_servers),
     Check("judge plugins", _judge_plugins),
     Check("process reward models", _step_texts),
+    Check("judges' windows", _windows),
     Check("encoder", _encoder, slow=True),
     Check("judges", _judges),
     Check("verifiers", _verifiers, slow=True),

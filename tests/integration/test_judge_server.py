@@ -22,6 +22,7 @@ from oger_recipe.rewards.models.cache import Cached, VerdictCache
 from oger_recipe.rewards.models.keys import ClassifierKeys, CritiqueKeys, JudgeKeys, ProcessKeys
 from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt
 from oger_recipe.rewards.models.server import ServerPlace, probe
+from oger_recipe.rewards.sources import ANSWER, OVERFLOW
 from oger_recipe.run.job import Job
 from oger_recipe.run.preflight import CHECKS, OK, PROBLEM
 
@@ -543,3 +544,61 @@ oger: {reward: {sources: [
     )
     assert (head.state, head.text) == (OK, f"both: judge answers at {server.url}")
     assert gone.state == PROBLEM and gone.text.startswith(f"oger.reward.sources, gone: {NOBODY} does not answer: ")
+
+
+def test_a_server_that_says_how_much_its_model_reads_is_held_against_the_answers(server, read) -> None:
+    server.models = (200, {"data": [{"id": "judge", "max_model_len": 2048}, {"id": "other", "max_model_len": 9}]})
+    recipe = """
+data: {max_len: 1000}
+oger: {reward: {sources: [
+  {name: good, kind: judge, url: "%s", model: judge, plugin: binary, api: chat, max_new_tokens: %d}]}}
+"""
+    (check,) = [each for each in CHECKS if each.what == "judges' windows"]
+    assert not [*check.find(Job(read(recipe % (server.url, 900)), Path("run"), cpu=True))]
+    (finding,) = check.find(Job(read(recipe % (server.url, 1000)), Path("run"), cpu=True))
+    assert "judge reads 2,048 tokens in all: prompt and response may have 1,000" in finding.text
+
+
+# ---- who is to blame for a request without an answer
+
+WINDOWS = {  # as servers say it
+    "vLLM": "This model's maximum context length is 64 tokens. However, you requested 70 tokens",
+    "vLLM's chat": "Input length (70) exceeds model's maximum context length (64).",
+    "vLLM's pooling": "The decoder prompt (length 70) is longer than the maximum model length of 64.",
+    "SGLang": "The input (70 tokens) is longer than the model's context length (64 tokens).",
+    "TGI": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 64.",
+    "llama.cpp": "the request exceeds the available context size, try increasing it",
+    "OpenAI": "context_length_exceeded",
+}
+REFUSED = (400, {"message": "content_filter"})
+
+
+@pytest.mark.parametrize("text", WINDOWS.values(), ids=WINDOWS)
+def test_a_prompt_that_is_too_long_is_told_from_one_that_is_refused(server, text) -> None:
+    replies = {"long": (400, {"message": text}), "large": (413, b"too large"), "bad": REFUSED}
+    server.answer = lambda prompt, count: replies.get(prompt, (200, said(prompt)))
+    found = ask(judge(server), ["long", "fine", "bad", "large"])
+    assert [reply.cause for reply in found] == [OVERFLOW, None, ANSWER, OVERFLOW]
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [
+        ((500, b"KeyError"), ANSWER),
+        ((403, b"blocked by a filter"), ANSWER),
+        ((200, {"choices": []}), ANSWER),
+        ((200, b"no JSON"), ANSWER),
+        ((422, {}), ANSWER),
+        ((503, b"overloaded"), None),
+        ((429, b"too many"), None),
+        ((401, b"no key"), None),
+        ((404, b"no model"), None),
+        (None, None),  # the connection ends
+    ],
+)
+def test_a_request_is_to_blame_only_where_the_server_answers_others(server, answer, cause) -> None:
+    server.answer = lambda prompt, count: answer if prompt == "odd" else (200, said(prompt))
+    fine, odd = ask(judge(server, attempts=1), ["fine", "odd"])
+    assert fine.error is None and odd.error is not None and odd.cause == cause
+    (alone,) = ask(judge(server, attempts=1), ["odd"])
+    assert alone.cause == (ANSWER if cause and answer[0] == 422 else None)  # refused is refused

@@ -454,3 +454,44 @@ def test_a_run_says_only_what_is_not_right(
     ):
         train.main(["--recipe", str(recipe), "--oger.run_dir", str(recipe.parent / "second")])
     assert not (recipe.parent / "second").exists()
+
+
+@pytest.mark.parametrize(
+    ("entry", "max_len", "said"),
+    [
+        # The format of trl writes question and steps one by one, and a tag behind each: one of each here.
+        ({"kind": "process", "format": "trl"}, 97, []),
+        ({"kind": "process", "format": "trl"}, 98, ["may have 98 (data.max_len), its own text about 3. A longer"]),
+        ({"kind": "process", "format": "trl", "on_overflow": "truncate"}, 200, ["on_overflow says (truncate)"]),
+        ({"kind": "process", "scorer": "implicit", "reference": "{writer}"}, 100, []),
+        ({"kind": "process", "scorer": "implicit", "reference": "{writer}"}, 101, ["may have 101"] * 2),
+        # vLLM says how likely a text is with a reply alone: its window is one token shorter.
+        ({"kind": "process", "scorer": "implicit", "reference": "{writer}", "place": "engine"}, 100, ["needs 1"] * 2),
+        ({"kind": "judge", "plugin": "mine.py", "max_new_tokens": 20}, 76, []),
+        (
+            {"kind": "judge", "plugin": "mine.py", "max_new_tokens": 20},
+            77,
+            ["its own text about 4, what it writes or"],
+        ),
+        ({"kind": "judge", "plugin": "mine.py", "max_new_tokens": 99}, 9, ["problem"]),
+    ],
+)
+def test_a_run_whose_answers_may_be_longer_than_a_judge_reads_is_warned(
+    found: Callable[..., list[Finding]], tmp_path: Path, entry: dict[str, str], max_len: int, said: list[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def rm_preprocess(prompts, responses, tokenizer):\n"
+        "    return [f'{p}? {r}' for p, r in zip(prompts, responses)]\n"
+        "def rm_postprocess(results):\n    return [0.0] * len(results)\n"
+    )
+    prm, writer = save_prm(tmp_path / "prm", tag="\n", head=True), save_prm(tmp_path / "writer", tag="|")
+    model = prm if entry.get("format") else writer
+    given = {name: value.format(writer=writer.rename(tmp_path / "base") if name == "reference" else "")
+             if isinstance(value, str) else value for name, value in entry.items()}  # fmt: skip
+    if "reference" in given:
+        model = save_prm(tmp_path / "other", tag="|")
+    listed = {"name": "s", "place": "process", "max_model_len": 100, "model": str(model)} | given
+    found_here = found("judges' windows", "--oger.reward.sources", json.dumps([listed]), f"--data.max_len={max_len}")
+    assert [each in f"{one.state} {one.text}" for each, one in zip(said, found_here, strict=True)] == [True] * len(
+        said
+    )

@@ -120,19 +120,19 @@ class ServerPlace:
 
         return read
 
-    async def names(self) -> list[str]:
-        """Returns the names of the server's models, none where it does not list them. Raises ValueError where nobody
-        answers."""
+    async def models(self) -> dict[str, int | None]:
+        """Returns the server's models by name, with the tokens that they read where it says so (vLLM, SGLang); none
+        where it does not list them. Raises ValueError where nobody answers."""
         async with self._endpoint.client(1) as client:
             try:
                 answer = await self._endpoint.get(client, "/models")
-                return [str(each["id"]) for each in answer["data"]]
+                return {str(each["id"]): each.get("max_model_len") for each in answer["data"]}
             except Failed as error:
                 if error.status in _LISTS_NO_MODELS:
-                    return []
+                    return {}
                 raise ValueError(f"{self._keys.url} does not answer: {error}") from None
-            except (KeyError, TypeError):
-                return []
+            except (AttributeError, KeyError, TypeError):
+                return {}
 
     def _answers(self, questions: Sequence[_Question], bodies: Sequence[Any]) -> list[Reply]:
         came = answered = 0
@@ -251,8 +251,8 @@ def probe(keys: ModelKeys) -> str:
     Raises:
         ValueError: it does not; the message says why.
     """
-    place = ServerPlace(replace(keys, attempts=1, request_limit_s=min(keys.request_limit_s, _PROBE_S)))
-    names = asyncio.run(place.names())
+    place = _asked_once(keys)
+    names = asyncio.run(place.models())
     if names and keys.model not in names:
         raise ValueError(f"{keys.url} has no model {keys.model}; it has {', '.join(names)}")
     if isinstance(keys, WriterKeys):
@@ -264,3 +264,16 @@ def probe(keys: ModelKeys) -> str:
     if reply.error is not None:
         raise ValueError(f"{keys.url} does not answer with {keys.model}: {reply.error}")
     return f"{keys.model} answers at {keys.url}"
+
+
+def window_at(keys: ModelKeys) -> int | None:
+    """Look how many tokens the server's model reads; None where nobody says it."""
+    try:
+        window = asyncio.run(_asked_once(keys).models()).get(keys.model)
+    except (RecipeError, ValueError):  # said by the checks of servers
+        return None
+    return window if isinstance(window, int) else None
+
+
+def _asked_once(keys: ModelKeys) -> ServerPlace:
+    return ServerPlace(replace(keys, attempts=1, request_limit_s=min(keys.request_limit_s, _PROBE_S)))
