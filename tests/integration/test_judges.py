@@ -27,6 +27,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassificat
 
 from oger_recipe import progress
 from oger_recipe.errors import RecipeError
+from oger_recipe.rewards.compose import rewards_of
 from oger_recipe.rewards.entries import entry_problems, sources_of
 from oger_recipe.rewards.kinds import Surroundings, make_source
 from oger_recipe.rewards.models.in_process import Noise, ProcessPlace
@@ -35,7 +36,7 @@ from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.rewards.models.place import Reply, Sampling
 from oger_recipe.rewards.models.plugin import Failed, Plugin
 from oger_recipe.rewards.models.plugins import _critique
-from oger_recipe.rewards.sources import Group, Scores, Source
+from oger_recipe.rewards.sources import Group, Scores, Source, Verifier
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.seeds import stable_seed
 
@@ -126,6 +127,27 @@ def test_a_users_plugin_gives_what_its_functions_give_by_hand(name: str, policy_
     assert {"rider_reward": [2 / 3, 0, -1, -1], "consistency_reward": [1, 1, -1, 0]}[name] == pytest.approx(
         scores.values.flatten().tolist()
     )
+
+
+def test_two_users_plugins_join_the_rule_where_it_is_1(policy_folder: Path) -> None:
+    """The total of VeRL-with-RMs' page: rule + 0.3 rider + 0.5 consistency, the judges where the rule gave 1."""
+    said = {"good": (1, 1, 0, 1), "bad": (0, 0, 0, 0), "half": (1, 0, 0, 1), "wrong": (1, 1, 1, 1)}
+    fields = ("contact", "solution", "tone", "consistent")
+    place = Says(
+        lambda prompt: json.dumps(dict(zip(fields, next(said[word] for word in said if word in prompt), strict=True)))
+    )
+    rows = [groups.group([1.0, 1.0, 1.0, 0.0], responses=list(said), row={"rm_prompt": "Courier waits."})]
+    entries = [
+        {"name": name, "kind": "judge", "model": str(policy_folder), "plugin": f"{name}_reward.py", "weight": weight,
+         "gate": "rule_equals_1"}
+        for name, weight in (("rider", 0.3), ("consistency", 0.5))
+    ]  # fmt: skip
+    assert list(entry_problems(entries)) == []
+    specs = sources_of([{"name": "rule", "kind": "verifier"}, *entries])
+    sources = [Verifier(0.0, None), *(make_source(spec, Surroundings(None, lambda keys: place)) for spec in specs[1:])]  # type: ignore[arg-type]
+    found = rewards_of(rows, sources, specs, on_error="stop")
+    assert found.errors == {"rule": {}, "rider": {}, "consistency": {}} and len(place.prompts) == 6
+    assert found.total[0].tolist() == pytest.approx([1 + 0.3 * 2 / 3 + 0.5, 1.0, 1 + 0.3 / 3 + 0.5, 0.0])
 
 
 def _by_hand(name: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from oger_recipe.rewards.grading.messages import receive_message, send_message
 
 SIGNALLED = 128  # as shells say that a process died of a signal
 _WATCHED = (signal.SIGTERM, signal.SIGCHLD)
-_PACKAGE = "reward_function"  # of the plugin and of what lies beside it, for `from . import helper`
+_PACKAGE = "verl.workers.reward_function"  # of the plugin and of what lies beside it: its folder in VeRL-with-RMs
 
 
 class Unfit(Exception):
@@ -41,15 +41,28 @@ def load(path: Path, needed: Mapping[str, int]) -> dict[str, Callable[..., Any]]
     arguments, and whatever the plugin raises.
     """
     sys.path.insert(0, str(path.parent))
-    package = types.ModuleType(_PACKAGE)
-    package.__path__ = [str(path.parent)]
-    sys.modules[_PACKAGE] = package
+    _offer(path.parent)
     name = f"{_PACKAGE}.{path.stem.replace('.', '_')}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, "its name ends in .py"
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return {function: _callable(module, function, count) for function, count in needed.items()}
+
+
+def _offer(folder: Path) -> None:
+    """Make a folder the package _PACKAGE. An installed verl stays, and adds to it what does not lie in the folder."""
+    verl = importlib.util.find_spec("verl")
+    if verl is None:
+        _package("verl", [])
+        _package("verl.workers", [])
+    installed = (verl and verl.submodule_search_locations) or []
+    _package(_PACKAGE, [str(folder), *(os.path.join(each, "workers", "reward_function") for each in installed)])
+
+
+def _package(name: str, folders: list[str]) -> None:
+    sys.modules[name] = package = types.ModuleType(name)
+    package.__path__ = folders
 
 
 def _callable(module: types.ModuleType, name: str, arguments: int) -> Callable[..., Any]:

@@ -1,6 +1,6 @@
 """Whether the reply does what its reasoning says."""
 
-from .checked_fields import judged_fields, template
+from verl.workers.reward_function.checked_fields import judged_fields, template
 
 
 def rm_preprocess(text_prompts, text_responses, tgt_tokenizer):
