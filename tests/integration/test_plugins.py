@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from oger_recipe.rewards.models.plugin import Plugin
+from oger_recipe.rewards.models.plugin import Failed, Plugin
 
 Make = Callable[..., Plugin]
 
@@ -15,12 +16,14 @@ Make = Callable[..., Plugin]
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[Make]:
     """A plugin of a text, with what lies beside it; all end with the test."""
-    plugins = []
+    plugins: list[Plugin] = []
 
-    def make(text: str, limit_s: float = 60.0, **beside: str) -> Plugin:
-        for name, other in {"own": text, **beside}.items():
-            (tmp_path / f"{name}.py").write_text(other)
-        plugins.append(Plugin(tmp_path / "own.py", limit_s=limit_s))
+    def make(text: str, shared: str = "", **more: Any) -> Plugin:
+        folder = tmp_path / str(len(plugins))
+        folder.mkdir()
+        for name, written in {"own": text, "shared": shared}.items():
+            (folder / f"{name}.py").write_text(written)
+        plugins.append(Plugin(folder / "own.py", **more))
         return plugins[-1]
 
     yield make
@@ -75,3 +78,102 @@ def test_a_plugin_imports_what_lies_beside_it_by_each_of_its_names(
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     plugin = made(IMPORTS.format(more=more or "more = 'none'"), shared="WORD = 'beside'")
     assert plugin.preprocess(["?"], ["a"]) == [" ".join(["beside"] * 6 + [said])]
+
+
+# ---- what a plugin's process may do, and may not
+
+ECHO = """
+import os, sys
+{above}
+
+def rm_preprocess(text_prompts, text_responses, tgt_tokenizer):
+    {before}
+    return text_responses
+
+def rm_postprocess(results):
+    return [float(len(result)) for result in results]
+"""
+
+
+def test_a_plugin_that_forks_and_returns_twice_shifts_nothing(made: Make) -> None:
+    plugin = made(ECHO.format(above="os.fork()", before="'fork' in text_responses and os.fork()"))
+    for responses in (["fork", "a"], ["b", "c"], ["fork", "d"], ["e", "f"]):
+        assert plugin.preprocess(["?"] * 2, responses) == responses
+        assert plugin.postprocess(["four", "one"]) == [4.0, 3.0]
+
+
+FORGES = """
+def forge(values, size):
+    return {forged}
+
+sys.modules["__main__"].READ |= dict.fromkeys(["rm_preprocess", "rm_postprocess"], forge)
+"""
+WRITES = """
+import json, struct
+def write(*parts):
+    os.write(int(sys.argv[1]), b"".join(parts))
+forged = json.dumps({"number": 3, "value": ["x", "y"]}).encode()
+"""
+
+
+@pytest.mark.parametrize(
+    ("above", "before", "said"),
+    [
+        (FORGES.format(forged="values[:1]"), "", "gave 1 values for 2"),
+        (FORGES.format(forged="[[value] for value in values]"), "", "gave list "),
+        (WRITES, "write(struct.pack('!Q', len(forged)), forged)", "it is the reply to another message"),
+        (WRITES, "write(struct.pack('!Q', 2**40))", "1099511627776 bytes are more than 1073741824"),
+        (WRITES, "write(struct.pack('!Q', 2), b'no')", "Expecting value"),
+    ],
+)
+def test_what_a_plugins_process_replies_is_looked_at_again(above: str, before: str, said: str, made: Make) -> None:
+    """A plugin, or what it has started, can write what it likes in place of its process."""
+    plugin = made(ECHO.format(above=above, before=before))
+    found = plugin.preprocess(["?"] * 2, ["a", "b"])
+    assert all(isinstance(each, Failed) and "cannot be trusted" in each.reason for each in found)
+    assert [said in each.reason for each in found if isinstance(each, Failed)] == [True, True], found
+
+
+def test_a_value_of_a_plugins_process_that_is_no_number_is_none(made: Make) -> None:
+    plugin = made(ECHO.format(above=FORGES.format(forged="[1.0, 'high']"), before=""))
+    (reason, same) = (each.reason for each in plugin.postprocess(["a", "b"]))
+    assert reason == same and reason.endswith(
+        "cannot be trusted: rm_postprocess gave str 'high', which is no finite number"
+    )
+
+
+def test_a_plugin_that_takes_too_much_memory_costs_the_rows_that_make_it_do_so(made: Make) -> None:
+    plugin = made(ECHO.format(above="", before="kept = bytearray(2**34) if 'much' in text_responses else None"))
+    first, much, last = plugin.preprocess(["?"] * 3, ["a", "much", "b"])
+    assert (first, last) == ("a", "b")
+    assert much == Failed("it took more memory than plugin_memory_limit_mb allows")
+    roomy = made(ECHO.format(above="", before="kept = bytearray(2**26)"), memory_limit_mb=256)
+    assert roomy.preprocess(["?"], ["a"]) == ["a"]
+    tight = made(ECHO.format(above="", before="kept = bytearray(2**26)"), memory_limit_mb=32)
+    assert tight.preprocess(["?"], ["a"]) == [much]
+
+
+PRINTS = "[print(each, os.environ['MY_API_KEY']) for each in text_responses for _ in range(100_000)]"
+
+
+def test_what_a_plugin_prints_goes_to_the_log_up_to_a_limit_for_each_step_and_without_keys(
+    made: Make, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MY_API_KEY", key := "0123456789" * 4)
+    monkeypatch.setenv("OGER_PASS_ENV", "MY_API_KEY")
+    plugin = made(ECHO.format(above="", before=PRINTS))
+    for word in ("first", "second"):
+        assert plugin.preprocess(["?"], [word]) == [word]
+    plugin.close()
+    out, log = capfd.readouterr()
+    assert not out and key not in log
+    first, second = (log.count(f"{word} $MY_API_KEY\n") for word in ("first", "second"))
+    most = 2**16 // len(f"first {key}\n")
+    assert first >= most and second > 1000 and first + second <= 2 * most
+    assert log.count("note: plugin own.py prints more than 65536 bytes about a step; ") == 1
+
+
+def test_what_a_plugin_says_last_is_in_the_log(made: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    plugin = made(ECHO.format(above="", before="os.system('echo a child'); sys.stderr.write('my end'); os._exit(3)"))
+    (lost,) = plugin.preprocess(["?"], ["a"])
+    assert isinstance(lost, Failed) and capfd.readouterr().err == "a child\nmy end"

@@ -1,11 +1,13 @@
-"""JSON documents over the sockets between the pool and its processes."""
+"""JSON documents over the sockets between a process and those that run code of others for it."""
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _LENGTH = struct.Struct("!Q")
@@ -24,6 +26,31 @@ def receive_message(connection: socket.socket, deadline: float | None = None, la
     if largest is not None and length > largest:
         raise ValueError(f"{length} bytes are more than {largest}")
     return json.loads(_receive(connection, length, deadline))
+
+
+def ask(connection: socket.socket, number: int, message: Sequence[Any], deadline: float, largest: int) -> Any:
+    """Sends a message with its number to `answer_all`; returns the reply. Raises OSError and what receive_message
+    raises, and ValueError, KeyError or TypeError for a reply without this number: who else wrote it cannot be told."""
+    connection.settimeout(seconds_until(deadline))  # of sending as a whole
+    send_message(connection, [number, *message])
+    reply = receive_message(connection, deadline, largest)
+    if reply["number"] != number:
+        raise ValueError("it is the reply to another message")
+    return reply
+
+
+def answer_all(connection: socket.socket, answer: Callable[..., Mapping[str, Any]]) -> None:
+    """Answers one message after the other until the other side hangs up."""
+    me = os.getpid()
+    while True:
+        try:
+            number, *message = receive_message(connection)
+        except (EOFError, OSError):
+            return
+        reply = answer(*message)
+        if os.getpid() != me:  # a child that was forked in `answer` came back from it, too
+            os._exit(0)
+        send_message(connection, {"number": number, **reply})
 
 
 def _receive(connection: socket.socket, count: int, deadline: float | None) -> bytes:

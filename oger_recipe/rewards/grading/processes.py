@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from oger_recipe.rewards.grading.messages import receive_message, seconds_until, send_message
+from oger_recipe.rewards.grading.messages import ask, receive_message
 from oger_recipe.rewards.verdict import Graded
 from oger_recipe.secrets import without_keys
 
@@ -45,11 +45,8 @@ class Worker:
     def _asked(self, answer: Answer, limit_s: float, deadline: float) -> Graded:
         task, response, reference, options = answer
         try:
-            self._connection.settimeout(seconds_until(deadline))  # of sending as a whole
-            send_message(self._connection, [self.answered, task, response, reference, dict(options or {})])
-            reply = receive_message(self._connection, deadline, _LARGEST_REPLY)
-            if reply["number"] != self.answered:
-                raise ValueError("it is the reply to another answer")
+            message = [task, response, reference, dict(options or {})]
+            reply = ask(self._connection, self.answered, message, deadline, _LARGEST_REPLY)
             return Graded.from_json(reply["graded"])
         except TimeoutError:
             return self._give_up(f"grading took more than {limit_s} s", timed_out=True)

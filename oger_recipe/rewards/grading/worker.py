@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import signal
 import socket
 from dataclasses import asdict
 from typing import Any
 
-from oger_recipe.rewards.grading.descendants import begin_below
-from oger_recipe.rewards.grading.messages import receive_message, send_message
+from oger_recipe.rewards.grading.descendants import begin_below, limit_memory
+from oger_recipe.rewards.grading.messages import answer_all
 from oger_recipe.rewards.verdict import Graded, NoVerdict, UnreadableAnswer, as_verdict
 from oger_recipe.rewards.verifiers import VERIFIERS, verify
 
@@ -39,17 +37,5 @@ def serve(connection: socket.socket, memory_limit: int) -> None:
     begin_below()
     for ignored in (signal.SIGCHLD, signal.SIGTERM):  # by the fork server; verifiers read their children's exits
         signal.signal(ignored, signal.SIG_DFL)
-    with open("/proc/self/statm") as statm:
-        in_use = int(statm.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (in_use + memory_limit,) * 2)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    worker = os.getpid()
-    while True:
-        try:
-            number, *answer = receive_message(connection)
-        except (EOFError, OSError):
-            return
-        reply = grade(*answer)
-        if os.getpid() != worker:  # a child that the verifier forked came back from it, too
-            os._exit(0)
-        send_message(connection, {"number": number, "graded": asdict(reply)})
+    limit_memory(memory_limit)
+    answer_all(connection, lambda *answer: {"graded": asdict(grade(*answer))})

@@ -168,6 +168,9 @@ class WriterKeys(ModelKeys):
     plugin_limit_s: float = key(
         60.0, "seconds that each of the plugin's functions may take for the rows of a step", range=POSITIVE
     )
+    plugin_memory_limit_mb: int = key(
+        8192, "MiB of address space that the plugin may take beside what it has when it is loaded", range=COUNT
+    )
 
     def combined(self) -> Iterator[str]:
         yield from super().combined()
@@ -226,6 +229,9 @@ class ClassifierKeys(ModelKeys):
         None, "file with rm_preprocess, which makes the text (default: the model's chat template)"
     )
     plugin_limit_s: float = key(60.0, "seconds that the plugin may take for the rows of a step", range=POSITIVE)
+    plugin_memory_limit_mb: int = key(
+        8192, "MiB of address space that the plugin may take beside what it has when it is loaded", range=COUNT
+    )
 
     def combined(self) -> Iterator[str]:
         yield from super().combined()

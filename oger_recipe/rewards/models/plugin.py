@@ -15,26 +15,29 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.grading.messages import receive_message, seconds_until, send_message
+from oger_recipe.rewards.grading.messages import ask
 from oger_recipe.rewards.grading.processes import end
-from oger_recipe.rewards.models.plugin_process import SIGNALLED
+from oger_recipe.rewards.models.plugin_process import LOAD, READ, READ_OF_STEPS, SIGNALLED, Unfit
 from oger_recipe.rewards.sources import ANSWER
 from oger_recipe.rewards.verifiers import looked_in
-from oger_recipe.secrets import without_keys
+from oger_recipe.secrets import redactor, without_keys
 
 READY_MADE = Path(__file__).parent / "plugins"
 BOTH: Mapping[str, int] = {"rm_preprocess": 3, "rm_postprocess": 1}  # function -> arguments
 OF_STEPS = ("first_wrong_step",)  # ready-made ones that judge steps of reasoning
 FIRST: Mapping[str, int] = {"rm_preprocess": 3}
 
+_LARGEST_REPLY = 2**30  # bytes: the prompts of a step have less
+_LOGGED = 2**16  # bytes of what it prints about the rows of a step
 _START_LIMIT_S = 300.0  # importing libraries and reading a tokenizer on a busy machine
 
 
@@ -108,7 +111,8 @@ class Plugin:
     """A plugin, whose process starts with the first call.
 
     tokenizer: folder or hub name of the judge's (None: the plugin gets None); limit_s: seconds that each of the two
-    functions may take for all that it is given at a time; needed: the functions that it has to have; of_steps: it
+    functions may take for all that it is given at a time; memory_limit_mb: MiB beside what it has when it is loaded;
+    needed: the functions that it has to have; of_steps: it
     gets lists of steps in place of responses, and its values are those of steps (see plugin_process.step_values_of).
     """
 
@@ -120,13 +124,15 @@ class Plugin:
         limit_s: float = 60.0,
         needed: Mapping[str, int] = BOTH,
         *,
+        memory_limit_mb: int = 8192,
         of_steps: bool = False,
     ) -> None:
         self.path, self._limit_s = path, limit_s
         self._order = {
             "path": str(path), "tokenizer": tokenizer, "revision": revision, "needed": dict(needed),
-            "of_steps": of_steps,
+            "memory_limit_mb": memory_limit_mb, "of_steps": of_steps,
         }  # fmt: skip
+        self._read = READ_OF_STEPS if of_steps else READ
         self._process: _Process | None = None
         self._has_started = False
 
@@ -158,6 +164,8 @@ class Plugin:
             return []
         if not self._has_started:
             self.start()
+        if self._process is not None:
+            self._process.log.left = _LOGGED
         try:
             deadline = time.monotonic() + self._limit_s
             with contextlib.suppress(_Raised):
@@ -172,59 +180,65 @@ class Plugin:
         return found
 
     def _asked(self, function: str, columns: list[list[Any]], deadline: float) -> list[Any]:
-        process = self._running()
-        try:
-            return process.ask([function, columns], deadline)  # type: ignore[no-any-return]
-        except TimeoutError:
-            self.close()
-            raise _LostAtWork(f"{function} took more than {self._limit_s:g} s for the rows of a step") from None
-        except (OSError, EOFError):
-            code = process.code()
-            self.close()
-            raise _LostAtWork(f"{function} ended the plugin's process ({code})") from None
+        late, ended = f"took more than {self._limit_s:g} s for the rows of a step", "ended the plugin's process"
+        told = self._told(self._running(), function, columns, deadline, f"{function} {late}", f"{function} {ended}")
+        return told  # type: ignore[no-any-return]
 
     def _running(self) -> _Process:
         if self._process is None:
-            self._process = _Process()
+            self._process = _Process(self.path.name)
+            deadline = time.monotonic() + _START_LIMIT_S
+            late = f"it did not load within {_START_LIMIT_S:g} s"
             try:
-                self._process.ask(self._order, time.monotonic() + _START_LIMIT_S)
+                self._told(self._process, LOAD, self._order, deadline, late, "loading it ended its process")
             except _Raised as error:
                 self.close()
                 raise _Lost(str(error)) from None
-            except TimeoutError:
-                self.close()
-                raise _Lost(f"it did not load within {_START_LIMIT_S:g} s") from None
-            except (OSError, EOFError):
-                code = self._process.code()
-                self.close()
-                raise _Lost(f"loading it ended its process ({code})") from None
             self._has_started = True
         return self._process
+
+    def _told(self, process: _Process, what: str, argument: Any, deadline: float, late: str, ended: str) -> Any:
+        """Return the reply. Where there is none the process is closed, and _Lost says that it was `late` or `ended`."""
+        try:
+            value = process.ask(what, argument, deadline)
+            return value if what == LOAD else self._read[what](value, len(argument[0]))
+        except TimeoutError:
+            why = late
+        except (OSError, EOFError):
+            why = f"{ended} ({process.code()})"
+        except (Unfit, ValueError, KeyError, TypeError, RecursionError) as error:  # written by whoever can write to it
+            why = f"the reply of the plugin's process cannot be trusted: {error}"
+        self.close()
+        raise _Lost(why) if what == LOAD else _LostAtWork(why)
 
 
 class _Process:
     """A child process, which ends with this object, and all that it has started with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         self._connection, theirs = socket.socketpair()
         self._child = subprocess.Popen(
             [sys.executable, "-m", "oger_recipe.rewards.models.plugin_process", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            stdout=2,  # what it prints goes to the log, never between a command's lines
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pipesize=4096,  # little of a step is left in it when the next begins
             env=without_keys(os.environ) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             start_new_session=True,
         )
         theirs.close()
-        self.end = weakref.finalize(self, _end, self._connection, self._child)
+        self._asked = 0
+        assert self._child.stdout is not None, "a pipe"
+        self.log = _Log(self._child.stdout, name)
+        self.end = weakref.finalize(self, _end, self._connection, self._child, self.log)
 
-    def ask(self, message: Any, deadline: float) -> Any:
-        """Raises _Raised for an error that it reports, TimeoutError, and OSError or EOFError when it is gone."""
-        self._connection.settimeout(seconds_until(deadline))
-        send_message(self._connection, message)
-        reply = receive_message(self._connection, deadline)
+    def ask(self, what: str, argument: Any, deadline: float) -> Any:
+        """Raises _Raised for an error that it reports, and what messages.ask raises."""
+        self._asked += 1
+        reply = ask(self._connection, self._asked, [what, argument], deadline, _LARGEST_REPLY)
         if "error" in reply:
-            raise _Raised(reply["error"])
+            raise _Raised(str(reply["error"]))
         return reply["value"]
 
     def code(self) -> str:
@@ -236,6 +250,32 @@ class _Process:
         return "its connection is closed"
 
 
-def _end(connection: socket.socket, child: subprocess.Popen[bytes]) -> None:
+class _Log(threading.Thread):
+    """Copies what a process prints to the errors of this one, never between a command's lines, and without keys.
+
+    left: bytes until the rest is left out, which is said once.
+    """
+
+    def __init__(self, printed: IO[bytes], name: str) -> None:
+        super().__init__(daemon=True)
+        self.left = _LOGGED
+        self._printed, self._name = printed, name
+        self.start()
+
+    def run(self) -> None:
+        cleaned, more = redactor(), f"note: plugin {self._name} prints more than {_LOGGED} bytes about a step; "
+        more += "the rest, of this step and of others, is left out\n"
+        while line := self._printed.readline(_LOGGED):
+            said = cleaned(line.decode(errors="replace"))
+            if len(line) > self.left:
+                said, more, self.left = more, "", 0
+            else:
+                self.left -= len(line)
+            with contextlib.suppress(OSError):  # read on: who prints into a full pipe waits
+                os.write(2, said.encode())
+
+
+def _end(connection: socket.socket, child: subprocess.Popen[bytes], log: _Log) -> None:
     connection.close()
     end(child)
+    log.join(5.0)  # until its last words are read; what has fled from `end` may still print

@@ -1,13 +1,13 @@
 """The process of a plugin: ``python -m oger_recipe.rewards.models.plugin_process SOCKET``, started by `Plugin` alone.
 
 It forks the process that has the plugin, and ends with it all that the plugin has started. That one answers one call
-after the other until the other side hangs up. It loads neither torch nor, without a tokenizer,
-transformers: looking whether a plugin can be called is quick.
+after the other, within a limit of memory, until the other side hangs up. It loads neither torch nor, without a
+tokenizer, transformers: looking whether a plugin can be called is quick.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import importlib.util
 import inspect
 import math
@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.remote_code import may_run
-from oger_recipe.rewards.grading.descendants import adopt, begin_below, end_all
-from oger_recipe.rewards.grading.messages import receive_message, send_message
+from oger_recipe.rewards.grading.descendants import adopt, begin_below, end_all, limit_memory
+from oger_recipe.rewards.grading.messages import answer_all
 
+LOAD = "load"
 SIGNALLED = 128  # as shells say that a process died of a signal
 _WATCHED = (signal.SIGTERM, signal.SIGCHLD)
 _PACKAGE = "verl.workers.reward_function"  # of the plugin and of what lies beside it: its folder in VeRL-with-RMs
@@ -147,6 +148,8 @@ def _said(act: Callable[[], Any]) -> dict[str, Any]:
         return {"value": act()}
     except Unfit as error:
         return {"error": str(error)}
+    except MemoryError:
+        return {"error": "it took more memory than plugin_memory_limit_mb allows"}
     except SystemExit as error:
         return {"error": f"it called sys.exit({error.code!r})"}
     except BaseException as error:
@@ -175,24 +178,28 @@ def _tokenizer(name: str, revision: str | None) -> Any:
 
 
 def serve(connection: socket.socket) -> None:
-    order = receive_message(connection)
-    tokenizer, functions = None, {}
-    read = READ_OF_STEPS if order["of_steps"] else READ
+    """Answer ``[LOAD, order]`` first, and then ``[function, columns]``."""
+    tokenizer, functions, read = None, {}, READ
 
-    def start() -> None:
-        nonlocal tokenizer, functions
+    def loaded(order: Mapping[str, Any]) -> None:
+        nonlocal tokenizer, functions, read
+        read = READ_OF_STEPS if order["of_steps"] else READ
         if order["tokenizer"] is not None:  # first: what lies beside the plugin may bear the names of libraries
             tokenizer = _tokenizer(order["tokenizer"], order["revision"])
         functions = load(Path(order["path"]), order["needed"])
+        limit_memory(order["memory_limit_mb"] * 2**20)  # of what responses make of it, not of the libraries
 
-    def answer(function: str, columns: Sequence[list[Any]]) -> list[Any]:
+    def called(function: str, columns: Sequence[list[Any]]) -> list[Any]:
         more = [tokenizer] if function == "rm_preprocess" else []
         return read[function](functions[function](*columns, *more), len(columns[0]))
 
-    said = _said(start)
-    send_message(connection, said)
-    while "error" not in said:
-        send_message(connection, _said(functools.partial(answer, *receive_message(connection))))
+    def answer(function: str, argument: Any) -> dict[str, Any]:
+        said = _said(lambda: loaded(argument) if function == LOAD else called(function, argument))
+        with contextlib.suppress(Exception):  # whatever the plugin has made of it
+            sys.stdout.flush()
+        return said
+
+    answer_all(connection, answer)
 
 
 def _keep(worker: int, parent: int) -> int:
@@ -220,10 +227,7 @@ def main() -> None:
         os._exit(_keep(worker, parent))
     begin_below()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
-    try:
-        serve(connection)
-    except (EOFError, OSError):
-        return
+    serve(connection)
 
 
 if __name__ == "__main__":

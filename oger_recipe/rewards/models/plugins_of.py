@@ -11,20 +11,20 @@ from oger_recipe.rewards.models.scorer_keys import StepJudgeKeys
 
 
 def of_judge(keys: JudgeKeys) -> Plugin:
-    return _plugin(find_plugin(keys.plugin), keys, keys.plugin_limit_s, BOTH)
+    return _plugin(find_plugin(keys.plugin), keys, BOTH)
 
 
 def of_step_judge(keys: JudgeKeys) -> Plugin:
-    return _plugin(find_plugin(keys.plugin), keys, keys.plugin_limit_s, BOTH, of_steps=True)
+    return _plugin(find_plugin(keys.plugin), keys, BOTH, of_steps=True)
 
 
 def of_critic(keys: WriterKeys) -> Plugin:
-    return _plugin(READY_MADE / "_critique.py", keys, keys.plugin_limit_s, FIRST)
+    return _plugin(READY_MADE / "_critique.py", keys, FIRST)
 
 
 def of_head(keys: ClassifierKeys) -> Plugin:
     path = READY_MADE / "_conversation.py" if keys.plugin is None else find_plugin(keys.plugin)
-    return _plugin(path, keys, keys.plugin_limit_s, FIRST)
+    return _plugin(path, keys, FIRST)
 
 
 def plugins_of(keys: ModelKeys) -> list[Plugin]:
@@ -40,6 +40,7 @@ def plugins_of(keys: ModelKeys) -> list[Plugin]:
     return [of_head(keys)] if isinstance(keys, ClassifierKeys) else []
 
 
-def _plugin(path: Path, keys: ModelKeys, limit_s: float, needed: Mapping[str, int], **more: bool) -> Plugin:
+def _plugin(path: Path, keys: WriterKeys | ClassifierKeys, needed: Mapping[str, int], **more: bool) -> Plugin:
     tokenizer, revision = (None, None) if keys.chats else keys.tokenizer_files
-    return Plugin(path, tokenizer, revision, limit_s, needed, **more)
+    memory_limit_mb = keys.plugin_memory_limit_mb
+    return Plugin(path, tokenizer, revision, keys.plugin_limit_s, needed, memory_limit_mb=memory_limit_mb, **more)

@@ -107,6 +107,9 @@ class StepJudgeKeys(StepKeys):
     plugin_limit_s: float = key(
         60.0, "seconds that each of the plugin's functions may take for the rows of a step", range=POSITIVE
     )
+    plugin_memory_limit_mb: int = key(
+        8192, "MiB of address space that the plugin may take beside what it has when it is loaded", range=COUNT
+    )
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -116,7 +119,7 @@ class StepJudgeKeys(StepKeys):
     def judge(self) -> JudgeKeys:
         """The model's keys, as those of kind judge."""
         shared = {each.name: getattr(self, each.name) for each in fields(ModelKeys)}
-        names = ("prompt_column", "plugin", "top_p", "max_new_tokens", "plugin_limit_s")
+        names = ("prompt_column", "plugin", "top_p", "max_new_tokens", "plugin_limit_s", "plugin_memory_limit_mb")
         own = {name: getattr(self, name) for name in names}
         return JudgeKeys(**shared, **own, temperature=self.sampling_temperature)
 
