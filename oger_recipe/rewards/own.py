@@ -26,6 +26,7 @@ from torch import Tensor
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.keys import Keys, read_number, unknown
 from oger_recipe.rewards.sources import ANSWER, Group, Scores, Source, components_of
+from oger_recipe.rewards.values import is_list
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,13 +131,16 @@ def _steps_shaped(steps: Any, wanted: Tensor) -> Tensor:
 
 def _checked(answer: Any, size: int) -> tuple[list[float], dict[str, list[float]]]:
     """Read the values and components of a group of `size`. Raises ValueError or TypeError for anything else."""
-    values, parts = answer if isinstance(answer, tuple) else (answer, {})
+    is_pair = isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping)
+    values, parts = answer if is_pair else (answer, {})
     return _numbers(values, size, "it"), {
         str(name): _numbers(part, size, f"its component {name!r}") for name, part in parts.items()
     }
 
 
 def _numbers(values: Any, size: int, what: str) -> list[float]:
+    if not is_list(values):
+        raise TypeError(f"{what} is of type {type(values).__name__}, no list with a number for each response")
     numbers = [float(value) for value in values]
     if len(numbers) != size:
         raise ValueError(f"{what} has {len(numbers)} values for {size} responses")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
+
+from oger_recipe.rewards.values import is_list
 
 _NAMED = frozenset({"reward", "score", "reason", "extracted", "pred", "components"})
 
@@ -79,7 +81,9 @@ def as_verdict(returned: Any) -> Verdict:
     number the text is taken. Raises NoVerdict, with what is wrong, for everything else.
     """
     fields = _fields(returned)
-    steps = fields.pop("steps") if isinstance(fields.get("steps"), list | tuple) else ()
+    steps = fields.pop("steps") if is_list(fields.get("steps")) else ()
+    if isinstance(fields.get("steps"), Mapping | Set):
+        raise NoVerdict(f"steps is of type {type(fields['steps']).__name__}, not a list of numbers")
     reward = _number("reward", fields["reward"])
     return Verdict(
         reward=reward,

@@ -120,6 +120,7 @@ forged = json.dumps({"number": 3, "value": ["x", "y"]}).encode()
     ("above", "before", "said"),
     [
         (FORGES.format(forged="values[:1]"), "", "gave 1 values for 2"),
+        (FORGES.format(forged="dict(enumerate(values))"), "", "gave dict "),
         (FORGES.format(forged="[[value] for value in values]"), "", "gave list "),
         (WRITES, "write(struct.pack('!Q', len(forged)), forged)", "it is the reply to another message"),
         (WRITES, "write(struct.pack('!Q', 2**40))", "1099511627776 bytes are more than 1073741824"),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from groups import group
@@ -31,7 +32,9 @@ def test_a_function_is_asked_about_each_group_and_may_say_components() -> None:
     scores = own(lambda each: ((0, 1), {"words": [3, 4]} if each.uid == "a" else {}))
     assert scores.values.tolist() == [[0.0, 1.0]] * 2
     assert scores.components["words"][0].tolist() == [3.0, 4.0] and scores.components["words"][1].isnan().all()
-    assert own(lambda each: torch.tensor([0.5, 1.0])).values.tolist() == [[0.5, 1.0]] * 2
+    for values in (torch.tensor([0.5, 1.0]), np.array([0.5, 1.0]), (0.5, 1.0), {0: 0.5, 1: 1.0}.values()):
+        assert own(lambda each, values=values: values).values.tolist() == [[0.5, 1.0]] * 2
+    assert own(lambda each: (0.5 * row for row in (1, 2))).values.tolist() == [[0.5, 1.0]] * 2
 
 
 @pytest.mark.parametrize(
@@ -42,9 +45,13 @@ def test_a_function_is_asked_about_each_group_and_may_say_components() -> None:
         (lambda: [1.0, math.nan], "ValueError: it has the value nan, which is not finite"),
         (lambda: [1.0, math.inf], "ValueError: it has the value inf, which is not finite"),
         (lambda: [1.0, None], "TypeError: float() argument"),
-        (lambda: None, "TypeError: 'NoneType' object is not iterable"),
+        (lambda: None, "TypeError: it is of type NoneType, no list with a number for each response"),
+        (lambda: {0: 1.0, 1: 2.0}, "TypeError: it is of type dict, no list with a number for each response"),
+        (lambda: {0.5, 1.0}, "TypeError: it is of type set, no list with a number for each response"),
+        (lambda: "12", "TypeError: it is of type str, no list with a number for each response"),
+        (lambda: ([1.0, 2.0], {"words": {1: 5, 2: 6}}), "TypeError: its component 'words' is of type dict, no list "),
         (lambda: ([1.0, 2.0], {"words": [1]}), "ValueError: its component 'words' has 1 values for 2 responses"),
-        (lambda: ([1.0, 2.0], [1, 2]), "AttributeError: 'list' object has no attribute 'items'"),
+        (lambda: ([1.0, 2.0], [1, 2]), "TypeError: float() argument must be"),
         (lambda: [1 / 0, 2], "ZeroDivisionError: division by zero ("),
     ],
 )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from oger_recipe.rewards.models.injection import ATTACKS, injected
-from oger_recipe.rewards.models.plugin_process import Unfit, step_values_of
+from oger_recipe.rewards.models.plugin_process import Unfit, numbers_of, step_values_of, texts_of
 from oger_recipe.rewards.models.plugins import (
     _conversation,
     _critique,
@@ -245,11 +248,31 @@ def test_values_of_steps_are_a_number_of_a_step_or_one_for_each() -> None:
         ([1, None], "no number for some steps"),
         ([1, float("inf")], "no finite number"),
         (["1"], "no finite number"),
+        ({0: 0.5, 1: 1.0}, "gave dict {0: 0.5, 1: 1.0}, which"),
+        ({0.5, 1.0}, "gave set "),
     ):
         with pytest.raises(Unfit, match=why):
             step_values_of([wrong], 1)
     with pytest.raises(Unfit, match="gave 1 values for 2"):
         step_values_of([1], 2)
+
+
+@pytest.mark.parametrize("read", [texts_of, numbers_of, step_values_of])
+@pytest.mark.parametrize(
+    "given", [{0: "a", 1: "b"}, {1, 2}, {0: 1.0, 1: 2.0}.keys(), "ab", b"ab", torch.tensor(2.0), 2]
+)
+def test_what_has_keys_or_no_order_is_no_list_of_a_plugins_values(read: Callable[..., Any], given: Any) -> None:
+    with pytest.raises(Unfit, match=f"gave {type(given).__name__} .*, which is no list"):
+        read(given, 2)
+
+
+@pytest.mark.parametrize(
+    "values", [(1.0, 0.5), np.array([1.0, 0.5]), torch.tensor([1.0, 0.5]), {1: 1.0, 0: 0.5}.values()]
+)
+def test_values_of_a_plugin_may_be_of_any_kind_with_an_order(values: Any) -> None:
+    assert numbers_of(values, 2) == [1.0, 0.5] == numbers_of((value for value in values), 2)
+    assert step_values_of([values, torch.tensor(1)], 2) == [[1.0, 0.5], 1]
+    assert texts_of(np.array(["b", "a"]), 2) == ["b", "a"]
 
 
 def test_a_head_reads_turns() -> None:

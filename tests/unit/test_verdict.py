@@ -100,6 +100,18 @@ def test_a_number_of_steps_is_a_component_as_any_number() -> None:
     assert as_verdict({"reward": 1.0, "steps": 7}).components == {"steps": 7.0}
 
 
+@pytest.mark.parametrize("steps", [np.array([0.5, 1]), torch.tensor([0.5, 1]), (each for each in (0.5, 1))])
+def test_rewards_of_steps_may_be_an_array_or_come_one_by_one(steps: Any) -> None:
+    assert as_verdict({"reward": 1.0, "steps": steps}).steps == (0.5, 1.0)
+    assert as_verdict({"reward": 1.0, "steps": torch.tensor([0.5])}).steps == (0.5,)
+
+
+@pytest.mark.parametrize("steps", [{0: 0.5, 1: 1.0}, {0.5, 1.0}])
+def test_rewards_of_steps_without_an_order_are_refused(steps: Any) -> None:
+    with pytest.raises(NoVerdict, match=f"steps is of type {type(steps).__name__}, not a list of numbers"):
+        as_verdict({"reward": 1.0, "steps": steps})
+
+
 def test_a_step_that_is_no_number_is_refused() -> None:
     with pytest.raises(NoVerdict, match="step 1 is nan"):
         as_verdict({"reward": 1.0, "steps": [0.0, math.nan]})

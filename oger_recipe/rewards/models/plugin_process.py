@@ -24,6 +24,7 @@ from typing import Any
 from oger_recipe.remote_code import may_run
 from oger_recipe.rewards.grading.descendants import adopt, begin_below, end_all, limit_memory
 from oger_recipe.rewards.grading.messages import answer_all
+from oger_recipe.rewards.values import is_list
 
 LOAD = "load"
 SIGNALLED = 128  # as shells say that a process died of a signal
@@ -104,7 +105,7 @@ def step_values_of(values: Any, size: int) -> list[int | list[float] | None]:
 
 
 def _step_value(value: Any) -> int | list[float] | None:
-    if isinstance(value, str) or not hasattr(value, "__iter__"):
+    if not is_list(value):
         number = _number(value)
         if number is not None and (number < -1 or number != int(number)):
             raise Unfit(f"rm_postprocess gave {_shown(value)}, which is no number of a step; -1 is for none")
@@ -116,7 +117,7 @@ def _step_value(value: Any) -> int | list[float] | None:
 
 
 def _listed(values: Any, size: int, function: str) -> list[Any]:
-    if isinstance(values, str) or not hasattr(values, "__iter__"):
+    if not is_list(values):
         raise Unfit(f"{function} gave {_shown(values)}, which is no list")
     listed = list(values)
     if len(listed) != size:

@@ -113,7 +113,7 @@ class ServerPlace:
                 numbers = item["data"]
                 if len(numbers) != len(prompt.tokens):
                     raise ValueError(f"{len(numbers)} numbers or lists of them for {len(prompt.tokens)} tokens")
-                chosen = [[float(each) for each in numbers[end]] for end in prompt.ends]
+                chosen = [list(map(float, _list(numbers[end]))) for end in prompt.ends]
                 return step_reply(keys, torch.tensor(chosen))
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise Failed(f"the answer has no scores of tokens ({type(error).__name__}: {error})") from None
@@ -224,7 +224,7 @@ def _number(name: str) -> Callable[[Any], Reply]:
             index, numbers = item.get("index"), item[name]
             if numbers and isinstance(numbers[-1], list):
                 numbers = numbers[-1]
-            (value,) = map(float, numbers)
+            (value,) = map(float, _list(numbers))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise Failed(f"the answer is not one number ({type(error).__name__}: {error})") from None
         if index != 0 or not math.isfinite(value):
@@ -232,6 +232,12 @@ def _number(name: str) -> Callable[[Any], Reply]:
         return Reply(value=value)
 
     return read
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):  # of an object the names would be read, of a text the characters
+        raise TypeError(f"a {type(value).__name__} is no list")
+    return value
 
 
 _JUDGES = {
