@@ -1,5 +1,6 @@
 """Moves keys, which must not be written anywhere, from the command line or the recipe into the environment."""
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 WANDB_KEY = "logger.wandb.key"
 FROM_ENVIRONMENT = "env"  # in place of a key: W&B is on, with the key of the environment or of `wandb login`
 _SHORTEST_KEY = 20  # characters; W&B's have 40 or more
+_SHORTEST_PASSED_ON = 8
 
 # flag -> the variable that its program reads instead
 SECRETS = {WANDB_KEY: "WANDB_API_KEY"}
@@ -28,6 +30,14 @@ _HANDED_ON = (*_KEYS, "WANDB_MODE", "WANDB_BASE_URL", "WANDB_DIR")
 PASSED_ON = (
     "OGER_PASS_ENV"  # names of variables, apart by commas, that the user's verifiers and plugins get all the same
 )
+
+HIDDEN = "OGER_HIDE_ENV"  # names of variables with keys that are not named like keys, as those of api_key_env
+
+
+def declare_key(variable: str) -> None:
+    """Take the value of a variable for a key from now on, in this process and those that it starts."""
+    if variable in os.environ:
+        os.environ[HIDDEN] = ",".join(dict.fromkeys([*_names_in(HIDDEN, os.environ), variable]))
 
 
 def hide_secrets(words: Sequence[str]) -> list[str]:
@@ -82,40 +92,53 @@ def handed_on(value: Mapping[str, Any], run_dir: Path) -> dict[str, str]:
     """Returns variables for the processes of a run. W&B writes into the run folder."""
     folder = {"WANDB_DIR": str(run_dir)} if value[WANDB_KEY] else {}
     of_judges = [entry["api_key_env"] for entry in value["oger.reward.sources"] or () if "api_key_env" in entry]
-    names = (*_HANDED_ON, *of_judges, PASSED_ON, *_passed_on(os.environ))
+    names = (*_HANDED_ON, *of_judges, HIDDEN, PASSED_ON, *_names_in(PASSED_ON, os.environ))
     return folder | {name: os.environ[name] for name in names if name in os.environ}
 
 
 def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns what code of others, verifiers and plugins, gets of an environment: no keys but those of PASSED_ON."""
-    kept = _passed_on(environment)
-    return {name: value for name, value in environment.items() if name in kept or not _is_key(name, value)}
+    kept, hidden = _names_in(PASSED_ON, environment), _names_in(HIDDEN, environment)
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in kept or not (name in hidden or _is_key(name, value))
+    }
 
 
-def _passed_on(environment: Mapping[str, str]) -> list[str]:
-    return [name.strip() for name in environment.get(PASSED_ON, "").split(",")]
+def _names_in(variable: str, environment: Mapping[str, str]) -> list[str]:
+    return [name for each in environment.get(variable, "").split(",") if (name := each.strip())]
 
 
 def _is_key(name: str, value: str) -> bool:
     return bool(_NAMED_LIKE_KEYS.search(name) or _PASSWORD_IN_URL.search(value))
 
 
+def said_by(error: BaseException) -> str:
+    """Say what code of others raised, without keys: to be cut afterwards, where it is too long."""
+    return redacted(f"{type(error).__name__}: {error}")
+
+
 def redacted(text: str) -> str:
-    """Removes the keys of this process's environment from a text that others wrote: those known here, and what is
-    named like one."""
+    """Removes the keys of this process's environment from a text that others wrote: those known here, what is named
+    like one, and what is passed on by its name."""
     return redactor()(text)
 
 
 def redactor() -> Callable[[str], str]:
     """What does so with many texts."""
+    shortest = dict.fromkeys(_names_in(PASSED_ON, os.environ), _SHORTEST_PASSED_ON)
+    shortest |= dict.fromkeys((*_KEYS, *_names_in(HIDDEN, os.environ)), 1)
     named = {
-        key: name
+        written: name
         for name, key in os.environ.items()
-        if key and (name in _KEYS or _is_key(name, key) and len(key) >= _SHORTEST_KEY)
+        if len(key) >= shortest.get(name, _SHORTEST_KEY if _is_key(name, key) else len(key) + 1)
+        for written in (key, repr(key)[1:-1], json.dumps(key)[1:-1])
     }
+    longest_first = sorted(named.items(), key=lambda item: -len(item[0]))
 
     def without_keys(text: str) -> str:
-        for key, name in named.items():
+        for key, name in longest_first:
             text = text.replace(key, f"${name}")
         return text
 

@@ -15,6 +15,7 @@ from oger_recipe.rewards.keys import Keys, unknown, value_problem
 from oger_recipe.rewards.kinds import KINDS, SourceSpec
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.rewards.own import Keywords, imported, keyword_problems
+from oger_recipe.secrets import declare_key
 
 DEFAULT = (SourceSpec("rule", "verifier"), SourceSpec("explore", "bonus"))
 COMMON = tuple(each for each in fields(SourceSpec) if each.name != "keys")
@@ -32,8 +33,14 @@ def sources_of(entries: Sequence[Mapping[str, Any]] | None, estimator: str = "")
 def _spec(entry: Mapping[str, Any]) -> SourceSpec:
     common = {name: value for name, value in entry.items() if name in _COMMON}
     further = {name: value for name, value in entry.items() if name not in _COMMON}
+    _declare_key(entry)
     keys = Keywords if _is_path(entry["kind"]) else KINDS[entry["kind"]].of(entry.get("scorer")).keys
     return SourceSpec(**common, keys=keys.of(further))
+
+
+def _declare_key(entry: Mapping[str, Any]) -> None:
+    if isinstance(variable := entry.get("api_key_env"), str):
+        declare_key(variable)
 
 
 def _is_path(kind: Any) -> bool:
@@ -58,6 +65,7 @@ def entry_problems(entries: Sequence[Mapping[str, Any]] | None) -> Iterator[str]
         if not isinstance(entry, Mapping):
             yield f"{where}: {entry!r} is not a mapping: {{name: ..., kind: ...}}"
             continue
+        _declare_key(entry)  # before code of the user's is loaded
         yield from (f"{where}: {problem}" for problem in _of_entry(entry, first=number == 1))
         names.append(entry.get("name"))
         kinds.append(entry.get("kind"))

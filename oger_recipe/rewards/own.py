@@ -27,6 +27,7 @@ from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.keys import Keys, read_number, unknown
 from oger_recipe.rewards.sources import ANSWER, Group, Scores, Source, components_of
 from oger_recipe.rewards.values import is_list
+from oger_recipe.secrets import redacted, said_by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,7 @@ class OwnClass:
         if not isinstance(scores, Scores):
             raise TypeError(f"its score() returned {type(scores).__name__}, not Scores")
         values = _shaped(scores.values, wanted, "its values")
-        errors, causes = dict(scores.errors), dict(scores.causes)
+        errors, causes = {place: redacted(str(why)) for place, why in scores.errors.items()}, dict(scores.causes)
         for group, row in (wanted & ~values.isfinite()).nonzero().tolist():
             if (group, row) not in errors:
                 errors[group, row] = f"its value is {values[group, row].item()}, which is not finite"
@@ -153,7 +154,7 @@ def reason(error: Exception) -> str:
     """Say what was raised and where, but for what is raised here."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     at = "" if place.filename == __file__ else f" ({place.filename}:{place.lineno})"
-    return f"{type(error).__name__}: {error}{at}"
+    return f"{said_by(error)}{at}"
 
 
 def imported(path: str) -> Any:
@@ -162,7 +163,7 @@ def imported(path: str) -> Any:
     try:
         found = getattr(importlib.import_module(module), name)
     except Exception as error:  # whatever the user's module does when it is imported
-        raise ValueError(f"{path!r} cannot be imported: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{path!r} cannot be imported: {said_by(error)}") from error
     if inspect.isclass(found):
         if not callable(getattr(found, "score", None)):
             raise ValueError(f"{path!r} is a class without a method score(groups, wanted)")

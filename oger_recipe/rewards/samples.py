@@ -18,6 +18,7 @@ from oger_recipe.rewards.grading.pool import shared_pool
 from oger_recipe.rewards.grading.processes import Answer
 from oger_recipe.rewards.rules import labelled_answer
 from oger_recipe.rewards.verdict import Graded
+from oger_recipe.secrets import redacted, said_by
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ def _answer(query: str, prompt: str, label: str) -> Answer:
 
 def failed(error: Exception | str, sample: Sample) -> Graded:
     """Logs and records a sample that could not be graded."""
-    reason = error if isinstance(error, str) else cut(f"{type(error).__name__}: {error}", 1000)
+    reason = redacted(error) if isinstance(error, str) else cut(said_by(error), 1000)
     graded = Graded.failed(reason)
     _report(graded, sample, error if isinstance(error, Exception) else None)
     return graded

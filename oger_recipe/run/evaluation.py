@@ -41,6 +41,7 @@ from oger_recipe.remote_code import Named, refusals
 from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 from oger_recipe.rewards.rules import GradingRules
 from oger_recipe.rewards.verdict import Graded
+from oger_recipe.secrets import redacted
 from oger_recipe.seeds import stable_seed
 
 _BATCHES_KEPT = 4  # batches of the engine between two moments at which answers are put on disk
@@ -120,8 +121,8 @@ def _explained(folder: Path) -> Iterator[None]:
         raise
     except Exception as error:
         log = folder / "error.log"
-        log.write_text(traceback.format_exc())
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else "no reason given"
+        log.write_text(redacted(traceback.format_exc()))
+        reason = redacted(str(error)).strip().splitlines()[0] if str(error).strip() else "no reason given"
         raise RecipeError(f"the evaluation stopped: {type(error).__name__}: {reason} (traceback: {log})") from None
 
 

@@ -473,6 +473,28 @@ time.sleep(60)
         _wait_until_dead(pid)
 
 
+def test_no_error_of_a_verifier_has_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OF_MINE_API_KEY", key := "0123456789" * 4)
+    monkeypatch.setenv("OGER_PASS_ENV", "OF_MINE_API_KEY")
+    (tmp_path / "own_key.py").write_text(
+        "import os, sys\n"
+        "def verify(response, answer):\n"
+        "    key = os.environ['OF_MINE_API_KEY']\n"
+        "    if response == 'exit':\n"
+        "        sys.exit(key)\n"
+        "    raise ConnectionError(response + key)\n"
+    )
+    settings = GradingSettings(1, allowed=("own_key:verify",), path=(str(tmp_path),))
+    with GradingPool(settings) as pool:
+        for response, said in (
+            ("401 for ", "401 for $OF_MINE_API_KEY"),
+            ("x" * 970, "xx$OF_M"),
+            ("exit", "exit('$OF_MINE_API_KEY')"),
+        ):
+            graded = pool.grade("own_key:verify", response, "")
+            assert said in str(graded.error) and said in graded.verdict.reason and key[:10] not in str(graded)
+
+
 def test_settings_travel_through_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OGER_GRADING", raising=False)
     assert GradingSettings.from_environment() == GradingSettings()

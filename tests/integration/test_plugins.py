@@ -178,3 +178,29 @@ def test_what_a_plugin_says_last_is_in_the_log(made: Make, capfd: pytest.Capture
     plugin = made(ECHO.format(above="", before="os.system('echo a child'); sys.stderr.write('my end'); os._exit(3)"))
     (lost,) = plugin.preprocess(["?"], ["a"])
     assert isinstance(lost, Failed) and capfd.readouterr().err == "a child\nmy end"
+
+
+@pytest.mark.parametrize(
+    ("before", "said", "passed_on"),
+    [
+        ("raise ConnectionError(f'401 for {KEY}')", "ConnectionError: 401 for $MY_API_KEY (", True),
+        (
+            "raise ConnectionError(f'401 for {KEY}')",
+            "ConnectionError: 401 for $MY_API_KEY (",
+            False,
+        ),  # found in a file
+        ("raise ConnectionError('x' * 970 + KEY)", "xx$MY_API_KEY (", True),  # where it is cut
+        ("return {KEY}", "gave set {'$MY_API_KEY'}, which is no list", True),
+        ("return [['x' * 60, KEY]]", "gave list ", True),
+        ("sys.exit(KEY)", "it called sys.exit('$MY_API_KEY')", True),
+    ],
+)
+def test_no_error_of_a_plugin_has_a_key(
+    before: str, said: str, passed_on: bool, made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "key").write_text(key := "k-" + "0123456789" * 4)
+    monkeypatch.setenv("MY_API_KEY", key)
+    monkeypatch.setenv("OGER_PASS_ENV", "MY_API_KEY" if passed_on else "")
+    above = f"KEY = open({str(tmp_path / 'key')!r}).read()"
+    (lost,) = made(ECHO.format(above=above, before=before)).preprocess(["?"], ["a"])
+    assert isinstance(lost, Failed) and said in lost.reason and "k-0" not in lost.reason

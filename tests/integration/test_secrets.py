@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from oger_recipe.cli import train, train_ppo_ray
+from oger_recipe.rewards.entries import entry_problems, sources_of
 from oger_recipe.secrets import (
+    HIDDEN,
     PASSED_ON,
     SECRETS,
+    declare_key,
     handed_on,
     hide_secrets,
     redacted,
@@ -29,7 +32,7 @@ COLUMNS = {
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR", "OGER_REWARD_TOKEN"):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR", "OGER_REWARD_TOKEN", HIDDEN):
         monkeypatch.setenv(name, "")  # so that it is put back, whoever sets it
         monkeypatch.delenv(name)
 
@@ -164,3 +167,34 @@ def test_a_misspelt_flag_keeps_its_value_in_the_message() -> None:
         SystemExit, match=r"unknown flag '--oger.verbos=1'; did you mean '--oger.verbose'\?\n  - unknown flag '--zzz'"
     ):
         train_ppo_ray.main(["--oger.verbos=1", "--zzz", "3"])
+
+
+def test_a_key_that_is_passed_on_or_named_by_an_entry_is_known_as_one(
+    parser: argparse.ArgumentParser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is called; as it is written in a message, and whichever begins with another."""
+    keys = {
+        "OF_A_VERIFIER_KEY": 'k3y-"quoted"',
+        "OF_MY_JUDGE": "k3y",
+        "OTHER_API_KEY": f"k3y-{KEY}",
+        "MAX_TOKENS": "512",
+    }
+    for name, key in (keys | {PASSED_ON: "OF_A_VERIFIER_KEY,MAX_TOKENS"}).items():
+        monkeypatch.setenv(name, key)
+    (problem,) = entry_problems([{"name": "a", "kind": "no_kind", "api_key_env": "OF_MY_JUDGE"}])
+    declare_key("not-a-name-but-a-key")
+    assert "no_kind" in problem and os.environ[HIDDEN] == "OF_MY_JUDGE"
+    said = (
+        f"512 {KEY} {keys['OTHER_API_KEY']} {json.dumps(keys['OF_A_VERIFIER_KEY'])} {keys['OF_A_VERIFIER_KEY']!r} k3y"
+    )
+    assert redacted(said) == f"512 {KEY} $OTHER_API_KEY \"$OF_A_VERIFIER_KEY\" '$OF_A_VERIFIER_KEY' $OF_MY_JUDGE"
+    assert without_keys(keys | {HIDDEN: "OF_MY_JUDGE", PASSED_ON: "MAX_TOKENS"}) == {
+        "MAX_TOKENS": "512", HIDDEN: "OF_MY_JUDGE", PASSED_ON: "MAX_TOKENS"
+    }  # fmt: skip
+    assert handed_on(vars(parser.parse_args([])), Path("run"))[HIDDEN] == "OF_MY_JUDGE"
+
+
+def test_the_key_of_an_entry_is_known_in_the_processes_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OF_MY_JUDGE", "k3y")
+    sources_of([{"name": "a", "kind": "judge", "model": "m", "plugin": "grade", "api_key_env": "OF_MY_JUDGE"}])
+    assert redacted("k3y") == "$OF_MY_JUDGE"

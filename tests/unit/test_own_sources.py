@@ -153,3 +153,15 @@ def test_a_function_is_asked_about_groups_with_a_row_whose_gate_is_open() -> Non
     groups = [group([1.0, 0.0], uid="open"), group([0.0, 0.0], uid="closed")]
     scores = OwnFunction(function).score(groups, torch.tensor([[True, False], [False, False]]))
     assert asked == ["open"] and scores.values[1].isnan().all() and not scores.errors
+
+
+def test_no_error_of_a_users_source_has_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OF_MINE_API_KEY", key := "0123456789" * 4)
+
+    def refused(group: Group) -> Any:
+        raise ConnectionError(f"401 for {key}")
+
+    assert own(refused).errors[0, 0].startswith("ConnectionError: 401 for $OF_MINE_API_KEY (")
+    said = Scores(torch.zeros(1, 2), errors={(0, 1): f"401 for {key}"})
+    groups, wanted = [group([1.0, 0.0])], torch.ones(1, 2, dtype=torch.bool)
+    assert OwnClass(Says(said)).score(groups, wanted).errors == {(0, 1): "401 for $OF_MINE_API_KEY"}

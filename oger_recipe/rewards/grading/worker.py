@@ -11,6 +11,7 @@ from oger_recipe.rewards.grading.descendants import begin_below, limit_memory
 from oger_recipe.rewards.grading.messages import answer_all
 from oger_recipe.rewards.verdict import Graded, NoVerdict, UnreadableAnswer, as_verdict
 from oger_recipe.rewards.verifiers import VERIFIERS, verify
+from oger_recipe.secrets import redacted, said_by
 
 
 def grade(task: str, response: str, answer: str, options: dict[str, Any]) -> Graded:
@@ -18,18 +19,18 @@ def grade(task: str, response: str, answer: str, options: dict[str, Any]) -> Gra
     try:
         return Graded(as_verdict(verify(task, response, answer, **options)))
     except UnreadableAnswer as error:
-        return Graded.failed(str(error)[:1000], unreadable=True)
+        return Graded.failed(redacted(str(error))[:1000], unreadable=True)
     except NoVerdict as error:
-        return Graded.failed(str(error)[:1000])
+        return Graded.failed(redacted(str(error))[:1000])
     except MemoryError:
         return Graded.failed("MemoryError: grading took more memory than its limit")
     except Exception as error:
-        return Graded.failed(f"{type(error).__name__}: {error}"[:1000])
+        return Graded.failed(said_by(error)[:1000])
     except BaseException as error:
         if task in VERIFIERS or isinstance(error, KeyboardInterrupt):  # a signal's, to the process that grades
             raise
         what = f"called sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"raised {error!r}"
-        return Graded.failed(f"the verifier {what}"[:1000])
+        return Graded.failed(redacted(f"the verifier {what}")[:1000])
 
 
 def serve(connection: socket.socket, memory_limit: int) -> None:

@@ -29,7 +29,7 @@ from oger_recipe.rewards.grading.processes import end
 from oger_recipe.rewards.models.plugin_process import LOAD, READ, READ_OF_STEPS, SIGNALLED, Unfit
 from oger_recipe.rewards.sources import ANSWER
 from oger_recipe.rewards.verifiers import looked_in
-from oger_recipe.secrets import redactor, without_keys
+from oger_recipe.secrets import redacted, redactor, without_keys
 
 READY_MADE = Path(__file__).parent / "plugins"
 BOTH: Mapping[str, int] = {"rm_preprocess": 3, "rm_postprocess": 1}  # function -> arguments
@@ -198,7 +198,7 @@ class Plugin:
         return self._process
 
     def _told(self, process: _Process, what: str, argument: Any, deadline: float, late: str, ended: str) -> Any:
-        """Return the reply. Where there is none the process is closed, and _Lost says that it was `late` or `ended`."""
+        """Return the reply. Where there is none close the process; _Lost says that it was `late`, or `ended`."""
         try:
             value = process.ask(what, argument, deadline)
             return value if what == LOAD else self._read[what](value, len(argument[0]))
@@ -238,7 +238,7 @@ class _Process:
         self._asked += 1
         reply = ask(self._connection, self._asked, [what, argument], deadline, _LARGEST_REPLY)
         if "error" in reply:
-            raise _Raised(str(reply["error"]))
+            raise _Raised(redacted(str(reply["error"])))  # it may have found a key that it was not given
         return reply["value"]
 
     def code(self) -> str:

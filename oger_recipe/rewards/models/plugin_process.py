@@ -25,6 +25,7 @@ from oger_recipe.remote_code import may_run
 from oger_recipe.rewards.grading.descendants import adopt, begin_below, end_all, limit_memory
 from oger_recipe.rewards.grading.messages import answer_all
 from oger_recipe.rewards.values import is_list
+from oger_recipe.secrets import redacted, said_by
 
 LOAD = "load"
 SIGNALLED = 128  # as shells say that a process died of a signal
@@ -136,7 +137,7 @@ def _number(value: Any) -> float | None:
 
 
 def _shown(value: Any) -> str:
-    return f"{type(value).__name__} {repr(value)[:80]}"
+    return f"{type(value).__name__} {redacted(repr(value))[:80]}"
 
 
 READ: dict[str, Callable[[Any, int], list[Any]]] = {"rm_preprocess": texts_of, "rm_postprocess": numbers_of}
@@ -152,14 +153,14 @@ def _said(act: Callable[[], Any]) -> dict[str, Any]:
     except MemoryError:
         return {"error": "it took more memory than plugin_memory_limit_mb allows"}
     except SystemExit as error:
-        return {"error": f"it called sys.exit({error.code!r})"}
+        return {"error": redacted(f"it called sys.exit({error.code!r})")}
     except BaseException as error:
         return {"error": _reason(error)}
 
 
 def _reason(error: BaseException) -> str:
     place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error}"[:1000] + f" ({place.filename}:{place.lineno})"
+    return said_by(error)[:1000] + f" ({place.filename}:{place.lineno})"
 
 
 def _tokenizer(name: str, revision: str | None) -> Any:
@@ -171,9 +172,9 @@ def _tokenizer(name: str, revision: str | None) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name, revision=revision, use_fast=True, trust_remote_code=may_run())
     except Exception as error:  # whatever can be wrong with its files
-        said = " ".join(str(error).split())[:300]
+        said = " ".join(said_by(error).split())[:300]
         raise Unfit(
-            f"its tokenizer {name} cannot be loaded ({type(error).__name__}: {said}); name another one by the key "
+            f"its tokenizer {name} cannot be loaded ({said}); name another one by the key "
             "tokenizer, or ask a server by api chat, for which there is none"
         ) from None
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from oger_recipe.errors import shown
 from oger_recipe.rewards.verdict import UnreadableAnswer, Verdict
+from oger_recipe.secrets import redacted
 
 __all__ = ["VERIFIERS", "TaskSpec", "UnreadableAnswer", "Verdict", "verify"]
 
@@ -141,10 +142,10 @@ def resolve(task: str) -> TaskSpec:
         found = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         places = ", ".join([*_looked_in, "the installed packages"])
-        raise ValueError(f"task {task!r} is no verifier: {error} (looked in {places})") from error
+        raise ValueError(f"task {task!r} is no verifier: {redacted(str(error))} (looked in {places})") from error
     except Exception as error:  # whatever the user's module does when it is imported
         kind = "" if isinstance(error, ImportError | AttributeError | ValueError) else f"{type(error).__name__}: "
-        raise ValueError(f"task {task!r} is no verifier: {kind}{error}") from error
+        raise ValueError(f"task {task!r} is no verifier: {kind}{redacted(str(error))}") from error
     spec = found if isinstance(found, TaskSpec) else TaskSpec(found)
     _require_two_texts(task, spec.verify)
     return spec
