@@ -113,7 +113,7 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
     add("--data", nargs="+", metavar="DATA", help=f"{_FILES}, {_SHAPES}")
     add("--split", default="test", help="of a Hub dataset (%(default)s)")
     add("--limit", type=int, help="take so many of the solutions, from the beginning")
-    add("--threshold", type=float, help="scores below it are of bad steps (0.5)")
+    add("--threshold", type=float, help="scores below it are of bad steps (0.5; of rewards: 0)")
     add("--tune", type=float, metavar="SHARE", help="choose the threshold on this share of the problems, by its F1; "
         "the figures are of the others")  # fmt: skip
     add("--picture", type=Path, help="file for a picture of the calibration, .png or .svg")
@@ -203,26 +203,31 @@ def _read(shapes: Mapping[str, int], solutions: int) -> str:
 
 
 def _eval(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
-    from oger_recipe.run.prm_eval import cases, picture, prm_of, report, result, scored
+    from oger_recipe.run.prm_eval import cases, gives_rewards, picture, prm_of, report, result, scored, tuning_rows
 
     _check_eval(args)
     settings = settings_of_run(args.recipe, flags, parser)
     entry = _entry(args, settings)
     spec = prm_of(entry, settings)
+    if args.picture is not None and gives_rewards(spec):
+        raise RecipeError("--picture draws the calibration of probabilities, and rewards of scorer implicit are none")
     solutions, shapes = _labelled(args)
+    tuned = tuning_rows(solutions, args.tune, settings["train.seed"])
     print(f"{_read(shapes, len(solutions))}\n{spec.name}: {len(solutions)} solutions ...", flush=True)
     found = scored(spec, entry, solutions, settings)
-    threshold = 0.5 if args.threshold is None else args.threshold
-    figures = result(found, threshold, args.tune, settings["train.seed"])
+    figures = result(found, args.threshold, tuned)
     print(f"\n{report(found, figures)}")
     if args.out is not None:
         with atomic_write(args.out) as partial:
-            document = {"prm": entry, "data": _sources(args), **figures, "cases": cases(found)}
+            said = {"prm": entry, "data": _sources(args), "tune": args.tune}
+            document = said | figures | {"cases": cases(found, tuned)}
             partial.write_text(to_json(document, indent=2) + "\n")
         print(f"figures and scores: {args.out}")
-    if args.picture is not None:
-        picture(found, args.picture)
+    if args.picture is not None and found.probabilities:
+        picture(found.without(tuned), args.picture)
         print(f"picture: {args.picture}")
+    elif args.picture is not None:
+        print("picture: none, as some scores are below 0 or above 1")
     if solutions and len(found.errors) == len(solutions):
         raise RecipeError(f"the PRM failed on all {len(solutions)} solutions, first with: {found.errors[0]}")
 

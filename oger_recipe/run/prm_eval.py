@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from oger_recipe.evaluation.tables import aligned
 from oger_recipe.progress import ShownReplies
 from oger_recipe.rewards.entries import entry_problems, models_of, sources_of
 from oger_recipe.rewards.kinds import SourceSpec, Surroundings, make_source
+from oger_recipe.rewards.models.scorer_keys import ImplicitKeys
 from oger_recipe.rewards.sources import Group
 from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.run.engines import engines_of
@@ -26,18 +27,23 @@ from oger_recipe.settings.checks import refuse_untrusted, reward_models
 from oger_recipe.settings.oger import OgerSettings
 
 _ENTRY = "oger.reward.sources, entry 1: "  # not where the user has written it
-# What an evaluation reads are scores of steps: each step's own, as a probability.
+# What an evaluation reads are scores of steps: each step's own, as a probability where it is one.
 _PLAIN = {"credit": "sum", "scale": "probability"}
+_BY_THRESHOLD = ("accuracy_erroneous", "accuracy_correct", "f1", "step_accuracy")
 Metrics = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Solutions with the scores of their steps; None: there are none, and errors says why (row -> reason)."""
+    """Solutions with the scores of their steps; None: there are none, and errors says why (row -> reason).
+
+    probabilities: scores say how likely a step is good; otherwise they are rewards, of which 0 says neither.
+    """
 
     solutions: Sequence[Solution]
     scores: list[list[float] | None]
     errors: Mapping[int, str]
+    probabilities: bool = True
     asked: int = 0  # replies that were not kept from before
     seconds: float = 0.0  # that they took
     loading_s: float = 0.0
@@ -52,14 +58,23 @@ class Scored:
             errors=errors,
         )
 
+    def without(self, rows: Collection[int]) -> Scored:
+        return self.of([row for row in range(len(self.solutions)) if row not in rows])
+
     def metrics(self, threshold: float, name: str = "") -> Metrics:
-        return solution_metrics(
+        """The metrics; nan for what there is none of. threshold: nan where nobody has given or chosen one."""
+        found = solution_metrics(
             [each.labels for each in self.solutions],
             self.scores,
             [each.question for each in self.solutions],
             threshold,
             seed=name,
         )
+        if not self.probabilities:
+            found["calibration_error"] = math.nan
+        if math.isnan(threshold):
+            found |= dict.fromkeys(_BY_THRESHOLD, math.nan) | {"intervals": {}}
+        return found
 
 
 def prm_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
@@ -76,6 +91,11 @@ def prm_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
             f"{spec.name} learns from what it scores, and labels are no rollouts: leave learning_rate out"
         )
     return spec
+
+
+def gives_rewards(spec: SourceSpec) -> bool:
+    """Whether its scores are rewards, as a key of the entry says; what is the user's own shows it by its scores."""
+    return isinstance(spec.keys, ImplicitKeys)
 
 
 def scored(
@@ -102,10 +122,12 @@ def scored(
         if not there:
             errors.setdefault(row, "there is no score for some of its steps")
         scores.append(of_row if there else None)
+    within = all(0 <= each <= 1 for of_row in scores for each in of_row or ())
     return Scored(
         solutions,
         scores,
         errors,
+        within and not gives_rewards(spec),
         max((len(each.replies) for each in meters), default=0),
         sum(each.seconds for each in meters),
         sum(each.loading_s for each in meters),
@@ -138,28 +160,41 @@ def _group(solution: Solution) -> Group:
     )
 
 
-def result(found: Scored, threshold: float, tune: float | None, seed: int) -> dict[str, Any]:
+def tuning_rows(solutions: Sequence[Solution], tune: float | None, seed: int) -> set[int]:
+    """Returns those of a share of the problems, on which the threshold is chosen; figures are of the others."""
+    if tune is None:
+        return set()
+    rows = {row for row, each in enumerate(solutions) if is_apart(each, tune, seed, "threshold")}
+    if not 0 < len(rows) < len(solutions):
+        raise RecipeError(
+            f"--tune {tune} leaves nothing on one side of {len(solutions)} solutions: give another share"
+        )
+    return rows
+
+
+def result(found: Scored, threshold: float | None, tuned: Collection[int]) -> dict[str, Any]:
     """Returns all figures: of all solutions, per subset, per generator, of rules that read nothing, and the work.
 
-    tune: the share of the problems on which the threshold is chosen, by the greatest F1; figures are of the others.
+    threshold: None for the middle of the scale. tuned: rows on which it is chosen, by the greatest F1, and of which
+    there are no figures.
     """
-    apart = [tune is not None and is_apart(each, tune, seed, "threshold") for each in found.solutions]
-    kept, tuned_on = ([row for row, each in enumerate(apart) if each is part] for part in (False, True))
-    if not kept or (tune is not None and not tuned_on):
-        raise RecipeError(f"--tune {tune} leaves nothing on one side of {len(apart)} solutions: give another share")
+    if threshold is None:
+        threshold = 0.5 if found.probabilities else 0.0
     scores_of = rivals([each.steps for each in found.solutions])
-    compared = {name: replace(found, scores=list(scores), errors={}) for name, scores in scores_of.items()}
-    threshold = _chosen(found.of(tuned_on)) if tuned_on else threshold
-    shown = found.of(kept)
+    compared = {
+        name: replace(found, scores=list(scores), errors={}, probabilities=False) for name, scores in scores_of.items()
+    }
+    threshold = _chosen(found.of([*tuned])) if tuned else threshold
+    shown = found.without(tuned)
     steps = sum(len(each.steps) for each in found.solutions)
     return {
         "threshold": threshold,
-        "tuned_on": len(tuned_on),
+        "tuned_on": len(tuned),
         "all": shown.metrics(threshold, "all"),
         "subsets": _by(shown, threshold, lambda each: each.subset),
         "generators": _by(shown, threshold, lambda each: each.generator),
         "rivals": {
-            name: each.of(kept).metrics(_chosen(each.of(tuned_on)) if tuned_on else math.nan, name)
+            name: each.without(tuned).metrics(_chosen(each.of([*tuned])) if tuned else math.nan, name)
             for name, each in compared.items()
         },
         "steps_per_second": steps / found.seconds if found.asked == len(found.solutions) else math.nan,
@@ -194,16 +229,15 @@ def report(found: Scored, figures: Mapping[str, Any]) -> str:
     header = ["", "solutions", "erroneous", "found", "correct seen", "F1", "AUC of steps", "step accuracy",
               "calibration error"]  # fmt: skip
     lines = [header, *(_line(name, each) for name, each in rows.items())]
-    is_tuned = bool(figures["tuned_on"])
-    for name, each in figures["rivals"].items():
-        line = _line(f"rule: {name}", each)
-        lines.append([*(line if is_tuned else [*line[:3], "", "", "", line[6], ""])[:8], ""])
-    how = f"chosen by the F1 of {figures['tuned_on']} other solutions" if is_tuned else "given"
+    lines += [_line(f"rule: {name}", each) for name, each in figures["rivals"].items()]
+    how = f"chosen by the F1 of {figures['tuned_on']} other solutions" if figures["tuned_on"] else "given"
     notes = [
         f"threshold {figures['threshold']:.4g}, {how}; a step whose score is below it is bad",
         "found: erroneous solutions whose first bad step is the predicted one; correct seen: correct solutions in "
         "which none is predicted; F1: their harmonic mean, with its 95 % interval over the problems",
     ]
+    if not found.probabilities:
+        notes.append("scores are rewards, no probabilities: they have no calibration")
     if len(figures["subsets"]) > 1:
         mean = sum(each["f1"] for each in figures["subsets"].values()) / len(figures["subsets"])
         notes.append(f"mean F1 of the {len(figures['subsets'])} subsets: {100 * mean:.1f}")
@@ -216,8 +250,8 @@ def report(found: Scored, figures: Mapping[str, Any]) -> str:
 
 
 def _line(name: str, metrics: Metrics) -> list[str]:
-    low, high = metrics["intervals"].get("f1", [math.nan, math.nan])
-    f1 = f"{_percent(metrics['f1'])} [{_percent(low)}, {_percent(high)}]" if metrics["solutions"] else "-"
+    interval = ", ".join(map(_percent, metrics["intervals"].get("f1", [])))
+    f1 = f"{_percent(metrics['f1'])} [{interval}]" if interval else "-"
     return [
         name,
         str(metrics["solutions"]),
@@ -239,10 +273,11 @@ def _three(number: float) -> str:
     return "-" if math.isnan(number) else f"{number:.3f}"
 
 
-def cases(found: Scored) -> list[dict[str, Any]]:
-    """Every solution with its labels and scores, as the file of results has it."""
+def cases(found: Scored, tuned: Collection[int]) -> list[dict[str, Any]]:
+    """Every solution with its labels and scores, as the file of results has it; tuned: the threshold was chosen on
+    it."""
     return [
-        {"solution": each.name, "labels": list(each.labels), "scores": scores}
+        {"solution": each.name, "labels": list(each.labels), "scores": scores, "tuned": row in tuned}
         | ({"error": found.errors[row]} if row in found.errors else {})
         for row, (each, scores) in enumerate(zip(found.solutions, found.scores, strict=True))
     ]

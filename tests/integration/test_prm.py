@@ -21,6 +21,7 @@ from oger_recipe.prm import trainer
 from oger_recipe.prm.rows import make_rows
 from oger_recipe.rewards.models.keys import ProcessKeys
 from oger_recipe.rewards.models.step_text import StepWriter
+from oger_recipe.tasks import tiny_policy
 from oger_recipe.tasks.known_judges import save_prm
 
 HEAD: list[str] = []  # trl is the format where none is named
@@ -73,7 +74,8 @@ def evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..
     def run(entry: dict[str, Any], *flags: str) -> tuple[dict[str, Any], str]:
         written = yaml.safe_dump({"place": "process"} | entry, allow_unicode=True)
         prm.main(["eval", "--prm", written, "--out", "out.json", "--oger.reward.cache=", *flags])
-        return json.loads((tmp_path / "out.json").read_text()), "".join(capsys.readouterr())
+        document = json.loads((tmp_path / "out.json").read_text(), parse_constant=pytest.fail)  # NaN is no JSON
+        return document, "".join(capsys.readouterr())
 
     return run
 
@@ -258,6 +260,11 @@ def test_what_cannot_be_evaluated_is_said(known: Any, evaluated: Any, tmp_path: 
         (known, (), "nothing to evaluate on"),
         (known, (*data, "--tune", "0.5", "--threshold", "1"), "leave out one of them"),
         (known, (*data, "--tune", "1"), "--tune is 1.0: it has to be above 0 and below 1"),
+        (
+            known | {"model": "./none"},
+            (*data, "--tune", "0.001"),
+            "--tune 0.001 leaves nothing on one side of 3 solutions",
+        ),
         (known, (*data, "--limit", "0"), "--limit is 0"),
         (known, (*data, "--picture", "a.pdf"), "has to end in .png or .svg"),
         (known, ("--data", "other.jsonl", "--benchmark", "processbench"), "rows of stepwise supervision"),
@@ -266,6 +273,81 @@ def test_what_cannot_be_evaluated_is_said(known: Any, evaluated: Any, tmp_path: 
     ):
         with pytest.raises(SystemExit, match=f"(?s)^oger prm eval: .*{message}"):
             evaluated(entry, *flags)
+
+
+def test_an_implicit_prm_has_rewards_around_zero_and_no_calibration(
+    letters: Any, evaluated: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for seed, name in enumerate(("prm", "reference")):
+        torch.manual_seed(seed)
+        letters.save_pretrained(tmp_path / name)
+        tiny_policy.build_model(letters, hidden_size=32, num_layers=1).save_pretrained(tmp_path / name)
+    rows = solutions(20)
+    (tmp_path / "data.json").write_text(json.dumps(rows))
+    entry = {"scorer": "implicit", "model": "prm", "reference": "reference", "beta": 1.0}
+    found, printed = evaluated(entry, "--data", "data.json")
+    pairs = [pair for each in found["cases"] for pair in zip(each["labels"], each["scores"], strict=True)]
+    pairs = [(good, score) for good, score in pairs if good is not None]
+    by_threshold = {at: sum((score >= at) == bool(good) for good, score in pairs) / len(pairs) for at in (0, 0.5)}
+    assert by_threshold[0] != by_threshold[0.5]  # the scores can tell which it was
+    assert (found["threshold"], found["all"]["step_accuracy"]) == (0, pytest.approx(by_threshold[0]))
+    assert found["all"]["calibration_error"] is None and found["all"]["auc"] is not None
+    assert "threshold 0, given" in printed and "they have no calibration" in printed
+    small = next(row for row, each in zip(rows, found["cases"], strict=True) if min(each["scores"]) > 0)
+    (tmp_path / "data.json").write_text(json.dumps([small]))
+    found, _ = evaluated(entry | {"beta": 1e-3}, "--data", "data.json")
+    assert all(0 < score < 1 for score in found["cases"][0]["scores"])  # rewards all the same
+    assert (found["threshold"], found["all"]["calibration_error"]) == (0, None)
+    with pytest.raises(SystemExit, match="--picture draws the calibration of probabilities, and rewards of scorer"):
+        evaluated(entry, "--data", "none.json", "--picture", "steps.png")
+
+
+def test_scores_of_a_users_own_beyond_probabilities_are_rewards(
+    evaluated: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_steps.py").write_text(
+        "import torch\n"
+        "from oger_recipe.rewards.sources import Scores\n"
+        "class Tilde:\n"
+        "    def __init__(self, place, bad): self.bad = bad\n"
+        "    def score(self, groups, wanted):\n"
+        "        said = [[self.bad if '~' in step else 0.4 for step in each.steps[0]] for each in groups]\n"
+        "        longest = max(map(len, said))\n"
+        "        steps = [[row + [float('nan')] * (longest - len(row))] for row in said]\n"
+        "        return Scores(torch.zeros(wanted.shape), steps=torch.tensor(steps))\n"
+    )
+    (tmp_path / "data.json").write_text(json.dumps(solutions(20)))
+    own = {"kind": "own_steps:Tilde"}
+    flags = ("--data", "data.json", "--picture", "steps.png")
+    rewards, printed = evaluated(own | {"bad": -1.0}, *flags)
+    assert (rewards["threshold"], rewards["all"]["f1"], rewards["all"]["calibration_error"]) == (0, 1, None)
+    assert "picture: none, as some scores are below 0 or above 1" in printed and not Path("steps.png").exists()
+    chances, _ = evaluated(own | {"bad": 0.3}, *flags)
+    assert (chances["threshold"], chances["all"]["accuracy_correct"]) == (0.5, 0)
+    assert chances["all"]["calibration_error"] > 0.3 and Path("steps.png").exists()
+
+
+def test_the_file_says_what_tuned_the_threshold_and_nothing_that_needs_one_without(
+    known: Any, evaluated: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "data.json").write_text(json.dumps(solutions(60)))
+    found, printed = evaluated(known, "--data", "data.json", "--tune", "0.4")
+    tuned = [each for each in found["cases"] if each["tuned"]]
+    assert (found["tune"], len(tuned)) == (0.4, found["tuned_on"]) and 0 < len(tuned) < 60
+    shown = [label for each in found["cases"] if not each["tuned"] for label in each["labels"]]
+    assert sum(label is not None for label in shown) == found["all"]["steps"]
+    assert all(each["f1"] is not None and each["calibration_error"] is None for each in found["rivals"].values())
+    plain, printed = evaluated(known, "--data", "data.json")
+    assert plain["tune"] is None and not any(each["tuned"] for each in plain["cases"])
+    for name, each in plain["rivals"].items():
+        assert each["auc"] is not None and each["intervals"] == {}
+        assert {each[figure] for figure in ("accuracy_erroneous", "accuracy_correct", "f1", "step_accuracy")} == {None}
+        (line,) = (line for line in printed.splitlines() if f"rule: {name}" in line)
+        assert line.split()[-6:] == ["-", "-", "-", f"{each['auc']:.3f}", "-", "-"]
 
 
 # ---- label
