@@ -325,6 +325,37 @@ def test_a_gsm8k_answer_without_a_number_is_a_defect(answer: str) -> None:
         ("The answer is A or B. No: the answer is B.", "B"),
         ("The answer is B and C is wrong.", "B"),
         ("the answer is B, I think", "B"),
+        (r"\boxed{\text{B. Paris}}", "B"),
+        (r"\boxed{\textbf{(B)}\ 15}", "B"),
+        ("**B.** Paris", "B"),
+        ("<answer>The answer is B.</answer>", "B"),
+        ("The answer is (B) E = mc^2", "B"),
+        ("The answer is (C) I and II only.", "C"),
+        ("The answer to the question is B.", "B"),
+        ("Option A is a dog. Option B is a cat. So the answer is option B.", "B"),
+        ("So (B) is correct.", "B"),
+        ("I choose B because A is wrong.", "B"),
+        ("The answer is B; D is too large.", "B"),
+        ("The answer is B, C and D are wrong.", "B"),
+        ("The answer is B, not C.", "B"),
+        ("Answer: C\n\nA is wrong since it is small.", "C"),
+        ("Answer: B\n\nB", "B"),
+        ("I am not sure, but the answer is B.", "B"),
+        ("I do not think that the answer is A. The answer is B.", "B"),
+        ("I do not think that the answer is B.", None),
+        ("It is not option B.", None),
+        ("Option A or option B is correct.", None),
+        ("Neither option A nor option B is correct.", None),
+        ("If the answer is B, we fail.", None),
+        ("The answer is B is wrong", None),
+        ("Answer: A, B, C or D", None),
+        ("The answer is (A) (B)", None),
+        ("Answer: A\nB\nC", None),
+        ("A. Paris\nB. Rome\nC. Berlin", None),
+        ("<answer>A) 3 B) 4 C) 5</answer>", None),
+        ("Answer: A dog", None),
+        ("Answer: I think so", None),
+        ("The answer is $|a|$", None),
     ],
 )
 def test_the_chosen_letter_is_found(response: str, letter: str | None) -> None:
@@ -332,6 +363,23 @@ def test_the_chosen_letter_is_found(response: str, letter: str | None) -> None:
     assert verdict.extracted == letter
     assert verdict.score == float(letter is not None) == verdict.components["format"]
     assert verify("choice", response, "E").score == 0.0
+
+
+SAID = ["The answer is {}.", "Answer: {}", "I choose {}.", "{}", "<answer>{}</answer>", r"\boxed{{{}}}"]
+MARKS = ["{}", "({})", "'{}'", '"{}"', "“{}”", "`{}`", "**{}**", "**({})**", "${}$", r"\({}\)", r"\text{{{}}}"]
+SEVERAL = ["{} or {}", "{} and {}", "{}, {}", "{} {}", "{}/{}", "{}; {}", "{}, {}, {} or {}", "{} {} {}", "{}-{}",
+           "either {} or {}", "neither {} nor {}", "{} and also {}", "{} (or {})", "{} or option {}"]  # fmt: skip
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_one_letter_is_a_choice_in_any_marks_and_several_are_none_in_the_same(said: str) -> None:
+    for marks in MARKS:
+        first, second, third, fourth = (marks.format(letter) for letter in "BDAC")
+        assert verify("choice", said.format(first), "B").score == 1.0, said.format(first)
+        for several in SEVERAL:
+            text = said.format(several.format(first, second, third, fourth))
+            assert verify("choice", text, "B").extracted is None, text
+        assert verify("choice", said.format(f"not {first}"), "B").extracted is None
 
 
 @pytest.mark.parametrize("answer", ["", "K", "AB", "1"])
