@@ -128,8 +128,8 @@ def rewards_of(
          for name, value in each.metrics.items()},
         {spec.name: so_far[spec.name] for spec in specs if spec.normalize == "running" or spec.learns_lowest},
         said_of_steps={
-            name: torch.where(missing.unsqueeze(2), torch.nan, each.steps)
-            for name, each, missing in zip(names, said, failed, strict=True)
+            name: torch.where(_marked(each.causes.keys() & each.errors, each).unsqueeze(2), torch.nan, each.steps)
+            for name, each in zip(names, said, strict=True)
             if each.steps is not None
         },
         asked={name: int(asked.sum()) for name, asked in zip(names, wanted, strict=True)},
@@ -187,10 +187,11 @@ def _with_steps(spec: SourceSpec, scores: Scores, wanted: Tensor, mask: Tensor) 
 
 def _with_worst(spec: SourceSpec, scores: Scores, known: Running, mask: Tensor | None) -> Scores:
     """Give a source's worst value to rows that it failed on by what their response says, and count them as failed no
-    more: what the source itself has there, else the entry's or the kind's, else the worst of the run so far."""
+    more: what the source itself has there, else the entry's or the kind's, else the worst of the run so far, which is
+    never better than 0."""
     lowest = spec.lowest
-    if lowest is None:
-        lowest = known.highest if spec.weight < 0 else known.lowest
+    if lowest is None and known.lowest is not None and known.highest is not None:
+        lowest = max(0.0, known.highest) if spec.weight < 0 else min(0.0, known.lowest)
     left_out = _left_out(spec, scores)
     values, errors, given = scores.values.clone(), dict(scores.errors), {}
     for place in scores.causes:

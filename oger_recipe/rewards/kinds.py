@@ -77,7 +77,8 @@ class SourceSpec:
     worst: float | None = key(
         None,
         "value, before its weight, of a row on which it fails by what the response says (default: the worst that the "
-        "kind gives, and where nobody knows that, as of heads and of what is your own, the worst of the run so far)",
+        "kind gives, and where nobody knows that, as of heads and of what is your own, the worst of the run so far, "
+        "and never better than 0)",
     )
     keys: Keys = field(default_factory=Keys)
 

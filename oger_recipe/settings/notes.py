@@ -62,8 +62,8 @@ def _of_worst(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
     if unknown:
         yield (
             f"oger.reward.sources: how low values of {', '.join(unknown)} go is not known: a response that is too "
-            "long, or brings about another failure, is worth the worst value of the run so far; the key worst "
-            "declares one"
+            "long, or brings about another failure, is worth the worst value of the run so far, never more than 0; "
+            "the key worst declares another"
         )
 
 

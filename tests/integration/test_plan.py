@@ -74,7 +74,7 @@ def test_what_will_be_rewarded_is_listed(
         "    1 * rule: verifier",
         "  x 0.25 * short: test_plan:short, where rule_equals_1",
         "  + 0.5 * explore: bonus",
-        "  a failure of one: neutral",
+        "  a failure of one: neutral, or its worst value where an answer brings it about",
     ]
 
 

@@ -51,6 +51,11 @@ AS_A_RUN = {
 # The same with teachers in the places of rollouts; those of wrong ones first, so that right ones alone are left.
 _TAUGHT = ["--oger.max_replace_num=4", "--oger.replace_mode=wrong_first_similarity_mean_des"]
 AS_A_RUN |= {f"{name} with teachers": [*flags, *_TAUGHT] for name, flags in AS_A_RUN.items()}
+AS_A_RUN["failures"] = [
+    f'--oger.verifier_path=["{PLUGINS}"]', "--oger.reward.sources="
+    '[{"name": "rule", "kind": "verifier"}, {"name": "explore", "kind": "bonus"}, '
+    '{"name": "short", "kind": "now_and_then:NowAndThen", "weight": 0.5, "worst": -3, "normalize": "group"}]',
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", AS_A_RUN)
@@ -77,6 +82,7 @@ def test_a_response_gets_the_reward_that_a_run_gave_it(
     trained = [(line, found) for line, found in pairs if "replaced" not in line]
     assert len(trained) == 96 and any(line["truncated"] for line, _ in trained)
     assert len({line["sources"]["explore"] for line, _ in trained}) > 10
+    assert any("errors" in line for line, _ in trained) is (name == "failures")
     taught = [found for line, found in trained if "source" in line]
     assert bool(taught) is ("with teachers" in name)
     assert len(pairs) == 96 + len(taught) and all(found["off_policy"] for found in taught)
@@ -200,13 +206,13 @@ def test_a_group_is_the_answers_of_one_uid_wherever_they_stand_and_whatever_the_
     assert "7 answers to 3 of 3 prompts" in said
 
 
-def test_on_error_says_what_a_failure_costs(scored: Any, tmp_path: Path) -> None:
+def test_what_an_answer_brings_about_costs_the_same_by_all_of_on_error_but_stop(scored: Any, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN)
     sources = [{"name": "rule", "kind": "verifier"},
                {"name": "short", "kind": "mine:shortest", "combine": "mul"}]  # fmt: skip
     answers = _answers((1, "2"), (3, "boom 6"))
-    assert [line["reward"] for line in scored(answers, sources)] == [1, 0]
-    assert [line["reward"] for line in scored(answers, sources, "--oger.reward.on_error=neutral")] == [1, 1]
+    for how in ("zero", "neutral"):  # the answer has brought it about
+        assert [line["reward"] for line in scored(answers, sources, f"--oger.reward.on_error={how}")] == [1, 0]
     (tmp_path / "out.jsonl").unlink()
     said = r"^oger score: reward source short failed on 1 of 2 answers, first on responses\.jsonl:2: .*boom.* "
     with pytest.raises(SystemExit, match=said + r"\(oger\.reward\.on_error stop: nothing was written\)$"):

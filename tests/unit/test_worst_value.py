@@ -92,6 +92,14 @@ def test_where_nobody_knows_the_scale_the_worst_of_the_run_so_far_counts(cause, 
     assert (later.running["s"].lowest, later.running["s"].highest) == (-1.0, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("weight", "values"), [(1.0, [[0.5, 0.75, 1.0, 2.0]] * 2), (-1.0, [[-0.5, -1.0, -3.0, -2.0]] * 2)]
+)
+def test_nor_is_it_worth_more_than_nothing_where_all_others_are(weight: float, values: Any) -> None:
+    """A source of one's own that has only praised so far: a row that breaks it is not praised."""
+    assert total(Says(values, ANSWER), keys=Keys(), weight=weight).terms["s"][FAILS] == 0
+
+
 def test_a_declared_value_takes_its_place() -> None:
     failed = total(Says(VALUES, OVERFLOW), keys=Keys(), worst=-3.0, weight=0.5)
     assert failed.terms["s"][FAILS] == -1.5 and failed.running == {}
