@@ -25,7 +25,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--responses",
         type=Path,
         required=True,
-        help="JSON lines with uid (of a row) and text; those of one uid are a group; entropy and truncated may follow",
+        help="JSON lines with uid (of a row) and text; those of one uid are a group; entropy, truncated "
+        "and response_length (in tokens) may follow",
     )
     add("--out", type=Path, required=True, help="file to write: uid, reward, score, components and errors, in order")
     return parser

@@ -14,7 +14,8 @@ from oger_recipe.errors import RecipeError, shown
 
 @dataclass(frozen=True)
 class Response:
-    """entropy: the policy's at oger.entropy_position (nats; nan: not known); truncated: it ended at its longest.
+    """entropy: the policy's at oger.entropy_position (nats; nan: not known); truncated: it ended at its longest;
+    response_length: its tokens (None: not known).
 
     Samples of a run also say off_policy: it is a teacher's, whose source is named, or begins as one; replaced: a
     teacher took its place, and it was not trained.
@@ -25,6 +26,7 @@ class Response:
     text: str
     entropy: float = math.nan
     truncated: bool = False
+    response_length: int | None = None
     off_policy: bool = False
     source: str | None = None
     replaced: bool = False
@@ -61,8 +63,12 @@ def _response(record: Any, where: str) -> Response:
         entropy = math.nan
     elif isinstance(entropy, bool) or not isinstance(entropy, int | float) or not math.isfinite(entropy):
         raise RecipeError(f"{where}: 'entropy' must be a number, found {shown(entropy)}")
+    tokens = record.get("response_length")
+    if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0):
+        raise RecipeError(f"{where}: 'response_length' must be a whole number of tokens, found {shown(tokens)}")
     flags = {name: record.get(name, False) for name in ("truncated", "off_policy", "replaced")}
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise RecipeError(f"{where}: '{name}' must be true or false, found {shown(value)}")
-    return Response(where, uid, text, float(entropy), source=record.get("source"), **flags)
+    known = {"source": record.get("source"), "response_length": tokens}
+    return Response(where, uid, text, float(entropy), **known, **flags)

@@ -90,6 +90,7 @@ def _of_entry(entry: Mapping[str, Any], *, first: bool) -> Iterator[str]:
         yield f"weight {weight!r}: the weight of the bonus is oger.bonus_weight, with its schedule; leave weight out"
     if kind == "bonus" and "worst" in entry:
         yield "worst: the bonus does not fail; leave worst out"
+    yield from _of_sign(kind, entry)
     if first and entry.get("combine") == "mul":
         yield "combine mul: the first source has nothing before it to multiply; leave combine out, or move it down"
     if entry.get("combine") == "mul" and entry.get("normalize", "none") != "none":
@@ -103,6 +104,17 @@ def _of_entry(entry: Mapping[str, Any], *, first: bool) -> Iterator[str]:
     if bounds is not None and "worst" in entry:
         low, high = bounds
         yield f"worst {entry['worst']!r}: this source gives {low:g} to {high:g}, so that it is known; leave worst out"
+
+
+def _of_sign(kind: Any, entry: Mapping[str, Any]) -> Iterator[str]:
+    """Say where a weight or a value below 0 would pay for what nobody wants."""
+    weight = entry.get("weight", 1)
+    is_below = isinstance(weight, int | float) and weight < 0
+    if is_below and kind in KINDS and KINDS[kind].if_below:
+        yield f"weight {weight}: it has to be 0 or more for kind {kind}: {KINDS[kind].if_below}"
+    if entry.get("combine") == "mul" and (is_below or kind == "length"):
+        what = f"weight {weight}" if is_below else "kind length"
+        yield f"combine mul with {what}: values below 0 would turn the total's sign; use combine add"
 
 
 def _of_kind(kind: Any, further: Mapping[str, Any]) -> Iterator[str]:

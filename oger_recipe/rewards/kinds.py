@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from oger_recipe.algorithm.normalize import Running, group_normalized
-from oger_recipe.ranges import WEIGHT
+from oger_recipe.ranges import FINITE
 from oger_recipe.rewards.keys import Keys, key
+from oger_recipe.rewards.length import Length, LengthKeys
 from oger_recipe.rewards.models.cache import VerdictCache
 from oger_recipe.rewards.models.classifier import classifier_source, critique_source
 from oger_recipe.rewards.models.implicit import implicit_source
@@ -63,7 +64,11 @@ class SourceSpec:
 
     name: str = key(help="a name of letters, digits, '_', '.' and '-', which metrics and samples bear")
     kind: str = key(help="a name below, or package.module:name of a function or class of your own")
-    weight: float = key(1.0, "factor of its value; the bonus has oger.bonus_weight instead", range=WEIGHT)
+    weight: float = key(
+        1.0,
+        "factor of its value, below 0 where that is a penalty; the bonus has oger.bonus_weight instead",
+        range=FINITE,
+    )
     combine: str = key("add", "how its weighted value joins the total of the sources before it", choices=COMBINATIONS)
     gate: str = key(
         "always", "where it counts, by the verifier's reward of the row; elsewhere its value is 0", choices=GATES
@@ -126,7 +131,8 @@ class Surroundings:
 class Kind:
     """make: the source of an entry; keys: what its entries may have beside the common keys; once: at most one;
     reads_rows: the question and the data's further columns travel to it; reads_steps: responses are cut into steps of
-    reasoning for it; by_scorer: what takes its place where the entry's `scorer` says so."""
+    reasoning for it; by_scorer: what takes its place where the entry's `scorer` says so; if_below: what a weight
+    below 0 would do, where nobody can want that."""
 
     make: Callable[[SourceSpec, Surroundings], Source]
     keys: type[Keys] = Keys
@@ -134,6 +140,7 @@ class Kind:
     reads_rows: bool = True
     reads_steps: bool = False
     by_scorer: Mapping[str, Kind] = field(default_factory=dict)
+    if_below: str = ""
 
     def of(self, scorer: object) -> Kind:
         return self.by_scorer.get(str(scorer), self)
@@ -147,7 +154,12 @@ def _similarity(spec: SourceSpec, of: Surroundings) -> Source:
 
 
 KINDS: dict[str, Kind] = {
-    "verifier": Kind(lambda spec, of: Verifier.of(of.settings, spec.worst), once=True, reads_rows=False),
+    "verifier": Kind(
+        lambda spec, of: Verifier.of(of.settings, spec.worst),
+        once=True,
+        reads_rows=False,
+        if_below="wrong answers would be paid more than right ones",
+    ),
     "bonus": Kind(lambda spec, of: Bonus.of(of.settings), once=True, reads_rows=False),
     "similarity": Kind(_similarity, SimilarityKeys),
     "judge": Kind(judge_source, JudgeKeys),
@@ -162,6 +174,13 @@ KINDS: dict[str, Kind] = {
             "implicit": Kind(implicit_source, ImplicitKeys, reads_steps=True),
             "judge": Kind(step_judge_source, StepJudgeKeys, reads_steps=True),
         },
+        if_below="wrong steps would be paid more than right ones",
+    ),
+    "length": Kind(
+        lambda spec, of: Length.of(spec.keys),
+        LengthKeys,
+        reads_rows=False,
+        if_below="its values are 0 or less, and long answers would be paid",
     ),
 }
 

@@ -29,7 +29,8 @@ class Group:
     prompt: as the policy reads it; question: the user's last turn, before any template; row: the data's further
     columns (both are empty where no source reads them, see Kind.reads_rows); teachers: texts of all teachers of the
     prompt; may_earn: the policy's own rows that a bonus is for; similarity (to the teachers) and entropy (nats) are
-    nan where they are not known; steps: the responses' steps of reasoning, where a source reads them.
+    nan where they are not known; steps: the responses' steps of reasoning, where a source reads them; tokens: how many
+    a response has.
     """
 
     uid: str
@@ -47,6 +48,7 @@ class Group:
     similarity: list[float]
     entropy: list[float]
     steps: list[list[str]] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def _graded(value: Settings, rows: Sequence[Row], responses: Sequence[Response])
         started = time.monotonic()
         graded = pool.grade_many(answers, progress=sys.stderr.isatty() or len(answers) > 2000)
         graded = [_of_teacher(each) if _is_teacher(one) else each for one, each in zip(responses, graded, strict=True)]
-        return _Answers(responses, graded, prompts, time.monotonic() - started, cutter)
+        return _Answers(responses, graded, prompts, time.monotonic() - started, cutter, shared["tokenizer"])
 
 
 def _is_teacher(response: Response) -> bool:
@@ -222,13 +222,14 @@ class _Watched:
 @dataclass(frozen=True)
 class _Answers:
     """Responses with what they were graded, the prompts by uid, and what cuts responses into steps of reasoning (None:
-    nothing reads these)."""
+    nothing reads these), and the policy's tokenizer."""
 
     responses: Sequence[Response]
     graded: Sequence[Graded]
     prompts: Mapping[str, Prompt]
     grading_s: float
     cutter: StepCutter | None
+    tokenizer: Any
 
     def by_size(self) -> list[list[list[int]]]:
         """The groups, as numbers of responses; those of one size together, as the sources take them. What teachers
@@ -261,6 +262,7 @@ class _Answers:
             similarity=list(similarity),
             entropy=[response.entropy for response in members],
             steps=[self._steps(response.text) for response in members] if self.cutter is not None else [],
+            tokens=[self._tokens(response) for response in members],
         )
 
     def _may_earn(self, members: Sequence[Response], settings: OgerSettings) -> list[bool]:
@@ -285,6 +287,12 @@ class _Answers:
             if not _is_teacher(response)
         ]
         return {uid for uid, _ in rollouts} - {uid for uid, right in rollouts if not right}
+
+    def _tokens(self, response: Response) -> int:
+        """Counts the tokens of a text, and the end of sequence behind one that is whole, where nobody has."""
+        if response.response_length is not None:
+            return response.response_length
+        return len(self.tokenizer.encode(response.text, add_special_tokens=False)) + (not response.truncated)
 
     def _steps(self, text: str) -> list[str]:
         """Cuts a text where a run would cut its tokens."""

@@ -12,6 +12,7 @@ from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.compose import ON_ERROR, by_steps_problem
 from oger_recipe.rewards.entries import entry_problems
 from oger_recipe.rewards.kinds import KINDS
+from oger_recipe.rewards.length import LengthKeys
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.settings.credit import AdvantageSettings
 from oger_recipe.settings.critic import CriticSettings
@@ -236,6 +237,7 @@ def _sources(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
         pays_steps = entry["kind"] in KINDS and KINDS[entry["kind"]].reads_steps
         if pays_steps and (entry.get("combine") == "mul" or entry.get("normalize", "none") != "none"):
             yield f"oger.reward.sources: {by_steps_problem(entry['name'])}"
+    yield from _lengths(value, oger)
     how = oger.reward.on_error
     if ON_ERROR[how].drops_group and estimator not in (*GROUP_ESTIMATORS, "rloo"):
         yield (
@@ -247,6 +249,25 @@ def _sources(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
             yield (
                 f"oger.reward.sources: {entry['name']!r} has on_overflow drop_group, which is for "
                 f"{_listed((*GROUP_ESTIMATORS, 'rloo'))}, not {estimator}: use worst"
+            )
+
+
+def _lengths(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
+    """What keeps sources of kind length from counting, or counts the same twice."""
+    longest = value["rollout.max_new_tokens"] or value["data.max_len"]
+    for entry in oger.reward.sources:
+        if entry["kind"] != "length" or [*LengthKeys.problems(entry)]:
+            continue
+        name, budget = entry["name"], LengthKeys.of(entry).budget
+        if budget >= longest:
+            yield (
+                f"oger.reward.sources: {name!r} has budget {budget}, and no response of this run has more than "
+                f"{longest} tokens (rollout.max_new_tokens): a smaller budget is needed"
+            )
+        if value["reward.overlong_buffer_len"] is not None:
+            yield (
+                f"reward.overlong_buffer_len and {name!r} of oger.reward.sources, of kind length, both charge for "
+                "tokens; choose one"
             )
 
 
@@ -270,5 +291,5 @@ def _in_its_order(value: Mapping[str, Any], estimator: str, oger: OgerSettings) 
         if setting is not None:
             yield (
                 f"{flag} changes the sum of the sources, and algo.advantage.estimator {estimator} compares each of "
-                "them before: leave it out, or use oger.non_stop_penalty"
+                "them before: leave it out, or use oger.non_stop_penalty or a source of kind length"
             )

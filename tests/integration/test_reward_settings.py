@@ -13,6 +13,7 @@ from oger_recipe.settings.effects import without_effect
 
 RULE = {"name": "rule", "kind": "verifier"}
 SIMILAR = {"name": "similar", "kind": "similarity"}
+SHORT = {"name": "short", "kind": "length", "budget": 16, "limit": 32}
 GDPO = ["--algo.advantage.estimator", "gdpo"]
 ALONE = [
     "--rollout.n_samples_per_prompt",
@@ -68,6 +69,14 @@ def said(parser: argparse.ArgumentParser):
             "oger.reward.sources: 'similar' has normalize group, and with rollout.n_samples_per_prompt 1 a value ",
         ),
         ([listed(RULE | {"weight": 0}, SIMILAR | {"weight": 0.0})], "oger.reward.sources: every weight is 0 (a bonus"),
+        (
+            [listed(RULE, SHORT), "--rollout.max_new_tokens=16"],
+            "'short' has budget 16, and no response of this run has more than 16 tokens (rollout.max_new_tokens)",
+        ),
+        (
+            [listed(RULE, SHORT), "--reward.overlong_buffer_len=8"],
+            "reward.overlong_buffer_len and 'short' of oger.reward.sources, of kind length, both charge for tokens",
+        ),
         ([listed({"name": "b", "kind": "bonus"}), "--oger.bonus_weight=0"], "oger.reward.sources: every weight is 0"),
     ],
 )  # fmt: skip
@@ -82,6 +91,7 @@ def test_what_does_not_go_with_the_sources_is_refused(said, flags: list[str], se
         GDPO,
         [*GDPO, listed(RULE, SIMILAR | {"normalize": "group", "weight": 0.5, "gate": "rule_equals_1"})],
         [*GDPO, "--oger.non_stop_penalty=-1"],
+        [*GDPO, listed(RULE, SHORT), "--rollout.max_new_tokens=17"],
         [*ALONE, listed(RULE, SIMILAR | {"normalize": "running"})],
         [listed(RULE, SIMILAR | {"weight": 0})],  # to be watched
         [listed({"name": "b", "kind": "bonus"})],

@@ -33,12 +33,13 @@ def step(controller, rollout, monkeypatch) -> Callable[..., dict[str, float]]:
 
     def steps(
         *values: dict[str, float], rewards=(1.0, 1.0, 0.0, 0.0), formats=(1, 1, 1, 1), flags=(), gate="always",
-        teachers=None, apart=100.0,
+        teachers=None, apart=100.0, weight=1.0, listed=None,
     ) -> dict[str, float]:  # fmt: skip
         module = types.ModuleType("pays")
         monkeypatch.setitem(sys.modules, "pays", module)
         module.score = lambda group: [said[text] + apart * int(group.uid[1:]) for text in group.responses]
-        sources = [{"name": "rule", "kind": "verifier"}, {"name": "mine", "kind": "pays:score", "gate": gate}]
+        sources = [{"name": "rule", "kind": "verifier"}, {"name": "mine"}]
+        sources[1] |= listed or {"kind": "pays:score", "gate": gate, "weight": weight}
         maker = controller("--oger.reward.sources", json.dumps(sources), *flags, teachers=teachers)
         for number, said in enumerate(values, start=1):  # noqa: B007  # score reads it
             maker.step = number
@@ -73,6 +74,16 @@ def test_a_source_that_pays_for_length_is_seen_and_warned_of_once(step):
     assert "over the last 1 steps (limit" in length
     assert "(limit: 0.5, oger.reward.watch_length_correlation). Read in samples/" in length
     assert "reward source mine orders 100% of the pairs within groups against the rule" in rule
+
+
+def test_a_penalty_is_worth_the_less_the_more_it_says_and_kind_length_is_not_told_that_it_pays_for_length(step):
+    metrics = step(paid(1, 2, 3, 4), weight=-1.0)
+    assert metrics["reward/mine/length_correlation"] == pytest.approx(-1.0)
+    assert metrics["reward/mine/rule_disagreement"] == 0.0
+    (note,) = step.notes()
+    assert "reward source mine pays for shorter answers" in note
+    metrics = step(paid(0, 0, 0, 0), listed={"kind": "length", "budget": 0, "limit": 8})
+    assert metrics["reward/mine/length_correlation"] == pytest.approx(-1.0) and step.notes() == [note]
 
 
 LIMITS = ("watch_length_correlation", "watch_format_correlation", "watch_rule_disagreement")

@@ -47,6 +47,9 @@ AS_A_RUN = {
               "--oger.non_stop_fixed_reward=-0.25", "--oger.reward.sources="
               '[{"name": "rule", "kind": "verifier"}, {"name": "explore", "kind": "bonus"}, '
               '{"name": "prm", "kind": "process_by_length:ByLength", "weight": 0.5}]'],
+    "length": ["--oger.last_token_enp_reward=none", "--oger.reward.sources="
+               '[{"name": "rule", "kind": "verifier"}, {"name": "explore", "kind": "bonus"}, '
+               '{"name": "short", "kind": "length", "budget": 4, "limit": 16, "weight": 0.5}]'],
 }  # fmt: skip
 # The same with teachers in the places of rollouts; those of wrong ones first, so that right ones alone are left.
 _TAUGHT = ["--oger.max_replace_num=4", "--oger.replace_mode=wrong_first_similarity_mean_des"]
@@ -248,6 +251,18 @@ def test_a_truncated_answer_gets_the_fixed_reward_and_nothing_on_top(scored: Any
     assert [line["reward"] for line in found] == [-0.5, 1.0]
 
 
+def test_tokens_are_counted_where_no_line_says_them(scored: Any, policy_folder: Path) -> None:
+    """The budget is what the text has: what ends a whole answer is one token more, and nothing ends a cut one."""
+    text = "1 + 1 = 2"
+    tokens = len(AutoTokenizer.from_pretrained(policy_folder).encode(text, add_special_tokens=False))
+    assert tokens > 4
+    line = {"uid": "sum-1", "text": text}
+    sources = [{"name": "short", "kind": "length", "budget": tokens, "limit": tokens + 4}]
+    lines = [line, line | {"response_length": tokens + 2}, line | {"response_length": 3}]
+    assert [each["reward"] for each in scored(lines, sources)] == [-0.25, -0.5, 0.0]
+    assert [each["reward"] for each in scored([line | {"truncated": True}], sources)] == [-1.0]
+
+
 def test_answers_that_are_equal_are_samples_of_their_own(scored: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert [line["reward"] for line in scored(_answers((1, "2"), (1, "2"), (2, "2")))] == [1, 1, 0]
     assert "note: 1 answers repeat another one of their group" in capsys.readouterr().out
@@ -269,6 +284,7 @@ def test_the_bonus_needs_the_entropy_that_no_text_tells(scored: Any) -> None:
         ({"uid": "sum-9", "text": "2"}, r"responses\.jsonl:2: no row of rows\.jsonl has the uid 'sum-9'"),
         ({"uid": "sum-1"}, r"responses\.jsonl:2: 'text' must be a string, found None"),
         ({"text": "2"}, r"responses\.jsonl:2: 'uid' must be a non-empty string, found None"),
+        ({"uid": "sum-1", "text": "2", "response_length": 2.5}, r"responses\.jsonl:2: 'response_length' must be a"),
         ({"uid": "sum-1", "text": "2", "entropy": "high"}, r"responses\.jsonl:2: 'entropy' must be a number"),
         ({"uid": "sum-1", "text": "2", "truncated": 1}, r"responses\.jsonl:2: 'truncated' must be true or false"),
         ("{", r"responses\.jsonl:2: not valid JSON"),

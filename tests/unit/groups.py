@@ -17,7 +17,7 @@ def group(
     known = {
         "uid": "u", "prompt": "?", "question": "?", "task": "gsm8k", "answer": "42", "row": {}, "teachers": [],
         "responses": ["r"] * n, "is_teacher": [False] * n, "truncated": [False] * n, "may_earn": [True] * n,
-        "similarity": [math.nan] * n, "entropy": [0.0] * n,
+        "similarity": [math.nan] * n, "entropy": [0.0] * n, "tokens": [1] * n,
     }  # fmt: skip
     graded = [
         Graded(

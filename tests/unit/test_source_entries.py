@@ -52,11 +52,35 @@ RULE_ENTRY = {"name": "rule", "kind": "verifier"}
         ),
         ({"name": "a"}, "kind None is unknown"),
         ({"name": "a", "kind": "bonus", "wieght": 1}, "key 'wieght' is unknown; did you mean 'weight'? known: name"),
-        ({"name": "a", "kind": "mine_of_compose:score", "weight": -1}, "weight -1: it has to be 0 or more"),
-        ({"name": "a", "kind": "mine_of_compose:score", "weight": math.nan}, "weight nan: it has to be 0 or more"),
-        ({"name": "a", "kind": "mine_of_compose:score", "weight": math.inf}, "weight inf: it has to be 0 or more"),
-        ({"name": "a", "kind": "mine_of_compose:score", "weight": "1"}, "weight '1': it has to be 0 or more"),
-        ({"name": "a", "kind": "mine_of_compose:score", "weight": True}, "weight True: it has to be 0 or more"),
+        (
+            {"name": "a", "kind": "length", "budget": 1, "limit": 2, "worst": -1},
+            "worst -1: this source gives -1 to 0",
+        ),
+        ({"name": "a", "kind": "length", "budget": 1, "limit": 2, "weight": -1}, "long answers would be paid"),
+        (
+            {"name": "a", "kind": "process", "model": "m", "format": "math_shepherd", "weight": -1},
+            "weight -1: it has to be 0 or more for kind process: wrong steps would be paid more than right ones",
+        ),
+        (
+            {"name": "a", "kind": "mine_of_compose:score", "weight": -1, "combine": "mul"},
+            "combine mul with weight -1: values below 0 would turn the total's sign; use combine add",
+        ),
+        (
+            {"name": "a", "kind": "length", "budget": 1, "limit": 2, "combine": "mul"},
+            "combine mul with kind length: values below 0 would turn the total's sign; use combine add",
+        ),
+        ({"name": "a", "kind": "length", "budget": 2, "limit": 2}, "budget 2 has to be below limit 2"),
+        ({"name": "a", "kind": "length", "budget": 2}, "limit is missing: tokens at which"),
+        (
+            {"name": "a", "kind": "mine_of_compose:score", "weight": math.nan},
+            "weight nan: it has to be a finite number",
+        ),
+        (
+            {"name": "a", "kind": "mine_of_compose:score", "weight": math.inf},
+            "weight inf: it has to be a finite number",
+        ),
+        ({"name": "a", "kind": "mine_of_compose:score", "weight": "1"}, "weight '1': it has to be a finite number"),
+        ({"name": "a", "kind": "mine_of_compose:score", "weight": True}, "weight True: it has to be a finite number"),
         ({"name": "a", "kind": "bonus", "weight": 0.5}, "weight 0.5: the weight of the bonus is oger.bonus_weight"),
         ({"name": "a", "kind": "bonus", "combine": "times"}, "combine 'times' is unknown; known: add, mul"),
         ({"name": "a", "kind": "bonus", "gate": "rule_equals"}, "did you mean 'rule_equals_1'? known: always, rule_"),
@@ -115,6 +139,16 @@ def test_keys_that_can_be_given_are_not_refused(kind: str, keys: dict[str, Any])
     assert listed(RULE_ENTRY, {"name": "a", "kind": kind, **keys}) == []
 
 
+def test_a_penalty_has_a_weight_below_0_where_more_of_it_may_be_worse() -> None:
+    entry = {"name": "a", "kind": "mine_of_compose:score", "weight": -0.2}
+    assert listed(RULE_ENTRY, entry) == [] and sources_of([entry])[0].weight == -0.2
+    assert listed(RULE_ENTRY, {"name": "a", "kind": "similarity", "weight": -0.2}) == []
+    (problem,) = listed({"name": "rule", "kind": "verifier", "weight": -1})
+    assert problem.endswith(
+        "weight -1: it has to be 0 or more for kind verifier: wrong answers would be paid more than right ones"
+    )
+
+
 def test_what_is_wrong_with_the_list_is_said() -> None:
     assert listed(RULE_ENTRY, {"name": "rule", "kind": "bonus"}) == [
         "oger.reward.sources: two sources are named 'rule'"
@@ -124,10 +158,11 @@ def test_what_is_wrong_with_the_list_is_said() -> None:
     ]
     (problem,) = listed(RULE_ENTRY | {"combine": "mul"})
     assert "entry 1: combine mul: the first source has nothing before it to multiply" in problem
-    assert len(listed({"name": "?", "kind": "critic", "weight": -1})) == 3  # all at once
+    assert len(listed({"name": "?", "kind": "critic", "weight": math.nan})) == 3  # all at once
 
 
 def test_registries_hold_what_the_documents_name() -> None:
     names = ["verifier", "bonus", "similarity", "judge", "pairwise", "classifier", "critique_classifier", "process"]
+    names += ["length"]
     assert list(KINDS) == names and list(COMBINATIONS) == ["add", "mul"]
     assert list(ON_ERROR) == ["zero", "neutral", "drop_group", "stop"]

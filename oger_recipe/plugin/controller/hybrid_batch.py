@@ -243,6 +243,7 @@ def reward_groups(
                 similarity=batch.similarity[rows].tolist(),
                 entropy=entropy[rows].tolist(),
                 steps=batch.steps[rows],
+                tokens=[int(sample.response_length[0]) for sample in batch.samples[rows]],
             )
         )
     return groups

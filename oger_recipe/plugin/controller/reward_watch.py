@@ -76,7 +76,7 @@ class SourceWatch:
                 name = f"reward/{spec.name}/{end}"
                 self._steps[-1][name] = sums
                 found[name] = _WATCHED[end].made_of(torch.stack([each[name] for each in self._steps]).sum(dim=0))
-                if spec.kind != "verifier":
+                if spec.kind != "verifier" and (spec.kind, end) != ("length", "length_correlation"):
                     self._warn(spec.name, name, _WATCHED[end], found[name], step)
         return found
 
@@ -98,7 +98,8 @@ def _sums(
 ) -> dict[str, torch.Tensor]:
     """Rows of teachers, those that the source failed on and those behind its gate do not count. lengths (tokens),
     in_form (1 or 0): [N], of groups of ``size``."""
-    said = _worth(spec.name, rewards).where(GATES[spec.gate](batch.rewards) & ~batch.is_teacher, torch.nan)
+    sign = -1.0 if spec.weight < 0 else 1.0  # more of what has a weight below 0 is worth less
+    said = (sign * _worth(spec.name, rewards)).where(GATES[spec.gate](batch.rewards) & ~batch.is_teacher, torch.nan)
     compared = (-1, size) if size > 1 else (1, -1)  # without groups rows are compared with the whole step's
     sums = {
         "length_correlation": comoments(said.view(compared), lengths.view(compared)),

@@ -1,0 +1,54 @@
+"""Kind ``length``: what tokens of a response cost beyond a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oger_recipe.ranges import COUNT, COUNT_OR_NONE
+from oger_recipe.rewards.keys import Keys, key
+from oger_recipe.rewards.sources import Group, Scores, of_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthKeys(Keys):
+    budget: int = key(
+        help="tokens of a response, its end-of-sequence token among them, that cost nothing", range=COUNT_OR_NONE
+    )
+    limit: int = key(
+        help="tokens at which, and beyond which, the value is -1; from the budget on it falls on a line", range=COUNT
+    )
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return -1.0, 0.0
+
+    def combined(self) -> Iterator[str]:
+        if self.budget >= self.limit:
+            yield f"budget {self.budget} has to be below limit {self.limit}"
+
+
+@dataclass(frozen=True)
+class Length:
+    """Charge a response y of |y| tokens for those beyond its budget; a truncated one, cut wherever, pays all.
+
+        value = -min(max(|y| - budget, 0) / (limit - budget), 1)
+
+    With limit L_max and budget L_max - L_cache this is DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13).
+    """
+
+    budget: int
+    limit: int
+
+    @classmethod
+    def of(cls, keys: Keys) -> Length:
+        assert isinstance(keys, LengthKeys)
+        return cls(keys.budget, keys.limit)
+
+    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
+        tokens = of_rows(groups, lambda group: group.tokens, dtype=torch.float32)
+        beyond = ((tokens - self.budget) / (self.limit - self.budget)).clamp(0, 1)
+        return Scores(-beyond.where(~of_rows(groups, lambda group: group.truncated), 1.0))
