@@ -31,8 +31,8 @@ class Columns:
 
     ``task``: of rows that name none; ``own_tasks``: the user's; ``flags`` and ``task_flag``: for messages, the flags
     that name the first two columns and the task. ``by_content``: rows without a uid of their own that ask the same
-    are repetitions, whatever index LUFFY's files give them. ``keep``: what LUFFY's files say of a row stays in it
-    (reward_model, data_source, ability, extra_info).
+    are repetitions, whatever index LUFFY's files give them. ``keep``: what LUFFY's files, which are verl's, say of a
+    row stays in it (reward_model, data_source, ability, extra_info).
     """
 
     prompt: str = "prompt"

@@ -101,13 +101,15 @@ def rewards_of(
     if mask is not None:
         scores = [_with_steps(*each, mask) for each in zip(specs, scores, wanted, strict=True)]
     said, failed, before = scores, [_failed(each) for each in scores], running or {}
+    silent = [torch.zeros_like(rule, dtype=torch.bool) if each.silent is None else each.silent for each in scores]
+    heard = [asked & ~mute for asked, mute in zip(wanted, silent, strict=True)]
     known = [
-        before.get(spec.name, Running()).joined_by(_of_rows(each, mask)[asked & ~missing])
-        for spec, each, asked, missing in zip(specs, said, wanted, failed, strict=True)
+        before.get(spec.name, Running()).joined_by(_of_rows(each, mask)[speaks & ~missing])
+        for spec, each, speaks, missing in zip(specs, said, heard, failed, strict=True)
     ]
     scores = [_with_worst(*each, mask) for each in zip(specs, said, known, strict=True)]
     without = [_failed(each) for each in scores]
-    valued = [asked & ~missing for asked, missing in zip(wanted, without, strict=True)]
+    valued = [speaks & ~missing for speaks, missing in zip(heard, without, strict=True)]
     so_far = {
         spec.name: seen.joined_by(_of_rows(each, mask)[missing & has_value])
         for spec, each, seen, missing, has_value in zip(specs, scores, known, failed, valued, strict=True)
@@ -115,7 +117,10 @@ def rewards_of(
     terms = _terms(specs, scores, valued, so_far)
     names, how = [spec.name for spec in specs], ON_ERROR[on_error]
     left_out = [_left_out(*each) for each in zip(specs, scores, strict=True)]
-    counts = [~missing if how.passed_by else ~out for missing, out in zip(without, left_out, strict=True)]
+    counts = [
+        ~mute & (~missing if how.passed_by else ~out)
+        for missing, out, mute in zip(without, left_out, silent, strict=True)
+    ]
     dropped = torch.stack(without if how.drops_group else left_out).any(dim=0).any(dim=1)
     errors = [{group * rule.shape[1] + row: why for (group, row), why in each.errors.items()} for each in said]
     rewards = Rewards(

@@ -3,6 +3,9 @@
 A function gets one Group at a time and returns one number for each of its rows, or a pair of these and of components
 ``{name: one number for each row}``.
 
+A function that TRL or verl calls works as it is (rewards.foreign). It is asked about the rows whose gate is open; an
+async one while sources that are none are asked.
+
 A class is made with the further keys of its entry as keyword arguments. Its ``score(groups, wanted)`` gets all groups
 of a step and returns Scores, as every Source, which may have rewards for steps of reasoning. Where it has ``open()``
 and ``close()``, these are called before and after it at every step, so that what it loads need not stay in memory
@@ -24,6 +27,7 @@ import torch
 from torch import Tensor
 
 from oger_recipe.errors import RecipeError
+from oger_recipe.rewards.foreign import Form, answers_of, form_of, is_async
 from oger_recipe.rewards.keys import Keys, read_number, unknown
 from oger_recipe.rewards.sources import ANSWER, Group, Scores, Source, components_of
 from oger_recipe.rewards.values import is_list
@@ -48,7 +52,8 @@ def make_own(name: str, path: str, keywords: Mapping[str, Any]) -> Source:
     """Make the source ``name`` of an import path. Raises RecipeError for a class that cannot be made."""
     found = imported(path)
     if not inspect.isclass(found):
-        return OwnFunction(found)
+        form = form_of(found)
+        return OwnFunction(found) if form is None else ForeignFunction(found, form)
     try:
         return OwnClass(found(**keywords))
     except Exception as error:
@@ -80,6 +85,46 @@ class OwnFunction:
             values.append(scored)
             components.append([{name: part[row] for name, part in parts.items()} for row in range(size)])
         return Scores(torch.tensor(values), components_of(components), errors, causes=dict.fromkeys(errors, ANSWER))
+
+
+@dataclass(frozen=True)
+class ForeignFunction:
+    """A function of the user's that another trainer calls. What goes wrong with a call is its rows' own error."""
+
+    function: Callable[..., Any]
+    form: Form
+
+    @property
+    def overlaps(self) -> bool:
+        return is_async(self.function)
+
+    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
+        calls = [
+            (number, call)
+            for number, group in enumerate(groups)
+            for call in self.form.calls(group, wanted[number].nonzero().flatten().tolist())
+        ]
+        answers = answers_of(self.function, [call for _, call in calls])
+        values, silent = torch.full(wanted.shape, math.nan), torch.zeros_like(wanted)
+        components: list[list[dict[str, float]]] = [[{} for _ in group.responses] for group in groups]
+        errors: dict[tuple[int, int], str] = {}
+        for (number, call), answer in zip(calls, answers, strict=True):
+            try:
+                if isinstance(answer, BaseException):
+                    raise answer
+                found, parts = self.form.read(answer)
+                said = [value is not None for value in found]
+                numbers = _numbers([value if value is not None else 0 for value in found], len(call.rows), "it")
+                for name, part in parts.items():
+                    _numbers([part], 1, f"its component {name!r}")
+            except Exception as error:
+                errors |= {(number, row): reason(error) for row in call.rows}  # it may be any answer's doing
+                continue
+            for row, value, is_said in zip(call.rows, numbers, said, strict=True):
+                values[number, row], silent[number, row] = value if is_said else math.nan, not is_said
+                components[number][row] = dict(parts)
+        causes = dict.fromkeys(errors, ANSWER)
+        return Scores(values, components_of(components), errors, causes=causes, silent=silent)
 
 
 @dataclass(frozen=True)
@@ -170,9 +215,24 @@ def imported(path: str) -> Any:
         return found
     if not callable(found):
         raise ValueError(f"{path!r} is of type {type(found).__name__}, no function and no class")
-    if (problem := _does_not_take(found, None)) is not None:
-        raise ValueError(f"{path!r} cannot be called with one group: {problem}")
+    if (form := form_of(found)) is not None:
+        for problem in form.problems(found):
+            raise ValueError(f"{path!r} is a function for {form.trainer}: {problem}")
+    elif (problem := _does_not_take(found, None)) is not None:
+        raise ValueError(
+            f"{path!r} cannot be called with one group: {problem} (a function of TRL's has an argument completions, "
+            "one of verl's solution_str)"
+        )
+    elif is_async(found):
+        raise ValueError(f"{path!r} is async, which a function of a group cannot be: let it run its own event loop")
     return found
+
+
+def required_columns(path: str) -> list[str]:
+    """Name the columns of the data that a function at an import path has to be handed."""
+    found = imported(path)
+    form = None if inspect.isclass(found) else form_of(found)
+    return [] if form is None else form.required_columns(found)
 
 
 def keyword_problems(path: str, keywords: Mapping[str, Any]) -> Iterator[str]:

@@ -75,7 +75,7 @@ class GradingRules:
         label = {"uid": row["uid"], "answer": row["answer"], "task": task}
         extras = {"options": options, "cut": list(self.cut), "strip": self.strip}
         extras |= {TIMES_ASKED: row[TIMES_ASKED]} if row.get(TIMES_ASKED, 1) > 1 else {}
-        extras |= {"question": question_of(row["prompt"]), "row": other_columns(row)} if self.row_travels else {}
+        extras |= {"question": _as_json(row["prompt"]), "row": other_columns(row)} if self.row_travels else {}
         return label | {name: value for name, value in extras.items() if value}
 
     def answer(self, row: Mapping[str, Any], response: str) -> tuple[str, str, str, dict[str, Any]]:
@@ -94,7 +94,7 @@ def labelled_answer(label: Mapping[str, Any], response: str) -> tuple[str, str, 
     return label["task"], text, label["answer"], label.get("options") or {}
 
 
-_KNOWN = ("uid", "prompt", "answer", "task", "datasource", "teachers", "answer_in", TIMES_ASKED)
+_KNOWN = ("uid", "prompt", "answer", "task", "teachers", "answer_in", TIMES_ASKED)
 
 
 def _is_json(value: Any) -> bool:
@@ -111,6 +111,16 @@ def question_of(prompt: Any) -> str:
         return prompt
     turns = [turn["content"] for turn in prompt if turn["role"] == "user"]
     return str(turns[-1]) if turns else ""
+
+
+def travelled(label: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a group has of the row behind its label (GradingRules.label): question, messages and row."""
+    prompt = label.get("question", "")
+    return {
+        "question": question_of(prompt),
+        "messages": prompt if isinstance(prompt, list) else [],
+        "row": label.get("row", {}),
+    }
 
 
 def other_columns(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class Group:
     columns (both are empty where no source reads them, see Kind.reads_rows); teachers: texts of all teachers of the
     prompt; may_earn: the policy's own rows that a bonus is for; similarity (to the teachers) and entropy (nats) are
     nan where they are not known; steps: the responses' steps of reasoning, where a source reads them; tokens: how many
-    a response has.
+    a response has; messages: the prompt as the data has it, where it has chat messages.
     """
 
     uid: str
@@ -49,6 +49,7 @@ class Group:
     entropy: list[float]
     steps: list[list[str]] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class Scores:
     errors: (group, row) -> why there is no value; what values has there is not read; metrics: numbers about the step,
     ``reward/<source>/<name>`` of the run's; steps: rewards of the rows' steps of reasoning, [groups, n, S], nan where
     a row has no such step or there is no value; causes: (group, row) -> OVERFLOW or ANSWER, for those of errors that
-    the response may have brought about. Such a row is worth the worst verdict: values, and steps, may have it there.
+    the response may have brought about. Such a row is worth the worst verdict: values, and steps, may have it there;
+    silent (bool [groups, n]): rows that, the source says, do not concern it: they go without it and have not failed.
     """
 
     values: Tensor
@@ -67,6 +69,7 @@ class Scores:
     metrics: Mapping[str, float] = field(default_factory=dict)
     steps: Tensor | None = None
     causes: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    silent: Tensor | None = None
 
 
 class Source(Protocol):

@@ -104,7 +104,7 @@ def _fields(returned: Any) -> dict[Any, Any]:
             raise NoVerdict("the verifier returned two rewards: in front of its dict and in it")
         return {**returned[1], "reward": returned[0]}
     if not isinstance(returned, Mapping):
-        if _plain(returned) is None:
+        if plain_number(returned) is None:
             raise NoVerdict(
                 f"the verifier returned a value of type {type(returned).__name__}; allowed are a Verdict, a number, "
                 'a dict with "reward", and a pair of a number and a dict'
@@ -119,14 +119,14 @@ def _fields(returned: Any) -> dict[Any, Any]:
 
 
 def _components(fields: Mapping[Any, Any]) -> dict[str, float]:
-    others = {name: value for name, value in fields.items() if name not in _NAMED and _plain(value) is not None}
+    others = {name: value for name, value in fields.items() if name not in _NAMED and plain_number(value) is not None}
     named = fields.get("components")
     if not isinstance(named, Mapping | None):
         raise NoVerdict(f"components is of type {type(named).__name__}, not a dict")
     return {str(name): _number(f"component {name}", value) for name, value in (others | dict(named or {})).items()}
 
 
-def _plain(value: Any) -> int | float | None:
+def plain_number(value: Any) -> int | float | None:
     """Returns the Python number that a value is, or None."""
     if not isinstance(value, int | float) and hasattr(value, "item"):
         try:
@@ -137,7 +137,7 @@ def _plain(value: Any) -> int | float | None:
 
 
 def _number(name: str, value: Any) -> float:
-    number = _plain(value)
+    number = plain_number(value)
     if number is None:
         raise NoVerdict(f"{name} is of type {type(value).__name__}, not one number")
     try:

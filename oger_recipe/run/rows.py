@@ -11,6 +11,7 @@ from oger_recipe.data.sources import Columns, Seen, read_dataset
 from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.benchmarks import BENCHMARKS, asked_once, load_benchmark, uid_in_a_run
 from oger_recipe.rewards.entries import sources_of
+from oger_recipe.rewards.own import Keywords, required_columns
 from oger_recipe.rewards.rules import TIMES_ASKED
 from oger_recipe.run.plan import Size
 from oger_recipe.run.shortage import require_a_step, require_teachers
@@ -54,7 +55,8 @@ def training_rows(value: Mapping[str, Any], counts: Counter[str] | None = None) 
     if not value[DATA]:
         return []
     rewards = RewardSettings.of(value)
-    columns = replace(_columns(value), teachers=value["oger.teacher_key"], keep=rewards.reads_rows)
+    columns = replace(_columns(value), teachers=value["oger.teacher_key"])
+    columns = replace(columns, keep=columns.keep or rewards.reads_rows)
     rows = read_dataset(value[DATA], columns, split=value["data.prompt_split"], counts=counts)
     _require_columns(rows, rewards, value[DATA])
     return rows
@@ -65,7 +67,14 @@ def _require_columns(rows: list[Row], rewards: RewardSettings, data: str) -> Non
     have, or that holds no text where one is needed."""
     there = dict.fromkeys(name for row in rows for name in row)
     wrong = []
+    given = [name for name in there if name not in ("prompt", "teachers")]
     for spec in sources_of(rewards.sources):
+        for column in required_columns(spec.kind) if isinstance(spec.keys, Keywords) else ():
+            if column not in given:
+                raise RecipeError(
+                    f"{data}: there is no column {column!r}, which the reward source {spec.name!r} ({spec.kind}) has "
+                    f"as an argument without a default; there are {', '.join(map(repr, given))}"
+                )
         for key, column, is_text in spec.keys.columns():
             asked = f"{column!r}, the {key} of the reward source {spec.name!r}"
             if column not in there:
@@ -100,7 +109,11 @@ def evaluation_rows(value: Mapping[str, Any], counts: Counter[str] | None = None
 def _columns(value: Mapping[str, Any]) -> Columns:
     verifiers = VerifierSettings.of(value)
     return Columns(
-        value["data.input_key"], value["data.label_key"], task=verifiers.task_name, own_tasks=tuple(verifiers.own)
+        value["data.input_key"],
+        value["data.label_key"],
+        task=verifiers.task_name,
+        own_tasks=tuple(verifiers.own),
+        keep=bool(verifiers.own),
     )
 
 

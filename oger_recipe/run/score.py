@@ -33,7 +33,7 @@ from oger_recipe.rewards.entries import entry_problems, models_of, sources_of
 from oger_recipe.rewards.grading.pool import GradingPool
 from oger_recipe.rewards.kinds import SourceSpec, Surroundings, make_source
 from oger_recipe.rewards.repetition import is_repetitive
-from oger_recipe.rewards.rules import labelled_answer
+from oger_recipe.rewards.rules import labelled_answer, travelled
 from oger_recipe.rewards.sources import Group, Scores, Source
 from oger_recipe.rewards.verdict import Graded
 from oger_recipe.rewards.verifiers import look_in
@@ -249,10 +249,9 @@ class _Answers:
         return Group(
             uid=members[0].uid,
             prompt=prompt.text,
-            question=prompt.label.get("question", ""),
             task=prompt.label["task"],
             answer=prompt.label["answer"],
-            row=prompt.label.get("row", {}),
+            **travelled(prompt.label),
             teachers=prompt.teachers,
             responses=[response.text for response in members],
             graded=graded,

@@ -16,8 +16,9 @@ import pytest
 
 from oger_recipe.data.sources import Columns, read_dataset
 from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.rules import GradingRules
-from oger_recipe.run.rows import training_rows
+from oger_recipe.rewards.rules import GradingRules, travelled
+from oger_recipe.run.rows import evaluation_rows, training_rows
+from oger_recipe.settings.grading import grading_rules
 
 CARRIES = GradingRules(row_travels=True)
 
@@ -31,13 +32,18 @@ def test_question_and_other_columns_travel_where_a_source_reads_them_and_nowhere
     ]
     row = {"uid": "u", "prompt": chat, "answer": "96", "task": "countdown", "datasource": "x", "teachers": [1]}
     row |= {"rm_prompt_0": "judge it", "extra_info": {"index": 3, "split": "train"}, "image": object()}
-    assert CARRIES.label(row) == {"uid": "u", "answer": "96", "task": "countdown", "question": "Make 96."} | {
-        "row": {"rm_prompt_0": "judge it", "extra_info": {"index": 3, "split": "train"}}
+    assert CARRIES.label(row) == {"uid": "u", "answer": "96", "task": "countdown", "question": chat} | {
+        "row": {"datasource": "x", "rm_prompt_0": "judge it", "extra_info": {"index": 3, "split": "train"}}
     }
+    assert travelled(CARRIES.label(row)) == {
+        "question": "Make 96.", "messages": chat, "row": CARRIES.label(row)["row"],
+    }  # fmt: skip
+    assert travelled({}) == {"question": "", "messages": [], "row": {}}
     assert GradingRules().label(row) == {"uid": "u", "answer": "96", "task": "countdown"}
     assert CARRIES.label({"uid": "u", "prompt": "Q", "answer": "a", "task": "math"}) == {
         "uid": "u", "answer": "a", "task": "math", "question": "Q",
     }  # fmt: skip
+    assert travelled({"question": "Q"}) == {"question": "Q", "messages": [], "row": {}}
 
 
 def test_what_parquet_holds_travels_as_json(tmp_path: Path) -> None:
@@ -63,6 +69,7 @@ def test_what_parquet_holds_travels_as_json(tmp_path: Path) -> None:
     assert label["row"] == {
         "reward_model": {"style": "rule", "ground_truth": "2"},
         "data_source": "rider",
+        "datasource": "rider",
         "extra_info": {"index": 4, "split": "train"},
         "rm_prompt_0": "first judge",
         "rm_prompt_1": "",
@@ -129,3 +136,39 @@ def test_a_column_that_a_source_names_has_to_be_there_in_every_row(
         "u0, u1, u2, u3, u4, u5, u6, u7, u8, u9 and 1 more"
     )
     assert len(_training_rows(parser, path, rows)) == len(_training_rows(parser, path, some, RIDER)) == 12
+
+
+def test_columns_that_a_function_for_trl_needs_have_to_be_there(
+    parser: argparse.ArgumentParser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "for_trl.py").write_text("def right(prompts, completions, solution, answer, level=1, **more): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    path, source = tmp_path / "rows.jsonl", {"name": "mine", "kind": "for_trl:right"}
+    row = {"prompt": "1?", "answer": "1", "uid": "u"}
+    with pytest.raises(RecipeError) as raised:
+        _training_rows(parser, path, [row | {"solutions": "1"}], source)
+    assert str(raised.value) == (
+        f"{path}: there is no column 'solution', which the reward source 'mine' (for_trl:right) has as an argument "
+        "without a default; there are 'answer', 'uid', 'solutions', 'task'"
+    )
+    some = [row | {"solution": None}, row | {"uid": "v"}]  # it may say None of these
+    assert len(_training_rows(parser, path, some, source)) == 2
+
+
+def test_a_verifier_of_the_users_reads_what_verls_files_say_of_a_row(
+    parser: argparse.ArgumentParser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "for_verl.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    record = {"prompt": [{"role": "user", "content": "1+1?"}], "data_source": "sums", "extra_info": {"index": 4}}
+    record |= {"reward_model": {"style": "rule", "ground_truth": "2"}}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(record) + "\n")
+    flags = ["--data.prompt_dataset", str(path), "--eval.dataset", str(path), "--data.label_key", "answer"]
+    flags += ["--oger.task_name", "mine", "--oger.verifiers", "mine=for_verl:compute_score"]
+    value = vars(parser.parse_args(flags))
+    for row in (*training_rows(value), *evaluation_rows(value)):
+        _, options = grading_rules(value).call(row)
+        assert (options["row"]["data_source"], options["row"]["extra_info"]) == ("sums", {"index": 4})

@@ -11,6 +11,7 @@ from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, REPLACE_MODES
 from oger_recipe.embedding.similarity import Similarity
 from oger_recipe.plugin.experiences import response_tokens, with_step_index
 from oger_recipe.rewards.repetition import is_repetitive
+from oger_recipe.rewards.rules import travelled
 from oger_recipe.rewards.sources import Group
 from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.seeds import stable_seed
@@ -230,10 +231,9 @@ def reward_groups(
             Group(
                 uid=label["uid"],
                 prompt=rollouts.samples[rows.start].prompts[0],
-                question=label.get("question", ""),
                 task=label["task"],
                 answer=label["answer"],
-                row=label.get("row", {}),
+                **travelled(label),
                 teachers=[teacher.text for teacher in batch.teachers[number]],
                 responses=texts[rows],
                 graded=graded[rows],

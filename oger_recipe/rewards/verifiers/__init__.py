@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oger_recipe.errors import shown
+from oger_recipe.rewards.foreign import accepted, form_of, is_async, verl_arguments
 from oger_recipe.rewards.verdict import UnreadableAnswer, Verdict
 from oger_recipe.secrets import redacted
 
@@ -90,12 +91,16 @@ def verify(task: str, response: str, answer: str, **options: Any) -> Verdict:
     """Grades the response text of one rollout or teacher against the reference answer of its row.
 
     task: a name in VERIFIERS or an import path; options: keyword arguments of that verifier.
-    The user's own verifiers get of ``prompt`` and ``row`` (the row's other columns) what their signatures name.
+    The user's own verifiers get of ``prompt`` and ``row`` (the row's other columns) what their signatures name; one
+    that verl calls gets what it does there.
     Raises ValueError for a task without verifier, UnreadableAnswer for a reference answer that its verifier cannot
     read, and whatever else the verifier raises.
     """
     verifier = resolve(task).verify
     if task not in VERIFIERS:
+        if form_of(verifier) is not None:  # verl's
+            row = options.get("row") or {}
+            return verifier(**accepted(verifier, options | verl_arguments(response, answer, row)))  # type: ignore[no-any-return]
         options = {name: value for name, value in options.items() if name not in _CONTEXT or _takes(verifier, name)}
     verdict: Verdict = verifier(response, answer, **options)
     return verdict
@@ -178,6 +183,17 @@ def _require_two_texts(task: str, verifier: Any) -> None:
         raise ValueError(
             f"task {task!r} is no verifier: it is a {type(verifier).__name__}, not a function or a TaskSpec"
         )
+    if is_async(verifier):
+        raise ValueError(f"task {task!r} is no verifier: it is async; a function around it can run its event loop")
+    if (form := form_of(verifier)) is not None:
+        if form.columns:
+            raise ValueError(
+                f"task {task!r} is no verifier: it is a function for {form.trainer}, of several completions at once; "
+                f"list it in oger.reward.sources: {{name: mine, kind: {task!r}}}"
+            )
+        for problem in form.problems(verifier):
+            raise ValueError(f"task {task!r} is no verifier: it is a function for {form.trainer}, and {problem}")
+        return
     try:
         inspect.signature(verifier).bind("", "", **{name: None for name in _CONTEXT if _takes(verifier, name)})
     except TypeError as error:
