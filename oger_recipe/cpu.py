@@ -1,6 +1,8 @@
-"""Cores and threads, and what every process needs in its environment on a machine without CUDA."""
+"""Cores, threads and main memory, and what every process needs in its environment on a machine without CUDA."""
 
+import contextlib
 import os
+from pathlib import Path
 
 CORES = len(os.sched_getaffinity(0))  # that this process may use; a scheduler may give it fewer than there are
 _ASKED = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # further numbers are for nested loops
@@ -19,6 +21,41 @@ CPU_ENVIRONMENT = {
 }
 
 ON_GPUS = "OGER_ON_GPUS"  # in the environment of all processes of a run that has GPUs
+
+
+# Of a container (cgroups 2 and 1): its limit, what it takes, and what of that is files, kept for a next reader.
+_CONTAINER = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+)
+
+
+def main_memory(root: Path = Path("/")) -> int:
+    """Bytes that processes here may have: the machine's, or the container's where it has less."""
+    there = [1024 * _field(root / "proc/meminfo", "MemTotal:")]
+    for limit, *_ in _CONTAINER:
+        with contextlib.suppress(OSError, ValueError):  # "max": none
+            there.append(int((root / "sys/fs/cgroup" / limit).read_text()))
+    return min(there)
+
+
+def free_memory(root: Path = Path("/")) -> int:
+    """Bytes that processes here may still take: of the machine, or of the container where it has less."""
+    free = [1024 * _field(root / "proc/meminfo", "MemAvailable:")]
+    for names in _CONTAINER:
+        limit, taken, facts = (root / "sys/fs/cgroup" / name for name in names[:3])
+        with contextlib.suppress(OSError, ValueError):
+            free.append(int(limit.read_text()) - int(taken.read_text()) + _field(facts, names[3]))
+    return min(free)
+
+
+def _field(file: Path, name: str) -> int:
+    """The number behind a name that begins a line. Raises ValueError where there is none."""
+    fields = (line.split() for line in file.read_text().splitlines())
+    for found, number, *_ in fields:
+        if found == name:
+            return int(number)
+    raise ValueError(f"{file} has no {name}")
 
 
 def is_without_cuda() -> bool:

@@ -9,7 +9,7 @@ from oger_recipe.rewards.models.place import Place, Told
 
 
 def engines_of(
-    models: Iterable[ModelKeys], memory_gb: float, told: Told
+    models: Iterable[ModelKeys], memory_gb: float | None, told: Told
 ) -> contextlib.AbstractContextManager[Callable[[ModelKeys], Place]]:
     """What starts an engine for those of the models that run in one; without such a model Ray and vLLM stay away."""
     if all(keys.runs_on != "engine" for keys in models):

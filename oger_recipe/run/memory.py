@@ -22,7 +22,6 @@ train.dynamic_batch_enable. What libraries and fragmentation add is not in it.
 
 import contextlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,15 +127,6 @@ def surely_in_main_memory(value: Mapping[str, Any], shape: Shape, gpus: Mapping[
     """The same of a run without CUDA, with all copies of the weights; ``gpus`` see `in_main_memory`."""
     engines = gpus.get("vLLM engines", 0) * estimate(value, shape).engine_weights
     return gpus["actor"] * surely_taken(value, shape) + gpus.get("reference", 0) * 2 * shape.parameters + engines
-
-
-def main_memory() -> int:
-    """Bytes that processes here may have: the machine's, or the container's where it has less."""
-    there = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):  # "max": none
-            there.append(int(Path(limit).read_text()))
-    return min(there)
 
 
 def swap() -> int:

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from oger_recipe import hub, remote_code
 from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
+from oger_recipe.cpu import main_memory
 from oger_recipe.data.sources import is_hub_name
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 from oger_recipe.errors import RecipeError
@@ -36,7 +37,6 @@ from oger_recipe.run.judges import problems_of
 from oger_recipe.run.memory import (
     estimate,
     in_main_memory,
-    main_memory,
     readable,
     shape_of,
     surely_in_main_memory,

@@ -115,7 +115,7 @@ def _unsupported_on_cpu(value: Mapping[str, Any]) -> Iterator[str]:
 
 def _judges_on_gpus(value: Mapping[str, Any]) -> Iterator[str]:
     if value["oger.reward.engine_memory_gb"]:
-        yield "oger.reward.engine_memory_gb is for machines without CUDA; here engines sleep between turns: use 0"
+        yield "oger.reward.engine_memory_gb is for machines without CUDA; engines sleep between turns here: omit it"
     engines, policys = judge_engines(value), value["vllm.gpu_memory_utilization"]
     for name, keys in engines if value["train.colocate_all"] and not value["vllm.enable_sleep"] else ():
         if policys + keys.gpu_memory_utilization > 1:

@@ -52,10 +52,11 @@ class RewardSettings(Section):
         "and the verifier has oger.max_reward_error_rate",
         range=SHARE,
     )
-    engine_memory_gb: float = setting(
-        0.0,
+    engine_memory_gb: float | None = setting(
+        None,
         "main memory (GiB) that engines of reward models may keep between their turns where there is no CUDA and they "
-        "cannot sleep; 0: each ends after its turn",
+        "cannot sleep; 0: each ends after its turn (default: from its second turn on each stays while a quarter of "
+        "the machine's memory is left)",
         range=WEIGHT,
     )
     cache: str = setting(

@@ -34,7 +34,7 @@ from oger_recipe.plugin.driver.local_engines import local_engines
 from oger_recipe.plugin.driver.start_ray import cleared_up, run_environment, start_ray
 from oger_recipe.plugin.encoder.actor_encoder import ActorEncoder, encoders_on
 from oger_recipe.plugin.judges.engines import EnginePlace, RunEngines
-from oger_recipe.plugin.judges.judge_actor import _measured
+from oger_recipe.plugin.judges.judge_actor import Memory, _measured
 from oger_recipe.rewards.models.in_process import ProcessPlace
 from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys, WriterKeys
 from oger_recipe.rewards.models.likelihood import written
@@ -183,15 +183,19 @@ def test_an_engine_and_this_process_find_a_response_equally_likely(
 def test_a_kept_engine_stays_the_same_process_and_tells_how_far_it_is(
     judge: EnginePlace, engines: RunEngines, models: dict[str, Path]
 ) -> None:
-    told = []
-    pid = judge._pid
+    told, model = [], str(models["judge"])
+    pid, before = judge._pid, texts(judge, PROMPTS)
     engines.told = lambda *facts: told.append(facts)
     judge.close()
     judge.open()
-    judge.generate(PROMPTS, WARM)
-    engines.told = None
+    assert texts(judge, PROMPTS) == before
     assert judge._pid == pid
-    assert told[-1] == (str(models["judge"]), len(PROMPTS), len(PROMPTS))
+    assert told[-1] == (model, len(PROMPTS), len(PROMPTS))
+    judge.end()
+    judge.open()
+    engines.told = None
+    assert judge._pid != pid
+    assert texts(judge, PROMPTS) == before  # a kept engine and a new one say the same
 
 
 def test_an_engine_that_hangs_makes_errors_and_the_next_turn_starts_another(judge: EnginePlace) -> None:
@@ -303,11 +307,38 @@ def test_an_engine_ends_after_its_turn_unless_it_may_keep_its_memory(head: Engin
 def test_engines_keep_what_fits_into_the_budget_together(models: dict[str, Path]) -> None:
     engines = RunEngines(cpu=True, memory_gb=2)
     first, second = (engines.place(keys(models[name])) for name in ("judge", "head"))
-    assert engines.keeps(first, 2**30) and engines.keeps(second, 2**30)
-    assert not engines.keeps(second, 2**30 + 1)
-    assert engines.keeps(first, 2**30)  # it does not count twice
+    taken = Memory(2**30, free=0, there=2**40)
+    assert engines.keeps(first, taken) and engines.keeps(second, taken)
+    assert not engines.keeps(second, taken._replace(taken=2**30 + 1))
+    assert engines.keeps(first, taken)  # it does not count twice
     engines.ended(first)
-    assert engines.keeps(second, 2**31)
+    assert engines.keeps(second, taken._replace(taken=2**31))
+
+
+def test_without_a_budget_an_engine_stays_from_its_second_turn_on_where_a_quarter_of_the_memory_is_left() -> None:
+    """With the largest of those that ended beside it."""
+    engines, said = RunEngines(cpu=True), []
+    engines.says = said.append
+    small, large = (engines.place(ModelKeys(model=name)) for name in ("small", "large"))
+    third = engines.place(ModelKeys(model="third"))
+    turns = [
+        # whose turn, GiB: it takes, are free of 16 | stays: the other may take 0 or, where it ended, what it took
+        (small, 1, 15, False),  # its first turn
+        (small, 1, 4, True),
+        (large, 5, 15, False),
+        (large, 5, 4, True),
+        (small, 1, 3.9, False),
+        (large, 5, 4.9, False),  # the small one would come back
+        (third, 3, 15, False),
+        (small, 1, 8.9, False),  # the large one would
+        (small, 1, 9, True),
+    ]
+    for place, takes, free, stays in turns:
+        assert engines.keeps(place, Memory(takes * 2**30, int(free * 2**30), 16 * 2**30)) == stays
+        if not stays:
+            engines.ended(place)
+    (note,) = said
+    assert note.startswith("engines of reward models stay loaded between their turns") and "4 GiB of 16 GiB" in note
 
 
 def test_what_says_the_same_of_an_engine_has_the_same_one(models: dict[str, Path]) -> None:

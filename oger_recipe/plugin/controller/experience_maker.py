@@ -72,6 +72,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.engines = RunEngines(
             cpu=is_without_cuda(), memory_gb=settings.reward.engine_memory_gb, shared_gpus=shared_gpus
         )
+        self.engines.says = lambda text: run_folder.event(self.run_dir, "note", text=f"note: {text}")
         surroundings = Surroundings.of(settings, self.engines.place, self.args.train.seed, encoder)
         self.reward_sources = RewardSources(surroundings, self.run_dir, self.args.algo.advantage.estimator)
         self.engines.start()

@@ -13,7 +13,7 @@ from oger_recipe.rewards.models.place import Place, Told
 
 
 @contextlib.contextmanager
-def local_engines(memory_gb: float = 0.0, told: Told | None = None) -> Iterator[Callable[[ModelKeys], Place]]:
+def local_engines(memory_gb: float | None = None, told: Told | None = None) -> Iterator[Callable[[ModelKeys], Place]]:
     """A function from keys to places. Ray starts with the first of them, on loopback where there is no CUDA, or the
     cluster at RAY_ADDRESS is joined; afterwards it is gone.
 

@@ -1,5 +1,5 @@
 """Engines of a run's reward models: one is at work at a time. On GPUs the others sleep; on a CPU, where vLLM cannot,
-they end, or stay within oger.reward.engine_memory_gb."""
+they end, or stay where memory is left (oger.reward.engine_memory_gb)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from oger_recipe.errors import RecipeError
-from oger_recipe.plugin.judges.judge_actor import CannotLoad, JudgeActor, Numbered
+from oger_recipe.plugin.judges.judge_actor import CannotLoad, JudgeActor, Memory, Numbered
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt, Told
 from oger_recipe.settings.machine import JUDGES_SHARE
@@ -22,6 +22,7 @@ from oger_recipe.settings.machine import JUDGES_SHARE
 LOAD_LIMIT_S = 1800.0  # seconds for loading a model, and for the GPUs that it waits for
 _WAKE_LIMIT_S = 120.0
 _END_LIMIT_S = 10.0
+_LEFT = 0.25  # of the memory: what is to be free for the rest of a run where engines stay
 # An actor without a GPU of its own, whose workers have them, is to see all; one process where vLLM would have two.
 _ON_GPUS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
@@ -30,15 +31,18 @@ class RunEngines:
     """The engines, which share the GPUs of a placement group."""
 
     def __init__(
-        self, *, cpu: bool, memory_gb: float = 0.0, shared_gpus: Callable[[], PlacementGroup] | None = None
+        self, *, cpu: bool, memory_gb: float | None = None, shared_gpus: Callable[[], PlacementGroup] | None = None
     ) -> None:
-        """memory_gb: that engines may keep on a CPU between their turns; shared_gpus: gives the policy's group, where
-        the engines have none of their own."""
+        """memory_gb: that engines may keep on a CPU between their turns, None: as much as the machine has left;
+        shared_gpus: gives the policy's group, where the engines have none of their own."""
         self.told: Told | None = None  # while replies come
-        self._cpu, self._budget, self._shared_gpus = cpu, memory_gb * 2**30, shared_gpus
+        self.says: Callable[[str], None] | None = None  # once, that engines stay
+        self._cpu, self._shared_gpus = cpu, shared_gpus
+        self._budget = None if memory_gb is None else memory_gb * 2**30
         self._group: PlacementGroup | None = None
         self._places: dict[ModelKeys, EnginePlace] = {}
-        self._kept: dict[EnginePlace, int] = {}  # bytes
+        self._sizes: dict[EnginePlace, int] = {}  # bytes, after the latest turn
+        self._kept: set[EnginePlace] = set()
 
     def place(self, keys: ModelKeys) -> EnginePlace:
         """The place of a model; entries that say the same of their engine share it."""
@@ -98,17 +102,42 @@ class RunEngines:
             raise RecipeError(f"{size} GPUs for engines of reward models did not become free in {LOAD_LIMIT_S:g} s")
         return self._group
 
-    def keeps(self, place: EnginePlace, size: int) -> bool:
-        """Whether the process of a place whose turn is over stays, with ``size`` bytes on a CPU."""
+    def keeps(self, place: EnginePlace, memory: Memory) -> bool:
+        """Whether the process of a place whose turn is over stays.
+
+        Without a budget the first turn tells how much an engine takes, and its step what training does; then it stays
+        where enough is free, also with the largest of those beside it that ended.
+        """
         if not self._cpu:
             return True
-        others = sum(kept for other, kept in self._kept.items() if other is not place)
-        if stays := size + others <= self._budget:
-            self._kept[place] = size
+        is_first, others = place not in self._sizes, self._kept - {place}
+        self._sizes[place] = memory.taken
+        if self._budget is None:
+            ended = [size for other, size in self._sizes.items() if other is not place and other not in others]
+            stays = not is_first and memory.free - max(ended, default=0) >= _LEFT * memory.there
+        else:
+            stays = memory.taken + sum(self._sizes[other] for other in others) <= self._budget
+        if stays and self._budget is None and self.says is not None:
+            self.says(_stay(memory))
+            self.says = None
+        self._kept = others | {place} if stays else others
         return stays
 
+    def make_room(self) -> None:
+        """Before a model is loaded that never was: without a budget nobody knows whether it fits beside others."""
+        for place in [*self._kept] if self._budget is None else ():
+            place.end()
+
     def ended(self, place: EnginePlace) -> None:
-        self._kept.pop(place, None)
+        self._kept.discard(place)
+
+
+def _stay(memory: Memory) -> str:
+    free, there = (f"{size / 2**30:.3g} GiB" for size in (memory.free, memory.there))
+    return (
+        "engines of reward models stay loaded between their turns from now on, while a quarter of the memory is left: "
+        f"{free} of {there} are free (oger.reward.engine_memory_gb 0 ends each after its turn)"
+    )
 
 
 class _Lost(Exception):
@@ -205,6 +234,8 @@ class EnginePlace:
         return True
 
     def _load(self) -> None:
+        if not self._has_worked:
+            self._engines.make_room()
         self._actor, self._pid = self._engines.actor(self._keys), 0
         try:
             self._pid = self._get(self._actor.load.remote(), LOAD_LIMIT_S)

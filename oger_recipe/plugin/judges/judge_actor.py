@@ -9,11 +9,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 
-from oger_recipe.cpu import is_without_cuda
+from oger_recipe.cpu import free_memory, is_without_cuda, main_memory
 from oger_recipe.imports import without_garbage_collection
 from oger_recipe.remote_code import may_run
 from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys
@@ -36,6 +36,14 @@ class CannotLoad(Exception):
 
 class _TooLong(ValueError):
     """A prompt is longer than the model reads."""
+
+
+class Memory(NamedTuple):
+    """Main memory of an engine's machine, in bytes: what its process has, what is free, and what there is in all."""
+
+    taken: int
+    free: int
+    there: int
 
 
 class JudgeActor:
@@ -93,12 +101,12 @@ class JudgeActor:
         self._tokenizer: Any = self._engine.get_tokenizer()
         self._longest = self._engine.model_config.max_model_len
 
-    def rest(self) -> int:
-        """Gives GPU memory back; returns the bytes that this process has in main memory."""
+    def rest(self) -> Memory:
+        """Gives GPU memory back."""
         if not self._cpu:
             self._engine.sleep(level=1)
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
+        return Memory(pages * os.sysconf("SC_PAGE_SIZE"), free_memory(), main_memory())
 
     def wake_up(self) -> None:
         if not self._cpu:
