@@ -45,6 +45,10 @@ class ShownReplies(threading.local):
         self._came = 0
 
     def told(self, model: str, came: int, total: int) -> None:
+        """Of 0 replies: the model is being loaded."""
+        if not total:
+            print(f"loading {Path(model).name} ...", file=sys.stderr, flush=True)
+            return
         if self._bar is None:
             self._bar, self._came = Progress(Path(model).name, "replies", total), 0
         self._bar.add(came - self._came)

@@ -20,6 +20,7 @@ RECENT_STEPS = 10  # whose pace tells the time left
 PHASES = {
     "rollouts": "{done} of {of} rollouts",
     "experience": "log-probabilities and similarities",
+    "loading": "loading {model}",
     "judges": "{done} of {of} replies of {model}",
     "training": "training",
     "weights": "weights to the engine",

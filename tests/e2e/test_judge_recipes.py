@@ -1,5 +1,5 @@
-"""The twin whose judges have engines in the run, one after the other; those with a classifier and with servers are in
-test_resume_and_variants.py."""
+"""The twin whose judges have engines in the run, one after the other; the first stays for the next step. Those with a
+classifier and with servers are in test_resume_and_variants.py."""
 
 import importlib.util
 from pathlib import Path
@@ -18,7 +18,8 @@ def test_two_judges_in_engines_and_a_similarity_make_the_reward(cache, tmp_path)
     """Rule + 0.5 similarity + 0.3 (1 for a product) + 0.5 (1 for a sum, else 1/3), where the answer is right."""
     models = ("similar", "rider", "consistency")
     run_dir = tmp_path / "run"
-    done = train(run_dir, cache, *SMALL, recipe="grm_multi_rm_cpu")
+    one = ["--oger.reward.engine_memory_gb", "1.7"]  # an engine has 1.1 GiB
+    done = train(run_dir, cache, *SMALL, *one, recipe="grm_multi_rm_cpu")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     rows = [row for step in (1, 2) for row in samples(run_dir, step)]
     assert len(rows) == 2 * 16 * 4 and not any(row["off_policy"] or "errors" in row for row in rows)
@@ -37,12 +38,14 @@ def test_two_judges_in_engines_and_a_similarity_make_the_reward(cache, tmp_path)
     assert len({round(row["sources"]["similar"], 3) for row in asked}) > 4
     _are_cosines_of_minilm(asked[::8], {row["uid"]: row["solution"] for row in dataset(run_dir)})
 
-    # One after the other, in every step anew.
+    # One after the other, in every step; for the second there is no room beside the first, so that it starts anew.
     phases = [event for event in lines(run_dir / "events.jsonl") if event["event"] == "phase"]
     turns = [(event["step"], event["model"]) for event in phases if event["phase"] == "judges"]
     first, second = (next(model for _, model in turns if f"/{name}-" in model) for name in
                      ("countdown-judge", "countdown-grader"))  # fmt: skip
     assert list(dict.fromkeys(turns)) == [(1, first), (1, second), (2, first), (2, second)]
+    loaded = [(event["step"], event["model"]) for event in phases if event["phase"] == "loading"]
+    assert loaded == [(1, first), (1, second), (2, second)]
     for step in lines(run_dir / "metrics.jsonl"):
         for source in models:
             assert step[f"reward/{source}/failed"] == 0

@@ -94,6 +94,8 @@ def test_zero_3_packed_in_dynamic_batches_with_judges_at_servers_trains_like_the
         assert ("head" in said) == (row["reward"] != 0)
         assert row["total_reward"] == pytest.approx(expected, abs=1e-5) and "errors" not in row
     assert {row["sources"]["judge"] for row in rows} == {0, 1}
+    told = {(event.get("phase"), event.get("model")) for event in lines(run_dir / "events.jsonl")}
+    assert ("judges", "countdown-judge") in told  # while its replies come
     for step in lines(run_dir / "metrics.jsonl"):
         assert (step["reward/judge/failed"], step["reward/head/failed"], step["reward/judge/unparsed"]) == (0, 0, 0)
 

@@ -190,9 +190,10 @@ def test_a_kept_engine_stays_the_same_process_and_tells_how_far_it_is(
     judge.open()
     assert texts(judge, PROMPTS) == before
     assert judge._pid == pid
-    assert told[-1] == (model, len(PROMPTS), len(PROMPTS))
+    assert told[-1] == (model, len(PROMPTS), len(PROMPTS)) and (model, 0, 0) not in told
     judge.end()
     judge.open()
+    assert told[-1] == (model, 0, 0)
     engines.told = None
     assert judge._pid != pid
     assert texts(judge, PROMPTS) == before  # a kept engine and a new one say the same

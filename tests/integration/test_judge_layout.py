@@ -201,3 +201,4 @@ def test_an_engine_whose_turn_is_over_is_no_death(tmp_path: Path) -> None:
 
 def test_a_wait_for_judges_says_how_far_they_are() -> None:
     assert PHASES["judges"].format(model="org/judge", done=3, of=8) == "3 of 8 replies of org/judge"
+    assert PHASES["loading"].format(model="org/judge", done=0, of=0) == "loading org/judge"

@@ -194,11 +194,11 @@ def test_answers_in_another_order_stay_with_their_prompts(server: Server) -> Non
     _assert_own(ask(judge(server, concurrency=12)), PROMPTS)
 
 
-def test_every_reply_is_told_of_also_one_that_failed(server: Server) -> None:
+def test_every_reply_is_told_of_also_one_that_failed_and_the_wait_for_the_first(server: Server) -> None:
     server.answer = lambda prompt, count: (400, {}) if prompt == PROMPTS[3] else (200, said(prompt))
     told: list[Any] = []
     ServerPlace(judge(server), told=lambda *facts: told.append(facts)).generate(PROMPTS, Sampling())
-    assert told == [("judge", came, len(PROMPTS)) for came in range(1, len(PROMPTS) + 1)]
+    assert told == [("judge", came, len(PROMPTS)) for came in range(len(PROMPTS) + 1)]
 
 
 def test_as_many_requests_are_under_way_as_were_allowed(server: Server) -> None:

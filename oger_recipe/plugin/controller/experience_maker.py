@@ -1,6 +1,7 @@
 """OpenRLHF's experience maker with hybrid groups, the rewards of all sources, and advantages by name."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import ray
@@ -74,6 +75,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         )
         self.engines.says = lambda text: run_folder.event(self.run_dir, "note", text=f"note: {text}")
         surroundings = Surroundings.of(settings, self.engines.place, self.args.train.seed, encoder)
+        surroundings = replace(surroundings, told=self._replies_came)
         self.reward_sources = RewardSources(surroundings, self.run_dir, self.args.algo.advantage.estimator)
         self.engines.start()
         self.engine_guard = EngineGuard(
@@ -84,6 +86,11 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.step = 0  # set by the trainer before every batch
         self.planned_steps = 1  # of the run; set by the trainer
         self.metrics: dict[str, float] = {}
+
+    def _replies_came(self, model: str, done: int, of: int) -> None:
+        """From servers, and from models in this process; who is told of them is set later."""
+        if self.engines.told is not None:
+            self.engines.told(model, done, of)
 
     def _policys_gpus(self) -> PlacementGroup:
         group: PlacementGroup = ray.get(self.actor_model_group._actor_handlers[0].placement_group.remote())

@@ -121,7 +121,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         self.phases.at(phase, step=self.samples_generator.step, done=done, of=of)
 
     def _replies_came(self, model: str, done: int, of: int) -> None:
-        self.phases.at("judges", step=self.experience_maker.step, model=model, done=done, of=of)
+        self.phases.at("judges" if of else "loading", step=self.experience_maker.step, model=model, done=done, of=of)
 
     def train_step(self, rollout_samples, global_step: int):
         self.experience_maker.step = global_step + 1

@@ -236,6 +236,8 @@ class EnginePlace:
     def _load(self) -> None:
         if not self._has_worked:
             self._engines.make_room()
+        if self._engines.told is not None:
+            self._engines.told(self._keys.model, 0, 0)
         self._actor, self._pid = self._engines.actor(self._keys), 0
         try:
             self._pid = self._get(self._actor.load.remote(), LOAD_LIMIT_S)

@@ -50,7 +50,7 @@ class StepPrompt:
     ends: tuple[int, ...]
 
 
-Told = Callable[[str, int, int], None]  # model, replies that came, prompts; of one question, as they come
+Told = Callable[[str, int, int], None]  # model, replies that came, prompts; of one question. Of 0: it is being loaded
 
 
 class Place(Protocol):

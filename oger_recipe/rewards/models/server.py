@@ -146,6 +146,8 @@ class ServerPlace:
                 self._told(self._keys.model, came, len(bodies))
             return reply, before
 
+        if self._told is not None and bodies:
+            self._told(self._keys.model, 0, len(bodies))  # one that does not answer is tried again for long
         asked = list(zip(questions, bodies, strict=True))
         found = asyncio.run(self._endpoint.each(self._keys.concurrency, answer, asked))
         # A prompt may have broken a server only where that still answered another one.
