@@ -160,7 +160,8 @@ def serve(command: Sequence[str], environment: Mapping[str, str], args: argparse
     """Runs the server's command until a signal. Returns the exit status."""
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, _stop)
-    started = time.monotonic()
+    started, where = time.monotonic(), f"{args.host}:{args.port}"
+    print(f"starting vLLM's server of {args.model} on {where}; what it says is below ...", file=sys.stderr, flush=True)
     with _Server(command, environment) as server:
         try:
             server.wait_until_ready(f"http://{_reached(args.host)}:{args.port}/health")
