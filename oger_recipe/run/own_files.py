@@ -17,10 +17,11 @@ from oger_recipe.files import atomic_write, remove_empty, to_json
 
 MARKER = ".oger-run.json"
 COMMAND = "command.sh"  # the last file that is written before anything starts
-RECORDS = ("metrics.jsonl", "events.jsonl", "history.jsonl", "reward_statistics.jsonl")  # one line a step
+RECORDS = (  # lines that say of which step they are
+    "metrics.jsonl", "events.jsonl", "history.jsonl", "reward_statistics.jsonl", "source_errors.jsonl",
+)  # fmt: skip
 _FILES = (
-    MARKER, *RECORDS, COMMAND, "recipe.yaml", "environment.json", "reward_errors.jsonl", "source_errors.jsonl",
-    "summary.json",
+    MARKER, *RECORDS, COMMAND, "recipe.yaml", "environment.json", "reward_errors.jsonl", "summary.json",
 )  # fmt: skip
 _MODELS = ("model", "model_critic", "supervised_model", "supervised_checkpoints")  # whose files are noted down
 _FOLDERS = ("data", "samples", "eval", "curves", "logs", "tensorboard", "checkpoints", *_MODELS)

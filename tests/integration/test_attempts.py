@@ -289,10 +289,12 @@ def test_what_came_after_the_checkpoint_is_taken_out_of_every_record(run_dir: Pa
     write_jsonl([{"step": 2, "uid": "a"}, {"step": 3, "uid": "b"}], run_dir / "history.jsonl")
     for name in ("step_00002.jsonl", "step_00003.jsonl", "step_00010.jsonl"):
         (run_dir / "samples" / name).write_text("{}\n")
+    write_jsonl([{"step": step, "source": "judge"} for step in (1, 3)], run_dir / "source_errors.jsonl")
     cut_back(run_dir, 2)
     assert [record["step"] for record in read_jsonl(run_dir / "metrics.jsonl")] == [1, 2]
     assert read_jsonl(run_dir / "events.jsonl") == events[:2]
     assert read_jsonl(run_dir / "history.jsonl") == [{"step": 2, "uid": "a"}]
+    assert [record["step"] for record in read_jsonl(run_dir / "source_errors.jsonl")] == [1]
     assert [path.name for path in (run_dir / "samples").iterdir()] == ["step_00002.jsonl"]
     assert (run_dir / "metrics.jsonl").read_text().endswith("}\n")  # what comes next begins on a line of its own
 
