@@ -174,6 +174,8 @@ def _validate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: 
     from oger_recipe.data.rows import without_repetitions
     from oger_recipe.data.sources import Columns
     from oger_recipe.run.inputs import grading_settings
+    from oger_recipe.run.rows import row_problem
+    from oger_recipe.settings.rewards import RewardSettings
 
     given = {flag: vars(args)[flag.partition(".")[2]] for flag in _SHORT}
     flags = [*flags, *(f"--{flag}={value}" for flag, value in given.items() if value is not None)]
@@ -181,9 +183,10 @@ def _validate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: 
     settings = settings_of_run(args.recipe, flags, parser)
     own = tuple(VerifierSettings.of(settings).own)
     prompt, answer, teachers, task, split = (settings[flag] for flag in _SHORT)
-    columns = Columns(prompt, answer, teachers, task, own)
+    rewards = RewardSettings.of(settings)
+    columns = Columns(prompt, answer, teachers, task, own, keep=rewards.reads_rows)
     rules, grading = grading_rules(settings), grading_settings(settings, ())
-    report = validate(args.dataset, columns, rules, grading, split)
+    report = validate(args.dataset, columns, rules, grading, split, lambda row: row_problem(row, rewards))
     for mistake in without_repetitions(report.bad.values()):
         print(mistake)
     print(_verdict(args.dataset, report))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from oger_recipe.data.rows import Row, problem_key, teacher_columns
@@ -34,9 +35,16 @@ class Report:
 
 
 def validate(
-    source: str, columns: Columns, rules: GradingRules, grading: GradingSettings, split: str = "train"
+    source: str,
+    columns: Columns,
+    rules: GradingRules,
+    grading: GradingSettings,
+    split: str = "train",
+    problem_of: Callable[[Row], str | None] = lambda row: None,
 ) -> Report:
     """Reads all rows of one dataset as a run would, and has the verifiers read every reference answer.
+
+    problem_of: says what is wrong with a row beside that.
 
     Raises:
         RecipeError: the dataset cannot be read at all, or has no rows.
@@ -49,6 +57,8 @@ def validate(
             report.bad[number] = str(row)
         elif row is None:
             report.repeated += 1
+        elif problem := problem_of(row):
+            report.bad[number] = f"{source}:{number}: {problem}"
         else:
             good[number] = row
     if not report.rows:

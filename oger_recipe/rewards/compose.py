@@ -63,7 +63,8 @@ class Rewards:
     running: source -> all its values so far, of those that need them; steps: what each step of reasoning
     is paid, where an estimator takes that: then total and terms are sums over a row's steps; said_of_steps: source ->
     what it said of steps of reasoning, [groups, n, S], nan where there is no such step; asked: source -> rows that it
-    was asked about; too_long: source -> those among them that failed as longer than its model reads.
+    was asked about; too_long: source -> those among them that failed as longer than its model reads; criteria: source
+    -> row -> verdicts on the criteria of a rubric, where it gives any.
     """
 
     total: Tensor
@@ -77,6 +78,7 @@ class Rewards:
     said_of_steps: dict[str, Tensor] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
     too_long: dict[str, int] = field(default_factory=dict)
+    criteria: dict[str, dict[int, Mapping[str, float | None]]] = field(default_factory=dict)
 
 
 def rewards_of(
@@ -122,7 +124,8 @@ def rewards_of(
         for missing, out, mute in zip(without, left_out, silent, strict=True)
     ]
     dropped = torch.stack(without if how.drops_group else left_out).any(dim=0).any(dim=1)
-    errors = [{group * rule.shape[1] + row: why for (group, row), why in each.errors.items()} for each in said]
+    size = rule.shape[1]
+    errors = [{group * size + row: why for (group, row), why in each.errors.items()} for each in said]
     rewards = Rewards(
         compose(terms, counts, [spec.combine for spec in specs]),
         dict(zip(names, terms, strict=True)),
@@ -139,6 +142,11 @@ def rewards_of(
         },
         asked={name: int(asked.sum()) for name, asked in zip(names, wanted, strict=True)},
         too_long={name: len(_too_long(each)) for name, each in zip(names, said, strict=True)},
+        criteria={
+            name: {group * size + row: verdicts for (group, row), verdicts in each.criteria.items()}
+            for name, each in zip(names, said, strict=True)
+            if each.criteria
+        },
     )  # fmt: skip
     return rewards if mask is None else _paid_by_steps(rewards, specs, scores, valued, counts, mask)
 
@@ -288,6 +296,7 @@ def _of_asked(scores: Scores, wanted: Tensor) -> Scores:
         values=torch.where(wanted, scores.values, torch.nan),
         components={name: torch.where(wanted, values, torch.nan) for name, values in scores.components.items()},
         errors={place: why for place, why in scores.errors.items() if wanted[place]},
+        criteria={place: said for place, said in scores.criteria.items() if wanted[place]},
         steps=None if scores.steps is None else torch.where(wanted.unsqueeze(2), scores.steps, torch.nan),
     )
 

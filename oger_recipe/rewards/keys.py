@@ -27,8 +27,8 @@ def key(
 ) -> Any:
     """A field of a kind's keys; one without a default has to be there. Every number has a range.
 
-    column: it names a column of the training data, which has to be there in every row: a "text", or "anything" but
-    null.
+    column: it names a column of the training data, which has to be there in every row: a "text", a "rubric", or
+    "anything" but null.
     """
     return field(default=default, metadata={"help": help, "range": range, "choices": choices, "column": column})
 
@@ -51,11 +51,11 @@ class Keys:
     def names(cls) -> tuple[str, ...]:
         return tuple(each.name for each in fields(cls))
 
-    def columns(self) -> Iterator[tuple[str, str, bool]]:
-        """Yields keys that name a column of the training data, with its name and whether it has to be a text."""
+    def columns(self) -> Iterator[tuple[str, str, str]]:
+        """Yields keys that name a column of the training data, with its name and what it holds."""
         for each in fields(self):
             if each.metadata["column"] and (name := getattr(self, each.name)) is not None:
-                yield each.name, name, each.metadata["column"] == "text"
+                yield each.name, name, each.metadata["column"]
 
     @classmethod
     def problems(cls, entry: Mapping[str, Any]) -> Iterator[str]:

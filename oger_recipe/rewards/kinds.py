@@ -30,6 +30,8 @@ from oger_recipe.rewards.models.keys import (
 from oger_recipe.rewards.models.pairwise import PairwiseSource
 from oger_recipe.rewards.models.place import Place, Told
 from oger_recipe.rewards.models.process import tagged_source
+from oger_recipe.rewards.models.rubric_judge import RubricSource
+from oger_recipe.rewards.models.rubrics import RubricKeys
 from oger_recipe.rewards.models.scorer_keys import ImplicitKeys, StepJudgeKeys
 from oger_recipe.rewards.models.step_judge import step_judge_source
 from oger_recipe.rewards.own import Keywords, make_own
@@ -182,6 +184,7 @@ KINDS: dict[str, Kind] = {
         reads_rows=False,
         if_below="its values are 0 or less, and long answers would be paid",
     ),
+    "rubric": Kind(RubricSource, RubricKeys),
 }
 
 

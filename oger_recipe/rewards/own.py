@@ -44,7 +44,7 @@ class Keywords(Keys):
     def of(cls, entry: Mapping[str, Any]) -> Self:
         return cls(given={name: read_number(value) for name, value in entry.items()})
 
-    def columns(self) -> Iterator[tuple[str, str, bool]]:
+    def columns(self) -> Iterator[tuple[str, str, str]]:
         yield from ()
 
 
@@ -156,7 +156,7 @@ class OwnClass:
             str(name): _shaped(part, wanted, f"its component {name!r}") for name, part in scores.components.items()
         }
         steps = None if scores.steps is None else _steps_shaped(scores.steps, wanted)
-        return Scores(values, components, errors, scores.metrics, steps, causes)
+        return Scores(values, components, errors, scores.metrics, steps, causes, scores.criteria)
 
 
 def _shaped(values: Any, wanted: Tensor, what: str) -> Tensor:

@@ -61,6 +61,7 @@ class Scores:
     a row has no such step or there is no value; causes: (group, row) -> OVERFLOW or ANSWER, for those of errors that
     the response may have brought about. Such a row is worth the worst verdict: values, and steps, may have it there;
     silent (bool [groups, n]): rows that, the source says, do not concern it: they go without it and have not failed.
+    criteria: (group, row) -> verdicts on the criteria of a rubric, None where there is none.
     """
 
     values: Tensor
@@ -70,6 +71,7 @@ class Scores:
     steps: Tensor | None = None
     causes: Mapping[tuple[int, int], str] = field(default_factory=dict)
     silent: Tensor | None = None
+    criteria: Mapping[tuple[int, int], Mapping[str, float | None]] = field(default_factory=dict)
 
 
 class Source(Protocol):

@@ -8,9 +8,10 @@ from typing import Any
 
 from oger_recipe.data.rows import Row
 from oger_recipe.data.sources import Columns, Seen, read_dataset
-from oger_recipe.errors import RecipeError
+from oger_recipe.errors import RecipeError, shown
 from oger_recipe.evaluation.benchmarks import BENCHMARKS, asked_once, load_benchmark, uid_in_a_run
 from oger_recipe.rewards.entries import sources_of
+from oger_recipe.rewards.models.rubrics import rubric_problem
 from oger_recipe.rewards.own import Keywords, required_columns
 from oger_recipe.rewards.rules import TIMES_ASKED
 from oger_recipe.run.plan import Size
@@ -64,7 +65,7 @@ def training_rows(value: Mapping[str, Any], counts: Counter[str] | None = None) 
 
 def _require_columns(rows: list[Row], rewards: RewardSettings, data: str) -> None:
     """Raises RecipeError where a source of the reward reads a column that the data, or one of its rows, does not
-    have, or that holds no text where one is needed."""
+    have, or that holds no text or no rubric where one is needed."""
     there = dict.fromkeys(name for row in rows for name in row)
     wrong = []
     given = [name for name in there if name not in ("prompt", "teachers")]
@@ -75,16 +76,33 @@ def _require_columns(rows: list[Row], rewards: RewardSettings, data: str) -> Non
                     f"{data}: there is no column {column!r}, which the reward source {spec.name!r} ({spec.kind}) has "
                     f"as an argument without a default; there are {', '.join(map(repr, given))}"
                 )
-        for key, column, is_text in spec.keys.columns():
+        for key, column, holds in spec.keys.columns():
             asked = f"{column!r}, the {key} of the reward source {spec.name!r}"
             if column not in there:
                 raise RecipeError(f"{data}: there is no column {asked}; there are {', '.join(map(repr, there))}")
             empty = [row["uid"] for row in rows if row.get(column) is None]
-            others = [row["uid"] for row in rows if is_text and not isinstance(row.get(column), str | None)]
+            others = [row["uid"] for row in rows if holds == "text" and not isinstance(row.get(column), str | None)]
             wrong += [f"{len(empty)} of {len(rows)} rows have no {asked}: {_listed(empty)}"] if empty else []
             wrong += [f"{len(others)} rows have no text in {asked}: {_listed(others)}"] if others else []
+            rubrics = ((row["uid"], row[column]) for row in rows if holds == "rubric" and row.get(column) is not None)
+            bad = [f"{uid}: {problem}" for uid, rubric in rubrics if (problem := rubric_problem(rubric))]
+            wrong += [f"{len(bad)} rows have a bad rubric in {asked}: {_listed(bad)}"] if bad else []
     if wrong:
         raise RecipeError(f"{data}: {'; '.join(wrong)}")
+
+
+def row_problem(row: Row, rewards: RewardSettings) -> str | None:
+    """Say which column a source of the reward reads that the row does not have, or that holds something else."""
+    for spec in sources_of(rewards.sources):
+        for key, column, holds in spec.keys.columns():
+            asked, value = f"{column!r}, the {key} of the reward source {spec.name!r}", row.get(column)
+            if value is None:
+                return f"there is no column {asked}"
+            if holds == "text" and not isinstance(value, str):
+                return f"there is no text in {asked}, found {shown(value)}"
+            if holds == "rubric" and (problem := rubric_problem(value)):
+                return f"{asked}: {problem}"
+    return None
 
 
 def _listed(uids: list[str]) -> str:

@@ -309,6 +309,7 @@ class _Scored:
     steps: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # as samples of a run have them
     errors: dict[str, dict[int, str]] = field(default_factory=dict)
     asked: Counter[str] = field(default_factory=Counter)  # answers, by source
+    criteria: dict[str, dict[int, Mapping[str, float | None]]] = field(default_factory=dict)
     dropped: int = 0  # groups
 
     def add(self, groups: Sequence[Sequence[int]], shown: Sequence[Group], rewards: Rewards) -> None:
@@ -328,6 +329,8 @@ class _Scored:
         for name, rows in rewards.errors.items():
             self.errors.setdefault(name, {}).update({numbers[row]: why for row, why in rows.items()})
         self.asked.update(rewards.asked)
+        for name, of_rows in rewards.criteria.items():
+            self.criteria.setdefault(name, {}).update({numbers[row]: said for row, said in of_rows.items()})
         self.dropped += int(rewards.dropped.sum())
 
     def lines(self) -> Iterator[dict[str, Any]]:
@@ -339,9 +342,10 @@ class _Scored:
                 "components": {
                     name: _digits(values[number]) for name, values in self.said.items() if number in values
                 },
-                "errors": {name: rows[number] for name, rows in self.errors.items() if number in rows},
+                "errors": _of_row(self.errors, number),
                 **{name: True for name in ("off_policy", "replaced") if getattr(response, name)},
                 **({"steps_of_reasoning": self.steps[number]} if number in self.steps else {}),
+                **({"criteria": said} if (said := _of_row(self.criteria, number)) else {}),
             }
 
     def table(self, seconds: float, of_sources: Mapping[str, float]) -> str:
@@ -364,6 +368,10 @@ class _Scored:
             else []
         )
         return "\n".join([score_table(columns | {"reward": total}, rule, lengths), *notes])
+
+
+def _of_row(by_source: Mapping[str, Mapping[int, Any]], number: int) -> dict[str, Any]:
+    return {name: rows[number] for name, rows in by_source.items() if number in rows}
 
 
 def _digits(value: float) -> float:

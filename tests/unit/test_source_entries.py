@@ -163,6 +163,6 @@ def test_what_is_wrong_with_the_list_is_said() -> None:
 
 def test_registries_hold_what_the_documents_name() -> None:
     names = ["verifier", "bonus", "similarity", "judge", "pairwise", "classifier", "critique_classifier", "process"]
-    names += ["length"]
+    names += ["length", "rubric"]
     assert list(KINDS) == names and list(COMBINATIONS) == ["add", "mul"]
     assert list(ON_ERROR) == ["zero", "neutral", "drop_group", "stop"]

@@ -297,6 +297,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             {name: values.flatten(0, 1) for name, values in self.rewards.said_of_steps.items()},
             None if paid is None else paid.rewards.flatten(0, 1),
             None if paid is None else advantages_of_steps(experiences, paid.mask.shape[2]),
+            self.rewards.criteria,
         )
 
     def _remember(self) -> None:

@@ -21,7 +21,8 @@ class Credit:
     nothing; errors: source -> row -> why it has no value; of_sources: ``source/name`` -> a number that it says of the
     step; entropy_weight: a name of ENTROPY_WEIGHTS; said_of_steps: what sources said of steps of reasoning, [N, S],
     nan where there is none; step_rewards: what these were paid, [N, S], None where only responses are;
-    step_advantages: means over their tokens, likewise.
+    step_advantages: means over their tokens, likewise; criteria: source -> row -> verdicts on the criteria of a
+    rubric.
     """
 
     entropy: torch.Tensor
@@ -36,6 +37,7 @@ class Credit:
     said_of_steps: Mapping[str, torch.Tensor] = field(default_factory=dict)
     step_rewards: torch.Tensor | None = None
     step_advantages: torch.Tensor | None = None
+    criteria: Mapping[str, Mapping[int, Mapping[str, float | None]]] = field(default_factory=dict)
 
 
 def info_value(sample: Experience, key: str) -> float:

@@ -69,10 +69,12 @@ def _steps(steps: list[list[str]], row: int, credit: Credit) -> Line:
 def _trained(row: int, credit: Credit) -> Line:
     """What a row that is trained was given."""
     errors = {source: rows[row] for source, rows in credit.errors.items() if row in rows}
+    criteria = {source: rows[row] for source, rows in credit.criteria.items() if row in rows}
     return {
         "entropy": credit.entropy[row].item(),
         "sources": {name: values[row].item() for name, values in credit.said.items() if not values[row].isnan()},
         **({"errors": errors} if errors else {}),
+        **({"criteria": criteria} if criteria else {}),
         "total_reward": credit.rewards[row].item(),
         "advantage": credit.advantages[row].item(),
     }

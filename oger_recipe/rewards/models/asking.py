@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -23,7 +23,8 @@ _PROMPT = "rm_prompt"  # the column that is read where an entry names none
 class Judged:
     """What came of one question: a value, or an error; unparsed: the judge replied, without a verdict in it; steps:
     rewards of the steps of reasoning in what was judged; cause: OVERFLOW or ANSWER of sources.py where what was judged
-    may have brought the error about, and OVERFLOW also where some of it was left out."""
+    may have brought the error about, and OVERFLOW also where some of it was left out; criteria: verdicts on
+    those of a rubric, None where there is none."""
 
     value: float = float("nan")
     error: str | None = None
@@ -31,6 +32,7 @@ class Judged:
     unparsed: bool = False
     steps: tuple[float, ...] = ()
     cause: str | None = None
+    criteria: Mapping[str, float | None] = field(default_factory=dict)
 
     @classmethod
     def failed(cls, reply: Reply) -> Judged:
@@ -64,7 +66,8 @@ def score_rows(
     there = [question for question in questions if not isinstance(question, Failed)]
     found, metrics = ask([prompt for prompt, _ in there], [judged for _, judged in there]) if there else ([], {})
     replies = iter(found)
-    values, errors, steps, causes = torch.full(wanted.shape, torch.nan), {}, {}, {}
+    values, errors, steps = torch.full(wanted.shape, torch.nan), {}, {}
+    causes, criteria = {}, {}
     for place, question in zip(places, questions, strict=True):
         each = Judged.failed(no_reply(question)) if isinstance(question, Failed) else next(replies)
         values[place], steps[place] = each.value, each.steps
@@ -72,9 +75,12 @@ def score_rows(
             errors[place] = each.error
         if each.cause is not None:
             causes[place] = each.cause
+        if each.criteria:
+            criteria[place] = each.criteria
     overflow = sum(cause == OVERFLOW for cause in causes.values()) / max(len(places), 1)
     metrics = {**metrics, "overflow": overflow, "seconds": time.monotonic() - started}
-    return Scores(values, errors=errors, metrics=metrics, steps=_of_steps(steps, wanted), causes=causes)
+    of_steps = _of_steps(steps, wanted)
+    return Scores(values, errors=errors, metrics=metrics, steps=of_steps, causes=causes, criteria=criteria)
 
 
 def _of_steps(steps: Mapping[tuple[int, int], Sequence[float]], wanted: Tensor) -> Tensor | None:

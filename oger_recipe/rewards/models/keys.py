@@ -12,7 +12,7 @@ from oger_recipe.embedding import PARTS
 from oger_recipe.ranges import COUNT, COUNT_OR_NONE, PART, POSITIVE, SHARE, WEIGHT
 from oger_recipe.rewards.keys import Keys, key
 from oger_recipe.rewards.models.place import Sampling
-from oger_recipe.rewards.models.plugin import FIRST, OF_STEPS, plugin_problem, ready_made
+from oger_recipe.rewards.models.plugin import FIRST, OF_RUBRICS, OF_STEPS, plugin_problem, ready_made
 from oger_recipe.rewards.models.step_formats import FORMATS, SCORERS, Format
 from oger_recipe.seeds import stable_seed
 
@@ -199,6 +199,8 @@ class JudgeKeys(WriterKeys):
         yield from super().combined()
         if self.plugin in OF_STEPS:
             yield f"plugin {self.plugin!r} judges steps of reasoning: it is for kind process, with scorer judge"
+        if self.plugin in OF_RUBRICS:
+            yield f"plugin {self.plugin!r} reads the criteria of a rubric: it is for kind rubric"
         yield from filter(None, [plugin_problem(self.plugin)])
 
 

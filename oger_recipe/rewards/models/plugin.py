@@ -26,7 +26,7 @@ from typing import IO, Any
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.grading.messages import ask
 from oger_recipe.rewards.grading.processes import end
-from oger_recipe.rewards.models.plugin_process import LOAD, READ, READ_OF_STEPS, SIGNALLED, Unfit
+from oger_recipe.rewards.models.plugin_process import LOAD, READ_OF, SIGNALLED, Unfit
 from oger_recipe.rewards.sources import ANSWER
 from oger_recipe.rewards.verifiers import looked_in
 from oger_recipe.secrets import redacted, redactor, without_keys
@@ -34,6 +34,7 @@ from oger_recipe.secrets import redacted, redactor, without_keys
 READY_MADE = Path(__file__).parent / "plugins"
 BOTH: Mapping[str, int] = {"rm_preprocess": 3, "rm_postprocess": 1}  # function -> arguments
 OF_STEPS = ("first_wrong_step",)  # ready-made ones that judge steps of reasoning
+OF_RUBRICS = ("rubric", "rubric_grade")  # that hold a response against the criteria of a rubric
 FIRST: Mapping[str, int] = {"rm_preprocess": 3}
 
 _LARGEST_REPLY = 2**30  # bytes: the prompts of a step have less
@@ -112,8 +113,8 @@ class Plugin:
 
     tokenizer: folder or hub name of the judge's (None: the plugin gets None); limit_s: seconds that each of the two
     functions may take for all that it is given at a time; memory_limit_mb: MiB beside what it has when it is loaded;
-    needed: the functions that it has to have; of_steps: it
-    gets lists of steps in place of responses, and its values are those of steps (see plugin_process.step_values_of).
+    needed: the functions that it has to have; judges: what it gets in place of responses and gives values of, a name
+    of plugin_process.READ_OF.
     """
 
     def __init__(
@@ -125,14 +126,14 @@ class Plugin:
         needed: Mapping[str, int] = BOTH,
         *,
         memory_limit_mb: int = 8192,
-        of_steps: bool = False,
+        judges: str = "responses",
     ) -> None:
         self.path, self._limit_s = path, limit_s
         self._order = {
             "path": str(path), "tokenizer": tokenizer, "revision": revision, "needed": dict(needed),
-            "memory_limit_mb": memory_limit_mb, "of_steps": of_steps,
+            "memory_limit_mb": memory_limit_mb, "judges": judges,
         }  # fmt: skip
-        self._read = READ_OF_STEPS if of_steps else READ
+        self._read = READ_OF[judges]
         self._process: _Process | None = None
         self._has_started = False
 

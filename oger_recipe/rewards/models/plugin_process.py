@@ -117,6 +117,25 @@ def _step_value(value: Any) -> int | list[float] | None:
     return [number for number in numbers if number is not None]
 
 
+def rubric_values_of(values: Any, size: int) -> list[float | list[float | None] | None]:
+    """Read what rm_postprocess gave for so many replies about rubrics: a list with a verdict from 0 to 1 for each
+    criterion, None and nan for none, or one such number.
+
+    Raises Unfit for anything else.
+    """
+    return [
+        [_share(each) for each in value] if is_list(value) else _share(value)
+        for value in _listed(values, size, "rm_postprocess")
+    ]
+
+
+def _share(value: Any) -> float | None:
+    number = _number(value)
+    if number is not None and not 0 <= number <= 1:
+        raise Unfit(f"rm_postprocess gave {_shown(value)}, which is not from 0 to 1")
+    return number
+
+
 def _listed(values: Any, size: int, function: str) -> list[Any]:
     if not is_list(values):
         raise Unfit(f"{function} gave {_shown(values)}, which is no list")
@@ -141,7 +160,11 @@ def _shown(value: Any) -> str:
 
 
 READ: dict[str, Callable[[Any, int], list[Any]]] = {"rm_preprocess": texts_of, "rm_postprocess": numbers_of}
-READ_OF_STEPS = READ | {"rm_postprocess": step_values_of}
+READ_OF = {  # by what a plugin judges
+    "responses": READ,
+    "steps": READ | {"rm_postprocess": step_values_of},
+    "rubrics": READ | {"rm_postprocess": rubric_values_of},
+}
 
 
 def _said(act: Callable[[], Any]) -> dict[str, Any]:
@@ -185,7 +208,7 @@ def serve(connection: socket.socket) -> None:
 
     def loaded(order: Mapping[str, Any]) -> None:
         nonlocal tokenizer, functions, read
-        read = READ_OF_STEPS if order["of_steps"] else READ
+        read = READ_OF[order["judges"]]
         if order["tokenizer"] is not None:  # first: what lies beside the plugin may bear the names of libraries
             tokenizer = _tokenizer(order["tokenizer"], order["revision"])
         functions = load(Path(order["path"]), order["needed"])

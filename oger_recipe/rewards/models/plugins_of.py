@@ -7,6 +7,7 @@ from pathlib import Path
 
 from oger_recipe.rewards.models.keys import ClassifierKeys, CritiqueKeys, JudgeKeys, ModelKeys, WriterKeys
 from oger_recipe.rewards.models.plugin import BOTH, FIRST, READY_MADE, Plugin, find_plugin
+from oger_recipe.rewards.models.rubrics import RubricKeys
 from oger_recipe.rewards.models.scorer_keys import StepJudgeKeys
 
 
@@ -15,7 +16,11 @@ def of_judge(keys: JudgeKeys) -> Plugin:
 
 
 def of_step_judge(keys: JudgeKeys) -> Plugin:
-    return _plugin(find_plugin(keys.plugin), keys, BOTH, of_steps=True)
+    return _plugin(find_plugin(keys.plugin), keys, BOTH, "steps")
+
+
+def of_rubric_judge(keys: RubricKeys) -> Plugin:
+    return _plugin(find_plugin(keys.plugin), keys, BOTH, "rubrics")
 
 
 def of_critic(keys: WriterKeys) -> Plugin:
@@ -35,12 +40,18 @@ def plugins_of(keys: ModelKeys) -> list[Plugin]:
         return [of_step_judge(keys.judge)]
     if isinstance(keys, JudgeKeys):
         return [of_judge(keys)]
+    if isinstance(keys, RubricKeys):
+        return [of_rubric_judge(keys)]
     if isinstance(keys, WriterKeys):
         return [of_critic(keys)]
     return [of_head(keys)] if isinstance(keys, ClassifierKeys) else []
 
 
-def _plugin(path: Path, keys: WriterKeys | ClassifierKeys, needed: Mapping[str, int], **more: bool) -> Plugin:
+def _plugin(
+    path: Path, keys: WriterKeys | ClassifierKeys, needed: Mapping[str, int], judges: str = "responses"
+) -> Plugin:
     tokenizer, revision = (None, None) if keys.chats else keys.tokenizer_files
     memory_limit_mb = keys.plugin_memory_limit_mb
-    return Plugin(path, tokenizer, revision, keys.plugin_limit_s, needed, memory_limit_mb=memory_limit_mb, **more)
+    return Plugin(
+        path, tokenizer, revision, keys.plugin_limit_s, needed, memory_limit_mb=memory_limit_mb, judges=judges
+    )
