@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.data.mix import Mix, Source
+from oger_recipe.data.mix import WRITTEN, Mix, Source
 from oger_recipe.data.rows import Row, check_row, problem_key
 from oger_recipe.data.sources import Columns, as_text, read_records, to_row
 from oger_recipe.errors import RecipeError, cut, shown
@@ -95,8 +95,11 @@ def build(
     """
     ours = [source for source in mix.sources if not source.held_out]
     theirs = [source for source in mix.sources if source.held_out]
-    kept_out, tallies_out = _collect(theirs, (), rules)
-    problems, tallies = _collect(ours, kept_out, rules)
+    kept_out, tallies_out = _collect(theirs, (), rules, mix.keep)
+    problems, tallies = _collect(ours, kept_out, rules, mix.keep)
+    for name in mix.keep:
+        if all(problem.row[name] is None for problem in problems.values()):
+            raise RecipeError(f"'keep': no row has a column {name!r}")
     tasks = rules.tasks(problem.row for problem in (*problems.values(), *kept_out.values()))
     with GradingPool(grading.for_tasks(tasks)) as pool:
         part = _part(problems, tallies, mix, rules, pool, tokenizer)
@@ -109,13 +112,13 @@ def build(
 
 
 def _collect(
-    sources: Sequence[Source], held_out: Collection[str], rules: GradingRules
+    sources: Sequence[Source], held_out: Collection[str], rules: GradingRules, keep: Sequence[str]
 ) -> tuple[dict[str, _Problem], dict[str, Tally]]:
     problems: dict[str, _Problem] = {}
     by_name: dict[str, Tally] = {}
     for source in sources:
         tally = by_name.setdefault(source.name, Tally())
-        for row, where in _rows(source, tuple(rules.own)):
+        for row, where in _rows(source, tuple(rules.own), keep):
             tally.counts["rows"] += 1
             key = problem_key(row["prompt"])
             if key in held_out:
@@ -124,11 +127,12 @@ def _collect(
             tally.problems.add(key)
             problem = problems.setdefault(key, _Problem(row, where, where))
             _add(problem, row, where, tally)
+            problem.row |= {name: row[name] for name in keep if problem.row[name] is None}
     _name(problems)
     return problems, by_name
 
 
-def _rows(source: Source, own_tasks: tuple[str, ...]) -> Iterator[tuple[Row, str]]:
+def _rows(source: Source, own_tasks: tuple[str, ...], keep: Sequence[str]) -> Iterator[tuple[Row, str]]:
     records = read_records(source.path, source.split)
     number = 0
     for number, record in progress(records, source.name, "rows"):
@@ -138,6 +142,7 @@ def _rows(source: Source, own_tasks: tuple[str, ...]) -> Iterator[tuple[Row, str
             row["uid"] = row.get("uid") or _NO_UID
         check_row(row, where, own_tasks)
         row["datasource"] = source.datasource or row.get("datasource") or row["task"]
+        row |= {name: record.get(name) for name in keep}
         yield row, where
     if not number:
         raise RecipeError(f"{source.path}: the dataset has no rows")
@@ -265,7 +270,7 @@ def _part(
     _check_answers([problem for problem in kept if not problem.trajectories], rules, pool)
     _compare_answers(kept, rules, pool)
     chats = any(not isinstance(problem.row["prompt"], str) for problem in kept)
-    return Part([_written(problem.row, teachers, chats) for problem in kept], tallies)
+    return Part([_written(problem.row, teachers, chats, mix.keep) for problem in kept], tallies)
 
 
 def _short_problems(problems: list[_Problem], mix: Mix, tokenizer: Any) -> list[_Problem]:
@@ -343,13 +348,14 @@ def _as_response(task: str, answer: str) -> str:
     return f"\\boxed{{{answer}}}" if task == "math" and last_boxed(answer) is None else answer
 
 
-def _written(row: Row, teachers: dict[str, list[dict[str, Any]]], chats: bool) -> Row:
+def _written(row: Row, teachers: dict[str, list[dict[str, Any]]], chats: bool, keep: Sequence[str]) -> Row:
     """Returns the row for the file, where prompts are all chats or all texts: readers want one type a column."""
     prompt = row["prompt"]
     if chats and isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
     given = {key: row[key] for key in ("answer", "task", "datasource")}
-    return {"uid": row["uid"], "prompt": prompt} | given | {"teachers": teachers.get(row["uid"], [])}
+    written = {"uid": row["uid"], "prompt": prompt} | given | {"teachers": teachers.get(row["uid"], [])}
+    return written | {name: row[name] for name in keep}
 
 
 # ---- writing
@@ -375,7 +381,18 @@ def _write_parquet(rows: list[Row], path: Path) -> None:
     texts = all(isinstance(row["prompt"], str) for row in rows)
     columns = [("uid", pa.string()), ("prompt", pa.string() if texts else pa.list_(message))]
     columns += [(name, pa.string()) for name in ("answer", "task", "datasource")]
-    schema = pa.schema([*columns, ("teachers", pa.list_(pa.struct(teacher)))])
+    columns.append(("teachers", pa.list_(pa.struct(teacher))))
+    columns += [(name, _arrow_type(name, rows)) for name in rows[0] if name not in WRITTEN]
+    schema = pa.schema(columns)
     with pa.parquet.ParquetWriter(path, schema) as writer:
         for start in range(0, len(rows), 1000):  # in groups: a column of one table may not pass 2 GiB
             writer.write_table(pa.Table.from_pylist(rows[start : start + 1000], schema))
+
+
+def _arrow_type(name: str, rows: list[Row]) -> Any:
+    import pyarrow as pa
+
+    try:
+        return pa.array([row[name] for row in rows]).type
+    except pa.ArrowException as error:
+        raise RecipeError(f"'keep': no .parquet column holds all values of {name!r} ({error}); write .jsonl") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from oger_recipe.errors import RecipeError
 
 HOLDERS = ("x-", "_")  # what top-level keys begin with that only hold anchors
 COLUMNS = ("prompt", "answer", "teacher", "correct", "uid")
+WRITTEN = ("uid", "prompt", "answer", "task", "datasource", "teachers")  # columns that every file of rows has
 ANSWERS = ("hashes", "boxed", "last_number")
 
 
@@ -42,7 +43,7 @@ class Mix:
     """Sources, in the order in which they contribute, and limits.
 
     tokenizer: folder or hub name; max_prefix_len: tokens of a teacher with its end of sequence; max_prompt_length:
-    tokens of a problem without its template; None: no limit.
+    tokens of a problem without its template; None: no limit. keep: further columns that stay in the file.
     """
 
     sources: tuple[Source, ...]
@@ -50,6 +51,7 @@ class Mix:
     max_prefix_len: int | None = None
     max_prompt_length: int | None = None
     keep_wrong_teachers: bool = False
+    keep: Sequence[str] = ()
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -59,7 +61,7 @@ class Mix:
 
 _KINDS: dict[str, type] = {"split": str, "task": str, "datasource": str, "name": str, "path": str, "answer_from": str}
 _KINDS |= {"tokenizer": str, "max_prefix_len": int, "max_prompt_length": int, "columns": dict, "sources": list}
-_KINDS |= {"keep_wrong_teachers": bool, "held_out": bool}
+_KINDS |= {"keep_wrong_teachers": bool, "held_out": bool, "keep": list}
 _IN_WORDS = {str: "a text", int: "a number of 1 or more", dict: "a mapping", list: "a list", bool: "true or false"}
 
 
@@ -78,6 +80,8 @@ def read_mix(path: Path) -> Mix:
     mix = Mix(**(values | {"sources": sources}))
     if mix.tokenizer is None and (mix.max_prefix_len or mix.max_prompt_length):
         raise RecipeError(f"{path}: max_prefix_len and max_prompt_length count tokens: set 'tokenizer'")
+    if wrong := [name for name in mix.keep if not isinstance(name, str) or name in WRITTEN]:
+        raise RecipeError(f"{path}: 'keep' names further columns than {', '.join(WRITTEN)}, found {wrong[0]!r}")
     return mix
 
 

@@ -25,7 +25,7 @@ from oger_recipe.files import read_jsonl, write_jsonl
 from oger_recipe.rewards.entries import entry_problems, sources_of
 from oger_recipe.rewards.kinds import Surroundings, make_source
 from oger_recipe.rewards.models.plugin import OF_RUBRICS, OF_STEPS, ready_made
-from oger_recipe.rewards.models.rubrics import ASKS
+from oger_recipe.rewards.models.rubrics import ASKS, criteria_of
 from oger_recipe.rewards.sources import ANSWER, OVERFLOW, Group, Scores
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.run.rows import training_rows
@@ -234,6 +234,34 @@ def test_a_bad_rubric_stops_a_run_before_it_starts_and_is_a_bad_row_of_a_file(
     write_jsonl(ROWS, Path("rows.jsonl"))
     data.main(["validate", "rows.jsonl", *flags])
     assert "3 rows, 0 bad" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("out", ["out.parquet", "out.jsonl"])
+def test_a_mix_keeps_the_columns_that_it_names(server: Server, parser: argparse.ArgumentParser, out: str) -> None:
+    write_jsonl(ROWS[:2], Path("ours.jsonl"))
+    theirs = [{"q": row["prompt"], "a": "1", "rubric": row["rubric"]} for row in ROWS]
+    theirs[0]["rubric"] = ["Is another one"]  # the first source decides
+    write_jsonl([*theirs, {"q": "none?", "a": "1"}], Path("theirs.jsonl"))
+    mapped = {"name": "b", "path": "theirs.jsonl", "task": "gsm8k", "columns": {"prompt": "q", "answer": "a"}}
+    mix = {"sources": [{"name": "a", "path": "ours.jsonl"}, mapped], "keep": ["rubric"]}
+    Path("mix.yaml").write_text(yaml.safe_dump(mix))
+    if out.endswith(".parquet"):
+        with pytest.raises(SystemExit, match="'keep': no .parquet column holds all values of 'rubric'"):
+            data.main(["prepare", "mix.yaml", "--out", out])  # texts and dicts in one column
+        for name in ("ours", "theirs"):
+            rows = read_jsonl(Path(f"{name}.jsonl"))
+            for row in rows:
+                texts = [each for each in row.get("rubric", []) if isinstance(each, str)]
+                row["rubric"] = [{"description": text} for text in texts] or row.get("rubric")
+            write_jsonl(rows, Path(f"{name}.jsonl"))
+    data.main(["prepare", "mix.yaml", "--out", out])
+    rows = training_rows(vars(parser.parse_args(["--data.prompt_dataset", out])))
+    read = {row["prompt"]: row["rubric"] and criteria_of(row["rubric"]) for row in rows}
+    assert read == {row["prompt"]: criteria_of(row["rubric"]) for row in ROWS} | {"none?": None}
+    for keep, said in ((["rubrics"], "'keep': no row has a column 'rubrics'"), (["uid"], "'keep' names further")):
+        Path("mix.yaml").write_text(yaml.safe_dump(mix | {"keep": keep}))
+        with pytest.raises(SystemExit, match=said):
+            data.main(["prepare", "mix.yaml", "--out", "other.jsonl"])
 
 
 def test_scored_answers_have_the_verdict_on_each_criterion(server: Server, policy_folder: Path) -> None:
