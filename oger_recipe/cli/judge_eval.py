@@ -38,7 +38,12 @@ def build_parser() -> argparse.ArgumentParser:
     data = parser.add_mutually_exclusive_group(required=True)
     files = ".json, .jsonl or .parquet file, or dataset of the Hub"
     data.add_argument("--pairs", metavar="FILE", help=f"{files}, with the columns of LLMBar or JudgeBench")
-    data.add_argument("--labels", metavar="FILE", help=f"{files}, with question, text and label (0, 1 or any number)")
+    data.add_argument(
+        "--labels",
+        metavar="FILE",
+        help=f"{files}, with question, text and label (0, 1 or any number); for kind rubric with a rubric, whose "
+        "criteria may have labels",
+    )
     add("--split", default="test", help="of a Hub dataset (%(default)s)")
     add("--limit", type=int, help="take so many of them, from the beginning")
     add("--threshold", type=float, help="least value that says label 1 (default: 0.5 for judges, 0 for heads)")
@@ -60,7 +65,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
-    from oger_recipe.evaluation.labelled import read_answers, read_pairs
+    from oger_recipe.evaluation.labelled import read_answers, read_pairs, read_rated_answers
+    from oger_recipe.rewards.models.rubrics import RubricKeys
     from oger_recipe.run.judging import dead, figures, judge_of, on_answers, on_pairs, report
 
     if (args.recipe is None) != (args.source is None):
@@ -77,7 +83,11 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: 
         print(f"{spec.name}: {len(pairs)} pairs ...", flush=True)
         found = on_pairs(spec, pairs, settings)
     else:
-        answers = read_answers(args.labels, args.split, args.limit)
+        answers = (
+            read_rated_answers(args.labels, args.split, args.limit, spec.keys.rubric_column)
+            if isinstance(spec.keys, RubricKeys)
+            else read_answers(args.labels, args.split, args.limit)
+        )
         print(f"{spec.name}: {len(answers)} answers ...", flush=True)
         found = on_answers(spec, answers, settings, args.threshold)
     print(f"\n{report(found, prices)}")

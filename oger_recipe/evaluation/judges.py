@@ -86,6 +86,27 @@ def label_metrics(labels: Sequence[float], values: Sequence[float | None], thres
     }
 
 
+def criterion_metrics(labels: Sequence[float], verdicts: Sequence[float | None]) -> dict[str, Any]:
+    """Returns, of verdicts on criteria and their labels, 0 or 1:
+
+    criteria: their number; accuracy_of_criteria: share whose verdict is at least 0.5 where the label is 1, and below
+    it where it is 0; criteria_met and labelled_met: shares of verdicts of at least 0.5, and of labels 1;
+    unread_criteria: share without a verdict.
+    """
+    read = [verdict for verdict in verdicts if verdict is not None]
+    right = sum(
+        verdict is not None and (verdict >= 0.5) == (label == 1)
+        for label, verdict in zip(labels, verdicts, strict=True)
+    )
+    return {
+        "criteria": len(labels),
+        "accuracy_of_criteria": _share(right, len(labels)),
+        "criteria_met": _share(sum(verdict >= 0.5 for verdict in read), len(read)),
+        "labelled_met": _share(sum(labels), len(labels)),
+        "unread_criteria": _share(len(verdicts) - len(read), len(verdicts)),
+    }
+
+
 def _share(part: float, whole: int) -> float:
     return part / whole if whole else math.nan
 

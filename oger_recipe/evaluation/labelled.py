@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from oger_recipe.data.sources import made_of_records
 from oger_recipe.errors import RecipeError, shown
+from oger_recipe.rewards.models.rubrics import Criterion, criteria_of, rubric_value
 
 T = TypeVar("T")
 
@@ -28,6 +29,23 @@ class Answer:
     question: str
     text: str
     label: float
+
+    @property
+    def judged(self) -> Any:
+        """What a judge is asked about."""
+        return self.text
+
+
+@dataclass(frozen=True)
+class RatedAnswer(Answer):
+    """labels: what people say of the criteria, 1 for met and 0 for not, by name; of some of them, or of all."""
+
+    rubric: list[Criterion]
+    labels: dict[str, float]
+
+    @property
+    def judged(self) -> Any:
+        return self.text, self.rubric
 
 
 @dataclass(frozen=True)
@@ -63,6 +81,15 @@ def read_answers(source: str, split: str, limit: int | None = None) -> list[Answ
     return _read(source, split, limit, _answer)
 
 
+def read_rated_answers(source: str, split: str, limit: int | None, column: str) -> list[RatedAnswer]:
+    """Reads answers with question (or prompt), text (or response) and a column with a rubric, whose criteria may have
+    a label, 0 or 1. Without a column label the answer's follows from those of all criteria.
+
+    Raises RecipeError with the lines that are wrong.
+    """
+    return _read(source, split, limit, lambda record, where: _rated(record, where, column))
+
+
 def _read(source: str, split: str, limit: int | None, make: Callable[[dict[str, Any], str], T]) -> list[T]:
     def made(record: Any, where: str) -> T:
         if not isinstance(record, dict):
@@ -93,6 +120,23 @@ def _answer(record: dict[str, Any], where: str) -> Answer:
         raise RecipeError(f"{where}: 'label' must be a number, found {shown(label)}")
     question, text = (_text(record, column, where) for column in columns)
     return Answer(str(record.get("uid") or where), question, text, float(label))
+
+
+def _rated(record: dict[str, Any], where: str, column: str) -> RatedAnswer:
+    rubric = record[_column(record, (column,), where)]
+    try:
+        criteria = criteria_of(rubric)
+    except ValueError as error:
+        raise RecipeError(f"{where}: {column!r}: {error}") from None
+    given = [each.get("label") if isinstance(each, dict) else None for each in rubric]
+    labels = {each.name: label for each, label in zip(criteria, given, strict=True) if label is not None}
+    if wrong := [label for label in labels.values() if label not in (0, 1)]:
+        raise RecipeError(f"{where}: the label of a criterion is 0 or 1, found {shown(wrong[0])}")
+    if record.get("label") is None:
+        if None in given:
+            raise RecipeError(f"{where}: a column label is needed, or a label for each criterion")
+        record = record | {"label": rubric_value(criteria, given)}
+    return RatedAnswer(**vars(_answer(record, where)), rubric=criteria, labels=labels)
 
 
 def _column(record: dict[str, Any], names: Sequence[str], where: str) -> str:

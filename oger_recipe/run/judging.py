@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from oger_recipe.errors import RecipeError
-from oger_recipe.evaluation.judges import JudgedPair, Prices, Work, label_metrics, pair_metrics
-from oger_recipe.evaluation.labelled import Answer, Pair
+from oger_recipe.evaluation.judges import JudgedPair, Prices, Work, criterion_metrics, label_metrics, pair_metrics
+from oger_recipe.evaluation.labelled import Answer, Pair, RatedAnswer
 from oger_recipe.evaluation.tables import aligned
 from oger_recipe.progress import ShownReplies
 from oger_recipe.rewards.entries import entry_problems, sources_of
@@ -21,6 +21,7 @@ from oger_recipe.rewards.models.judge import Judge
 from oger_recipe.rewards.models.keys import ModelKeys, PairwiseKeys
 from oger_recipe.rewards.models.pairwise import TIE, compare
 from oger_recipe.rewards.models.place import Place, Reply, Sampling, StepPrompt
+from oger_recipe.rewards.models.rubric_judge import RubricJudge
 from oger_recipe.rewards.models.tokens import load_tokenizer, plain_tokens
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.run.engines import engines_of
@@ -34,9 +35,10 @@ _MODELS: dict[str, Callable[[SourceSpec, Surroundings], RewardModel]] = {
     "pairwise": Judge.of,
     "classifier": Head.of,
     "critique_classifier": CriticAndHead.of,
+    "rubric": RubricJudge.of,
 }
 # The least value of a single answer that says label 1: a judge's lie between 0 and 1, a Bradley-Terry head's around 0.
-_THRESHOLDS = {"judge": 0.5, "classifier": 0.0, "critique_classifier": 0.0}
+_THRESHOLDS = {"judge": 0.5, "classifier": 0.0, "critique_classifier": 0.0, "rubric": 0.5}
 
 _ENTRY = "oger.reward.sources, entry 1: "  # not where the user has written it
 Case = dict[str, Any]  # a pair or an answer with what the judge said, as the file of results has it
@@ -68,6 +70,8 @@ def judge_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
 
 def on_pairs(spec: SourceSpec, pairs: Sequence[Pair], value: Mapping[str, Any]) -> Found:
     """Kind pairwise reads both answers, in both orders; other kinds value each, and the greater value is better."""
+    if spec.kind == "rubric":
+        raise RecipeError(f"{spec.name} reads a rubric with each answer: kind rubric needs --labels")
     asked = _Asked(spec, value)
     questions = [pair.question for pair in pairs]
     if isinstance(spec.keys, PairwiseKeys):
@@ -111,10 +115,15 @@ def on_answers(
     threshold = _THRESHOLDS[spec.kind] if threshold is None else threshold
     asked = _Asked(spec, value)
     with asked as judge:
-        judged = judge.judge([each.question for each in answers], [each.text for each in answers])
+        judged = judge.judge([each.question for each in answers], [each.judged for each in answers])
     labels = [each.label for each in answers]
     metrics = label_metrics(labels, [_value(each) for each in judged], threshold)
     cases = [{"answer": each.name, "label": each.label} | _case(said) for each, said in _zip(answers, judged)]
+    if any(said.criteria for said in judged):
+        rated = [(each.labels, said.criteria) for each, said in _zip(answers, judged) if isinstance(each, RatedAnswer)]
+        pairs = [(label, said.get(name)) for labels, said in rated for name, label in labels.items()]
+        metrics |= criterion_metrics(*zip(*pairs, strict=True)) if pairs else {}
+        cases = [case | {"criteria": said, "labels": labels} for case, (labels, said) in _zip(cases, rated)]
     return Found(metrics | _failures(judged), asked.work, cases)
 
 

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -18,7 +18,7 @@ import torch
 import yaml
 from judge_server import Answer, Server
 
-from oger_recipe.cli import data
+from oger_recipe.cli import data, judge_eval
 from oger_recipe.cli import score as score_command
 from oger_recipe.errors import RecipeError
 from oger_recipe.files import read_jsonl, write_jsonl
@@ -305,3 +305,62 @@ def test_the_samples_of_a_step_have_the_verdict_on_each_criterion(
         None, None, {"Has carrot": 0}, {"Has carrot": 0}, {"Has carrot": 1},
     ]  # fmt: skip
     assert made.metrics["reward/rubric/met"] == 4 / 9 and made.metrics["reward/rubric/pitfalls"] == 2 / 3
+
+
+# ---- how good such a judge is
+
+
+@pytest.fixture()
+def evaluated(server: Server, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[dict[str, Any], str]]:
+    def run(rows: list[dict[str, Any]], **keys: Any) -> tuple[dict[str, Any], str]:
+        write_jsonl(rows, Path("labels.jsonl"))
+        command = ["--judge", yaml.safe_dump(entry(server, **keys)), "--oger.reward.cache="]
+        judge_eval.main([*command, "--labels", "labels.jsonl", "--out", "out.json"])
+        return json.loads(Path("out.json").read_text()), capsys.readouterr().out
+
+    return run
+
+
+def labelled(*labels: int | None) -> list[dict[str, Any]]:
+    return [each | {"label": label} for each, label in zip(FRUIT, labels, strict=True)]
+
+
+def test_a_judge_of_rubrics_is_held_against_labels_of_criteria_and_of_answers(evaluated: Any) -> None:
+    rows = [
+        {"question": "?", "text": "apple pear", "rubric": labelled(1, 1, 0)},  # the judge agrees: 1
+        {"question": "?", "text": "apple", "rubric": labelled(1, 1, 0)},  # it misses the pear: 3/4 for 1
+        {"question": "?", "text": "worm mute-apple", "rubric": labelled(0, 0, 1)},  # 0, and one is not read
+        {"question": "?", "text": "pear", "rubric": labelled(None, 1, None), "label": 0.5},  # 1/4 for 1/2
+    ]
+    found, printed = evaluated(rows)
+    assert [case["value"] for case in found["cases"]] == [1, 0.75, 0, 0.25]
+    assert [case["label"] for case in found["cases"]] == [1, 1, 0, 0.5]
+    assert found["cases"][2]["criteria"] == {"apple": None, "pear": 0, "worm": 1}
+    assert found["cases"][1]["labels"] == {"apple": 1, "pear": 1, "worm": 0}
+    assert (found["criteria"], found["accuracy_of_criteria"], found["unread_criteria"]) == (10, 8 / 10, 1 / 10)
+    assert (found["criteria_met"], found["labelled_met"]) == (5 / 9, 6 / 10)
+    assert found["rank_correlation"] > 0.9 and found["asked"] == 12 and found["unread"] == 0
+    assert re.search(r"\naccuracy of criteria +0\.800\n", printed)
+    of_answers = [{key: row[key] for key in ("question", "text")} | {"rubric": FRUIT, "label": 1} for row in rows]
+    found, _ = evaluated(of_answers, ask="together")
+    assert found["accuracy"] == 2 / 4 and "criteria" not in found and found["asked"] == 4
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"rubric": FRUIT}, "labels.jsonl:1: a column label is needed, or a label for each criterion"),
+        ({"rubric": labelled(1, 2, 0)}, "labels.jsonl:1: the label of a criterion is 0 or 1, found 2"),
+        ({"rubric": [], "label": 1}, "labels.jsonl:1: 'rubric': a rubric is a list of criteria, found []"),
+        ({"label": 1}, "labels.jsonl:1: there is no column rubric; there are question, text, label"),
+    ],
+)
+def test_labels_that_cannot_be_read_are_said_with_their_line(evaluated: Any, row: dict[str, Any], said: str) -> None:
+    with pytest.raises(SystemExit, match=re.escape(said)):
+        evaluated([{"question": "?", "text": "x"} | row])
+
+
+def test_pairs_are_for_other_kinds(server: Server) -> None:
+    write_jsonl([{"question": "?", "response_A": "a", "response_B": "b", "label": "A>B"}], Path("pairs.jsonl"))
+    with pytest.raises(SystemExit, match="rubric reads a rubric with each answer: kind rubric needs --labels"):
+        judge_eval.main(["--judge", yaml.safe_dump(entry(server)), "--pairs", "pairs.jsonl"])
