@@ -70,5 +70,4 @@ def _response(record: Any, where: str) -> Response:
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise RecipeError(f"{where}: '{name}' must be true or false, found {shown(value)}")
-    known = {"source": record.get("source"), "response_length": tokens}
-    return Response(where, uid, text, float(entropy), **known, **flags)
+    return Response(where, uid, text, float(entropy), source=record.get("source"), response_length=tokens, **flags)

@@ -100,7 +100,9 @@ def _of_entry(entry: Mapping[str, Any], *, first: bool) -> Iterator[str]:
         )
     problems = [*_of_kind(kind, {key: value for key, value in entry.items() if key not in _COMMON})]
     yield from problems
-    bounds = None if problems or _is_path(kind) else KINDS[kind].of(entry.get("scorer")).keys.of(entry).bounds
+    bounds = None
+    if not problems and isinstance(kind, str) and kind in KINDS:
+        bounds = KINDS[kind].of(entry.get("scorer")).keys.of(entry).bounds
     if bounds is not None and "worst" in entry:
         low, high = bounds
         yield f"worst {entry['worst']!r}: this source gives {low:g} to {high:g}, so that it is known; leave worst out"

@@ -20,7 +20,7 @@ import inspect
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -156,7 +156,7 @@ class OwnClass:
             str(name): _shaped(part, wanted, f"its component {name!r}") for name, part in scores.components.items()
         }
         steps = None if scores.steps is None else _steps_shaped(scores.steps, wanted)
-        return Scores(values, components, errors, scores.metrics, steps, causes, scores.criteria)
+        return replace(scores, values=values, components=components, errors=errors, steps=steps, causes=causes)
 
 
 def _shaped(values: Any, wanted: Tensor, what: str) -> Tensor:
@@ -216,8 +216,8 @@ def imported(path: str) -> Any:
     if not callable(found):
         raise ValueError(f"{path!r} is of type {type(found).__name__}, no function and no class")
     if (form := form_of(found)) is not None:
-        for problem in form.problems(found):
-            raise ValueError(f"{path!r} is a function for {form.trainer}: {problem}")
+        for each in form.problems(found):
+            raise ValueError(f"{path!r} is a function for {form.trainer}: {each}")
     elif (problem := _does_not_take(found, None)) is not None:
         raise ValueError(
             f"{path!r} cannot be called with one group: {problem} (a function of TRL's has an argument completions, "
