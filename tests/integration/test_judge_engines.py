@@ -40,6 +40,7 @@ from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys, WriterKeys
 from oger_recipe.rewards.models.likelihood import written
 from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt
 from oger_recipe.rewards.models.step_text import StepWriter
+from oger_recipe.rewards.sources import ANSWER, OVERFLOW
 
 LONGEST = 96  # tokens; a letter is one
 TOKENS = 12
@@ -232,7 +233,7 @@ def test_a_head_gives_its_number_before_any_sigmoid(head: EnginePlace, models: d
         ]
     assert [reply.value for reply in values] == pytest.approx(expected, rel=1e-4)
     assert max(map(abs, expected)) > 1  # no probabilities
-    assert f"the prompt has {LONGEST + 1} tokens" in str(too_long.error)
+    assert f"the prompt has {LONGEST + 1} tokens" in str(too_long.error) and too_long.cause == OVERFLOW
 
 
 @pytest.mark.parametrize(
@@ -241,12 +242,13 @@ def test_a_head_gives_its_number_before_any_sigmoid(head: EnginePlace, models: d
         ([0.5], Reply(value=0.5)),
         ([[4.0], [0.5], [-2.5]], Reply(value=-2.5)),  # of every token
         ([0.5, 0.25], Reply(error="its head gives 2 numbers, and a reward model's gives one")),
-        ([[1.0], [float("inf")]], Reply(error="its head gives inf")),
+        ([[1.0], [float("inf")]], Reply(error="its head gives inf", cause=ANSWER)),
     ],
 )
 def test_a_head_has_one_number_that_of_the_last_token(data: list[Any], reply: Reply) -> None:
     found = _measured(SimpleNamespace(outputs=SimpleNamespace(data=torch.tensor(data))))
     assert (found.error, found.error or found.value) == (reply.error, reply.error or reply.value)
+    assert found.cause == reply.cause
 
 
 STEPS = [

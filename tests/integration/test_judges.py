@@ -36,7 +36,7 @@ from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.rewards.models.place import Reply, Sampling
 from oger_recipe.rewards.models.plugin import Failed, Plugin
 from oger_recipe.rewards.models.plugins import _critique
-from oger_recipe.rewards.sources import Group, Scores, Source, Verifier
+from oger_recipe.rewards.sources import OVERFLOW, Group, Scores, Source, Verifier
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.seeds import stable_seed
 
@@ -225,7 +225,8 @@ def test_a_prompt_that_is_too_long_costs_itself_and_a_reply_ends_with_the_model(
     short, filling, long = place.generate(["Hi", near, "a" * 40], Sampling(max_new_tokens=8))
     assert short == process_place(policy_folder).generate(["Hi"], Sampling(max_new_tokens=8))[0]
     assert filling == process_place(policy_folder).generate([near], Sampling(max_new_tokens=4))[0] and filling.cut
-    assert long == Reply(error=f"the prompt has 40 tokens, and {policy_folder} reads 40 in all", value=ANY)
+    said = f"the prompt has 40 tokens, and {policy_folder} reads 40 in all"
+    assert long == Reply(error=said, value=ANY, cause=OVERFLOW)
 
 
 def test_a_model_without_a_head_is_refused(policy_folder: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from oger_recipe.rewards.models.plugin import Failed, Plugin
+from oger_recipe.rewards.sources import ANSWER
 
 Make = Callable[..., Plugin]
 
@@ -147,7 +148,7 @@ def test_a_plugin_that_takes_too_much_memory_costs_the_rows_that_make_it_do_so(m
     plugin = made(ECHO.format(above="", before="kept = bytearray(2**34) if 'much' in text_responses else None"))
     first, much, last = plugin.preprocess(["?"] * 3, ["a", "much", "b"])
     assert (first, last) == ("a", "b")
-    assert much == Failed("it took more memory than plugin_memory_limit_mb allows")
+    assert much == Failed("it took more memory than plugin_memory_limit_mb allows", ANSWER)
     roomy = made(ECHO.format(above="", before="kept = bytearray(2**26)"), memory_limit_mb=256)
     assert roomy.preprocess(["?"], ["a"]) == ["a"]
     tight = made(ECHO.format(above="", before="kept = bytearray(2**26)"), memory_limit_mb=32)
