@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from oger_recipe.rewards.models.keys import ClassifierKeys, JudgeKeys
 from oger_recipe.rewards.models.plugin import Failed, Plugin
+from oger_recipe.rewards.models.plugins_of import of_head, of_judge, of_step_judge
+from oger_recipe.rewards.models.scorer_keys import StepJudgeKeys
 from oger_recipe.rewards.sources import ANSWER
 
 Make = Callable[..., Plugin]
@@ -133,7 +136,7 @@ def test_what_a_plugins_process_replies_is_looked_at_again(above: str, before: s
     plugin = made(ECHO.format(above=above, before=before))
     found = plugin.preprocess(["?"] * 2, ["a", "b"])
     assert all(isinstance(each, Failed) and "cannot be trusted" in each.reason for each in found)
-    assert [said in each.reason for each in found if isinstance(each, Failed)] == [True, True], found
+    assert [(each.cause, said in each.reason) for each in found if isinstance(each, Failed)] == [(ANSWER, True)] * 2
 
 
 def test_a_value_of_a_plugins_process_that_is_no_number_is_none(made: Make) -> None:
@@ -153,6 +156,25 @@ def test_a_plugin_that_takes_too_much_memory_costs_the_rows_that_make_it_do_so(m
     assert roomy.preprocess(["?"], ["a"]) == ["a"]
     tight = made(ECHO.format(above="", before="kept = bytearray(2**26)"), memory_limit_mb=32)
     assert tight.preprocess(["?"], ["a"]) == [much]
+
+
+@pytest.mark.parametrize(
+    ("keys", "of"),
+    [(JudgeKeys, of_judge), (StepJudgeKeys, lambda keys: of_step_judge(keys.judge)), (ClassifierKeys, of_head)],
+)
+def test_the_limits_of_an_entry_are_those_of_its_plugin(
+    keys: type[Any], of: Callable[[Any], Plugin], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    much = "kept = bytearray(2**26) if 'much' in text_responses else time.sleep(600)"
+    (tmp_path / "own.py").write_text(ECHO.format(above="import time", before=much))
+    entry = {"model": "m", "url": "http://localhost:1/v1", "api": "chat", "plugin": "own.py"}
+    plugin = of(keys(**entry, plugin_memory_limit_mb=32, plugin_limit_s=5.0))
+    try:
+        memory, late = plugin.preprocess(["?"], ["much"]) + plugin.preprocess(["?"], ["slow"])
+        assert "plugin_memory_limit_mb" in memory.reason and "took more than 5 s" in late.reason
+    finally:
+        plugin.close()
 
 
 PRINTS = "[print(each, os.environ['MY_API_KEY']) for each in text_responses for _ in range(100_000)]"

@@ -264,12 +264,12 @@ class _Log(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        cleaned, more = redactor(), f"note: plugin {self._name} prints more than {_LOGGED} bytes about a step; "
-        more += "the rest, of this step and of others, is left out\n"
+        cleaned, note = redactor(), f"note: plugin {self._name} prints more than {_LOGGED} bytes about a step"
+        note += "; the rest, of this step and of others, is left out\n"
         while line := self._printed.readline(_LOGGED):
             said = cleaned(line.decode(errors="replace"))
             if len(line) > self.left:
-                said, more, self.left = more, "", 0
+                said, note, self.left = note, "", 0
             else:
                 self.left -= len(line)
             with contextlib.suppress(OSError):  # read on: who prints into a full pipe waits

@@ -252,7 +252,8 @@ def main() -> None:
         os._exit(_keep(worker, parent))
     begin_below()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
-    serve(connection)
+    with contextlib.suppress(OSError):  # nobody waits for the answer any more
+        serve(connection)
 
 
 if __name__ == "__main__":
