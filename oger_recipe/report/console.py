@@ -240,7 +240,7 @@ def _said_by(source: str, metrics: dict[str, Any]) -> str:
     """Writes a source's mean, and on how many rows it failed; a dash where it said nothing."""
     value = metrics.get(f"reward/{source}")
     text = f"{source} -" if value is None or math.isnan(value) else f"{source} {value:.3f}"
-    return text + _if_any(metrics, ", {:.0f} FAILED", f"reward/{source}/failed")
+    return text + _if_any(metrics, " [{:.0f} FAILED]", f"reward/{source}/failed")
 
 
 def _if_any(metrics: dict[str, Any], text: str, key: str) -> str:

@@ -122,7 +122,7 @@ def test_the_line_has_the_reward_that_is_trained_on_and_what_each_source_says() 
 
     assert shown("rule") == shown() == "reward 0.710"
     assert shown("rule", "judge") == "reward 0.710 (rule 0.325, judge 0.250)"
-    assert shown("rule", "prm", "gone") == "reward 0.710 (rule 0.325, prm -0.500, 46 FAILED, gone -, 128 FAILED)"
+    assert shown("rule", "prm", "gone") == "reward 0.710 (rule 0.325, prm -0.500 [46 FAILED], gone - [128 FAILED])"
     judge["reward/judge"] = 0.0
     assert shown("rule", "judge") == "reward 0.710 (rule 0.325, judge 0.000)"
     judge["reward/judge"] = math.nan
