@@ -66,6 +66,35 @@ DIFFERENT = [
     (r"\boxed{x \equiv 5 \pmod 7}", r"x \equiv 5 \pmod 8"),
 ]
 
+# An equation ends in its last number when all of its numbers are one, as far as they are written out.
+EQUAL += [
+    (rf"\boxed{{{equation}}}", "18")
+    for equation in (
+        "x = 18",
+        r"2\cdot9=18",
+        "x = 2 + 16 = 18",
+        "f(3) = 18",
+        "18.04 = 18.0",
+        r"1800\% = 18",
+        "9+9=6+12=18",
+    )
+]
+EQUAL += [(r"\boxed{\frac{22}{7}=3.14}", "3.14"), ("The answer is $x = 18$.", "18"), (r"\boxed{\sqrt2=1.41}", "1.41")]
+DIFFERENT += [
+    (wrapped % equation, "18")
+    for equation in ("98765 = 18", "98765 == 18", r"98765 \equiv 18", "x = 98765 = 18", "98765 = x = 18", "9+8=18",
+                     "5*3=15*2=18", "17.9 = 18", r"\sqrt{325} = 18")
+    for wrapped in (r"\boxed{%s}", "<answer>%s</answer>", "The answer is $%s$.")
+]  # fmt: skip
+# Marks and quotes are no part of an answer, and a sign is one however it is written.
+EQUAL += [
+    (wrapped % marked, "-18")
+    for marked in ("**-18**", "`-18`", "“-18”", '"-18"', "\u221218", "**\u221218**")
+    for wrapped in (r"\boxed{%s}", "<answer>%s</answer>", "The answer is %s.")
+]
+EQUAL += [("2**3 + 4**2", "24")]
+DIFFERENT += [("The answer is \u221218.", "18"), ("The answer is **\u221218**.", "18")]
+
 
 @pytest.mark.parametrize(("response", "answer"), EQUAL)
 def test_equal_answers_are_right_whatever_their_form(response: str, answer: str) -> None:
@@ -236,6 +265,41 @@ def test_a_defect_of_data_or_settings_is_raised(answer: str, options: dict[str, 
 def test_gsm8k_takes_the_last_number(response: str, answer: str, by_value: float, strict: float) -> None:
     assert verify("gsm8k", response, answer).score == by_value
     assert verify("gsm8k", response, answer, strict_oat=True).score == strict
+
+
+SPACES = [r"\!", r"\,", r"\;", r"\ ", "\u00a0", "\u202f"]
+THOUSANDS = [*SPACES, ",", "{,}", r"\!,", r",\!", r"{,}\!", r"\!{,}", r"\!,\!"]
+
+
+@pytest.mark.parametrize("separator", THOUSANDS)
+def test_thousands_are_one_number_with_any_separator(separator: str) -> None:
+    for number in ("1,000", "70,250", "1,234,567"):
+        text, plain = number.replace(",", separator), number.replace(",", "")
+        for wrapped in (rf"\boxed{{{text}}}", f"so it is ${text}$.", f"The answer is {text}."):
+            for task in ("gsm8k", "math"):
+                assert verify(task, wrapped, plain).score == 1.0, (task, wrapped)
+                assert verify(task, wrapped, plain[-3:]).score == 0.0, (task, wrapped)
+    assert verify("gsm8k", "3" + separator + "18", "18").score == float(
+        separator != ","
+    )  # two digits are no thousands
+
+
+@pytest.mark.parametrize("place", ["hashes", "boxed", "answer_tag"])
+def test_a_gsm8k_place_that_names_another_number_too_has_no_answer(place: str) -> None:
+    said = {"hashes": "so\n#### %s", "boxed": r"so \boxed{%s}", "answer_tag": "so <answer>%s</answer>"}[place]
+    for text in ("18", "$18", "18.00", "x = 18", "2*9 = 18", r"2 \times 9 = 18 dollars", "16+2 = 9*2 = 18", "**18**"):
+        assert verify("gsm8k", said % text, "18", answer_format=place).score == 1.0, text
+    assert verify("gsm8k", said % "10/3 = 3.33", "3.33", answer_format=place).score == 1.0  # as far as it is written
+    for text in ("5 = 18", "9+8=18", "98765 == 18", r"3 \times 5 = 18", "x = 5 = 18", "5 or 18", "5 and 18", "5, 18",
+                 "5; 18", "not 18", r"\neq 18", "5 dollars or 18 dollars"):  # fmt: skip
+        verdict = verify("gsm8k", said % text, "18", answer_format=place)
+        assert (verdict.score, verdict.extracted) == (0.0, None), text
+    assert verify("gsm8k", said % "5 = 18", "18", answer_format=place, strict_oat=True).score == 1.0  # as OAT
+
+
+def test_gsm8k_reads_a_minus_however_it_is_written() -> None:
+    for minus in ("-", "\u2212"):
+        assert [verify("gsm8k", f"The answer is {minus}18", answer).score for answer in ("18", "-18")] == [0.0, 1.0]
 
 
 def test_gsm8k_after_the_hashes() -> None:

@@ -10,8 +10,15 @@ from oger_recipe.errors import shown
 from oger_recipe.rewards.rules import GSM8K_FORMATS
 from oger_recipe.rewards.verdict import UnreadableAnswer, Verdict
 from oger_recipe.rewards.verifiers.boxed import last_answer_tag, last_boxed
+from oger_recipe.rewards.verifiers.countdown import MAX_CHARS, oat_value
 
-_GROUPED = re.compile(r"(?<=\d)(?:\{,\}|\\,|\\!)(?=\d)")  # thousands in LaTeX: 70{,}000
+_SPACE = r"(?:\\[!,;: ]|[\u00a0\u2009\u202f])"
+# Thousands as LaTeX and books write them: 70{,}000, 70\!,000, 70\,000.
+_GROUPED = re.compile(rf"(?<=\d){_SPACE}{{0,2}}(?:\{{,\}}|,)?{_SPACE}{{0,2}}(?=\d{{3}}(?!\d))")
+_SEVERAL = re.compile(  # "5 or 18", "5, 18"; "not 18"
+    r"\d[^\d]{0,20}(?:\b(?:or|and)\b|[,;])[^\d\w]{0,9}[\d.]|\b(?:not|neither)\b|\\n(?:eq?|ot)\b|≠|!="
+)
+_SIGNS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "×": "*", "·": "*", "÷": "/", "\\$": "", "$": "", ",": ""}
 _NUMBER = re.compile(r"[+-]?\d+\.\d*|[+-]?\.\d+|[+-]?\d+e[-+]?\d+|[+-]?\d+", re.ASCII)
 
 
@@ -22,7 +29,8 @@ def verify_gsm8k(
     or ``answer_tag``, that of the last ``\\boxed{}`` or ``<answer>``, of the whole response where it has none.
 
     answer: a number, or a GSM8K solution that ends in ``#### <number>``. Numbers are compared by value, so that 18.0
-    is 18; with ``strict_oat`` as texts, as OAT does. The components format and correct are 0 or 1.
+    is 18; with ``strict_oat`` as texts, as OAT does. In a marked place "5 = 18", "5 or 18" and "not 18" are no answer.
+    The components format and correct are 0 or 1.
     Raises UnreadableAnswer for an answer without a number, ValueError for an unknown format.
     """
     if answer_format not in GSM8K_FORMATS:
@@ -32,9 +40,10 @@ def verify_gsm8k(
         raise UnreadableAnswer(f"GSM8K answer without a number: {shown(answer)}")
     response = _READERS[answer_format](response)
     if not strict_oat:
-        response = _GROUPED.sub("", response)
+        response = _GROUPED.sub("", response.replace("\u2212", "-"))
     found = _last_number(response)
-    if found is None:
+    marked = answer_format != "last_number" and not strict_oat
+    if found is None or (marked and _contradicts(response, found)):
         return Verdict(0.0, 0.0, "no number was found", {"format": 0.0, "correct": 0.0})
     right = found.lower() == reference.lower() if strict_oat else _value(found) == _value(reference)
     reason = "right" if right else f"{found[:100]}, not {reference}"
@@ -70,6 +79,19 @@ _READERS = {
 def _last_number(text: str) -> str | None:
     numbers = _NUMBER.findall(text.replace(",", ""))
     return numbers[-1].rstrip(".") if numbers else None
+
+
+def _contradicts(content: str, found: str) -> bool:
+    """Whether a marked place names another number beside the one that is found there, or that one as wrong."""
+    if len(content) > MAX_CHARS:
+        return False
+    if _SEVERAL.search(content):
+        return True
+    for sign, plain in _SIGNS.items():
+        content = content.replace(sign, plain)
+    rounding = 10.0 ** -len(found.partition(".")[2]) if "." in found else 0.0
+    sides = [value for side in content.split("=")[:-1] if (value := oat_value(side)) is not None]
+    return any(abs(value - float(found)) > 0.99 * rounding + 1e-6 * abs(value) for value in sides)
 
 
 def _value(number: str) -> Decimal | str:

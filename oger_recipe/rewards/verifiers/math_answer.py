@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
+from itertools import combinations
 from typing import Any
 
 import sympy
@@ -39,7 +40,9 @@ _TWO_NUMBERS = re.compile(rf"(?<![\w.^])\d+(?:\.\d*)?{_SPACES}\d")
 _SMALL_SPACE = r"(?:\\[!,;: ]|[ ~\u00a0\u2009\u202f])"
 _FRACTION = re.compile(r"\\([dtc]?frac|binom)\s*(\d)\s*(\d)")
 _MIXED = re.compile(rf"(?<![\w.^/])(\d{{1,9}}){_SMALL_SPACE}+([1-9]\d{{0,8}})\s*/\s*([1-9]\d{{0,8}})(?![\d./])")
-_THOUSANDS = re.compile(rf"(?<![\w.,^])\d{{1,3}}(?:(?:\{{,\}}|,\\!|{_SMALL_SPACE})\d{{3}})+(?!\d)")
+_COMMA = r"(?:(?:\\!)?\{,\}(?:\\!)?|\\!,(?:\\!)?|,\\!)"
+_THOUSANDS = re.compile(rf"(?<![\w.,^])\d{{1,3}}(?:(?:{_COMMA}|{_SMALL_SPACE})\d{{3}})+(?!\d)")
+_MARKS = re.compile(r"(?<![\w)\]}*`])(\*\*|`)([^*`\n]{1,200})\1(?![\w(*`])|[“\"]([^“”\"\n]{1,200})[”\"]")
 _NOT_DIGIT = re.compile(r"\D")
 _E_NOTATION = re.compile(r"(?<![\w.\\^])(\d+(?:\.\d*)?|\.\d+)[eE]([+-]?\d{1,3})(?!\w|\.\d)")
 _EULER = re.compile(r"(?<=\d)e-(?=\d)")
@@ -163,8 +166,13 @@ def _candidate(text: str, places: tuple[str, ...]) -> _Expression | None:
 
 
 def _anywhere(text: str) -> _Expression | None:
-    parsed = _readings(text)
+    parsed = _readings(_unmarked(text))
     return _expression(str(parsed[-1]), parsed) if parsed else None
+
+
+def _unmarked(text: str) -> str:
+    """Without emphasis, code and quotes around words, formulas and numbers."""
+    return _MARKS.sub(lambda match: match[2] or match[3], text)
 
 
 def _last_number(text: str) -> _Expression | None:
@@ -186,7 +194,7 @@ def _answer_tag(text: str) -> _Expression | None:
 
 def _boxed_expression(content: str) -> _Expression:
     """Read as the content of a box, on both sides alike."""
-    content = _ABOUT.sub("", content.strip().strip("$").strip())
+    content = _ABOUT.sub("", _unmarked(content.strip()).strip("$").strip())
     # By default math-verify takes a number or a bracket out of a box that it cannot read: 2 out of E_3, 2, or [0,1]
     # out of [0,1] U [2,3]. The first match is the box as a whole, as an expression or as text.
     return _expression(_rewritten(content), _readings(f"\\boxed{{{content}}}", extraction_mode="first_match"))
@@ -207,6 +215,7 @@ def _expression(text: str, parsed: Sequence[Any]) -> _Expression:
 
 def _rewritten(text: str) -> str:
     """Numbers in forms that math-verify misreads in forms that it reads, in LaTeX and in plain text."""
+    text = text.replace("\u2212", "-")
     text = _FRACTION.sub(r"\\\1{\2}{\3}", text)
     text = _MIXED.sub(_improper, text)
     text = _THOUSANDS.sub(lambda match: _NOT_DIGIT.sub("", match[0]), text)
@@ -255,12 +264,35 @@ def _rational(number: Any) -> sympy.Rational | None:
 def _equal(reference: _Expression, candidate: _Expression) -> bool:
     if not verify(list(reference.parsed), list(candidate.parsed), timeout_seconds=None):
         return False
+    if any(map(_contradicts, candidate.parsed)):
+        return False
     expected, found = reference.number, candidate.number
     if expected is None or found is None:
         return True
     # math-verify rounds to six decimals, which makes 4.5e-8 equal to 9e-8 and to 0: small numbers need six digits.
     size = max(abs(expected), abs(found))
     return bool(size >= _SMALL or abs(expected - found) <= size / 10**6)
+
+
+def _contradicts(value: Any) -> bool:
+    """Whether equations make two numbers equal that are not, as 5 = 18 does. math-verify takes the last one."""
+    groups: list[set[Any]] = []
+    for equation in sympy.And.make_args(value) if isinstance(value, (sympy.Eq, sympy.And)) else ():
+        if not isinstance(equation, sympy.Eq):
+            return False
+        linked = [group for group in groups if group & set(equation.args)]
+        groups = [group for group in groups if group not in linked] + [set(equation.args).union(*linked)]
+    numbers = ([side for side in group if side.is_comparable] for group in groups)
+    return any(_differ(*pair) for each in numbers for pair in combinations(each, 2))
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Whether numbers differ by one or more in the last decimal that is written of either."""
+    written = [
+        Decimal(str(float(each))).as_tuple().exponent for side in (one, other) for each in side.atoms(sympy.Float)
+    ]
+    rounding = max((10.0**exponent for exponent in written if isinstance(exponent, int)), default=0.0)
+    return bool(abs((one - other).evalf()) > 0.99 * rounding + 1e-6 * max(abs(one.evalf()), abs(other.evalf())))
 
 
 # A place without a finder is a KeyError at import.
