@@ -89,7 +89,7 @@ DIFFERENT += [
 # Marks and quotes are no part of an answer, and a sign is one however it is written.
 EQUAL += [
     (wrapped % marked, "-18")
-    for marked in ("**-18**", "`-18`", "“-18”", '"-18"', "\u221218", "**\u221218**")
+    for marked in (r"\mathbf{-18}", r"\text{-18}", "**-18**", "`-18`", "“-18”", '"-18"', "\u221218", "**\u221218**")
     for wrapped in (r"\boxed{%s}", "<answer>%s</answer>", "The answer is %s.")
 ]
 EQUAL += [("2**3 + 4**2", "24")]
@@ -294,6 +294,8 @@ def test_a_gsm8k_place_that_names_another_number_too_has_no_answer(place: str) -
                  "5; 18", "not 18", r"\neq 18", "5 dollars or 18 dollars"):  # fmt: skip
         verdict = verify("gsm8k", said % text, "18", answer_format=place)
         assert (verdict.score, verdict.extracted) == (0.0, None), text
+    prose = "5 or 6? It is 5 = 18"
+    assert verify("gsm8k", prose, "18", answer_format=place).score == float(place != "hashes")  # nothing is marked
     assert verify("gsm8k", said % "5 = 18", "18", answer_format=place, strict_oat=True).score == 1.0  # as OAT
 
 

@@ -38,12 +38,12 @@ def verify_gsm8k(
     reference = _last_number(answer.rpartition("####")[2])
     if reference is None:
         raise UnreadableAnswer(f"GSM8K answer without a number: {shown(answer)}")
-    response = _READERS[answer_format](response)
+    marked = _READERS[answer_format](response)
+    text = response if marked is None else marked
     if not strict_oat:
-        response = _GROUPED.sub("", response.replace("\u2212", "-"))
-    found = _last_number(response)
-    marked = answer_format != "last_number" and not strict_oat
-    if found is None or (marked and _contradicts(response, found)):
+        text = _GROUPED.sub("", text.replace("\u2212", "-"))
+    found = _last_number(text)
+    if found is None or (marked is not None and not strict_oat and _contradicts(text, found)):
         return Verdict(0.0, 0.0, "no number was found", {"format": 0.0, "correct": 0.0})
     right = found.lower() == reference.lower() if strict_oat else _value(found) == _value(reference)
     reason = "right" if right else f"{found[:100]}, not {reference}"
@@ -56,21 +56,13 @@ def _after_hashes(response: str) -> str:
     return answer if marker else ""
 
 
-def _inside(find: Callable[[str], str | None]) -> Callable[[str], str]:
-    def content(response: str) -> str:
-        marked = find(response)
-        return response if marked is None else marked
-
-    return content
-
-
-# What of a response is read for its last number; a format without reader is a KeyError at import.
-_READERS = {
+# The marked place that is read, None for the whole response; a format without reader is a KeyError at import.
+_READERS: dict[str, Callable[[str], str | None]] = {
     name: {
-        "last_number": lambda response: response,
+        "last_number": lambda _: None,
         "hashes": _after_hashes,
-        "boxed": _inside(last_boxed),
-        "answer_tag": _inside(last_answer_tag),
+        "boxed": last_boxed,
+        "answer_tag": last_answer_tag,
     }[name]
     for name in GSM8K_FORMATS
 }

@@ -40,6 +40,7 @@ _TWO_NUMBERS = re.compile(rf"(?<![\w.^])\d+(?:\.\d*)?{_SPACES}\d")
 _SMALL_SPACE = r"(?:\\[!,;: ]|[ ~\u00a0\u2009\u202f])"
 _FRACTION = re.compile(r"\\([dtc]?frac|binom)\s*(\d)\s*(\d)")
 _MIXED = re.compile(rf"(?<![\w.^/])(\d{{1,9}}){_SMALL_SPACE}+([1-9]\d{{0,8}})\s*/\s*([1-9]\d{{0,8}})(?![\d./])")
+_STYLED = re.compile(r"\\(?:text|math)(?:bf|rm)?\{\s*([+-]?\d[\d.,]*)\s*\}")
 _COMMA = r"(?:(?:\\!)?\{,\}(?:\\!)?|\\!,(?:\\!)?|,\\!)"
 _THOUSANDS = re.compile(rf"(?<![\w.,^])\d{{1,3}}(?:(?:{_COMMA}|{_SMALL_SPACE})\d{{3}})+(?!\d)")
 _MARKS = re.compile(r"(?<![\w)\]}*`])(\*\*|`)([^*`\n]{1,200})\1(?![\w(*`])|[“\"]([^“”\"\n]{1,200})[”\"]")
@@ -215,7 +216,7 @@ def _expression(text: str, parsed: Sequence[Any]) -> _Expression:
 
 def _rewritten(text: str) -> str:
     """Numbers in forms that math-verify misreads in forms that it reads, in LaTeX and in plain text."""
-    text = text.replace("\u2212", "-")
+    text = _STYLED.sub(r" \1", text.replace("\u2212", "-"))
     text = _FRACTION.sub(r"\\\1{\2}{\3}", text)
     text = _MIXED.sub(_improper, text)
     text = _THOUSANDS.sub(lambda match: _NOT_DIGIT.sub("", match[0]), text)
