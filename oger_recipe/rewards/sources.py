@@ -60,7 +60,7 @@ class Scores:
     ``reward/<source>/<name>`` of the run's; steps: rewards of the rows' steps of reasoning, [groups, n, S], nan where
     a row has no such step or there is no value; causes: (group, row) -> OVERFLOW or ANSWER, for those of errors that
     the response may have brought about. Such a row is worth the worst verdict: values, and steps, may have it there;
-    silent (bool [groups, n]): rows that, the source says, do not concern it: they go without it and have not failed.
+    silent (bool [groups, n]): rows that, the source says, do not concern it: they go without it and have not failed;
     criteria: (group, row) -> verdicts on the criteria of a rubric, None where there is none.
     """
 

@@ -165,3 +165,9 @@ def test_no_error_of_a_users_source_has_a_key(monkeypatch: pytest.MonkeyPatch) -
     said = Scores(torch.zeros(1, 2), errors={(0, 1): f"401 for {key}"})
     groups, wanted = [group([1.0, 0.0])], torch.ones(1, 2, dtype=torch.bool)
     assert OwnClass(Says(said)).score(groups, wanted).errors == {(0, 1): "401 for $OF_MINE_API_KEY"}
+
+
+def test_what_a_class_says_of_criteria_goes_to_the_rows_and_no_row_is_silent() -> None:
+    said = Scores(torch.tensor([[1.0, 0.5]]), criteria={(0, 1): {"polite": 0.5}})
+    found = rewards_of([group([1.0, 0.0])], [OwnClass(Says(said))], [SourceSpec("s", "a:b")], on_error="zero")
+    assert found.criteria == {"s": {1: {"polite": 0.5}}} and found.total.tolist() == [[1.0, 0.5]]
