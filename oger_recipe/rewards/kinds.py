@@ -184,7 +184,11 @@ KINDS: dict[str, Kind] = {
         reads_rows=False,
         if_below="its values are 0 or less, and long answers would be paid",
     ),
-    "rubric": Kind(RubricSource, RubricKeys),
+    "rubric": Kind(
+        RubricSource,
+        RubricKeys,
+        if_below="an answer would be paid for what its criteria are against; weights below 0 are for criteria",
+    ),
 }
 
 

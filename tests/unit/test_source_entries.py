@@ -69,6 +69,7 @@ RULE_ENTRY = {"name": "rule", "kind": "verifier"}
             {"name": "a", "kind": "length", "budget": 1, "limit": 2, "combine": "mul"},
             "combine mul with kind length: values below 0 would turn the total's sign; use combine add",
         ),
+        ({"name": "a", "kind": "rubric", "model": "m", "weight": -1}, "weights below 0 are for criteria"),
         ({"name": "a", "kind": "length", "budget": 2, "limit": 2}, "budget 2 has to be below limit 2"),
         ({"name": "a", "kind": "length", "budget": 2}, "limit is missing: tokens at which"),
         (
