@@ -136,7 +136,7 @@ def rewards_of(
          for name, value in each.metrics.items()},
         {spec.name: so_far[spec.name] for spec in specs if spec.normalize == "running" or spec.learns_lowest},
         said_of_steps={
-            name: torch.where(_marked(each.causes.keys() & each.errors, each).unsqueeze(2), torch.nan, each.steps)
+            name: torch.where(_marked(each.errors, each).unsqueeze(2), torch.nan, each.steps)
             for name, each in zip(names, said, strict=True)
             if each.steps is not None
         },

@@ -113,8 +113,9 @@ class ForeignFunction:
                 if isinstance(answer, BaseException):
                     raise answer
                 found, parts = self.form.read(answer)
-                said = [value is not None for value in found]
-                numbers = _numbers([value if value is not None else 0 for value in found], len(call.rows), "it")
+                said = [value is not None for value in found] if is_list(found) else []
+                values_or_0 = [0 if value is None else value for value in found] if said else found
+                numbers = _numbers(values_or_0, len(call.rows), "it")
                 for name, part in parts.items():
                     _numbers([part], 1, f"its component {name!r}")
             except Exception as error:
@@ -148,7 +149,8 @@ class OwnClass:
             raise TypeError(f"its score() returned {type(scores).__name__}, not Scores")
         values = _shaped(scores.values, wanted, "its values")
         errors, causes = {place: redacted(str(why)) for place, why in scores.errors.items()}, dict(scores.causes)
-        for group, row in (wanted & ~values.isfinite()).nonzero().tolist():
+        heard = wanted if scores.silent is None else wanted & ~scores.silent
+        for group, row in (heard & ~values.isfinite()).nonzero().tolist():
             if (group, row) not in errors:
                 errors[group, row] = f"its value is {values[group, row].item()}, which is not finite"
                 causes[group, row] = ANSWER

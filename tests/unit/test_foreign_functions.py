@@ -102,6 +102,13 @@ def test_a_function_of_verls_is_asked_row_by_row_and_its_dict_has_the_score_and_
     assert scored("number", group([1, 0], responses=["42", "41"])).values.tolist() == [[1.0, 0.0]]
 
 
+@pytest.mark.parametrize("answer", [{0: 1.0, 1: 0.5}, {1.0, 0.5}, "10", None, [], [1.0], [1.0, "much"]])
+def test_what_is_no_list_of_numbers_is_the_error_of_its_rows(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    monkeypatch.setattr(theirs, "broken", lambda completions: answer, raising=False)
+    found = scored("broken", group([0, 0]))
+    assert found.errors.keys() == {(0, 0), (0, 1)} == found.causes.keys() and found.values.isnan().all()
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [

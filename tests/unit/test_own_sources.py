@@ -131,6 +131,9 @@ def test_a_class_names_errors_of_its_own_and_its_components_have_the_rows_shape(
     groups, wanted = [group([1.0, 0.0])], torch.ones(1, 2, dtype=torch.bool)
     said = Scores(torch.tensor([[1.0, math.nan]]), errors={(0, 1): "no text"})
     assert OwnClass(Says(said)).score(groups, wanted).errors == {(0, 1): "no text"}
+    said = Scores(torch.tensor([[1.0, math.nan]]), silent=torch.tensor([[False, True]]))
+    found = OwnClass(Says(said)).score(groups, wanted)
+    assert not found.errors and found.silent is said.silent  # it does not concern that row
     said = Scores(torch.ones(1, 2), {"words": torch.ones(2)})
     with pytest.raises(ValueError, match=r"its component 'words' are \[2\], not \[groups, rows\] = \[1, 2\]"):
         OwnClass(Says(said)).score(groups, wanted)
