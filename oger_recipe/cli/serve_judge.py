@@ -228,7 +228,7 @@ def _entry(args: argparse.Namespace) -> str:
         "url": f"http://{host}:{args.port}/v1",
         "model": args.name or args.model,
     }
-    if args.name and args.name != args.model and not args.head:
+    if is_judge or args.name not in (None, args.model):
         entry["tokenizer"] = args.model
     if is_prm:
         entry |= {name: value for name in ("format", "good", "bad") if (value := getattr(args, name)) is not None}

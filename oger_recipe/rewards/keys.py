@@ -6,11 +6,12 @@ The checks of entries and the tables of docs/settings.md are made from these fie
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from types import NoneType
-from typing import Any, Self, get_args, get_type_hints
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from oger_recipe.ranges import FINITE, Range
 
@@ -87,6 +88,8 @@ def value_problem(name: str, value: Any, hint: Any, known: Mapping[str, Any]) ->
         return None if NoneType in types else f"{name} is missing: {known['help']}"
     if known["choices"] is not None:
         return None if isinstance(value, str) and value in known["choices"] else unknown(name, value, known["choices"])
+    if any(get_origin(each) is Mapping for each in types):
+        return None if _is_json(value) else f"{name} {value!r}: it has to be a mapping of names to values of JSON"
     if bool in types:
         return None if isinstance(value, bool) else f"{name} {value!r}: it has to be true or false"
     if str in types and isinstance(value, str) and value:
@@ -99,6 +102,14 @@ def value_problem(name: str, value: Any, hint: Any, known: Mapping[str, Any]) ->
         whole = "" if float in types else "a whole number, "
         return f"{name} {value!r}: it has to be {or_text and or_text + ' or '}{whole}{known['range'].text}"
     return None
+
+
+def _is_json(value: Any) -> bool:
+    """Whether it is a mapping of texts to what JSON has."""
+    try:
+        return isinstance(value, Mapping) and json.loads(json.dumps(value, allow_nan=False)) == value
+    except (TypeError, ValueError):
+        return False
 
 
 def unknown(what: str, name: Any, known: Collection[str]) -> str:

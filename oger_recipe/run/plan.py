@@ -57,7 +57,7 @@ def _gpus(value: Mapping[str, Any]) -> list[str]:
         role: f"{value[f'{key}.num_nodes']} nodes x {value[f'{key}.num_gpus_per_node']}" for role, key in _GROUPS
     }
     layout["vLLM engines"] = f"{value['vllm.num_engines']} engines x {value['vllm.tensor_parallel_size']}"
-    engines = {keys for _, keys in judge_engines(value)}
+    engines = {keys.of_engine() for _, keys in judge_engines(value)}
     layout["judges"] = f"{len(engines)} engines in turn"
     layout["encoder"] = f"{value['oger.embedding_num_gpus']:g} of one"
     lines = ["GPUs by role:"]

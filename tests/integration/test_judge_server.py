@@ -42,8 +42,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 def judge(server: Server | str, **keys: Any) -> JudgeKeys:
     url = server if isinstance(server, str) else server.url
     return JudgeKeys(
-        **{"model": "judge", "plugin": "binary", "url": url, "request_limit_s": 120.0, "attempts": 3} | keys
-    )
+        **{"model": "judge", "plugin": "binary", "url": url, "api": "completions", "request_limit_s": 120.0,
+           "attempts": 3} | keys
+    )  # fmt: skip
 
 
 def head(server: Server, **keys: Any) -> ClassifierKeys:
@@ -532,7 +533,7 @@ def test_all_servers_of_a_recipe_are_looked_for(server: Server, read: Callable[.
     recipe = """
 oger: {reward: {sources: [
   {name: rule, kind: verifier},
-  {name: good, kind: judge, url: "%s", model: judge, plugin: binary},
+  {name: good, kind: judge, url: "%s", model: judge, api: completions, plugin: binary},
   {name: both, kind: critique_classifier, url: "%s", model: judge, critic: critic},
   {name: gone, kind: classifier, url: "%s", model: judge}]}}
 """

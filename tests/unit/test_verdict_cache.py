@@ -97,7 +97,11 @@ def test_an_error_is_not_kept(cache: VerdictCache) -> None:
         (replace(SERVED, model="me/other"), Sampling(), True),
         (replace(SERVED, revision="v2"), Sampling(), True),
         (replace(SERVED, url="http://127.0.0.1:8001/v1"), Sampling(), True),
-        (replace(SERVED, api="chat"), Sampling(), True),
+        (replace(SERVED, api="completions"), Sampling(), True),
+        (replace(SERVED, api="chat"), Sampling(), False),  # as it is without
+        (replace(SERVED, system_prompt="Be strict."), Sampling(), True),
+        (replace(SERVED, chat_template_kwargs={"enable_thinking": False}), Sampling(), True),
+        (replace(SERVED, extra_body={"top_k": 20}), Sampling(), True),
         (SERVED, Sampling(temperature=0.5), True),
         (SERVED, Sampling(top_p=0.5), True),
         (SERVED, Sampling(seed=1), True),
@@ -105,7 +109,7 @@ def test_an_error_is_not_kept(cache: VerdictCache) -> None:
         (KEYS, Sampling(), True),
         (replace(SERVED, plugin="b.py", concurrency=3, attempts=1, api_key_env="OTHER_KEY"), Sampling(), False),
     ],
-    ids="model revision url api temperature top_p seed length place plugin".split(),
+    ids="model revision url completions chat system template body temperature top_p seed length place plugin".split(),
 )
 def test_all_that_decides_a_reply_makes_another_question(
     cache: VerdictCache, keys: JudgeKeys, sampling: Sampling, is_other: bool

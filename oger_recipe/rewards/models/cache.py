@@ -25,6 +25,7 @@ _P = TypeVar("_P", str, StepPrompt)
 
 logger = logging.getLogger(__name__)
 
+_OF_CHAT = ("system_prompt", "chat_template_kwargs", "extra_body")
 _FILE = "verdicts.sqlite"
 _LARGEST = 2**30  # bytes of the file: some 200 000 replies of a thousand tokens
 _AT_A_TIME = 1024  # prompts: what a command that is killed in the middle has paid for is kept
@@ -129,7 +130,7 @@ class Cached:
             self.place.close()
 
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Reply]:
-        question = ("generate", self.keys.api, asdict(sampling))
+        question = ("generate", "chat" if self.keys.chats else "completions", asdict(sampling))
         return self._replies(question, prompts, lambda new: self.place.generate(new, sampling))
 
     def classify(self, prompts: Sequence[str]) -> list[Reply]:
@@ -161,12 +162,13 @@ class Cached:
 
 def _identity(keys: ModelKeys) -> dict[str, Any]:
     """All of a model and its place that decides its replies. What a server has behind a name, nobody here knows."""
+    of_chat = {name: value for name in _OF_CHAT if (value := getattr(keys, name, None))}
     if keys.runs_on == "server":
-        return {"url": keys.url, "model": keys.model, "revision": keys.revision}
+        return {"url": keys.url, "model": keys.model, "revision": keys.revision} | of_chat
     names = ("model", "revision", "tokenizer", "runs_on", "dtype", "max_model_len")
     adapter = getattr(keys, "adapter", None)
     files = {"files": fingerprint(keys.model)} | ({"adapter": fingerprint(adapter)} if adapter else {})
-    return {name: getattr(keys, name) for name in names} | files
+    return {name: getattr(keys, name) for name in names} | files | of_chat
 
 
 def _hash(identity: str, prompt: str | StepPrompt) -> str:

@@ -12,7 +12,16 @@ from oger_recipe.embedding import PARTS
 from oger_recipe.ranges import COUNT, COUNT_OR_NONE, PART, POSITIVE, SHARE, WEIGHT
 from oger_recipe.rewards.keys import Keys, key
 from oger_recipe.rewards.models.place import Sampling
-from oger_recipe.rewards.models.plugin import FIRST, OF_RUBRICS, OF_STEPS, plugin_problem, ready_made
+from oger_recipe.rewards.models.plugin import (
+    EXAMPLE,
+    FIRST,
+    OF_RUBRICS,
+    OF_SEVERAL,
+    OF_STEPS,
+    Example,
+    plugin_problem,
+    ready_made,
+)
 from oger_recipe.rewards.models.step_formats import FORMATS, SCORERS, Format
 from oger_recipe.seeds import stable_seed
 
@@ -31,6 +40,14 @@ _SHARED_BY_ENTRIES = (
     "request_limit_s", "step_limit_s",
 )  # fmt: skip
 ON_OVERFLOW = ("worst", "truncate", "drop_group")
+_OF_REQUESTS = (
+    "model", "messages", "prompt", "n", "best_of", "stream", "stream_options", "echo", "temperature", "top_p", "seed",
+    "max_tokens", "max_completion_tokens", "add_special_tokens", "chat_template_kwargs",
+)  # fmt: skip
+_OF_TEMPLATES = (
+    "conversation", "messages", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message",
+    "padding", "truncation", "max_length", "return_tensors", "return_dict",
+)  # fmt: skip
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
@@ -49,10 +66,11 @@ class ModelKeys(Keys):
     )
     # a server
     url: str | None = key(None, "base address of an OpenAI-compatible server, http://HOST:PORT/v1")
-    api: str = key(
-        "completions",
+    api: str | None = key(
+        None,
         "what a server is asked of judges. completions: it gets the plugin's prompt as it is, chat template and all; "
-        "chat: it gets the prompt as a user's message and puts the template around it; the plugin's tokenizer is None",
+        "chat: it gets the prompt as a user's message and puts the template around it; the plugin's tokenizer is None "
+        "(default: completions where tokenizer is named, else chat)",
         choices=APIS,
     )
     head: str = key(
@@ -112,8 +130,13 @@ class ModelKeys(Keys):
 
     @property
     def chats(self) -> bool:
-        """Whether its chat template is a server's."""
-        return self.runs_on == "server" and self.api == "chat"
+        """Whether it writes, and its chat template is a server's."""
+        return False
+
+    @property
+    def of_chat_template(self) -> tuple[str | None, Mapping[str, Any]] | None:
+        """Its system prompt, and further arguments of its chat template, where there are any."""
+        return None
 
     def combined(self) -> Iterator[str]:
         if (self.runs_on == "server") != (self.url is not None):
@@ -154,7 +177,40 @@ def _of_addresses(urls: Mapping[str, str], api_key_env: str) -> Iterator[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriterKeys(ModelKeys):
+class ChatKeys(ModelKeys):
+    """A model that writes, and what is said to it beside the plugin's prompt."""
+
+    system_prompt: str | None = key(None, "system message before the plugin's prompt, in the judge's chat template")
+    chat_template_kwargs: Mapping[str, Any] | None = key(
+        None, "further arguments of the judge's chat template, such as {enable_thinking: false}"
+    )
+    extra_body: Mapping[str, Any] | None = key(
+        None, "what a server's requests say beside what other keys say, such as {top_k: 20, reasoning_effort: low}"
+    )
+
+    @property
+    def chats(self) -> bool:
+        by_chat = self.tokenizer is None if self.api is None else self.api == "chat"
+        return self.runs_on == "server" and by_chat
+
+    @property
+    def of_chat_template(self) -> tuple[str | None, Mapping[str, Any]] | None:
+        has_any = self.system_prompt is not None or self.chat_template_kwargs
+        return (self.system_prompt, self.chat_template_kwargs or {}) if has_any else None
+
+    def combined(self) -> Iterator[str]:
+        yield from super().combined()
+        if self.chats and self.tokenizer is not None:
+            yield "tokenizer is read by plugins of api completions; with api chat leave it out"
+        if self.extra_body is not None and not self.urls:
+            yield "extra_body is for a server, and there is no url"
+        for name, reserved in (("extra_body", _OF_REQUESTS), ("chat_template_kwargs", _OF_TEMPLATES)):
+            if taken := [each for each in getattr(self, name) or () if each in reserved]:
+                yield f"{name} cannot say {', '.join(taken)}: other keys, or the recipe, say that; leave it out"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriterKeys(ChatKeys):
     """A model that writes."""
 
     prompt_column: str | None = key(
@@ -174,8 +230,6 @@ class WriterKeys(ModelKeys):
 
     def combined(self) -> Iterator[str]:
         yield from super().combined()
-        if self.chats and self.tokenizer is not None:
-            yield "tokenizer is read by plugins of api completions; with api chat leave it out"
         if self.head != ModelKeys.head:
             yield "head is for kinds with a head; judges are asked as api says"
 
@@ -201,7 +255,12 @@ class JudgeKeys(WriterKeys):
             yield f"plugin {self.plugin!r} judges steps of reasoning: it is for kind process, with scorer judge"
         if self.plugin in OF_RUBRICS:
             yield f"plugin {self.plugin!r} reads the criteria of a rubric: it is for kind rubric"
-        yield from filter(None, [plugin_problem(self.plugin)])
+        yield from filter(None, [plugin_problem(self.plugin, example=self.example if self.chats else None)])
+
+    @property
+    def example(self) -> Example:
+        """A prompt and what is judged, to try the plugin with."""
+        return EXAMPLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +275,10 @@ class PairwiseKeys(JudgeKeys):
     @property
     def bounds(self) -> tuple[float, float]:
         return 0.0, 1.0
+
+    @property
+    def example(self) -> Example:
+        return OF_SEVERAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +300,7 @@ class ClassifierKeys(ModelKeys):
 
     def combined(self) -> Iterator[str]:
         yield from super().combined()
-        if self.api != ModelKeys.api:
+        if self.api is not None:
             yield "api is for judges; heads are asked as head says"
         if self.plugin is not None:
             yield from filter(None, [plugin_problem(self.plugin, FIRST)])
@@ -257,7 +320,7 @@ class CritiqueKeys(WriterKeys):
         critic = own | {"model": self.critic, "revision": None, "tokenizer": None, "head": ModelKeys.head}
         if self.critic_url is not None:
             critic |= {"url": self.critic_url, "place": None}
-        head = {each.name: own[each.name] for each in fields(ModelKeys)} | {"api": ModelKeys.api}
+        head = {each.name: own[each.name] for each in fields(ModelKeys)} | {"api": None}
         if (critic["url"] is None) != (head["url"] is None):  # each leaves out what is for the other's place
             for model in (critic, head):
                 for name in _OF_A_SERVER if model["url"] is None else _OF_A_MODEL_HERE:
@@ -314,7 +377,7 @@ class StepKeys(ModelKeys):
 
     def combined(self) -> Iterator[str]:
         yield from super().combined()
-        if self.api != ModelKeys.api and self.scorer != "judge":
+        if self.api is not None and self.scorer != "judge":
             yield "api is for judges; leave it out"
         if self.head != ModelKeys.head:
             yield "head is for kinds with one number; a PRM's server is asked at /pooling"

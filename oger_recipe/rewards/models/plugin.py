@@ -36,6 +36,9 @@ BOTH: Mapping[str, int] = {"rm_preprocess": 3, "rm_postprocess": 1}  # function 
 OF_STEPS = ("first_wrong_step",)  # ready-made ones that judge steps of reasoning
 OF_RUBRICS = ("rubric", "rubric_grade")  # that hold a response against the criteria of a rubric
 FIRST: Mapping[str, int] = {"rm_preprocess": 3}
+Example = tuple[str, str | tuple[str, ...]]
+EXAMPLE: Example = ("What is 1 + 1?", "2")
+OF_SEVERAL: Example = ("What is 1 + 1?", ("2", "3"))  # two answers, or steps
 
 _LARGEST_REPLY = 2**30  # bytes: the prompts of a step have less
 _LOGGED = 2**16  # bytes of what it prints about the rows of a step
@@ -87,18 +90,18 @@ def find_plugin(name: str) -> Path:
     raise RecipeError(f"plugin {name!r}: there is no such file in {', '.join(folders)}")
 
 
-def plugin_problem(name: str, needed: Mapping[str, int] = BOTH) -> str | None:
-    """Say what keeps a plugin from being called; imports it, in a process of its own."""
+def plugin_problem(name: str, needed: Mapping[str, int] = BOTH, example: Example | None = None) -> str | None:
+    """Say what keeps a plugin from being called; imports it, in a process of its own. example: see `Plugin`."""
     try:
         path = find_plugin(name)
     except RecipeError as error:
         return str(error)
-    return _problem(path, path.stat().st_mtime_ns, tuple(needed.items()))
+    return _problem(path, path.stat().st_mtime_ns, tuple(needed.items()), example)
 
 
 @functools.cache
-def _problem(path: Path, changed: int, needed: tuple[tuple[str, int], ...]) -> str | None:
-    plugin = Plugin(path, needed=dict(needed))
+def _problem(path: Path, changed: int, needed: tuple[tuple[str, int], ...], example: Example | None) -> str | None:
+    plugin = Plugin(path, needed=dict(needed), example=example)
     try:
         plugin.start()
     except RecipeError as error:
@@ -114,7 +117,8 @@ class Plugin:
     tokenizer: folder or hub name of the judge's (None: the plugin gets None); limit_s: seconds that each of the two
     functions may take for all that it is given at a time; memory_limit_mb: MiB beside what it has when it is loaded;
     needed: the functions that it has to have; judges: what it gets in place of responses and gives values of, a name
-    of plugin_process.READ_OF.
+    of plugin_process.READ_OF; chat: system prompt and further arguments of the tokenizer's chat template; example: a
+    prompt and what is judged, with which the start tries whether the plugin asks as the entry says.
     """
 
     def __init__(
@@ -127,11 +131,13 @@ class Plugin:
         *,
         memory_limit_mb: int = 8192,
         judges: str = "responses",
+        chat: tuple[str | None, Mapping[str, Any]] | None = None,
+        example: Example | None = None,
     ) -> None:
         self.path, self._limit_s = path, limit_s
         self._order = {
             "path": str(path), "tokenizer": tokenizer, "revision": revision, "needed": dict(needed),
-            "memory_limit_mb": memory_limit_mb, "judges": judges,
+            "memory_limit_mb": memory_limit_mb, "judges": judges, "chat": chat, "example": example,
         }  # fmt: skip
         self._read = READ_OF[judges]
         self._process: _Process | None = None

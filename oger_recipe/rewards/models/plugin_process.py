@@ -24,6 +24,7 @@ from typing import Any
 from oger_recipe.remote_code import may_run
 from oger_recipe.rewards.grading.descendants import adopt, begin_below, end_all, limit_memory
 from oger_recipe.rewards.grading.messages import answer_all
+from oger_recipe.rewards.models.chat_template import NO_TOKENIZER, AskedOtherwise, ChatTemplate, needs_tokenizer
 from oger_recipe.rewards.values import is_list
 from oger_recipe.secrets import redacted, said_by
 
@@ -171,7 +172,7 @@ def _said(act: Callable[[], Any]) -> dict[str, Any]:
     """Say what came of it, as a message: a value, or why there is none."""
     try:
         return {"value": act()}
-    except Unfit as error:
+    except (Unfit, AskedOtherwise) as error:
         return {"error": str(error)}
     except MemoryError:
         return {"error": "it took more memory than plugin_memory_limit_mb allows"}
@@ -192,31 +193,67 @@ def _tokenizer(name: str, revision: str | None) -> Any:
     transformers_optional_imports.apply()  # spares the start of every plugin two seconds of five
     from transformers import AutoTokenizer
 
+    from oger_recipe import hub
+
+    said = hub.out_of_reach(name, revision)
     try:
-        return AutoTokenizer.from_pretrained(name, revision=revision, use_fast=True, trust_remote_code=may_run())
+        if said is None:
+            return AutoTokenizer.from_pretrained(name, revision=revision, use_fast=True, trust_remote_code=may_run())
     except Exception as error:  # whatever can be wrong with its files
         said = " ".join(said_by(error).split())[:300]
-        raise Unfit(
-            f"its tokenizer {name} cannot be loaded ({said}); name another one by the key "
-            "tokenizer, or ask a server by api chat, for which there is none"
-        ) from None
+    raise Unfit(
+        f"its tokenizer {name} cannot be loaded ({said}); name another one by the key tokenizer, or ask a server by "
+        "api chat, for which there is none"
+    )
+
+
+def _texts(preprocess: Callable[..., Any], columns: Sequence[list[Any]], tokenizer: Any) -> Any:
+    """Call rm_preprocess. Raises AskedOtherwise where it does not ask its judge as the entry says."""
+    try:
+        texts = preprocess(*columns, tokenizer)
+    except Exception as error:
+        if tokenizer is None and needs_tokenizer(error):
+            raise AskedOtherwise(f"{_reason(error)}: {NO_TOKENIZER}") from None
+        raise
+    template = getattr(tokenizer, "apply_chat_template", None)
+    if isinstance(template, ChatTemplate):
+        template.require_use()
+    return texts
+
+
+def _try_out(preprocess: Callable[..., Any], example: Sequence[Any], tokenizer: Any) -> None:
+    """Raise AskedOtherwise; all else that it has against the example does not count: its data may be of another
+    kind."""
+    try:
+        _texts(preprocess, [[each] for each in example], tokenizer)
+    except AskedOtherwise:
+        raise
+    except Exception:
+        return
 
 
 def serve(connection: socket.socket) -> None:
     """Answer ``[LOAD, order]`` first, and then ``[function, columns]``."""
-    tokenizer, functions, read = None, {}, READ
+    tokenizer: Any = None
+    functions: dict[str, Callable[..., Any]] = {}
+    read = READ
 
     def loaded(order: Mapping[str, Any]) -> None:
         nonlocal tokenizer, functions, read
         read = READ_OF[order["judges"]]
         if order["tokenizer"] is not None:  # first: what lies beside the plugin may bear the names of libraries
             tokenizer = _tokenizer(order["tokenizer"], order["revision"])
+        if order["chat"] is not None:
+            tokenizer.apply_chat_template = ChatTemplate(tokenizer, *order["chat"])
         functions = load(Path(order["path"]), order["needed"])
         limit_memory(order["memory_limit_mb"] * 2**20)  # of what responses make of it, not of the libraries
+        if order["example"] is not None:
+            _try_out(functions["rm_preprocess"], order["example"], tokenizer)
 
     def called(function: str, columns: Sequence[list[Any]]) -> list[Any]:
-        more = [tokenizer] if function == "rm_preprocess" else []
-        return read[function](functions[function](*columns, *more), len(columns[0]))
+        call = functions[function]
+        values = _texts(call, columns, tokenizer) if function == "rm_preprocess" else call(*columns)
+        return read[function](values, len(columns[0]))
 
     def answer(function: str, argument: Any) -> dict[str, Any]:
         said = _said(lambda: loaded(argument) if function == LOAD else called(function, argument))

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields, replace
 from oger_recipe.algorithm.steps import AGGREGATES
 from oger_recipe.ranges import COUNT, PART, POSITIVE, SHARE, WEIGHT
 from oger_recipe.rewards.keys import key
-from oger_recipe.rewards.models.keys import JudgeKeys, ModelKeys, StepKeys, WriterKeys
-from oger_recipe.rewards.models.plugin import OF_STEPS, plugin_problem, ready_made
+from oger_recipe.rewards.models.keys import ChatKeys, JudgeKeys, ModelKeys, StepKeys, WriterKeys
+from oger_recipe.rewards.models.plugin import OF_SEVERAL, OF_STEPS, plugin_problem, ready_made
 
 UPDATES = ("before", "after")
 _OF_LEARNING = ("update", "batch_size", "micro_batch_size", "max_grad_norm")
@@ -88,7 +88,7 @@ class ImplicitKeys(StepKeys):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepJudgeKeys(StepKeys):
+class StepJudgeKeys(ChatKeys, StepKeys):
     """A model that writes about the numbered steps, and the plugin that reads scores of them in what it wrote."""
 
     prompt_column: str | None = key(
@@ -118,7 +118,7 @@ class StepJudgeKeys(StepKeys):
     @property
     def judge(self) -> JudgeKeys:
         """The model's keys, as those of kind judge."""
-        shared = {each.name: getattr(self, each.name) for each in fields(ModelKeys)}
+        shared = {each.name: getattr(self, each.name) for each in fields(ChatKeys)}
         names = ("prompt_column", "plugin", "top_p", "max_new_tokens", "plugin_limit_s", "plugin_memory_limit_mb")
         own = {name: getattr(self, name) for name in names}
         return JudgeKeys(**shared, **own, temperature=self.sampling_temperature)
@@ -129,9 +129,7 @@ class StepJudgeKeys(StepKeys):
 
     def combined(self) -> Iterator[str]:
         yield from super().combined()
-        if self.chats and self.tokenizer is not None:
-            yield "tokenizer is read by plugins of api completions; with api chat leave it out"
         if self.plugin in ready_made() and self.plugin not in OF_STEPS:
             yield f"plugin {self.plugin!r} judges whole answers; {', '.join(OF_STEPS)} judges steps"
         else:
-            yield from filter(None, [plugin_problem(self.plugin)])
+            yield from filter(None, [plugin_problem(self.plugin, example=OF_SEVERAL if self.chats else None)])

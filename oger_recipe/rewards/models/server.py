@@ -78,19 +78,26 @@ class ServerPlace:
         pass
 
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Reply]:
+        assert isinstance(self._keys, WriterKeys)
         settings: dict[str, Any] = {
+            **(self._keys.extra_body or {}),
             "model": self._keys.model,
             "max_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
         }
-        if self._keys.api == "chat":
-            asked: list[dict[str, Any]] = [{"messages": [{"role": "user", "content": prompt}]} for prompt in prompts]
+        if self._keys.chats:
+            system, arguments = self._keys.of_chat_template or (None, {})
+            before = [] if system is None else [{"role": "system", "content": system}]
+            settings |= {"chat_template_kwargs": arguments} if arguments else {}
+            asked: list[dict[str, Any]] = [
+                {"messages": [*before, {"role": "user", "content": prompt}]} for prompt in prompts
+            ]
         else:
             asked = [{"prompt": prompt, **_begun(prompt)} for prompt in prompts]
         seeds = [{} if sampling.seed is None else {"seed": sampling.seed_of(prompt)} for prompt in prompts]
         bodies = [settings | question | seed for question, seed in zip(asked, seeds, strict=True)]
-        return self._answers([_JUDGES[self._keys.api]] * len(bodies), bodies)
+        return self._answers([_CHAT if self._keys.chats else _COMPLETIONS] * len(bodies), bodies)
 
     def classify(self, prompts: Sequence[str]) -> list[Reply]:
         raw: dict[str, Any] = {} if self._keys.head == "embeddings" else {"use_activation": False}
@@ -242,10 +249,8 @@ def _list(value: Any) -> list[Any]:
     return value
 
 
-_JUDGES = {
-    "completions": _Question("/completions", _text(lambda choice: choice["text"])),
-    "chat": _Question("/chat/completions", _text(lambda choice: choice["message"]["content"])),
-}
+_COMPLETIONS = _Question("/completions", _text(lambda choice: choice["text"]))
+_CHAT = _Question("/chat/completions", _text(lambda choice: choice["message"]["content"]))
 _HEADS = {
     "classify": _Question("/classify", _number("probs"), beside=True),
     "pooling": _Question("/pooling", _number("data"), beside=True),
