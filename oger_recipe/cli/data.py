@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from oger_recipe import hub
 from oger_recipe.cli.run_settings import CommandParser, settings_of_run
 from oger_recipe.errors import RecipeError
 from oger_recipe.settings.grading import VerifierSettings, grading_rules
@@ -108,6 +109,8 @@ def _check_output(path: Path, inputs: set[Path], force: bool) -> None:
 def _tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
+    if not name.startswith((".", "/", "~")) and (reason := hub.out_of_reach(name)):
+        raise RecipeError(f"tokenizer: {reason}")
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:

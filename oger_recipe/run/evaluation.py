@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from oger_recipe import hub
 from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.benchmarks import Problem, uid_in_a_run
 from oger_recipe.evaluation.folder import (
@@ -134,6 +135,8 @@ def _tokenizer(model: Model) -> Any:
         raise RecipeError(f"{folder} is not a model folder: it has no config.json")
     if not folder.is_dir() and (model.name.startswith((".", "/", "~")) or model.name.count("/") > 1):
         raise RecipeError(f"{folder}: no such model folder")
+    if reason := hub.out_of_reach(model.name, model.revision):
+        raise RecipeError(f"no tokenizer could be loaded: {reason}")
     if not model.trust_remote_code:
         for refusal in refusals(Named("model", model.name, model.revision)):
             raise RecipeError(refusal)

@@ -145,13 +145,18 @@ def _print_counts(name: str, counts: Counter[str], warnings: Iterable[str]) -> N
         print(f"warning: {name}: {warning}", flush=True)
 
 
-def preparation(value: Mapping[str, Any]) -> dict[str, Any]:
-    """What prompts, teachers and evaluation problems have in common."""
+def writes_chats(value: Mapping[str, Any]) -> bool:
+    """Whether prompts go into the policy's chat template."""
+    return bool(value["data.apply_chat_template"] or value["oger.prompt_template"] == "chat")
+
+
+def preparation(value: Mapping[str, Any], *, has_tokenizer: bool = True) -> dict[str, Any]:
+    """What prompts, teachers and evaluation problems have in common; the policy's tokenizer where it is needed."""
     teachers, template = TeacherSettings.of(value), value["oger.prompt_template"]
-    oger, chat = OgerSettings.of(value), value["data.apply_chat_template"] or template == "chat"
+    oger, chat = OgerSettings.of(value), writes_chats(value)
     text_template = TEMPLATES[template] if template not in (None, "chat") else None
-    tokenizer = _tokenizer(value["actor.model_name_or_path"], needs_template=chat)
-    if oger.cuts_steps(value["algo.advantage.estimator"]) or oger.steps.sampling is not None:
+    tokenizer = _tokenizer(value["actor.model_name_or_path"], needs_template=chat) if has_tokenizer else None
+    if has_tokenizer and (oger.cuts_steps(value["algo.advantage.estimator"]) or oger.steps.sampling is not None):
         require_steps(tokenizer, oger.steps.rule)
     return {
         "tokenizer": tokenizer,

@@ -26,7 +26,7 @@ from oger_recipe.rewards.models.tokens import load_tokenizer, plain_tokens
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.run.engines import engines_of
 from oger_recipe.run.inputs import with_judges
-from oger_recipe.settings.checks import refuse_untrusted, reward_models
+from oger_recipe.settings.checks import require_loadable, reward_models
 from oger_recipe.settings.oger import OgerSettings
 
 # Kinds that have values to evaluate.
@@ -59,7 +59,7 @@ def judge_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
     (entry,) = with_judges({**value, "oger.reward.sources": (entry,)})["oger.reward.sources"]
     if problems := [each.removeprefix(_ENTRY) for each in entry_problems([entry])]:
         raise RecipeError("\n  - ".join(["this judge cannot be asked:", *problems]))
-    refuse_untrusted(value, reward_models({"oger.reward.sources": (entry,)}))
+    require_loadable(value, reward_models({"oger.reward.sources": (entry,)}))
     (spec,) = sources_of([entry])
     if spec.kind == "process":
         raise RecipeError(f"{spec.name} is of kind process, which scores steps: `oger prm eval` is for it")

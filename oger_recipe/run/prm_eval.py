@@ -23,7 +23,7 @@ from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.run.engines import engines_of
 from oger_recipe.run.inputs import with_judges
 from oger_recipe.run.judging import Metered
-from oger_recipe.settings.checks import refuse_untrusted, reward_models
+from oger_recipe.settings.checks import require_loadable, reward_models
 from oger_recipe.settings.oger import OgerSettings
 
 _ENTRY = "oger.reward.sources, entry 1: "  # not where the user has written it
@@ -82,7 +82,7 @@ def prm_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
     (entry,) = with_judges({**value, "oger.reward.sources": (entry,)})["oger.reward.sources"]
     if problems := [each.removeprefix(_ENTRY) for each in entry_problems([entry])]:
         raise RecipeError("\n  - ".join(["this PRM cannot be asked:", *problems]))
-    refuse_untrusted(value, reward_models({"oger.reward.sources": (entry,)}))
+    require_loadable(value, reward_models({"oger.reward.sources": (entry,)}))
     (spec,) = sources_of([entry])
     if spec.kind != "process" and ":" not in spec.kind:
         raise RecipeError(f"{spec.name} is of kind {spec.kind}, which scores no steps: kind process does")

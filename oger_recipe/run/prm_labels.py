@@ -22,12 +22,14 @@ from oger_recipe.evaluation.prompts import prompt_tokens
 from oger_recipe.evaluation.sampling import Model, Request, Sampling
 from oger_recipe.files import append_json, read_jsonl, to_json
 from oger_recipe.progress import Progress
+from oger_recipe.remote_code import policy_models
 from oger_recipe.rewards.grading.pool import GradingPool
 from oger_recipe.rewards.rules import question_of
 from oger_recipe.run.inputs import grading_settings, preparation, with_task
 from oger_recipe.run.rows import DATA, EVAL, training_rows
 from oger_recipe.run.score import check
 from oger_recipe.seeds import stable_seed
+from oger_recipe.settings.checks import require_loadable
 from oger_recipe.settings.steps import StepSettings
 from oger_recipe.steps import StepRule, cut_text
 
@@ -50,7 +52,10 @@ def label(value: Mapping[str, Any], file: Path, how: Labelling, out: Path) -> st
     Raises RecipeError for what is wrong, before any model is loaded.
     """
     check(value)
+    if not value["actor.model_name_or_path"] and value["oger.task.name"] is None:
+        raise RecipeError("actor.model_name_or_path is not set: a step's label is how its rollouts from there end")
     value = with_task({**value, EVAL: value[EVAL] or value[DATA]})
+    require_loadable(value, policy_models(value))
     how = replace(how, model=replace(how.model, name=value["actor.model_name_or_path"]))
     rows = {row["uid"]: row for row in training_rows(value)}
     responses = read_responses(file, rows, value[DATA])

@@ -27,26 +27,29 @@ from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.scores import Column, score_table
 from oger_recipe.files import atomic_write, to_json
 from oger_recipe.progress import ShownReplies
+from oger_recipe.remote_code import policy_models
 from oger_recipe.rewards.by_steps import step_lines
 from oger_recipe.rewards.compose import ON_ERROR, Rewards, cost_of_failures, rewards_of, with_fixed_rewards
 from oger_recipe.rewards.entries import entry_problems, models_of, sources_of
 from oger_recipe.rewards.grading.pool import GradingPool
 from oger_recipe.rewards.kinds import SourceSpec, Surroundings, make_source
+from oger_recipe.rewards.own import Keywords
 from oger_recipe.rewards.repetition import is_repetitive
 from oger_recipe.rewards.rules import labelled_answer, travelled
 from oger_recipe.rewards.sources import Group, Scores, Source
 from oger_recipe.rewards.verdict import Graded
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.run.engines import engines_of
-from oger_recipe.run.inputs import budget_of, grading_settings, preparation, with_judges, with_task
+from oger_recipe.run.inputs import budget_of, grading_settings, preparation, with_judges, with_task, writes_chats
 from oger_recipe.run.rows import DATA, EVAL, training_rows
-from oger_recipe.settings.checks import models_of_run, refuse_untrusted
+from oger_recipe.settings.checks import models_of_run, require_loadable
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.values import out_of_range
 from oger_recipe.steps import StepCutter
 from oger_recipe.teachers.store import TeacherStore
 
 Settings = Mapping[str, Any]
+_POLICY = "actor.model_name_or_path"
 
 
 @dataclass(frozen=True)
@@ -66,11 +69,18 @@ def score(value: Settings, file: Path, out: Path) -> tuple[str, list[str]]:
     source fails and oger.reward.on_error is stop.
     """
     check(value)
-    value = with_judges(with_task({**value, EVAL: value[EVAL] or value[DATA]}))  # no problems are built to evaluate on
+    asked = {**value, EVAL: value[EVAL] or value[DATA]}  # no problems are built to evaluate on
+    value = with_judges(with_task(asked, build_policy=False))
     settings = OgerSettings.of(value)
     rows = {row["uid"]: row for row in training_rows(value)}
     responses = read_responses(file, rows, value[DATA])
     _require_entropy(settings, responses, file)
+    if needs := _needs_of_policy(value, [rows[response.uid] for response in responses]):
+        if not value[_POLICY]:
+            raise RecipeError(f"{_POLICY} is not set, and the policy's tokenizer is needed: {'; '.join(needs)}")
+        value = with_judges(with_task(asked))
+        require_loadable(value, [each for each in policy_models(value) if each.key == _POLICY])
+    shared = preparation(value, has_tokenizer=bool(needs))
     uids = dict.fromkeys(response.uid for response in responses)
     print(f"{len(responses)} answers to {len(uids)} of {len(rows)} prompts", flush=True)
     if replaced := sum(response.replaced for response in responses):
@@ -93,7 +103,7 @@ def score(value: Settings, file: Path, out: Path) -> tuple[str, list[str]]:
     with engines_of(models, settings.reward.engine_memory_gb, told) as engine:
         surroundings = replace(Surroundings.of(settings, engine, value["train.seed"]), told=told)
         sources = [_Watched(spec, make_source(spec, surroundings)) for spec in specs]
-        answers = _graded(value, answered, responses)
+        answers = _graded(value, answered, responses, shared)
         started = time.monotonic()
         scored = _scored(settings, specs, sources, answers, by_steps)
         seconds = answers.grading_s + time.monotonic() - started
@@ -110,11 +120,30 @@ def check(value: Settings) -> None:
     problems = [*out_of_range(value), *entry_problems(settings.reward.sources)]
     if not value[DATA] and value["oger.task.name"] is None:
         problems.append("there are no rows: give --rows FILE, or set data.prompt_dataset")
-    if not value["actor.model_name_or_path"] and value["oger.task.name"] is None:
-        problems.append("actor.model_name_or_path is not set: prompts are written by the policy's tokenizer")
     if problems:
         raise RecipeError("\n  - ".join(["the rewards of this recipe cannot be computed:", *problems]))
-    refuse_untrusted(value, models_of_run(value))
+    policy = {*policy_models(value)}
+    require_loadable(value, (each for each in models_of_run(value) if each not in policy))
+
+
+def _needs_of_policy(value: Settings, rows: Sequence[Row]) -> list[str]:
+    """What the policy's tokenizer is needed for, as sentences; rewards need it for nothing else."""
+    settings, own, specs = OgerSettings.of(value), _own(value), sources_of(value["oger.reward.sources"])
+    with_teachers = [spec.name for spec in specs if spec.kind == "bonus" and settings.has_bonus]
+    with_teachers += [spec.name for spec in specs if getattr(spec.keys, "against", None) == "teacher"]
+    needs = []
+    if settings.cuts_steps(value["algo.advantage.estimator"]):
+        needs.append("responses are cut into steps of reasoning between its tokens")
+    if own and writes_chats(value):
+        needs.append(f"prompts are written in its chat template, and a source may read them: {', '.join(own)}")
+    if own + with_teachers and any(row.get("teachers") for row in rows):
+        needs.append(f"teachers are used that fit by their tokens, by {', '.join(own + with_teachers)}")
+    return needs
+
+
+def _own(value: Settings) -> list[str]:
+    """The user's own sources, which may read whatever a group has."""
+    return [spec.name for spec in sources_of(value["oger.reward.sources"]) if isinstance(spec.keys, Keywords)]
 
 
 def _require_entropy(settings: OgerSettings, responses: Sequence[Response], file: Path) -> None:
@@ -131,8 +160,8 @@ def _require_entropy(settings: OgerSettings, responses: Sequence[Response], file
         )
 
 
-def _graded(value: Settings, rows: Sequence[Row], responses: Sequence[Response]) -> _Answers:
-    settings, shared = OgerSettings.of(value), preparation(value)
+def _graded(value: Settings, rows: Sequence[Row], responses: Sequence[Response], shared: Settings) -> _Answers:
+    settings = OgerSettings.of(value)
     cuts = settings.cuts_steps(value["algo.advantage.estimator"])
     cutter = StepCutter(shared["tokenizer"], settings.steps.rule) if cuts else None
     with GradingPool(grading_settings(value, rows)) as pool:
@@ -156,10 +185,10 @@ def _of_teacher(graded: Graded) -> Graded:
 
 
 def _prompts(value: Settings, rows: Sequence[Row], pool: GradingPool, shared: Settings) -> dict[str, Prompt]:
-    """Prepares rows as a run does, with the teachers that it would take."""
+    """Prepares rows as a run does, with the teachers that it would take; texts and teachers where they are read."""
     written, tokenizer, rules = shared["prompt_format"], shared["tokenizer"], shared["rules"]
     teachers: dict[str, list[str]] = {}
-    if any(row.get("teachers") for row in rows):
+    if tokenizer is not None and any(row.get("teachers") for row in rows):
         with tempfile.TemporaryDirectory() as folder:
             store = Path(folder) / "teachers.arrow"
             write_train_files_once(
@@ -173,9 +202,11 @@ def _prompts(value: Settings, rows: Sequence[Row], pool: GradingPool, shared: Se
             )
             found = TeacherStore(store)
             teachers = {row["uid"]: [teacher.text for teacher in found[row["uid"]]] for row in rows}
+    is_read = tokenizer is not None or bool(_own(value))
+    texts = [written.text(row["prompt"], tokenizer) if is_read else "" for row in rows]
     return {
-        row["uid"]: Prompt(written.text(row["prompt"], tokenizer), rules.label(row), teachers.get(row["uid"], []))
-        for row in rows
+        row["uid"]: Prompt(text, rules.label(row), teachers.get(row["uid"], []))
+        for row, text in zip(rows, texts, strict=True)
     }
 
 

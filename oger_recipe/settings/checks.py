@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from oger_recipe import hub
 from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, CRITIC_ESTIMATORS, GROUP_ESTIMATORS
 from oger_recipe.data.sources import is_hub_name
 from oger_recipe.embedding.settings import PACKAGED_MODEL
@@ -195,6 +196,8 @@ def reward_models(value: Mapping[str, Any]) -> Iterator[Named]:
             yield Named(where, keys.model, keys.revision, is_ours=keys.is_loaded_by_us)
         if keys.tokenizer is not None:
             yield Named(where, keys.tokenizer)
+        elif keys.runs_on == "server" and not keys.chats:
+            yield Named(f"{where}, tokenizer (default: model)", keys.model, keys.revision)
 
 
 def models_of_run(value: Mapping[str, Any]) -> Iterator[Named]:
@@ -204,15 +207,23 @@ def models_of_run(value: Mapping[str, Any]) -> Iterator[Named]:
     yield from policy_models(value)
     yield from reward_models(value)
     if oger.embeds and not encoder.embedding_url and encoder.embedding_model != PACKAGED_MODEL:
-        yield Named("oger.embedding_model", encoder.embedding_model, encoder.embedding_revision, setting=OF_ENCODER)
+        name = encoder.embedding_model
+        owner = "" if "/" in name or Path(name).exists() else "sentence-transformers/"
+        yield Named("oger.embedding_model", owner + name, encoder.embedding_revision, setting=OF_ENCODER)
     if oger.compares and encoder.similarity_reranker:
         yield Named("oger.similarity_reranker", encoder.similarity_reranker, setting=OF_ENCODER)
 
 
-def refuse_untrusted(value: Mapping[str, Any], named: Iterable[Named]) -> None:
-    """Raises RecipeError for the first of these models that brings code without permission; folders come first."""
+def require_loadable(value: Mapping[str, Any], named: Iterable[Named]) -> None:
+    """Raises RecipeError for the first of these models that brings code without permission, folders first, or that
+    cannot come: libraries would ask the hub for minutes."""
     models = [*named]
-    for refusal in (each for hub in (False, True) for each in untrusted(value, models, hub=hub)):
+    for refusal in untrusted(value, models, hub=False):
+        raise RecipeError(refusal)
+    for each in models:
+        if reason := hub.out_of_reach(each.model, each.revision):
+            raise RecipeError(f"{each.key}: {reason}")
+    for refusal in untrusted(value, models, hub=True):
         raise RecipeError(refusal)
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from doubles import Recorded, embedding_server
+from judge_server import Server
 from replay import CASES, CONFIGS, FLAGS, HERE, replayed
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -124,9 +125,10 @@ def scored(
     write_jsonl(rows, tmp_path / "rows.jsonl")
 
     def run(responses: list[Any], sources: list[Any] | None = None, *flags: str, **oger: Any) -> list[dict[str, Any]]:
+        policy = {"model_name_or_path": str(policy_folder)} if oger.pop("policy", True) else {}
         reward = {"sources": sources, "cache": str(tmp_path / "verdicts")} | oger.pop("reward", {})
         settings = {"oger": {"bonus_weight": 0.0, "reward": {k: v for k, v in reward.items() if v is not None}} | oger,
-                    "actor": {"model_name_or_path": str(policy_folder)}, "data": {"max_len": 512}}  # fmt: skip
+                    "actor": policy, "data": {"max_len": 512}}  # fmt: skip
         (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings))
         lines = (each if isinstance(each, str) else json.dumps(each) for each in responses)
         (tmp_path / "responses.jsonl").write_text("".join(line + "\n" for line in lines))
@@ -314,3 +316,78 @@ def test_what_cannot_be_scored_is_refused_before_anything_is_read(scored: Any, t
         with pytest.raises(SystemExit, match=f"^oger score: {message}"):
             scored(answers, sources, *flags)
     assert not (tmp_path / "out.jsonl").exists()
+
+
+# ---- without a policy
+
+
+RULE = {"name": "rule", "kind": "verifier"}
+
+
+def test_a_judge_needs_no_policy_and_a_set_one_is_not_looked_at(scored: Any) -> None:
+    """Nor do prompts that are chats, nor teachers whom no source reads."""
+    turns = [{"role": "user", "content": "What is 1 + 1?"}]
+    teacher = {"source": "a", "text": "#### 2", "correct": True}
+    row = {"uid": "sum-1", "prompt": turns, "answer": "2", "task": "gsm8k", "teachers": [teacher]}
+    server = Server()
+    choice = {"index": 0, "message": {"content": "Verdict: 1"}, "finish_reason": "stop"}
+    server.answer = lambda prompt, count: (200, {"choices": [choice]})
+    judge = {"name": "good", "kind": "judge", "model": "judge", "url": server.url, "plugin": "binary", "weight": 0.5}
+    answers = _answers((1, "#### 2"), (1, "#### 3"))
+    write_jsonl([row], Path("rows.jsonl"))
+    for flags in ([], ["--data.apply_chat_template"], ["--actor.model_name_or_path=/no/where"]):
+        lines = scored(answers, [RULE, judge], *flags, policy=False)
+        assert [line["reward"] for line in lines] == [1.5, 0.5]
+    assert len(server.asked) == 2  # the replies of the first time are kept
+    server.end()
+
+
+@pytest.mark.parametrize(
+    ("source", "flags", "why"),
+    [
+        ({"kind": "process", "format": "trl", "model": "."}, [], "responses are cut into steps of reasoning"),
+        ({"kind": "process_by_length:ByLength"}, ["--algo.advantage.estimator=process_rloo"], "responses are cut"),
+        ({"kind": "process_by_length:ByLength"}, ["--data.apply_chat_template"],
+         "prompts are written in its chat template, and a source may read them: mine"),
+        ({"kind": "process_by_length:ByLength"}, [], "teachers are used that fit by their tokens, by mine"),
+        ({"kind": "pairwise", "against": "teacher", "model": "j", "url": "http://127.0.0.1:9/v1"}, [],
+         "teachers are used that fit by their tokens, by mine"),
+        ({"kind": "bonus"}, ["--oger.bonus_weight=1", "--oger.last_token_enp_reward=none"],
+         "teachers are used that fit by their tokens, by mine"),
+    ],
+)  # fmt: skip
+def test_what_needs_the_policys_tokenizer_says_so(
+    scored: Any, source: dict[str, Any], flags: list[str], why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    teacher = {"source": "a", "text": "#### 2", "correct": True}
+    row = {"uid": "sum-1", "prompt": "1 + 1?", "answer": "2", "task": "gsm8k", "teachers": [teacher]}
+    write_jsonl([row], Path("rows.jsonl"))
+    flags = [f'--oger.verifier_path=["{PLUGINS}"]', *flags]
+    with pytest.raises(SystemExit) as stop:
+        scored(_answers((1, "#### 2")), [RULE, {"name": "mine", **source}], *flags, policy=False)
+    said = f"oger score: actor.model_name_or_path is not set, and the policy's tokenizer is needed: {why}"
+    assert str(stop.value.code).startswith(said)
+
+
+def test_a_model_that_cannot_come_is_said_without_asking_the_hub_again_and_again(
+    scored: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tokenizer of a judge at a server is its model's, where prompts are written here."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    served = {"name": "good", "kind": "judge", "model": "judge", "url": "http://127.0.0.1:9/v1", "plugin": "binary"}
+    here = {"name": "good", "kind": "judge", "model": "me/judge", "place": "process", "plugin": "binary"}
+    of_tokenizer = (
+        "oger.reward.sources, good, tokenizer (default: model): judge is neither here nor in the hub's cache"
+    )
+    for entry, flags, message in (
+        (served | {"api": "completions"}, [], of_tokenizer),
+        (here, [], "oger.reward.sources, good: me/judge is neither here nor in the hub's cache, and HF_HUB_OFFLINE"),
+        (served, ["--oger.steps.delimiters=[\"x\"]", "--algo.advantage.estimator=process_rloo",
+                  "--actor.model_name_or_path=me/policy"],
+         "actor.model_name_or_path: me/policy is neither here nor in the hub's cache, and HF_HUB_OFFLINE is set"),
+    ):  # fmt: skip
+        with pytest.raises(SystemExit) as stop:
+            scored(_answers((1, "#### 2")), [RULE, entry], *flags, policy=False)
+        assert str(stop.value.code).startswith(f"oger score: {message}")
+    assert "Retrying" not in capsys.readouterr().err
