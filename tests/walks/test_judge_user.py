@@ -65,7 +65,7 @@ def _on_the_page(kind: str) -> str:
 
 
 def test_a_rubric_at_a_server(desk: Path, server: Server) -> None:
-    """The files of the page's first screen, with this server and model. Three commands: about 30 s on a quiet machine."""
+    """The files of the page's first screen, with this server and model. Three commands: about 30 s alone."""
 
     def judged(prompt: str, count: int) -> tuple[int, Any]:
         text = f"I looked. Score: {2 if 'because' in prompt else 1}"
