@@ -92,9 +92,11 @@ def test_an_evaluation_refuses_a_model_with_code(model: Path, marker: Path) -> N
 
 
 def test_scoring_refuses_a_model_with_code_and_obeys_the_same_switch(model: Path, marker: Path) -> None:
+    """Responses are cut into steps, for which the policy's tokenizer is needed."""
     (model.parent / "recipe.yaml").write_text(
         "actor: {model_name_or_path: model}\ndata: {prompt_dataset: rows.jsonl}\n"
-        "oger: {bonus_weight: 0, max_replace_num: 0}\n"
+        "oger: {bonus_weight: 0, max_replace_num: 0, steps: {delimiters: [x]}}\n"
+        "algo: {advantage: {estimator: process_rloo}}\n"
     )
     (model.parent / "rows.jsonl").write_text('{"uid": "a", "prompt": "2 + 2 =", "answer": "4", "task": "math"}\n')
     (model.parent / "responses.jsonl").write_text('{"uid": "a", "text": "4"}\n')
