@@ -136,8 +136,8 @@ def rewards_of(
          for name, value in each.metrics.items()},
         {spec.name: so_far[spec.name] for spec in specs if spec.normalize == "running" or spec.learns_lowest},
         said_of_steps={
-            name: torch.where(_marked(each.errors, each).unsqueeze(2), torch.nan, each.steps)
-            for name, each in zip(names, said, strict=True)
+            name: torch.where(missing.unsqueeze(2), torch.nan, each.steps)
+            for name, each, missing in zip(names, said, failed, strict=True)
             if each.steps is not None
         },
         asked={name: int(asked.sum()) for name, asked in zip(names, wanted, strict=True)},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from oger_recipe.errors import RecipeError
@@ -10,6 +11,7 @@ from oger_recipe.rewards.keys import Keys
 from oger_recipe.rewards.models.keys import CritiqueKeys, ModelKeys, PairwiseKeys, ProcessKeys, WriterKeys
 from oger_recipe.rewards.models.plugin import Plugin
 from oger_recipe.rewards.models.plugins_of import plugins_of
+from oger_recipe.rewards.models.rubrics import Criterion, RubricKeys
 from oger_recipe.rewards.models.scorer_keys import ImplicitKeys, StepJudgeKeys
 from oger_recipe.rewards.models.server import window_at
 from oger_recipe.rewards.models.step_text import StepWriter
@@ -70,6 +72,8 @@ def _own_tokens_of(plugin: Plugin, keys: ModelKeys, model: ModelKeys) -> int:
     """Count the tokens that a plugin puts around a response."""
     is_pair = isinstance(keys, PairwiseKeys) or (isinstance(keys, CritiqueKeys) and not isinstance(model, WriterKeys))
     response: Any = ["x", "x"] if is_pair else ["x"] if isinstance(keys, StepJudgeKeys) else "x"
+    if isinstance(keys, RubricKeys):
+        response = {"response": "x", "criteria": [asdict(Criterion(None, "x"))]}
     try:
         (text,) = plugin.preprocess(["x"], [response])
     finally:

@@ -53,8 +53,8 @@ VERL_RMS = Dialect(
     ),
     differing={
         "judges": "they are asked about the rows whose gate is open; there also about rows with another rule's score "
-        "than 0, and what they say of these is thrown away. A judge that fails costs the worst verdict, where the answer "
-        "brings it about, or what oger.reward.on_error says; there the run ends",
+        "than 0, and what they say of these is thrown away. A judge that fails costs the worst "
+        "verdict, where an answer brings it about, or what oger.reward.on_error says; there the run ends",
         "use_bge": "there the field Response of an answer in JSON is compared, and an answer without the fields of "
         "that task gets 0; here whole answers are compared. 0.3 + 0.7 x the curve is the same curve from 0.37",
         "clip_ratio_c": "there the loss of a rollout with a negative advantage is bounded once its ratio is above 3; "
