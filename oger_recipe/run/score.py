@@ -75,7 +75,7 @@ def score(value: Settings, file: Path, out: Path) -> tuple[str, list[str]]:
     rows = {row["uid"]: row for row in training_rows(value)}
     responses = read_responses(file, rows, value[DATA])
     _require_entropy(settings, responses, file)
-    if needs := _needs_of_policy(value, [rows[response.uid] for response in responses]):
+    if needs := _needs_of_policy(value, rows, responses):
         if not value[_POLICY]:
             raise RecipeError(f"{_POLICY} is not set, and the policy's tokenizer is needed: {'; '.join(needs)}")
         value = with_judges(with_task(asked))
@@ -126,18 +126,23 @@ def check(value: Settings) -> None:
     require_loadable(value, (each for each in models_of_run(value) if each not in policy))
 
 
-def _needs_of_policy(value: Settings, rows: Sequence[Row]) -> list[str]:
+def _needs_of_policy(value: Settings, rows: Mapping[str, Row], responses: Sequence[Response]) -> list[str]:
     """What the policy's tokenizer is needed for, as sentences; rewards need it for nothing else."""
     settings, own, specs = OgerSettings.of(value), _own(value), sources_of(value["oger.reward.sources"])
     with_teachers = [spec.name for spec in specs if spec.kind == "bonus" and settings.has_bonus]
     with_teachers += [spec.name for spec in specs if getattr(spec.keys, "against", None) == "teacher"]
+    lengths = own + [spec.name for spec in specs if spec.kind == "length"]
     needs = []
     if settings.cuts_steps(value["algo.advantage.estimator"]):
         needs.append("responses are cut into steps of reasoning between its tokens")
     if own and writes_chats(value):
         needs.append(f"prompts are written in its chat template, and a source may read them: {', '.join(own)}")
-    if own + with_teachers and any(row.get("teachers") for row in rows):
+    if own + with_teachers and any(rows[each.uid].get("teachers") for each in responses):
         needs.append(f"teachers are used that fit by their tokens, by {', '.join(own + with_teachers)}")
+    if lengths and any(each.response_length is None for each in responses):
+        needs.append(
+            f"responses are measured in its tokens, by {', '.join(lengths)} (or say response_length on each line)"
+        )
     return needs
 
 
@@ -322,6 +327,8 @@ class _Answers:
         """Counts the tokens of a text, and the end of sequence behind one that is whole, where nobody has."""
         if response.response_length is not None:
             return response.response_length
+        if self.tokenizer is None:
+            return 0  # nobody reads it
         return len(self.tokenizer.encode(response.text, add_special_tokens=False)) + (not response.truncated)
 
     def _steps(self, text: str) -> list[str]:

@@ -352,6 +352,7 @@ def test_a_judge_needs_no_policy_and_a_set_one_is_not_looked_at(scored: Any) -> 
         ({"kind": "process_by_length:ByLength"}, [], "teachers are used that fit by their tokens, by mine"),
         ({"kind": "pairwise", "against": "teacher", "model": "j", "url": "http://127.0.0.1:9/v1"}, [],
          "teachers are used that fit by their tokens, by mine"),
+        ({"kind": "length", "budget": 5, "limit": 9}, [], "responses are measured in its tokens, by mine"),
         ({"kind": "bonus"}, ["--oger.bonus_weight=1", "--oger.last_token_enp_reward=none"],
          "teachers are used that fit by their tokens, by mine"),
     ],
