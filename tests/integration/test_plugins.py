@@ -197,6 +197,9 @@ def test_what_a_plugin_says_last_is_in_the_log(made: Make, capfd: pytest.Capture
     plugin = made(ECHO.format(above="", before="os.system('echo a child'); sys.stderr.write('my end'); os._exit(3)"))
     (lost,) = plugin.preprocess(["?"], ["a"])
     assert isinstance(lost, Failed) and capfd.readouterr().err == "a child\nmy end"
+    plugin = made(ECHO.format(above="", before="print('a word') if 'a' in text_responses else os._exit(3)"))
+    assert plugin.preprocess(["?"], ["a"]) == ["a"] and isinstance(plugin.preprocess(["?"], ["b"])[0], Failed)
+    assert capfd.readouterr().err == "a word\n"
 
 
 @pytest.mark.parametrize(
