@@ -175,6 +175,7 @@ def test_one_grade_by_all_criteria_and_plugins_of_ones_own(server: Server, tmp_p
     assert said.values.nan_to_num(-1).tolist() == [[(1.5 + 1 - 2) / 4], [-1]]  # the worm is not read; 2 is no share
     assert said.criteria == {(0, 0): {"apple": 0.5, "pear": 1, "worm": None}}
     assert "rm_postprocess gave float 2.0, which is not from 0 to 1" in said.errors[1, 0]
+    assert said.causes == {(1, 0): ANSWER}
 
 
 @pytest.mark.parametrize("plugin", ready_made())
@@ -265,10 +266,11 @@ def test_a_mix_keeps_the_columns_that_it_names(server: Server, parser: argparse.
 
 
 def test_scored_answers_have_the_verdict_on_each_criterion(server: Server, policy_folder: Path) -> None:
-    rows = [row | {"prompt": "What is 2 + 2?", "answer": "4", "rubric": FRUIT} for row in ROWS[:1]]
+    rows = [row | {"prompt": f"{n}: what is 2 + 2?", "answer": "4", "rubric": FRUIT} for n, row in enumerate(ROWS[:2])]
     write_jsonl(rows, Path("rows.jsonl"))
     texts = ["apple worm 4", "pear 5", "apple pear 4"]
-    write_jsonl(({"uid": "u0", "text": text} for text in texts), Path("responses.jsonl"))
+    uids = ["u0", "u1", "u0"]  # the group of two is not the first two lines
+    write_jsonl(({"uid": uid, "text": text} for uid, text in zip(uids, texts, strict=True)), Path("responses.jsonl"))
     listed = [{"name": "rule", "kind": "verifier"}, entry(server, weight=0.5, gate="rule_equals_1")]
     recipe = {"oger": {"reward": {"sources": listed, "cache": ""}}, "data": {"max_len": 512}}
     Path("recipe.yaml").write_text(yaml.safe_dump(recipe | {"actor": {"model_name_or_path": str(policy_folder)}}))

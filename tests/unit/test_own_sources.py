@@ -174,3 +174,10 @@ def test_what_a_class_says_of_criteria_goes_to_the_rows_and_no_row_is_silent() -
     said = Scores(torch.tensor([[1.0, 0.5]]), criteria={(0, 1): {"polite": 0.5}})
     found = rewards_of([group([1.0, 0.0])], [OwnClass(Says(said))], [SourceSpec("s", "a:b")], on_error="zero")
     assert found.criteria == {"s": {1: {"polite": 0.5}}} and found.total.tolist() == [[1.0, 0.5]]
+
+
+def test_criteria_of_rows_behind_the_gate_are_left_out() -> None:
+    said = Scores(torch.ones(1, 2), criteria={(0, row): {"polite": 1.0} for row in (0, 1)})
+    spec = SourceSpec("s", "a:b", gate="rule_equals_1")
+    found = rewards_of([group([1.0, 0.0])], [OwnClass(Says(said))], [spec], on_error="zero")
+    assert found.criteria == {"s": {0: {"polite": 1.0}}}
