@@ -26,7 +26,7 @@ from oger_recipe.rewards.models.tokens import load_tokenizer, plain_tokens
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.run.engines import engines_of
 from oger_recipe.run.inputs import with_judges
-from oger_recipe.settings.checks import require_loadable, reward_models
+from oger_recipe.settings.checks import loaded_for, require_loadable
 from oger_recipe.settings.oger import OgerSettings
 
 # Kinds that have values to evaluate.
@@ -59,7 +59,6 @@ def judge_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
     (entry,) = with_judges({**value, "oger.reward.sources": (entry,)})["oger.reward.sources"]
     if problems := [each.removeprefix(_ENTRY) for each in entry_problems([entry])]:
         raise RecipeError("\n  - ".join(["this judge cannot be asked:", *problems]))
-    require_loadable(value, reward_models({"oger.reward.sources": (entry,)}))
     (spec,) = sources_of([entry])
     if spec.kind == "process":
         raise RecipeError(f"{spec.name} is of kind process, which scores steps: `oger prm eval` is for it")
@@ -173,6 +172,7 @@ class _Asked:
     def __init__(self, spec: SourceSpec, value: Mapping[str, Any]) -> None:
         assert isinstance(spec.keys, ModelKeys)
         self._spec, self._models = spec, spec.keys.models
+        require_loadable(value, (each for keys in self._models for each in loaded_for(spec.name, keys)))
         self._settings, self._seed = OgerSettings.of(value), value["train.seed"]
         look_in(self._settings.verifiers.verifier_path)
         self._told = ShownReplies().told

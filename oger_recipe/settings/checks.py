@@ -13,6 +13,7 @@ from oger_recipe.embedding.settings import PACKAGED_MODEL
 from oger_recipe.errors import RecipeError
 from oger_recipe.remote_code import OF_ENCODER, Named, policy_models, untrusted
 from oger_recipe.rewards.entries import models_of
+from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.secrets import secret_problems
 from oger_recipe.settings.combinations import combination_problems
 from oger_recipe.settings.critic import SAVED_SIZES, CriticSettings
@@ -191,13 +192,18 @@ def _critic(value: Mapping[str, Any]) -> Iterator[str]:
 def reward_models(value: Mapping[str, Any]) -> Iterator[Named]:
     """What the reward's sources load of models on this run's machines: models, and tokenizers of their own."""
     for name, keys in models_of(value["oger.reward.sources"]):
-        where = f"oger.reward.sources, {name}"
-        if keys.runs_on != "server":
-            yield Named(where, keys.model, keys.revision, is_ours=keys.is_loaded_by_us)
-        if keys.tokenizer is not None:
-            yield Named(where, keys.tokenizer)
-        elif keys.runs_on == "server" and not keys.chats:
-            yield Named(f"{where}, tokenizer (default: model)", keys.model, keys.revision)
+        yield from loaded_for(name, keys)
+
+
+def loaded_for(source: str, keys: ModelKeys) -> Iterator[Named]:
+    """What one model of a source needs to be loaded."""
+    where = f"oger.reward.sources, {source}"
+    if keys.runs_on != "server":
+        yield Named(where, keys.model, keys.revision, is_ours=keys.is_loaded_by_us)
+    if keys.tokenizer is not None:
+        yield Named(where, keys.tokenizer)
+    elif keys.runs_on == "server" and not keys.chats:
+        yield Named(f"{where}, tokenizer (default: model)", keys.model, keys.revision)
 
 
 def models_of_run(value: Mapping[str, Any]) -> Iterator[Named]:

@@ -470,12 +470,27 @@ def test_a_run_says_once_which_share_of_its_texts_the_bonus_speaks_of(controller
 # ---- sources of reward
 
 SOURCE = """
+import torch
+
+from oger_recipe.rewards.sources import Scores
+
+
 def brevity(group):
     if group.uid == "bad":
         raise KeyError("no such column")
     assert group.prompt == "ask>" and group.answer == "42" and len(group.teachers) == (group.uid == "u")
     assert [graded.verdict.score for graded in group.graded] == [1.0, 0.0, 1.0, 0.0 if group.uid != "u" else 1.0]
     return [1 / len(text) for text in group.responses], {"letters": [len(text) for text in group.responses]}
+
+
+class Columns:
+    def score(self, groups, wanted):
+        missing = {(place, row): "no such column" for place, group in enumerate(groups)
+                   for row in range(len(group.responses)) if group.uid == "bad"}
+        values = torch.ones(wanted.shape)
+        for place in missing:
+            values[place] = torch.nan
+        return Scores(values, errors=missing)
 """
 
 
@@ -485,11 +500,12 @@ def sources(controller, models, rollout, tmp_path, letters):
     (tmp_path / "mine_of_sources.py").write_text(SOURCE)
     listed = [
         {"name": "rule", "kind": "verifier"},
-        {"name": "short", "kind": "mine_of_sources:brevity", "weight": 0.5},
+        {"name": "short", "weight": 0.5},
     ]
     models.similarity = dict(zip(TEXTS, (0.2, 0.4, 0.6, 0.8), strict=True))
 
-    def make(*flags: str) -> tuple[Any, list[Any]]:
+    def make(*flags: str, kind: str = "brevity") -> tuple[Any, list[Any]]:
+        listed[1]["kind"] = f"mine_of_sources:{kind}"
         tokens = [*letters.encode("solution"), letters.eos_token_id]
         maker = controller(
             f"--oger.reward.sources={json.dumps(listed)}", f'--oger.verifier_path=["{tmp_path}"]', *flags,
@@ -534,7 +550,7 @@ def test_a_source_that_fails_is_counted_leaves_an_example_and_is_told_each_step(
     maker.make_experience_batch(rows)
     first, second = read_jsonl(maker.run_dir / "source_errors.jsonl")
     assert (first["step"], first["source"], first["uid"], first["failed"]) == (1, "short", "bad", 4)
-    assert first["error"].startswith("KeyError: 'no such column'") and "mine_of_sources.py:4" in first["error"]
+    assert first["error"].startswith("KeyError: 'no such column'") and "mine_of_sources.py:9" in first["error"]
     assert first["responses"] == TEXTS and second["step"] == 2
     said, again = [event for event in read_jsonl(maker.run_dir / "events.jsonl") if event["event"] == "note"]
     assert "reward source short failed on 4 of 12 rows of step 1: KeyError" in said["text"]
@@ -543,7 +559,9 @@ def test_a_source_that_fails_is_counted_leaves_an_example_and_is_told_each_step(
 
 
 def test_a_group_on_which_a_source_failed_can_be_dropped(sources):
-    maker, experiences = sources("--oger.reward.on_error", "drop_group", "--oger.use_sft_prefix_reward")
+    """By nobody's doing: what an answer brings about is worth the worst value."""
+    flags = ("--oger.reward.on_error", "drop_group", "--oger.use_sft_prefix_reward")
+    maker, experiences = sources(*flags, kind="Columns")
     found = first_tokens(experiences)
     assert found[4:8] == [0.0] * 4
     assert found[8:] == pytest.approx([0.5, -0.5, 0.5, -0.5])

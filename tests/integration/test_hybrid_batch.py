@@ -686,7 +686,7 @@ def test_the_supervised_loss_is_one_mean_over_the_steps_teacher_tokens_however_c
         scale = len(packs)  # DeepSpeed divides by it
     for number, (pack, (batch, totals)) in enumerate(zip(packs, steps, strict=True), start=1):
         if dynamic:
-            trainer._set_totals_of_dynamic_step(number)
+            trainer._set_totals_of_dynamic_step(number, batch.action_mask.device)
         loss_fn.off_policy_mask = torch.tensor(_mask_of(batch))
         log_probs = torch.nn.utils.rnn.pad_sequence([leaves[row] for row in pack], batch_first=True)
         arguments = {"action_mask": batch.action_mask, "rollout_log_probs": None} | totals
