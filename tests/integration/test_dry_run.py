@@ -279,7 +279,7 @@ ON_THE_WAY = (
 NOT_HERE = {
     "training._plan": "says the refusals of others",
     "training._check_here": "asks the hub: tests of remote code have a server for it",
-    "checks.refuse_untrusted": "of other commands than oger train",
+    "checks.require_loadable": "of other commands than oger train",
     "sft.supervise": "its training failed, which a dry run does not do",
 }
 

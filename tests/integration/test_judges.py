@@ -34,7 +34,7 @@ from oger_recipe.rewards.models.in_process import Noise, ProcessPlace
 from oger_recipe.rewards.models.judge import Judge
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.rewards.models.place import Reply, Sampling
-from oger_recipe.rewards.models.plugin import Failed, Plugin
+from oger_recipe.rewards.models.plugin import Failed, Plugin, ready_made
 from oger_recipe.rewards.models.plugins import _critique
 from oger_recipe.rewards.sources import OVERFLOW, Group, Scores, Source, Verifier
 from oger_recipe.rewards.verifiers import look_in
@@ -415,7 +415,7 @@ def test_a_plugin_is_looked_at_before_a_run(text: str | None, problem: str | Non
 
 def test_a_plugins_name_is_a_ready_made_ones_or_a_files() -> None:
     (sentence,) = entry_problems([{"name": "r", "kind": "judge", "model": "m", "plugin": "rider_reward"}])
-    known = "binary, first_wrong_step, grade, json_fields, pairwise"
+    known = ", ".join(ready_made())
     assert sentence.endswith(f"plugin 'rider_reward' is no ready-made one ({known}); the name of a file ends in .py")
 
 
@@ -448,7 +448,7 @@ def test_values_move_with_their_rows(policy_folder: Path, tmp_path: Path) -> Non
     questions = ["Which?", "Why is that so?"]
     scores = score(None, [group(texts, question) for question in questions], **keys)
     assert not scores.errors and len(set(scores.values.flatten().tolist())) == 12
-    assert scores.metrics == {"cached": 0, "cut": ANY, "unparsed": 0, "seconds": ANY} and scores.metrics["cut"] > 0
+    assert scores.metrics == {"overflow": 0, "cached": 0, "cut": ANY, "unparsed": 0, "seconds": ANY} and scores.metrics["cut"] > 0
 
     order = shuffled(6)
     wanted = torch.ones(2, 6, dtype=torch.bool)
@@ -476,7 +476,7 @@ def test_a_classifier_reads_prompt_and_response_in_the_models_template(
     ]
     by_hand = [process_place(head_folder).classify([text])[0].value for text in texts]
     assert scores.values.flatten().tolist() == pytest.approx(by_hand, abs=1e-5)
-    assert scores.metrics == {"cached": 0, "seconds": ANY}
+    assert scores.metrics == {"overflow": 0, "cached": 0, "seconds": ANY}
 
 
 def test_a_classifiers_text_may_be_a_plugins(head_folder: Path, tmp_path: Path) -> None:
@@ -505,7 +505,7 @@ def test_a_critique_is_read_behind_prompt_and_response(policy_folder: Path, head
         text = "".join(f"<|im_start|>{role}\n{turn}<|im_end|>\n" for role, turn in zip(roles, turns, strict=True))
         (reply,) = process_place(head_folder).classify([text])
         assert scores.values[0, row].item() == pytest.approx(reply.value, abs=1e-5)
-    assert scores.metrics == {"cached": 0, "cut": ANY, "seconds": ANY}
+    assert scores.metrics == {"overflow": 0, "cached": 0, "cut": ANY, "seconds": ANY}
 
 
 def verdict(says: Callable[[str, str], str]) -> Callable[[str], str]:
@@ -584,7 +584,7 @@ def test_a_ready_made_judge_at_a_server_with_a_template_of_its_own() -> None:
     assert source.overlaps  # type: ignore[attr-defined]
     assert scores.values.nan_to_num(-1).tolist() == [[1, 0], [0, -1]]
     assert scores.errors == {(1, 1): "no verdict in the judge's reply, which ends 'Which answer?'"}
-    assert scores.metrics == {"cached": 0, "cut": 0, "unparsed": 0.25, "seconds": ANY}
+    assert scores.metrics == {"overflow": 0, "cached": 0, "cut": 0, "unparsed": 0.25, "seconds": ANY}
 
 
 def test_a_row_without_a_prompt_is_not_asked_about(policy_folder: Path) -> None:
@@ -597,4 +597,4 @@ def test_a_row_without_a_prompt_is_not_asked_about(policy_folder: Path) -> None:
     reason = "the row's column rm_prompt_0 holds no text, but a list"
     assert scores.errors == {(1, 0): reason, (1, 1): reason}
     nothing = score(place, groups, torch.zeros(2, 2, dtype=torch.bool), **keys)
-    assert nothing.values.isnan().all() and len(place.prompts) == 1 and list(nothing.metrics) == ["seconds"]
+    assert nothing.values.isnan().all() and len(place.prompts) == 1 and set(nothing.metrics) == {"overflow", "seconds"}
