@@ -82,7 +82,6 @@ def prm_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
     (entry,) = with_judges({**value, "oger.reward.sources": (entry,)})["oger.reward.sources"]
     if problems := [each.removeprefix(_ENTRY) for each in entry_problems([entry])]:
         raise RecipeError("\n  - ".join(["this PRM cannot be asked:", *problems]))
-    require_loadable(value, reward_models({"oger.reward.sources": (entry,)}))
     (spec,) = sources_of([entry])
     if spec.kind != "process" and ":" not in spec.kind:
         raise RecipeError(f"{spec.name} is of kind {spec.kind}, which scores no steps: kind process does")
@@ -101,7 +100,8 @@ def gives_rewards(spec: SourceSpec) -> bool:
 def scored(
     spec: SourceSpec, entry: Mapping[str, Any], solutions: Sequence[Solution], value: Mapping[str, Any]
 ) -> Scored:
-    """Asks the PRM about all solutions at once."""
+    """Asks the PRM about all solutions at once. Raises RecipeError for a model that cannot be loaded."""
+    require_loadable(value, reward_models({"oger.reward.sources": (entry,)}))
     settings, told = OgerSettings.of(value), ShownReplies().told
     models = [keys for _, keys in models_of([entry])]
     meters: list[Metered] = []

@@ -159,12 +159,12 @@ def test_a_plugin_that_takes_too_much_memory_costs_the_rows_that_make_it_do_so(m
     [(JudgeKeys, of_judge), (StepJudgeKeys, lambda keys: of_step_judge(keys.judge)), (ClassifierKeys, of_head)],
 )
 def test_the_limits_of_an_entry_are_those_of_its_plugin(
-    keys: type[Any], of: Callable[[Any], Plugin], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    keys: type[Any], of: Callable[[Any], Plugin], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy_folder: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    much = "kept = bytearray(2**26) if 'much' in text_responses else time.sleep(600)"
+    much = "kept = bytearray(2**26) if 'much' in text_responses else time.sleep(600 * ('slow' in text_responses))"
     (tmp_path / "own.py").write_text(ECHO.format(above="import time", before=much))
-    entry = {"model": "m", "url": "http://localhost:1/v1", "api": "chat", "plugin": "own.py"}
+    entry = {"model": "m", "url": "http://localhost:1/v1", "plugin": "own.py", "tokenizer": str(policy_folder)}
     plugin = of(keys(**entry, plugin_memory_limit_mb=32, plugin_limit_s=5.0))
     try:
         memory, late = plugin.preprocess(["?"], ["much"]) + plugin.preprocess(["?"], ["slow"])

@@ -488,6 +488,8 @@ def test_a_run_whose_answers_may_be_longer_than_a_judge_reads_is_warned(
     model = prm if entry.get("format") else writer
     given = {name: value.format(writer=writer.rename(tmp_path / "base") if name == "reference" else "")
              if isinstance(value, str) else value for name, value in entry.items()}  # fmt: skip
+    if "plugin" in given:
+        given["plugin"] = str(tmp_path / given["plugin"])
     if "reference" in given:
         model = save_prm(tmp_path / "other", tag="|")
     listed = {"name": "s", "place": "process", "max_model_len": 100, "model": str(model)} | given

@@ -340,6 +340,8 @@ ENTRIES: dict[tuple[str, str | None], dict[str, Any]] = {
     ("process", None): {"model": "m", "format": "trl"},
     ("process", "implicit"): {"model": "m", "reference": "n"},
     ("process", "judge"): {"model": "m"},
+    ("length", None): {"budget": 1, "limit": 4},
+    ("rubric", None): {"model": "m", "plugin": "rubric_grade", "ask": "together"},
     ("all_of_rows:function", None): {},
     ("all_of_rows:Class", None): {},
 }
@@ -364,7 +366,8 @@ def test_a_source_says_nothing_of_rows_behind_its_gate(
     source = make_source(spec, Surroundings(settings, lambda keys: Answers(asked), encoder=lambda *_: encoder))
     rules = [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
     texts = {"responses": ["a b", "c d", "e f"], "steps": [["a ", "b"], ["c ", "d"], ["e ", "f"]]}
-    groups = [group(rule, similarity=[0.5] * 3, **texts) for rule in rules]
+    row = {"rubric": ["It is polite."]}
+    groups = [group(rule, similarity=[0.5] * 3, row=row, **texts) for rule in rules]
     found = rewards_of(groups, [source], [spec], on_error="zero")
     is_open = torch.tensor(rules) == 1
     assert all(torch.equal(values.isfinite(), is_open) for values in found.said.values()), found.said

@@ -393,5 +393,5 @@ def test_answers_in_a_file_are_cut_as_the_run_cuts_them(letters):
     prompts = {"u": score.Prompt("p", label, [])}
     cutter = StepCutter(letters, StepRule((".",)))
     for each, steps in ((cutter, [["a.", "bb.", "c"], ["dd"], [""]]), (None, [])):
-        answers = score._Answers(responses, graded, prompts, 0.0, each)
+        answers = score._Answers(responses, graded, prompts, 0.0, each, letters)
         assert answers.group([0, 1, 2], [0.0] * 3, OgerSettings()).steps == steps
