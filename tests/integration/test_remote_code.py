@@ -112,11 +112,11 @@ def test_a_judge_and_a_prm_that_bring_code_are_refused_where_they_are_evaluated(
     (model.parent / "labels.jsonl").write_text('{"question": "2 + 2?", "text": "4", "label": 1}\n')
     judge = "{kind: classifier, place: process, model: model}"
     message = _oger("judge_eval", "--judge", judge, "--labels", "labels.jsonl", folder=model.parent)
-    assert message.startswith("oger judge-eval: oger.reward.sources, judge: model brings code of its own"), message
+    assert "\noger judge-eval: oger.reward.sources, judge: model brings code of its own" in message
     (model.parent / "steps.jsonl").write_text('{"prompt": "2 + 2?", "completions": ["4"], "labels": [true]}\n')
     prm = "{format: math_shepherd, place: process, model: model}"
     message = _oger("prm", "eval", "--prm", prm, "--data", "steps.jsonl", folder=model.parent)
-    assert message.startswith("oger prm eval: oger.reward.sources, prm: model brings code of its own"), message
+    assert "\noger prm eval: oger.reward.sources, prm: model brings code of its own" in message
     assert not marker.exists()
 
 
