@@ -11,9 +11,10 @@ is compared with others: whatever a policy does to a judge, it earns no more by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -33,6 +34,8 @@ from oger_recipe.rewards.by_steps import (
 from oger_recipe.rewards.kinds import COMBINATIONS, GATES, NORMALIZE, SourceSpec
 from oger_recipe.rewards.own import reason
 from oger_recipe.rewards.sources import ANSWER, OVERFLOW, Group, Scores, Source, of_rows
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -98,89 +101,91 @@ def rewards_of(
     """
     rule = of_rows(groups, lambda group: [graded.verdict.reward for graded in group.graded])
     wanted = [GATES[spec.gate](rule) for spec in specs]
-    scores = _asked(sources, groups, wanted)
-    mask = step_mask(groups) if by_steps else None
-    if mask is not None:
-        scores = [_with_steps(*each, mask) for each in zip(specs, scores, wanted, strict=True)]
-    said, failed, before = scores, [_failed(each) for each in scores], running or {}
-    silent = [torch.zeros_like(rule, dtype=torch.bool) if each.silent is None else each.silent for each in scores]
-    heard = [asked & ~mute for asked, mute in zip(wanted, silent, strict=True)]
-    known = [
-        before.get(spec.name, Running()).joined_by(_of_rows(each, mask)[speaks & ~missing])
-        for spec, each, speaks, missing in zip(specs, said, heard, failed, strict=True)
-    ]
-    scores = [_with_worst(*each, mask) for each in zip(specs, said, known, strict=True)]
-    without = [_failed(each) for each in scores]
-    valued = [speaks & ~missing for speaks, missing in zip(heard, without, strict=True)]
-    so_far = {
-        spec.name: seen.joined_by(_of_rows(each, mask)[missing & has_value])
-        for spec, each, seen, missing, has_value in zip(specs, scores, known, failed, valued, strict=True)
+    mask, how, before, size = step_mask(groups) if by_steps else None, ON_ERROR[on_error], running or {}, rule.shape[1]
+    heard = {
+        spec.name: _Heard(spec, scores, asked, mask, before.get(spec.name, Running()))
+        for spec, scores, asked in zip(specs, _asked(sources, groups, wanted), wanted, strict=True)
     }
-    terms = _terms(specs, scores, valued, so_far)
-    names, how = [spec.name for spec in specs], ON_ERROR[on_error]
-    left_out = [_left_out(*each) for each in zip(specs, scores, strict=True)]
-    counts = [
-        ~mute & (~missing if how.passed_by else ~out)
-        for missing, out, mute in zip(without, left_out, silent, strict=True)
-    ]
-    dropped = torch.stack(without if how.drops_group else left_out).any(dim=0).any(dim=1)
-    size = rule.shape[1]
-    errors = [{group * size + row: why for (group, row), why in each.errors.items()} for each in said]
+    every = [*heard.values()]
+    terms, counts = [each.term() for each in every], [each.counts(how) for each in every]
+    dropped = [each.without if how.drops_group else each.left_out for each in every]
     rewards = Rewards(
-        compose(terms, counts, [spec.combine for spec in specs]),
-        dict(zip(names, terms, strict=True)),
-        _said(said, names, failed),
-        dict(zip(names, errors, strict=True)),
-        dropped,
-        {f"{spec.name}/{name}": value for spec, each in zip(specs, scores, strict=True)
-         for name, value in each.metrics.items()},
-        {spec.name: so_far[spec.name] for spec in specs if spec.normalize == "running" or spec.learns_lowest},
+        total=compose(terms, counts, [spec.combine for spec in specs]),
+        terms=dict(zip(heard, terms, strict=True)),
+        said={place: values for each in every for place, values in each.as_said()},
+        errors={name: _by_row(each.said.errors, size) for name, each in heard.items()},
+        dropped=torch.stack(dropped).any(dim=0).any(dim=1),
+        metrics={f"{name}/{what}": value for name, each in heard.items() for what, value in each.said.metrics.items()},
+        running={name: each.running for name, each in heard.items() if each.is_compared},
         said_of_steps={
-            name: torch.where(missing.unsqueeze(2), torch.nan, each.steps)
-            for name, each, missing in zip(names, said, failed, strict=True)
-            if each.steps is not None
+            name: torch.where(each.failed.unsqueeze(2), torch.nan, each.said.steps)
+            for name, each in heard.items()
+            if each.said.steps is not None
         },
-        asked={name: int(asked.sum()) for name, asked in zip(names, wanted, strict=True)},
-        too_long={name: len(_too_long(each)) for name, each in zip(names, said, strict=True)},
-        criteria={
-            name: {group * size + row: verdicts for (group, row), verdicts in each.criteria.items()}
-            for name, each in zip(names, said, strict=True)
-            if each.criteria
-        },
-    )  # fmt: skip
-    return rewards if mask is None else _paid_by_steps(rewards, specs, scores, valued, counts, mask)
+        asked={name: int(each.wanted.sum()) for name, each in heard.items()},
+        too_long={name: len(_too_long(each.said)) for name, each in heard.items()},
+        criteria={name: _by_row(each.said.criteria, size) for name, each in heard.items() if each.said.criteria},
+    )
+    return rewards if mask is None else _paid_by_steps(rewards, every, counts, mask)
 
 
-def _terms(
-    specs: Sequence[SourceSpec], scores: Sequence[Scores], valued: Sequence[Tensor], so_far: Mapping[str, Running]
-) -> list[Tensor]:
-    """Compare and weigh what sources said of rows; 0 where a row has no value (``valued``, bool)."""
-    values = [
-        NORMALIZE[spec.normalize](each.values, has_value, so_far[spec.name])
-        for spec, each, has_value in zip(specs, scores, valued, strict=True)
-    ]
-    return [
-        spec.weight * torch.where(has_value, each, 0.0)
-        for spec, each, has_value in zip(specs, values, valued, strict=True)
-    ]
+class _Heard:
+    """What one source said in a step, and what its rows are worth. All masks are bool [groups, n].
+
+    said: its scores; failed: rows that it failed on; scores: with the worst value where an answer brought that about;
+    without: rows that have no value even so; silent: rows that do not concern it; valued: rows that have a value;
+    left_out: rows that go without it, by the entry; running: its values so far, this step's among them.
+    """
+
+    def __init__(self, spec: SourceSpec, scores: Scores, wanted: Tensor, mask: Tensor | None, before: Running) -> None:
+        self.spec, self.wanted = spec, wanted
+        self.said = scores if mask is None else _with_steps(spec, scores, wanted, mask)
+        self.failed = _failed(self.said)
+        self.silent = torch.zeros_like(wanted) if self.said.silent is None else self.said.silent
+        speaks = wanted & ~self.silent
+        known = before.joined_by(_of_rows(self.said, mask)[speaks & ~self.failed])
+        self.scores = _with_worst(spec, self.said, known, mask)
+        self.without = _failed(self.scores)
+        self.valued = speaks & ~self.without
+        self.left_out = _left_out(spec, self.scores)
+        self.running = known.joined_by(_of_rows(self.scores, mask)[self.failed & self.valued])
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether later steps need its values so far."""
+        return self.spec.normalize == "running" or self.spec.learns_lowest
+
+    def term(self) -> Tensor:
+        """Compare and weigh the values of rows; 0 where a row has none."""
+        values = NORMALIZE[self.spec.normalize](self.scores.values, self.valued, self.running)
+        return self.spec.weight * torch.where(self.valued, values, 0.0)
+
+    def counts(self, how: OnError) -> Tensor:
+        """Mark the rows for which the source is not passed by."""
+        return ~self.silent & ~(self.without if how.passed_by else self.left_out)
+
+    def as_said(self) -> Iterator[tuple[str, Tensor]]:
+        yield self.spec.name, torch.where(self.failed, torch.nan, self.said.values)
+        for name, values in self.said.components.items():
+            yield f"{self.spec.name}/{name}", values
 
 
-def _paid_by_steps(
-    rewards: Rewards,
-    specs: Sequence[SourceSpec],
-    scores: Sequence[Scores],
-    valued: Sequence[Tensor],
-    counts: Sequence[Tensor],
-    mask: Tensor,
-) -> Rewards:
+def _by_row(found: Mapping[tuple[int, int], _T], size: int) -> dict[int, _T]:
+    """What is known of (group, row), by the row's number over all groups."""
+    return {group * size + row: each for (group, row), each in found.items()}
+
+
+def _paid_by_steps(rewards: Rewards, heard: Sequence[_Heard], counts: Sequence[Tensor], mask: Tensor) -> Rewards:
     """Add what each step of reasoning is paid, and make sums over steps of total and terms."""
-    paid = [
-        rewards.terms[spec.name] if each.steps is None else weighted_steps(each.steps, spec.weight, has_value, mask)
-        for spec, each, has_value in zip(specs, scores, valued, strict=True)
-    ]
-    factors = [spec.combine == "mul" for spec in specs]
-    steps = compose_steps([Term(*each) for each in zip(paid, counts, factors, strict=True)], mask)
-    sums = {spec.name: term.sum(dim=2) if term.ndim == 3 else term for spec, term in zip(specs, paid, strict=True)}
+    paid = {
+        each.spec.name: rewards.terms[each.spec.name]
+        if each.scores.steps is None
+        else weighted_steps(each.scores.steps, each.spec.weight, each.valued, mask)
+        for each in heard
+    }
+    factors = [each.spec.combine == "mul" for each in heard]
+    steps = compose_steps([Term(*each) for each in zip(paid.values(), counts, factors, strict=True)], mask)
+    sums = {name: term.sum(dim=2) if term.ndim == 3 else term for name, term in paid.items()}
     return replace(rewards, total=steps.total, terms=sums, steps=steps)
 
 
@@ -319,11 +324,3 @@ def _marked(places: Iterable[tuple[int, int]], scores: Scores) -> Tensor:
     for place in places:
         marked[place] = True
     return marked
-
-
-def _said(scores: Sequence[Scores], names: Sequence[str], failed: Sequence[Tensor]) -> dict[str, Tensor]:
-    said = {}
-    for each, source, missing in zip(scores, names, failed, strict=True):
-        said[source] = torch.where(missing, torch.nan, each.values)
-        said |= {f"{source}/{name}": values for name, values in each.components.items()}
-    return said
