@@ -23,12 +23,19 @@ from oger_recipe.convert.dialect import Dialect
 from oger_recipe.convert.values import UNSET, Flag, NoEffect, checked
 from oger_recipe.files import read_jsonl, write_jsonl
 from oger_recipe.patches import apply_training_patches, apply_vllm_import_patches
+from oger_recipe.rewards import verifiers
 from oger_recipe.settings.recipe_file import read_recipe
 from oger_recipe.tasks import countdown, tiny_policy
 
 # Before any module of tests imports OpenRLHF or vLLM.
 apply_training_patches()
 apply_vllm_import_patches()
+
+
+@pytest.fixture(autouse=True)
+def no_folders_of_an_earlier_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process has one run, whose folders are looked in for the user's modules; here it has many."""
+    monkeypatch.setattr(verifiers, "_looked_in", [])
 
 
 @pytest.fixture(scope="session")
