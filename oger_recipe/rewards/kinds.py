@@ -148,6 +148,18 @@ class Kind:
         return self.by_scorer.get(str(scorer), self)
 
 
+def _verifier(spec: SourceSpec, of: Surroundings) -> Source:
+    advantage = of.settings.advantage
+    return Verifier(advantage.non_stop_penalty, advantage.non_stop_fixed_reward, spec.worst)
+
+
+def _bonus(spec: SourceSpec, of: Surroundings) -> Source:
+    bonus = of.settings.bonus
+    return Bonus(
+        bonus.last_token_enp_reward, bonus.similarity_reverse, bonus.similarity_reverse_fail, bonus.similarity_shaping
+    )
+
+
 def _similarity(spec: SourceSpec, of: Surroundings) -> Source:
     from oger_recipe.rewards.models.similarity import Similarity  # with the encoder's libraries
 
@@ -157,12 +169,12 @@ def _similarity(spec: SourceSpec, of: Surroundings) -> Source:
 
 KINDS: dict[str, Kind] = {
     "verifier": Kind(
-        lambda spec, of: Verifier.of(of.settings, spec.worst),
+        _verifier,
         once=True,
         reads_rows=False,
         if_below="wrong answers would be paid more than right ones",
     ),
-    "bonus": Kind(lambda spec, of: Bonus.of(of.settings), once=True, reads_rows=False),
+    "bonus": Kind(_bonus, once=True, reads_rows=False),
     "similarity": Kind(_similarity, SimilarityKeys),
     "judge": Kind(judge_source, JudgeKeys),
     "pairwise": Kind(PairwiseSource, PairwiseKeys),

@@ -6,16 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from oger_recipe.algorithm.credit import earned_bonus, penalise_truncated
 from oger_recipe.rewards.verdict import Graded
-
-if TYPE_CHECKING:
-    from oger_recipe.settings.oger import OgerSettings
 
 # Why a row has no value, where what its response says may have brought that about: its text is longer than the model
 # reads, or anything else.
@@ -115,10 +112,6 @@ class Verifier:
     non_stop_fixed_reward: float | None
     worst: float | None = None  # of a row that could not be graded; None: 0, or less where one of the step has less
 
-    @classmethod
-    def of(cls, settings: OgerSettings, worst: float | None = None) -> Verifier:
-        return cls(settings.advantage.non_stop_penalty, settings.advantage.non_stop_fixed_reward, worst)
-
     def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
         rewards = of_rows(groups, lambda group: [each.verdict.reward for each in group.graded], dtype=torch.float32)
         truncated = of_rows(groups, lambda group: group.truncated)
@@ -148,16 +141,6 @@ class Bonus:
     reverse: bool
     reverse_fail: bool
     shaping: str
-
-    @classmethod
-    def of(cls, settings: OgerSettings) -> Bonus:
-        bonus = settings.bonus
-        return cls(
-            bonus.last_token_enp_reward,
-            bonus.similarity_reverse,
-            bonus.similarity_reverse_fail,
-            bonus.similarity_shaping,
-        )
 
     def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
         verdicts = [[each.verdict for each in group.graded] for group in groups]
