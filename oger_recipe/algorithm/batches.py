@@ -3,12 +3,29 @@
 The A positions span prompt and response, shifted by one; action_mask is set on those of the response.
 """
 
+from itertools import islice
+
+import torch
 from torch import Tensor
 
 
 def longest_first(lengths: list[int]) -> list[int]:
     """Positions by falling length; equal ones keep their order. What needs most memory is met at once."""
     return sorted(range(len(lengths)), key=lambda position: -lengths[position])
+
+
+def cut_for_ranks(lengths: list[int], size: int, ranks: int) -> list[list[int]]:
+    """Cut positions of like length into micro-batches of at most `size`: those of the first rank, of the second, ...
+
+    Every rank gets long and short ones, and as many of each size as the others: it waits for them in every collective.
+    `ranks` divides the number of positions.
+    """
+    rows, share = iter(longest_first(lengths)), len(lengths) // ranks
+    of_ranks: list[list[list[int]]] = [[] for _ in range(ranks)]
+    for part in torch.arange(share).tensor_split(-(-share // size)):
+        for of_rank in of_ranks:
+            of_rank.append(list(islice(rows, len(part))))
+    return sum(of_ranks, [])
 
 
 def off_policy_mask(action_mask: Tensor, off_policy_tokens: Tensor) -> Tensor:

@@ -8,10 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 import torch
-from doubles import Strategy
+from doubles import Remote, Strategy
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray import ppo_actor
+from openrlhf.trainer.ray.launcher import RayActorGroup
 
 from oger_recipe.algorithm.micro_batches import LengthSortedBatches
 from oger_recipe.plugin.policy.trainer import OgerActorPPOTrainer
@@ -309,6 +311,28 @@ def test_forward_passes_get_rows_of_like_length_and_every_rank_long_and_short_on
         for position, row in enumerate(batch.index):
             length = rows[row].sequences.shape[1]
             assert torch.equal(batch.sequences[position, :length], rows[row].sequences[0])
+
+
+class Rows:
+    """In place of a rank: the rows of each micro-batch that it gets."""
+
+    def execute_batch(self, _: str, lists: dict[str, list[Experience]], start: int, end: int) -> list[int]:
+        return [len(experience.sequences) for experience in lists["experience"][start:end]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "ranks", "expected"), [(8, 2, [2, 2]), (8, 1, [3, 3, 2]), (6, 2, [3]), (4, 2, [2]), (8, 4, [2])]
+)
+def test_the_last_batch_of_the_data_goes_to_all_ranks_alike(
+    controller, monkeypatch, rows: int, ranks: int, expected: list[int]
+) -> None:
+    """It has fewer optimizer steps. A rank with fewer micro-batches leaves the others waiting in a collective."""
+    monkeypatch.setattr(ray, "put", lambda value: value)
+    maker = controller("--rollout.micro_batch_size=3", f"--actor.num_gpus_per_node={ranks}")
+    group = RayActorGroup.__new__(RayActorGroup)
+    group._actor_handlers, group.duplicate_actors = [Remote(Rows())] * ranks, 1
+    of_ranks = group.async_run_method_batch("append", experience=maker.split_rollout_samples(_rows()[:rows]))
+    assert of_ranks == [expected] * ranks
 
 
 class Engine:

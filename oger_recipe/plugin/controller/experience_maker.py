@@ -14,7 +14,7 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from ray.util.placement_group import PlacementGroup
 
 from oger_recipe.algorithm.advantage import BASELINES
-from oger_recipe.algorithm.batches import longest_first, of_first_token
+from oger_recipe.algorithm.batches import cut_for_ranks, of_first_token
 from oger_recipe.algorithm.credit import (
     BATCH_ESTIMATORS,
     ESTIMATORS,
@@ -142,17 +142,20 @@ class OgerExperienceMaker(RemoteExperienceMaker):
     def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
         """Cut rows of like length into micro-batches, longest first: little is padded. ``index`` says which rows.
 
-        Every rank gets long and short ones. With dynamic batches, OpenRLHF balances tokens itself.
+        A last batch of the data may have fewer rows, of which every rank gets as many, too. With dynamic batches,
+        OpenRLHF balances tokens itself.
         """
         if self.args.train.dynamic_batch_enable:
             return super().split_rollout_samples(rollout_samples)
-        rows = longest_first([sample.sequences.shape[1] for sample in rollout_samples])
-        micro_batches = super().split_rollout_samples([rollout_samples[row] for row in rows])
-        for micro_batch in micro_batches:
-            micro_batch.index = [rows[position] for position in micro_batch.index]
+        for row, sample in enumerate(rollout_samples):
+            sample.index = [row]
         actor, ds = self.args.actor, self.args.ds
         ranks = actor.num_nodes * actor.num_gpus_per_node // ds.ring_attn_size // ds.tensor_parallel_size
-        return [micro_batch for rank in range(ranks) for micro_batch in micro_batches[rank::ranks]]
+        lengths = [sample.sequences.shape[1] for sample in rollout_samples]
+        return [
+            Experience.concat_experiences([rollout_samples[row] for row in rows], self.tokenizer.pad_token_id)
+            for rows in cut_for_ranks(lengths, self.args.rollout.micro_batch_size, ranks)
+        ]
 
     # ---- the models' part
 
