@@ -63,15 +63,7 @@ def _lengths_and_batches(value: Mapping[str, Any], where: Mapping[str, str]) -> 
             f"rollout.batch_size {value['rollout.batch_size']} x n_samples_per_prompt {samples} = {rows} rollouts do "
             f"not divide into optimizer steps of {_step(value, where)}: use {_nearest_batches(value, rows)}"
         )
-    ranks = policy_ranks(value)
-    if not value["train.dynamic_batch_enable"]:
-        for name, total in (("train", batch), ("rollout", rows)):
-            share = value[f"{name}.micro_batch_size"] * ranks
-            if total % share:
-                yield (
-                    f"{total} rows do not divide into {name}.micro_batch_size {value[f'{name}.micro_batch_size']} x "
-                    f"{ranks} policy ranks"
-                )
+    yield from _shares_of_ranks(value, rows, batch)
     at_once, step = value["rollout.vllm_generate_batch_size"], value["rollout.batch_size"]
     if at_once not in (None, step):
         yield (
@@ -84,6 +76,25 @@ def _lengths_and_batches(value: Mapping[str, Any], where: Mapping[str, str]) -> 
             yield f"{key} {value[key]} leaves no room for a prompt within data.max_len {longest}"
     if value["oger.max_replace_num"] >= samples and (samples > 1 or not compares_groups):
         yield f"oger.max_replace_num {value['oger.max_replace_num']} leaves no rollout in a group of {samples}"
+
+
+def _shares_of_ranks(value: Mapping[str, Any], rows: int, batch: int) -> Iterator[str]:
+    """Ranks wait for each other in every collective: they need as many rows each, in as many micro-batches."""
+    ranks = policy_ranks(value)
+    if value["train.dynamic_batch_enable"]:
+        if batch % ranks:
+            yield (
+                f"train.batch_size {batch} does not divide among {ranks} policy ranks: the rows that are over would "
+                "not be trained"
+            )
+        return
+    for name, total in (("train", batch), ("rollout", rows)):
+        share = value[f"{name}.micro_batch_size"] * ranks
+        if total % share:
+            yield (
+                f"{total} rows do not divide into {name}.micro_batch_size {value[f'{name}.micro_batch_size']} x "
+                f"{ranks} policy ranks"
+            )
 
 
 def _step(value: Mapping[str, Any], where: Mapping[str, str]) -> str:
@@ -100,7 +111,8 @@ def _step(value: Mapping[str, Any], where: Mapping[str, str]) -> str:
 def _nearest_batches(value: Mapping[str, Any], rows: int) -> str:
     """The batch sizes next to train.batch_size into which the rollouts of a step divide, and which themselves divide
     into micro-batches, where there are any."""
-    share = 1 if value["train.dynamic_batch_enable"] else value["train.micro_batch_size"] * policy_ranks(value)
+    of_rank = 1 if value["train.dynamic_batch_enable"] else value["train.micro_batch_size"]
+    share = of_rank * policy_ranks(value)
     share = share if rows % share == 0 else 1
     fit = [size for size in range(share, rows + 1, share) if rows % size == 0]
     below = [size for size in fit if size < value["train.batch_size"]]

@@ -122,6 +122,10 @@ def _with_prm(more: dict[str, Any]) -> str:
             "8 rows do not divide into rollout.micro_batch_size 4 x 4 policy ranks",
         ),
         (
+            ["--train.dynamic_batch_enable", "--train.batch_size", "4", "--actor.num_gpus_per_node", "3"],
+            "train.batch_size 4 does not divide among 3 policy ranks: the rows that are over would not be trained",
+        ),
+        (
             ["--oger.logical_gpus", "1"],
             "actor 1 + vLLM engines 1 = 2 GPUs are asked for, but 1 are declared (oger.logical_gpus); "
             "Ray would wait for ever",
