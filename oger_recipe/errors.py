@@ -18,6 +18,10 @@ class SourceFailed(RecipeError):
     """A source of reward failed on more rows of a step than the user lets it; the policy has not seen the step."""
 
 
+class RunStopped(Exception):
+    """The run ended because it was asked to: after a step, with what it has trained saved."""
+
+
 class RunDied(Exception):
     """Something of the run died or failed. The message is a sentence on it; the cause is what the driver saw."""
 

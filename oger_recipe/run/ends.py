@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shlex
 import signal
 import sys
@@ -10,20 +11,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from oger_recipe.errors import RecipeError, RunDied
+from oger_recipe.errors import RecipeError, RunDied, RunStopped
 from oger_recipe.files import read_jsonl
 from oger_recipe.run_folder import checkpoints
+from oger_recipe.run_folder.records import STOP_ASKED
 from oger_recipe.secrets import hide_secrets, redacted
 
-_HEEDED = (signal.SIGINT, signal.SIGTERM)
+_HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_GOES_ON = 75  # "try again" among the exit codes of sysexits.h
 
 
 @contextlib.contextmanager
 def stoppable(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> Iterator[None]:
-    """The first SIGINT or SIGTERM ends what goes on in order, a second one at once.
+    """The first SIGINT, SIGTERM or SIGUSR1 ends what goes on in order, a second one at once.
 
     Raises:
-        SystemExit: 130 or 143 after a signal; what a shell makes of a process that the signal killed.
+        SystemExit: 130, 143 or 138 after a signal; what a shell makes of a process that the signal killed. 75 where
+            the run was asked to end after its step (`stops_after_step`) and can go on from a checkpoint.
     """
     received: list[int] = []
 
@@ -36,16 +40,37 @@ def stoppable(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> It
     before = {each: signal.signal(each, stop) for each in _HEEDED}
     try:
         yield
-    except (Exception, KeyboardInterrupt):
-        if not received:
+    except (Exception, KeyboardInterrupt) as error:
+        after_step = isinstance(error, RunStopped) and not received
+        if not (received or after_step):
             raise
         # Whatever broke first: workers may hear the signal too.
-        name, rest = signal.Signals(received[0]).name, _rest(run_dir, checkpoint_folder, argv)
-        print(f"oger train: stopped by {name} {progress(run_dir)}; {rest}", file=sys.stderr, flush=True)
-        sys.exit(128 + received[0])
+        number = received[0] if received else signal.SIGUSR1
+        where, rest = progress(run_dir, in_step=not after_step), _rest(run_dir, checkpoint_folder, argv)
+        print(f"oger train: stopped by {signal.Signals(number).name} {where}; {rest}", file=sys.stderr, flush=True)
+        goes_on = after_step and checkpoints.newest_whole(checkpoints.found(checkpoint_folder))
+        sys.exit(_GOES_ON if goes_on else 128 + number)
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+@contextlib.contextmanager
+def stops_after_step(run_dir: Path) -> Iterator[None]:
+    """SIGUSR1 asks the run to end after the step that it is at, by a file: the controller may be on another node."""
+    asked = run_dir / STOP_ASKED
+
+    def ask(*_: object) -> None:
+        asked.touch()
+        os.write(1, b"oger train: SIGUSR1: the run ends after this step\n")  # print may be at work already
+
+    asked.unlink(missing_ok=True)  # of an attempt that was killed
+    before = signal.signal(signal.SIGUSR1, ask)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        asked.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -57,7 +82,7 @@ def explained(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> It
     """
     try:
         yield
-    except RecipeError:
+    except (RecipeError, RunStopped):
         raise
     except Exception as error:
         log = run_dir / "logs" / "error.log"
@@ -70,12 +95,14 @@ def explained(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> It
         ) from None
 
 
-def progress(run_dir: Path) -> str:
-    """Where the run is, by what it has recorded."""
+def progress(run_dir: Path, *, in_step: bool = True) -> str:
+    """Where the run is, by what it has recorded. ``in_step``: in a step, or between two."""
     events = _readable(run_dir / "events.jsonl")
     totals = [event["steps"] for event in events if event.get("event") == "ready"]
     steps = [event["step"] for event in events if event.get("event") == "step"]
     total, last = (totals[-1] if totals else None), (steps[-1] if steps else 0)
+    if not in_step:
+        return f"after step {last} of {total}" if last else "before the first step"
     if total is None:
         return f"at step {last + 1}" if last else "before the first step"
     return f"after step {last} of {total}" if last >= total else f"at step {last + 1} of {total}"

@@ -29,7 +29,7 @@ from oger_recipe.run.attempt import (
     go_on,
     locked,
 )
-from oger_recipe.run.ends import explained, stoppable, typed
+from oger_recipe.run.ends import explained, stoppable, stops_after_step, typed
 from oger_recipe.run.inputs import leaves_task_unused, with_task, write_data
 from oger_recipe.run.job import Job
 from oger_recipe.run.model_files import fault
@@ -211,7 +211,8 @@ def _launch(
     gpus = value["oger.logical_gpus"] or sum(gpus_by_role(value).values())
     environment = {"OGER_GRADING": grading.to_json()} | handed_on(value, run_dir) | remote_code.environment(value)
     verbose = value["oger.verbose"]
-    with explained(run_dir, job.checkpoints, sys.argv), Console(Report(run_dir, seconds, started)):
+    report = Report(run_dir, seconds, started)
+    with explained(run_dir, job.checkpoints, sys.argv), stops_after_step(run_dir), Console(report):
         launch(flags, run_dir, cpu=job.cpu, logical_gpus=gpus, verbose=verbose, environment=environment, lock=lock)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 from oger_recipe.evaluation.tables import markdown_table
 from oger_recipe.files import append_json, to_json
 
+STOP_ASKED = ".oger-stop"  # file in a run's folder, while the run is asked to end after the step that it is at
+
 
 def event(run_dir: Path, name: str, **facts: Any) -> None:
     """Append to events.jsonl, which the command line follows to show progress."""

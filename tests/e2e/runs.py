@@ -24,11 +24,16 @@ def caches_in(folder: Path) -> list[str]:
     return [part for knob, name in names.items() for part in (f"--oger.{knob}", str(folder / name))]
 
 
-def train(run_dir: Path, cache: Path, *flags: str, recipe: str | Path = SMOKE) -> subprocess.CompletedProcess[str]:
+def typed(run_dir: Path, cache: Path, *flags: str, recipe: str | Path = SMOKE) -> list[str]:
     """``oger train`` on one of configs/ or a file; the caches lie in ``cache``: nothing of the user's is touched."""
     file = recipe if isinstance(recipe, Path) else ROOT / "configs" / f"{recipe}.yaml"
     command = [sys.executable, "-m", "oger_recipe.cli.train", "--recipe", str(file), "--oger.run_dir", str(run_dir)]
-    return subprocess.run([*command, *caches_in(cache), *flags], capture_output=True, text=True, timeout=HANG_S)
+    return [*command, *caches_in(cache), *flags]
+
+
+def train(run_dir: Path, cache: Path, *flags: str, recipe: str | Path = SMOKE) -> subprocess.CompletedProcess[str]:
+    command = typed(run_dir, cache, *flags, recipe=recipe)
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
 
 
 def lines(path: Path) -> list[dict]:

@@ -4,16 +4,19 @@ Each run has a model beside the rule, so that the twins with a classifier and wi
 """
 
 import contextlib
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 from hang import HANG_S
-from runs import SMALL, lines, recipe_of, samples, train
+from runs import SMALL, lines, recipe_of, samples, train, typed
 
+from oger_recipe.run_folder import checkpoints
 from oger_recipe.tasks.judges import folder_of
 from oger_recipe.tasks.known_judges import value
 
@@ -27,12 +30,29 @@ PACKED = [
 ]  # fmt: skip
 
 
-def two_steps(recipe: Path, flags: list[str], smoke_run: Path, cache: Path, run_dir: Path) -> list[dict]:
-    """Two steps from the smoke run's final model, which vLLM and the policy load again; returns their rows."""
+def two_steps(
+    recipe: Path, flags: list[str], smoke_run: Path, cache: Path, run_dir: Path, *, asks_to_stop: bool = False
+) -> list[dict]:
+    """Two steps from the smoke run's final model, which vLLM and the policy load again; returns their rows.
+
+    With ``asks_to_stop`` the run has more steps, and is asked to end while it is at the second.
+    """
     shape = ["--actor.model_name_or_path", str(smoke_run / "model"), "--train.batch_size", "128"]
-    done = train(run_dir, cache, *SMALL, *shape, *flags, recipe=recipe)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    first, second = lines(run_dir / "metrics.jsonl")
+    command = typed(run_dir, cache, *SMALL, *shape, *flags, recipe=recipe)
+    running = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while asks_to_stop and running.poll() is None:
+        if (run_dir / "metrics.jsonl").exists():
+            running.send_signal(signal.SIGUSR1)
+            break
+        time.sleep(0.05)
+    said, shown = running.communicate(timeout=HANG_S)
+    assert running.returncode == (75 if asks_to_stop else 0), said[-2000:] + shown[-3000:]
+    first, second, *more = lines(run_dir / "metrics.jsonl")
+    if asks_to_stop:
+        last = 2 + len(more)  # 2 but on a machine that stood still
+        assert f"oger train: stopped by SIGUSR1 after step {last} of 4; the last checkpoint is of step {last}" in shown
+        (kept,) = checkpoints.found(run_dir / "checkpoints")
+        assert (kept.step, kept.fault) == (last, None) and not (run_dir / "model").exists()
     before = lines(smoke_run / "metrics.jsonl")[-1]  # other problems, and a step of training ago
     assert first["rollout/entropy"] == pytest.approx(before["rollout/entropy"], rel=0.2)
     for record in (first, second):
@@ -47,7 +67,8 @@ def two_steps(recipe: Path, flags: list[str], smoke_run: Path, cache: Path, run_
 def test_two_ranks_over_gloo_with_a_reference_and_a_classifier_train_like_the_plain_run(smoke_run, cache, tmp_path):
     """The classifier's number is normalized in its group: (x - mean) / std."""
     recipe = recipe_of("classifier_cpu", tmp_path)
-    rows = two_steps(recipe, RANKS, smoke_run, cache, tmp_path / "run")
+    more = ["--oger.total_training_steps", "4"]
+    rows = two_steps(recipe, [*RANKS, *more], smoke_run, cache, tmp_path / "run", asks_to_stop=True)
     assert len(rows) == 2 * 16 * 8
     for group in zip(*[iter(rows)] * 8, strict=True):
         said = [row["sources"]["taste"] for row in group]

@@ -33,6 +33,24 @@ with stoppable(run_dir, run_dir / "checkpoints", ["/venv/bin/oger", "train", "--
         except KeyboardInterrupt:
             raise RuntimeError("a worker that heard the signal first") from None
 """
+# A run that trains until it is asked to end after its step, or fails then as the second argument says.
+ASKED = """
+import sys, time
+from pathlib import Path
+from ray.exceptions import RayTaskError
+from oger_recipe.errors import RunStopped
+from oger_recipe.run.ends import explained, stoppable, stops_after_step
+from oger_recipe.run_folder.records import STOP_ASKED
+run_dir = Path(sys.argv[1])
+(run_dir / STOP_ASKED).touch()  # of an attempt that was killed
+with stoppable(run_dir, run_dir / "checkpoints", ["/venv/bin/oger", "train", "--recipe", "r.yaml"]):
+    with explained(run_dir, run_dir / "checkpoints", ["oger"]), stops_after_step(run_dir):
+        print("begun", flush=True)
+        while not (run_dir / STOP_ASKED).exists():
+            time.sleep(0.05)
+        ended = RunStopped() if sys.argv[2] == "stops" else MemoryError()
+        raise RayTaskError("fit", "Traceback ...", ended, proctitle="x", pid=8, ip="").as_instanceof_cause()
+"""
 # A driver that is killed: what it has started writes below its temporary folder, or only reads there.
 DRIVER = """
 import subprocess, sys, time
@@ -59,7 +77,7 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_ends_in_one_line_that_says_how_to_go_on(run_dir: Path, number: signal.Signals) -> None:
     (run_dir / "checkpoints" / "_actor" / "global_step2").mkdir(parents=True)
     (run_dir / "checkpoints" / "_actor" / "global_step2" / "states.pt").write_bytes(b"s")
@@ -217,3 +235,33 @@ def test_rays_page_on_full_memory_is_a_sentence() -> None:
         "the machine's memory was full (22.83 of 23.54 GB), and Ray ended the policy (pid 8872, 14.52 GB); lower "
     )
     assert _out_of_memory("something else") == "OutOfMemoryError: something else"
+
+
+@pytest.mark.parametrize(
+    ("ends", "saved", "code", "last_line"),
+    [
+        ("stops", 2, 75, "oger train: stopped by SIGUSR1 after step 2 of 60; the last checkpoint is of step 2; "
+         "continue with: oger train --recipe r.yaml --oger.run_dir {} --ckpt.load_enable"),
+        ("stops", 0, 138, "stopped by SIGUSR1 after step 2 of 60; there is no checkpoint to continue from"),
+        ("fails", 2, 1, "oger_recipe.errors.RecipeError: training stopped at step 3 of 60: "),
+    ],
+    ids=["with a checkpoint", "without one", "a failure"],
+)  # fmt: skip
+def test_a_run_that_is_asked_ends_after_its_step_with_a_code_of_its_own(
+    run_dir: Path, ends: str, saved: int, code: int, last_line: str
+) -> None:
+    """A failure after that is one, not an end that was asked for."""
+    if saved:
+        (run_dir / "checkpoints" / "_actor" / "global_step2").mkdir(parents=True)
+        (run_dir / "checkpoints" / "_actor" / "global_step2" / "states.pt").write_bytes(b"s")
+        seal(run_dir / "checkpoints", 2)
+    (run_dir / "events.jsonl").write_text('{"event": "ready", "steps": 60}\n{"event": "step", "step": 2}\n')
+    command = [sys.executable, "-c", ASKED, str(run_dir), ends]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert running.stdout is not None and running.stdout.readline() == "begun\n"
+    running.send_signal(signal.SIGUSR1)
+    said, shown = running.communicate(timeout=HANG_S)
+    assert running.returncode == code
+    assert said == "oger train: SIGUSR1: the run ends after this step\n"
+    assert last_line.format(run_dir) in shown
+    assert not (run_dir / ".oger-stop").exists()

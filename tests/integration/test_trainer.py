@@ -14,10 +14,12 @@ import ray
 import torch
 from doubles import Strategy
 
-from oger_recipe.errors import RecipeError, SourceFailed
+from oger_recipe.errors import RecipeError, RunStopped, SourceFailed
 from oger_recipe.files import read_jsonl, write_jsonl
+from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
 from oger_recipe.plugin.controller.trainer import OgerPPOTrainer
 from oger_recipe.run_folder import checkpoints
+from oger_recipe.run_folder.records import STOP_ASKED
 from oger_recipe.teachers.store import write_teacher_store
 
 
@@ -273,3 +275,46 @@ def test_a_dead_source_ends_the_run_before_it_is_trained_and_the_steps_so_far_ar
         trainer.train_step([], 1)
     assert len(trainer.actor_model_group.coefficients) == 1  # updates of the policy
     assert [(one.step, one.fault) for one in checkpoints.found(trainer.checkpoints)] == ([] if learns else [(1, None)])
+
+
+@pytest.mark.parametrize("asked_in", ["the first step", "the evaluation before"])
+def test_a_run_that_is_asked_to_stop_ends_after_its_step_with_a_checkpoint(
+    make_trainer: Callable[..., OgerPPOTrainer], asked_in: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the evaluation that is due at the step, which may take longer than what is left of a job's time."""
+    trainer, batches, saved = make_trainer("--ckpt.save_steps=30", "--eval.steps=1"), [], []
+
+    def ask() -> None:
+        (trainer.run_dir / STOP_ASKED).touch()
+
+    def sampled(*_, **__) -> tuple:
+        batches.append("a batch")
+        ask()
+        return ["a rollout"] * 4, None, 2, False
+
+    def evaluate(_, when: str, step: int) -> dict[str, float]:
+        if asked_in == "the evaluation before":
+            ask()
+        return {}
+
+    def during(trainer: OgerPPOTrainer, step: int, **_) -> dict[str, float]:
+        saved.append([one.step for one in checkpoints.found(trainer.checkpoints)])
+        return {}
+
+    monkeypatch.setattr(OgerSamplesGenerator.__base__, "generate_samples", sampled)
+    monkeypatch.setattr(OgerPPOTrainer, "_evaluate_as", evaluate)
+    monkeypatch.setattr(OgerPPOTrainer, "evaluate", during)
+    _steps(trainer, [])
+    trainer.actor_model_group.kls = [0.1] * 3
+    trainer.experience_maker.metrics = {
+        "rollout/response_tokens": 1, "rollout/solve_rate": 0.5, "oger/on_reward": 0.5,
+    }  # fmt: skip
+    trainer.eval_dataloader = ["a problem"]
+    with pytest.raises(RunStopped):
+        trainer.fit()
+    steps = [event["step"] for event in read_jsonl(trainer.run_dir / "events.jsonl") if event["event"] == "step"]
+    kept = [(one.step, one.fault) for one in checkpoints.found(trainer.checkpoints)]
+    if asked_in == "the first step":
+        assert (batches, steps, saved, kept) == (["a batch"], [1], [[1]], [(1, None)])
+    else:
+        assert (batches, steps, saved, kept) == ([], [], [], [])

@@ -27,6 +27,7 @@ class OgerSamplesGenerator(SamplesGenerator):
     step = 0  # the trainer's: of the batch that is sampled, or was last; set when a run is resumed
     arrived: Callable[[Experience], None] | None = None  # told of every rollout of a training batch as it comes
     counted: Callable[[str, int, int], None] | None = None  # told how many "rollouts" or "answers" came, of how many
+    stop_is_asked: Callable[[], bool] | None = None  # of the run, before every batch
     asked = come = 0  # responses of the batch or evaluation; dynamic filtering asks for more as it leaves some out
 
     def __init__(self, *args, **kwargs) -> None:
@@ -35,7 +36,7 @@ class OgerSamplesGenerator(SamplesGenerator):
         self._store: TeacherStore | None = None
 
     def generate_samples(self, **generate_kwargs):
-        if self.steps_left == 0:
+        if self.steps_left == 0 or (self.stop_is_asked is not None and self.stop_is_asked()):
             return [], None, 0, True
         self.step += 1
         self.asked = self.come = 0

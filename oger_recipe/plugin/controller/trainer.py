@@ -11,7 +11,7 @@ import torch
 from openrlhf.trainer import ppo_trainer
 
 from oger_recipe.algorithm.lost_training import bad_numbers, collapsed
-from oger_recipe.errors import RecipeError, SourceFailed
+from oger_recipe.errors import RecipeError, RunStopped, SourceFailed
 from oger_recipe.evaluation.tables import headlines
 from oger_recipe.files import append_json, read_jsonl
 from oger_recipe.plugin.controller.answers import evaluate_samples
@@ -78,6 +78,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         self.samples_generator.step = resumed_at
         self.samples_generator.arrived = self.experience_maker.rollout_arrived
         self.samples_generator.counted = self._responses_came
+        self.samples_generator.stop_is_asked = self._stop_is_asked
         self.experience_maker.engines.told = self._replies_came
         self.experience_maker.resume(resumed_at, self.planned_steps())
         sources = self.experience_maker.reward_sources.names
@@ -92,6 +93,8 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
             super().fit(global_step)
             run_folder.event(self.run_dir, "trained", steps=self.last_step)
             self._save_last()
+            if self._stop_is_asked():
+                raise RunStopped
             if self.settings.val_after_train:
                 self._evaluate_after()
         run_folder.event(self.run_dir, "finished")
@@ -168,6 +171,11 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         if global_step % self.save_steps == 0:
             self.phases.at("saving", step=global_step)
             self._save(global_step)
+        elif self._stop_is_asked():  # an evaluation may be due, and not be waited for
+            self._save_last()
+
+    def _stop_is_asked(self) -> bool:
+        return (self.run_dir / run_folder.STOP_ASKED).exists()
 
     def _warn_of_collapse(self, solve_rate: float) -> None:
         before = collapsed(self.solve_rates)

@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from oger_recipe.errors import RecipeError, RunDied
+from oger_recipe.errors import RecipeError, RunDied, RunStopped
 from oger_recipe.plugin.driver import worker_logs
 from oger_recipe.plugin.driver.deaths import Processes, why
 from oger_recipe.plugin.driver.start_ray import cleared_up, run_environment, start_ray
@@ -33,6 +33,7 @@ def launch(
     held until nothing of the run is left.
     Raises:
         RunDied: something of the run died or failed; the message is a sentence for the user.
+        RunStopped: it was asked to end after its step.
     """
     environment = environment | run_environment(cpu) | {"OGER_RUN_DIR": str(run_dir)}
     logs, joins = run_dir / "logs", "RAY_ADDRESS" in os.environ
@@ -42,6 +43,8 @@ def launch(
         session_logs = Path(context.address_info["session_dir"]) / "logs"
         try:
             _run_openrlhf(flags)
+        except RunStopped:
+            raise
         except Exception as error:
             if isinstance(error, RecipeError) and not isinstance(error, ray.exceptions.RayTaskError):
                 raise  # of this process; the controller's is under pages of Ray
