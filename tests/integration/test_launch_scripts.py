@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,17 +22,23 @@ from oger_recipe.run_folder import checkpoints
 ROOT = Path(__file__).parents[2]
 NOTE = 'printf "%s\\n" "$(basename "$0") $*" >>"$NOTES/calls"\n'
 STAND_INS = {
-    "slurm/scontrol": 'printf "%s\\n" $NODES\n',
+    "slurm/scontrol": NOTE + 'if [[ "$1" == show ]]; then printf "%s\\n" $NODES; fi\n',
     # The step's command starts behind srun's flags.
     "slurm/srun": NOTE + 'while [[ "$1" == -* ]]; do shift; done\n'
     'if [[ "$1" == hostname ]]; then echo "10.0.0.1 fe80::1"; else exec "$@"; fi\n',
     "venv/bin/ray": NOTE + 'echo "$RAY_AUTH_MODE $RAY_AUTH_TOKEN" >>"$NOTES/tokens"\n'
     'if [[ -n "${RAY_FAILS:-}" ]]; then exit 1; fi\n'
     'echo $$ >>"$NOTES/ray_pids"\nexec sleep 3600\n',
-    "venv/bin/python": 'cat "$NOTES/ray_pids" 2>/dev/null | wc -l\n',
+    # Behind it a recipe, of which it says how wide an engine is; alone it counts the nodes.
+    "venv/bin/python": 'if [[ -n "${READS:-}" && $# -gt 1 ]]; then exec "$READS" "$@"; fi\n'
+    'if [[ $# -gt 1 ]]; then echo 2; else cat "$NOTES/ray_pids" 2>/dev/null | wc -l; fi\n',
     "venv/bin/oger": NOTE + 'echo "$RAY_ADDRESS" >"$NOTES/address"\n'
     'echo "$RAY_AUTH_MODE $RAY_AUTH_TOKEN" >>"$NOTES/tokens"\n'
-    'if [[ -n "${TRAINS_FOR:-}" ]]; then exec sleep "$TRAINS_FOR"; fi\nexit "${RESULT:-0}"\n',
+    'if [[ -n "${TRAINS_FOR:-}" ]]; then exec sleep "$TRAINS_FOR"; fi\n'
+    # Asked to end after its step, which takes a while: by now the script has heard the signal.
+    'if [[ -n "${STEP:-}" ]]; then trap "sleep $STEP; exit 75" USR1; echo >"$NOTES/trains"; fi\n'
+    'while [[ -n "${STEP:-}" ]]; do sleep 0.05; done\n'
+    'exit "${RESULT:-0}"\n',
 }
 
 
@@ -379,3 +386,89 @@ def test_setup_empties_no_folder_that_it_has_not_made(tmp_path: Path) -> None:
     assert result.returncode == 1 and "is not a working Python 3.11 environment with pip" in result.stderr
     left = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert left == {"setup.log": "mine", "precious.csv": "mine"}
+
+
+def layout(call: str, *names: str) -> list[str]:
+    """The value of each flag by the script; a dash where it gives none."""
+    return [flag(call, f"--{name}") if f"--{name} " in call else "-" for name in names]
+
+
+ENGINES = ("vllm.tensor_parallel_size", "vllm.num_engines", "actor.num_gpus_per_node")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "variables", "engines"),
+    [
+        ("grm_multi_rm.yaml", [], {"READS": sys.executable}, ["4", "2", "8"]),
+        ("oger.yaml", ["--vllm.tensor_parallel_size=8", "--overwrite"], {"READS": sys.executable}, ["8", "1", "8"]),
+        ("oger.yaml", [], {"TENSOR_PARALLEL": "4"}, ["4", "2", "8"]),
+        # The policy and the engines have GPUs of their own.
+        ("oat_countdown_grpo.yaml", [], {"READS": sys.executable}, ["-", "-", "-"]),
+    ],
+)
+def test_engines_are_as_wide_as_the_recipe_says_unless_the_user_says_otherwise(
+    cluster: Cluster, recipe: str, words: list[str], variables: dict[str, str], engines: list[str]
+) -> None:
+    code, output = cluster.run("n1", f"configs/{recipe}", *words, **variables)
+    assert code == 0, output
+    assert layout(cluster.calls("oger")[0], *ENGINES) == engines
+
+
+@pytest.mark.parametrize(
+    ("recipe", "variables", "reason"),
+    [
+        ("oger.yaml", {"TENSOR_PARALLEL": "3"}, "engines of 3 GPUs do not fit the job's 8: set TENSOR_PARALLEL"),
+        ("oger.yaml", {"GPUS_PER_NODE": "1"}, "engines of 2 GPUs do not fit the job's 1: set TENSOR_PARALLEL"),
+        ("oger.yaml", {"TENSOR_PARALLEL": "two"}, "TENSOR_PARALLEL is two, not a number of GPUs"),
+        ("oger.yaml", {"TENSOR_PARALLEL": "0"}, "TENSOR_PARALLEL is 0, not a number of GPUs"),
+        ("oat_countdown_grpo.yaml", {"TENSOR_PARALLEL": "2", "READS": sys.executable}, "is for recipes with train"),
+        ("no_such.yaml", {"READS": sys.executable}, "train_oger: configs/no_such.yaml"),
+    ],
+)
+def test_what_does_not_fit_the_jobs_gpus_is_refused_before_anything_starts(
+    cluster: Cluster, recipe: str, variables: dict[str, str], reason: str
+) -> None:
+    code, output = cluster.run("n1", f"configs/{recipe}", **variables)
+    assert code != 0 and reason in output and "Traceback" not in output
+    assert not cluster.calls("srun") and not cluster.calls("oger")
+
+
+def test_slurm_signals_the_script_before_the_time_limit() -> None:
+    """And nobody else: to Ray's steps the signal would be the end."""
+    assert "#SBATCH --signal=B:USR1@" in (ROOT / "scripts" / "slurm" / "train_oger.sbatch").read_text()
+
+
+@pytest.mark.parametrize(("requeue", "queued"), [("", []), ("yes", ["scontrol requeue 77"])])
+def test_a_job_whose_time_is_nearly_up_ends_after_its_step_and_is_queued_again_where_that_is_asked_for(
+    cluster: Cluster, requeue: str, queued: list[str]
+) -> None:
+    process = cluster.start("n1 n2", "configs/oger_paper.yaml", STEP="0.5", REQUEUE=requeue)
+    deadline = time.monotonic() + HANG_S
+    while not (cluster.folder / "trains").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGUSR1)
+    _, errors = process.communicate(timeout=HANG_S)
+    assert process.returncode == 75, errors
+    assert [call for call in cluster.calls("scontrol") if "show" not in call] == queued
+    assert not cluster.ray_runs()
+
+
+def test_a_job_that_ended_otherwise_is_not_queued_again(cluster: Cluster) -> None:
+    for result in ("0", "1"):
+        code, _ = cluster.run("n1", "configs/oger_paper.yaml", RESULT=result, REQUEUE="yes")
+        assert code == int(result)
+    assert not [call for call in cluster.calls("scontrol") if "requeue" in call]
+
+
+def test_a_job_whose_time_is_nearly_up_before_it_trains_ends_at_once(cluster: Cluster) -> None:
+    (cluster.folder / "venv" / "bin" / "python").write_text(
+        '#!/usr/bin/env bash\nif [[ $# -gt 1 ]]; then echo 2; else touch "$NOTES/waits"; echo 0; fi\n'
+    )
+    process = cluster.start("n1", "configs/oger_paper.yaml")
+    deadline = time.monotonic() + HANG_S
+    while not (cluster.folder / "waits").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGUSR1)
+    process.communicate(timeout=HANG_S)
+    assert process.returncode == 138
+    assert not cluster.calls("oger") and not cluster.ray_runs()
