@@ -32,7 +32,7 @@ def _least_similar(similarity: Tensor, reward: Tensor, generator: torch.Generato
 
 
 def _any(similarity: Tensor, reward: Tensor, generator: torch.Generator | None) -> Tensor:
-    device = generator.device if generator is not None else None
+    device = similarity.device if generator is None else generator.device
     return torch.randperm(len(similarity), generator=generator, device=device).to(similarity.device)
 
 

@@ -17,7 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_LOGITS = 2**26  # logits that exist at a time: 256 MiB in float32
+# Logits that exist at a time; they take up to 8 bytes each, in float32 beside what is made of them. The backward pass
+# also has the head's gradient in float32 (4 V h bytes) and, of one chunk, in the head's dtype (2 V h in 16 bits).
+# A GPU reads and writes that gradient once a chunk: of a 7B (V = 152k, h = 3584: 2 GiB) 2**26 logits are 441 rows, 75
+# chunks for 32k tokens, and 2**28 are 1765 rows, 19 chunks, for 2 GiB of logits. By arithmetic: no GPU was timed.
+CHUNK_LOGITS, CHUNK_LOGITS_ON_GPU = 2**26, 2**28
 
 
 def token_log_probs_and_entropy(
@@ -29,7 +33,7 @@ def token_log_probs_and_entropy(
     the shape of labels and are float32, float64 if the inputs are. Logits are computed in the dtype of the inputs, as
     the model's own head does, their statistics in float32. Both results carry gradients to hidden and lm_head_weight.
     At most chunk_size rows of the [N, V] logits exist at a time, in the backward pass as well; by default as many as
-    make CHUNK_LOGITS logits.
+    make CHUNK_LOGITS logits on a CPU, and CHUNK_LOGITS_ON_GPU elsewhere.
     Raises ValueError for a temperature or chunk_size that is not positive and for shapes that do not fit.
     """
     if not temperature > 0:
@@ -41,7 +45,8 @@ def token_log_probs_and_entropy(
         shapes = ", ".join(str(list(tensor.shape)) for tensor in (hidden, lm_head_weight, labels))
         raise ValueError(f"expected hidden [..., h], lm_head_weight [V, h] and labels [...], not {shapes}")
     if chunk_size is None:
-        chunk_size = max(CHUNK_LOGITS // len(lm_head_weight), 1)
+        logits = CHUNK_LOGITS if hidden.device.type == "cpu" else CHUNK_LOGITS_ON_GPU
+        chunk_size = max(logits // len(lm_head_weight), 1)
     dtype = torch.promote_types(hidden.dtype, lm_head_weight.dtype)
     rows, weight = hidden.reshape(-1, hidden.shape[-1]).to(dtype), lm_head_weight.to(dtype)
     stats = _TokenStats.apply(rows, weight, labels.reshape(-1), temperature, chunk_size)  # type: ignore[no-untyped-call]
@@ -110,9 +115,7 @@ class _TokenStats(torch.autograd.Function):
         log_probs = hidden.new_empty(len(hidden), dtype=_statistics_dtype(hidden))
         entropy = torch.empty_like(log_probs)
         for chunk in _chunks(len(hidden), chunk_size):
-            all_log_probs = _log_softmax(hidden[chunk], weight, temperature)
-            log_probs[chunk] = all_log_probs.gather(1, labels[chunk, None]).squeeze(1)
-            entropy[chunk] = all_log_probs.exp().mul_(all_log_probs).sum(dim=1).neg_()
+            log_probs[chunk], entropy[chunk] = _chunk_stats(hidden[chunk], weight, labels[chunk, None], temperature)
         ctx.save_for_backward(hidden, weight, labels, entropy)
         ctx.temperature, ctx.chunk_size = temperature, chunk_size
         return log_probs, entropy
@@ -126,17 +129,34 @@ class _TokenStats(torch.autograd.Function):
         # One sum over all chunks: in half precision it would lose the small contributions of later chunks.
         grad_weight = torch.zeros_like(weight, dtype=entropy.dtype) if ctx.needs_input_grad[1] else None
         for chunk in _chunks(len(hidden), ctx.chunk_size):
-            log_p = _log_softmax(hidden[chunk], weight, ctx.temperature)
-            for_label, for_entropy = grad_log_probs[chunk, None], grad_entropy[chunk, None]
-            grad_logits = log_p.exp().neg_()
-            grad_logits.mul_(log_p.add_(entropy[chunk, None]).mul_(for_entropy).add_(for_label))
-            grad_logits.scatter_add_(1, labels[chunk, None], for_label)
-            grad_logits = grad_logits.div_(ctx.temperature).to(weight.dtype)
+            of_rows = (each[chunk, None] for each in (labels, entropy, grad_log_probs, grad_entropy))
+            grad_logits = _chunk_gradient(hidden[chunk], weight, *of_rows, ctx.temperature)
             if grad_hidden is not None:
                 grad_hidden[chunk] = grad_logits @ weight
             if grad_weight is not None:
                 grad_weight += grad_logits.t() @ hidden[chunk]
+            del grad_logits  # else it is there while the next chunk's is made
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
+
+
+# Functions of their own: what they make of logits is gone when the next chunk comes.
+def _chunk_stats(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy [rows]; labels are [rows, 1]."""
+    log_p = _log_softmax(hidden, weight, temperature)
+    return log_p.gather(1, labels).squeeze(1), log_p.exp().mul_(log_p).sum(dim=1).neg_()
+
+
+def _chunk_gradient(
+    hidden: Tensor, weight: Tensor, labels: Tensor, entropy: Tensor, for_label: Tensor, for_entropy: Tensor,
+    temperature: float,
+) -> Tensor:  # fmt: skip
+    """The gradient of the logits [rows, V], in the dtype of weight; all others are [rows, 1]."""
+    log_p = _log_softmax(hidden, weight, temperature)
+    grad_logits = log_p.exp().neg_()
+    grad_logits.mul_(log_p.add_(entropy).mul_(for_entropy).add_(for_label))
+    del log_p
+    grad_logits.scatter_add_(1, labels, for_label)
+    return grad_logits.div_(temperature).to(weight.dtype)
 
 
 def _chunks(total: int, size: int) -> list[slice]:
