@@ -162,6 +162,11 @@ def _unsupported(value: Mapping[str, Any]) -> Iterator[str]:
             f"ds.grad_accum_dtype {value['ds.grad_accum_dtype']} is not supported by DeepSpeed without ZeRO "
             "(ds.zero_stage 0): use ds.zero_stage 1, 2 or 3"
         )
+    if value["train.enable_ema"] and value["ds.zero_stage"] == 3:
+        yield (
+            "train.enable_ema with ds.zero_stage 3: there OpenRLHF's average stays at the weights of the start, and "
+            "they would be saved as the trained model; use ds.zero_stage 2, or leave it off"
+        )
 
 
 def _paths(value: Mapping[str, Any]) -> Iterator[str]:

@@ -286,6 +286,13 @@ def _with_prm(more: dict[str, Any]) -> str:
             "ds.zero_stage 1, 2 or 3",
         ),
         (
+            ["--train.enable_ema", "--ds.zero_stage", "3"],
+            "train.enable_ema with ds.zero_stage 3: there OpenRLHF's average stays at the weights of the start, and "
+            "they would be saved as the trained model; use ds.zero_stage 2, or leave it off\n"
+            "  - train.enable_ema True is not supported on a machine without CUDA: OpenRLHF keeps the average on a "
+            "GPU; leave it off",
+        ),
+        (
             ["--oger.n_prefix", "2"],
             "oger.n_prefix and oger.max_replace_num both bring teachers into a group, and the rollouts that teachers "
             "began would be the first to make room: set oger.max_replace_num 0, or oger.n_prefix 0",
