@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import torch
 from openrlhf.models.actor import Actor
-from openrlhf.models.ring_attn_utils import gather_and_pad_tensor, unpad_and_slice_tensor
+from openrlhf.models.ring_attn_utils import (
+    gather_and_pad_tensor,
+    get_tensor_in_current_ring_attn_rank,
+    unpad_and_slice_tensor,
+)
 
 from oger_recipe.algorithm.token_stats import token_log_probs_and_entropy
 
@@ -23,22 +27,21 @@ class _StatsOfTokens:
     def __init__(self, head: torch.nn.Linear) -> None:
         self._head, self._logits = head, head.forward
         self.labels: torch.Tensor | None = None  # [B, T]; None: logits are wanted
-        self.wanted: torch.Tensor | None = None  # [B, T], bool
+        self.rows: torch.Tensor | None = None  # places of the tokens that are wanted, in [B * T]
         self.temperature = 1.0
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        if self.labels is None or self.wanted is None:
+        if self.labels is None or self.rows is None:
             return self._logits(hidden)
-        weight = self._head.weight
         log_probs, entropy = token_log_probs_and_entropy(
-            hidden[self.wanted],
-            weight,
-            self.labels[self.wanted],
+            hidden.flatten(0, 1).index_select(0, self.rows),
+            self._head.weight,
+            self.labels.flatten().index_select(0, self.rows),
             temperature=self.temperature,
         )
-        ones = torch.ones_like(log_probs)
-        stats = hidden.new_zeros(*hidden.shape[:2], 3, dtype=log_probs.dtype)
-        return stats.masked_scatter(self.wanted.unsqueeze(-1), torch.stack([log_probs, entropy, ones], dim=-1))
+        found = torch.stack([log_probs, entropy, torch.ones_like(log_probs)], dim=-1)
+        stats = found.new_zeros(hidden.shape[0] * hidden.shape[1], 3)
+        return stats.index_copy(0, self.rows, found).unflatten(0, hidden.shape[:2])
 
 
 class ChunkedActor(Actor):
@@ -49,6 +52,7 @@ class ChunkedActor(Actor):
         head = self.model.get_output_embeddings()
         is_plain = type(head) is torch.nn.Linear and head.bias is None and not getattr(self, "is_vlm", False)
         self._stats = _StatsOfTokens(head) if is_plain else None
+        self._hands_on = False  # the model was seen to leave alone what its output layer gives
         if self._stats:
             head.forward = self._stats
 
@@ -86,10 +90,12 @@ class ChunkedActor(Actor):
 
     def _of_packed(self, sequences, attention_mask, wanted, ring_attn_group):
         """As ``_output``, by way of one row without padding."""
-        packed = unpad_and_slice_tensor(wanted.long(), attention_mask, ring_attn_group)[0].bool()
         inputs, positions, labels, padding, indices = unpad_and_slice_tensor(
             sequences, attention_mask, ring_attn_group
         )
+        packed = wanted.flatten()[indices].unsqueeze(0)
+        if ring_attn_group is not None:
+            packed, _ = get_tensor_in_current_ring_attn_rank(packed, ring_attn_group, 0)
         output = self._output(inputs, None, positions, labels, packed)
         output.log_probs, output.entropy = (
             gather_and_pad_tensor(part, ring_attn_group, padding, indices, *sequences.shape)
@@ -98,15 +104,21 @@ class ChunkedActor(Actor):
         return output
 
     def _output(self, inputs, attention_mask, positions, labels, wanted):
-        """The model's output with log_probs and entropy, [B, T] each, in place of logits."""
-        stats = self._stats
-        stats.labels, stats.wanted, stats.temperature = labels, wanted, self.temperature
+        """The model's output with log_probs and entropy, [B, T] each, in place of logits.
+
+        How many tokens are wanted is the one thing that a GPU is waited for, before it has work.
+        """
+        stats, rows = self._stats, wanted.flatten().nonzero().squeeze(1)
+        stats.labels, stats.rows, stats.temperature = labels, rows, self.temperature
         try:
             output = self.model(inputs, attention_mask=attention_mask, position_ids=positions)
         finally:
-            stats.labels = stats.wanted = None
+            stats.labels = stats.rows = None
         result = output.logits
-        if result.shape[-1] != 3 or not torch.equal(result[..., 2].detach(), wanted.to(result.dtype)):
+        # What a model does to its logits it does to the first ones; to look each time would stop a GPU each time.
+        is_known = self._hands_on or torch.equal(result[..., -1].detach(), wanted.to(result.dtype))
+        self._hands_on |= is_known and len(rows) > 0
+        if result.shape[-1] != 3 or not is_known:
             raise RuntimeError(
                 "the model replaces its output layer, or changes its logits afterwards (a cap, a scale): set "
                 "--no-oger.chunked_token_stats"

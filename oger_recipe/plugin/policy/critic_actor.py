@@ -10,7 +10,7 @@ from oger_recipe.algorithm.credit import STEP_ESTIMATORS
 from oger_recipe.algorithm.step_tensors import first_tokens
 from oger_recipe.algorithm.value_loss import clipped_huber_loss
 from oger_recipe.algorithm.value_stats import clipped_tokens, explained_variance, value_sums
-from oger_recipe.plugin.policy.updates import UpdateHealth, accumulate_until_last
+from oger_recipe.plugin.policy.updates import UpdateHealth, accumulate_until_last, sum_together
 from oger_recipe.plugin.policy.value_head import value_heads
 from oger_recipe.plugin.ray_actor import undecorated
 from oger_recipe.run_folder.checkpoints import place
@@ -20,7 +20,7 @@ from oger_recipe.settings.critic import CriticSettings
 class CountingValueLoss(ValueLoss):
     """OpenRLHF's loss of values, or Huber's, which also counts the tokens of its last call that clipping decided."""
 
-    clipped = 0
+    clipped: torch.Tensor
 
     def __init__(self, clip_eps: float, huber_delta: float | None) -> None:
         super().__init__(clip_eps)
@@ -28,7 +28,7 @@ class CountingValueLoss(ValueLoss):
 
     def forward(self, values, old_values, returns, action_mask=None, **totals):
         with torch.no_grad():
-            self.clipped = clipped_tokens(values, old_values, returns, action_mask, self.clip_eps).item()
+            self.clipped = clipped_tokens(values, old_values, returns, action_mask, self.clip_eps)
         if self.huber_delta is None:
             return super().forward(values, old_values, returns, action_mask, **totals)
         losses = clipped_huber_loss(values, old_values, returns, clip=self.clip_eps, delta=self.huber_delta)
@@ -40,6 +40,7 @@ class OgerCriticPPOTrainer(ppo_critic.CriticPPOTrainer):
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
+        sum_together(self.strategy)
         self.critic_loss_fn = CountingValueLoss(self.value_clip, CriticSettings.of(self.args.oger).huber_delta)
 
     def training_step(self, experience: Experience, step: int, loss_batch_info=None) -> dict[str, float]:
@@ -53,11 +54,12 @@ class OgerCriticPPOTrainer(ppo_critic.CriticPPOTrainer):
         status = super().training_step(experience, step, loss_batch_info)
         # ppo_train averages over micro-batches: of the loss these are shares of a step, which are to be summed, of the
         # values they are means over unequal numbers of tokens.
-        tokens = experience.action_mask.sum().item()
-        of_token = per_step * loss_batch_info["dp_size"] / loss_batch_info["batch_num_tokens"].item()
+        sums = (experience.action_mask.sum(), loss_batch_info["batch_num_tokens"], self.critic_loss_fn.clipped)
+        tokens, of_step, clipped = torch.stack(sums).tolist()
+        of_token = per_step * loss_batch_info["dp_size"] / of_step
         status["critic_loss"] *= per_step
         status["values"] *= of_token * tokens
-        status["value_clip_share"] = of_token * self.critic_loss_fn.clipped
+        status["value_clip_share"] = of_token * clipped
         return status
 
     def ppo_train(self) -> dict[str, float]:
@@ -83,10 +85,8 @@ class OgerCriticPPOTrainer(ppo_critic.CriticPPOTrainer):
 
     def _explained_variance(self) -> float:
         """Of the step's rows on all ranks by the values that made their advantages: the critic had not seen them."""
-        sums = torch.zeros(5, dtype=torch.float64)
-        for row in self.replay_buffer.items:
-            sums += value_sums(row.values, row.returns, row.action_mask).cpu()
-        return explained_variance(self.strategy.all_reduce(sums, op="sum"))
+        of_rows = [value_sums(row.values, row.returns, row.action_mask) for row in self.replay_buffer.items]
+        return explained_variance(self.strategy.all_reduce(torch.stack(of_rows).sum(dim=0), op="sum"))
 
 
 # CriticModelActor builds its trainer by this name, which is looked up in this process.

@@ -37,7 +37,7 @@ class KlStop:
 
     def trained(self, kl: torch.Tensor, count: torch.Tensor, *, ends_step: bool) -> None:
         """Take in the mean of a micro-batch, over ``count``. Every rank calls this for each of its micro-batches."""
-        self._sums += torch.stack([kl * count, count]).to(self._sums)
+        self._sums = self._sums.to(kl.device) + torch.stack([kl * count, count])  # read once, where a step ends
         if ends_step:
             total, counted = self._strategy.all_reduce(self._sums, op="sum").tolist()
             self.kl, self.done = total / max(counted, 1.0), self.done + 1

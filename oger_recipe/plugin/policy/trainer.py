@@ -1,5 +1,6 @@
 """OpenRLHF's trainer of the policy with the hybrid loss, and with metrics of teachers and rollouts apart."""
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -15,7 +16,7 @@ from oger_recipe.plugin.experiences import teachers_tokens
 from oger_recipe.plugin.kl import compute_approx_kl
 from oger_recipe.plugin.policy.kl_stop import KlStop, UntilReached
 from oger_recipe.plugin.policy.loss import HybridPolicyLoss, Totals
-from oger_recipe.plugin.policy.updates import accumulate_until_last
+from oger_recipe.plugin.policy.updates import accumulate_until_last, read_together, sum_together
 from oger_recipe.settings.loss import LossSettings
 
 ppo_actor.compute_approx_kl = compute_approx_kl  # training_step finds it by this name
@@ -32,11 +33,19 @@ ON_POLICY_METRICS = ("on_policy_loss", "on_policy_prob", "on_policy_ratio", "cli
 _MERGED = "merged_token_share"  # of the tokens for which the first of their step stands: what makes means over steps
 
 
+def _with_joined_info(collate: Callable[[list], Experience], rows: list) -> Experience:
+    """OpenRLHF's micro-batch, with one tensor of its rows a metric; else each row's is moved and read alone."""
+    experience = collate(rows)
+    experience.info = {name: torch.stack(list(values)) for name, values in experience.info.items()}
+    return experience
+
+
 class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
     """OpenRLHF's policy trainer with the hybrid loss."""
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
+        sum_together(self.strategy)
         self.actor_loss_fn = HybridPolicyLoss(self.args)
         self.kl_stop = KlStop(LossSettings.of(self.args.oger).kl_stop, self.strategy)
 
@@ -77,7 +86,7 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
             self.kl_stop.trained(metrics["approx_kl"], metrics["rollout_tokens"], ends_step=self._ends_step(step))
         self._add_loss_metrics(status, experience)
         self._even_out(status, loss_batch_info)
-        return status
+        return status | {"metrics": read_together(status["metrics"])}
 
     def _ends_step(self, micro_batch: int) -> bool:
         if self.args.train.dynamic_batch_enable:
@@ -90,11 +99,12 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
 
         So they become means over the micro-batch's own tokens.
         """
+        if not status["num_action_tokens"]:
+            return
         share = totals["dp_size"] * status["num_action_tokens"] / totals["batch_num_tokens"]
         for name in status["metrics"].keys() & {"policy_loss", "entropy_loss", "kl"}:
-            if status["weights"][name] != "token":  # a KL that is no part of the loss: a mean of every row
-                continue
-            status["metrics"][name] = status["metrics"][name] / share if share > 0 else status["metrics"][name]
+            if status["weights"][name] == "token":  # a KL that is no part of the loss is a mean of every row
+                status["metrics"][name] = status["metrics"][name] / share
 
     def _add_loss_metrics(self, status, experience: Experience) -> None:
         """A mean over one kind of token is reported as mean * share of that kind; ppo_train divides by the share.
@@ -149,6 +159,7 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
 
     def _loader(self, buffer, batch_size: int, shuffle: bool, drop_last: bool, **settings):
         """OpenRLHF's loader of micro-batches; where it would shuffle rows, sorted by length within a step."""
+        settings["collate_fn"] = functools.partial(_with_joined_info, settings["collate_fn"])
         if shuffle:
             lengths = [len(item.sequences) for item in buffer.items]
             batches = LengthSortedBatches(lengths, batch_size, self.strategy.accumulated_gradient)

@@ -1,7 +1,16 @@
-"""What the trainers of policy and critic ask of DeepSpeed: when an update is due, and whether it took place."""
+"""What the trainers of policy and critic ask of DeepSpeed: when an update is due, and whether it took place.
 
+And how they read metrics: on a GPU each number that is read waits until all that was started before it is done. What
+a micro-batch still waits for: how many tokens are wanted of the policy, before it has work; OpenRLHF's number of
+response tokens, and the critic's loss and values; DeepSpeed's norm of the gradients; all metrics together; and their
+sum over ranks. A step with oger.kl_stop waits for the sum of its KL. tests/integration/test_waits.py counts them.
+"""
+
+import functools
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 
 
@@ -15,6 +24,23 @@ def accumulate_until_last(engine: Any, buffer: NaiveReplayBuffer, micro_batch: i
     engine.set_gradient_accumulation_boundary(bool(buffer.dynamic_optimizer_step[micro_batch]))
 
 
+def read_together(metrics: dict[str, Any]) -> dict[str, Any]:
+    """The metrics with a number, the mean, in place of each tensor; all tensors lie on one device."""
+    means = {name: value.float().mean() for name, value in metrics.items() if isinstance(value, torch.Tensor)}
+    return metrics | dict(zip(means, torch.stack(list(means.values())).tolist(), strict=True))
+
+
+def sum_together(strategy: Any) -> None:
+    """Makes the strategy sum the numbers of a dictionary over ranks in one go; OpenRLHF sums and reads each alone."""
+    strategy.all_reduce = functools.partial(_all_reduce, strategy.all_reduce)
+
+
+def _all_reduce(upstream: Callable[..., Any], data: Any, op: str = "mean") -> Any:
+    if not isinstance(data, dict):
+        return upstream(data, op)
+    return dict(zip(data, upstream(torch.tensor(list(data.values())), op).tolist(), strict=True))
+
+
 class UpdateHealth:
     """Counts the updates of a DeepSpeed engine from here on: it skips one without a word."""
 
@@ -22,10 +48,12 @@ class UpdateHealth:
         self._strategy, self._engine = strategy, engine
         self._updates, self._skipped = engine.global_steps, engine.skipped_steps
 
+    @torch.no_grad()
     def since(self) -> dict[str, float]:
         """``updates``, ``skipped_updates`` and ``nonfinite_parameters``, tensors on any rank with such a number."""
-        local = [getattr(parameter, "ds_tensor", parameter) for parameter in self._engine.module.parameters()]
-        broken = sum(~tensor.detach().isfinite().all() for tensor in local)  # on the device, which is asked once
+        local = (getattr(parameter, "ds_tensor", parameter) for parameter in self._engine.module.parameters())
+        local = [tensor for tensor in local if tensor.is_floating_point() and tensor.numel()]
+        broken = (~torch.stack(torch._foreach_norm(local, ord=torch.inf)).isfinite()).sum()  # of inf and nan: these
         return {
             "updates": float(self._engine.global_steps - self._updates),
             "skipped_updates": float(self._engine.skipped_steps - self._skipped),
