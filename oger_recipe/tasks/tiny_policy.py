@@ -71,6 +71,15 @@ def build_model(tokenizer: Any, hidden_size: int, num_layers: int) -> Any:
     return model
 
 
+def renew(model: torch.nn.Module, seed: int) -> None:
+    """Other values in every parameter: norms around one, everything else noise. Untrained, but sure of what it says;
+    the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    for weight in model.parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        weight.data.copy_(1 + 0.2 * noise if weight.ndim == 1 else 0.12 * noise)
+
+
 def _examples(tokenizer: Any, rows: list[dict[str, Any]]) -> list[dict[str, list[int]]]:
     """Makes one example of each teacher trajectory; only the response is learnt."""
     pairs = [(row["prompt"], teacher["text"]) for row in rows for teacher in row["teachers"]]

@@ -1,124 +1,16 @@
-"""One rank of a real training without Ray and vLLM: OpenRLHF's policy or critic actor and DeepSpeed.
-
-``python zero_training.py RANK RANKS PORT FOLDER`` reads FOLDER/cases.json, trains the policy in FOLDER/policy for two
-optimizer steps in each case and writes, on rank 0, FOLDER/results.pt: for each case the change of every parameter, the
-gradient norms and the last reported figures.
-"""
+"""The package's trial of a training, as a script for ranks without CUDA."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-from pathlib import Path
-from typing import Any
 
 from oger_recipe.cpu import CPU_ENVIRONMENT
 
 os.environ.update(CPU_ENVIRONMENT | {"OMP_NUM_THREADS": "1"})
 
-from oger_recipe.plugin.policy import critic_actor, policy_actor
+from oger_recipe.plugin.policy.trial import main, rows_of_step
 
-# isort: split
-import torch
-from deepspeed.utils import safe_get_full_fp32_param
-from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.utils import get_strategy
-from openrlhf.utils.config import hierarchize
-
-from oger_recipe.cli.train_ppo_ray import build_parser
-
-ROWS, PROMPT, LONGEST = 8, 3, 20
-LENGTHS = [[3, 18, 5, 20, 4, 11, 7, 16], [20, 2, 9, 6, 17, 3, 12, 8]]  # of the responses of the two steps
-
-
-def rows_of_step(step: int) -> list[Experience]:
-    """Eight rows in steps of reasoning of three tokens; the third is a teacher's, the sixth begins with four of a
-    teacher's tokens."""
-    generator = torch.Generator().manual_seed(step)
-    rows = []
-    for number, length in enumerate(LENGTHS[step]):
-        total = PROMPT + length
-        mask = torch.zeros(1, total - 1, dtype=torch.long)
-        mask[:, PROMPT - 1 :] = 1
-        of_teacher = {2: length, 5: min(4, length)}.get(number, 0)
-        rows.append(
-            Experience(
-                sequences=torch.randint(3, 250, (1, total), generator=generator),
-                attention_mask=torch.ones(1, total, dtype=torch.long),
-                action_mask=mask,
-                action_log_probs=(-5.5 + 0.2 * torch.randn(mask.shape, generator=generator)) * mask,
-                values=0.1 * torch.randn(mask.shape, generator=generator) * mask,
-                returns=torch.randn(1, 1, generator=generator) * mask,
-                advantages=torch.randn(1, 1, generator=generator) * mask,
-                total_length=torch.tensor([float(total)]),
-                step_index=(mask.cumsum(dim=1) + 2) // 3 * mask,
-                info={"off_policy_tokens": torch.tensor([float(of_teacher)])},
-            )
-        )
-    return rows
-
-
-def masters(module: torch.nn.Module, actor: Any, role: str) -> dict[str, torch.Tensor]:
-    """The float32 copy of every parameter, whole on every rank."""
-    optimizer = getattr(actor, f"{role}_optim")
-    if hasattr(optimizer, "fp32_groups"):  # without ZeRO: a list of copies beside a list of parameters
-        of = {
-            id(low): high
-            for lows, highs in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
-            for low, high in zip(lows, highs, strict=True)
-        }
-        return {name: of[id(parameter)].detach().clone() for name, parameter in module.named_parameters()}
-    return {name: safe_get_full_fp32_param(parameter).clone() for name, parameter in module.named_parameters()}
-
-
-def train(case: dict[str, Any], rank: int, ranks: int, port: int, folder: Path) -> dict[str, Any]:
-    """Two optimizer steps of eight rows; Adam with a large eps, so that the size of a gradient shows.
-
-    Without PPO's clipping: a token at its bound would fall on one side in one run and on the other in the next.
-    """
-    parser = build_parser(cpu=True)
-    of_model = [f"--{role}.{flag}" for role in ("actor", "critic") for flag in (
-        "adam.lr=0.2", "adam.eps=1", "max_norm=0", "lr_scheduler=constant", "lr_warmup_ratio=0")]  # fmt: skip
-    args = hierarchize(
-        parser.parse_args(
-            [
-                *of_model, "--rollout.batch_size=2", "--rollout.n_samples_per_prompt=4", f"--train.batch_size={ROWS}",
-                f"--rollout.max_new_tokens={LONGEST}", "--actor.entropy_coef=0.01",
-                "--oger.loss_remove_clip",
-                f"--actor.model_name_or_path={folder / 'policy'}", f"--critic.model_name_or_path={folder / 'policy'}",
-                f"--ckpt.path={folder / 'none'}", *case["flags"],
-            ]
-        )
-    )  # fmt: skip
-    args.actor.eps_clip_low_high = args.actor.eps_clip_low_high or (args.actor.eps_clip, args.actor.eps_clip)
-    role = case.get("role", "actor")
-    kind = policy_actor.OgerPolicyModelActor if role == "actor" else critic_actor.OgerCriticModelActor
-    actor = kind(ranks, rank, "127.0.0.1", port)
-    torch.manual_seed(0)  # of the critic's new value head
-    actor.init_model_from_pretrained(get_strategy(args), str(folder / "policy"), max_steps=10)
-    module = actor.actor.model.module if role == "actor" else actor.critic.module
-    before = masters(module, actor, role)
-    norms = []
-    for step in (0, 1):
-        for row in rows_of_step(step)[rank::ranks]:
-            actor.append(row)
-        status = actor.fit()
-        norms.append(float(status[f"{role}_grad_norm"]))
-    after = masters(module, actor, role)
-    change = {name: after[name] - before[name] for name in before}
-    return {"change": change, "norms": norms, "status": {k: float(v) for k, v in status.items()}}
-
-
-def main() -> None:
-    rank, ranks, port, folder = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
-    torch.set_num_threads(1)
-    results = {}
-    for case in json.loads((folder / "cases.json").read_text()):
-        results[case["name"]] = train(case, rank, ranks, port, folder)
-    if rank == 0:
-        torch.save(results, folder / "results.pt")
-
+__all__ = ["main", "rows_of_step"]
 
 if __name__ == "__main__":
     main()

@@ -24,7 +24,7 @@ def local_engines(memory_gb: float | None = None, told: Told | None = None) -> I
 
         def place(keys: ModelKeys) -> Place:
             if not started:
-                cpu = stack.enter_context(_ray())
+                cpu = stack.enter_context(ray_here())
                 started.append(RunEngines(cpu=cpu, memory_gb=memory_gb))
                 started[0].told = told
                 stack.callback(started[0].end)
@@ -34,8 +34,8 @@ def local_engines(memory_gb: float | None = None, told: Told | None = None) -> I
 
 
 @contextlib.contextmanager
-def _ray() -> Iterator[bool]:
-    """Whether it is without CUDA."""
+def ray_here() -> Iterator[bool]:
+    """Ray for as long as it is asked for; whether it is without CUDA."""
     import torch
 
     cpu = not torch.cuda.is_available()
