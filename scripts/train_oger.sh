@@ -16,14 +16,7 @@ if [[ $# -eq 0 || "$1" == -* ]]; then
 fi
 
 bin="${OGER_VENV:-.venv}/bin"
-if [[ ! -x "$bin/oger" ]]; then
-    if command -v nvidia-smi >/dev/null; then # scripts/setup.sh installs for CPUs
-        echo "train_oger: no environment in ${bin%/bin}. For GPUs: python3.11 -m venv ${bin%/bin}, then install torch" >&2
-        echo "  for your CUDA, then $bin/pip install --no-build-isolation -e '.[gpu]'. Or set OGER_VENV." >&2
-        exit 1
-    fi
-    bash scripts/setup.sh
-fi
+[[ -x "$bin/oger" ]] || bash scripts/setup.sh
 
 command=("$bin/oger" train --recipe "$1")
 shift
