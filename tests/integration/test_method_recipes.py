@@ -11,6 +11,8 @@ import yaml
 
 from oger_recipe.run.plan import describe
 from oger_recipe.settings.flags import defaults
+from oger_recipe.settings.machine import ENCODER_SHARE
+from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.recipe_file import read_recipe
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -28,7 +30,7 @@ FREE = (
     *("rollout.batch_size", "rollout.micro_batch_size", "rollout.max_new_tokens", "rollout.max_tokens_per_gpu"),
     *("train.batch_size", "train.micro_batch_size", "train.dynamic_batch_enable", "train.num_episodes"),
     *("oger.embedding_model", "train.colocate_", "eval.dataset", "eval.steps", "eval.n_samples_per_prompt"),
-    *("ckpt.", "vllm.", "ds."),
+    *("ckpt.", "vllm.", "ds.", "oger.embedding_num_gpus"),
 )
 # And how that data asks and reasons.
 FREE_OF_STEPS = ("oger.prompt_template", "oger.steps.delimiters", "oger.critic.hidden_sizes", "logger.wandb.run_name")
@@ -96,3 +98,33 @@ def test_a_plan_counts_teachers_however_they_enter(name: str, teachers: int, par
 def test_a_plan_counts_every_rollout_where_teachers_begin_all(parser: argparse.ArgumentParser) -> None:
     value = settings("luffy", parser) | {"oger.n_prefix": -1}
     assert "at most 1024 with teachers' tokens" in describe(value, None, None)
+
+
+ON_GPUS = sorted(path.stem for path in CONFIGS.glob("*.yaml") if not path.stem.endswith(("_cpu", "_smoke")))
+
+
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_a_recipe_for_gpus_begins_with_what_was_chosen(name: str, gpu_parser: argparse.ArgumentParser) -> None:
+    """As docs/recipes.md explains; a recipe that does otherwise says why in its file, and here."""
+    value = settings(name, gpu_parser)
+    sleeps = value["train.colocate_all"] and value["vllm.enable_sleep"]
+    assert value["vllm.enforce_eager"] is sleeps  # CUDA graphs stay where engines have GPUs of their own
+    asks_again = value["rollout.n_samples_per_prompt"] > 1 or value["oger.steps.sample_by_step"]
+    assert value["vllm.enable_prefix_caching"] is asks_again
+    embeds = OgerSettings.of(value).embeds
+    assert value["oger.embedding_num_gpus"] == (ENCODER_SHARE if embeds and value["train.colocate_all"] else 0.0)
+    of_a_large_model = value["actor.num_gpus_per_node"] > 1
+    assert value["actor.gradient_checkpointing_enable"] is of_a_large_model
+    assert value["ds.param_dtype"] == "bf16" and "flash" in value["ds.attn_implementation"]
+    assert not value["ds.use_liger_kernel"] and not value["train.async_enable"]
+    if value["train.colocate_all"]:
+        assert value["vllm.enable_sleep"] and value["ds.enable_sleep"]
+        assert value["vllm.gpu_memory_utilization"] <= 0.8
+        gpus = value["actor.num_nodes"] * value["actor.num_gpus_per_node"]
+        assert value["vllm.num_engines"] * value["vllm.tensor_parallel_size"] == gpus
+
+
+@pytest.mark.parametrize("path", [CONFIGS / f"{name}.yaml" for name in ON_GPUS], ids=lambda path: path.stem)
+def test_where_graphs_are_off_a_line_says_how_to_go_faster(path: Path) -> None:
+    eager = [line for line in path.read_text().splitlines() if "enforce_eager: true" in line]
+    assert all("--no-vllm.enforce_eager" in line for line in eager)

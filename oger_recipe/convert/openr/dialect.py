@@ -54,6 +54,7 @@ OPENR = Dialect(
         "train.colocate_all": True,
         "vllm.enable_sleep": True,
         "vllm.enable_prefix_caching": True,
+        "vllm.enforce_eager": True,
         "vllm.gpu_memory_utilization": 0.5,
         "ds.enable_sleep": True,
     },

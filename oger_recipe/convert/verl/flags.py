@@ -75,14 +75,16 @@ POLICY = (
 
 ROLLOUTS = (
     alone(ROLLOUT + "name", "vllm", "rollouts come from vLLM", "only vllm is here"),
-    same(ROLLOUT + "n", 1, "rollout.n_samples_per_prompt"),
+    Flag(ROLLOUT + "n", 1,
+         lambda value, get: {"rollout.n_samples_per_prompt": value, "vllm.enable_prefix_caching": value > 1},
+         "rollout.n_samples_per_prompt, vllm.enable_prefix_caching", "a prompt is read once for its rollouts"),
     same(ROLLOUT + "temperature", 1.0, "rollout.temperature"),
     same(ROLLOUT + "top_k", -1, "oger.top_k"),
     alone(ROLLOUT + "do_sample", True, "rollouts are sampled", "for greedy evaluation use eval.temperature 0"),
     same(ROLLOUT + "free_cache_engine", True, "vllm.enable_sleep"),
-    same(ROLLOUT + "enforce_eager", UNSET, "vllm.enforce_eager", kind=bool,
-          remark="True there by default, because its vLLM could not free memory otherwise; that default is not "
-          "carried over"),
+    same(ROLLOUT + "enforce_eager", True, "vllm.enforce_eager",
+          remark="True there by default, because its vLLM could not free memory otherwise; here as OpenRLHF's scripts "
+          "with sleeping engines"),
     dead(ROLLOUT + "log_prob_use_dynamic_bsz", UNSET, "train.dynamic_batch_enable is for both passes"),
     Flag(ROLLOUT + "log_prob_max_token_len_per_gpu", None, rules.tokens_per_gpu, "rollout.max_tokens_per_gpu",
          kind=int),

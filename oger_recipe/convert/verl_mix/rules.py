@@ -8,6 +8,7 @@ from typing import Any
 from oger_recipe.algorithm.hybrid_group import REPLACE_MODES
 from oger_recipe.convert.values import Get, NoEffect, Settings, Unsupported, one_of
 from oger_recipe.convert.verl.rules import ACTOR, KL_KINDS, REF, ROLLOUT, ranks
+from oger_recipe.settings.machine import ENCODER_SHARE
 
 
 def reward(value: Any, get: Get) -> Settings:
@@ -216,7 +217,8 @@ def embedding(value: Any, get: Get) -> Settings:
         raise Unsupported("embeddings or a reranker measure similarity: set it, or similarity_reranker, to True")
     if model is None:
         raise NoEffect("no model is named: oger.embedding_model is the default")
-    return {"oger.embedding_model": model}
+    on_the_policys = get("actor_rollout_ref.hybrid_engine")
+    return {"oger.embedding_model": model, "oger.embedding_num_gpus": ENCODER_SHARE if on_the_policys else 0.0}
 
 
 def similarity_model(value: Any, get: Get) -> Settings:

@@ -55,9 +55,10 @@ _REWARD = (
             "has to suit the policy's; here each may have its own"),
     Flag(ENGINE + TENSOR_PARALLEL, 1, rules.engine_width, SOURCES, "has to be reward_model.model."
          f"{TENSOR_PARALLEL}, there as well"),
-    Flag(JUDGE + "use_bge", True, rules.similarity, f"{SOURCES}, oger.embedding_model, oger.embedding_max_tokens, "
-         "oger.embedding_long_texts", "the source `similar`; there the field Response of a JSON answer is compared, "
-         f"and 0.3 + 0.7 x the curve counts, which is the same curve from {SIMILARITY_FLOOR}"),
+    Flag(JUDGE + "use_bge", True, rules.similarity, f"{SOURCES}, oger.embedding_model, oger.embedding_num_gpus, "
+         "oger.embedding_max_tokens, oger.embedding_long_texts", "the source `similar`; there the field Response of a "
+         "JSON answer is compared, and 0.3 + 0.7 x the curve counts, which is the same curve from "
+         f"{SIMILARITY_FLOOR}"),
     _source(JUDGE + "bge_weight", 0.5, "weight", rule=rules.similarity_weight),
     alone(ENGINE + "name", "vllm", "judges run in vLLM", "for SGLang give an entry of oger.reward.sources its url"),
     alone(ENGINE + "mode", "sync", "all rows of a step are asked at once", "use sync"),

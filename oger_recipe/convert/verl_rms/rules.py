@@ -7,6 +7,7 @@ from typing import Any
 
 from oger_recipe.convert.values import Get, NoEffect, Rule, Settings, Unsupported, one_of
 from oger_recipe.convert.verl.rules import ACTOR, KEEP_ALL, KL_KINDS, ROLLOUT, TENSOR_PARALLEL
+from oger_recipe.settings.machine import ENCODER_SHARE
 
 JUDGE = "reward_model."
 ENGINE = "reward_model.reward_vllm_rollout."
@@ -21,6 +22,7 @@ _OF_EACH = (
 SIMILARITY_FLOOR = 0.37
 ENCODER = {
     "oger.embedding_model": "BAAI/bge-large-zh-v1.5",
+    "oger.embedding_num_gpus": ENCODER_SHARE,
     "oger.embedding_max_tokens": 512,
     "oger.embedding_long_texts": "head",
 }
