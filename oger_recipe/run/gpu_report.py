@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Self
 
 from oger_recipe.cpu import CPU_ENVIRONMENT
 from oger_recipe.files import to_json
@@ -56,8 +57,7 @@ def run_checks(checks: Mapping[str, Check], here: Here, log: Path) -> dict[str, 
                 verdict = Verdict(SKIPPED, check.cuda_only)
             else:
                 if of not in processes:
-                    processes[of] = _Process(here, log)
-                    ending.callback(processes[of].end)
+                    processes[of] = ending.enter_context(_Process(here, log))
                 verdict = processes[of].verdict(check)
                 others = (each.process if here.cuda else "cpu" for _, each in waiting[place + 1 :])
                 # After a failure CUDA may be unusable in the process; and an engine that nobody asks takes memory.
@@ -90,6 +90,14 @@ class _Process:
         except (EOFError, ConnectionError):
             self._process.join()
             return Verdict(FAILED, f"its process died (exit code {self._process.exitcode})")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *more: object) -> None:
+        if kind is None:
+            self.end()
+        self._kill()
 
     def end(self) -> None:
         self._connection.close()

@@ -107,6 +107,35 @@ def test_a_loss_that_lost_a_token_is_found_out(here: Here, monkeypatch) -> None:
         CHECKS["loss"].find(here)
 
 
+def test_packed_rows_that_see_each_other_are_found_out(here: Here, monkeypatch) -> None:
+    def without_borders(*args):
+        inputs, positions, *others = unpad_and_slice_tensor(*args)
+        return inputs, torch.arange(positions.numel()).view_as(positions), *others
+
+    from oger_recipe.plugin.policy import chunked_actor
+    from oger_recipe.plugin.policy.chunked_actor import unpad_and_slice_tensor
+
+    monkeypatch.setattr(chunked_actor, "unpad_and_slice_tensor", without_borders)
+    with pytest.raises(Failed, match="packed rows have other log-probabilities"):
+        CHECKS["packing"].find(here)
+
+
+@pytest.mark.parametrize("kept", [1, 2 / 3])
+def test_dynamic_batches_that_lose_a_micro_batch_are_found_out(here: Here, monkeypatch, kept: float) -> None:
+    def of_ranks(here, folder, cases, ranks):
+        assert [case["settings"]["train.dynamic_batch_enable"] for case in cases] == [False, True]
+        assert (folder / "policy" / "config.json").is_file() and ranks == 2
+        whole = {"change": {"w": torch.ones(4)}, "norms": [1.0, 1.0]}
+        return {"static": whole, "dynamic": {"change": {"w": kept * torch.ones(4)}, "norms": [1.0, 1.0]}}
+
+    monkeypatch.setattr(gpu_checks, "_ranks", of_ranks)
+    if kept == 1:
+        CHECKS["dynamic batches"].find(here)
+        return
+    with pytest.raises(Failed, match="train otherwise than static ones"):
+        CHECKS["dynamic batches"].find(here)
+
+
 class _InProcess(EngineTrial):
     """The engine is a copy of the policy; ``faults``: what of it does not work."""
 
@@ -116,6 +145,8 @@ class _InProcess(EngineTrial):
         tiny_policy.renew(self.model, seed=1)
         self.device, self.tokenizer, self.faults = "cpu", tokenizer, faults
         self.engine = copy.deepcopy(self.model)
+        if "other weights" in faults:
+            tiny_policy.renew(self.engine, seed=5)
 
     def send(self) -> None:
         for (name, weight), mine in zip(self.model.named_parameters(), self.engine.parameters(), strict=True):
@@ -145,6 +176,8 @@ class _InProcess(EngineTrial):
 @pytest.mark.parametrize(
     ("name", "faults", "said"),
     [
+        ("engine V1 eager", (), None),
+        ("engine V1 eager", ("other weights",), "other log-probabilities than the policy"),
         ("weight sync", (), None),
         ("weight sync", ("send",), "other log-probabilities than the policy"),
         ("weight sync", ("part",), "other log-probabilities than the policy"),
@@ -193,12 +226,12 @@ def test_what_dies_hangs_or_raises_stops_no_other_check(here: Here, tmp_path: Pa
     log, out = tmp_path / "log", tmp_path / "report.json"
     checks = {
         "first": Check(odd_checks.fine), "second": Check(odd_checks.fine), "skips": Check(odd_checks.skips),
-        "hangs": Check(odd_checks.hangs, limit_s=0.1), "dies": Check(odd_checks.dies),
-        "of cuda": Check(odd_checks.dies, cuda_only="no CUDA"), "raises": Check(odd_checks.raises),
+        "raises": Check(odd_checks.raises), "of cuda": Check(odd_checks.dies, cuda_only="no CUDA"),
+        "dies": Check(odd_checks.dies), "hangs": Check(odd_checks.hangs, limit_s=0.1),
     }  # fmt: skip
     found = run_checks(checks, here, log)
     write_report(found, here, out)
-    expected = [OK, OK, SKIPPED, FAILED, FAILED, SKIPPED, FAILED]
+    expected = [OK, OK, SKIPPED, FAILED, SKIPPED, FAILED, FAILED]
     assert [each.verdict for each in found.values()] == expected
     assert found["first"].numbers == found["second"].numbers  # one process
     assert found["hangs"].text == "did not end within 0.1 s"
