@@ -106,9 +106,10 @@ class _Process:
 
     def _kill(self) -> None:
         """What it started in Ray ends by Ray's own watcher."""
-        if self._process.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        assert self._process.pid
+        with contextlib.suppress(ProcessLookupError):  # it has no session of its own yet, or has ended
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
         self._process.join()
 
 
