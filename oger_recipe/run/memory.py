@@ -1,18 +1,21 @@
-"""How much memory a run will take, from sizes alone: an estimate before anything is loaded.
+"""How much memory a run will take: an estimate before anything is loaded.
 
-Of a policy with N parameters and the shape of its config.json, trained by P ranks, each in bytes:
+Of a policy with N parameters, trained by P ranks, each in bytes, and no formula where it can be counted:
 
-    weights        2 N                            16 bits; over P with ds.zero_stage 3
-    gradients      2 N                            4 N with ds.grad_accum_dtype fp32; over P from ds.zero_stage 2 on
-    Adam           12 N                           32-bit weights and two moments; over P from ds.zero_stage 1 on;
-                                                  in main memory with ds.adam_offload
-    logits         8 C                            16 bits, 32 bits and their gradient, of the C = tokens x vocabulary
-                                                  logits of a micro-batch; of at most CHUNK_LOGITS where
-                                                  oger.chunked_token_stats makes them a few tokens at a time
-    activations    34 tokens hidden layers        (Korthikanti et al., arXiv 2205.05198, without attention's matrices);
-                                                  2 tokens hidden layers + 34 tokens hidden, one layer made again, with
-                                                  actor.gradient_checkpointing_enable
+    weights        2 N        16 bits; over P with ds.zero_stage 3
+    gradients      2 N        over P from ds.zero_stage 2 on; with ds.grad_accum_dtype fp32 4 N / P at stage 3, and at
+                              stage 1 both, 6 N
+    Adam          12 N        32-bit weights and two moments; over P from ds.zero_stage 1 on; in main memory, with
+                              gradients of 32 bits (4 N), under ds.adam_offload
+    buffers        2 M        M = at most 500 million parameters whose gradients travel together (from stage 1 on;
+                              twice with ds.overlap_comm at 1 and 2); and at most 1,000 million that stage 3 gathers
+    activations    counted    what the forward pass of a micro-batch keeps (run/activations.py)
+    backward       counted    the largest of what comes and goes: the gradients of a layer, with what checkpointing
+                              makes again; the output layer, of which oger.chunked_token_stats makes a few tokens at
+                              a time; gradients of 32 bits in the update (4 N / P)
 
+    a critic       the same, without an output layer
+    the reference  2 N        over P with ds.zero_stage 3; there in main memory with ref.offload
     an engine      2 N / T + KV cache             T = vllm.tensor_parallel_size
     KV cache       4 layers kv_heads head_dim     a token: keys and values of 16 bits
 
@@ -22,17 +25,26 @@ train.dynamic_batch_enable. What libraries and fragmentation add is not in it.
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
+from oger_recipe.algorithm.token_stats import CHUNK_LOGITS
 from oger_recipe.kv_cache import kv_bytes_per_token
+from oger_recipe.rewards.entries import models_of
 from oger_recipe.run import model_files
-from oger_recipe.settings.machine import policy_ranks
+from oger_recipe.run.activations import Held, of_body, of_head
+from oger_recipe.settings.machine import judge_engines, policy_ranks
+from oger_recipe.settings.oger import OgerSettings
 
 GIB = 2**30
+# DeepSpeed's own defaults, which OpenRLHF's "auto" comes to: parameters whose gradients it sends at a time, and that
+# stage 3 has gathered at most.
+BUCKET, LIVE = 500_000_000, 1_000_000_000
+_ADAM = 12
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -41,10 +53,10 @@ class Shape:
     """What of a model decides its memory."""
 
     parameters: int
-    layers: int
     hidden: int
     vocabulary: int
     kv_bytes_per_token: int
+    folder: str = ""  # of its files
 
 
 def shape_of(model: str | None) -> Shape | None:
@@ -60,73 +72,185 @@ def shape_of(model: str | None) -> Shape | None:
         size = sum(file.stat().st_size for file in folder.glob("pytorch_model*.bin"))
         return Shape(
             parameters=model_files.parameters(folder) or size // width,
-            layers=config["num_hidden_layers"],
             hidden=config["hidden_size"],
             vocabulary=config["vocab_size"],
             kv_bytes_per_token=kv_bytes_per_token(SimpleNamespace(**config)),
+            folder=str(folder.resolve()),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
+def parameters_of(model: str | None) -> int:
+    """Of a model folder; 0 where it is none."""
+    return model_files.parameters(Path(model)) or 0 if model else 0
+
+
 @dataclass(frozen=True)
 class Memory:
-    """Bytes by what they are for: on each rank of the policy, beside it in main memory, and in each engine."""
+    """Bytes by what they are for: on each rank of the policy, and of the critic; of the reference on each of its GPUs
+    and in main memory; of Adam in main memory beside each rank; in each engine."""
 
     policy: dict[str, float]
+    critic: dict[str, float]
+    reference: float
+    offloaded_reference: float
     offloaded: float
     engine_weights: float
     kv_cache_per_token: float
 
 
-def estimate(value: Mapping[str, Any], shape: Shape) -> Memory:
-    """The module's formulas for a run with the settings ``value``."""
-    from oger_recipe.algorithm.token_stats import CHUNK_LOGITS
-
-    ranks, stage, count = policy_ranks(value), value["ds.zero_stage"], shape.parameters
-    gradient = 4 if value["ds.grad_accum_dtype"] == "fp32" else 2
-    adam = 12 * count / (ranks if stage >= 1 else 1)
-    tokens = value["train.micro_batch_size"] * value["data.max_len"]
-    if value["train.dynamic_batch_enable"]:
-        tokens = max(value["train.max_tokens_per_gpu"], value["data.max_len"])
-    logits = tokens * shape.vocabulary
-    if value["oger.chunked_token_stats"]:
-        logits = min(logits, CHUNK_LOGITS)
-    layer = 34 * tokens * shape.hidden
-    kept = 2 * tokens * shape.hidden * shape.layers
-    checkpointed = value["actor.gradient_checkpointing_enable"]
-    policy = {
-        "weights": 2 * count / (ranks if stage == 3 else 1),
-        "gradients": gradient * count / (ranks if stage >= 2 else 1),
-        "Adam": 0 if value["ds.adam_offload"] else adam,
-        "activations": kept + layer if checkpointed else layer * shape.layers,
-        "logits": 8 * logits,
-    }
+def estimate(value: Mapping[str, Any], shape: Shape, critic: Shape | None = None) -> Memory:
+    """By the module's table, for a run with the settings ``value``; activations are left out where they cannot be
+    counted."""
+    sharded = value["ds.zero_stage"] == 3
+    has_reference, has_critic = value["algo.kl.init_coef"] > 0, value["algo.advantage.estimator"] in CRITIC_ESTIMATORS
+    reference = has_reference * 2.0 * shape.parameters / (policy_ranks(value) if sharded else 1)
     return Memory(
-        policy=policy,
-        offloaded=adam if value["ds.adam_offload"] else 0,
-        engine_weights=2 * count / value["vllm.tensor_parallel_size"],
+        policy=_trained(value, shape, policy_ranks(value), _head(value, shape)),
+        critic=_trained(value, critic or shape, _critic_ranks(value), 0) if has_critic else {},
+        reference=0 if sharded and value["ref.offload"] else reference,
+        offloaded_reference=reference if sharded and value["ref.offload"] else 0,
+        offloaded=value["ds.adam_offload"] * (_ADAM + 4) * shape.parameters / _shards(value, policy_ranks(value)),
+        engine_weights=2 * shape.parameters / value["vllm.tensor_parallel_size"],
         kv_cache_per_token=shape.kv_bytes_per_token / value["vllm.tensor_parallel_size"],
     )
 
 
-def in_main_memory(value: Mapping[str, Any], shape: Shape, gpus: Mapping[str, int]) -> float:
+def _trained(value: Mapping[str, Any], shape: Shape, ranks: int, head: float) -> dict[str, float]:
+    """On each of the ranks; ``head``: bytes of the output layer."""
+    stage, count, fp32 = value["ds.zero_stage"], shape.parameters, value["ds.grad_accum_dtype"] == "fp32"
+    gradient = {1: 6, 3: 4}.get(stage, 2) if fp32 else 2
+    buckets = 0 if stage == 0 else 2 if stage < 3 and value["ds.overlap_comm"] else 1
+    gathered = min(count, LIVE) if stage == 3 else 0
+    held = _held(value, shape)
+    return {
+        "weights": 2 * count / (ranks if stage == 3 else 1),
+        "gradients": gradient * count / (ranks if stage >= 2 else 1),
+        "Adam": 0 if value["ds.adam_offload"] else _ADAM * count / _shards(value, ranks),
+        "buffers": 2 * (buckets * min(count, BUCKET) + gathered),
+        **({"activations": held.kept} if held else {}),
+        "backward": max(held.passing if held else 0, head, 4 * count / _shards(value, ranks)),
+    }
+
+
+def _shards(value: Mapping[str, Any], ranks: int) -> int:
+    return ranks if value["ds.zero_stage"] >= 1 else 1
+
+
+def _critic_ranks(value: Mapping[str, Any]) -> int:
+    gpus = value["critic.num_nodes"] * value["critic.num_gpus_per_node"]
+    return max(gpus // (value["ds.ring_attn_size"] * value["ds.tensor_parallel_size"]), 1)
+
+
+def _tokens(value: Mapping[str, Any]) -> int:
+    """Of a micro-batch at most."""
+    if value["train.dynamic_batch_enable"]:
+        return int(max(value["train.max_tokens_per_gpu"], value["data.max_len"]))
+    return int(value["train.micro_batch_size"] * value["data.max_len"])
+
+
+def _held(value: Mapping[str, Any], shape: Shape) -> Held | None:
+    """Of a micro-batch that passes through a model. Eager attention alone depends on how it is cut into rows."""
+    if not shape.folder:
+        return None
+    tokens, length, eager = _tokens(value), value["data.max_len"], value["ds.attn_implementation"] == "eager"
+    rows, length = (-(-tokens // length), length) if eager else (1, tokens)
+    return of_body(shape.folder, rows, length, eager=eager, checkpointing=value["actor.gradient_checkpointing_enable"])
+
+
+def _head(value: Mapping[str, Any], shape: Shape) -> float:
+    tokens = _tokens(value)
+    if not value["oger.chunked_token_stats"]:  # logits of 16 bits, of 32, and their gradient
+        return 8.0 * tokens * shape.vocabulary
+    return of_head(shape.vocabulary, shape.hidden, tokens, max(CHUNK_LOGITS // shape.vocabulary, 1))
+
+
+def shared_gpu(value: Mapping[str, Any], need: Memory) -> dict[str, tuple[float, float]]:
+    """Of each GPU that train.colocate_all shares, in turn: bytes, and the part of it that the engine has besides."""
+    engine = value["vllm.gpu_memory_utilization"]
+    rest = need.reference + beside(value).get("encoder", 0) * (value["oger.embedding_num_gpus"] > 0)
+    trained = [need.policy, need.critic]
+    turns = [sum(one.values()) + sum(_resting(value, other)) for one, other in (trained, trained[::-1])]
+    if not value["ds.enable_sleep"]:  # OpenRLHF trains them at once
+        turns = [sum(map(sum, (each.values() for each in trained)))]
+    resting = sum(sum(_resting(value, each)) for each in trained)
+    return {
+        "training": (max(turns) + rest, 0 if value["vllm.enable_sleep"] else engine),
+        "sampling": (resting + rest, engine),
+    }
+
+
+def _resting(value: Mapping[str, Any], parts: Mapping[str, float]) -> Iterator[float]:
+    """What stays of a model that is trained while others are at work; DeepSpeed's sleep keeps its weights and its
+    buffers."""
+    sleeps = value["ds.enable_sleep"] and not value["ds.adam_offload"]
+    stay = ("weights", "buffers") if sleeps else ("weights", "buffers", "gradients", "Adam")
+    return (size for part, size in parts.items() if part in stay)
+
+
+def room_for_tokens(value: Mapping[str, Any], need: Memory, gpu: float) -> int:
+    """Tokens of each rollout of a step for which an engine's key-value cache has room, on GPUs of so many bytes."""
+    cache = value["vllm.gpu_memory_utilization"] * gpu - need.engine_weights
+    sequences = value["rollout.batch_size"] * value["rollout.n_samples_per_prompt"] / value["vllm.num_engines"]
+    return max(int(cache / need.kv_cache_per_token / sequences), 0)
+
+
+def beside(value: Mapping[str, Any], *, cpu: bool = False) -> dict[str, float]:
+    """Bytes of the weights of other models whose files are here, each on one GPU, or in one process: the similarity's
+    encoder, and the reward's models by the names of their sources."""
+    settings = OgerSettings.of(value)
+    found = {"encoder": parameters_of(value["oger.embedding_model"]) * 4.0} if settings.embeds else {}
+    for name, keys in models_of(settings.reward.sources):
+        width = _BYTES.get(keys.dtype, 4 if cpu or keys.runs_on == "process" else 2)
+        if keys.runs_on != "server":
+            found[name] = parameters_of(keys.model) * width / keys.tensor_parallel_size
+    return {name: size for name, size in found.items() if size}
+
+
+def in_main_memory(
+    value: Mapping[str, Any], shape: Shape, gpus: Mapping[str, int], critic: Shape | None = None
+) -> float:
     """Of a run without CUDA, whose roles have so many processes each (`gpus_by_role`): all of it."""
-    need = estimate(value, shape)
+    need = estimate(value, shape, critic)
     policy = gpus["actor"] * (sum(need.policy.values()) + need.offloaded)
-    return policy + gpus.get("reference", 0) * 2 * shape.parameters + gpus.get("vLLM engines", 0) * need.engine_weights
+    engines = gpus.get("vLLM engines", 0) * need.engine_weights
+    return (
+        policy
+        + gpus.get("critic", 0) * sum(need.critic.values())
+        + gpus.get("reference", 0) * 2 * shape.parameters
+        + engines
+        + _judges_in_main_memory(value)
+    )
+
+
+def _judges_in_main_memory(value: Mapping[str, Any]) -> float:
+    """One engine is at work at a time; the others keep what oger.reward.engine_memory_gb leaves them."""
+    sizes, engines = beside(value, cpu=True), {name for name, _ in judge_engines(value)}
+    others = sum(size for name, size in sizes.items() if name not in engines)
+    largest = max((size for name, size in sizes.items() if name in engines), default=0)
+    kept = sum(size for name, size in sizes.items() if name in engines) - largest
+    return others + largest + min(kept, (value["oger.reward.engine_memory_gb"] or 0) * GIB)
 
 
 def surely_taken(value: Mapping[str, Any], shape: Shape) -> float:
     """Bytes on a rank of the policy that no setting and no library can do without: weights, and Adam's states."""
-    policy = estimate(value, shape).policy
-    return policy["weights"] + (policy["Adam"] if value["actor.optim"] == "adam" else 0)
+    ranks, stage = policy_ranks(value), value["ds.zero_stage"]
+    adam = 0 if value["ds.adam_offload"] or value["actor.optim"] != "adam" else _ADAM / _shards(value, ranks)
+    return shape.parameters * (2 / (ranks if stage == 3 else 1) + adam)
 
 
 def surely_in_main_memory(value: Mapping[str, Any], shape: Shape, gpus: Mapping[str, int]) -> float:
     """The same of a run without CUDA, with all copies of the weights; ``gpus`` see `in_main_memory`."""
-    engines = gpus.get("vLLM engines", 0) * estimate(value, shape).engine_weights
-    return gpus["actor"] * surely_taken(value, shape) + gpus.get("reference", 0) * 2 * shape.parameters + engines
+    copies = gpus.get("reference", 0) + gpus.get("vLLM engines", 0) / value["vllm.tensor_parallel_size"]
+    return gpus["actor"] * surely_taken(value, shape) + 2 * copies * shape.parameters
+
+
+def of_a_gpu() -> int | None:
+    """Bytes of this machine's first GPU, where it has one."""
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
 
 
 def swap() -> int:

@@ -31,10 +31,11 @@ class Size:
         return cls(counts["prompts"], counts.get("teachers", 0), prepared=True)
 
 
-def describe(value: Mapping[str, Any], training: Size | None, evaluation: Size | None) -> str:
+def describe(value: Mapping[str, Any], training: Size | None, evaluation: Size | None, *, cpu: bool = False) -> str:
     """GPUs by role, the arithmetic of a step, the number of steps and the memory, as lines of text.
 
-    ``value``: the checked settings by flag; a dataset's size is None where it is not known.
+    ``value``: the checked settings by flag; a dataset's size is None where it is not known; ``cpu``: there
+    is no CUDA.
     """
     return "\n".join(
         [
@@ -46,7 +47,7 @@ def describe(value: Mapping[str, Any], training: Size | None, evaluation: Size |
             *_steps(value, training),
             *_evaluation(value, evaluation),
             "",
-            *_memory(value),
+            *_memory(value, cpu),
         ]
     )
 
@@ -169,20 +170,56 @@ def _evaluation(value: Mapping[str, Any], size: Size | None) -> list[str]:
     return [] if size is None else [f"evaluation: {size.rows:,} problems, {each} each"]
 
 
-def _memory(value: Mapping[str, Any]) -> list[str]:
+def _memory(value: Mapping[str, Any], cpu: bool) -> list[str]:
     shape = memory.shape_of(value["actor.model_name_or_path"])
     if shape is None:
         return ["memory: not estimated: the policy is not in a folder here"]
-    need = memory.estimate(value, shape)
-    each = ", ".join(f"{what} {memory.readable(size)}" for what, size in need.policy.items() if size)
+    need = memory.estimate(value, shape, memory.shape_of(value["critic.model_name_or_path"]))
     tokens = value["rollout.batch_size"] * value["rollout.n_samples_per_prompt"] * value["data.max_len"]
     cache = memory.readable(need.kv_cache_per_token * tokens / value["vllm.num_engines"])
     lines = [
         f"memory, estimated for {shape.parameters / 1e6:,.4g} million parameters (what libraries add is not in it):",
-        f"  a policy rank: {memory.readable(sum(need.policy.values()))}: {each}",
-        f"  an engine: weights {memory.readable(need.engine_weights)}, KV cache "
-        f"{memory.readable(need.kv_cache_per_token)} a token; {cache} hold all rollouts of a step at full length",
+        *_parts("policy", need.policy),
+        *_parts("critic", need.critic),
     ]
     if need.offloaded:
-        lines.insert(2, f"  main memory beside each policy rank: Adam {memory.readable(need.offloaded)}")
+        lines.append(f"  main memory beside each policy rank: Adam {memory.readable(need.offloaded)}")
+    if need.reference or need.offloaded_reference:
+        where = "on each of its GPUs" if need.reference else "in main memory, of each rank"
+        lines.append(f"  the reference: {memory.readable(need.reference or need.offloaded_reference)} {where}")
+    lines.append(
+        f"  an engine: weights {memory.readable(need.engine_weights)}, KV cache "
+        f"{memory.readable(need.kv_cache_per_token)} a token; {cache} hold all rollouts of a step at full length"
+    )
+    lines += [f"  {name}: weights {memory.readable(size)}" for name, size in memory.beside(value, cpu=cpu).items()]
+    engines = {name: keys for name, keys in judge_engines(value)}
+    if cpu and engines:
+        lines.append("  and up to 1 GiB (VLLM_CPU_KVCACHE_SPACE) of KV cache for the engine of each of these models")
+    elif engines:
+        lines += [
+            f"  the engine of {name}: {keys.gpu_memory_utilization:g} of each of its {keys.tensor_parallel_size} GPUs "
+            "in its turn"
+            for name, keys in engines.items()
+        ]
+    return lines + (_shared_gpu(value, need) if value["train.colocate_all"] else [])
+
+
+def _parts(role: str, parts: Mapping[str, float]) -> list[str]:
+    if not parts:
+        return []
+    each = ", ".join(f"{what} {memory.readable(size)}" for what, size in parts.items() if size)
+    uncounted = "" if "activations" in parts else "; activations could not be counted, and are not in it"
+    return [f"  a {role} rank: {memory.readable(sum(parts.values()))}: {each}{uncounted}"]
+
+
+def _shared_gpu(value: Mapping[str, Any], need: memory.Memory) -> list[str]:
+    there = memory.of_a_gpu()
+    lines = []
+    for turn, (taken, engine) in memory.shared_gpu(value, need).items():
+        beside = f" beside the engine's {engine:g} of it (vllm.gpu_memory_utilization)" if engine else ""
+        of = f" of {memory.readable(there)}" if there else ""
+        lines.append(f"  a GPU that all share, {turn}: {memory.readable(taken)}{of}{beside}")
+    if there:
+        room = memory.room_for_tokens(value, need, there)
+        lines.append(f"  the KV cache has room for about {room:,} tokens of each rollout at once")
     return lines

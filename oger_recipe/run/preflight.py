@@ -35,10 +35,13 @@ from oger_recipe.run.disk import by_disk, written
 from oger_recipe.run.job import Job
 from oger_recipe.run.judges import problems_of
 from oger_recipe.run.memory import (
+    Memory,
     estimate,
     in_main_memory,
+    of_a_gpu,
     readable,
     shape_of,
+    shared_gpu,
     surely_in_main_memory,
     surely_taken,
     swap,
@@ -247,15 +250,18 @@ def _memory(job: Job) -> Found:
     shape = shape_of(job.value["actor.model_name_or_path"])
     if shape is None or "RAY_ADDRESS" in os.environ:
         return
+    critic = shape_of(job.value["critic.model_name_or_path"])
     if job.cpu:
         gpus, there, more = gpus_by_role(job.value), main_memory(), swap()
-        needed, surely = in_main_memory(job.value, shape, gpus), surely_in_main_memory(job.value, shape, gpus)
+        needed = in_main_memory(job.value, shape, gpus, critic)
+        surely = surely_in_main_memory(job.value, shape, gpus)
         where = "main memory"
     else:
-        import torch
-
-        needed, surely = sum(estimate(job.value, shape).policy.values()), surely_taken(job.value, shape)
-        there, more = torch.cuda.get_device_properties(0).total_memory, 0
+        there, more = of_a_gpu() or 0, 0
+        needed, surely = (
+            _on_a_gpu(job.value, estimate(job.value, shape, critic), there),
+            surely_taken(job.value, shape),
+        )
         where = "a GPU's memory for a policy rank"
     text = f"about {readable(needed)} of {where} needed, {readable(there)} there"
     if surely > there + more:
@@ -268,6 +274,13 @@ def _memory(job: Job) -> Found:
         yield Finding(WARNING, f"{text}; `oger train --dry-run` shows what for")
     else:
         yield Finding(OK, text)
+
+
+def _on_a_gpu(value: Mapping[str, Any], need: Memory, there: float) -> float:
+    """At its fullest, with what shares it."""
+    if value["train.colocate_all"]:
+        return max(taken + engine * there for taken, engine in shared_gpu(value, need).values())
+    return sum(need.policy.values()) + value["train.colocate_actor_ref"] * need.reference
 
 
 _LITTLE = 2**28  # bytes

@@ -148,7 +148,7 @@ def _plan(job: Job, refusals: list[str]) -> None:
         training, evaluation = sizes(job.value) if unseen else _prepared(job.value)
     except RecipeError as error:
         raise RecipeError("\n".join([*refusals, str(error)])) from None
-    print(describe(job.value, training, evaluation))
+    print(describe(job.value, training, evaluation, cpu=job.cpu))
     judges = [named for named in reward_models(job.value) if named.model in PRMS]
     untrained = [f"{named.key}: {named.model}, which the run trains first" for named in judges]
     if not_looked_at := [*untrained, *unseen]:

@@ -319,7 +319,7 @@ def test_an_earlier_run_goes_only_where_the_next_has_data_to_train_on(desk: Simp
 # ---- models and disks
 
 
-SHAPE = Shape(parameters=1000, layers=4, hidden=10, vocabulary=100, kv_bytes_per_token=80)
+SHAPE = Shape(parameters=1000, hidden=10, vocabulary=100, kv_bytes_per_token=80)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,19 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from oger_recipe.cli import train
-from oger_recipe.run.memory import Shape, estimate, in_main_memory, readable, shape_of, surely_in_main_memory
+from oger_recipe.run import model_files
+from oger_recipe.run.memory import (
+    Memory,
+    Shape,
+    beside,
+    estimate,
+    in_main_memory,
+    readable,
+    room_for_tokens,
+    shape_of,
+    shared_gpu,
+    surely_in_main_memory,
+)
 from oger_recipe.run.plan import planned_steps
 
 ROOT = Path(__file__).parents[2]
@@ -179,25 +191,30 @@ def test_the_parameters_are_those_of_the_model(policy_folder: Path) -> None:
     assert shape is not None
     # The file of this tiny model has a header of a few kilobytes besides.
     assert shape.parameters == pytest.approx(model.num_parameters(), rel=0.05)
-    assert (shape.layers, shape.hidden, shape.vocabulary) == (1, 32, model.config.vocab_size)
+    assert (shape.hidden, shape.vocabulary) == (32, model.config.vocab_size)
     assert shape_of("me/policy") is None and shape_of(None) is None
 
 
-SHAPE = Shape(parameters=1000, layers=4, hidden=10, vocabulary=100, kv_bytes_per_token=80)
+SHAPE = Shape(parameters=1000, hidden=10, vocabulary=100, kv_bytes_per_token=80)
 
 
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        # Two rows of 8 tokens: 16 tokens. weights, gradients, Adam, activations 34 x 16 x 10 x 4, logits 8 x 16 x 100
-        ([], {"weights": 2000, "gradients": 500, "Adam": 3000, "activations": 21760, "logits": 12800}),
-        (["--ds.zero_stage", "0"], {"weights": 2000, "gradients": 2000, "Adam": 12000}),
-        (["--ds.zero_stage", "1"], {"weights": 2000, "gradients": 2000, "Adam": 3000}),
-        (["--ds.zero_stage", "3"], {"weights": 500, "gradients": 500, "Adam": 3000}),
-        (["--ds.grad_accum_dtype", "fp32"], {"gradients": 1000}),
+        ([], {"weights": 2000, "gradients": 500, "Adam": 3000, "buffers": 2000}),
+        (["--ds.zero_stage", "0"], {"weights": 2000, "gradients": 2000, "Adam": 12000, "buffers": 0}),
+        (["--ds.zero_stage", "1"], {"weights": 2000, "gradients": 2000, "Adam": 3000, "buffers": 2000}),
+        (["--ds.zero_stage", "3"], {"weights": 500, "gradients": 500, "Adam": 3000, "buffers": 4000}),
+        (["--ds.zero_stage", "1", "--ds.overlap_comm"], {"buffers": 4000}),
+        (["--ds.zero_stage", "1", "--ds.grad_accum_dtype", "fp32"], {"gradients": 6000}),
+        (["--ds.zero_stage", "3", "--ds.grad_accum_dtype", "fp32"], {"gradients": 1000}),
         (["--ds.adam_offload"], {"Adam": 0}),
-        (["--actor.gradient_checkpointing_enable"], {"activations": 2 * 16 * 10 * 4 + 34 * 16 * 10}),
-        (["--train.dynamic_batch_enable", "--train.max_tokens_per_gpu", "40"], {"logits": 8 * 40 * 100}),
+        # Two rows of 8 tokens, or 40 tokens: their logits, of 8 bytes where they are made all at once
+        (["--no-oger.chunked_token_stats"], {"backward": 8 * 16 * 100}),
+        (
+            ["--no-oger.chunked_token_stats", "--train.dynamic_batch_enable", "--train.max_tokens_per_gpu", "40"],
+            {"backward": 8 * 40 * 100},
+        ),
     ],
 )
 def test_the_estimate_is_the_formula(
@@ -210,24 +227,68 @@ def test_the_estimate_is_the_formula(
 
 
 def test_engines_and_main_memory(parser: argparse.ArgumentParser) -> None:
-    value = vars(parser.parse_args(["--train.micro_batch_size", "2", "--data.max_len", "8", "--ds.adam_offload"]))
-    need = estimate(value | {"vllm.tensor_parallel_size": 2}, SHAPE)
-    assert (need.engine_weights, need.kv_cache_per_token, need.offloaded) == (1000, 4 * 4 * 5 / 2, 12000)
-    # Two ranks of 2000 + 2000 / 2 (ZeRO 2) + 21760 + 12800, 12000 / 2 of Adam each; one reference; three engines
+    flags = ["--train.micro_batch_size", "2", "--data.max_len", "8", "--no-oger.chunked_token_stats"]
+    value = vars(parser.parse_args(flags))
+    need = estimate(value | {"vllm.tensor_parallel_size": 2, "ds.adam_offload": True}, SHAPE)
+    assert (need.engine_weights, need.kv_cache_per_token, need.offloaded) == (1000, 4 * 4 * 5 / 2, 16000)
+    # Two ranks of 2000 + 2000 / 2 (ZeRO 2) + 12000 / 2 + 2000 of buffers + 12800 of logits; a reference; three engines
     two = value | {"actor.num_gpus_per_node": 2}
     gpus = {"actor": 2, "reference": 1, "vLLM engines": 3}
-    assert in_main_memory(two, SHAPE, gpus) == 2 * (2000 + 1000 + 21760 + 12800 + 6000) + 2000 + 3 * 2000
+    assert in_main_memory(two, SHAPE, gpus) == 2 * (2000 + 1000 + 6000 + 2000 + 12800) + 2000 + 3 * 2000
     # Surely: weights and Adam's states of two ranks, one reference, three engines
-    sharded = two | {"ds.adam_offload": False}
-    assert surely_in_main_memory(sharded, SHAPE, gpus) == 2 * (2000 + 6000) + 2000 + 3 * 2000
-    assert surely_in_main_memory(sharded | {"actor.optim": "muon"}, SHAPE, gpus) == 2 * 2000 + 2000 + 3 * 2000
+    assert surely_in_main_memory(two, SHAPE, gpus) == 2 * (2000 + 6000) + 2000 + 3 * 2000
+    assert surely_in_main_memory(two | {"actor.optim": "muon"}, SHAPE, gpus) == 2 * 2000 + 2000 + 3 * 2000
 
 
-def test_chunks_bound_the_logits(parser: argparse.ArgumentParser) -> None:
-    large = Shape(parameters=1, layers=1, hidden=1, vocabulary=2**20, kv_bytes_per_token=4)
-    value = vars(parser.parse_args(["--data.max_len", "4096"]))
-    assert estimate(value, large).policy["logits"] == 8 * 2**26
-    assert estimate(value | {"oger.chunked_token_stats": False}, large).policy["logits"] == 8 * 2**32
+def test_a_critic_and_a_reference_take_their_own(parser: argparse.ArgumentParser) -> None:
+    flags = ["--algo.advantage.estimator", "gae", "--algo.kl.init_coef", "0.1", "--actor.num_gpus_per_node", "4"]
+    value = vars(parser.parse_args([*flags, "--critic.num_gpus_per_node", "2", "--ds.zero_stage", "3"]))
+    smaller = Shape(parameters=100, hidden=10, vocabulary=100, kv_bytes_per_token=80)
+    need = estimate(value, SHAPE, smaller)
+    # There is no output layer: 200 are gradients of 32 bits, in the update.
+    assert need.critic == {"weights": 100, "gradients": 100, "Adam": 600, "buffers": 400, "backward": 200}
+    assert (need.reference, need.offloaded_reference) == (500, 0)
+    offloaded = estimate(value | {"ref.offload": True}, SHAPE)
+    assert (offloaded.reference, offloaded.offloaded_reference) == (0, 500)
+    assert estimate(value | {"ref.offload": True, "ds.zero_stage": 2}, SHAPE).reference == 2000  # stage 3 alone can
+    assert estimate(value | {"algo.kl.init_coef": 0.0}, SHAPE).reference == 0
+
+
+def test_who_shares_a_gpu_is_there_in_turn(parser: argparse.ArgumentParser) -> None:
+    value = vars(parser.parse_args(["--vllm.gpu_memory_utilization", "0.6", "--ds.zero_stage", "2"]))
+    need = Memory(
+        policy={"weights": 20, "gradients": 20, "Adam": 120, "buffers": 3, "activations": 50, "backward": 40},
+        critic={"weights": 2, "gradients": 2, "Adam": 12, "buffers": 1, "activations": 5, "backward": 4},
+        reference=7, offloaded_reference=0, offloaded=0, engine_weights=10, kv_cache_per_token=2,
+    )  # fmt: skip
+    assert shared_gpu(value, need) == {"training": (253 + 26 + 7, 0.6), "sampling": (163 + 17 + 7, 0.6)}
+    asleep = value | {"vllm.enable_sleep": True}
+    assert shared_gpu(asleep, need) == {"training": (253 + 26 + 7, 0), "sampling": (163 + 17 + 7, 0.6)}
+    # Of DeepSpeed weights and buffers stay, and one is trained at a time.
+    both = asleep | {"ds.enable_sleep": True}
+    assert shared_gpu(both, need) == {"training": (253 + 3 + 7, 0), "sampling": (23 + 3 + 7, 0.6)}
+    # 0.6 x 100 bytes without the weights, for 5 rollouts at each of two engines, of 2 bytes a token
+    engines = {"rollout.batch_size": 2, "rollout.n_samples_per_prompt": 5, "vllm.num_engines": 2}
+    assert room_for_tokens(value | engines, need, 100) == 5
+
+
+def test_models_beside_the_policy_are_counted(
+    parser: argparse.ArgumentParser, policy_folder: Path, capsys: pytest.CaptureFixture[str], recipe: Path
+) -> None:
+    count = model_files.parameters(policy_folder)
+    assert count is not None
+    judge = {"kind": "judge", "model": str(policy_folder), "plugin": "binary"}
+    sources = [{"name": name, **judge, **more} for name, more in (("one", {}), ("two", {"dtype": "bfloat16"}))]
+    sources = [{"name": "rule", "kind": "verifier"}, *sources]
+    value = vars(parser.parse_args(["--oger.reward.sources", json.dumps(sources)]))
+    value |= {"oger.embedding_model": str(policy_folder)}
+    assert beside(value, cpu=True) == {"encoder": 4 * count, "one": 4 * count, "two": 2 * count}
+    assert beside(value) == {"encoder": 4 * count, "one": 2 * count, "two": 2 * count}
+    alone = in_main_memory(value | {"oger.reward.sources": sources[:1]}, SHAPE, {"actor": 1})
+    gpus = {"actor": 1}
+    # One engine is there at a time, but for what may be kept.
+    assert in_main_memory(value, SHAPE, gpus) - alone == pytest.approx(4 * count)
+    assert in_main_memory(value | {"oger.reward.engine_memory_gb": 1}, SHAPE, gpus) - alone == pytest.approx(6 * count)
 
 
 def test_the_dry_run_says_what_memory_is_for(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,7 +296,8 @@ def test_the_dry_run_says_what_memory_is_for(recipe: Path, capsys: pytest.Captur
     (heading,) = [line for line in lines if line.startswith("memory, estimated for ")]
     assert heading.endswith("million parameters (what libraries add is not in it):")
     rank, engine = lines[lines.index(heading) + 1 : lines.index(heading) + 3]
-    assert rank.startswith("  a policy rank: ") and ": weights " in rank and ", Adam " in rank and ", logits " in rank
+    parts = ("weights", "gradients", "Adam", "buffers", "activations", "backward")
+    assert rank.startswith("  a policy rank: ") and all(f" {part} " in rank for part in parts)
     assert engine.startswith("  an engine: weights ") and "KV cache " in engine
 
 
