@@ -66,8 +66,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
     from oger_recipe.evaluation.labelled import read_answers, read_pairs, read_rated_answers
-    from oger_recipe.rewards.models.rubrics import RubricKeys
-    from oger_recipe.run.judging import dead, figures, judge_of, on_answers, on_pairs, report
+    from oger_recipe.run.judging import dead, figures, judge_of, keys_of, on_answers, on_pairs, report
 
     if (args.recipe is None) != (args.source is None):
         raise RecipeError("--recipe and --source go together: the recipe, and the name of the judge in it")
@@ -83,10 +82,11 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: 
         print(f"{spec.name}: {len(pairs)} pairs ...", flush=True)
         found = on_pairs(spec, pairs, settings)
     else:
+        rubric = keys_of(spec).reads_rubric
         answers = (
-            read_rated_answers(args.labels, args.split, args.limit, spec.keys.rubric_column)
-            if isinstance(spec.keys, RubricKeys)
-            else read_answers(args.labels, args.split, args.limit)
+            read_answers(args.labels, args.split, args.limit)
+            if rubric is None
+            else read_rated_answers(args.labels, args.split, args.limit, rubric)
         )
         print(f"{spec.name}: {len(answers)} answers ...", flush=True)
         found = on_answers(spec, answers, settings, args.threshold)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from oger_recipe.data.sources import made_of_records
 from oger_recipe.errors import RecipeError, shown
-from oger_recipe.rewards.models.rubrics import Criterion, criteria_of, rubric_value
+from oger_recipe.rewards.kinds.rubric import Criterion, criteria_of, rubric_value
 
 T = TypeVar("T")
 

@@ -35,7 +35,6 @@ def prm_keys(entry: Mapping[str, Any]) -> ProcessKeys:
     if problems := list(ProcessKeys.problems(entry)):
         raise RecipeError("\n  - ".join(["this PRM cannot be made:", *problems]))
     keys = ProcessKeys.of(entry)
-    assert isinstance(keys, ProcessKeys)
     return keys
 
 

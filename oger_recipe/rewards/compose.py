@@ -31,9 +31,9 @@ from oger_recipe.rewards.by_steps import (
     weighted_steps,
     with_steps_of,
 )
-from oger_recipe.rewards.kinds import COMBINATIONS, GATES, NORMALIZE, SourceSpec
-from oger_recipe.rewards.own import reason
+from oger_recipe.rewards.kinds.own import reason
 from oger_recipe.rewards.sources import ANSWER, OVERFLOW, Group, Scores, Source, of_rows
+from oger_recipe.rewards.spec import COMBINATIONS, GATES, NORMALIZE, SourceSpec
 
 _T = TypeVar("_T")
 
@@ -231,7 +231,7 @@ def _of_rows(scores: Scores, mask: Tensor | None) -> Tensor:
 
 def _left_out(spec: SourceSpec, scores: Scores) -> Tensor:
     """Mark the rows whose groups the entry gives no advantage: those that are too long for its model."""
-    drops = getattr(spec.keys, "on_overflow", None) == "drop_group"
+    drops = spec.keys.drops_overflow
     return _marked(_too_long(scores) if drops else [], scores)
 
 

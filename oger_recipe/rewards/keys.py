@@ -8,10 +8,10 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, field
 from types import NoneType
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 from oger_recipe.ranges import FINITE, Range
 
@@ -32,48 +32,6 @@ def key(
     "anything" but null.
     """
     return field(default=default, metadata={"help": help, "range": range, "choices": choices, "column": column})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Keys:
-    """The keys that a kind adds to those of every source; this class adds none."""
-
-    @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> Self:
-        """Takes the kind's keys out of an entry that `problems` has nothing against."""
-        return cls(**{each.name: read_number(entry[each.name]) for each in fields(cls) if each.name in entry})
-
-    @property
-    def bounds(self) -> tuple[float, float] | None:
-        """The lowest and the highest value that such a source gives to a row; None where nobody knows."""
-        return None
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        return tuple(each.name for each in fields(cls))
-
-    def columns(self) -> Iterator[tuple[str, str, str]]:
-        """Yields keys that name a column of the training data, with its name and what it holds."""
-        for each in fields(self):
-            if each.metadata["column"] and (name := getattr(self, each.name)) is not None:
-                yield each.name, name, each.metadata["column"]
-
-    @classmethod
-    def problems(cls, entry: Mapping[str, Any]) -> Iterator[str]:
-        """Yields a sentence for every value that its key cannot have; `combined` is asked where there is none."""
-        hints, wrong = get_type_hints(cls), False
-        for each in fields(cls):
-            if each.name not in entry and each.default is not MISSING:
-                continue
-            problem = value_problem(each.name, entry.get(each.name), hints[each.name], each.metadata)
-            wrong |= problem is not None
-            yield from [problem] if problem else []
-        if not wrong:
-            yield from cls.of(entry).combined()
-
-    def combined(self) -> Iterator[str]:
-        """Yields a sentence for keys that do not go together, or that name what is not there."""
-        yield from ()
 
 
 def read_number(value: Any) -> Any:

@@ -11,7 +11,6 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from oger_recipe.algorithm.credit import earned_bonus, penalise_truncated
 from oger_recipe.rewards.verdict import Graded
 
 # Why a row has no value, where what its response says may have brought that about: its text is longer than the model
@@ -24,7 +23,7 @@ class Group:
     """The rows of one prompt as they are trained: rollouts, some replaced by teachers. Lists have an entry a row.
 
     prompt: as the policy reads it; question: the user's last turn, before any template; row: the data's further
-    columns (both are empty where no source reads them, see Kind.reads_rows); teachers: texts of all teachers of the
+    columns (both are empty where no source reads them, see Keys.reads_rows); teachers: texts of all teachers of the
     prompt; may_earn: the policy's own rows that a bonus is for; similarity (to the teachers) and entropy (nats) are
     nan where they are not known; steps: the responses' steps of reasoning, where a source reads them; tokens: how many
     a response has; messages: the prompt as the data has it, where it has chat messages.
@@ -102,58 +101,3 @@ def components_of(rows: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, Te
     """Make tensors [groups, n] by name of components by row."""
     names = dict.fromkeys(name for group in rows for row in group for name in row)
     return {name: torch.tensor([[row.get(name, math.nan) for row in group] for group in rows]) for name in names}
-
-
-@dataclass(frozen=True)
-class Verifier:
-    """The verdict that came with each row; truncated rows as oger.non_stop_* say."""
-
-    non_stop_penalty: float
-    non_stop_fixed_reward: float | None
-    worst: float | None = None  # of a row that could not be graded; None: 0, or less where one of the step has less
-
-    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
-        rewards = of_rows(groups, lambda group: [each.verdict.reward for each in group.graded], dtype=torch.float32)
-        truncated = of_rows(groups, lambda group: group.truncated)
-        errors = {
-            (number, row): each.error
-            for number, group in enumerate(groups)
-            for row, each in enumerate(group.graded)
-            if each.error is not None
-        }
-        rewards[of_rows(groups, lambda group: [each.error is not None for each in group.graded])] = (
-            min(0.0, rewards.min().item()) if self.worst is None else self.worst
-        )
-        causes = {place: ANSWER for place in errors if not groups[place[0]].graded[place[1]].unreadable}
-        return Scores(
-            penalise_truncated(rewards, truncated, self.non_stop_penalty, self.non_stop_fixed_reward),
-            components_of([[each.verdict.components for each in group.graded] for group in groups]),
-            errors,
-            causes=causes,
-        )
-
-
-@dataclass(frozen=True)
-class Bonus:
-    """OGER's exploration bonus, before its weight beta."""
-
-    entropy_weight: str
-    reverse: bool
-    reverse_fail: bool
-    shaping: str
-
-    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
-        verdicts = [[each.verdict for each in group.graded] for group in groups]
-        return Scores(
-            earned_bonus(
-                of_rows(groups, lambda group: group.similarity),
-                of_rows(groups, lambda group: group.entropy),
-                torch.tensor([[verdict.reward for verdict in group] for group in verdicts]),
-                torch.tensor([[verdict.score for verdict in group] for group in verdicts]),
-                of_rows(groups, lambda group: group.may_earn),
-                entropy_weight=self.entropy_weight,
-                reverse=self.reverse,
-                reverse_fail=self.reverse_fail,
-                shaping=self.shaping,
-            )
-        )

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from oger_recipe.cpu import CPU_ENVIRONMENT
 from oger_recipe.imports import not_installed
-from oger_recipe.rewards.models.keys import ModelKeys, WriterKeys
+from oger_recipe.rewards.models.keys import ModelKeys
 
 _CHECK = "oger_recipe.plugin.judges.model_check"
 _LIMIT_S = 300.0
@@ -25,8 +25,7 @@ def problems_of(models: Sequence[ModelKeys], *, cpu: bool) -> list[str | None]:
         raise RuntimeError(lacking)
     engines = [keys.of_engine() for keys in models]
     asked = [
-        (type(engine).__name__, asdict(engine), isinstance(keys, WriterKeys))
-        for keys, engine in zip(models, engines, strict=True)
+        (type(engine).__name__, asdict(engine), keys.writes) for keys, engine in zip(models, engines, strict=True)
     ]
     try:
         done = subprocess.run(

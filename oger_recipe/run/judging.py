@@ -14,31 +14,18 @@ from oger_recipe.evaluation.labelled import Answer, Pair, RatedAnswer
 from oger_recipe.evaluation.tables import aligned
 from oger_recipe.progress import ShownReplies
 from oger_recipe.rewards.entries import entry_problems, sources_of
-from oger_recipe.rewards.kinds import SourceSpec, Surroundings
+from oger_recipe.rewards.kinds import KINDS
+from oger_recipe.rewards.kinds.pairwise import TIE, compare
 from oger_recipe.rewards.models.asking import Judged, RewardModel
-from oger_recipe.rewards.models.classifier import CriticAndHead, Head
-from oger_recipe.rewards.models.judge import Judge
-from oger_recipe.rewards.models.keys import ModelKeys, PairwiseKeys
-from oger_recipe.rewards.models.pairwise import TIE, compare
+from oger_recipe.rewards.models.keys import ModelKeys, ValueKeys
 from oger_recipe.rewards.models.place import Place, Reply, Sampling, StepPrompt
-from oger_recipe.rewards.models.rubric_judge import RubricJudge
 from oger_recipe.rewards.models.tokens import load_tokenizer, plain_tokens
+from oger_recipe.rewards.spec import SourceSpec, Surroundings
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.run.engines import engines_of
 from oger_recipe.run.inputs import with_judges
 from oger_recipe.settings.checks import loaded_for, require_loadable
 from oger_recipe.settings.oger import OgerSettings
-
-# Kinds that have values to evaluate.
-_MODELS: dict[str, Callable[[SourceSpec, Surroundings], RewardModel]] = {
-    "judge": Judge.of,
-    "pairwise": Judge.of,
-    "classifier": Head.of,
-    "critique_classifier": CriticAndHead.of,
-    "rubric": RubricJudge.of,
-}
-# The least value of a single answer that says label 1: a judge's lie between 0 and 1, a Bradley-Terry head's around 0.
-_THRESHOLDS = {"judge": 0.5, "classifier": 0.0, "critique_classifier": 0.0, "rubric": 0.5}
 
 _ENTRY = "oger.reward.sources, entry 1: "  # not where the user has written it
 Case = dict[str, Any]  # a pair or an answer with what the judge said, as the file of results has it
@@ -60,20 +47,27 @@ def judge_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
     if problems := [each.removeprefix(_ENTRY) for each in entry_problems([entry])]:
         raise RecipeError("\n  - ".join(["this judge cannot be asked:", *problems]))
     (spec,) = sources_of([entry])
-    if spec.kind == "process":
-        raise RecipeError(f"{spec.name} is of kind process, which scores steps: `oger prm eval` is for it")
-    if spec.kind not in _MODELS:
-        raise RecipeError(f"{spec.name} is of kind {spec.kind}: kinds {', '.join(_MODELS)} can be evaluated")
+    keys_of(spec)
     return spec
+
+
+def keys_of(spec: SourceSpec) -> ValueKeys:
+    """Return the keys of a kind that asks a model for values. Raises RecipeError for another kind."""
+    if spec.keys.reads_steps:
+        raise RecipeError(f"{spec.name} is of kind {spec.kind}, which scores steps: `oger prm eval` is for it")
+    if not isinstance(spec.keys, ValueKeys):
+        kinds = ", ".join(name for name, kind in KINDS.items() if issubclass(kind, ValueKeys))
+        raise RecipeError(f"{spec.name} is of kind {spec.kind}: kinds {kinds} can be evaluated")
+    return spec.keys
 
 
 def on_pairs(spec: SourceSpec, pairs: Sequence[Pair], value: Mapping[str, Any]) -> Found:
     """Kind pairwise reads both answers, in both orders; other kinds value each, and the greater value is better."""
-    if spec.kind == "rubric":
-        raise RecipeError(f"{spec.name} reads a rubric with each answer: kind rubric needs --labels")
+    if keys_of(spec).reads_rubric is not None:
+        raise RecipeError(f"{spec.name} reads a rubric with each answer: kind {spec.kind} needs --labels")
     asked = _Asked(spec, value)
     questions = [pair.question for pair in pairs]
-    if isinstance(spec.keys, PairwiseKeys):
+    if keys_of(spec).threshold is None:
         with asked as judge:
             compared = compare(judge, questions, [(pair.first, pair.second) for pair in pairs])
         judged = [(each.forth, each.back) for each in compared]
@@ -109,9 +103,11 @@ def on_answers(
     spec: SourceSpec, answers: Sequence[Answer], value: Mapping[str, Any], threshold: float | None
 ) -> Found:
     """threshold: the least value that says label 1; None: the kind's own."""
-    if spec.kind not in _THRESHOLDS:
-        raise RecipeError(f"{spec.name} compares pairs: --labels needs one of the kinds {', '.join(_THRESHOLDS)}")
-    threshold = _THRESHOLDS[spec.kind] if threshold is None else threshold
+    of_kind = keys_of(spec).threshold
+    if of_kind is None:
+        kinds = [name for name, kind in KINDS.items() if getattr(kind, "threshold", None) is not None]
+        raise RecipeError(f"{spec.name} compares pairs: --labels needs one of the kinds {', '.join(kinds)}")
+    threshold = of_kind if threshold is None else threshold
     asked = _Asked(spec, value)
     with asked as judge:
         judged = judge.judge([each.question for each in answers], [each.judged for each in answers])
@@ -170,7 +166,6 @@ class _Asked:
     """A judge or a head that is there between entering and leaving, and what asking it took."""
 
     def __init__(self, spec: SourceSpec, value: Mapping[str, Any]) -> None:
-        assert isinstance(spec.keys, ModelKeys)
         self._spec, self._models = spec, spec.keys.models
         require_loadable(value, (each for keys in self._models for each in loaded_for(spec.name, keys)))
         self._settings, self._seed = OgerSettings.of(value), value["train.seed"]
@@ -181,7 +176,8 @@ class _Asked:
 
     def __enter__(self) -> RewardModel:
         surroundings = Surroundings.of(self._settings, self._engines.__enter__(), self._seed)
-        return _MODELS[self._spec.kind](self._spec, replace(surroundings, told=self._told, around=self._metered))
+        surroundings = replace(surroundings, told=self._told, around=self._metered)
+        return keys_of(self._spec).reward_model(self._spec, surroundings)
 
     def __exit__(self, *exception: Any) -> None:
         self._engines.__exit__(*exception)

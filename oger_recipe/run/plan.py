@@ -7,7 +7,6 @@ from typing import Any
 from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS, STEP_ESTIMATORS
 from oger_recipe.data.rows import Row
 from oger_recipe.rewards.entries import sources_of
-from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.run import memory
 from oger_recipe.settings.machine import gpus_by_role, judge_engines, policy_ranks
 from oger_recipe.settings.oger import OgerSettings
@@ -107,9 +106,9 @@ def _reward(value: Mapping[str, Any]) -> list[str]:
     specs = sources_of(reward.sources, value["algo.advantage.estimator"]) if reward.sources else ()
     lines: list[str] = []
     for spec in specs:
-        models = spec.keys.models if isinstance(spec.keys, ModelKeys) else ()
+        models = spec.keys.models
         asked = "".join(f", {keys.model} ({keys.runs_on})" for keys in models)
-        weight = value["oger.bonus_weight"] if spec.kind == "bonus" else spec.weight
+        weight = value["oger.bonus_weight"] if spec.keys.is_bonus else spec.weight
         gate = "" if spec.gate == "always" else f", where {spec.gate}"
         sign = "x" if spec.combine == "mul" else "+" if lines else " "
         normalized = "" if spec.normalize == "none" else f", normalized ({spec.normalize})"

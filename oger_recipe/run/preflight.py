@@ -30,7 +30,6 @@ from oger_recipe.evaluation.benchmarks import BENCHMARKS
 from oger_recipe.files import ray_folder
 from oger_recipe.imports import TRAINING, is_installed, not_installed
 from oger_recipe.rewards.entries import models_of, sources_of
-from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys
 from oger_recipe.run.disk import by_disk, written
 from oger_recipe.run.job import Job
 from oger_recipe.run.judges import problems_of
@@ -427,10 +426,8 @@ def _judge_servers(job: Job) -> Found:
 
 def _judge_plugins(job: Job) -> Found:
     """The plugins of judges and heads, started with the tokenizers that the run gives them."""
-    from oger_recipe.rewards.models.plugins_of import plugins_of
-
     for spec in sources_of(OgerSettings.of(job.value).reward.sources):
-        for plugin in plugins_of(spec.keys) if isinstance(spec.keys, ModelKeys) else ():
+        for plugin in filter(None, [question.plugin for question in spec.keys.questions()]):
             try:
                 plugin.start()
                 yield Finding(OK, f"{spec.name}: {plugin.path.name} starts")
@@ -448,15 +445,15 @@ def _step_texts(job: Job) -> Found:
 
     for name, keys in models_of(OgerSettings.of(job.value).reward.sources):
         # Those in the way are said by other checks, or are still to be trained.
-        if not isinstance(keys, ProcessKeys) or keys.model in PRMS or hub.out_of_reach(*keys.tokenizer_files):
+        if not keys.scores_steps or keys.model in PRMS or hub.out_of_reach(*keys.tokenizer_files):
             continue
         try:
             tokenizer = load_tokenizer(keys)
-            StepWriter(keys, tokenizer)
-            if keys.written.scorer == "step_tag":
-                verdict_tokens(keys, tokenizer)
-            check_adapter(keys)
-            yield Finding(OK, f"{name}: steps are written as format {keys.format} has them")
+            StepWriter(keys.prm, tokenizer)
+            if keys.prm.written.scorer == "step_tag":
+                verdict_tokens(keys.prm, tokenizer)
+            check_adapter(keys.prm)
+            yield Finding(OK, f"{name}: steps are written as format {keys.prm.format} has them")
         except RecipeError as error:
             yield Finding(PROBLEM, f"oger.reward.sources, {name}: {error}")
 

@@ -16,9 +16,8 @@ from oger_recipe.evaluation.prm_metrics import best_threshold, first_error, reli
 from oger_recipe.evaluation.tables import aligned
 from oger_recipe.progress import ShownReplies
 from oger_recipe.rewards.entries import entry_problems, models_of, sources_of
-from oger_recipe.rewards.kinds import SourceSpec, Surroundings, make_source
-from oger_recipe.rewards.models.scorer_keys import ImplicitKeys
 from oger_recipe.rewards.sources import Group
+from oger_recipe.rewards.spec import SourceSpec, Surroundings
 from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.run.engines import engines_of
 from oger_recipe.run.inputs import with_judges
@@ -83,9 +82,9 @@ def prm_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
     if problems := [each.removeprefix(_ENTRY) for each in entry_problems([entry])]:
         raise RecipeError("\n  - ".join(["this PRM cannot be asked:", *problems]))
     (spec,) = sources_of([entry])
-    if spec.kind != "process" and ":" not in spec.kind:
+    if not spec.keys.reads_steps and not spec.keys.is_own:
         raise RecipeError(f"{spec.name} is of kind {spec.kind}, which scores no steps: kind process does")
-    if getattr(spec.keys, "learns", False):
+    if spec.keys.learns:
         raise RecipeError(
             f"{spec.name} learns from what it scores, and labels are no rollouts: leave learning_rate out"
         )
@@ -94,7 +93,7 @@ def prm_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
 
 def gives_rewards(spec: SourceSpec) -> bool:
     """Whether its scores are rewards, as a key of the entry says; what is the user's own shows it by its scores."""
-    return isinstance(spec.keys, ImplicitKeys)
+    return spec.keys.gives_rewards
 
 
 def scored(
@@ -112,7 +111,7 @@ def scored(
 
     with engines_of(models, settings.reward.engine_memory_gb, told) as engine:
         surroundings = replace(Surroundings.of(settings, engine, value["train.seed"]), told=told, around=around)
-        source = make_source(_plain(spec), surroundings)
+        source = _plain(spec).source(surroundings)
         said = source.score([_group(each) for each in solutions], torch.ones(len(solutions), 1, dtype=torch.bool))
     errors = {row: why for (row, _), why in said.errors.items()}
     scores: list[list[float] | None] = []

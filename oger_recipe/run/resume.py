@@ -9,7 +9,6 @@ from typing import Any
 
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.entries import sources_of
-from oger_recipe.rewards.models.scorer_keys import ImplicitKeys
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.recipe_file import read_recipe
@@ -155,7 +154,7 @@ def choose(folder: Path) -> tuple[checkpoints.Checkpoint, list[str]]:
 def check_learnt(value: Mapping[str, Any], folder: Path, chosen: checkpoints.Checkpoint) -> None:
     """Raises RecipeError where the checkpoint lacks what a source of reward that learns had learnt."""
     for spec in sources_of(value["oger.reward.sources"]):
-        learns = isinstance(spec.keys, ImplicitKeys) and spec.keys.learns
+        learns = spec.keys.learns
         if learns and not (checkpoints.of_sources(folder, chosen.step) / spec.name).is_dir():
             raise RecipeError(
                 f"the checkpoint of step {chosen.step} does not have what reward source {spec.name} had learnt: the "

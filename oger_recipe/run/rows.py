@@ -11,8 +11,7 @@ from oger_recipe.data.sources import Columns, Seen, read_dataset
 from oger_recipe.errors import RecipeError, shown
 from oger_recipe.evaluation.benchmarks import BENCHMARKS, asked_once, load_benchmark, uid_in_a_run
 from oger_recipe.rewards.entries import sources_of
-from oger_recipe.rewards.models.rubrics import rubric_problem
-from oger_recipe.rewards.own import Keywords, required_columns
+from oger_recipe.rewards.kinds.rubric import rubric_problem
 from oger_recipe.rewards.rules import TIMES_ASKED
 from oger_recipe.run.plan import Size
 from oger_recipe.run.shortage import require_a_step, require_teachers
@@ -70,7 +69,7 @@ def _require_columns(rows: list[Row], rewards: RewardSettings, data: str) -> Non
     wrong = []
     given = [name for name in there if name not in ("prompt", "teachers")]
     for spec in sources_of(rewards.sources):
-        for column in required_columns(spec.kind) if isinstance(spec.keys, Keywords) else ():
+        for column in spec.keys.arguments():
             if column not in given:
                 raise RecipeError(
                     f"{data}: there is no column {column!r}, which the reward source {spec.name!r} ({spec.kind}) has "

@@ -32,11 +32,10 @@ from oger_recipe.rewards.by_steps import step_lines
 from oger_recipe.rewards.compose import ON_ERROR, Rewards, cost_of_failures, rewards_of, with_fixed_rewards
 from oger_recipe.rewards.entries import entry_problems, models_of, sources_of
 from oger_recipe.rewards.grading.pool import GradingPool
-from oger_recipe.rewards.kinds import SourceSpec, Surroundings, make_source
-from oger_recipe.rewards.own import Keywords
 from oger_recipe.rewards.repetition import is_repetitive
 from oger_recipe.rewards.rules import labelled_answer, travelled
 from oger_recipe.rewards.sources import Group, Scores, Source
+from oger_recipe.rewards.spec import SourceSpec, Surroundings
 from oger_recipe.rewards.verdict import Graded
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.run.engines import engines_of
@@ -94,7 +93,7 @@ def score(value: Settings, file: Path, out: Path) -> tuple[str, list[str]]:
         print(f"note: {repeated} answers repeat another one of their group, and count as often", flush=True)
     answered = [rows[uid] for uid in uids]
     specs = [
-        replace(spec, weight=settings.bonus.bonus_weight) if spec.kind == "bonus" else spec
+        replace(spec, weight=settings.bonus.bonus_weight) if spec.keys.is_bonus else spec
         for spec in sources_of(settings.reward.sources, value["algo.advantage.estimator"])
     ]
     by_steps = value["algo.advantage.estimator"] in STEP_ESTIMATORS
@@ -102,7 +101,7 @@ def score(value: Settings, file: Path, out: Path) -> tuple[str, list[str]]:
     told = ShownReplies().told
     with engines_of(models, settings.reward.engine_memory_gb, told) as engine:
         surroundings = replace(Surroundings.of(settings, engine, value["train.seed"]), told=told)
-        sources = [_Watched(spec, make_source(spec, surroundings)) for spec in specs]
+        sources = [_Watched(spec, spec.source(surroundings)) for spec in specs]
         answers = _graded(value, answered, responses, shared)
         started = time.monotonic()
         scored = _scored(settings, specs, sources, answers, by_steps)
@@ -129,9 +128,9 @@ def check(value: Settings) -> None:
 def _needs_of_policy(value: Settings, rows: Mapping[str, Row], responses: Sequence[Response]) -> list[str]:
     """What the policy's tokenizer is needed for, as sentences; rewards need it for nothing else."""
     settings, own, specs = OgerSettings.of(value), _own(value), sources_of(value["oger.reward.sources"])
-    with_teachers = [spec.name for spec in specs if spec.kind == "bonus" and settings.has_bonus]
-    with_teachers += [spec.name for spec in specs if getattr(spec.keys, "against", None) == "teacher"]
-    lengths = own + [spec.name for spec in specs if spec.kind == "length"]
+    with_teachers = [spec.name for spec in specs if spec.keys.is_bonus and settings.has_bonus]
+    with_teachers += [spec.name for spec in specs if spec.keys.reads_teachers]
+    lengths = own + [spec.name for spec in specs if spec.keys.is_length]
     needs = []
     if settings.cuts_steps(value["algo.advantage.estimator"]):
         needs.append("responses are cut into steps of reasoning between its tokens")
@@ -148,7 +147,7 @@ def _needs_of_policy(value: Settings, rows: Mapping[str, Row], responses: Sequen
 
 def _own(value: Settings) -> list[str]:
     """The user's own sources, which may read whatever a group has."""
-    return [spec.name for spec in sources_of(value["oger.reward.sources"]) if isinstance(spec.keys, Keywords)]
+    return [spec.name for spec in sources_of(value["oger.reward.sources"]) if spec.keys.is_own]
 
 
 def _require_entropy(settings: OgerSettings, responses: Sequence[Response], file: Path) -> None:
@@ -242,7 +241,7 @@ class _Watched:
         self._seconds = 0.0
 
     def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
-        if self._spec.kind not in ("verifier", "bonus"):
+        if not (self._spec.keys.is_rule or self._spec.keys.is_bonus):
             print(f"{self.name}: {int(wanted.sum())} answers ...", flush=True)
         started = time.monotonic()
         try:
@@ -252,7 +251,7 @@ class _Watched:
 
     def seconds_of(self, answers: _Answers) -> float:
         """That it took; the verifier says what grading found before."""
-        return self._seconds + (answers.grading_s if self._spec.kind == "verifier" else 0.0)
+        return self._seconds + (answers.grading_s if self._spec.keys.is_rule else 0.0)
 
 
 @dataclass(frozen=True)

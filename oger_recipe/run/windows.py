@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Any
 
 from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.keys import Keys
-from oger_recipe.rewards.models.keys import CritiqueKeys, ModelKeys, PairwiseKeys, ProcessKeys, WriterKeys
-from oger_recipe.rewards.models.plugin import Plugin
-from oger_recipe.rewards.models.plugins_of import plugins_of
-from oger_recipe.rewards.models.rubrics import Criterion, RubricKeys
-from oger_recipe.rewards.models.scorer_keys import ImplicitKeys, StepJudgeKeys
+from oger_recipe.rewards.models.keys import Question
 from oger_recipe.rewards.models.server import window_at
 from oger_recipe.rewards.models.step_text import StepWriter
 from oger_recipe.rewards.models.tokens import load_tokenizer, tokens_of
 from oger_recipe.rewards.models.window import window_of
+from oger_recipe.rewards.spec import Keys
 from oger_recipe.tasks.judges import PRMS
 
 _LETTERS = 4  # of a token, where the tokenizer is a server's
@@ -27,55 +21,40 @@ def window_problems(keys: Keys, longest: int, steps: int) -> Iterator[tuple[bool
 
     longest: tokens of prompt and response, data.max_len; steps: that a response may have at least, of reasoning.
     """
-    if not isinstance(keys, ModelKeys):
-        return
-    plugins: list[Plugin | None] = [*plugins_of(keys)] or [None] * len(keys.models)
-    for model, plugin in dict(zip(keys.models, plugins, strict=True)).items():
+    for question in {question.model: question for question in keys.questions()}.values():
+        model, room = question.model, question.room
         if model.model in PRMS:  # still to be trained
             continue
-        window, reply = window_at(model) if model.runs_on == "server" else window_of(model), _reply(keys, model)
-        text = 2 * longest if isinstance(keys, PairwiseKeys) and keys.against == "teacher" else longest
-        if window is None or text + reply <= window / 2:  # what is around a text is less than that
+        window, text = (
+            window_at(model) if model.runs_on == "server" else window_of(model),
+            question.responses * longest,
+        )
+        if window is None or text + room <= window / 2:  # what is around a text is less than that
             continue
         try:
-            own = _own_tokens(model, steps) if plugin is None else _own_tokens_of(plugin, keys, model)
+            own = _own_tokens(question, steps)
         except RecipeError:  # said by the checks of plugins and tokenizers
             continue
-        if text + own + reply > window:
-            written = f", what it writes or needs {reply}" if reply else ""
+        if text + own + room > window:
+            written = f", what it writes or needs {room}" if room else ""
             yield (
-                own + reply >= window,
+                own + room >= window,
                 f"{model.model} reads {window:,} tokens in all: prompt and response may have {text:,} (data.max_len), "
                 f"its own text about {own:,}{written}. A longer one costs what on_overflow says "
-                f"({keys.on_overflow}): raise max_model_len where the model allows it, or lower data.max_len",
+                f"({model.on_overflow}): raise max_model_len where the model allows it, or lower data.max_len",
             )
 
 
-def _reply(keys: ModelKeys, model: ModelKeys) -> int:
-    """Return the tokens that stand behind a text: a reply, a critique; vLLM says no log-probabilities without one."""
-    if isinstance(keys, ImplicitKeys):
-        return int(model.runs_on == "engine")
-    if isinstance(keys, CritiqueKeys | StepJudgeKeys):
-        return keys.max_new_tokens
-    return model.max_new_tokens if isinstance(model, WriterKeys) else 0
-
-
-def _own_tokens(keys: ModelKeys, steps: int) -> int:
-    """Count the tokens that a PRM's format puts around the steps of a response."""
-    if not isinstance(keys, ProcessKeys):
-        return 0
-    text = StepWriter(keys, load_tokenizer(keys)).write("x", ["x"] * steps)
-    return len(getattr(text, "tokens", ()))
-
-
-def _own_tokens_of(plugin: Plugin, keys: ModelKeys, model: ModelKeys) -> int:
-    """Count the tokens that a plugin puts around a response."""
-    is_pair = isinstance(keys, PairwiseKeys) or (isinstance(keys, CritiqueKeys) and not isinstance(model, WriterKeys))
-    response: Any = ["x", "x"] if is_pair else ["x"] if isinstance(keys, StepJudgeKeys) else "x"
-    if isinstance(keys, RubricKeys):
-        response = {"response": "x", "criteria": [asdict(Criterion(None, "x"))]}
+def _own_tokens(question: Question, steps: int) -> int:
+    """Count the tokens that a plugin, or a PRM's format, puts around a response."""
+    model, plugin = question.model, question.plugin
+    if plugin is None:
+        if not model.scores_steps:
+            return 0
+        written = StepWriter(model.prm, load_tokenizer(model)).write("x", ["x"] * steps)
+        return len(getattr(written, "tokens", ()))
     try:
-        (text,) = plugin.preprocess(["x"], [response])
+        (text,) = plugin.preprocess(["x"], [question.example])
     finally:
         plugin.close()
     if not isinstance(text, str):  # it cannot be called so

@@ -11,8 +11,9 @@ from oger_recipe.algorithm.policy_loss import reshape_probability
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.compose import ON_ERROR, by_steps_problem
 from oger_recipe.rewards.entries import entry_problems
-from oger_recipe.rewards.kinds import KINDS
-from oger_recipe.rewards.length import LengthKeys
+from oger_recipe.rewards.kinds import kind_of
+from oger_recipe.rewards.kinds.length import LengthKeys
+from oger_recipe.rewards.spec import Keys
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.settings.credit import AdvantageSettings
 from oger_recipe.settings.critic import CriticSettings
@@ -234,7 +235,7 @@ def _sources(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
                 "a value has no others to be compared with and would always be 0: use normalize running"
             )
     for entry in listed if estimator in STEP_ESTIMATORS else ():
-        pays_steps = entry["kind"] in KINDS and KINDS[entry["kind"]].reads_steps
+        pays_steps = (kind_of(entry) or Keys).reads_steps
         if pays_steps and (entry.get("combine") == "mul" or entry.get("normalize", "none") != "none"):
             yield f"oger.reward.sources: {by_steps_problem(entry['name'])}"
     yield from _lengths(value, oger)
@@ -256,7 +257,7 @@ def _lengths(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
     """What keeps sources of kind length from counting, or counts the same twice."""
     longest = value["rollout.max_new_tokens"] or value["data.max_len"]
     for entry in oger.reward.sources:
-        if entry["kind"] != "length" or [*LengthKeys.problems(entry)]:
+        if kind_of(entry) is not LengthKeys or [*LengthKeys.problems(entry)]:
             continue
         name, budget = entry["name"], LengthKeys.of(entry).budget
         if budget >= longest:

@@ -8,7 +8,8 @@ from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
 from oger_recipe.algorithm.prefix import PREFIX_STRATEGIES
 from oger_recipe.algorithm.reshape import RESHAPES
 from oger_recipe.rewards.entries import models_of
-from oger_recipe.rewards.kinds import KINDS
+from oger_recipe.rewards.kinds import kind_of
+from oger_recipe.rewards.spec import Keys
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.steps import StepSettings
 
@@ -252,7 +253,7 @@ def without_effect(value: Mapping[str, Any], default: Callable[[str], Any]) -> I
 
 def _steps_unpaid(oger: OgerSettings, estimator: str) -> Iterator[str]:
     """Sentences for rewards of steps that nothing takes, and for an estimator of them that gets none."""
-    pays = [entry for entry in oger.reward.sources if entry["kind"] in KINDS and KINDS[entry["kind"]].reads_steps]
+    pays = [entry for entry in oger.reward.sources if (kind_of(entry) or Keys).reads_steps]
     if estimator not in STEP_ESTIMATORS:
         for entry in pays:
             if entry.get("credit", "sum") != "sum":

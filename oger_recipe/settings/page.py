@@ -4,9 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any, get_args, get_type_hints
 
-from oger_recipe.rewards.entries import COMMON
-from oger_recipe.rewards.keys import Keys
-from oger_recipe.rewards.kinds import KINDS, SourceSpec
+from oger_recipe.rewards.kinds import KINDS, SCORERS
+from oger_recipe.rewards.spec import COMMON, SourceSpec
 from oger_recipe.settings.fields import Section, Setting
 from oger_recipe.settings.oger import SECTIONS
 
@@ -41,26 +40,31 @@ def _sources() -> Iterator[str]:
     yield "## The keys of an entry of oger.reward.sources\n"
     kinds = ", ".join(f"`{kind}`" for kind in KINDS)
     yield f"The kinds are {kinds}, and `package.module:name` of your own. All have:\n"
-    yield from _keys(COMMON, SourceSpec)
-    of_kinds = [(f"`{name}`", kind.keys) for name, kind in KINDS.items()]
+    yield from _keys([(each, SourceSpec) for each in COMMON])
+    of_kinds = [(f"`{name}`", keys) for name, keys in KINDS.items()]
     of_kinds += [
-        (f"`{name}` with scorer `{scorer}`", other.keys)
-        for name, kind in KINDS.items()
-        for scorer, other in kind.by_scorer.items()
+        (f"`{name}` with scorer `{scorer}`", keys)
+        for name, by_scorer in SCORERS.items()
+        for scorer, keys in by_scorer.items()
     ]
-    adding = dict.fromkeys(each for _, keys in of_kinds for each in reversed(keys.__mro__))
+    adding = dict.fromkeys(each for _, keys in of_kinds for each in reversed(keys.__mro__) if each is not object)
+    tables: dict[str, list[Any]] = {}  # classes that the same kinds have share a table
     for keys in adding:
-        if keys not in (object, Keys) and vars(keys).get("__annotations__"):
-            names = [name for name, of_kind in of_kinds if issubclass(of_kind, keys)]
-            yield f"{', '.join(names)}:\n"
-            yield from _keys([each for each in fields(keys) if each.name in vars(keys)["__annotations__"]], keys)
+        own = [each for each in fields(keys) if each.name in vars(keys).get("__annotations__", ())]
+        if own:
+            names = ", ".join(name for name, of_kind in of_kinds if issubclass(of_kind, keys))
+            tables.setdefault(names, []).extend((each, keys) for each in own)
+    for names, listed in tables.items():
+        yield f"{names}:\n"
+        yield from _keys(listed)
     yield "A class of your own has the keyword arguments that it is made with.\n"
 
 
-def _keys(listed: Sequence[Field[Any]], of: type) -> Iterator[str]:
-    hints = get_type_hints(of)
+def _keys(listed: Sequence[tuple[Field[Any], type]]) -> Iterator[str]:
+    """Each with the class that it is a field of."""
     yield "| key | default | may be | meaning |\n|---|---|---|---|"
-    for each in listed:
+    for each, of in listed:
+        hints = get_type_hints(of)
         known, types = each.metadata, get_args(hints[each.name]) or (hints[each.name],)
         read = next(kind for kind in types if kind is not type(None))
         default = None if each.default is MISSING else each.default

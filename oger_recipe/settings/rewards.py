@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 from oger_recipe.ranges import COUNT, PART, SHARE, WEIGHT
 from oger_recipe.rewards.compose import ON_ERROR
 from oger_recipe.rewards.entries import DEFAULT
-from oger_recipe.rewards.kinds import KINDS
+from oger_recipe.rewards.kinds import kind_of
 from oger_recipe.rewards.models.keys import ModelKeys
+from oger_recipe.rewards.spec import Keys
 from oger_recipe.settings.fields import Section, setting
 
 
@@ -90,16 +91,22 @@ class RewardSettings(Section):
         return tuple(entry["kind"] for entry in self.sources) or tuple(spec.kind for spec in DEFAULT)
 
     @property
+    def _kinds(self) -> list[type[Keys]]:
+        if not self.sources:
+            return [type(spec.keys) for spec in DEFAULT]
+        return [kind for entry in self.sources if (kind := kind_of(entry)) is not None]
+
+    @property
     def reads_rows(self) -> bool:
         """Whether a source reads the question and the data's further columns."""
-        return any(kind not in KINDS or KINDS[kind].reads_rows for kind in self.kinds)
+        return any(kind.reads_rows for kind in self._kinds)
 
     @property
     def reads_steps(self) -> bool:
         """Whether a source reads the steps of reasoning of responses."""
-        return any(kind in KINDS and KINDS[kind].reads_steps for kind in self.kinds)
+        return any(kind.reads_steps for kind in self._kinds)
 
     @property
     def asks_models(self) -> bool:
         """Whether a source asks a judge or a head."""
-        return any(kind in KINDS and issubclass(KINDS[kind].keys, ModelKeys) for kind in self.kinds)
+        return any(issubclass(kind, ModelKeys) for kind in self._kinds)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from oger_recipe.algorithm.steps import aggregate_steps
-from oger_recipe.rewards.models.process import credited, padded_scores, score_metrics
+from oger_recipe.rewards.kinds.process import credited, padded_scores, score_metrics
 from oger_recipe.rewards.sources import Group, Scores
 from oger_recipe.tasks.countdown_steps import step_labels
 

@@ -34,7 +34,7 @@ from oger_recipe.embedding.encoder import TrajectoryEncoder
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 from oger_recipe.embedding.similarity import EmbeddingSimilarity
 from oger_recipe.report.panels import styles
-from oger_recipe.rewards.kinds import Surroundings
+from oger_recipe.rewards.spec import Surroundings
 from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.run_folder.records import write_samples
 from oger_recipe.settings.oger import OgerSettings

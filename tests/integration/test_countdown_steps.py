@@ -8,8 +8,8 @@ import torch
 from groups import group
 
 from oger_recipe.rewards.entries import entry_problems, sources_of
-from oger_recipe.rewards.kinds import Surroundings, make_source
 from oger_recipe.rewards.sources import Group
+from oger_recipe.rewards.spec import Surroundings
 from oger_recipe.steps import cut_text
 from oger_recipe.tasks.countdown import Difficulty, build_rows, generate_problems
 from oger_recipe.tasks.countdown_steps import STEPS, reaches, step_labels
@@ -142,7 +142,7 @@ def test_as_a_source_of_reward_it_pays_by_labels(keys: dict[str, str], expected:
     entry = {"name": "prm", "kind": "oger_recipe.tasks.exact_steps:ExactSteps"} | keys
     assert not [*entry_problems([entry])]
     (spec,) = sources_of([entry])
-    source = make_source(spec, Surroundings(None, None))  # type: ignore[arg-type]
+    source = spec.source(Surroundings(None, None))  # type: ignore[arg-type]
     rows = [RIGHT, DEAD_END]
     groups = [_group(rows), _group([RIGHT, [ANSWER]]), _group([["5+3=9, ", ANSWER], [ANSWER]])]
     scores = source.score(groups, torch.ones(3, 2, dtype=torch.bool))

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from oger_recipe.algorithm.implicit import outcome_accuracy
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.entries import entry_problems, sources_of
-from oger_recipe.rewards.kinds import Surroundings, make_source
-from oger_recipe.rewards.models.implicit import ImplicitScorer, LearningSource
+from oger_recipe.rewards.kinds.implicit import ImplicitScorer, LearningSource
 from oger_recipe.rewards.sources import Group, Learning, Scores
+from oger_recipe.rewards.spec import Surroundings
 from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.rewards.verifiers import verify
 from oger_recipe.steps import StepRule, cut_text
@@ -42,7 +42,7 @@ def source_of(**keys: Any) -> Any:
     entry = {"name": "prime", "kind": "process", "scorer": "implicit", "place": "process", **keys}
     assert [*entry_problems([entry])] == []
     (spec,) = sources_of([entry])
-    return make_source(spec, Surroundings(None, None))  # type: ignore[arg-type]
+    return spec.source(Surroundings(None, None))  # type: ignore[arg-type]
 
 
 def group(

@@ -12,11 +12,14 @@ import pytest
 from judge_server import Server
 
 from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.models.cache import Cached, VerdictCache
-from oger_recipe.rewards.models.keys import APIS, PLACES, CritiqueKeys, JudgeKeys, PairwiseKeys
+from oger_recipe.rewards.kinds.classifier import CritiqueKeys
+from oger_recipe.rewards.kinds.judge import JudgeKeys
+from oger_recipe.rewards.kinds.pairwise import PairwiseKeys
+from oger_recipe.rewards.kinds.step_judge import StepJudgeKeys
+from oger_recipe.rewards.models.cache import VerdictCache
+from oger_recipe.rewards.models.keys import APIS, PLACES
 from oger_recipe.rewards.models.place import Sampling
-from oger_recipe.rewards.models.plugins_of import plugins_of
-from oger_recipe.rewards.models.scorer_keys import StepJudgeKeys
+from oger_recipe.rewards.models.places import Cached
 from oger_recipe.rewards.models.server import ServerPlace
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.tasks import tiny_policy
@@ -77,7 +80,8 @@ def _prompt_of(keys: JudgeKeys, written: Prompts) -> str:
     here = None if keys.chats else (keys.tokenizer_files, keys.of_chat_template)
     name = json.dumps([keys.plugin, here])
     if name not in written:
-        (plugin,) = plugins_of(keys)
+        plugin = keys.questions()[0].plugin
+        assert plugin is not None
         try:
             plugin.start()
             (prompt,) = plugin.preprocess(["2 + 2?"], ["4"])
@@ -221,7 +225,8 @@ def test_what_a_template_cannot_do_is_said_when_the_plugin_starts(
     tokenizer = tiny_policy.build_tokenizer([])
     tokenizer.chat_template = template
     tokenizer.save_pretrained(tmp_path)
-    (started,) = plugins_of(JudgeKeys(model=str(tmp_path), plugin=plugin, **keys))
+    started = JudgeKeys(model=str(tmp_path), plugin=plugin, **keys).questions()[0].plugin
+    assert started is not None
     with pytest.raises(RecipeError) as refused:
         started.start()
     started.close()

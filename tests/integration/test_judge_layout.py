@@ -18,7 +18,8 @@ from oger_recipe.plugin.driver import worker_logs
 from oger_recipe.plugin.driver.deaths import Processes
 from oger_recipe.plugin.judges.judge_actor import JudgeActor
 from oger_recipe.report.console import PHASES
-from oger_recipe.rewards.models.keys import ClassifierKeys, ModelKeys, ProcessKeys, WriterKeys
+from oger_recipe.rewards.kinds.classifier import ClassifierKeys
+from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys, WriterKeys
 from oger_recipe.run.judges import problems_of
 from oger_recipe.settings.checks import recipe_problems
 from oger_recipe.settings.machine import gpus_by_role, machine_problems

@@ -18,9 +18,12 @@ import pytest
 from judge_server import Answer, Handler, Server, prompt_of, said
 
 from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.models.cache import Cached, VerdictCache
-from oger_recipe.rewards.models.keys import ClassifierKeys, CritiqueKeys, JudgeKeys, ProcessKeys
+from oger_recipe.rewards.kinds.classifier import ClassifierKeys, CritiqueKeys
+from oger_recipe.rewards.kinds.judge import JudgeKeys
+from oger_recipe.rewards.models.cache import VerdictCache
+from oger_recipe.rewards.models.keys import ProcessKeys
 from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt
+from oger_recipe.rewards.models.places import Cached
 from oger_recipe.rewards.models.server import ServerPlace, probe
 from oger_recipe.rewards.sources import ANSWER, OVERFLOW
 from oger_recipe.run.job import Job

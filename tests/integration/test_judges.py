@@ -29,14 +29,16 @@ from oger_recipe import progress
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.compose import rewards_of
 from oger_recipe.rewards.entries import entry_problems, sources_of
-from oger_recipe.rewards.kinds import Surroundings, make_source
+from oger_recipe.rewards.kinds.judge import Judge
+from oger_recipe.rewards.kinds.verifier import Verifier
 from oger_recipe.rewards.models.in_process import Noise, ProcessPlace
-from oger_recipe.rewards.models.judge import Judge
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.rewards.models.place import Reply, Sampling
 from oger_recipe.rewards.models.plugin import Failed, Plugin, ready_made
 from oger_recipe.rewards.models.plugins import _critique
-from oger_recipe.rewards.sources import OVERFLOW, Group, Scores, Source, Verifier
+from oger_recipe.rewards.models.writer import Writer
+from oger_recipe.rewards.sources import OVERFLOW, Group, Scores, Source
+from oger_recipe.rewards.spec import Surroundings
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.seeds import stable_seed
 
@@ -85,7 +87,7 @@ def source_of(engine: Any, /, **keys: Any) -> Source:
     entry = {"name": "rider", "kind": "judge", **keys}
     assert list(entry_problems([entry])) == []
     (spec,) = sources_of([entry])
-    return make_source(spec, Surroundings(None, lambda keys: engine, seed=7))  # type: ignore[arg-type]
+    return spec.source(Surroundings(None, lambda keys: engine, seed=7))  # type: ignore[arg-type]
 
 
 def score(engine: Any, groups: Sequence[Group], wanted: torch.Tensor | None = None, /, **keys: Any) -> Scores:
@@ -144,7 +146,7 @@ def test_two_users_plugins_join_the_rule_where_it_is_1(policy_folder: Path) -> N
     ]  # fmt: skip
     assert list(entry_problems(entries)) == []
     specs = sources_of([{"name": "rule", "kind": "verifier"}, *entries])
-    sources = [Verifier(0.0, None), *(make_source(spec, Surroundings(None, lambda keys: place)) for spec in specs[1:])]  # type: ignore[arg-type]
+    sources = [Verifier(0.0, None), *(spec.source(Surroundings(None, lambda keys: place)) for spec in specs[1:])]  # type: ignore[arg-type]
     found = rewards_of(rows, sources, specs, on_error="stop")
     assert found.errors == {"rule": {}, "rider": {}, "consistency": {}} and len(place.prompts) == 6
     assert found.total[0].tolist() == pytest.approx([1 + 0.3 * 2 / 3 + 0.5, 1.0, 1 + 0.3 / 3 + 0.5, 0.0])
@@ -248,7 +250,7 @@ def test_a_model_without_a_head_is_refused(policy_folder: Path, tmp_path: Path) 
 def faulty() -> Iterator[Judge]:
     """A judge that repeats the response, which the plugin reads or fails on."""
     plugin = Plugin(PLUGINS / "faulty.py", limit_s=2.0)
-    yield Judge(Says(str), plugin, Sampling())
+    yield Judge(Writer(Says(str), plugin, Sampling()))
     plugin.close()
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from oger_recipe.rewards.models.keys import ClassifierKeys, JudgeKeys
+from oger_recipe.rewards.kinds.classifier import ClassifierKeys
+from oger_recipe.rewards.kinds.judge import JudgeKeys
+from oger_recipe.rewards.kinds.step_judge import StepJudgeKeys
 from oger_recipe.rewards.models.plugin import Failed, Plugin
-from oger_recipe.rewards.models.plugins_of import of_head, of_judge, of_step_judge
-from oger_recipe.rewards.models.scorer_keys import StepJudgeKeys
 from oger_recipe.rewards.sources import ANSWER
 
 Make = Callable[..., Plugin]
@@ -154,18 +154,15 @@ def test_a_plugin_that_takes_too_much_memory_costs_the_rows_that_make_it_do_so(m
     assert made(text, memory_limit_mb=32).preprocess(["?"], ["a"]) == [failed]
 
 
-@pytest.mark.parametrize(
-    ("keys", "of"),
-    [(JudgeKeys, of_judge), (StepJudgeKeys, lambda keys: of_step_judge(keys.judge)), (ClassifierKeys, of_head)],
-)
+@pytest.mark.parametrize("keys", [JudgeKeys, StepJudgeKeys, ClassifierKeys])
 def test_the_limits_of_an_entry_are_those_of_its_plugin(
-    keys: type[Any], of: Callable[[Any], Plugin], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy_folder: Path
+    keys: type[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy_folder: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     much = "kept = bytearray(2**26) if 'much' in text_responses else time.sleep(600 * ('slow' in text_responses))"
     (tmp_path / "own.py").write_text(ECHO.format(above="import time", before=much))
     entry = {"model": "m", "url": "http://localhost:1/v1", "plugin": "own.py", "tokenizer": str(policy_folder)}
-    plugin = of(keys(**entry, plugin_memory_limit_mb=32, plugin_limit_s=5.0))
+    plugin = keys(**entry, plugin_memory_limit_mb=32, plugin_limit_s=5.0).questions()[0].plugin
     try:
         memory, late = plugin.preprocess(["?"], ["much"]) + plugin.preprocess(["?"], ["slow"])
         assert "plugin_memory_limit_mb" in memory.reason and "took more than 5 s" in late.reason

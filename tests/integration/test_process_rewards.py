@@ -32,17 +32,19 @@ from oger_recipe.algorithm.steps import CREDITS
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.compose import Rewards, rewards_of
 from oger_recipe.rewards.entries import entry_problems, sources_of
-from oger_recipe.rewards.kinds import SourceSpec, Surroundings, make_source
-from oger_recipe.rewards.models.cache import Cached, VerdictCache
+from oger_recipe.rewards.kinds.process import TaggedKeys
+from oger_recipe.rewards.models.cache import VerdictCache
 from oger_recipe.rewards.models.in_process import ProcessPlace
 from oger_recipe.rewards.models.keys import ProcessKeys
 from oger_recipe.rewards.models.place import StepPrompt
+from oger_recipe.rewards.models.places import Cached
 from oger_recipe.rewards.models.plugin import Failed
 from oger_recipe.rewards.models.step_formats import FORMATS
 from oger_recipe.rewards.models.step_models import step_reply
 from oger_recipe.rewards.models.step_text import StepWriter, verdict_tokens
 from oger_recipe.rewards.models.tokens import load_tokenizer, plain_tokens, tokens_of
 from oger_recipe.rewards.sources import ANSWER, Group, Scores
+from oger_recipe.rewards.spec import SourceSpec, Surroundings
 from oger_recipe.tasks.known_judges import good_until, save_prm
 
 QUESTION = "What is 2 + 2 + 2?"
@@ -64,7 +66,7 @@ def asked(entry: dict[str, Any], groups: list[Group], wanted: torch.Tensor | Non
     entry = {"name": "prm", "kind": "process", "place": "process"} | entry
     assert not [*entry_problems([entry])]
     (spec,) = sources_of([entry])
-    source = make_source(spec, Surroundings(None, None))  # type: ignore[arg-type]
+    source = spec.source(Surroundings(None, None))  # type: ignore[arg-type]
     every = torch.ones(len(groups), len(groups[0].responses), dtype=torch.bool)
     return source.score(groups, every if wanted is None else wanted)
 
@@ -457,7 +459,7 @@ def paid(entry: dict[str, Any], rows: list[list[str]], *, by_steps: bool) -> Rew
     listed = {"name": "prm", "kind": "process", "place": "process", "max_model_len": 100} | entry
     assert not [*entry_problems([listed])]
     (spec,) = sources_of([listed])
-    source = make_source(spec, Surroundings(None, None))  # type: ignore[arg-type]
+    source = spec.source(Surroundings(None, None))  # type: ignore[arg-type]
     return rewards_of([group(rows)], [source], [spec], on_error="zero", by_steps=by_steps)
 
 
@@ -479,9 +481,9 @@ def test_the_same_wrong_answer_earns_no_more_where_it_is_too_long(known, weight,
 def test_a_negative_weight_pays_the_least_for_the_highest_score(known) -> None:
     rewards = paid({"model": str(known["trl"]), "format": "trl"}, [WRONG, PADDED, STEPS[0]], by_steps=False)
     assert rewards.total[0].tolist() == pytest.approx([0, 0, 1], abs=1e-4)
-    listed = SourceSpec("prm", "process", -1.0, keys=ProcessKeys(
+    listed = SourceSpec("prm", "process", -1.0, keys=TaggedKeys(
         model=str(known["trl"]), format="trl", place="process", max_model_len=100))  # fmt: skip
-    source = make_source(listed, Surroundings(None, None))  # type: ignore[arg-type]
+    source = listed.source(Surroundings(None, None))  # type: ignore[arg-type]
     rewards = rewards_of([group([WRONG, PADDED, STEPS[0]])], [source], [listed], on_error="zero")
     assert rewards.total[0].tolist() == pytest.approx([0, -1, -1], abs=1e-4)
 

@@ -19,12 +19,12 @@ from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 from oger_recipe.files import read_jsonl
 from oger_recipe.rewards.compose import rewards_of
 from oger_recipe.rewards.entries import entry_problems, sources_of
-from oger_recipe.rewards.kinds import KINDS, SourceSpec, Surroundings, make_source
-from oger_recipe.rewards.models.keys import SimilarityKeys
+from oger_recipe.rewards.kinds import KINDS, SCORERS
+from oger_recipe.rewards.kinds.similarity import Similarity, SimilarityKeys
 from oger_recipe.rewards.models.likelihood import response_length
 from oger_recipe.rewards.models.place import Reply, StepPrompt
-from oger_recipe.rewards.models.similarity import Similarity
 from oger_recipe.rewards.sources import Group, Scores
+from oger_recipe.rewards.spec import SourceSpec, Surroundings
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.settings.encoder import EmbeddingSettings
 from oger_recipe.settings.oger import OgerSettings
@@ -125,7 +125,7 @@ def test_the_runs_encoder_is_used_whatever_part_it_compares_elsewhere(tmp_path) 
         embedding=EmbeddingSettings(embedding_part="thought", embedding_cache=str(tmp_path), embedding_max_tokens=64)
     )
     spec = SourceSpec("similar", "similarity", keys=SimilarityKeys())
-    source = make_source(spec, Surroundings(settings, lambda keys: None))  # type: ignore[arg-type, return-value]
+    source = spec.source(Surroundings(settings, lambda keys: None))  # type: ignore[arg-type, return-value]
     assert isinstance(source, Similarity)
     assert (source.encoder.settings.part, source.encoder.settings.max_tokens) == ("all", 64)
     references = [
@@ -363,7 +363,7 @@ def test_a_source_says_nothing_of_rows_behind_its_gate(
     (spec,) = sources_of([entry])
     settings = OgerSettings(embedding=EmbeddingSettings(embedding_cache=str(tmp_path)))
     asked: list[str] = []
-    source = make_source(spec, Surroundings(settings, lambda keys: Answers(asked), encoder=lambda *_: encoder))
+    source = spec.source(Surroundings(settings, lambda keys: Answers(asked), encoder=lambda *_: encoder))
     rules = [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
     texts = {"responses": ["a b", "c d", "e f"], "steps": [["a ", "b"], ["c ", "d"], ["e ", "f"]]}
     row = {"rubric": ["It is polite."]}
@@ -377,5 +377,5 @@ def test_a_source_says_nothing_of_rows_behind_its_gate(
 
 
 def test_every_kind_is_held_against_its_gate() -> None:
-    scorers = {(kind, scorer) for kind in KINDS for scorer in (None, *KINDS[kind].by_scorer)}
+    scorers = {(kind, scorer) for kind in KINDS for scorer in (None, *SCORERS.get(kind, ()))}
     assert {(kind, scorer) for kind, scorer in ENTRIES if ":" not in kind} == scorers

@@ -23,10 +23,10 @@ from oger_recipe.cli import score as score_command
 from oger_recipe.errors import RecipeError
 from oger_recipe.files import read_jsonl, write_jsonl
 from oger_recipe.rewards.entries import entry_problems, sources_of
-from oger_recipe.rewards.kinds import Surroundings, make_source
+from oger_recipe.rewards.kinds.rubric import ASKS, criteria_of
 from oger_recipe.rewards.models.plugin import OF_RUBRICS, OF_STEPS, ready_made
-from oger_recipe.rewards.models.rubrics import ASKS, criteria_of
 from oger_recipe.rewards.sources import ANSWER, OVERFLOW, Group, Scores
+from oger_recipe.rewards.spec import Surroundings
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.run.rows import training_rows
 
@@ -75,7 +75,7 @@ def entry(server: Server, **keys: Any) -> dict[str, Any]:
 
 def scored(entry: dict[str, Any], shown: Sequence[Group], wanted: torch.Tensor | None = None) -> Scores:
     assert list(entry_problems([{"name": "rule", "kind": "verifier"}, entry])) == []
-    source = make_source(sources_of([entry])[0], Surroundings(None, lambda keys: None, seed=7))  # type: ignore
+    source = sources_of([entry])[0].source(Surroundings(None, lambda keys: None, seed=7))  # type: ignore
     size = len(shown), len(shown[0].responses)
     return source.score(shown, torch.ones(size, dtype=torch.bool) if wanted is None else wanted)
 

@@ -25,8 +25,9 @@ from hang import HANG_S
 
 from oger_recipe.cli import serve_judge
 from oger_recipe.rewards.entries import entry_problems
+from oger_recipe.rewards.kinds.classifier import ClassifierKeys
+from oger_recipe.rewards.kinds.judge import JudgeKeys
 from oger_recipe.rewards.models.guard import KeyForEveryPath
-from oger_recipe.rewards.models.keys import ClassifierKeys, JudgeKeys
 from oger_recipe.tasks.known_judges import save_prm
 
 KEY = "k3y-of-the-judge"

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from oger_recipe.rewards.entries import entry_problems, sources_of
-from oger_recipe.rewards.kinds import Surroundings, make_source
 from oger_recipe.rewards.models.cache import VerdictCache
 from oger_recipe.rewards.models.place import Reply, Sampling
 from oger_recipe.rewards.sources import ANSWER, Group, Scores
+from oger_recipe.rewards.spec import Surroundings
 from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.seeds import stable_seed
@@ -81,7 +81,7 @@ def source_of(engine: Any = None, cache: VerdictCache | None = None, **keys: Any
     entry = {"name": "critic", "kind": "process", "scorer": "judge"} | keys
     assert [*entry_problems([entry])] == []
     (spec,) = sources_of([entry])
-    return make_source(spec, Surroundings(None, lambda keys: engine, seed=7, cache=cache))  # type: ignore[arg-type]
+    return spec.source(Surroundings(None, lambda keys: engine, seed=7, cache=cache))  # type: ignore[arg-type]
 
 
 def asked(source: Any, shown: Group | None = None) -> Scores:

@@ -12,8 +12,10 @@ from groups import group
 
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.compose import ON_ERROR, Rewards, rewards_of, with_fixed_rewards
-from oger_recipe.rewards.kinds import SourceSpec
-from oger_recipe.rewards.sources import Group, Scores, Verifier
+from oger_recipe.rewards.entries import DEFAULT
+from oger_recipe.rewards.kinds.verifier import Verifier
+from oger_recipe.rewards.sources import Group, Scores
+from oger_recipe.rewards.spec import SourceSpec
 
 RULE = [1.0, 0.5, 0.0]
 STEPS = [["a", "b", "c"], ["d"], ["e", "f"]]
@@ -44,7 +46,7 @@ def composed(
     *listed: tuple[Any, dict[str, Any]], on_error: str = "zero", by_steps: bool = True, **facts: Any
 ) -> Rewards:
     """The rewards of one group by the rule and then the sources that are listed."""
-    specs = [SourceSpec("rule", "verifier")]
+    specs = [DEFAULT[0]]
     specs += [SourceSpec(f"s{number}", "mine:f", **given) for number, (_, given) in enumerate(listed, start=1)]
     sources = [Verifier(0.0, None), *(source for source, _ in listed)]
     return rewards_of([of_group(**facts)], sources, specs, on_error=on_error, by_steps=by_steps)
@@ -183,7 +185,7 @@ def test_a_fixed_reward_of_truncated_rows_is_paid_at_the_end_and_nothing_else() 
 
 def test_groups_of_other_lengths_are_paid_side_by_side() -> None:
     long = replace(of_group(), steps=[["a"], ["b"] * 5, []])
-    specs = [SourceSpec("rule", "verifier")]
+    specs = [DEFAULT[0]]
     found = rewards_of([of_group(), long], [Verifier(0.0, None)], specs, on_error="zero", by_steps=True)
     assert found.steps is not None
     assert found.steps.rewards.tolist() == [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from oger_recipe.algorithm.normalize import Running
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.compose import Rewards, rewards_of
 from oger_recipe.rewards.entries import DEFAULT, sources_of
-from oger_recipe.rewards.kinds import GATES, NORMALIZE, SourceSpec
-from oger_recipe.rewards.sources import Bonus, Group, Scores, Verifier
+from oger_recipe.rewards.kinds.bonus import Bonus
+from oger_recipe.rewards.kinds.verifier import Verifier
+from oger_recipe.rewards.sources import Group, Scores
+from oger_recipe.rewards.spec import GATES, NORMALIZE, SourceSpec
 
 RULE = [[1.0, 0.5, 0.0, 1.0], [0.0, -0.5, 1.0, 0.25]]
 
@@ -35,7 +38,7 @@ class Says:
 
 def composed(*listed: tuple[Any, dict[str, Any]], on_error: str = "zero", groups: list[Group] | None = None):
     """The rewards of the two groups of RULE by the rule and then the sources that are listed."""
-    verifier, specs = Verifier(0.0, None), [SourceSpec("rule", "verifier")]
+    verifier, specs = Verifier(0.0, None), [DEFAULT[0]]
     specs += [SourceSpec(f"s{number}", "mine:f", **facts) for number, (_, facts) in enumerate(listed, start=1)]
     groups = groups or [group(rewards) for rewards in RULE]
     return rewards_of(groups, [verifier, *(source for source, _ in listed)], specs, on_error=on_error)
@@ -100,7 +103,7 @@ def test_the_default_is_the_rule_and_the_bonus_to_the_last_bit() -> None:
     ]
     beta = 0.37
     sources = [Verifier(0.0, None), Bonus("exp_neg_entropy", True, False, "none")]
-    specs = [DEFAULT[0], SourceSpec("explore", "bonus", weight=beta)]
+    specs = [DEFAULT[0], replace(DEFAULT[1], weight=beta)]
     found = rewards_of(groups, sources, specs, on_error="zero")
     assert torch.equal(found.total, rewards + beta * exploration_bonus(similarity, entropy, rewards))
     assert torch.equal(found.said["rule/format"], rewards / 2)
@@ -108,7 +111,7 @@ def test_the_default_is_the_rule_and_the_bonus_to_the_last_bit() -> None:
 
 def test_the_verifier_fines_truncated_rows() -> None:
     groups = [group([1.0, 0.0, 1.0], truncated=[False, True, True])]
-    rule = [SourceSpec("rule", "verifier")]
+    rule = [DEFAULT[0]]
     assert rewards_of(groups, [Verifier(-0.25, None)], rule, on_error="zero").total.tolist() == [[1.0, -0.25, 0.75]]
     assert rewards_of(groups, [Verifier(0.0, 0.5)], rule, on_error="zero").total.tolist() == [[1.0, 0.5, 0.5]]
 
@@ -201,7 +204,7 @@ def test_values_are_compared_with_all_of_the_run_so_far() -> None:
 def test_the_order_of_a_groups_rows_changes_nothing_but_their_order(normalize: str) -> None:
     torch.manual_seed(0)
     values, rules = torch.randn(3, 6), torch.rand(3, 6).round()
-    specs = [SourceSpec("rule", "verifier"), SourceSpec("s", "mine:f", 0.3, gate="rule_equals_1", normalize=normalize)]
+    specs = [DEFAULT[0], SourceSpec("s", "mine:f", 0.3, gate="rule_equals_1", normalize=normalize)]
 
     def total(order: torch.Tensor) -> torch.Tensor:
         groups = [group(rewards) for rewards in rules[:, order].tolist()]

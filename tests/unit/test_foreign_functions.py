@@ -11,8 +11,8 @@ from groups import group
 
 from oger_recipe.rewards.compose import rewards_of
 from oger_recipe.rewards.entries import entry_problems, sources_of
-from oger_recipe.rewards.kinds import make_source
-from oger_recipe.rewards.sources import Group, Scores, Verifier
+from oger_recipe.rewards.kinds.verifier import Verifier
+from oger_recipe.rewards.sources import Group, Scores
 from oger_recipe.rewards.verdict import as_verdict
 from oger_recipe.rewards.verifiers import allow, resolve, verify
 
@@ -27,7 +27,7 @@ def entry(name: str, **keys: Any) -> dict[str, Any]:
 def scored(name: str, *groups: Group, wanted: list[list[bool]] | None = None) -> Scores:
     (spec,) = sources_of([entry(name)])
     rows = torch.tensor(wanted) if wanted else torch.ones(len(groups), len(groups[0].responses), dtype=torch.bool)
-    return make_source(spec, None).score(groups, rows)  # type: ignore[arg-type]
+    return spec.source(None).score(groups, rows)  # type: ignore[arg-type]
 
 
 def test_a_function_of_trls_gets_texts_or_messages_as_the_data_has_them() -> None:
@@ -72,7 +72,7 @@ def test_none_says_that_a_row_does_not_concern_it_and_is_no_failure(
     assert found.silent is not None and found.silent.tolist() == [[False, True, False], [True] * 3]
     assert not found.errors
     specs = sources_of([RULE, entry("of_sums", **keys)])
-    sources = [Verifier(0.0, None), make_source(specs[1], None)]  # type: ignore[arg-type]
+    sources = [Verifier(0.0, None), specs[1].source(None)]  # type: ignore[arg-type]
     rewards = rewards_of(groups, sources, specs, on_error="drop_group")
     assert rewards.total.tolist() == [pytest.approx(each, abs=1e-5) for each in totals]
     assert not rewards.dropped.any() and rewards.terms["mine"].isfinite().all()
@@ -86,7 +86,7 @@ def test_async_functions_are_awaited_together_and_what_one_call_raises_is_its_ow
     assert theirs.heard == ["begins a", "begins b", "ends a", "ends b"] and found.values[1].tolist() == [0.5, 0.5]
     assert found.errors.keys() == {(0, 0), (0, 1)} and "RuntimeError: no server" in found.errors[0, 0]
     (spec,) = sources_of([entry("asked")])
-    assert make_source(spec, None).overlaps is True  # type: ignore[arg-type, attr-defined]
+    assert spec.source(None).overlaps is True  # type: ignore[arg-type, attr-defined]
     assert scored("awaited", group([1, 0], responses=["42", "41"])).values.tolist() == [[1.0, 0.0]]
 
 

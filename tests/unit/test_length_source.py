@@ -8,14 +8,13 @@ from groups import group
 
 from oger_recipe.rewards.compose import rewards_of
 from oger_recipe.rewards.entries import sources_of
-from oger_recipe.rewards.kinds import make_source
-from oger_recipe.rewards.sources import Verifier
+from oger_recipe.rewards.kinds.verifier import Verifier
 
 
 def said(tokens: list[int], *, budget: int, limit: int, truncated: list[bool] | None = None) -> list[float]:
     (spec,) = sources_of([{"name": "short", "kind": "length", "budget": budget, "limit": limit}])
     row = group([1.0] * len(tokens), tokens=tokens, truncated=truncated or [False] * len(tokens))
-    scores = make_source(spec, None).score([row], torch.ones(1, len(tokens), dtype=torch.bool))  # type: ignore[arg-type]
+    scores = spec.source(None).score([row], torch.ones(1, len(tokens), dtype=torch.bool))  # type: ignore[arg-type]
     assert not scores.errors
     return [round(value, 6) for value in scores.values[0].tolist()]
 
@@ -43,6 +42,6 @@ def test_the_total_is_the_rules_reward_less_the_weighted_tokens_and_a_gate_leave
         {"name": "short", "kind": "length", "budget": 10, "limit": 30, "weight": 0.5, "gate": "rule_nonzero"},
     ]
     specs = sources_of(entries)
-    sources = [Verifier(0.0, None), make_source(specs[1], None)]  # type: ignore[arg-type]
+    sources = [Verifier(0.0, None), specs[1].source(None)]  # type: ignore[arg-type]
     row = group([1.0, 1.0, 0.0, 0.5], tokens=[10, 20, 30, 300])
     assert rewards_of([row], sources, specs, on_error="stop").total.tolist() == [[1.0, 0.75, 0.0, 0.0]]

@@ -14,9 +14,9 @@ from groups import group
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.compose import rewards_of
 from oger_recipe.rewards.entries import sources_of
-from oger_recipe.rewards.kinds import SourceSpec, make_source
-from oger_recipe.rewards.own import OwnClass, OwnFunction
+from oger_recipe.rewards.kinds.own import OwnClass, OwnFunction
 from oger_recipe.rewards.sources import Group, Scores
+from oger_recipe.rewards.spec import SourceSpec
 
 # A function of the user's
 
@@ -72,7 +72,7 @@ def test_every_group_that_goes_wrong_has_its_error() -> None:
 
 def made(kind: str, **keys: Any) -> Any:
     (spec,) = sources_of([{"name": "mine", "kind": f"mine_of_compose:{kind}", **keys}])
-    return make_source(spec, None)  # type: ignore[arg-type]
+    return spec.source(None)  # type: ignore[arg-type]
 
 
 def test_a_class_is_made_with_its_entrys_further_keys_and_opened_and_closed_around_each_step() -> None:

@@ -9,12 +9,18 @@ from typing import Any
 
 import pytest
 
+from oger_recipe.rewards.kinds.rubric import (
+    Criterion,
+    criteria_of,
+    joined,
+    rubric_metrics,
+    rubric_problem,
+    rubric_value,
+)
 from oger_recipe.rewards.models.asking import Judged
 from oger_recipe.rewards.models.place import Reply
 from oger_recipe.rewards.models.plugin_process import READ_OF, Unfit
 from oger_recipe.rewards.models.plugins import rubric, rubric_grade
-from oger_recipe.rewards.models.rubric_judge import joined, rubric_metrics
-from oger_recipe.rewards.models.rubrics import Criterion, criteria_of, rubric_problem, rubric_value
 from oger_recipe.rewards.sources import OVERFLOW
 
 DOSE = {"title": "dose", "description": "Gives the dose", "weight": 5}

@@ -9,8 +9,11 @@ import pytest
 
 from oger_recipe.rewards.compose import ON_ERROR
 from oger_recipe.rewards.entries import DEFAULT, entry_problems, sources_of
-from oger_recipe.rewards.kinds import COMBINATIONS, KINDS, SourceSpec
-from oger_recipe.rewards.own import Keywords
+from oger_recipe.rewards.kinds import KINDS
+from oger_recipe.rewards.kinds.bonus import BonusKeys
+from oger_recipe.rewards.kinds.own import OwnKeys
+from oger_recipe.rewards.kinds.verifier import VerifierKeys
+from oger_recipe.rewards.spec import COMBINATIONS, SourceSpec
 
 
 def listed(*entries: Any) -> list[str]:
@@ -25,9 +28,11 @@ def test_a_right_list_is_read_and_no_list_is_the_default() -> None:
     ]
     assert listed(*entries) == [] == listed()
     assert sources_of(entries) == (
-        SourceSpec("rule", "verifier", 1.0, "add", "always"),
-        SourceSpec("short", "mine_of_compose:score", 0.5, "mul", "rule_equals_1", keys=Keywords()),
-        SourceSpec("explore", "bonus"),
+        SourceSpec("rule", "verifier", 1.0, "add", "always", keys=VerifierKeys()),
+        SourceSpec(
+            "short", "mine_of_compose:score", 0.5, "mul", "rule_equals_1", keys=OwnKeys(path="mine_of_compose:score")
+        ),
+        SourceSpec("explore", "bonus", keys=BonusKeys()),
     )
     assert sources_of(()) == sources_of(None) == DEFAULT
     assert [(spec.kind, spec.weight, spec.combine, spec.gate) for spec in DEFAULT] == [
@@ -162,8 +167,7 @@ def test_what_is_wrong_with_the_list_is_said() -> None:
     assert len(listed({"name": "?", "kind": "critic", "weight": math.nan})) == 3  # all at once
 
 
-def test_registries_hold_what_the_documents_name() -> None:
-    names = ["verifier", "bonus", "similarity", "judge", "pairwise", "classifier", "critique_classifier", "process"]
-    names += ["length", "rubric"]
-    assert list(KINDS) == names and list(COMBINATIONS) == ["add", "mul"]
-    assert list(ON_ERROR) == ["zero", "neutral", "drop_group", "stop"]
+def test_what_users_recipes_name_is_there() -> None:
+    names = {"verifier", "bonus", "similarity", "judge", "pairwise", "classifier", "critique_classifier", "process"}
+    assert {*names, "length", "rubric"} <= KINDS.keys() and {"add", "mul"} <= COMBINATIONS.keys()
+    assert {"zero", "neutral", "drop_group", "stop"} <= ON_ERROR.keys()

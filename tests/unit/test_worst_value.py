@@ -12,11 +12,16 @@ from groups import group
 
 from oger_recipe.algorithm.normalize import Running
 from oger_recipe.rewards.compose import ON_ERROR, Rewards, rewards_of
-from oger_recipe.rewards.keys import Keys
-from oger_recipe.rewards.kinds import COMBINATIONS, GATES, NORMALIZE, SourceSpec
-from oger_recipe.rewards.models.keys import ON_OVERFLOW, ClassifierKeys, JudgeKeys, PairwiseKeys, SimilarityKeys
-from oger_recipe.rewards.own import OwnClass, OwnFunction
-from oger_recipe.rewards.sources import ANSWER, OVERFLOW, Group, Scores, Verifier
+from oger_recipe.rewards.entries import DEFAULT
+from oger_recipe.rewards.kinds.classifier import ClassifierKeys
+from oger_recipe.rewards.kinds.judge import JudgeKeys
+from oger_recipe.rewards.kinds.own import OwnClass, OwnFunction
+from oger_recipe.rewards.kinds.pairwise import PairwiseKeys
+from oger_recipe.rewards.kinds.similarity import SimilarityKeys
+from oger_recipe.rewards.kinds.verifier import Verifier
+from oger_recipe.rewards.models.keys import ON_OVERFLOW
+from oger_recipe.rewards.sources import ANSWER, OVERFLOW, Group, Scores
+from oger_recipe.rewards.spec import COMBINATIONS, GATES, NORMALIZE, Keys, SourceSpec
 
 CAUSES = (OVERFLOW, ANSWER)
 VALUES = [[0.5, -1.0, 0.25, 0.75], [1.0, 0.0, -0.5, 0.5]]  # their worst is -1, their best 1
@@ -48,7 +53,7 @@ class Says:
 def total(
     source: Any, *, on_error: str = "zero", running: Any = None, keys: Keys | None = None, **facts: Any
 ) -> Rewards:
-    specs = [SourceSpec("rule", "verifier"), SourceSpec("s", "mine:f", keys=keys or Known(), **facts)]
+    specs = [DEFAULT[0], SourceSpec("s", "mine:f", keys=keys or Known(), **facts)]
     groups = [group(rewards) for rewards in RULE]
     return rewards_of(groups, [Verifier(0.0, None), source], specs, on_error=on_error, running=running)
 
@@ -160,7 +165,7 @@ def test_sources_of_ones_own_fail_by_an_answer_where_a_value_is_not_finite_or_th
 def test_an_answer_that_keeps_itself_from_being_graded_is_worth_the_worst_rule(on_error: str) -> None:
     """With the fine of a truncated row on top, as a wrong answer has it; 0, where the rule gives no less."""
     groups = [group([0.0, -1.0, 1.0, 0.0], errors={0: "killed", 3: "killed"}, truncated=[False, True, False, True])]
-    specs = [SourceSpec("rule", "verifier")]
+    specs = [DEFAULT[0]]
     found = rewards_of(groups, [Verifier(-0.5, None)], specs, on_error=on_error)
     assert found.total.tolist() == [[-1.0, -1.5, 1.0, -1.5]] and not found.dropped.any()
     found = rewards_of(groups, [Verifier(-0.5, None, worst=-2.0)], specs, on_error=on_error)
@@ -176,7 +181,7 @@ def test_the_worst_of_a_run_is_shared_out_among_a_rows_steps() -> None:
     steps = torch.tensor([[[0.5, -2.0, math.nan], [1.0, 0.25, 0.25], [math.nan] * 3, [-1.0, math.nan, math.nan]]])
     source = Says([[-2.0, 0.25, math.nan, -1.0]], errors={(0, 2): "gone"}, causes={(0, 2): ANSWER}, steps=steps)
     shown = [group([0.0] * 4, steps=[["a", "b"], ["a", "b", "c"], ["a", "b", "c"], ["a"]])]
-    specs = [SourceSpec("rule", "verifier"), SourceSpec("s", "mine:f", 2.0)]
+    specs = [DEFAULT[0], SourceSpec("s", "mine:f", 2.0)]
     found = rewards_of(shown, [Verifier(0.0, None), source], specs, on_error="zero", by_steps=True)
     assert found.steps is not None
     # The lowest sum of a row's steps is 0.5 - 2, the weight 2: -1 for each of the three.

@@ -41,7 +41,7 @@ from oger_recipe.plugin.encoder.actor_encoder import encoders_on
 from oger_recipe.plugin.experiences import teachers_tokens
 from oger_recipe.plugin.judges.engines import RunEngines
 from oger_recipe.plugin.kl import compute_approx_kl
-from oger_recipe.rewards.kinds import Surroundings
+from oger_recipe.rewards.spec import Surroundings
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder import records as run_folder
 from oger_recipe.settings.oger import OgerSettings

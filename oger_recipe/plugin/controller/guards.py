@@ -14,9 +14,9 @@ from oger_recipe.files import append_json
 from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts
 from oger_recipe.plugin.controller.step_metrics import info_value
 from oger_recipe.rewards.compose import ON_ERROR, Rewards, cost_of_failures
-from oger_recipe.rewards.kinds import SourceSpec
 from oger_recipe.rewards.samples import worst_examples
 from oger_recipe.rewards.sources import Group
+from oger_recipe.rewards.spec import SourceSpec
 from oger_recipe.run_folder.records import event
 from oger_recipe.settings.encoder import EmbeddingSettings
 from oger_recipe.settings.rewards import RewardSettings
@@ -47,7 +47,7 @@ class SourceGuard:
 
     def __init__(self, run_dir: Path, settings: RewardSettings, specs: Sequence[SourceSpec]) -> None:
         self._run_dir, self._settings = run_dir, settings
-        self._limited = {spec.name for spec in specs if spec.kind != "verifier"}  # which has a limit of its own
+        self._limited = {spec.name for spec in specs if not spec.keys.is_rule}  # which has a limit of its own
         self._said: set[str] = set()
         self._counts: dict[str, tuple[int, int]] = {}  # rows failed and asked about in steps too small for a share
 

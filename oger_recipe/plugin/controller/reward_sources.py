@@ -13,9 +13,9 @@ from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts, re
 from oger_recipe.plugin.controller.reward_watch import SourceWatch
 from oger_recipe.rewards.compose import Rewards, rewards_of, with_fixed_rewards
 from oger_recipe.rewards.entries import sources_of
-from oger_recipe.rewards.kinds import Surroundings, make_source
 from oger_recipe.rewards.running import keep_running, read_running
 from oger_recipe.rewards.sources import Learning
+from oger_recipe.rewards.spec import Surroundings
 from oger_recipe.rewards.verifiers import look_in
 
 
@@ -27,7 +27,7 @@ class RewardSources:
         self._settings, self._run_dir, self._on_error = settings, run_dir, settings.reward.on_error
         look_in(settings.verifiers.verifier_path)
         self._specs, self._by_steps = sources_of(settings.reward.sources, estimator), estimator in STEP_ESTIMATORS
-        self._sources = [make_source(spec, surroundings) for spec in self._specs]
+        self._sources = [spec.source(surroundings) for spec in self._specs]
         self._guard = SourceGuard(run_dir, settings.reward, self._specs)
         self.watch = SourceWatch(settings.reward, self._specs, run_dir)
         self._running: dict[str, Running] = {}
@@ -49,7 +49,7 @@ class RewardSources:
     @property
     def names(self) -> list[str]:
         """Of the sources that can pay something."""
-        return [spec.name for spec in self._specs if spec.kind != "bonus" or self._settings.has_bonus]
+        return [spec.name for spec in self._specs if not spec.keys.is_bonus or self._settings.has_bonus]
 
     @property
     def learns(self) -> bool:
@@ -81,7 +81,7 @@ class RewardSources:
         if fixed is not None:
             may_earn &= ~batch.truncated  # their reward is fixed, without anything on top
         groups = reward_groups(rollouts, batch, entropy, may_earn)
-        specs = [replace(spec, weight=bonus_weight) if spec.kind == "bonus" else spec for spec in self._specs]
+        specs = [replace(spec, weight=bonus_weight) if spec.keys.is_bonus else spec for spec in self._specs]
         rewards = rewards_of(
             groups, self._sources, specs, on_error=self._on_error, running=self._running, by_steps=self._by_steps
         )
@@ -92,5 +92,5 @@ class RewardSources:
 
     def bonus(self, rewards: Rewards) -> torch.Tensor:
         """[N]: what the bonus added, or 0 where it is no source."""
-        terms = [rewards.terms[spec.name] for spec in self._specs if spec.kind == "bonus"]
+        terms = [rewards.terms[spec.name] for spec in self._specs if spec.keys.is_bonus]
         return (terms[0] if terms else torch.zeros_like(rewards.total)).flatten()

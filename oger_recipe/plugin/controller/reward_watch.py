@@ -15,7 +15,7 @@ from oger_recipe.files import read_jsonl
 from oger_recipe.plugin.controller.hybrid_batch import HybridBatch, Rollouts
 from oger_recipe.plugin.controller.step_metrics import token_counts
 from oger_recipe.rewards.compose import Rewards
-from oger_recipe.rewards.kinds import GATES, SourceSpec
+from oger_recipe.rewards.spec import GATES, SourceSpec
 from oger_recipe.rewards.verdict import Verdict
 from oger_recipe.run_folder.records import event
 from oger_recipe.settings.rewards import RewardSettings
@@ -76,7 +76,7 @@ class SourceWatch:
                 name = f"reward/{spec.name}/{end}"
                 self._steps[-1][name] = sums
                 found[name] = _WATCHED[end].made_of(torch.stack([each[name] for each in self._steps]).sum(dim=0))
-                if spec.kind != "verifier" and (spec.kind, end) != ("length", "length_correlation"):
+                if not spec.keys.is_rule and not (spec.keys.is_length and end == "length_correlation"):
                     self._warn(spec.name, name, _WATCHED[end], found[name], step)
         return found
 
@@ -105,7 +105,7 @@ def _sums(
         "length_correlation": comoments(said.view(compared), lengths.view(compared)),
         "format_correlation": comoments(said.view(compared), in_form.view(compared)),
     }
-    if spec.kind != "verifier":
+    if not spec.keys.is_rule:
         sums["rule_disagreement"] = pair_orders(said.view(-1, size), batch.rewards.view(-1, size))
     return sums
 

@@ -16,7 +16,7 @@ import ray
 from oger_recipe.cpu import free_memory, is_without_cuda, main_memory
 from oger_recipe.imports import without_garbage_collection
 from oger_recipe.remote_code import may_run
-from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys
+from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.rewards.models.likelihood import likelihood_reply
 from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt
 from oger_recipe.rewards.models.step_engine import step_arguments, without_adapter
@@ -71,8 +71,8 @@ class JudgeActor:
         """An adapter is merged into files that are there until they are loaded."""
         with tempfile.TemporaryDirectory(prefix="oger-prm-") as folder:
             keys = self._keys
-            if isinstance(keys, ProcessKeys) and keys.adapter is not None:
-                keys = without_adapter(keys, Path(folder))
+            if keys.scores_steps and keys.prm.adapter is not None:
+                keys = without_adapter(keys.prm, Path(folder))
             self._start(keys)
 
     def _start(self, keys: ModelKeys) -> None:
@@ -143,11 +143,10 @@ class JudgeActor:
         return self._answers([list(prompt.tokens) for prompt in prompts], params, reads, room=0)
 
     def _steps(self, prompt: StepPrompt, output: Any) -> Reply:
-        assert isinstance(self._keys, ProcessKeys)
         data = output.outputs.data
         if len(data) != len(prompt.tokens):
             return Reply(error=f"vLLM gives {len(data)} numbers or rows of them for {len(prompt.tokens)} tokens")
-        return step_reply(self._keys, data[list(prompt.ends)].float())
+        return step_reply(self._keys.prm, data[list(prompt.ends)].float())
 
     def log_probs(self, prompts: Sequence[StepPrompt]) -> Iterator[Numbered]:
         """vLLM gives log-probabilities of a prompt with a reply alone, so that one token is written."""
@@ -201,7 +200,7 @@ class JudgeActor:
 
 def model_arguments(keys: ModelKeys, *, cpu: bool) -> dict[str, Any]:
     """vLLM's arguments that say which model, as what."""
-    return plain_arguments(keys, cpu=cpu) | (step_arguments(keys) if isinstance(keys, ProcessKeys) else {})
+    return plain_arguments(keys, cpu=cpu) | (step_arguments(keys.prm) if keys.scores_steps else {})
 
 
 def plain_arguments(keys: ModelKeys, *, cpu: bool) -> dict[str, Any]:

@@ -20,8 +20,8 @@ _SHOWN = 400  # characters of vLLM's reason
 def _problem(keys: ModelKeys, writes: bool) -> str | None:
     try:
         config = _config(model_arguments(keys, cpu=is_without_cuda()))
-        if isinstance(keys, ProcessKeys):
-            return _no_prm(keys, config)
+        if keys.scores_steps:
+            return _no_prm(keys.prm, config)
     except Exception as error:  # whatever can be wrong with a model's files
         return f"vLLM cannot load {keys.model}: {' '.join(str(error).split())}"[:_SHOWN]
     architecture = ", ".join(config.architectures)

@@ -10,7 +10,6 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from oger_recipe.rewards.models.keys import ClassifierKeys, WriterKeys
 from oger_recipe.rewards.models.place import Likelihoods, Place, Reply, Sampling
 from oger_recipe.rewards.models.plugin import Failed
 from oger_recipe.rewards.sources import OVERFLOW, Group, Scores
@@ -36,7 +35,7 @@ class Judged:
 
     @classmethod
     def failed(cls, reply: Reply) -> Judged:
-        """What comes of a reply that is none."""
+        """Make what comes of a question to which no reply came."""
         return cls(error=reply.error, cause=reply.cause)
 
 
@@ -104,21 +103,21 @@ def _question(group: Group, column: str | None, judged: Any) -> tuple[str, Any] 
     return prompt, judged
 
 
+@dataclass(frozen=True)
 class ModelSource:
     """What a judge or a head says of each row, and ``metrics`` of a step's answers."""
 
-    def __init__(
-        self, keys: WriterKeys | ClassifierKeys, model: RewardModel, metrics: Callable[[Sequence[Judged]], Metrics]
-    ) -> None:
-        self._column, self._model, self._metrics = keys.prompt_column, model, metrics
-        self.overlaps = all(each.runs_on == "server" for each in keys.models)
+    prompt_column: str | None
+    model: RewardModel
+    metrics: Callable[[Sequence[Judged]], Metrics]
+    overlaps: bool
 
     def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
-        return score_rows(groups, wanted, self._column, self._ask)
+        return score_rows(groups, wanted, self.prompt_column, self._ask)
 
     def _ask(self, prompts: list[str], responses: list[str]) -> tuple[list[Judged], Metrics]:
-        judged = self._model.judge(prompts, responses)
-        return judged, self._metrics(judged)
+        judged = self.model.judge(prompts, responses)
+        return judged, self.metrics(judged)
 
 
 def ask_place(place: Place, texts: Sequence[str | Failed], sampling: Sampling | None) -> list[Reply]:

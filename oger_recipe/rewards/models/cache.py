@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from oger_recipe.files import fingerprint
-from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys
-from oger_recipe.rewards.models.place import Place, Reply, Sampling, StepPrompt
+from oger_recipe.rewards.models.place import Reply
 
 _T = TypeVar("_T")
-_P = TypeVar("_P", str, StepPrompt)
 
 logger = logging.getLogger(__name__)
 
-_OF_CHAT = ("system_prompt", "chat_template_kwargs", "extra_body")
 _FILE = "verdicts.sqlite"
 _LARGEST = 2**30  # bytes of the file: some 200 000 replies of a thousand tokens
-_AT_A_TIME = 1024  # prompts: what a command that is killed in the middle has paid for is kept
 _LOCK_S = 30.0  # of waiting for another process
 _LOST = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
@@ -109,68 +102,3 @@ def _unpacked(data: Any) -> Reply | None:
         return Reply(str(text), float(value), steps=scores, cut=bool(is_cut), cached=True)
     except (TypeError, ValueError, zlib.error):
         return None
-
-
-@dataclass
-class Cached:
-    """A place whose replies are kept, but for errors. It is opened when the first prompt is not known, so that a step
-    whose prompts all are loads no model; equal prompts of a call are asked once."""
-
-    place: Place
-    keys: ModelKeys
-    cache: VerdictCache
-    _is_open: bool = field(default=False, init=False)
-
-    def open(self) -> None:
-        pass
-
-    def close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            self.place.close()
-
-    def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Reply]:
-        question = ("generate", "chat" if self.keys.chats else "completions", asdict(sampling))
-        return self._replies(question, prompts, lambda new: self.place.generate(new, sampling))
-
-    def classify(self, prompts: Sequence[str]) -> list[Reply]:
-        return self._replies(("classify", self.keys.head), prompts, self.place.classify)
-
-    def classify_steps(self, prompts: Sequence[StepPrompt]) -> list[Reply]:
-        assert isinstance(self.keys, ProcessKeys)
-        return self._replies(("classify_steps", self.keys.read), prompts, self.place.classify_steps)
-
-    def _replies(self, question: Any, prompts: Sequence[_P], ask: Callable[[list[_P]], list[Reply]]) -> list[Reply]:
-        identity = json.dumps([_identity(self.keys), question], sort_keys=True)
-        keys = {prompt: _hash(identity, prompt) for prompt in dict.fromkeys(prompts)}
-        known = self.cache.get(keys.values())
-        new = [prompt for prompt, key in keys.items() if key not in known]
-        if new and not self._is_open:
-            self.place.open()
-            self._is_open = True
-        for start in range(0, len(new), _AT_A_TIME):
-            part = new[start : start + _AT_A_TIME]
-            asked = dict(zip(map(keys.__getitem__, part), ask(part), strict=True))
-            self.cache.put({key: reply for key, reply in asked.items() if reply.error is None})
-            known |= asked
-        replies = []
-        for key in map(keys.__getitem__, prompts):
-            replies.append(known[key])
-            known[key] = replace(known[key], cached=known[key].error is None)
-        return replies
-
-
-def _identity(keys: ModelKeys) -> dict[str, Any]:
-    """All of a model and its place that decides its replies. What a server has behind a name, nobody here knows."""
-    of_chat = {name: value for name in _OF_CHAT if (value := getattr(keys, name, None))}
-    if keys.runs_on == "server":
-        return {"url": keys.url, "model": keys.model, "revision": keys.revision} | of_chat
-    names = ("model", "revision", "tokenizer", "runs_on", "dtype", "max_model_len")
-    adapter = getattr(keys, "adapter", None)
-    files = {"files": fingerprint(keys.model)} | ({"adapter": fingerprint(adapter)} if adapter else {})
-    return {name: getattr(keys, name) for name in names} | files | of_chat
-
-
-def _hash(identity: str, prompt: str | StepPrompt) -> str:
-    asked = prompt if isinstance(prompt, str) else asdict(prompt)
-    return hashlib.sha256(json.dumps([identity, asked]).encode()).hexdigest()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from oger_recipe.errors import RecipeError
 from oger_recipe.remote_code import may_run
-from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys, WriterKeys
+from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.rewards.models.likelihood import likelihood_reply, response_length, response_log_probs
 from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt, Told
 from oger_recipe.rewards.models.step_models import load_step_model, step_logits, step_reply
@@ -32,8 +32,7 @@ class ProcessPlace:
         self._loaded: tuple[Any, Any] | None = None  # tokenizer and model
 
     def open(self) -> None:
-        makers = {WriterKeys: _writer, ProcessKeys: load_step_model}
-        self._model(next((make for kind, make in makers.items() if isinstance(self._keys, kind)), _head))
+        self._model(_writer if self._keys.writes else load_step_model if self._keys.scores_steps else _head)
 
     def close(self) -> None:
         pass
@@ -62,13 +61,12 @@ class ProcessPlace:
         return [replies[row] for row in range(len(prompts))]
 
     def classify_steps(self, prompts: Sequence[StepPrompt]) -> list[Reply]:
-        assert isinstance(self._keys, ProcessKeys)
         tokenizer, model = self._model(load_step_model)
         tokens, replies = self._tokens(model, [list(prompt.tokens) for prompt in prompts], 0)
         for rows in _batches(tokens):
             batch = padded([tokens[row] for row in rows], 0, left=False).to(model.device)
-            logits = step_logits(self._keys, tokenizer, model, batch, [prompts[row] for row in rows])
-            replies |= {row: step_reply(self._keys, each) for row, each in zip(rows, logits, strict=True)}
+            logits = step_logits(self._keys.prm, tokenizer, model, batch, [prompts[row] for row in rows])
+            replies |= {row: step_reply(self._keys.prm, each) for row, each in zip(rows, logits, strict=True)}
             self._tell(len(replies), len(prompts))
         return [replies[row] for row in range(len(prompts))]
 

@@ -1,39 +1,31 @@
-"""The keys of sources that ask a model."""
+"""The keys of sources that ask a model: which model, where it runs, how it is asked."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 from oger_recipe.algorithm.steps import AGGREGATES, CREDITS
-from oger_recipe.embedding import PARTS
-from oger_recipe.ranges import COUNT, COUNT_OR_NONE, PART, POSITIVE, SHARE, WEIGHT
-from oger_recipe.rewards.keys import Keys, key
-from oger_recipe.rewards.models.place import Sampling
-from oger_recipe.rewards.models.plugin import (
-    EXAMPLE,
-    FIRST,
-    OF_RUBRICS,
-    OF_SEVERAL,
-    OF_STEPS,
-    Example,
-    plugin_problem,
-    ready_made,
-)
+from oger_recipe.ranges import COUNT, COUNT_OR_NONE, PART, POSITIVE, WEIGHT
+from oger_recipe.rewards.keys import key
+from oger_recipe.rewards.models.asking import RewardModel
+from oger_recipe.rewards.models.place import Place, Reply, Sampling, StepPrompt
+from oger_recipe.rewards.models.plugin import EXAMPLE, Example, Plugin
 from oger_recipe.rewards.models.step_formats import FORMATS, SCORERS, Format
+from oger_recipe.rewards.spec import Keys, SourceSpec, Surroundings
 from oger_recipe.seeds import stable_seed
 
 PLACES = ("engine", "process", "server")
 APIS = ("chat", "completions")
-OTHERS = ("answer", "teacher")
 HEADS = ("classify", "pooling", "embeddings")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
-_OF_A_SERVER = (
+OF_A_SERVER = (
     "api", "head", "api_key_env", "concurrency", "requests_per_minute", "request_limit_s", "attempts", "step_limit_s",
 )  # fmt: skip
-_OF_A_MODEL_HERE = ("tensor_parallel_size", "gpu_memory_utilization", "max_model_len", "dtype")
+OF_A_MODEL_HERE = ("tensor_parallel_size", "gpu_memory_utilization", "max_model_len", "dtype")
 _OF_AN_ENGINE = ("tensor_parallel_size", "gpu_memory_utilization")
 _SHARED_BY_ENTRIES = (
     "model", "revision", "tokenizer", "tensor_parallel_size", "gpu_memory_utilization", "max_model_len", "dtype",
@@ -51,9 +43,27 @@ _OF_TEMPLATES = (
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
+@dataclass(frozen=True)
+class Question:
+    """How a model of an entry is asked: through a plugin (None: through none) about judged things such as `example`,
+    whose text has so many whole responses in it, and so many tokens behind it, which the model writes or needs."""
+
+    model: ModelKeys
+    plugin: Plugin | None = None
+    example: Any = "x"
+    responses: int = 1
+    room: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelKeys(Keys):
-    """Which model, where it runs, and what it may take there."""
+    """Which model, where it runs, and what it may take there.
+
+    writes: it is asked for texts; scores_steps: for a number at each step of a text; otherwise for its head's number.
+    """
+
+    writes: ClassVar[bool] = False
+    scores_steps: ClassVar[bool] = False
 
     model: str = key(help="folder, hub name, or the name that a server gives it")
     revision: str | None = key(None, "revision of a hub model")
@@ -118,6 +128,29 @@ class ModelKeys(Keys):
         """The models of the entry, each with its own keys."""
         return (self,)
 
+    def questions(self) -> list[Question]:
+        """Say how each of the entry's models is asked; nothing is started."""
+        return [Question(model) for model in self.models]
+
+    def try_out(self, place: Place) -> Reply:
+        """Ask the model, in its place, the shortest question of its kind."""
+        (reply,) = place.classify(["Hello."])
+        return reply
+
+    @property
+    def drops_overflow(self) -> bool:
+        return self.on_overflow == "drop_group"
+
+    @property
+    def prm(self) -> ProcessKeys:
+        """These keys, where the model scores steps."""
+        raise TypeError(f"{self.model} scores no steps")
+
+    @property
+    def request(self) -> Mapping[str, Any]:
+        """What a server's requests say beside what the recipe says."""
+        return {}
+
     def of_engine(self) -> ModelKeys:
         """What it has in common with other entries that may share its engine."""
         return ModelKeys(**{name: getattr(self, name) for name in _SHARED_BY_ENTRIES})
@@ -144,9 +177,9 @@ class ModelKeys(Keys):
         for each in fields(ModelKeys):
             if getattr(self, each.name) == each.default:
                 continue
-            if each.name in _OF_A_SERVER and not self.urls:
+            if each.name in OF_A_SERVER and not self.urls:
                 yield f"{each.name} is for a server, and there is no url"
-            elif each.name in _OF_A_MODEL_HERE and self.url is not None:
+            elif each.name in OF_A_MODEL_HERE and self.url is not None:
                 yield f"{each.name} is the server's own affair: leave it out, or leave out url"
             elif each.name in _OF_AN_ENGINE and self.runs_on == "process":
                 yield f"{each.name} is for an engine, and this model runs in this process"
@@ -189,6 +222,10 @@ class ChatKeys(ModelKeys):
     )
 
     @property
+    def request(self) -> Mapping[str, Any]:
+        return self.extra_body or {}
+
+    @property
     def chats(self) -> bool:
         by_chat = self.tokenizer is None if self.api is None else self.api == "chat"
         return self.runs_on == "server" and by_chat
@@ -210,23 +247,82 @@ class ChatKeys(ModelKeys):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriterKeys(ChatKeys):
-    """A model that writes."""
+class PromptKeys(ModelKeys):
+    """A model that reads a prompt of the data."""
 
     prompt_column: str | None = key(
         None,
-        "column of the data with the judge's prompt (default: rm_prompt where it is there, else the problem)",
+        "column of the data with the model's prompt (default: rm_prompt where it is there, else the problem)",
         column="text",
     )
-    temperature: float = key(0.0, "of the judge; 0 is greedy", range=WEIGHT)
-    top_p: float = key(1.0, "nucleus of the judge", range=PART)
-    max_new_tokens: int = key(1024, "longest reply", range=COUNT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginKeys(PromptKeys):
+    """A model that is asked through a plugin."""
+
     plugin_limit_s: float = key(
         60.0, "seconds that each of the plugin's functions may take for the rows of a step", range=POSITIVE
     )
     plugin_memory_limit_mb: int = key(
         8192, "MiB of address space that the plugin may take beside what it has when it is loaded", range=COUNT
     )
+
+    def plugin_at(
+        self, path: Path, needed: Mapping[str, int], judges: str = "responses", example: Example | None = EXAMPLE
+    ) -> Plugin:
+        """Make the plugin of a file, with the model's tokenizer; see `Plugin`.
+
+        The example is for plugins that may not ask as the entry says: without a tokenizer, or in a chat template that
+        the entry changes.
+        """
+        tokenizer, revision = (None, None) if self.chats else self.tokenizer_files
+        chat = None if self.chats else self.of_chat_template
+        return Plugin(
+            path,
+            tokenizer,
+            revision,
+            self.plugin_limit_s,
+            needed,
+            memory_limit_mb=self.plugin_memory_limit_mb,
+            judges=judges,
+            chat=chat,
+            example=example if tokenizer is None or chat is not None else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueKeys(PluginKeys):
+    """A kind with one value for each response, which `oger judge-eval` can hold against labels.
+
+    threshold: the least value that says label 1; None: it compares pairs of answers.
+    """
+
+    threshold: ClassVar[float | None] = 0.5
+
+    @property
+    def reads_rubric(self) -> str | None:
+        """The column with the rubric that it holds answers against."""
+        return None
+
+    def reward_model(self, spec: SourceSpec, surroundings: Surroundings) -> RewardModel:
+        """Make what is asked for values."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriterKeys(ChatKeys, PluginKeys):
+    """A model that writes."""
+
+    writes: ClassVar[bool] = True
+
+    temperature: float = key(0.0, "of the judge; 0 is greedy", range=WEIGHT)
+    top_p: float = key(1.0, "nucleus of the judge", range=PART)
+    max_new_tokens: int = key(1024, "longest reply", range=COUNT)
+
+    def try_out(self, place: Place) -> Reply:
+        (reply,) = place.generate(["Hello."], Sampling(max_new_tokens=1))
+        return reply
 
     def combined(self) -> Iterator[str]:
         yield from super().combined()
@@ -239,112 +335,15 @@ class WriterKeys(ChatKeys):
         return Sampling(self.temperature, self.top_p, self.max_new_tokens, drawn)
 
 
-@dataclass(frozen=True, kw_only=True)
-class JudgeKeys(WriterKeys):
-    """A model that writes, and the plugin that reads a score from what it wrote."""
-
-    plugin: str = key(help="file with rm_preprocess and rm_postprocess, or the name of a ready-made one")
-
-    @property
-    def bounds(self) -> tuple[float, float] | None:
-        return (0.0, 1.0) if self.plugin in ready_made() else None
-
-    def combined(self) -> Iterator[str]:
-        yield from super().combined()
-        if self.plugin in OF_STEPS:
-            yield f"plugin {self.plugin!r} judges steps of reasoning: it is for kind process, with scorer judge"
-        if self.plugin in OF_RUBRICS:
-            yield f"plugin {self.plugin!r} reads the criteria of a rubric: it is for kind rubric"
-        yield from filter(None, [plugin_problem(self.plugin, example=self.example if self.chats else None)])
-
-    @property
-    def example(self) -> Example:
-        """A prompt and what is judged, to try the plugin with."""
-        return EXAMPLE
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairwiseKeys(JudgeKeys):
-    """A model that compares each response with another answer, in both orders."""
-
-    plugin: str = key("pairwise", "as for a judge; rm_preprocess gets pairs of answers in place of responses")
-    against: str = key(
-        "answer", "what a response is compared with: the reference answer, or a teacher's", choices=OTHERS
-    )
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        return 0.0, 1.0
-
-    @property
-    def example(self) -> Example:
-        return OF_SEVERAL
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClassifierKeys(ModelKeys):
-    """A model with a head that gives a number (Bradley-Terry)."""
-
-    prompt_column: str | None = key(
-        None,
-        "column of the data with the model's prompt (default: rm_prompt where it is there, else the problem)",
-        column="text",
-    )
-    plugin: str | None = key(
-        None, "file with rm_preprocess, which makes the text (default: the model's chat template)"
-    )
-    plugin_limit_s: float = key(60.0, "seconds that the plugin may take for the rows of a step", range=POSITIVE)
-    plugin_memory_limit_mb: int = key(
-        8192, "MiB of address space that the plugin may take beside what it has when it is loaded", range=COUNT
-    )
-
-    def combined(self) -> Iterator[str]:
-        yield from super().combined()
-        if self.api is not None:
-            yield "api is for judges; heads are asked as head says"
-        if self.plugin is not None:
-            yield from filter(None, [plugin_problem(self.plugin, FIRST)])
-
-
-@dataclass(frozen=True, kw_only=True)
-class CritiqueKeys(WriterKeys):
-    """A model that writes a critique, which a head then reads: `critic` writes, `model` is the head."""
-
-    critic: str = key(help="folder or hub name of the model that writes the critique, or what its server calls it")
-    critic_url: str | None = key(None, "base address of the critic's server (default: it runs where the head does)")
-
-    @property
-    def models(self) -> tuple[ModelKeys, ...]:
-        """The critic's keys and the head's; what is said of limits and sizes holds for both."""
-        own = {each.name: getattr(self, each.name) for each in fields(WriterKeys)}
-        critic = own | {"model": self.critic, "revision": None, "tokenizer": None, "head": ModelKeys.head}
-        if self.critic_url is not None:
-            critic |= {"url": self.critic_url, "place": None}
-        head = {each.name: own[each.name] for each in fields(ModelKeys)} | {"api": None}
-        if (critic["url"] is None) != (head["url"] is None):  # each leaves out what is for the other's place
-            for model in (critic, head):
-                for name in _OF_A_SERVER if model["url"] is None else _OF_A_MODEL_HERE:
-                    model.pop(name, None)
-        return WriterKeys(**critic), ClassifierKeys(**head)
-
-    def combined(self) -> Iterator[str]:
-        critic, head = self.models
-        of_critic = critic.combined()
-        if self.critic_url is not None:
-            of_critic = (re.sub("^url: ", "critic_url: ", problem) for problem in of_critic)
-        yield from dict.fromkeys([*of_critic, *head.combined()])
-
-    @property
-    def urls(self) -> dict[str, str]:
-        return super().urls | ({"critic_url": self.critic_url} if self.critic_url is not None else {})
-
-
 SCALES = ("probability", "difference")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepKeys(ModelKeys):
     """A model that scores steps of reasoning."""
+
+    reads_steps: ClassVar[bool] = True
+    if_below: ClassVar[str] = "wrong steps would be paid more than right ones"
 
     scorer: str | None = key(
         None,
@@ -389,14 +388,11 @@ class StepKeys(ModelKeys):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessKeys(StepKeys):
-    """A process reward model (PRM): a score for each step of reasoning."""
+class ProcessKeys(StepKeys, PromptKeys):
+    """A process reward model (PRM): a score for each step of reasoning, at tags or by labels."""
 
-    prompt_column: str | None = key(
-        None,
-        "column of the data with the model's prompt (default: rm_prompt where it is there, else the problem)",
-        column="text",
-    )
+    scores_steps: ClassVar[bool] = True
+
     format: str | None = key(
         None,
         "how question and steps are written: as this PRM was trained; it also says scorer, tag, good, bad and "
@@ -431,6 +427,14 @@ class ProcessKeys(StepKeys):
         return self.runs_on != "server"
 
     @property
+    def prm(self) -> ProcessKeys:
+        return self
+
+    def try_out(self, place: Place) -> Reply:
+        (reply,) = place.classify_steps([StepPrompt(tokens=(0, 1), ends=(1,))])
+        return reply
+
+    @property
     def is_loaded_by_us(self) -> bool:
         return self.format is not None and self.written.scorer == "token_head"
 
@@ -463,24 +467,3 @@ class ProcessKeys(StepKeys):
             )
         if self.adapter is not None and self.url is not None:
             yield "adapter is the server's own affair: leave it out, or leave out url"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimilarityKeys(Keys):
-    """How close a response is to the reference answer, by the run's encoder, through a curve."""
-
-    reference: str | None = key(None, "column of the data with the reference (default: the answer)", column="anything")
-    part: str = key(
-        "answer", "what of a response is compared: all, its thought, or its answer (behind </think>)", choices=PARTS
-    )
-    low: float = key(0.65, "cosine up to which the value is `floor`", range=SHARE)
-    high: float = key(0.85, "cosine from which the value is 1", range=SHARE)
-    floor: float = key(0.1, "value of low similarity", range=SHARE)
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        return self.floor, 1.0
-
-    def combined(self) -> Iterator[str]:
-        if self.low >= self.high:
-            yield f"low {self.low} has to be below high {self.high}"

@@ -12,12 +12,28 @@ from torch import Tensor
 
 from oger_recipe.algorithm.implicit import implicit_step_rewards, outcome_losses
 from oger_recipe.errors import RecipeError
+from oger_recipe.ranges import COUNT, POSITIVE, SHARE
+from oger_recipe.rewards.keys import key
 from oger_recipe.rewards.models.in_process import ProcessPlace, padded
+from oger_recipe.rewards.models.keys import StepKeys
 from oger_recipe.rewards.models.likelihood import padded_log_probs, response_log_probs, step_index
 from oger_recipe.rewards.models.place import StepPrompt
-from oger_recipe.rewards.models.scorer_keys import ImplicitKeys
 
 _OPTIMIZER = "optimizer.pt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningKeys(StepKeys):
+    """A language model that may learn from verified outcomes."""
+
+    beta: float = key(0.05, "reward of a nat that the model finds a step likelier by", range=POSITIVE)
+    learning_rate: float | None = key(
+        None, "of the model, which learns from the outcomes of each step's rollouts (default: it stays as it is)",
+        range=SHARE,
+    )  # fmt: skip
+    batch_size: int | None = key(None, "rows of one update (default: all of a step)", range=COUNT)
+    micro_batch_size: int = key(8, "rows that it learns from at a time", range=COUNT)
+    max_grad_norm: float = key(1.0, "norm to which gradients are clipped", range=POSITIVE)
 
 
 @dataclass(frozen=True)
@@ -33,7 +49,7 @@ class Learnt:
 class Learner:
     """Trains the model of a place, with AdamW, without weight decay and dropout. Weights and optimizer are float32."""
 
-    def __init__(self, keys: ImplicitKeys, place: ProcessPlace) -> None:
+    def __init__(self, keys: LearningKeys, place: ProcessPlace) -> None:
         assert keys.learning_rate
         self._keys, self._place = keys, place
         self._optimizer: torch.optim.Optimizer | None = None

@@ -20,7 +20,7 @@ import torch
 
 from oger_recipe.endpoint import Endpoint, Failed, api_key, checked_address
 from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys, WriterKeys
+from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.rewards.models.limits import TokenBucket
 from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt, Told
 from oger_recipe.rewards.models.step_models import step_reply
@@ -78,9 +78,8 @@ class ServerPlace:
         pass
 
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Reply]:
-        assert isinstance(self._keys, WriterKeys)
         settings: dict[str, Any] = {
-            **(self._keys.extra_body or {}),
+            **self._keys.request,
             "model": self._keys.model,
             "max_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,
@@ -110,9 +109,8 @@ class ServerPlace:
         return self._answers([_Question("/pooling", self._steps(prompt), beside=True) for prompt in prompts], bodies)
 
     def _steps(self, prompt: StepPrompt) -> Callable[[Any], Reply]:
-        """Reads numbers for every token."""
-        assert isinstance(self._keys, ProcessKeys)
-        keys = self._keys
+        """Read numbers for every token."""
+        keys = self._keys.prm
 
         def read(answer: Any) -> Reply:
             try:
@@ -268,12 +266,7 @@ def probe(keys: ModelKeys) -> str:
     names = asyncio.run(place.models())
     if names and keys.model not in names:
         raise ValueError(f"{keys.url} has no model {keys.model}; it has {', '.join(names)}")
-    if isinstance(keys, WriterKeys):
-        (reply,) = place.generate(["Hello."], Sampling(max_new_tokens=1))
-    elif isinstance(keys, ProcessKeys):
-        (reply,) = place.classify_steps([StepPrompt(tokens=(0, 1), ends=(1,))])
-    else:
-        (reply,) = place.classify(["Hello."])
+    reply = keys.try_out(place)
     if reply.error is not None:
         raise ValueError(f"{keys.url} does not answer with {keys.model}: {reply.error}")
     return f"{keys.model} answers at {keys.url}"

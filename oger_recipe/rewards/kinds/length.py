@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from oger_recipe.ranges import COUNT, COUNT_OR_NONE
-from oger_recipe.rewards.keys import Keys, key
+from oger_recipe.rewards.keys import key
 from oger_recipe.rewards.sources import Group, Scores, of_rows
+from oger_recipe.rewards.spec import Keys, SourceSpec, Surroundings
 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthKeys(Keys):
+    reads_rows: ClassVar[bool] = False
+    is_length: ClassVar[bool] = True
+    if_below: ClassVar[str] = "its values are 0 or less, and long answers would be paid"
+
     budget: int = key(
         help="tokens of a response, its end-of-sequence token among them, that cost nothing", range=COUNT_OR_NONE
     )
@@ -30,6 +36,9 @@ class LengthKeys(Keys):
         if self.budget >= self.limit:
             yield f"budget {self.budget} has to be below limit {self.limit}"
 
+    def source(self, spec: SourceSpec, surroundings: Surroundings) -> Length:
+        return Length(self.budget, self.limit)
+
 
 @dataclass(frozen=True)
 class Length:
@@ -42,11 +51,6 @@ class Length:
 
     budget: int
     limit: int
-
-    @classmethod
-    def of(cls, keys: Keys) -> Length:
-        assert isinstance(keys, LengthKeys)
-        return cls(keys.budget, keys.limit)
 
     def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
         tokens = of_rows(groups, lambda group: group.tokens, dtype=torch.float32)

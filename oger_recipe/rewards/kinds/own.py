@@ -28,36 +28,62 @@ from torch import Tensor
 
 from oger_recipe.errors import RecipeError
 from oger_recipe.rewards.foreign import Form, answers_of, form_of, is_async
-from oger_recipe.rewards.keys import Keys, read_number, unknown
+from oger_recipe.rewards.keys import read_number, unknown
 from oger_recipe.rewards.sources import ANSWER, Group, Scores, Source, components_of
+from oger_recipe.rewards.spec import Keys, SourceSpec, Surroundings, further_keys
 from oger_recipe.rewards.values import is_list
 from oger_recipe.secrets import redacted, said_by
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keywords(Keys):
-    """The further keys of an entry whose kind is a class of the user's."""
+class OwnKeys(Keys):
+    """An import path as the kind, and the further keys of its entry, keyword arguments of a class of the user's."""
 
+    path: str = ""
     given: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Self:
-        return cls(given={name: read_number(value) for name, value in entry.items()})
+        further = further_keys(entry)
+        return cls(path=entry["kind"], given={name: read_number(value) for name, value in further.items()})
+
+    @classmethod
+    def unknown_keys(cls, entry: Mapping[str, Any]) -> Iterator[str]:
+        yield from ()
+
+    @classmethod
+    def problems(cls, entry: Mapping[str, Any]) -> Iterator[str]:
+        try:
+            imported(entry["kind"])
+        except ValueError as error:
+            yield f"kind {error}"
+        else:
+            yield from keyword_problems(entry["kind"], further_keys(entry))
 
     def columns(self) -> Iterator[tuple[str, str, str]]:
         yield from ()
 
+    @property
+    def is_own(self) -> bool:
+        return True
 
-def make_own(name: str, path: str, keywords: Mapping[str, Any]) -> Source:
-    """Make the source ``name`` of an import path. Raises RecipeError for a class that cannot be made."""
-    found = imported(path)
-    if not inspect.isclass(found):
-        form = form_of(found)
-        return OwnFunction(found) if form is None else ForeignFunction(found, form)
-    try:
-        return OwnClass(found(**keywords))
-    except Exception as error:
-        raise RecipeError(f"the reward source {name!r} cannot be made by {path}: {reason(error)}") from error
+    def arguments(self) -> list[str]:
+        found = imported(self.path)
+        form = None if inspect.isclass(found) else form_of(found)
+        return [] if form is None else form.required_columns(found)
+
+    def source(self, spec: SourceSpec, surroundings: Surroundings) -> Source:
+        """Make the source of the import path. Raises RecipeError for a class that cannot be made."""
+        found = imported(self.path)
+        if not inspect.isclass(found):
+            form = form_of(found)
+            return OwnFunction(found) if form is None else ForeignFunction(found, form)
+        try:
+            return OwnClass(found(**self.given))
+        except Exception as error:
+            raise RecipeError(
+                f"the reward source {spec.name!r} cannot be made by {self.path}: {reason(error)}"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -228,13 +254,6 @@ def imported(path: str) -> Any:
     elif is_async(found):
         raise ValueError(f"{path!r} is async, which a function of a group cannot be: let it run its own event loop")
     return found
-
-
-def required_columns(path: str) -> list[str]:
-    """Name the columns of the data that a function at an import path has to be handed."""
-    found = imported(path)
-    form = None if inspect.isclass(found) else form_of(found)
-    return [] if form is None else form.required_columns(found)
 
 
 def keyword_problems(path: str, keywords: Mapping[str, Any]) -> Iterator[str]:

@@ -4,30 +4,109 @@ may learn from the verified outcomes of each step's rollouts."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from oger_recipe.algorithm.implicit import implicit_step_rewards, outcome_accuracy, pair_accuracy
+from oger_recipe.algorithm.steps import AGGREGATES
 from oger_recipe.errors import RecipeError
+from oger_recipe.rewards.keys import key
+from oger_recipe.rewards.kinds.process import ProcessSource
 from oger_recipe.rewards.models.asking import Judged, ask_about, no_reply
 from oger_recipe.rewards.models.in_process import ProcessPlace
-from oger_recipe.rewards.models.keys import ModelKeys
-from oger_recipe.rewards.models.learning import Learner
+from oger_recipe.rewards.models.keys import ModelKeys, Question, StepKeys, WriterKeys
+from oger_recipe.rewards.models.learning import Learner, LearningKeys
 from oger_recipe.rewards.models.likelihood import padded_log_probs, step_index, written
 from oger_recipe.rewards.models.place import Likelihoods, Reply, StepPrompt
 from oger_recipe.rewards.models.plugin import Failed
-from oger_recipe.rewards.models.process import ProcessSource
-from oger_recipe.rewards.models.scorer_keys import ImplicitKeys
 from oger_recipe.rewards.models.tokens import load_tokenizer
 from oger_recipe.rewards.sources import Group, Scores, Source
+from oger_recipe.rewards.spec import SourceSpec, Surroundings
 
-if TYPE_CHECKING:
-    from oger_recipe.rewards.kinds import SourceSpec, Surroundings
+UPDATES = ("before", "after")
+_OF_LEARNING = ("update", "batch_size", "micro_batch_size", "max_grad_norm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImplicitKeys(LearningKeys):
+    """An implicit PRM (PRIME): how much likelier the model finds a step than a reference does."""
+
+    gives_rewards: ClassVar[bool] = True
+
+    reference: str | None = key(
+        None, "folder or hub name of the reference, a model with the same tokenizer (default: the model as it was)"
+    )
+    update: str = key(
+        "before",
+        "whether it learns from rollouts before it rewards them, which reads them once more, or after that",
+        choices=UPDATES,
+    )
+    aggregate: str = key("sum", "what makes one number of the rewards of a row's steps", choices=AGGREGATES)
+
+    @property
+    def bounds(self) -> None:
+        return None
+
+    @property
+    def learns(self) -> bool:
+        return bool(self.learning_rate)
+
+    @property
+    def runs_on(self) -> str:
+        return self.place or ("server" if self.url else "process" if self.learns else "engine")
+
+    @property
+    def models(self) -> tuple[ModelKeys, ...]:
+        """The model's keys and the reference's. A model that learns is float32: steps of 1e-6 are lost in 16 bits."""
+        shared = {each.name: getattr(self, each.name) for each in fields(ModelKeys)}
+        shared |= {"place": self.runs_on, "cache": False}
+        model = WriterKeys(**shared)
+        reference = model
+        if self.reference not in (None, self.model):
+            reference = WriterKeys(**shared | {"model": self.reference, "revision": None, "tokenizer": None})
+        return (replace(model, dtype="float32") if self.learns else model), reference
+
+    def questions(self) -> list[Question]:
+        room = int(self.runs_on == "engine")  # vLLM says no log-probabilities of a prompt without a reply
+        return [Question(model, room=room) for model in self.models]
+
+    def source(self, spec: SourceSpec, surroundings: Surroundings) -> Source:
+        model, reference = (_place_of(each, surroundings) for each in self.models)
+        scorer = ImplicitScorer(self, model, reference)
+        if not isinstance(model, ProcessPlace) or not self.learns:
+            return ImplicitSource(self, scorer)
+        return LearningSource(self, scorer, Learner(self, model))
+
+    def combined(self) -> Iterator[str]:
+        yield from super().combined()
+        if self.runs_on == "server":
+            yield (
+                "scorer implicit runs in this process or in an engine: servers have no request in common for how "
+                "likely a given text is; leave out url"
+            )
+        if self.learns and self.runs_on == "engine":
+            yield "learning_rate with place engine: what an engine has loaded does not learn; use place process"
+        if self.learns and self.dtype not in ("auto", "float32"):
+            yield f"dtype {self.dtype} with learning_rate: a model that learns is kept in float32; leave dtype out"
+        if not self.learns and self.reference in (None, self.model):
+            yield (
+                "reference is the model itself, and without learning_rate every reward would be 0: name a reference, "
+                "or a learning_rate (PRIME: 1e-6)"
+            )
+        for name in _OF_LEARNING:
+            if not self.learns and getattr(self, name) != getattr(ImplicitKeys, name):
+                yield f"{name} is for a model that learns (learning_rate)"
+        if self.scale != StepKeys.scale:
+            yield "scale is for probabilities, and rewards of scorer implicit are none; leave it out"
+        if self.aggregate == "product":
+            yield "aggregate product: rewards of scorer implicit are no probabilities; use sum, mean, min or last"
+        if not self.cache:
+            yield "cache is for replies, and scorer implicit keeps none; leave it out"
 
 
 class ImplicitScorer:
@@ -174,18 +253,6 @@ def _pair_accuracy(
         of_rows[place], right[place], counted[place] = reward, outcome, True
     share = pair_accuracy(of_rows, right, counted)
     return {} if share.isnan() else {"pair_accuracy": share.item()}
-
-
-def implicit_source(spec: SourceSpec, surroundings: Surroundings) -> Source:
-    """The source of an entry."""
-    keys = spec.keys
-    assert isinstance(keys, ImplicitKeys)
-    model, reference = (_place_of(each, surroundings) for each in keys.models)
-    scorer = ImplicitScorer(keys, model, reference)
-    if not keys.learns:
-        return ImplicitSource(keys, scorer)
-    assert isinstance(model, ProcessPlace)
-    return LearningSource(keys, scorer, Learner(keys, model))
 
 
 def _place_of(keys: ModelKeys, surroundings: Surroundings) -> Likelihoods:

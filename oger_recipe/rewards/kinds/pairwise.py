@@ -3,23 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import Tensor
 
+from oger_recipe.rewards.keys import key
+from oger_recipe.rewards.kinds.judge import JudgeKeys
 from oger_recipe.rewards.models.asking import Judged, RewardModel, score_rows
-from oger_recipe.rewards.models.judge import Judge, judge_metrics
-from oger_recipe.rewards.models.keys import PairwiseKeys
-from oger_recipe.rewards.models.plugin import Failed
-from oger_recipe.rewards.sources import Group, Scores
+from oger_recipe.rewards.models.keys import Question
+from oger_recipe.rewards.models.plugin import OF_SEVERAL, Example, Failed
+from oger_recipe.rewards.models.writer import judge_metrics
+from oger_recipe.rewards.sources import Group, Scores, Source
+from oger_recipe.rewards.spec import SourceSpec, Surroundings
 
-if TYPE_CHECKING:
-    from oger_recipe.rewards.kinds import SourceSpec, Surroundings
-
+OTHERS = ("answer", "teacher")
 TIE = 0.5
 
 Pair = tuple[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairwiseKeys(JudgeKeys):
+    """A model that compares each response with another answer, in both orders."""
+
+    threshold: ClassVar[None] = None
+
+    plugin: str = key("pairwise", "as for a judge; rm_preprocess gets pairs of answers in place of responses")
+    against: str = key(
+        "answer", "what a response is compared with: the reference answer, or a teacher's", choices=OTHERS
+    )
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return 0.0, 1.0
+
+    @property
+    def example(self) -> Example:
+        return OF_SEVERAL
+
+    @property
+    def reads_teachers(self) -> bool:
+        return self.against == "teacher"
+
+    def questions(self) -> list[Question]:
+        (question,) = super().questions()
+        return [replace(question, example=["x", "x"], responses=2 if self.reads_teachers else 1)]
+
+    def source(self, spec: SourceSpec, surroundings: Surroundings) -> Source:
+        return PairwiseSource(self, self.reward_model(spec, surroundings))
 
 
 @dataclass(frozen=True)
@@ -56,25 +88,27 @@ def compare(judge: RewardModel, prompts: Sequence[str], pairs: Sequence[Pair]) -
     return [Compared(*both) for both in zip(judged[: len(pairs)], judged[len(pairs) :], strict=True)]
 
 
+@dataclass(frozen=True)
 class PairwiseSource:
     """Whether a response is better (1) than the reference answer or a teacher's, as good (0.5), or worse (0)."""
 
-    def __init__(self, spec: SourceSpec, surroundings: Surroundings) -> None:
-        keys = spec.keys
-        assert isinstance(keys, PairwiseKeys)
-        self._judge, self._keys = Judge.of(spec, surroundings), keys
-        self.overlaps = keys.runs_on == "server"
+    keys: PairwiseKeys
+    model: RewardModel
+
+    @property
+    def overlaps(self) -> bool:
+        return self.keys.runs_on == "server"
 
     def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
-        return score_rows(groups, wanted, self._keys.prompt_column, self._ask, self._pair)
+        return score_rows(groups, wanted, self.keys.prompt_column, self._ask, self._pair)
 
     def _pair(self, group: Group, row: int) -> Pair | Failed:
-        if self._keys.against == "answer":
+        if self.keys.against == "answer":
             return group.responses[row], group.answer
         return (group.responses[row], group.teachers[0]) if group.teachers else Failed("the prompt has no teacher")
 
     def _ask(self, prompts: list[str], pairs: list[Pair]) -> tuple[list[Judged], Mapping[str, float]]:
-        compared = compare(self._judge, prompts, pairs)
+        compared = compare(self.model, prompts, pairs)
         both = [judged for each in compared for judged in (each.forth, each.back)]
         read = max(sum(each.error is None for each in compared), 1)
         changes = sum(each.order_changes for each in compared) / read

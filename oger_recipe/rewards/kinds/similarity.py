@@ -1,28 +1,56 @@
-"""How close a response is to the reference answer: the cosine of their embeddings, through a curve."""
+"""Kind similarity: the cosine of a response's and the reference answer's embeddings, through a curve."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from oger_recipe.algorithm.similarity_curve import similarity_reward
+from oger_recipe.embedding import PARTS
 from oger_recipe.embedding.base import Encoder, part_of
 from oger_recipe.embedding.cache import EmbeddingCache
-from oger_recipe.embedding.encoder import MakeEncoder, make_encoder
 from oger_recipe.embedding.settings import EncoderSettings
-from oger_recipe.rewards.models.keys import SimilarityKeys
-from oger_recipe.rewards.sources import ANSWER, Group, Scores
-
-if TYPE_CHECKING:
-    from oger_recipe.settings.encoder import EmbeddingSettings
+from oger_recipe.ranges import SHARE
+from oger_recipe.rewards.keys import key
+from oger_recipe.rewards.sources import ANSWER, Group, Scores, Source
+from oger_recipe.rewards.spec import Keys, SourceSpec, Surroundings
 
 _NO_REFERENCE = "the row has no reference"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimilarityKeys(Keys):
+    """Kind similarity: how close a response is to the reference answer, by the run's encoder, through a curve."""
+
+    reference: str | None = key(None, "column of the data with the reference (default: the answer)", column="anything")
+    part: str = key(
+        "answer", "what of a response is compared: all, its thought, or its answer (behind </think>)", choices=PARTS
+    )
+    low: float = key(0.65, "cosine up to which the value is `floor`", range=SHARE)
+    high: float = key(0.85, "cosine from which the value is 1", range=SHARE)
+    floor: float = key(0.1, "value of low similarity", range=SHARE)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return self.floor, 1.0
+
+    def combined(self) -> Iterator[str]:
+        if self.low >= self.high:
+            yield f"low {self.low} has to be below high {self.high}"
+
+    def source(self, spec: SourceSpec, surroundings: Surroundings) -> Source:
+        """Load the run's encoder, which reads here all of the texts that it is given."""
+        from oger_recipe.embedding.encoder import make_encoder  # with its libraries
+
+        settings = surroundings.settings.embedding
+        make = surroundings.encoder or make_encoder
+        encoder = make(replace(EncoderSettings.of(settings), part="all"), settings.embedding_batch_size)
+        return Similarity(self, encoder, EmbeddingCache(encoder, Path(settings.embedding_cache)))
 
 
 @dataclass(frozen=True)
@@ -32,14 +60,6 @@ class Similarity:
     keys: SimilarityKeys
     encoder: Encoder
     cache: EmbeddingCache
-
-    @classmethod
-    def of(cls, keys: SimilarityKeys, settings: EmbeddingSettings, make: MakeEncoder | None) -> Similarity:
-        """Load the run's encoder, which reads here all of the texts that it is given."""
-        encoder = (make or make_encoder)(
-            replace(EncoderSettings.of(settings), part="all"), settings.embedding_batch_size
-        )
-        return cls(keys, encoder, EmbeddingCache(encoder, Path(settings.embedding_cache)))
 
     def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
         asked = [(group, row) for group, row in wanted.nonzero().tolist()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,16 +16,23 @@ from torch import Tensor
 from oger_recipe.algorithm.steps import CREDITS, aggregate_steps
 from oger_recipe.rewards.models.asking import Judged, Metrics, ask_about, score_rows, shares
 from oger_recipe.rewards.models.keys import ProcessKeys, StepKeys
-from oger_recipe.rewards.models.place import Reply, StepPrompt
+from oger_recipe.rewards.models.place import Place, Reply, StepPrompt
 from oger_recipe.rewards.models.places import place_of
 from oger_recipe.rewards.models.plugin import Failed
 from oger_recipe.rewards.models.step_text import StepWriter
 from oger_recipe.rewards.models.tokens import load_tokenizer
 from oger_recipe.rewards.models.window import window_of
-from oger_recipe.rewards.sources import ANSWER, OVERFLOW, Group, Scores
+from oger_recipe.rewards.sources import ANSWER, OVERFLOW, Group, Scores, Source
+from oger_recipe.rewards.spec import SourceSpec, Surroundings
 
-if TYPE_CHECKING:
-    from oger_recipe.rewards.kinds import SourceSpec, Surroundings
+
+@dataclass(frozen=True, kw_only=True)
+class TaggedKeys(ProcessKeys):
+    """Kind process with a scorer that is a PRM, step_tag or token_head."""
+
+    def source(self, spec: SourceSpec, surroundings: Surroundings) -> Source:
+        scorer = TaggedSteps(self, place_of(self, surroundings))
+        return ProcessSource(self, scorer, self.prompt_column, worst=worst_probability(spec))
 
 
 class StepScorer(Protocol):
@@ -39,11 +46,10 @@ class StepScorer(Protocol):
 class TaggedSteps:
     """Scorers step_tag and token_head: a text with a tag behind each step, and what the model says at the tags."""
 
-    def __init__(self, spec: SourceSpec, surroundings: Surroundings) -> None:
-        assert isinstance(spec.keys, ProcessKeys)
-        self._keys, self._place = spec.keys, place_of(spec.keys, surroundings)
+    def __init__(self, keys: ProcessKeys, place: Place) -> None:
+        self._keys, self._place = keys, place
         self._writer: StepWriter | None = None
-        self._window = window_of(spec.keys) if spec.keys.on_overflow == "truncate" else None
+        self._window = window_of(keys) if keys.on_overflow == "truncate" else None
 
     def ask(self, prompts: Sequence[str], steps: Sequence[Sequence[str]]) -> list[Judged]:
         if self._writer is None:
@@ -159,13 +165,6 @@ def score_metrics(scores: Tensor, mask: Tensor) -> dict[str, float]:
         "step_min": lowest.mean().item(),
         "last_is_lowest": (last == lowest).float().mean().item(),
     }
-
-
-def tagged_source(spec: SourceSpec, surroundings: Surroundings) -> ProcessSource:
-    """The source of an entry whose scorer is step_tag or token_head."""
-    assert isinstance(spec.keys, ProcessKeys)
-    worst = worst_probability(spec)
-    return ProcessSource(spec.keys, TaggedSteps(spec, surroundings), spec.keys.prompt_column, worst=worst)
 
 
 def worst_probability(spec: SourceSpec) -> float | None:

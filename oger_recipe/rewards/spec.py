@@ -1,0 +1,230 @@
+"""One source of the reward as the user lists it: `Keys` of its kind, `SourceSpec`, and what its source is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_type_hints
+
+import torch
+from torch import Tensor
+
+from oger_recipe.algorithm.normalize import Running, group_normalized
+from oger_recipe.ranges import FINITE
+from oger_recipe.rewards.keys import key, read_number, unknown, value_problem
+from oger_recipe.rewards.models.cache import VerdictCache
+from oger_recipe.rewards.models.place import Place, Told
+from oger_recipe.rewards.sources import Source
+
+if TYPE_CHECKING:
+    from oger_recipe.embedding.encoder import MakeEncoder
+
+
+COMBINATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"add": torch.add, "mul": torch.mul}
+
+# A row's verified reward decides whether a source counts there: reward to bool, same shape.
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "always": lambda rule: torch.ones_like(rule, dtype=torch.bool),
+    "rule_nonzero": lambda rule: rule != 0,
+    "rule_equals_1": lambda rule: rule == 1,
+}
+
+
+# Values and the rows that have one (bool), both [groups, n], and all values of the run so far, to what is weighted.
+NORMALIZE: dict[str, Callable[[Tensor, Tensor, Running], Tensor]] = {
+    "none": lambda values, counted, so_far: values,
+    "group": lambda values, counted, so_far: group_normalized(values, counted),
+    "running": lambda values, counted, so_far: so_far.normalized(values),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keys:
+    """A kind: the keys that its entries may have beside the common ones, and what the recipe has to know of it.
+
+    once: at most one such source; reads_rows: the question and the data's further columns travel to it; reads_steps:
+    responses are cut into steps of reasoning for it; gives_rewards: its scores of steps are rewards, not probabilities
+    that a step is good; if_below: what a weight below 0 would do, where nobody can want that; is_rule: it is the
+    verified reward; is_bonus: it is the exploration bonus, whose weight is a setting of the run; is_length: it charges
+    for length, with values of 0 or less.
+    """
+
+    once: ClassVar[bool] = False
+    reads_rows: ClassVar[bool] = True
+    reads_steps: ClassVar[bool] = False
+    gives_rewards: ClassVar[bool] = False
+    if_below: ClassVar[str] = ""
+    is_length: ClassVar[bool] = False
+    is_rule: ClassVar[bool] = False
+    is_bonus: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> Self:
+        """Take the kind's keys out of an entry that `problems` has nothing against."""
+        return cls(**{each.name: read_number(entry[each.name]) for each in fields(cls) if each.name in entry})
+
+    def source(self, spec: SourceSpec, surroundings: Surroundings) -> Source:
+        """Make the source. Raises RecipeError where it cannot be made."""
+        raise NotImplementedError
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is code of the user's."""
+        return False
+
+    def arguments(self) -> list[str]:
+        """Name the columns of the data that code of the user's has to be handed, but that no key names."""
+        return []
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The lowest and the highest value that such a source gives to a row; None where nobody knows."""
+        return None
+
+    @property
+    def models(self) -> tuple[Any, ...]:
+        """The models that it asks, each with its own ModelKeys."""
+        return ()
+
+    def questions(self) -> Sequence[Any]:
+        """Say how each of the models is asked, a Question of models/keys.py each; nothing is started."""
+        return ()
+
+    @property
+    def learns(self) -> bool:
+        """Whether the source learns from what it scores."""
+        return False
+
+    @property
+    def reads_teachers(self) -> bool:
+        """Whether the source reads teacher trajectories."""
+        return False
+
+    @property
+    def drops_overflow(self) -> bool:
+        """Whether the group of a text that is too long for the source's model has no advantage."""
+        return False
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(each.name for each in fields(cls))
+
+    def columns(self) -> Iterator[tuple[str, str, str]]:
+        """Yield keys that name a column of the training data, with its name and what it holds."""
+        for each in fields(self):
+            if each.metadata["column"] and (name := getattr(self, each.name)) is not None:
+                yield each.name, name, each.metadata["column"]
+
+    @classmethod
+    def unknown_keys(cls, entry: Mapping[str, Any]) -> Iterator[str]:
+        """Yield a sentence for every key that no field is."""
+        known = (*(each.name for each in COMMON), *cls.names())
+        yield from (unknown("key", name, known) for name in entry if name not in known)
+
+    @classmethod
+    def refusals(cls, entry: Mapping[str, Any]) -> Iterator[str]:
+        """Yield a sentence for what other kinds may say with the common keys, and this one may not."""
+        weight = entry.get("weight", 1)
+        is_below = isinstance(weight, int | float) and weight < 0
+        if is_below and cls.if_below:
+            yield f"weight {weight}: it has to be 0 or more for kind {entry.get('kind')}: {cls.if_below}"
+        if entry.get("combine") == "mul" and (is_below or cls.is_length):
+            what = f"weight {weight}" if is_below else f"kind {entry.get('kind')}"
+            yield f"combine mul with {what}: values below 0 would turn the total's sign; use combine add"
+
+    @classmethod
+    def problems(cls, entry: Mapping[str, Any]) -> Iterator[str]:
+        """Yield a sentence for every value that its key cannot have; `combined` is asked where there is none."""
+        hints, wrong = get_type_hints(cls), False
+        for each in fields(cls):
+            if each.name not in entry and each.default is not MISSING:
+                continue
+            problem = value_problem(each.name, entry.get(each.name), hints[each.name], each.metadata)
+            wrong |= problem is not None
+            yield from [problem] if problem else []
+        if not wrong:
+            yield from cls.of(entry).combined()
+
+    def combined(self) -> Iterator[str]:
+        """Yield a sentence for keys that do not go together, or that name what is not there."""
+        yield from ()
+
+
+@dataclass(frozen=True)
+class SourceSpec:
+    """One entry of oger.reward.sources; ``keys``: those that its kind adds."""
+
+    name: str = key(help="a name of letters, digits, '_', '.' and '-', which metrics and samples bear")
+    kind: str = key(help="a name below, or package.module:name of a function or class of your own")
+    weight: float = key(
+        1.0,
+        "factor of its value, below 0 where that is a penalty; the bonus has oger.bonus_weight instead",
+        range=FINITE,
+    )
+    combine: str = key("add", "how its weighted value joins the total of the sources before it", choices=COMBINATIONS)
+    gate: str = key(
+        "always", "where it counts, by the verifier's reward of the row; elsewhere its value is 0", choices=GATES
+    )
+    normalize: str = key(
+        "none",
+        "what its values are compared with before they are weighted: (x - mean) / (std + 1e-6) over the group's rows "
+        "that have one, or over all values of the run so far",
+        choices=NORMALIZE,
+    )
+    worst: float | None = key(
+        None,
+        "value, before its weight, of a row on which it fails by what the response says (default: the worst that the "
+        "kind gives, and where nobody knows that, as of heads and of what is your own, the worst of the run so far, "
+        "and never better than 0)",
+    )
+    keys: Keys = field(default_factory=Keys)
+
+    def source(self, surroundings: Surroundings) -> Source:
+        """Make the source. Raises RecipeError where it cannot be made."""
+        return self.keys.source(self, surroundings)
+
+    @property
+    def lowest(self) -> float | None:
+        """The worst value that it gives to a row; None where nobody knows."""
+        if self.worst is not None or self.keys.bounds is None:
+            return self.worst
+        return self.keys.bounds[self.weight < 0]
+
+    @property
+    def learns_lowest(self) -> bool:
+        """Whether its worst value is known from those that it has given."""
+        return self.lowest is None and not (self.keys.is_rule or self.keys.is_bonus)
+
+
+COMMON = tuple(each for each in fields(SourceSpec) if each.name != "keys")
+
+
+def further_keys(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out of an entry the keys that all have."""
+    return {name: value for name, value in entry.items() if name not in {each.name for each in COMMON}}
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What sources are made of besides their entries.
+
+    settings: the run's (OgerSettings, which import the kinds); engine: starts an engine for a model's keys; seed: the
+    run's; cache: where models' replies are kept (None: nowhere); encoder: makes an encoder (None: it is loaded here);
+    told: who is told of replies as they come from servers and models in this process; around: what is put around each
+    model's place.
+    """
+
+    settings: Any
+    engine: Callable[[Any], Place]
+    seed: int = 0
+    cache: VerdictCache | None = None
+    encoder: MakeEncoder | None = None
+    told: Told | None = None
+    around: Callable[[Any, Place], Place] = lambda keys, place: place
+
+    @classmethod
+    def of(cls, settings: Any, engine: Callable[[Any], Place], seed: int, encoder: MakeEncoder | None = None) -> Self:
+        """Make the surroundings of a run, with the cache that its settings name."""
+        cache = VerdictCache(Path(settings.reward.cache)) if settings.reward.cache else None
+        return cls(settings, engine, seed, cache, encoder)
