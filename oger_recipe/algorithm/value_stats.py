@@ -20,9 +20,9 @@ def value_sums(values: Tensor, returns: Tensor, action_mask: Tensor) -> Tensor:
     All three have one shape. The sums of several tensors are the sum of their sums.
     """
     mask = action_mask.bool()
-    target, value = (torch.where(mask, each.double(), 0.0) for each in (returns, values))
+    target, value = returns[mask].double(), values[mask].double()
     residual = target - value
-    tokens = mask.sum().double()
+    tokens = target.new_tensor(float(len(target)))
     return torch.stack([tokens, target.sum(), target.square().sum(), residual.sum(), residual.square().sum()])
 
 

@@ -25,11 +25,12 @@ from oger_recipe.algorithm import credit, exploration, hybrid_group, policy_loss
 from oger_recipe.algorithm.normalize import Running
 from oger_recipe.algorithm.step_credit import GroupedSteps, ValuedSteps
 
-# Ask for values, and give numbers or check what came: the controller calls them, whose tensors lie on the CPU.
+# Ask for values, and give numbers or check what came: the controller calls them, whose tensors lie on the CPU, and the
+# critic for the rows of its buffer, which do so too.
 READ_VALUES = {
     "Agreement.of", "Running.joined_by", "appo", "correlation", "count_steps", "disagreement",
     "explained_variance", "implicit_step_rewards", "pair_accuracy", "read_index", "select_replaced",
-    "spread_within_groups", "step_gae", "step_ratio", "token_gae_by_steps", "tppo", "whitening",
+    "spread_within_groups", "step_gae", "step_ratio", "token_gae_by_steps", "tppo", "value_sums", "whitening",
 }  # fmt: skip
 
 # By the names of parameters: four rows of six places, unless it is said here.

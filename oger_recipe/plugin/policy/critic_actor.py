@@ -85,8 +85,10 @@ class OgerCriticPPOTrainer(ppo_critic.CriticPPOTrainer):
 
     def _explained_variance(self) -> float:
         """Of the step's rows on all ranks by the values that made their advantages: the critic had not seen them."""
-        of_rows = [value_sums(row.values, row.returns, row.action_mask) for row in self.replay_buffer.items]
-        return explained_variance(self.strategy.all_reduce(torch.stack(of_rows).sum(dim=0), op="sum"))
+        sums = torch.zeros(5, dtype=torch.float64)
+        for row in self.replay_buffer.items:
+            sums += value_sums(row.values, row.returns, row.action_mask).cpu()
+        return explained_variance(self.strategy.all_reduce(sums, op="sum"))
 
 
 # CriticModelActor builds its trainer by this name, which is looked up in this process.

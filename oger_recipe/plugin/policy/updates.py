@@ -38,7 +38,8 @@ def sum_together(strategy: Any) -> None:
 def _all_reduce(upstream: Callable[..., Any], data: Any, op: str = "mean") -> Any:
     if not isinstance(data, dict):
         return upstream(data, op)
-    return dict(zip(data, upstream(torch.tensor(list(data.values())), op).tolist(), strict=True))
+    numbers = torch.tensor(list(data.values()), dtype=torch.float64)
+    return dict(zip(data, upstream(numbers, op).tolist(), strict=True))
 
 
 class UpdateHealth:
@@ -53,7 +54,9 @@ class UpdateHealth:
         """``updates``, ``skipped_updates`` and ``nonfinite_parameters``, tensors on any rank with such a number."""
         local = (getattr(parameter, "ds_tensor", parameter) for parameter in self._engine.module.parameters())
         local = [tensor for tensor in local if tensor.is_floating_point() and tensor.numel()]
-        broken = (~torch.stack(torch._foreach_norm(local, ord=torch.inf)).isfinite()).sum()  # of inf and nan: these
+        # The largest number of each, of which inf and nan stay.
+        largest = torch.stack(torch._foreach_norm(local, ord=torch.inf)) if local else torch.zeros(0)
+        broken = (~largest.isfinite()).sum()
         return {
             "updates": float(self._engine.global_steps - self._updates),
             "skipped_updates": float(self._engine.skipped_steps - self._skipped),
