@@ -296,6 +296,18 @@ def test_a_resumed_run_gives_the_rewards_that_an_unbroken_one_gives(models: tupl
     assert said(kept, steps[3]).values.isfinite().all()
 
 
+def test_a_checkpoint_from_another_device_is_gone_on_from(
+    models: tuple[Path, Path], tmp_path: Path, monkeypatch
+) -> None:
+    """A run goes on where its GPU has another number, or where there is none."""
+    source = learning(models[0])
+    said(source)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:1")
+        source.save(tmp_path / "kept")
+    learning(models[0]).load(tmp_path / "kept")
+
+
 def test_what_is_not_there_or_another_models_is_not_gone_on_from(models: tuple[Path, Path], tmp_path: Path) -> None:
     prm, _ = models
     source = learning(prm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,14 +93,14 @@ class Learner:
             ).sum(dim=1)
             (outcome_losses(found, outcomes[part]).sum() / len(rows)).backward()
             rewards[part] = found.detach()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self._keys.max_grad_norm)
-        if not norm.isfinite():
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self._keys.max_grad_norm).item()
+        if not math.isfinite(norm):
             raise RecipeError(
-                f"the implicit PRM {self._keys.model} has a gradient of {norm.item()}: lower learning_rate "
+                f"the implicit PRM {self._keys.model} has a gradient of {norm}: lower learning_rate "
                 f"{self._keys.learning_rate:g} or beta {self._keys.beta:g}"
             )
         optimizer.step()
-        return norm.item()
+        return norm
 
     def save(self, folder: Path) -> None:
         """Keep model and optimizer in a folder; the model, with its tokenizer, can be loaded from its part of it."""
@@ -115,7 +116,7 @@ class Learner:
         try:
             kept = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
             self._model().load_state_dict(kept.state_dict())
-            self._adamw().load_state_dict(torch.load(folder / _OPTIMIZER, weights_only=True))
+            self._adamw().load_state_dict(torch.load(folder / _OPTIMIZER, map_location="cpu", weights_only=True))
         except Exception as error:  # whatever can be wrong with its files
             raise RecipeError(f"the implicit PRM cannot go on from {folder}: {error}") from error
 
