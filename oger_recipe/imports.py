@@ -17,7 +17,7 @@ TRAINING = ("openrlhf", "ray", "vllm", "deepspeed")
 _ALSO_OURS = {*TRAINING, "yaml"}
 _HOW = (
     "on CPUs `pip install 'oger-recipe[cpu]'`, then `pip install --no-deps openrlhf==0.11.2`, on GPUs, after "
-    "torch, `pip install --no-build-isolation 'oger-recipe[gpu]'`; a checkout has scripts/setup.sh for CPUs; then "
+    "torch, `pip install --no-build-isolation 'oger-recipe[gpu]'`; a checkout has scripts/setup.sh for both; then "
     "ask `oger doctor`"
 )
 

