@@ -130,7 +130,7 @@ say "1. $(grep '^[a-z]' "$lock" | grep -vc '^flash-attn') packages from $lock"
 case "$build" in
 cpu) say "   (about 2 minutes where nothing is cached; 0.9 GB to load, 2.6 GB on disk)" ;;
 gpu)
-    say "   (4.3 GB to load)"
+    say "   (4.3 GB to load, 9.2 GB on disk)"
     say "2. ${flash_attn:-flash-attn is there}"
     [[ "$flash_attn" != flash-attn* ]] ||
         say "   (compiled by MAX_JOBS=$MAX_JOBS jobs of up to 9 GB each; its README says 3 to 5 minutes on 64 cores)"
