@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterable
@@ -17,6 +18,12 @@ STOP_ASKED = ".oger-stop"  # file in a run's folder, while the run is asked to e
 def event(run_dir: Path, name: str, **facts: Any) -> None:
     """Append to events.jsonl, which the command line follows to show progress."""
     append_json(run_dir / "events.jsonl", {"time": time.time(), "event": name} | facts)
+
+
+def write_engine(run_dir: Path, facts: dict[str, Any]) -> None:
+    """Add to environment.json, which the command line has begun, what only a running engine knows."""
+    path = run_dir / "environment.json"
+    path.write_text(to_json(json.loads(path.read_text()) | {"engine": facts}, indent=2))
 
 
 class Phases:

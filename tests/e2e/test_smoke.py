@@ -138,6 +138,7 @@ def test_run_can_be_repeated_from_what_it_wrote(smoke_run):
     assert f"-m oger_recipe.cli.train --recipe {ROOT}/configs/{SMOKE}.yaml" in (smoke_run / "command.sh").read_text()
     environment = json.loads((smoke_run / "environment.json").read_text())
     assert "openrlhf==0.11.2" in environment["packages"]
+    assert (environment["engine"]["model_runner"], environment["engine"]["nccl"]) == ("V1", None)
 
 
 def test_a_run_knows_every_file_that_it_has_written(smoke_run, tmp_path):

@@ -318,3 +318,19 @@ def test_a_run_that_is_asked_to_stop_ends_after_its_step_with_a_checkpoint(
         assert (batches, steps, saved, kept) == (["a batch"], [1], [[1]], [(1, None)])
     else:
         assert (batches, steps, saved, kept) == ([], [], [], [])
+
+
+def test_what_vllm_chose_is_noted_beside_the_versions(make_trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer()
+    monkeypatch.setattr(OgerPPOTrainer, "init_checkpoint_states", lambda _: {"global_step": 2})
+    monkeypatch.setattr(OgerPPOTrainer.__base__, "fit", lambda trainer, step: None)
+    trainer.samples_generator = SimpleNamespace()
+    trainer.settings = dataclasses.replace(trainer.settings, val_before_train=False, val_after_train=False)
+    facts = ({"model_runner": "V2", "nccl": "2.27.5"}, {"model_runner": "of another engine"})
+    trainer.vllm_engines = [
+        SimpleNamespace(engine_facts=SimpleNamespace(remote=lambda said=said: said)) for said in facts
+    ]
+    noted = trainer.run_dir / "environment.json"
+    noted.write_text('{"python": "3.11", "engine": "of an earlier attempt"}')
+    trainer.fit()
+    assert json.loads(noted.read_text()) == {"python": "3.11", "engine": facts[0]}

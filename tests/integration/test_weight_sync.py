@@ -154,3 +154,14 @@ def test_an_engine_that_missed_one_update_is_told_from_one_that_has_them_all(sen
 
 def test_ray_listens_on_loopback(senders: dict[str, EngineTrial]) -> None:
     assert ray.nodes()[0]["NodeManagerAddress"] == "127.0.0.1"
+
+
+def test_an_engine_says_what_vllm_chose_for_this_machine(senders):
+    """environment.json of a run has it; here that is the CPU, which has neither graphs nor NCCL."""
+    assert ray.get(senders["tied"].engine.engine_facts.remote()) == {
+        "model_runner": "V1",
+        "attention_backends": ["CPU_ATTN"],
+        "enforce_eager": True,
+        "cuda_graphs": "NONE",
+        "nccl": None,
+    }

@@ -29,14 +29,20 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
 
     async def __init__(self, *args, **kwargs) -> None:  # type: ignore[misc]
         cpu = is_without_cuda()  # with tensor parallelism its GPUs are its workers', and Ray shows it none
+        worker = "CpuWorkerWrap" if cpu else "OgerWorkerWrap"
+        kwargs["worker_extension_cls"] = f"oger_recipe.plugin.engine.engine_worker.{worker}"
         if cpu:
-            kwargs["worker_extension_cls"] = "oger_recipe.plugin.engine.engine_worker.CpuWorkerWrap"
             kwargs.update(cpu_arguments(kwargs["model"], kwargs["max_model_len"]))
         # Of the distribution that was sampled from (temperature, top-p), as the policy computes its own.
         kwargs.update(logprobs_mode="processed_logprobs", max_logprobs=1, trust_remote_code=may_run())
         with _main_module(ENGINE_PROCESS) if cpu else contextlib.nullcontext():
             await super().__init__(*args, **kwargs)
         self.executor = OgerExecutor(kwargs.get("remote_rm_url"))
+
+    async def engine_facts(self) -> dict[str, Any]:
+        """Of its first worker; all are alike."""
+        facts: list[dict[str, Any]] = await self.llm.collective_rpc("engine_facts")
+        return facts[0]
 
     async def generate_responses(
         self,
