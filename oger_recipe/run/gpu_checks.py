@@ -398,7 +398,11 @@ def _run(here: Here, name: str, *more: str) -> Numbers:
     if done.returncode:
         said = done.stderr.strip().splitlines()[-1:]
         raise RuntimeError(" ".join([f"oger train ended with {done.returncode}", *said]))
-    steps = read_jsonl(folder / "metrics.jsonl")
+    return figures(folder)
+
+
+def figures(run: Path) -> Numbers:
+    steps = read_jsonl(run / "metrics.jsonl")
     names = ("vllm_kl", "rollout/solve_rate", "timing/step_total")
     return {"steps": len(steps)} | {name: round(steps[-1][name], 5) for name in names}
 

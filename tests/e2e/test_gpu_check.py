@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 from hang import HANG_S
+from runs import lines
 
-from oger_recipe.run.gpu_checks import CHECKS
+from oger_recipe.run.gpu_checks import CHECKS, Here, figures
 
 
 def test_a_cpu_passes_every_check_that_needs_no_gpu(tmp_path: Path) -> None:
@@ -21,3 +22,13 @@ def test_a_cpu_passes_every_check_that_needs_no_gpu(tmp_path: Path) -> None:
     for name, each in report["checks"].items():
         assert each["verdict"] == ("skipped" if name in skipped else "ok"), (name, each)
     assert str(tmp_path) not in json.dumps(report)
+
+
+def test_what_it_says_of_a_run_is_in_the_runs_metrics(smoke_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "countdown").symlink_to(smoke_run)
+    steps = lines(smoke_run / "metrics.jsonl")
+    assert figures(smoke_run) == {"steps": 4} | {
+        name: round(steps[-1][name], 5) for name in ("vllm_kl", "rollout/solve_rate", "timing/step_total")
+    }
+    speeds = sorted(step["tokens_per_second"] for step in steps[1:])
+    assert CHECKS["tokens a second"].find(Here("cpu", tmp_path, {}, "")) == {"countdown": round(speeds[1])}
