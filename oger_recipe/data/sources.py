@@ -6,11 +6,12 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from oger_recipe.data.disk_list import DiskList
 from oger_recipe.data.luffy import index_uid, is_luffy, own_record
 from oger_recipe.data.rows import Row, check_row, decode_line, refuse_rows
 from oger_recipe.errors import RecipeError, cut, shown
@@ -18,7 +19,7 @@ from oger_recipe.progress import progress
 from oger_recipe.rewards.rules import TIMES_ASKED
 
 TEACHERS = "teachers"  # the column of the recipe's own rows
-_BATCH = 1000  # rows of a parquet file that are read at once
+_BATCH = 256  # rows of a parquet file that are read at once
 SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
@@ -63,7 +64,7 @@ def read_dataset(
     limit: int | None = None,
     counts: Counter[str] | None = None,
     seen: Seen | None = None,
-) -> list[Row]:
+) -> Sequence[Row]:
     """Reads and checks the rows of a comma-separated dataset setting: .jsonl, .json and .parquet files, folders that
     `datasets` saved, and Hub datasets, ``owner/name`` or ``config@owner/name``.
 
@@ -71,14 +72,16 @@ def read_dataset(
     other row has the same. Rows without a ``uid`` get one from prompt and answer; among them, repetitions are left
     out, and counted as ``duplicates`` in ``counts``; ``seen`` tells how often each came.
 
+    The rows lie on disk, and every look at one is a copy.
+
     Raises:
         RecipeError: a source cannot be read or rows are malformed; with their file and lines.
     """
-    rows: list[Row] = []
+    rows: DiskList[Row] = DiskList()
     seen = Seen() if seen is None else seen
     counts = Counter() if counts is None else counts
     for source in setting.split(","):
-        rows += _read_source(source.strip(), columns, split, seen, counts)
+        _read_source(source.strip(), columns, split, seen, counts, rows)
     return rows[:limit]
 
 
@@ -87,8 +90,9 @@ def is_hub_name(source: str) -> bool:
     return not Path(source).exists() and not source.endswith(SUFFIXES) and not source.startswith((".", "/", "~"))
 
 
-def _read_source(source: str, columns: Columns, split: str, seen: Seen, counts: Counter[str]) -> list[Row]:
-    rows: list[Row] = []
+def _read_source(
+    source: str, columns: Columns, split: str, seen: Seen, counts: Counter[str], rows: DiskList[Row]
+) -> None:
     bad: list[str] = []
     is_empty = True
     for _, row in each_row(source, columns, split, seen):
@@ -102,13 +106,12 @@ def _read_source(source: str, columns: Columns, split: str, seen: Seen, counts: 
     if is_empty:
         raise RecipeError(f"{source}: the dataset has no rows")
     refuse_rows(bad)
-    return rows
 
 
 def each_row(source: str, columns: Columns, split: str, seen: Seen) -> Iterator[tuple[int, Row | RecipeError | None]]:
     """Yields every record of a source with its number: as a checked row, as what is wrong with it, or as None where
     it repeats a row and neither has a uid. Raises RecipeError when the source cannot be read."""
-    records = list(progress(records_or_errors(source, split), f"reading {source}", "rows"))
+    records = DiskList(progress(records_or_errors(source, split), f"reading {source}", "rows"))
     indices = Counter(index_uid(record) for _, record in records if is_luffy(record) and not columns.by_content)
     unique = {uid for uid, count in indices.items() if uid is not None and count == 1} - seen.indices
     seen.indices |= unique

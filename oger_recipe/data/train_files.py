@@ -210,7 +210,7 @@ def _fitting(
     """Yields the prompts that fit the budget, batch by batch, and notes the lengths of the others by uid."""
     with Progress("tokens", "prompts", len(rows)) as progress:
         for start in range(0, len(rows), _BATCH):
-            batch = rows[start : start + _BATCH]
+            batch = list(rows[start : start + _BATCH])
             texts = [prompt_format.text(row["prompt"], tokenizer) for row in batch]
             lengths = [len(tokens) for tokens in _tokens(texts, tokenizer)]
             fitting = [

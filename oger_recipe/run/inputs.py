@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def write_data(value: Mapping[str, Any], run_dir: Path) -> tuple[dict[str, Any],
     """
     left_out: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
     training, evaluation = training_rows(value, left_out[0]), evaluation_rows(value, left_out[1])
-    grading = grading_settings(value, [*training, *evaluation])
+    grading = grading_settings(value, chain(training, evaluation))
     for name in ("data", "samples", "eval", "logs"):
         (run_dir / name).mkdir(parents=True, exist_ok=True)
     require_teachers(value, training)
@@ -109,7 +110,7 @@ def write_data(value: Mapping[str, Any], run_dir: Path) -> tuple[dict[str, Any],
 
 
 def _write_training(
-    value: Mapping[str, Any], rows: list[Row], folder: Path, counts: Counter[str], shared: dict[str, Any]
+    value: Mapping[str, Any], rows: Sequence[Row], folder: Path, counts: Counter[str], shared: dict[str, Any]
 ) -> dict[str, Any]:
     path, budget = folder / "train.jsonl", budget_of(value, value["rollout.max_new_tokens"])
     places = {"prompts_path": path, "teachers_path": folder / "teachers.arrow"}
@@ -169,7 +170,7 @@ def preparation(value: Mapping[str, Any], *, has_tokenizer: bool = True) -> dict
     }
 
 
-def grading_settings(value: Mapping[str, Any], rows: Sequence[Row]) -> GradingSettings:
+def grading_settings(value: Mapping[str, Any], rows: Iterable[Row]) -> GradingSettings:
     """How answers are graded in a run with these settings, whose rows name the tasks."""
     verifiers, tasks = VerifierSettings.of(value), {str(row["task"]) for row in rows}
     settings = GradingSettings(

@@ -1,7 +1,7 @@
 """The rows that the settings of a run name, to train on and to evaluate on."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def sizes(value: Mapping[str, Any]) -> tuple[Size | None, Size | None]:
     return training, evaluation
 
 
-def training_rows(value: Mapping[str, Any], counts: Counter[str] | None = None) -> list[Row]:
+def training_rows(value: Mapping[str, Any], counts: Counter[str] | None = None) -> Sequence[Row]:
     """Raises RecipeError where they cannot be read; the left out are counted."""
     if not value[DATA]:
         return []
@@ -62,7 +62,7 @@ def training_rows(value: Mapping[str, Any], counts: Counter[str] | None = None) 
     return rows
 
 
-def _require_columns(rows: list[Row], rewards: RewardSettings, data: str) -> None:
+def _require_columns(rows: Sequence[Row], rewards: RewardSettings, data: str) -> None:
     """Raises RecipeError where a source of the reward reads a column that the data, or one of its rows, does not
     have, or that holds no text or no rubric where one is needed."""
     there = dict.fromkeys(name for row in rows for name in row)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.cpu import CPU_ENVIRONMENT
+from oger_recipe.data.disk_list import DiskList
 from oger_recipe.errors import RecipeError
-from oger_recipe.files import read_jsonl, to_json
+from oger_recipe.files import to_json
 from oger_recipe.run.job import Job
 from oger_recipe.settings.run import SftSettings
 from oger_recipe.teachers.store import TeacherStore
@@ -55,17 +56,20 @@ def _write_examples(value: Mapping[str, Any], folder: Path, path: Path) -> int:
 
     prepared = preparation(value)
     tokenizer, prompt_format = prepared["tokenizer"], prepared["prompt_format"]
-    store, examples = TeacherStore(folder / "teachers.arrow"), []
-    for row in read_jsonl(folder / "train.jsonl"):
-        # A named template is in the prompt already; OpenRLHF's two are applied here, once.
-        prompt = row["prompt"] if prompt_format.template else prompt_format.text(row["prompt"], tokenizer)
-        tokens = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        for teacher in store[json.loads(row["label"])["uid"]]:
-            examples.append({"prompt": tokens, "response": teacher.tokens})
-    random.Random(value["train.seed"]).shuffle(examples)
-    examples = examples[: value["oger.sft.max_samples"]]
-    path.write_text("".join(to_json(example) + "\n" for example in examples), encoding="utf-8")
-    return len(examples)
+    store, examples = TeacherStore(folder / "teachers.arrow"), DiskList[str]()
+    with (folder / "train.jsonl").open(encoding="utf-8") as rows:
+        for row in map(json.loads, rows):
+            # A named template is in the prompt already; OpenRLHF's two are applied here, once.
+            prompt = row["prompt"] if prompt_format.template else prompt_format.text(row["prompt"], tokenizer)
+            tokens = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+            for teacher in store[json.loads(row["label"])["uid"]]:
+                examples.append(to_json({"prompt": tokens, "response": teacher.tokens}) + "\n")
+    order = list(range(len(examples)))
+    random.Random(value["train.seed"]).shuffle(order)
+    order = order[: value["oger.sft.max_samples"]]
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(examples[place] for place in order)
+    return len(order)
 
 
 def _flags(value: Mapping[str, Any], data: Path, model: Path) -> list[str]:

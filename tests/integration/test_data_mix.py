@@ -77,7 +77,7 @@ def prepare(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., P
         (folder / "mix.yaml").write_text(yaml.safe_dump(mix))
         data.main(["prepare", "mix.yaml", "--out", out, *flags])
         table = _table(capsys.readouterr().out, out)
-        return read_dataset(read or out, Columns(), split="train"), table
+        return list(read_dataset(read or out, Columns(), split="train")), table
 
     return run
 

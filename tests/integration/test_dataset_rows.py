@@ -42,7 +42,7 @@ def read(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
     def written(*lines: Any) -> list[dict[str, Any]]:
         path = tmp_path / "rows.jsonl"
         path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
-        return read_dataset(str(path), Columns(), split="train")
+        return list(read_dataset(str(path), Columns(), split="train"))
 
     return written
 

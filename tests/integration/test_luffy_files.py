@@ -58,7 +58,7 @@ def _write(path: Path, *records: dict[str, Any], more: tuple[tuple[str, pa.DataT
 
 
 def _read(source: str, task: str | None = None, **counts: Any) -> list[dict[str, Any]]:
-    return read_dataset(source, Columns(task=task), split="train", **counts)
+    return list(read_dataset(source, Columns(task=task), split="train", **counts))
 
 
 def test_a_released_record_becomes_a_row_with_its_target_as_teacher(tmp_path: Path) -> None:
