@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import functools
 import hashlib
 import json
+import os
+import re
 import shutil
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,14 +25,17 @@ from oger_recipe.files import atomic_folder, to_json
 from oger_recipe.rewards.grading.pool import GradingPool
 
 _PROMPTS, _TEACHERS, _COUNTS = "prompts.jsonl", "teachers.arrow", "counts.json"
+_OURS = re.compile(r"[0-9a-f]{32}|(?P<partial>\.[0-9a-f]{32}-[a-z0-9_]{8})")  # the latter while it is being written
+_WRITTEN_WITHIN_S = 24 * 3600
 
 
 def write_train_files_once(
-    rows: Sequence[Row], *, cache: Path, prompts_path: Path, teachers_path: Path | None, **how: Any
+    rows: Sequence[Row], *, cache: Path, cache_gb: float, prompts_path: Path, teachers_path: Path | None, **how: Any
 ) -> Counter[str]:
     """Calls `write_train_files` with ``how``, unless ``cache`` has the files of the same rows and arguments.
 
     Keeps nothing whose outcome may differ the next time: see `content_key`, and teachers that could not be graded.
+    The cache takes at most ``cache_gb``: what was used longest ago goes first.
     """
     key = content_key(rows, how | {"with_teachers": teachers_path is not None})
     places = {_PROMPTS: prompts_path} | ({_TEACHERS: teachers_path} if teachers_path is not None else {})
@@ -37,7 +45,7 @@ def write_train_files_once(
         return counts
     counts = write_train_files(rows, prompts_path=prompts_path, teachers_path=teachers_path, **how)
     if folder is not None and not counts["teachers_ungraded"]:
-        _keep(folder, places, counts)
+        _keep(folder, places, counts, cache_gb)
     return counts
 
 
@@ -96,23 +104,79 @@ def _packages() -> list[str]:
 def _kept(folder: Path, places: Mapping[str, Path]) -> Counter[str] | None:
     """Copies the files to their places. Returns the counts, or None where the folder is not there or not whole."""
     try:
-        kept = json.loads((folder / _COUNTS).read_text())
-        if any((folder / name).stat().st_size != kept["sizes"][name] for name in places):
-            return None
-        for name, place in places.items():
-            shutil.copyfile(folder / name, place)
+        with (folder / _COUNTS).open() as file:
+            with contextlib.suppress(OSError):  # another user's folder, or a file system without locks
+                fcntl.flock(file, fcntl.LOCK_SH)  # no other run removes it
+                os.utime(folder / _COUNTS)
+            kept = json.load(file)
+            if any((folder / name).stat().st_size != kept["sizes"][name] for name in places):
+                return None
+            for name, place in places.items():
+                shutil.copyfile(folder / name, place)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return Counter(kept["counts"])
 
 
-def _keep(folder: Path, places: Mapping[str, Path], counts: Counter[str]) -> None:
+def _keep(folder: Path, places: Mapping[str, Path], counts: Counter[str], most_gb: float) -> None:
+    sizes = {name: place.stat().st_size for name, place in places.items()}
+    size = sum(sizes.values()) / 1e9
     try:
-        shutil.rmtree(folder, ignore_errors=True)  # one that was not whole
+        _is_removed(folder)  # one that was not whole
+        if size > most_gb or not _has_room(folder.parent, most_gb - size):
+            print(
+                f"note: the prepared data is not kept for later runs: its {size:.3g} GB do not fit into the "
+                f"{most_gb:g} of oger.data_cache_gb",
+                flush=True,
+            )
+            return
         with atomic_folder(folder) as partial:
             for name, place in places.items():
                 shutil.copyfile(place, partial / name)
-            sizes = {name: place.stat().st_size for name, place in places.items()}
             (partial / _COUNTS).write_text(to_json({"counts": counts, "sizes": sizes}))
     except OSError as error:  # the run has its data all the same
         print(f"note: the prepared data is not kept for later runs: {error} (oger.data_cache)", flush=True)
+
+
+def _has_room(cache: Path, most_gb: float) -> bool:
+    """Removes what was used longest ago until the rest fits into ``most_gb``, and tells whether it does."""
+    entries = sorted(_entries(cache))
+    left, removed = sum(size for _, size, _ in entries), 0.0
+    for _, size, folder in entries:
+        if left > most_gb and _is_removed(folder):
+            left, removed = left - size, removed + size
+    if removed:
+        what = f"{removed:.3g} GB of data prepared for earlier runs"
+        print(f"{what} are removed from {cache} (oger.data_cache_gb)", flush=True)
+    return left <= most_gb
+
+
+def _entries(cache: Path) -> Iterator[tuple[float, float, Path]]:
+    """Yields when each folder of ours was last used, its size in GB, and itself."""
+    for folder in cache.glob("*"):
+        name = _OURS.fullmatch(folder.name)
+        if name is None or folder.is_symlink():
+            continue
+        files = [path.stat() for path in _files(folder)]
+        used = max((file.st_mtime for file in files), default=0.0)
+        if name["partial"] is None or time.time() - used > _WRITTEN_WITHIN_S:  # else another run is writing it
+            yield used, sum(file.st_size for file in files) / 1e9, folder
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for name in (_PROMPTS, _TEACHERS, _COUNTS) if (path := folder / name).is_file()]
+
+
+def _is_removed(folder: Path) -> bool:
+    """Removes our files of a folder, and the folder where it has no others; unless a run takes them right now."""
+    try:
+        with contextlib.ExitStack() as held:
+            if (folder / _COUNTS).is_file():
+                fcntl.flock(held.enter_context((folder / _COUNTS).open("r+")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for path in _files(folder):  # the counts last: what is left of a removal is found again
+                path.unlink()
+    except OSError:
+        return False
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+    return True

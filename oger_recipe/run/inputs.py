@@ -102,7 +102,8 @@ def write_data(value: Mapping[str, Any], run_dir: Path) -> tuple[dict[str, Any],
         (run_dir / name).mkdir(parents=True, exist_ok=True)
     require_teachers(value, training)
     with GradingPool(grading) as pool:
-        shared = preparation(value) | {"pool": pool, "cache": Path(value["oger.data_cache"]).expanduser()}
+        cache = {"cache": Path(value["oger.data_cache"]).expanduser(), "cache_gb": value["oger.data_cache_gb"]}
+        shared = preparation(value) | cache | {"pool": pool}
         prepared = _write_training(value, training, run_dir / "data", left_out[0], shared)
         if evaluation:
             prepared |= _write_evaluation(value, evaluation, run_dir / "data", left_out[1], shared)

@@ -65,7 +65,7 @@ FIXED = {
 FREE = (
     "oger.total_training_steps", "train.num_episodes", "ckpt.*", "logger.*", "eval.*", "oger.eval.*", "oger.run_dir",
     "oger.val_before_train", "oger.val_after_train", "oger.verbose", "oger.task.cache", "oger.embedding_cache",
-    "oger.reward.cache", "oger.data_cache", "oger.embedding_batch_size", "oger.grading_workers",
+    "oger.reward.cache", "oger.data_cache", "oger.data_cache_gb", "oger.embedding_batch_size", "oger.grading_workers",
     "oger.grading_time_limit", "oger.grading_memory_limit", "oger.logical_gpus", "train.micro_batch_size",
     "rollout.micro_batch_size", "rollout.vllm_*", "vllm.*",
 )  # fmt: skip

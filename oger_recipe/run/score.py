@@ -201,6 +201,7 @@ def _prompts(value: Settings, rows: Sequence[Row], pool: GradingPool, shared: Se
                 prompts_path=Path(folder) / "prompts.jsonl",
                 teachers_path=store,
                 cache=Path(value["oger.data_cache"]).expanduser(),
+                cache_gb=value["oger.data_cache_gb"],
                 pool=pool,
                 **shared,
             )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from oger_recipe.data.templates import TEMPLATES
-from oger_recipe.ranges import COUNT, COUNT_OR_NONE, TOP_K
+from oger_recipe.ranges import COUNT, COUNT_OR_NONE, TOP_K, WEIGHT
 from oger_recipe.settings.fields import Section, setting
 
 
@@ -14,6 +14,9 @@ class RolloutSettings(Section):
     about: ClassVar[str] = "prompt templates, stops, prepared data"
 
     data_cache: str = setting("~/.cache/oger/data", "folder of prepared prompts and teachers, by content")
+    data_cache_gb: float = setting(
+        50.0, "most that it takes, in GB: what was used longest ago is removed; 0: nothing is kept", range=WEIGHT
+    )
     prompt_template: str | None = setting(
         None, "named prompt format, in place of data.apply_chat_template", choices=TEMPLATES
     )

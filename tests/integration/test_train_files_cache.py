@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import fcntl
 import inspect
 import json
+import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -56,7 +59,8 @@ def once(tmp_path: Path, how: dict[str, Any]) -> Callable[..., tuple[Counter[str
         folder = tmp_path / f"run{next(runs)}"
         folder.mkdir()
         files = {"prompts_path": folder / "train.jsonl", "teachers_path": folder / "teachers.arrow"}
-        counts = write_train_files_once(rows, cache=tmp_path / "cache", **files, **(how | other))
+        settings = {"cache": tmp_path / "cache", "cache_gb": 1.0} | how | other
+        counts = write_train_files_once(rows, **files, **settings)
         return counts, files["prompts_path"].read_bytes(), files["teachers_path"].read_bytes()
 
     return run
@@ -151,9 +155,8 @@ def test_other_rows_have_another_key(how: dict[str, Any], rows: list[dict[str, A
 def test_with_and_without_a_teacher_store_are_two_things(once: Callable[..., Any], how: Any, tmp_path: Path) -> None:
     once()
     prompts = tmp_path / "eval.jsonl"
-    assert write_train_files_once(ROWS, cache=tmp_path / "cache", prompts_path=prompts, teachers_path=None, **how) == {
-        "prompts": 3, "prompts_too_long": 1,
-    }  # fmt: skip
+    places = {"cache": tmp_path / "cache", "cache_gb": 1.0, "prompts_path": prompts, "teachers_path": None}
+    assert write_train_files_once(ROWS, **places, **how) == {"prompts": 3, "prompts_too_long": 1}
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
@@ -220,3 +223,92 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_the_copy(
     assert "note: the prepared data is not kept for later runs" in capsys.readouterr().out
     (tmp_path / "cache").unlink()
     shutil.rmtree(tmp_path / "run0")
+
+
+# ---- its bound
+
+
+SETS = {name: [_row(f"{name}{number}", RIGHT) for number in range(100)] for name in "abcde"}  # of one size
+
+
+@pytest.fixture()
+def one(once: Callable[..., Any], tmp_path: Path) -> Callable[..., Path]:
+    """Prepares a set for a cache with room for two sets and a half; its folder there, with the time of its use."""
+    cache, folders = tmp_path / "cache", {}
+    size = sum(map(len, once(SETS["e"], cache_gb=0.0)[1:])) / 1e9
+    assert not cache.exists()
+
+    def prepare(name: str, used: float | None = None, sets: float = 2.5) -> Path:
+        once(SETS[name], cache_gb=sets * size)
+        for folder in set(cache.glob("*")) - set(folders.values()):
+            folders[name] = folder
+        if used is not None:
+            for file in folders[name].iterdir():
+                os.utime(file, (used, used))
+        return folders.get(name, Path("none"))
+
+    return prepare
+
+
+def test_what_was_used_longest_ago_makes_room_in_one_line(
+    one: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = one("a", used=1000.0), one("b", used=2000.0)
+    assert one("a") == a and a.is_dir()  # used now: b is the older one
+    capsys.readouterr()
+    c = one("c")
+    assert [folder.is_dir() for folder in (a, b, c)] == [True, False, True]
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "removed" in line]
+    assert line.endswith(f"GB of data prepared for earlier runs are removed from {a.parent} (oger.data_cache_gb)")
+    assert one("d", sets=1.5).is_dir() and not a.exists() and not c.exists()
+
+
+def test_a_set_that_a_run_takes_right_now_stays(
+    one: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = one("a", used=1000.0), one("b", used=2000.0)
+    with (a / "counts.json").open() as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        c = one("c", used=3000.0)
+        assert [folder.is_dir() for folder in (a, b, c)] == [True, False, True]
+        one("d", sets=1.5)  # of the others' room there is not enough
+        assert "is not kept for later runs" in capsys.readouterr().out
+        assert [path.name for path in a.parent.iterdir()] == [a.name]
+    copied, copy_file = [], shutil.copyfile
+
+    def copies(source: Path, target: Path) -> None:
+        copied.append(train_files_cache._has_room(a.parent, 0.0))
+        copy_file(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", copies)
+    assert one("a") == a and len(list(a.iterdir())) == 3
+    assert copied == [False, False]  # both files; the lock is given back with the last one
+    assert train_files_cache._has_room(a.parent, 0.0) and not a.exists()
+
+
+def test_only_what_was_written_here_is_removed(one: Callable[..., Path], tmp_path: Path) -> None:
+    a = one("a", used=1000.0)
+    cache, day = a.parent, 24 * 3600
+    others = [cache / "notes.txt", cache / "models" / "big.bin", a / "mine.txt", cache / ("f" * 32) / "other.bin"]
+    half, new = (cache / f".{'0' * 32}-{name}" / "teachers.arrow" for name in ("abcdefgh", "12345678"))
+    for path in (*others, half, new, tmp_path / "elsewhere" / "counts.json"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("x" * 1_000_000)
+    (cache / ("e" * 32)).symlink_to(tmp_path / "elsewhere")
+    os.utime(half, (time.time() - 1.1 * day,) * 2)
+    os.utime(new, (time.time() - 0.9 * day,) * 2)
+    one("b", sets=1.1)
+    assert all(path.exists() for path in others) and (tmp_path / "elsewhere" / "counts.json").exists()
+    assert new.exists() and not half.parent.exists(), "a copy that ended in the middle, a day ago"
+    assert [path.name for path in a.iterdir()] == ["mine.txt"]
+
+
+def test_a_set_larger_than_the_bound_is_not_kept_and_removes_nothing(
+    one: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = one("a")
+    capsys.readouterr()
+    one("b", sets=0.9)
+    one("b", sets=0.0)
+    assert [path.name for path in a.parent.iterdir()] == [a.name] and len(list(a.iterdir())) == 3
+    assert "do not fit into the 0 of oger.data_cache_gb" in capsys.readouterr().out
