@@ -8,7 +8,10 @@ CORES = len(os.sched_getaffinity(0))  # that this process may use; a scheduler m
 _ASKED = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # further numbers are for nested loops
 THREADS = int(_ASKED) if _ASKED.isdigit() and int(_ASKED) else CORES  # of one process in one operation
 
+ON_GPUS = "OGER_ON_GPUS"  # in the environment of all processes of a run: whether it is on GPUs
+
 CPU_ENVIRONMENT = {
+    ON_GPUS: "0",
     "DS_ACCELERATOR": "cpu",
     "TORCH_COMPILE_DISABLE": "1",  # OpenRLHF compiles its entropy: that needs a C++ compiler
     "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "0",  # on a CPU .to(device) does not copy: edits would reach shared memory
@@ -19,8 +22,6 @@ CPU_ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # an empty CUDA_VISIBLE_DEVICES confuses vLLM
     "OMP_NUM_THREADS": str(THREADS),  # else Ray gives every actor one thread
 }
-
-ON_GPUS = "OGER_ON_GPUS"  # in the environment of all processes of a run that has GPUs
 
 
 # Of a container (cgroups 2 and 1): its limit, what it takes, and what of that is files, kept for a next reader.
@@ -61,10 +62,11 @@ def _field(file: Path, name: str) -> int:
 def is_without_cuda() -> bool:
     """Whether this process is to do without CUDA.
 
-    In a run the driver has said so: an actor without a GPU of its own sees none, also on a machine that has some.
+    In a run the driver has said so: an actor without a GPU of its own sees none, also on a machine that has some, and
+    the driver itself may be on a node without.
     """
-    if ON_GPUS in os.environ:
-        return False
+    if said := os.environ.get(ON_GPUS):
+        return said == "0"
     import torch  # not above: this module is for commands that load nothing, too
 
     return not torch.cuda.is_available()

@@ -12,6 +12,7 @@ from pathlib import Path
 from oger_recipe import remote_code
 from oger_recipe.cli.run_settings import require_writable
 from oger_recipe.errors import RecipeError
+from oger_recipe.machine import machine
 from oger_recipe.run.job import Job
 from oger_recipe.run.preflight import PROBLEM, Finding, findings
 from oger_recipe.settings.derived import in_prompts
@@ -58,13 +59,11 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _findings(recipe: Path | None, flags: list[str]) -> Iterator[Finding]:
-    import torch
-
     from oger_recipe.cli.train_ppo_ray import build_parser, settings_of
     from oger_recipe.settings.checks import recipe_problems
     from oger_recipe.settings.machine import gpus_found, machine_problems
 
-    cpu = not torch.cuda.is_available()
+    cpu = machine().cpu
     value = in_prompts(settings_of(build_parser(cpu=cpu), flags, recipe, train_judges=False))
     remote_code.allow(value)
     if recipe:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from oger_recipe import remote_code
+from oger_recipe.cpu import is_without_cuda
 from oger_recipe.errors import RecipeError
 from oger_recipe.ranges import NEGATIVE
 
@@ -43,8 +44,6 @@ def settings_of_run(recipe: Path | None, flags: Sequence[str], command: argparse
     flags: what ``command`` does not know itself. Raises RecipeError for flags that a run has not either, and for
     settings by which no answer can be graded.
     """
-    import torch
-
     from oger_recipe.cli.train_ppo_ray import build_parser, settings_of
     from oger_recipe.settings.grading import grading_problems
     from oger_recipe.settings.shipped import find_recipe
@@ -54,7 +53,7 @@ def settings_of_run(recipe: Path | None, flags: Sequence[str], command: argparse
             near = difflib.get_close_matches(name, command._option_string_actions, n=1)
             meant = f"; did you mean '{near[0]}'?" if near else ""
             raise RecipeError(f"unknown flag '{name}'{meant} ({command.prog} --help shows all)")
-    parser = build_parser(cpu=not torch.cuda.is_available())
+    parser = build_parser(cpu=is_without_cuda())
     settings = settings_of(parser, flags, find_recipe(recipe) if recipe else None)
     remote_code.allow(settings)
     if problems := list(grading_problems(settings)):

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.convert.foreign import recognised_flags
+from oger_recipe.cpu import is_without_cuda
 from oger_recipe.errors import RecipeError
 from oger_recipe.imports import TRAINING, not_installed
+from oger_recipe.machine import Machine, machine
 from oger_recipe.secrets import SECRETS, hide_secret, hide_secrets
 from oger_recipe.settings.derived import two_step_sizes, with_verifier_path, without_outdone
 from oger_recipe.settings.parser import build_parser
@@ -115,27 +117,22 @@ def _help(parser: argparse.ArgumentParser, words: list[str]) -> str:
     return section(parser, words[0]) if words else overview(parser)
 
 
-def _without_cuda() -> bool:
-    import torch
-
-    return not torch.cuda.is_available()
-
-
 def main(
     argv: list[str] | None = None, recipe: Path | None = None, *, dry_run: bool = False, overwrite: bool = False
 ) -> None:
     flags = sys.argv[1:] if argv is None else argv
-    cpu = _without_cuda()
-    parser = build_parser(cpu=cpu)
     try:
         if asked := {"-h", "--help"} & set(flags):
-            print(_help(parser, flags[flags.index(asked.pop()) + 1 :]))
+            print(_help(build_parser(cpu=is_without_cuda()), flags[flags.index(asked.pop()) + 1 :]))
             return
+        here = machine()
+        cpu = here.cpu
+        parser = build_parser(cpu=cpu)
         settings = settings_of(parser, flags, recipe, train_judges=not dry_run)
         if not dry_run and (lacking := not_installed(*TRAINING)):
             raise RecipeError(lacking)
         if cpu:
-            _print_cpu_defaults(settings)
+            _print_cpu_defaults(settings, here)
         from oger_recipe.run.job import Job
         from oger_recipe.run.training import train
 
@@ -145,9 +142,10 @@ def main(
         sys.exit(f"oger train: {error}")
 
 
-def _print_cpu_defaults(settings: Mapping[str, Any]) -> None:
+def _print_cpu_defaults(settings: Mapping[str, Any], here: Machine) -> None:
     chosen = [f"{key} {settings[key]}" for key, default in CPU_DEFAULTS.items() if settings[key] == default]
-    print("no CUDA here, so: " + ", ".join(chosen) + " (each flag can be set)", flush=True)
+    place = f"on {here}" if here.cluster and not here.silent else "here"
+    print(f"no CUDA {place}, so: " + ", ".join(chosen) + " (each flag can be set)", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import os
 import sys
 from typing import Any
 
-from oger_recipe.cpu import ON_GPUS
+from oger_recipe.cpu import is_without_cuda
 
 
 @functools.cache  # once in a process, whichever of the modules it imports
@@ -16,7 +16,7 @@ def give_way_to_engine() -> None:
     """
     ray: Any = sys.modules.get("ray")  # an actor's process has imported it; a supervised training needs none
     in_actor = ray is not None and ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
-    if in_actor and ON_GPUS not in os.environ:
+    if in_actor and is_without_cuda():
         os.nice(4)  # of the 15 at which Ray's workers run
 
 

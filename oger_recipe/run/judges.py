@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from oger_recipe.cpu import CPU_ENVIRONMENT
+from oger_recipe.cpu import CPU_ENVIRONMENT, ON_GPUS
 from oger_recipe.imports import not_installed
 from oger_recipe.rewards.models.keys import ModelKeys
 
@@ -31,7 +31,7 @@ def problems_of(models: Sequence[ModelKeys], *, cpu: bool) -> list[str | None]:
         done = subprocess.run(
             [sys.executable, "-m", _CHECK],
             input=json.dumps(asked),
-            env=os.environ | (CPU_ENVIRONMENT if cpu else {}),
+            env=os.environ | (CPU_ENVIRONMENT if cpu else {ON_GPUS: "1"}),
             capture_output=True,
             text=True,
             timeout=_LIMIT_S,

@@ -30,6 +30,7 @@ from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.benchmarks import BENCHMARKS
 from oger_recipe.files import ray_folder
 from oger_recipe.imports import TRAINING, is_installed, not_installed
+from oger_recipe.machine import cluster_address, machine
 from oger_recipe.rewards.entries import models_of, sources_of
 from oger_recipe.run.disk import by_disk, written
 from oger_recipe.run.job import Job
@@ -160,9 +161,11 @@ def _beside_torch(job: Job) -> Found:
 def _gpus(job: Job) -> Found:
     import torch
 
-    if "RAY_ADDRESS" in os.environ:
-        address = os.environ["RAY_ADDRESS"]
-        yield Finding(OK, f"those of the Ray cluster at RAY_ADDRESS={address}, counted when a run joins it")
+    here = machine()
+    if here.silent:
+        yield Finding(PROBLEM, here.no_answer)
+    elif here.cluster:
+        yield Finding(OK, f"those of {here}: runs are on {'the CPU' if here.cpu else 'GPUs'}")
     elif job.cpu:
         cores = len(os.sched_getaffinity(0))
         yield Finding(OK, f"none; {cores} cores and {readable(main_memory())}: runs are on the CPU")
@@ -219,7 +222,7 @@ _LONGEST = 107 - len("/oger-abcdefgh/session_2026-01-01_00-00-00_000000_1234567/
 
 def _temporary_files(job: Job) -> Found:
     folder = ray_folder()
-    if "RAY_ADDRESS" not in os.environ:
+    if cluster_address() is None:
         if not str(folder.absolute()).isascii():
             yield Finding(PROBLEM, f"{folder}: Ray takes paths of ASCII characters alone: set RAY_TMPDIR to one")
             return
@@ -274,7 +277,7 @@ def _model_files(job: Job) -> Found:
 def _memory(job: Job) -> Found:
     """What is surely taken has to be there; the rest is an estimate, to which libraries add what is not known."""
     shape = shape_of(job.value["actor.model_name_or_path"])
-    if shape is None or "RAY_ADDRESS" in os.environ:
+    if shape is None or cluster_address() is not None:
         return
     critic = shape_of(job.value["critic.model_name_or_path"])
     if job.cpu:
@@ -307,6 +310,23 @@ def _on_a_gpu(value: Mapping[str, Any], need: Memory, there: float) -> float:
     if value["train.colocate_all"]:
         return max(taken + engine * there for taken, engine in shared_gpu(value, need).values())
     return sum(need.policy.values()) + value["train.colocate_actor_ref"] * need.reference
+
+
+def _supervised(job: Job) -> Found:
+    """The supervised stage works on this machine's GPUs, also where the run joins a cluster."""
+    import torch
+
+    if not job.value["oger.sft.epochs"] or job.cpu:
+        return
+    there, asked = torch.cuda.device_count(), job.value["actor.num_gpus_per_node"]
+    if there >= asked:
+        yield Finding(OK, f"{asked} of this machine's {there} GPUs")
+    else:
+        yield Finding(
+            PROBLEM,
+            f"it works on {asked} GPUs of this machine (actor.num_gpus_per_node), which has {there}: start the run on "
+            "a node of the cluster that has them, or leave oger.sft out",
+        )
 
 
 _LITTLE = 2**28  # bytes
@@ -588,6 +608,7 @@ CHECKS = (
     Check("loopback", _loopback, of_recipe=False),
     Check("model files", _model_files),
     Check("memory", _memory),
+    Check("supervised stage", _supervised),
     Check("run folder", _run_folder),
     Check("disks", _disks),
     Check("Hugging Face hub", _hub),

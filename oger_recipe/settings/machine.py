@@ -1,11 +1,11 @@
 """What of a run this machine cannot do: it lacks CUDA, or has fewer GPUs than are asked for."""
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
+from oger_recipe.machine import cluster_address, machine
 from oger_recipe.rewards.entries import models_of
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.settings.oger import OgerSettings
@@ -17,20 +17,18 @@ JUDGES_SHARE = ENCODER_SHARE = 0.1
 def machine_problems(value: Mapping[str, Any], *, cpu: bool, gpus_here: int | None) -> list[str]:
     """What this machine cannot do of a recipe that is right.
 
-    ``cpu``: it has no CUDA; ``gpus_here``: the GPUs that Ray will find, None where that is not known yet (a running
-    cluster).
+    ``cpu``: it has no CUDA; ``gpus_here``: the GPUs that Ray will find, None where nobody knows, or a run on CPUs says
+    it to Ray.
     """
     special = _unsupported_on_cpu(value) if cpu else _judges_on_gpus(value)
     return [*_layout(value, cpu, gpus_here), *special]
 
 
 def gpus_found(value: Mapping[str, Any]) -> int | None:
-    """GPUs that Ray will find, taking the other nodes for equals of this one; None for a cluster that runs already."""
-    import torch
-
-    if "RAY_ADDRESS" in os.environ or not torch.cuda.is_available():
-        return None
-    return torch.cuda.device_count() * int(value["actor.num_nodes"])
+    """GPUs that Ray will find: those of the cluster that the run joins, else taking the other nodes for equals of
+    this one; see machine_problems."""
+    here = machine()
+    return here.gpus if here.gpus is None or here.cluster else here.gpus * int(value["actor.num_nodes"])
 
 
 def gpus_by_role(value: Mapping[str, Any]) -> dict[str, int]:
@@ -128,10 +126,12 @@ def _judges_on_gpus(value: Mapping[str, Any]) -> Iterator[str]:
 
 def _layout(value: Mapping[str, Any], cpu: bool, gpus_here: int | None) -> Iterator[str]:
     asked = gpus_by_role(value)
-    declared = (value["oger.logical_gpus"] or sum(asked.values())) if cpu else gpus_here
+    says_it = cpu and gpus_here is None
+    declared = (value["oger.logical_gpus"] or sum(asked.values())) if says_it else gpus_here
     if declared is not None and sum(asked.values()) > declared:
         roles = " + ".join(f"{role} {count}" for role, count in asked.items())
-        source = "oger.logical_gpus" if cpu else "found on this machine"
+        there = "on this machine" if cluster_address() is None else "in the Ray cluster at RAY_ADDRESS"
+        source = "oger.logical_gpus" if says_it else f"found {there}"
         total = sum(asked.values())
         yield f"{roles} = {total} GPUs are asked for, but {declared} are declared ({source}); Ray would wait for ever"
     actor, reference = ((value[f"{role}.num_nodes"], value[f"{role}.num_gpus_per_node"]) for role in ("actor", "ref"))

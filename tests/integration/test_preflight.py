@@ -84,14 +84,6 @@ def test_temporary_files_need_a_folder(found: Callable[..., list[Finding]], monk
     )  # fmt: skip
 
 
-def test_a_cluster_that_runs_already_counts_its_own_gpus(
-    found: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "runs are on the CPU" in found("GPUs")[0].text
-    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    assert found("GPUs")[0].text.startswith("those of the Ray cluster at RAY_ADDRESS=head:6379")
-
-
 def test_the_installed_packages_are_the_pinned_ones(found: Callable[..., list[Finding]]) -> None:
     (finding,) = found("packages")
     assert finding.state == OK, finding.text

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from oger_recipe.cpu import free_memory, main_memory
+from oger_recipe.cpu import CPU_ENVIRONMENT, ON_GPUS, free_memory, is_without_cuda, main_memory
 
 CORES = str(len(os.sched_getaffinity(0)))
 
@@ -62,3 +63,27 @@ def test_memory_is_the_machines_or_the_containers_where_it_has_less(
 
 def test_this_machine_says_how_much_memory_it_has() -> None:
     assert 0 < free_memory() <= main_memory() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@pytest.mark.parametrize(
+    ("said", "cuda", "without"),
+    [
+        ("1", False, False),
+        ("1", True, False),
+        ("0", False, True),
+        ("0", True, True),
+        (None, False, True),
+        (None, True, False),
+    ],
+)
+def test_a_process_of_a_run_is_what_the_run_is_whatever_it_sees_itself(
+    said: str | None, cuda: bool, without: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of no run goes by what it sees."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setenv(ON_GPUS, said) if said else monkeypatch.delenv(ON_GPUS, raising=False)
+    assert is_without_cuda() is without
+
+
+def test_every_process_of_a_run_on_cpus_is_told() -> None:
+    assert CPU_ENVIRONMENT[ON_GPUS] == "0"

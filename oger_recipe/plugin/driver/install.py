@@ -8,11 +8,11 @@ from oger_recipe.plugin.policy import critic_actor, policy_actor, reference_acto
 # isort: split
 import openrlhf.utils.config
 import ray
-import torch
 from openrlhf.trainer import ppo_trainer
 from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic, vllm_engine
 
 from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
+from oger_recipe.cpu import is_without_cuda
 
 
 def install() -> None:
@@ -23,7 +23,7 @@ def install() -> None:
     ppo_critic.CriticModelActor = on_gpu(critic_actor.OgerCriticModelActor)
     vllm_engine.RolloutRayActor = ray.remote(rollout_engine.OgerRolloutActor)
     _keep_critic()
-    if torch.cuda.is_available():
+    if not is_without_cuda():
         return
     launcher.ReferenceModelActor = on_gpu(reference_actor.OgerReferenceModelActor)
     launcher.RewardModelActor = on_gpu(reference_actor.OgerRewardModelActor)

@@ -11,7 +11,9 @@ from typing import Any
 
 import ray
 
+from oger_recipe.cpu import is_without_cuda
 from oger_recipe.errors import RecipeError, RunDied, RunStopped
+from oger_recipe.machine import cluster_address
 from oger_recipe.plugin.driver import worker_logs
 from oger_recipe.plugin.driver.deaths import Processes, why
 from oger_recipe.plugin.driver.start_ray import cleared_up, run_environment, start_ray
@@ -36,7 +38,7 @@ def launch(
         RunStopped: it was asked to end after its step.
     """
     environment = environment | run_environment(cpu) | {"OGER_RUN_DIR": str(run_dir)}
-    logs, joins = run_dir / "logs", "RAY_ADDRESS" in os.environ
+    logs, joins = run_dir / "logs", cluster_address() is not None
     cleared = contextlib.nullcontext() if joins else cleared_up(logs, lock)
     with _driver_output(logs / "driver.log", verbose), cleared as folder, Processes(os.getpid()) as processes:
         context = start_ray(environment, cpu, logical_gpus, verbose, folder)
@@ -72,8 +74,6 @@ def _run_openrlhf(flags: list[str]) -> None:
 @contextlib.contextmanager
 def _recipe_on_its_parser() -> Iterator[None]:
     """OpenRLHF builds its parser and parses in one block; the recipe's section is added in between."""
-    import torch
-
     from oger_recipe.settings.parser import extend_parser
 
     parser: Any = argparse.ArgumentParser
@@ -81,7 +81,7 @@ def _recipe_on_its_parser() -> Iterator[None]:
 
     def parse_args(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> argparse.Namespace:
         parser.parse_args = upstream
-        extend_parser(self, cpu=not torch.cuda.is_available())
+        extend_parser(self, cpu=is_without_cuda())
         return self.parse_args(*args, **kwargs)
 
     parser.parse_args = parse_args

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 
 import ray
 
+from oger_recipe.errors import RecipeError
+from oger_recipe.machine import machine
 from oger_recipe.plugin.driver.start_ray import cleared_up, run_environment, start_ray
 from oger_recipe.plugin.judges.engines import RunEngines
 from oger_recipe.rewards.models.keys import ModelKeys
@@ -36,12 +38,12 @@ def local_engines(memory_gb: float | None = None, told: Told | None = None) -> I
 @contextlib.contextmanager
 def ray_here() -> Iterator[bool]:
     """Ray for as long as it is asked for; whether it is without CUDA."""
-    import torch
-
-    cpu = not torch.cuda.is_available()
+    here = machine()
+    if here.silent:
+        raise RecipeError(here.no_answer)
+    cpu = here.cpu
     environment = run_environment(cpu) | {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")}
-    joins = "RAY_ADDRESS" in os.environ
-    with contextlib.nullcontext() if joins else cleared_up() as folder:
+    with cleared_up() if here.cluster is None else contextlib.nullcontext() as folder:
         start_ray(environment, cpu, 1 if cpu else 0, False, folder)
         try:
             yield cpu

@@ -21,12 +21,11 @@ _CLEAR_UP_S = 30  # what the watcher may take
 
 def run_environment(cpu: bool) -> dict[str, str]:
     """What every process that Ray starts has in its environment; what the user has set stays."""
-    os.environ.update(CPU_ENVIRONMENT if cpu else {})
+    of_machine = CPU_ENVIRONMENT if cpu else {ON_GPUS: "1"}
+    os.environ.update(of_machine)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     defaults = {"TOKENIZERS_PARALLELISM": "false", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
-    return {name: os.environ.get(name, value) for name, value in defaults.items()} | (
-        CPU_ENVIRONMENT if cpu else {ON_GPUS: "1"}
-    )
+    return {name: os.environ.get(name, value) for name, value in defaults.items()} | of_machine
 
 
 @contextlib.contextmanager

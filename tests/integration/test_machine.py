@@ -1,0 +1,192 @@
+"""Which machine a run is meant for: what is asked of a Ray cluster whose head has no GPU.
+
+The stand-in is a real Ray that was told to have two GPUs and their type, as it finds both beside real ones.
+"""
+
+from __future__ import annotations
+
+import ast
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hang import HANG_S
+
+import oger_recipe
+from oger_recipe.cli import train
+from oger_recipe.machine import machine, of_cluster
+from oger_recipe.run.job import Job
+from oger_recipe.run.preflight import CHECKS, OK, PROBLEM, Finding
+from oger_recipe.settings.parser import build_parser
+
+PACKAGE = Path(oger_recipe.__file__).parent
+HEAD = """
+import sys, ray
+resources = {"num_cpus": 2, "num_gpus": 2, "resources": {"accelerator_type:H100": 1}}
+quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+here = {"_node_ip_address": "127.0.0.1", "_temp_dir": sys.argv[1], "object_store_memory": 80 * 2**20}
+print(ray.init(**resources, **quiet, **here).address_info["gcs_address"], flush=True)
+sys.stdin.read()
+"""
+# What a command and an actor of it take themselves for; a process that Ray has not told of the run asks torch.
+JOINS = """
+import ray
+from oger_recipe.cpu import is_without_cuda
+from oger_recipe.machine import machine
+from oger_recipe.plugin.driver.start_ray import run_environment, start_ray
+cpu = machine().cpu
+start_ray(run_environment(cpu), cpu, 2, False, None)
+print(is_without_cuda(), ray.get(ray.remote(num_cpus=0)(is_without_cuda).remote()))
+"""
+
+
+@pytest.fixture(autouse=True)
+def without_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    for name in ("RAY_ADDRESS", "OGER_ON_GPUS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a cluster, for the tests of this file alone: one start takes seconds."""
+    with tempfile.TemporaryDirectory(prefix="oger-") as folder:
+        command = [sys.executable, "-c", HEAD, folder]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as head:
+            assert head.stdin and head.stdout
+            try:
+                yield head.stdout.readline().strip()
+                head.stdin.close()
+                assert head.wait(HANG_S) == 0
+            finally:
+                head.kill()
+
+
+@pytest.fixture()
+def closed() -> Iterator[str]:
+    """An address where nobody answers."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{bound.getsockname()[1]}"
+
+
+@pytest.fixture()
+def dry_run(recipe: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def said(*flags: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            train.main(["--recipe", str(recipe), "--dry-run", *flags])
+        return capsys.readouterr().out + str(ended.value)
+
+    return said
+
+
+def _found(what: str, flags: list[str] | None = None, *, cpu: bool) -> list[Finding]:
+    (check,) = [each for each in CHECKS if each.what == what]
+    return list(check.find(Job(vars(build_parser(cpu=cpu).parse_args(flags or [])), Path("run"), cpu)))
+
+
+def test_a_head_without_gpus_plans_for_those_of_its_cluster(
+    cluster: str, dry_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "runs are on the CPU" in _found("GPUs", cpu=True)[0].text
+    monkeypatch.setenv("RAY_ADDRESS", cluster)
+    assert not machine().cpu
+    (found,) = _found("GPUs", cpu=False)
+    there = f"those of the Ray cluster at RAY_ADDRESS={cluster}, with 2 GPUs (H100): runs are on GPUs"
+    assert (found.state, found.text) == (OK, there)
+    said = dry_run("--actor.num_nodes", "2", "--actor.num_gpus_per_node", "1")
+    assert "no CUDA" not in said
+    counted = "= 3 GPUs are asked for, but 2 are declared (found in the Ray cluster at RAY_ADDRESS)"
+    assert counted in said
+    said = dry_run("--actor.num_gpus_per_node", "1")
+    assert "GPUs are asked for" not in said
+    assert "flash" in said  # not installed here, and a run on GPUs needs it
+    assert "supervised stage: it works on 1 GPUs of this machine" in dry_run(
+        "--actor.num_gpus_per_node", "1", "--oger.sft.epochs", "1"
+    )
+
+
+def test_the_driver_and_what_it_starts_are_told_what_the_cluster_has(
+    cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", cluster)
+    done = subprocess.run([sys.executable, "-c", JOINS], capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "False"], done.stderr
+
+
+def test_a_cluster_that_does_not_answer_keeps_a_run_from_starting(
+    closed: str, dry_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan is shown all the same, as for this machine."""
+    monkeypatch.setenv("RAY_ADDRESS", closed)
+    said = dry_run()
+    assert "no CUDA here, so: " in said
+    assert "steps: 15" in said
+    assert f"GPUs: the Ray cluster at RAY_ADDRESS={closed} does not answer (Connection refused)" in said
+
+
+@pytest.mark.parametrize("address", ["", "local"])
+def test_without_an_address_ray_is_started_here(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ray itself reads the variable."""
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert machine() == (True, None, None, (), None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert machine() == (False, 4, None, (), None)
+
+
+@pytest.mark.parametrize(
+    ("resources", "cuda", "cpu", "gpus"),
+    [
+        ({"GPU": 8.0, "accelerator_type:A100": 1.0}, False, False, 8),
+        ({"GPU": 8.0, "accelerator_type:A100": 1.0}, True, False, 8),
+        ({"GPU": 8.0}, True, False, 8),  # a GPU whose name Ray cannot read
+        ({"GPU": 8.0}, False, True, 8),  # numbers: how a run on CPUs gets its places
+        ({"CPU": 8.0}, False, True, 0),
+        ({"CPU": 8.0}, True, True, 0),  # of this machine's GPUs Ray hands none out
+    ],
+)
+def test_a_cluster_is_on_gpus_where_it_has_some_that_are_real(
+    resources: dict[str, float], cuda: bool, cpu: bool, gpus: int
+) -> None:
+    there = of_cluster("head:6379", resources, cuda=cuda)
+    assert (there.cpu, there.gpus) == (cpu, gpus)
+
+
+def test_the_supervised_stage_is_where_this_machine_has_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ["--actor.num_gpus_per_node", "4", "--oger.sft.epochs", "1"]
+
+    def state(flags: list[str], gpus: int, *, cpu: bool = False) -> list[str]:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        return [found.state for found in _found("supervised stage", flags, cpu=cpu)]
+
+    assert [state(flags, gpus) for gpus in (0, 3, 4, 8)] == [[PROBLEM], [PROBLEM], [OK], [OK]]
+    assert state(flags, 0, cpu=True) == state(flags[:2], 0) == []
+
+
+def _asks(tree: ast.AST) -> bool:
+    """Whether it asks which device there is, to decide by it."""
+    calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return "torch.cuda.is_available" in calls
+
+
+def test_one_place_decides_for_a_run() -> None:
+    """Rooms that are left out, and modules that are named, work in one process, whose own device it is."""
+    rooms = [PACKAGE / room for room in ("cli", "convert", "plugin", "run", "settings")] + [PACKAGE.parent / "patches"]
+    deciding = [*PACKAGE.glob("*.py"), *(module for room in rooms for module in room.rglob("*.py"))]
+    asking = {str(each.relative_to(PACKAGE.parent)) for each in deciding if _asks(ast.parse(each.read_text()))}
+    of_this_process = {
+        "oger_recipe/arithmetic.py",
+        "oger_recipe/cpu.py",  # is_without_cuda, where no run has said it
+        "oger_recipe/plugin/engine/engine_worker.py",
+        "oger_recipe/plugin/evaluation/sampler.py",
+        "oger_recipe/plugin/policy/trial.py",
+    }
+    of_this_machine = {"oger_recipe/cli/doctor.py", "oger_recipe/run/memory.py"}  # its --gpu; what a GPU here has
+    assert asking == {"oger_recipe/machine.py"} | of_this_process | of_this_machine
