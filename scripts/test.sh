@@ -39,6 +39,7 @@ packages_are_listed() {
 mapfile -d '' scripts < <(find scripts .ci/run \( -name '*.sh' -o -name '*.sbatch' -o -path .ci/run \) -print0 | sort -z)
 check "bash -n" each_parses "${scripts[@]}"
 check "shellcheck" "$bin/shellcheck" "${scripts[@]}"
+check "hadolint" "$bin/hadolint" docker/*.Dockerfile
 check "packages in setup.cfg" packages_are_listed
 check "ruff check" "$bin/ruff" check .
 check "ruff format" "$bin/ruff" format --check .
