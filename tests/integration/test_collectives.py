@@ -64,6 +64,7 @@ _UNUSED = "no run of ours comes there"
 READ = {
     f"{_OURS}/trainer.py: training_step": _TOTALS,
     f"{_OURS}/critic_actor.py: training_step": _TOTALS,
+    f"{_OURS}/trainer.py: <module>": "no sum: keeps upstream's iter_grad_accum_global_norm",
     f"{_THEIRS}/ray/ppo_actor.py: training_step": "never: ours has asked for the totals",
     f"{_THEIRS}/ray/ppo_critic.py: training_step": "never: ours has asked for the totals",
     f"{_OURS}/updates.py: sum_together": "no sum: what it makes of upstream's is in all that is run",
@@ -295,14 +296,16 @@ def test_every_place_that_communicates_is_known_here() -> None:
 
 
 def _communicating(package: str, folder: Path) -> Iterator[str]:
-    files = {file: file.read_text() for file in folder.rglob("*.py")}
-    for file, text in files.items():
-        if not any(name in text for name in _NAMES | {"dist."}):
+    for file in folder.rglob("*.py"):
+        text = file.read_text()
+        if not any(name in text for name in _NAMES | {"dist"}):
             continue
-        for function, node in _nodes(ast.parse(text), ""):
-            name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+        for function, node in _nodes(ast.parse(text), "<module>"):
+            name = {ast.Attribute: "attr", ast.Name: "id", ast.alias: "name"}.get(type(node))
             of_torch = isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("dist", "torch.distributed")
-            if function and (name in _NAMES or (of_torch and name in _OF_OTHER_THINGS)):
+            is_import = isinstance(node, ast.alias) and not node.asname  # what it is called by is found where it is
+            names = _NAMES | (_OF_OTHER_THINGS if of_torch else set())
+            if name and not is_import and getattr(node, name) in names:
                 yield f"{package}/{file.relative_to(folder)}: {function}"
 
 
