@@ -71,6 +71,7 @@ def test_a_model_that_changes_its_logits_afterwards_is_found_out(policy_folder) 
         return output
 
     actor.model.forward = capped
+    actor(SEQUENCES, torch.zeros_like(ACTIONS), ATTENTION)  # without a token nothing shows
     with pytest.raises(RuntimeError, match="no-oger.chunked_token_stats"):
         actor(SEQUENCES, ACTIONS, ATTENTION)
 

@@ -233,6 +233,8 @@ def test_the_health_of_updates_is_one_number_of_all_parameters(nested) -> None:
     ran = []
     for layers in (2, 20):
         model = Engine(torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(layers))))
+        for name, values in (("of_8_bits", torch.ones(2, dtype=torch.uint8)), ("on_another_rank", torch.zeros(0))):
+            model.module.register_parameter(name, torch.nn.Parameter(values, requires_grad=False))
         health = UpdateHealth(OneRank(nested()), model)
         with Operators() as operators:
             assert health.since()["nonfinite_parameters"] == 0
