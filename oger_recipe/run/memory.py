@@ -32,7 +32,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
-from oger_recipe.algorithm.token_stats import CHUNK_LOGITS
+from oger_recipe.algorithm.token_stats import CHUNK_LOGITS, CHUNK_LOGITS_ON_GPU
 from oger_recipe.kv_cache import kv_bytes_per_token
 from oger_recipe.rewards.entries import models_of
 from oger_recipe.run import model_files
@@ -100,14 +100,14 @@ class Memory:
     kv_cache_per_token: float
 
 
-def estimate(value: Mapping[str, Any], shape: Shape, critic: Shape | None = None) -> Memory:
+def estimate(value: Mapping[str, Any], shape: Shape, critic: Shape | None = None, *, cpu: bool = False) -> Memory:
     """By the module's table, for a run with the settings ``value``; activations are left out where they cannot be
     counted."""
     sharded = value["ds.zero_stage"] == 3
     has_reference, has_critic = value["algo.kl.init_coef"] > 0, value["algo.advantage.estimator"] in CRITIC_ESTIMATORS
     reference = has_reference * 2.0 * shape.parameters / (policy_ranks(value) if sharded else 1)
     return Memory(
-        policy=_trained(value, shape, policy_ranks(value), _head(value, shape)),
+        policy=_trained(value, shape, policy_ranks(value), _head(value, shape, cpu)),
         critic=_trained(value, critic or shape, _critic_ranks(value), 0) if has_critic else {},
         reference=0 if sharded and value["ref.offload"] else reference,
         offloaded_reference=reference if sharded and value["ref.offload"] else 0,
@@ -159,11 +159,12 @@ def _held(value: Mapping[str, Any], shape: Shape) -> Held | None:
     return of_body(shape.folder, rows, length, eager=eager, checkpointing=value["actor.gradient_checkpointing_enable"])
 
 
-def _head(value: Mapping[str, Any], shape: Shape) -> float:
+def _head(value: Mapping[str, Any], shape: Shape, cpu: bool) -> float:
     tokens = _tokens(value)
     if not value["oger.chunked_token_stats"]:  # logits of 16 bits, of 32, and their gradient
         return 8.0 * tokens * shape.vocabulary
-    return of_head(shape.vocabulary, shape.hidden, tokens, max(CHUNK_LOGITS // shape.vocabulary, 1))
+    logits = CHUNK_LOGITS if cpu else CHUNK_LOGITS_ON_GPU
+    return of_head(shape.vocabulary, shape.hidden, tokens, max(logits // shape.vocabulary, 1))
 
 
 def shared_gpu(value: Mapping[str, Any], need: Memory) -> dict[str, tuple[float, float]]:
@@ -212,7 +213,7 @@ def in_main_memory(
     value: Mapping[str, Any], shape: Shape, gpus: Mapping[str, int], critic: Shape | None = None
 ) -> float:
     """Of a run without CUDA, whose roles have so many processes each (`gpus_by_role`): all of it."""
-    need = estimate(value, shape, critic)
+    need = estimate(value, shape, critic, cpu=True)
     policy = gpus["actor"] * (sum(need.policy.values()) + need.offloaded)
     engines = gpus.get("vLLM engines", 0) * need.engine_weights
     return (

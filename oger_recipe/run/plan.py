@@ -173,7 +173,7 @@ def _memory(value: Mapping[str, Any], cpu: bool) -> list[str]:
     shape = memory.shape_of(value["actor.model_name_or_path"])
     if shape is None:
         return ["memory: not estimated: the policy is not in a folder here"]
-    need = memory.estimate(value, shape, memory.shape_of(value["critic.model_name_or_path"]))
+    need = memory.estimate(value, shape, memory.shape_of(value["critic.model_name_or_path"]), cpu=cpu)
     tokens = value["rollout.batch_size"] * value["rollout.n_samples_per_prompt"] * value["data.max_len"]
     cache = memory.readable(need.kv_cache_per_token * tokens / value["vllm.num_engines"])
     lines = [

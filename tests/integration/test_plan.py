@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from oger_recipe.algorithm.token_stats import CHUNK_LOGITS, CHUNK_LOGITS_ON_GPU
 from oger_recipe.cli import train
 from oger_recipe.run import model_files
 from oger_recipe.run.memory import (
@@ -305,3 +306,11 @@ def test_sizes_are_readable() -> None:
     assert [readable(size) for size in (0, 1023, 2048, 3.5 * 2**20, 150 * 2**30)] == [
         "0 bytes", "1023 bytes", "2 KiB", "3.5 MiB", "150 GiB",
     ]  # fmt: skip
+
+
+def test_the_output_layer_is_made_in_larger_chunks_on_a_gpu(parser: argparse.ArgumentParser) -> None:
+    """Of 2^26 logits, or 2^28: each logit more than fills its 8 bytes, and nothing else of this model is large."""
+    wide = Shape(parameters=1, hidden=1, vocabulary=2**20, kv_bytes_per_token=4)
+    value = vars(parser.parse_args(["--data.max_len", "4096"]))
+    by_device = [estimate(value, wide, cpu=cpu).policy["backward"] for cpu in (True, False)]
+    assert 8 * CHUNK_LOGITS < by_device[0] < 8 * CHUNK_LOGITS_ON_GPU < by_device[1] < 8 * 2**32
