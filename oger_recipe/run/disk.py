@@ -7,11 +7,14 @@ Of a policy with N parameters, in bytes, without what is small beside it:
                               ckpt.disable_ds; as much again of a critic
                      2 N      beside it with ckpt.save_hf
     supervised       2 N      in the run folder with oger.sft.epochs
+    samples          4 T      in the run folder, of each step that oger.samples_steps has written: T tokens, of all its
+                              rollouts at full length
 
 Every run writes the final model, and the checkpoint of its last step. It keeps up to ckpt.max_num checkpoints
 (ckpt.max_mem GB) and the best one, each with a newer one beside it until that is whole.
 """
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +23,7 @@ from typing import Any
 
 from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
 from oger_recipe.run.memory import Shape
+from oger_recipe.run_folder.records import writes_samples
 
 _GB = 1024**3  # as ckpt.max_mem counts
 
@@ -33,35 +37,64 @@ class Written:
 
 
 def checkpoint_bytes(value: Mapping[str, Any], policy: Shape, critic: Shape | None = None) -> float:
-    """One checkpoint of the policy, and of the critic where there is one."""
+    """One checkpoint of the policy, and of the critic where the estimator has one."""
+    critic = critic if value["algo.advantage.estimator"] in CRITIC_ESTIMATORS else None
     states = 0 if value["ckpt.disable_ds"] else 14
     weights = 2 if value["ckpt.save_hf"] else 0
     return policy.parameters * (states + weights) + (states * critic.parameters if critic else 0)
 
 
-def written(value: Mapping[str, Any], policy: Shape, critic: Shape | None = None) -> dict[Path, Written]:
-    """By folder, for a run that begins."""
-    critic = critic if value["algo.advantage.estimator"] in CRITIC_ESTIMATORS else None
-    one, limit = checkpoint_bytes(value, policy, critic), value["oger.total_training_steps"]
-    trains = limit is None or limit > 0
+def written(
+    value: Mapping[str, Any], policy: Shape, critic: Shape | None = None, steps: int | None = None
+) -> dict[Path, Written]:
+    """By folder, for a run that begins; ``steps``: that it will take, where that is known."""
+    one, limit = checkpoint_bytes(value, policy, critic), _limit(value, steps)
+    trains = limit > 0
     last = one if trains and not value["ckpt.disable_ds"] else 0
-    most = _kept(value, one) * one if trains else 0
+    most = kept(value, policy, critic, steps) * one if trains else 0
     model = 2.0 * policy.parameters
+    supervised = model if value["oger.sft.epochs"] else 0
     folders = {
         "ckpt.path": Written(last, max(most, last)),
         "ckpt.output_dir": Written(model, model),
-        "oger.run_dir": Written(model, model) if value["oger.sft.epochs"] else Written(0, 0),
+        "oger.run_dir": Written(supervised, supervised + samples(value, steps)),
     }
     return {Path(value[key]): each for key, each in folders.items() if each.at_most}
 
 
-def _kept(value: Mapping[str, Any], one: float) -> float:
+def saves(value: Mapping[str, Any], steps: int | None = None) -> float:
+    """Checkpoints that are written one after the other, without those of the best evaluation."""
+    every, limit = value["ckpt.save_steps"], _limit(value, steps)
+    if every <= 0:
+        return 1
+    return limit if limit == math.inf else max(-(-limit // every), 1)
+
+
+def kept(value: Mapping[str, Any], policy: Shape, critic: Shape | None = None, steps: int | None = None) -> float:
     """The most checkpoints that lie there at once."""
-    every, limit = value["ckpt.save_steps"], value["oger.total_training_steps"]
+    one = checkpoint_bytes(value, policy, critic)
     room = max(value["ckpt.max_mem"] * _GB / one, 1) if one else 1
-    saves = 1 + (float("inf") if limit is None else limit // every) if every > 0 else 1
     evaluates = bool(value["eval.dataset"]) and value["eval.steps"] > 0 and value["ckpt.best_metric_key"] != "none"
-    return min(saves, min(value["ckpt.max_num"], room) + 1) + (2 if evaluates else 0)
+    return min(saves(value, steps), min(value["ckpt.max_num"], room) + 1) + (2 if evaluates else 0)
+
+
+def samples(value: Mapping[str, Any], steps: int | None = None) -> float:
+    """Bytes of what a run writes of its rollouts, at most; 0 where nobody knows how long it is."""
+    limit = value["oger.total_training_steps"] if steps is None else steps
+    tokens = value["rollout.max_new_tokens"] or value["data.max_len"]
+    rows = value["rollout.batch_size"] * value["rollout.n_samples_per_prompt"]
+    return (
+        4.0
+        * rows
+        * tokens
+        * sum(writes_samples(step, value["oger.samples_steps"]) for step in range(1, (limit or 0) + 1))
+    )
+
+
+def _limit(value: Mapping[str, Any], steps: int | None) -> float:
+    """Steps of the run; without end where that is not known."""
+    asked = value["oger.total_training_steps"] if steps is None else steps
+    return math.inf if asked is None else asked
 
 
 def by_disk(folders: Mapping[Path, Written]) -> dict[Path, Written]:

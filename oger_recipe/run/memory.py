@@ -25,6 +25,7 @@ train.dynamic_batch_enable. What libraries and fragmentation add is not in it.
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -262,7 +263,9 @@ def swap() -> int:
 
 def readable(size: float) -> str:
     """Bytes in the largest unit of which there is one."""
-    for unit, scale in (("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
+    if size == math.inf:
+        return "an unlimited amount"
+    for unit, scale in (("TiB", 2**40), ("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= scale:
             return f"{size / scale:.3g} {unit}"
     return f"{size:.0f} bytes"

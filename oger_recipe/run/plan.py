@@ -1,5 +1,6 @@
 """What a run will do, in numbers, before anything is started: ``oger train --dry-run``."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS, STEP_ESTIMATORS
 from oger_recipe.data.rows import Row
 from oger_recipe.rewards.entries import sources_of
-from oger_recipe.run import memory
+from oger_recipe.run import disk, memory
 from oger_recipe.settings.machine import gpus_by_role, judge_engines, policy_ranks
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.run import EvalSettings
@@ -47,6 +48,7 @@ def describe(value: Mapping[str, Any], training: Size | None, evaluation: Size |
             *_evaluation(value, evaluation),
             "",
             *_memory(value, cpu),
+            *_disk(value, training),
         ]
     )
 
@@ -221,4 +223,27 @@ def _shared_gpu(value: Mapping[str, Any], need: memory.Memory) -> list[str]:
     if there:
         room = memory.room_for_tokens(value, need, there)
         lines.append(f"  the KV cache has room for about {room:,} tokens of each rollout at once")
+    return lines
+
+
+def _disk(value: Mapping[str, Any], training: Size | None) -> list[str]:
+    """What the run comes to write, where the number of its steps is known, next to what is free."""
+    shape = memory.shape_of(value["actor.model_name_or_path"])
+    steps = value["oger.total_training_steps"] if training is None else planned_steps(value, training.rows)
+    if shape is None or steps is None or not value["oger.run_dir"]:
+        return []
+    critic = memory.shape_of(value["critic.model_name_or_path"] or value["actor.model_name_or_path"])
+    one, most = disk.checkpoint_bytes(value, shape, critic), disk.kept(value, shape, critic, steps)
+    lines = [
+        "disk, at most:",
+        f"  {disk.saves(value, steps):g} checkpoints of {memory.readable(one)} (ckpt.save_steps); {most:g} lie there "
+        f"at once (ckpt.max_num, the best one): {memory.readable(most * one)}",
+        f"  samples of rollouts (oger.samples_steps {value['oger.samples_steps']}): "
+        f"{memory.readable(disk.samples(value, steps))}",
+    ]
+    for folder, each in disk.by_disk(disk.written(value, shape, critic, steps)).items():
+        free = shutil.disk_usage(folder).free
+        too_much = "" if each.at_most <= free else "; it does not fit: lower ckpt.max_num, or write elsewhere"
+        line = f"{memory.readable(each.at_most)} in all, {memory.readable(free)} free in {folder}"
+        lines.append(f"  {line}{too_much}")
     return lines

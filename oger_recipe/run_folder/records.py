@@ -42,6 +42,11 @@ class Phases:
             event(self._run_dir, "phase", phase=phase, **facts)
 
 
+def writes_samples(step: int, every: int) -> bool:
+    """Whether a step's samples are written: the first one's, and those of every so many steps."""
+    return step == 1 or step % every == 0
+
+
 def write_samples(run_dir: Path, step: int, samples: Iterable[dict[str, Any]]) -> None:
     """Write samples/step_<step>.jsonl."""
     _write(run_dir / "samples" / f"step_{step:05d}.jsonl", samples)

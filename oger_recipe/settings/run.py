@@ -25,6 +25,9 @@ class RunSettings(Section):
     )
     val_before_train: bool = setting(True, "evaluate on --eval.dataset before the first step")
     val_after_train: bool = setting(True, "evaluate on --eval.dataset after the last step")
+    samples_steps: int = setting(
+        1, "write the rollouts of the first step and of every so many steps to samples/ (1: of all)", range=COUNT
+    )
     logical_gpus: int | None = setting(
         None, "GPUs declared to Ray on a machine without CUDA (default: as many as are asked)", range=COUNT
     )

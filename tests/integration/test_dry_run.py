@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import os
 import shutil
 import sys
@@ -19,7 +20,7 @@ import yaml
 from oger_recipe.cli import train
 from oger_recipe.errors import RecipeError
 from oger_recipe.files import write_jsonl
-from oger_recipe.run import model_files
+from oger_recipe.run import disk, model_files
 from oger_recipe.run.disk import Written, written
 from oger_recipe.run.memory import Shape, readable
 
@@ -342,9 +343,58 @@ def test_what_is_written_follows_from_what_the_recipe_keeps(
     parser: Any, flags: list[str], checkpoints: tuple[float, float] | None, model: float
 ) -> None:
     value = vars(parser.parse_args(["--ckpt.path", "c", "--ckpt.output_dir", "m", "--oger.run_dir", "r", *flags]))
+    value["rollout.batch_size"] = 0  # without samples
     found = written(value, SHAPE, SHAPE)
     assert found.pop(Path("m")) == Written(model, model)
     assert found == ({Path("c"): Written(*checkpoints)} if checkpoints else {})
+
+
+@pytest.mark.parametrize(
+    ("flags", "steps", "saves", "kept"),
+    [
+        (["--ckpt.save_steps", "50", "--ckpt.max_num", "1000000"], 2000, 40, 40),
+        (["--ckpt.save_steps", "50", "--ckpt.max_num", "3"], 2000, 40, 4),  # and the newest, until an older one goes
+        (["--ckpt.save_steps", "50", "--ckpt.max_num", "1000000"], 2001, 41, 41),  # and the last step
+        (["--ckpt.save_steps", "50", "--ckpt.max_num", "1000000"], None, math.inf, 1_000_001),
+        (["--ckpt.save_steps", "50", "--oger.total_training_steps", "10"], None, 1, 1),
+        ([], 2000, 1, 1),
+    ],
+)
+def test_planned_checkpoints_are_counted(
+    parser: Any, flags: list[str], steps: int | None, saves: float, kept: float
+) -> None:
+    value = vars(parser.parse_args(flags))
+    assert (disk.saves(value, steps), disk.kept(value, SHAPE, steps=steps)) == (saves, kept)
+
+
+def test_samples_take_room_by_the_steps_that_write_them(parser: Any) -> None:
+    """Four bytes a token: 2 x 4 rollouts of up to 50 tokens."""
+    flags = ["--rollout.batch_size", "2", "--rollout.n_samples_per_prompt", "4", "--rollout.max_new_tokens", "50"]
+    value = vars(parser.parse_args([*flags, "--oger.run_dir", "r", "--ckpt.path", "c", "--ckpt.output_dir", "m"]))
+    assert disk.samples(value, 25) == 4 * 8 * 50 * 25
+    some = value | {"oger.samples_steps": 10}
+    assert disk.samples(some, 25) == 4 * 8 * 50 * 3  # of steps 1, 10 and 20
+    assert written(some, SHAPE, steps=25)[Path("r")] == Written(0, 4 * 8 * 50 * 3)
+    assert disk.samples(value) == 0
+
+
+def test_the_plan_says_what_the_disk_has_to_hold(
+    desk: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parameters = model_files.parameters(desk.policy)
+    assert parameters is not None
+    flags = ("--dry-run", "--ckpt.save_steps", "1", "--ckpt.max_num", "1000000", "--train.num_episodes", "3")
+    assert _train(*flags) is None
+    lines = capsys.readouterr().out.splitlines()
+    first = lines.index("disk, at most:")
+    (steps,) = (int(line.split()[1]) for line in lines if line.startswith("steps: "))
+    one = readable(14.0 * parameters)
+    assert lines[first + 1].startswith(f"  {steps} checkpoints of {one} ") and steps > 1
+    assert "does not fit" not in "".join(lines[first:])
+    usage = shutil.disk_usage
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(path)._replace(free=17 * parameters))
+    assert _train(*flags) is None  # with room for the model and one of them
+    assert "; it does not fit: lower ckpt.max_num" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("free", "ends"), [(15, "refused"), (17, "warned"), (60, "fine")])

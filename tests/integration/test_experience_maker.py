@@ -580,3 +580,13 @@ def test_a_fixed_reward_of_truncated_rollouts_is_theirs_whatever_the_sources_say
     maker = controller(*NO_BONUS, *flags, "--oger.non_stop_fixed_reward=-0.5")
     maker.make_experience_batch(group)
     assert maker.rewards.total.tolist() == [[2.0, 1.0, -0.5, -0.5]]
+
+
+def test_samples_are_written_of_the_first_step_and_of_every_so_many(controller, group):
+    maker = controller(*NO_BONUS, "--oger.samples_steps=3")
+    for step in range(1, 8):
+        maker.step = step
+        maker.make_experience_batch(group)
+    assert sorted(path.name for path in (maker.run_dir / "samples").iterdir()) == [
+        f"step_0000{step}.jsonl" for step in (1, 3, 6)
+    ]

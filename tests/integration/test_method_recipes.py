@@ -128,3 +128,9 @@ def test_a_recipe_for_gpus_begins_with_what_was_chosen(name: str, gpu_parser: ar
 def test_where_graphs_are_off_a_line_says_how_to_go_faster(path: Path) -> None:
     eager = [line for line in path.read_text().splitlines() if "enforce_eager: true" in line]
     assert all("--no-vllm.enforce_eager" in line for line in eager)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_a_recipe_keeps_a_few_checkpoints(path: Path, parser: argparse.ArgumentParser) -> None:
+    """One of a 7B policy takes 99 GiB."""
+    assert (defaults(parser) | read_recipe(path, parser))["ckpt.max_num"] <= 3

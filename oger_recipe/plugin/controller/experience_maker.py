@@ -135,7 +135,8 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             | self.reward_sources.watch.look_at(self.rollouts, self.batch, self.rewards, self.step)
             | {"oger/embedding_share_read": self.reach.share_read(self.rollouts, self.batch)}
         )
-        run_folder.write_samples(self.run_dir, self.step, sample_lines(self.rollouts, self.batch, credit))
+        if run_folder.writes_samples(self.step, settings.run.samples_steps):
+            run_folder.write_samples(self.run_dir, self.step, sample_lines(self.rollouts, self.batch, credit))
         self._remember()
         return experiences
 
