@@ -129,8 +129,10 @@ class _TokenStats(torch.autograd.Function):
         # One sum over all chunks: in half precision it would lose the small contributions of later chunks.
         grad_weight = torch.zeros_like(weight, dtype=entropy.dtype) if ctx.needs_input_grad[1] else None
         for chunk in _chunks(len(hidden), ctx.chunk_size):
-            of_rows = (each[chunk, None] for each in (labels, entropy, grad_log_probs, grad_entropy))
-            grad_logits = _chunk_gradient(hidden[chunk], weight, *of_rows, ctx.temperature)
+            wanted = grad_log_probs[chunk, None], grad_entropy[chunk, None]
+            grad_logits = _chunk_gradient(
+                hidden[chunk], weight, labels[chunk, None], entropy[chunk, None], *wanted, ctx.temperature
+            )
             if grad_hidden is not None:
                 grad_hidden[chunk] = grad_logits @ weight
             if grad_weight is not None:

@@ -52,8 +52,8 @@ class UpdateHealth:
     @torch.no_grad()
     def since(self) -> dict[str, float]:
         """``updates``, ``skipped_updates`` and ``nonfinite_parameters``, tensors on any rank with such a number."""
-        local = (getattr(parameter, "ds_tensor", parameter) for parameter in self._engine.module.parameters())
-        local = [tensor for tensor in local if tensor.is_floating_point() and tensor.numel()]
+        shares = (getattr(parameter, "ds_tensor", parameter) for parameter in self._engine.module.parameters())
+        local = [tensor for tensor in shares if tensor.is_floating_point() and tensor.numel()]
         # The largest number of each, of which inf and nan stay.
         largest = torch.stack(torch._foreach_norm(local, ord=torch.inf)) if local else torch.zeros(0)
         broken = (~largest.isfinite()).sum()
