@@ -114,7 +114,7 @@ def _write_training(
     value: Mapping[str, Any], rows: Sequence[Row], folder: Path, counts: Counter[str], shared: dict[str, Any]
 ) -> dict[str, Any]:
     path, budget = folder / "train.jsonl", budget_of(value, value["rollout.max_new_tokens"])
-    places = {"prompts_path": path, "teachers_path": folder / "teachers.arrow"}
+    places: dict[str, Any] = {"prompts_path": path, "teachers_path": folder / "teachers.arrow"}
     counts.update(write_train_files_once(rows[: value["data.max_samples"]], budget=budget, **places, **shared))
     (folder / "counts.json").write_text(to_json(counts, indent=2, sort_keys=True))
     _print_counts("data", counts, losses(value, counts, budget))
