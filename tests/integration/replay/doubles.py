@@ -55,6 +55,9 @@ class Engine:
         self._recorded, self._end = recorded, end
         self.output_processor = SimpleNamespace(get_num_unfinished_requests=lambda: 0)
 
+    async def collective_rpc(self, _: str) -> list[dict[str, Any]]:
+        return [{}]
+
     async def is_sleeping(self) -> bool:
         return False
 
