@@ -27,7 +27,6 @@ class BonusKeys(Keys):
             yield f"weight {entry['weight']!r}: {of_run}"
         if "worst" in entry:
             yield "worst: the bonus does not fail; leave worst out"
-        yield from super().refusals(entry)
 
     def source(self, spec: SourceSpec, surroundings: Surroundings) -> Bonus:
         bonus = surroundings.settings.bonus
