@@ -7,7 +7,6 @@ is a function here and a line in CHECKS. All of them take the device: on a CPU t
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import shutil
@@ -29,7 +28,7 @@ from oger_recipe.algorithm.engine_check import Agreement
 from oger_recipe.algorithm.policy_loss import hybrid_policy_loss
 from oger_recipe.algorithm.token_stats import token_log_probs_and_entropy
 from oger_recipe.cpu import CPU_ENVIRONMENT, main_memory
-from oger_recipe.files import read_jsonl
+from oger_recipe.files import read_jsonl, to_json
 from oger_recipe.run.job import Job
 from oger_recipe.run.memory import GIB, estimate, shape_of
 from oger_recipe.run.preflight import PROBLEM, findings
@@ -312,7 +311,7 @@ def _weight_sync(here: Here) -> Numbers:
 
 def _ranks(here: Here, folder: Path, cases: list[dict[str, Any]], ranks: int) -> dict[str, Any]:
     """What plugin/policy/trial.py finds with the policy in ``folder``."""
-    (folder / "cases.json").write_text(json.dumps(cases))
+    (folder / "cases.json").write_text(to_json(cases))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
