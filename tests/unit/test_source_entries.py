@@ -11,7 +11,9 @@ from oger_recipe.rewards.compose import ON_ERROR
 from oger_recipe.rewards.entries import DEFAULT, entry_problems, sources_of
 from oger_recipe.rewards.kinds import KINDS
 from oger_recipe.rewards.kinds.bonus import BonusKeys
+from oger_recipe.rewards.kinds.classifier import ClassifierKeys, CritiqueKeys
 from oger_recipe.rewards.kinds.own import OwnKeys
+from oger_recipe.rewards.kinds.pairwise import PairwiseKeys
 from oger_recipe.rewards.kinds.verifier import VerifierKeys
 from oger_recipe.rewards.spec import COMBINATIONS, SourceSpec
 
@@ -171,3 +173,16 @@ def test_what_users_recipes_name_is_there() -> None:
     names = {"verifier", "bonus", "similarity", "judge", "pairwise", "classifier", "critique_classifier", "process"}
     assert {*names, "length", "rubric"} <= KINDS.keys() and {"add", "mul"} <= COMBINATIONS.keys()
     assert {"zero", "neutral", "drop_group", "stop"} <= ON_ERROR.keys()
+
+
+def test_a_kind_says_how_each_of_its_models_is_asked() -> None:
+    """By the windows of the models: a critique stands behind the answer, for the head that reads both."""
+    critic, head = CritiqueKeys(model="head", critic="critic", max_new_tokens=7).questions()
+    assert (critic.model.model, critic.example, critic.responses, critic.room) == ("critic", "x", 1, 7)
+    assert (head.model.model, head.example, head.responses, head.room) == ("head", ["x", "x"], 1, 7)
+    for against, responses in (("answer", 1), ("teacher", 2)):
+        (question,) = PairwiseKeys(model="m", against=against, max_new_tokens=7).questions()
+        assert (question.example, question.responses, question.room) == (["x", "x"], responses, 7)
+    (alone,) = ClassifierKeys(model="m").questions()
+    assert (alone.example, alone.responses, alone.room) == ("x", 1, 0)
+    assert KINDS["verifier"]().questions() == ()
