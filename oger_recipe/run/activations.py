@@ -22,14 +22,14 @@ _MEASURED = 3  # layers of a model whose layers are all alike: the others hold a
 
 
 class Held(NamedTuple):
-    """Bytes when the forward pass is over, and what the backward pass needs besides at its peak."""
+    """Bytes held when the forward pass is over, and what the backward pass adds to them at its peak."""
 
     kept: float
     passing: float
 
 
 class Live(TorchDispatchMode):
-    """Counts the bytes of tensors that operations make, while they are there; those of ``own`` are not counted."""
+    """A count of the bytes of the tensors that operations make, while they live; those of ``own`` are not counted."""
 
     def __init__(self, own: list[Tensor]) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Live(TorchDispatchMode):
 
 @functools.cache
 def of_body(folder: str, rows: int, length: int, *, eager: bool, checkpointing: bool) -> Held | None:
-    """Of a model without its output layer; None where its code cannot be run without its weights."""
+    """Count what training holds in a model without its output layer; None where its code needs weights to run."""
     try:
         model = _body(folder, eager, checkpointing)
         whole, layers = model.config.num_hidden_layers, _layers(model)
@@ -68,7 +68,7 @@ def of_body(folder: str, rows: int, length: int, *, eager: bool, checkpointing: 
 
 
 def body_held(model: torch.nn.Module, rows: int, length: int) -> Held:
-    """Of one training pass over ``rows`` x ``length`` tokens. Gradients of parameters go as soon as they are made."""
+    """Count what a training pass over tokens [rows, length] holds. A parameter's gradient goes once it is made."""
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda each: setattr(each, "grad", None))
     device = next(model.parameters()).device
@@ -82,7 +82,8 @@ def body_held(model: torch.nn.Module, rows: int, length: int) -> Held:
 
 @functools.cache
 def of_head(vocabulary: int, hidden: int, tokens: int, chunk_size: int) -> float:
-    """Bytes of the output layer at its peak, made ``chunk_size`` tokens at a time (algorithm/token_stats.py)."""
+    """Count the peak bytes of an output layer [vocabulary, hidden] that takes ``chunk_size`` tokens at a time
+    (algorithm/token_stats.py)."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from oger_recipe.algorithm.token_stats import token_log_probs_and_entropy
@@ -94,7 +95,7 @@ def of_head(vocabulary: int, hidden: int, tokens: int, chunk_size: int) -> float
         with Live([rows, weight]) as live:
             log_probs, entropy = token_log_probs_and_entropy(rows, weight, labels, chunk_size=chunk_size)
             (log_probs + entropy).sum().backward()
-    unseen = tokens - len(rows)  # whose hidden states have a gradient as well
+    unseen = tokens - len(rows)  # their hidden states have gradients, too
     return live.peak + unseen * hidden * _DTYPE.itemsize
 
 
@@ -112,7 +113,7 @@ def _body(folder: str, eager: bool, checkpointing: bool) -> Any:
 
 
 def _layers(model: Any) -> torch.nn.ModuleList | None:
-    """The model's layers, where they are all alike."""
+    """Return the model's layers if all are alike, or None."""
     count = model.config.num_hidden_layers
     kinds = getattr(model.config, "layer_types", None) or [None]
     found = [each for each in model.modules() if isinstance(each, torch.nn.ModuleList) and len(each) == count]
@@ -128,6 +129,6 @@ def _fused(
 
 
 def _eager(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **other: Any) -> Any:
-    """The model's own, with a mask in the place of the one that is made from numbers."""
+    """Call the model's own eager attention with an unfilled mask: to fill it takes numbers."""
     own = sys.modules[type(module).__module__].eager_attention_forward
     return own(module, query, key, value, query.new_empty(1, 1, query.shape[2], key.shape[2]), **other)

@@ -21,10 +21,10 @@ _NAMED = 5  # files in a message
 
 @contextlib.contextmanager
 def locked(run_dir: Path) -> Iterator[int]:
-    """Holds the folder for this process, and for the watcher that it hands the descriptor to.
+    """Hold the run folder's lock for this process, and for the watcher that gets the descriptor.
 
     Raises:
-        RecipeError: a run that lives writes there.
+        RecipeError: a live run writes there.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     with (run_dir / _LOCK).open("a+") as lock:
@@ -36,7 +36,7 @@ def locked(run_dir: Path) -> Iterator[int]:
 
 
 def check_free(run_dir: Path) -> None:
-    """Makes nothing. Raises RecipeError where a run that lives writes there."""
+    """Raise RecipeError where a live run writes to the folder. Creates nothing."""
     if (run_dir / _LOCK).exists():
         with (run_dir / _LOCK).open() as lock:
             _take(lock.fileno(), run_dir, fcntl.LOCK_SH)
@@ -63,12 +63,12 @@ def _take(lock: int, run_dir: Path, how: int = fcntl.LOCK_EX) -> None:
 
 
 def trained(run_dir: Path) -> bool:
-    """Whether the folder holds a run that got somewhere: a trained step, or a checkpoint."""
+    """Say whether the folder holds a run that got somewhere: a trained step, or a checkpoint."""
     return bool(read_jsonl(run_dir / "metrics.jsonl") or checkpoints.found(run_dir / "checkpoints"))
 
 
 def is_free(run_dir: Path) -> bool:
-    """Whether a run may begin there."""
+    """Say whether a run may begin in the folder."""
     try:
         check_folder(run_dir, run_dir / "checkpoints", overwrite=False)
     except RecipeError:
@@ -77,10 +77,10 @@ def is_free(run_dir: Path) -> bool:
 
 
 def check_folder(run_dir: Path, checkpoint_folder: Path, *, overwrite: bool) -> None:
-    """Checks that a run may begin anew there. Makes and removes nothing; the folder need not exist.
+    """Check that a run may begin anew in the folder, which need not exist. Makes and removes nothing.
 
     Raises:
-        RecipeError: it would be a loss that nobody asked for, or the folder is not a run's.
+        RecipeError: an earlier run would be lost without ``overwrite``, or files there are of others.
     """
     _check_is_ours(run_dir, own_files.in_the_way(run_dir))
     if overwrite and not own_files.is_marked(run_dir) and _others(run_dir):
@@ -104,10 +104,10 @@ def check_folder(run_dir: Path, checkpoint_folder: Path, *, overwrite: bool) -> 
 
 
 def check_inputs(run_dir: Path, value: Mapping[str, Any]) -> None:
-    """Checks that a run that begins anew removes nothing that it is to read.
+    """Check that a run that begins anew removes no file that it has to read.
 
     Raises:
-        RecipeError: a setting names a file or folder of the run that was there before.
+        RecipeError: a setting names a file or folder of the earlier run.
     """
     gone = [run_dir / "checkpoints", *(run_dir / name for name in own_files.own(run_dir))]
     for key, setting in value.items():
@@ -122,10 +122,10 @@ def check_inputs(run_dir: Path, value: Mapping[str, Any]) -> None:
 
 
 def check_continued(run_dir: Path) -> None:
-    """Checks that a run may go on there. A run of an earlier version, which wrote no marker, may be gone on with.
+    """Check that a run may resume in the folder, also one of an earlier version, which wrote no marker.
 
     Raises:
-        RecipeError: it would write over what no run has written.
+        RecipeError: it would write over files that no run has written.
     """
     strange = [name for name in own_files.in_the_way(run_dir) if not own_files.is_of_model(name)]
     if own_files.is_of_earlier_version(run_dir):
@@ -158,7 +158,7 @@ def _others(run_dir: Path) -> bool:
 
 
 def begin_anew(run_dir: Path, checkpoint_folder: Path, *, overwrite: bool) -> None:
-    """Removes what an earlier attempt wrote there, and marks the folder as a run's.
+    """Remove what an earlier attempt wrote in the folder, and mark it as a run's.
 
     Raises:
         RecipeError: see `check_folder`.
@@ -174,7 +174,7 @@ def begin_anew(run_dir: Path, checkpoint_folder: Path, *, overwrite: bool) -> No
 
 
 def go_on(run_dir: Path) -> None:
-    """Marks the folder in which a run is gone on with, unless a run of an earlier version is there: that stays so.
+    """Mark the folder of a run that resumes, unless a run of an earlier version is there: that stays unmarked.
 
     Raises:
         RecipeError: see `check_continued`.
@@ -185,7 +185,7 @@ def go_on(run_dir: Path) -> None:
 
 
 def cut_back(run_dir: Path, step: int) -> None:
-    """Takes out what came after the step that is continued from: it will come again."""
+    """Remove what was recorded after ``step``, from which the run resumes: it will come again."""
     for path in (run_dir / name for name in own_files.RECORDS):
         if path.exists():
             kept = [record for record in read_jsonl(path) if record.get("step", 0) <= step]

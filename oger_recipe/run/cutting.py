@@ -11,7 +11,7 @@ _PROBE = "So 3 + 4 = 7.\n\nThen, \u00e9\u65e5\U0001f600 \\frac{1}{2}\n"
 
 
 def require_steps(tokenizer: Any, rule: StepRule) -> None:
-    """Raises RecipeError for a rule that cannot cut what this tokenizer writes."""
+    """Raise RecipeError for a rule that cannot cut what this tokenizer writes."""
     for token in rule.delimiter_token_ids:
         if token >= len(tokenizer):
             raise RecipeError(

@@ -37,7 +37,7 @@ class Written:
 
 
 def checkpoint_bytes(value: Mapping[str, Any], policy: Shape, critic: Shape | None = None) -> float:
-    """One checkpoint of the policy, and of the critic where the estimator has one."""
+    """Count the bytes of a checkpoint: of policy, and of critic where the estimator has one."""
     critic = critic if value["algo.advantage.estimator"] in CRITIC_ESTIMATORS else None
     states = 0 if value["ckpt.disable_ds"] else 14
     weights = 2 if value["ckpt.save_hf"] else 0
@@ -47,7 +47,7 @@ def checkpoint_bytes(value: Mapping[str, Any], policy: Shape, critic: Shape | No
 def written(
     value: Mapping[str, Any], policy: Shape, critic: Shape | None = None, steps: int | None = None
 ) -> dict[Path, Written]:
-    """By folder, for a run that begins; ``steps``: that it will take, where that is known."""
+    """Estimate by folder what a run that begins writes; ``steps``: of the run, None: not known."""
     one, limit = checkpoint_bytes(value, policy, critic), _limit(value, steps)
     trains = limit > 0
     last = one if trains and not value["ckpt.disable_ds"] else 0
@@ -63,7 +63,7 @@ def written(
 
 
 def saves(value: Mapping[str, Any], steps: int | None = None) -> float:
-    """Checkpoints that are written one after the other, without those of the best evaluation."""
+    """Count the checkpoints written in turn, without those of the best evaluation; inf: not known."""
     every, limit = value["ckpt.save_steps"], _limit(value, steps)
     if every <= 0:
         return 1
@@ -71,7 +71,7 @@ def saves(value: Mapping[str, Any], steps: int | None = None) -> float:
 
 
 def kept(value: Mapping[str, Any], policy: Shape, critic: Shape | None = None, steps: int | None = None) -> float:
-    """The most checkpoints that lie there at once."""
+    """Count the most checkpoints that lie on disk at once."""
     one = checkpoint_bytes(value, policy, critic)
     room = max(value["ckpt.max_mem"] * _GB / one, 1) if one else 1
     evaluates = bool(value["eval.dataset"]) and value["eval.steps"] > 0 and value["ckpt.best_metric_key"] != "none"
@@ -79,7 +79,7 @@ def kept(value: Mapping[str, Any], policy: Shape, critic: Shape | None = None, s
 
 
 def samples(value: Mapping[str, Any], steps: int | None = None) -> float:
-    """Bytes of what a run writes of its rollouts, at most; 0 where nobody knows how long it is."""
+    """Estimate the most bytes that a run writes of its rollouts; 0 where its number of steps is not known."""
     limit = value["oger.total_training_steps"] if steps is None else steps
     tokens = value["rollout.max_new_tokens"] or value["data.max_len"]
     rows = value["rollout.batch_size"] * value["rollout.n_samples_per_prompt"]
@@ -92,13 +92,13 @@ def samples(value: Mapping[str, Any], steps: int | None = None) -> float:
 
 
 def _limit(value: Mapping[str, Any], steps: int | None) -> float:
-    """Steps of the run; without end where that is not known."""
+    """Return the number of steps of the run; inf where it is not known."""
     asked = value["oger.total_training_steps"] if steps is None else steps
     return math.inf if asked is None else asked
 
 
 def by_disk(folders: Mapping[Path, Written]) -> dict[Path, Written]:
-    """Adds up what the folders of one disk take; a disk is named by the nearest folder that exists."""
+    """Add up what the folders on one disk take; a disk is named by the nearest folder that exists."""
     disks: dict[int, tuple[Path, Written]] = {}
     for folder, each in folders.items():
         there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())

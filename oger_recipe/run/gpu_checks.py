@@ -38,7 +38,7 @@ Numbers = dict[str, float | str]
 
 
 class Failed(Exception):
-    """A sentence, and the numbers that it is about."""
+    """A failed check: a sentence, and the numbers that it is about."""
 
     def __init__(self, sentence: str, numbers: Numbers) -> None:
         super().__init__(sentence)
@@ -46,7 +46,7 @@ class Failed(Exception):
 
 
 class Skipped(Exception):
-    """Why."""
+    """The reason for leaving a check out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ def _require(holds: bool, sentence: str, numbers: Numbers) -> Numbers:
 
 
 def machine(device: str) -> Numbers:
-    """What a report says of the device."""
+    """Describe the device for a report."""
     if device == "cpu":
         return {"device": "cpu", "cores": len(os.sched_getaffinity(0)), "GiB": round(main_memory() / GIB, 1)}
     first = torch.cuda.get_device_properties(0)
@@ -114,20 +114,20 @@ _UNIT = torch.finfo(torch.float32).eps / 2
 
 
 def _rounding(terms: int) -> float:
-    """Of a sum in float32, relative to the terms' absolute values: roundings add like sqrt(n), six sigmas allowed for
-    (Higham and Mary, SIAM J. Sci. Comput. 41, 2019)."""
+    """Bound the rounding of a float32 sum, relative to the terms' absolute values: roundings add like sqrt(n), six
+    sigmas allowed for (Higham and Mary, SIAM J. Sci. Comput. 41, 2019)."""
     return 6 * math.sqrt(terms) * _UNIT
 
 
 def _explained(what: str, **errors: tuple[Tensor, Tensor | float]) -> Numbers:
-    """The largest of each errors as a share of its bound; above 1 it is not rounding."""
+    """Return each error's largest share of its bound; raise Failed above 1, beyond rounding."""
     shares = {name: round(float((error.abs() / bound).max()), 4) for name, (error, bound) in errors.items()}
     numbers: Numbers = {f"{name} / bound": share for name, share in shares.items()}
     return _require(max(shares.values()) <= 1, f"{what}: further from the CPU's than rounding explains", numbers)
 
 
 def _token_statistics(here: Here, dtype: torch.dtype) -> Numbers:
-    """Log-probabilities, entropies and the former's gradient, each with a bound by first-order propagation.
+    """Check log-probabilities, entropies and the former's gradient, by bounds of first-order propagation.
 
     A logit of d products is off by their sum's rounding, and by one of its own, times sum |h w|. A log-probability is
     off by two logits and the sum over the vocabulary. What follows from it has twice that, for higher orders.
@@ -158,7 +158,7 @@ def _token_statistics(here: Here, dtype: torch.dtype) -> Numbers:
 
 
 def _loss(here: Here) -> Numbers:
-    """The hybrid loss and its gradient, of the same log-probabilities in float32: a term is off by 16 roundings."""
+    """Check the hybrid loss and its gradient, of equal log-probabilities in float32: terms are off by 16 roundings."""
     shape = (8, 512)
     generator = torch.Generator().manual_seed(0)
     old = -torch.rand(shape, generator=generator) * 4
@@ -186,7 +186,7 @@ def _loss(here: Here) -> Numbers:
 
 
 def _policy(folder: Path, *, width: int = 64, layers: int = 2, seed: int | None = 1) -> Any:
-    """A model in bfloat16 that no one has trained, saved with its tokenizer; with ``seed`` sure of what it says."""
+    """Save an untrained bfloat16 model with its tokenizer, and return both; ``seed`` sharpens its distributions."""
     tokenizer = tiny_policy.build_tokenizer([], vocab_size=3 + 256 + 4)
     torch.manual_seed(0)
     model = tiny_policy.build_model(tokenizer, hidden_size=width, num_layers=layers).to(torch.bfloat16).eval()
@@ -198,9 +198,9 @@ def _policy(folder: Path, *, width: int = 64, layers: int = 2, seed: int | None 
 
 
 def _packing(here: Here) -> Numbers:
-    """Log-probabilities of rows of several lengths: packed against padded, by the distance of either from float32's.
+    """Compare log-probabilities of packed rows with those of padded ones, by the distance of either from float32's.
 
-    How far bfloat16 is off is seen in the padded rows; the rule for packed ones is the run's own for its engine.
+    The padded rows show how far bfloat16 is off; packed ones are held to the rule that a run has for its engine.
     """
     from oger_recipe.plugin.policy.chunked_actor import ChunkedActor
 
@@ -245,9 +245,9 @@ def _visible() -> list[str]:
 
 @cache
 def _engine(here: Here, runner: str, eager: bool) -> Any:
-    """A policy with its engine, as a run starts them; ``runner`` is vLLM's V1 or V2."""
+    """Start a policy with its engine as a run does; ``runner`` is vLLM's V1 or V2."""
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(runner == "V2"))
-    if here.cuda:  # the policy's: their weights are to be in reach of each other
+    if here.cuda:  # the policy's GPU, where its weights reach the engine
         os.environ["CUDA_VISIBLE_DEVICES"] = _visible()[0]
     from oger_recipe.plugin.driver.install import install
     from oger_recipe.plugin.driver.local_engines import ray_here
@@ -277,7 +277,8 @@ def _agreement(trial: Any) -> Numbers:
 
 
 def _sleep(here: Here) -> Numbers:
-    """One answer at a time: which ones share a batch depends on when they arrive, and bfloat16 shows it."""
+    """Check that sleep frees memory and changes no answer. One prompt at a time: batches change bfloat16's
+    rounding."""
     trial = _as_in_runs(here)
 
     def greedy() -> list[Any]:
@@ -293,7 +294,7 @@ def _sleep(here: Here) -> Numbers:
 
 
 def _weight_sync(here: Here) -> Numbers:
-    """Other weights reach the engine: it agrees with the new ones and no longer with the old ones."""
+    """Check that new weights reach the engine: it agrees with them, and no longer with the old ones."""
     trial = _as_in_runs(here)
     old = {name: weight.clone() for name, weight in trial.model.state_dict().items()}
     tiny_policy.renew(trial.model, seed=2)
@@ -310,7 +311,7 @@ def _weight_sync(here: Here) -> Numbers:
 
 
 def _ranks(here: Here, folder: Path, cases: list[dict[str, Any]], ranks: int) -> dict[str, Any]:
-    """What plugin/policy/trial.py finds with the policy in ``folder``."""
+    """Run plugin/policy/trial.py with the policy in ``folder`` and return its results."""
     (folder / "cases.json").write_text(to_json(cases))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -323,7 +324,7 @@ def _ranks(here: Here, folder: Path, cases: list[dict[str, Any]], ranks: int) ->
         started.append(subprocess.Popen(command, env=os.environ | environment))
     while None in (codes := [each.poll() for each in started]) and not any(codes):
         time.sleep(0.1)
-    for each in started:  # they wait for one that failed
+    for each in started:  # the others wait for the one that failed
         each.kill()
     if any(codes):
         raise RuntimeError(f"ranks of the policy ended with {codes}; the log says why")
@@ -344,11 +345,11 @@ def _dynamic_batches(here: Here) -> Numbers:
     return _require(turned < 0.001 and longer < 0.02, "dynamic batches train otherwise than static ones", numbers)
 
 
-_TIMES = 50  # the rows of a training that shows in memory, over those of trial.py: up to 1003 tokens
+_TIMES = 50  # how much longer responses are than trial.py's, for a training that shows in memory: up to 1003 tokens
 
 
 def _peak_memory(here: Here) -> Numbers:
-    """A policy that nobody trained, large enough that what it takes is not the libraries'."""
+    """Hold training's peak memory against its estimate, for a policy that dwarfs the libraries."""
     from oger_recipe.plugin.policy.trial import LONGEST, PROMPT, SETTINGS
 
     folder = here.folder / "memory"
@@ -384,7 +385,7 @@ TWO_STEPS = (
 
 
 def run_flags(device: str, *more: str) -> list[str]:
-    """Of the smoke recipe on this device."""
+    """Return the flags of the smoke recipe on this device."""
     return ["--recipe", "countdown_cpu_smoke", *(ONE_GPU if device == "cuda" else ()), *more]
 
 

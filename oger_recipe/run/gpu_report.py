@@ -32,7 +32,7 @@ _SHOWN = 400  # characters of an error
 
 @dataclass
 class Verdict:
-    """``text``: why it is not ok."""
+    """The outcome of a check; ``text``: why it is not ok."""
 
     verdict: str
     text: str = ""
@@ -46,7 +46,7 @@ class Verdict:
 
 
 def run_checks(checks: Mapping[str, Check], here: Here, log: Path) -> dict[str, Verdict]:
-    """Prints a line for each check as it ends; what they and all that they start print goes into ``log``."""
+    """Run the checks, and print a line for each as it ends; their own output goes into ``log``."""
     found: dict[str, Verdict] = {}
     processes: dict[str, _Process] = {}
     with contextlib.ExitStack() as ending:
@@ -70,7 +70,7 @@ def run_checks(checks: Mapping[str, Check], here: Here, log: Path) -> dict[str, 
 
 
 class _Process:
-    """Runs checks one after the other, in a session of its own."""
+    """A process that runs checks one after the other, in a session of its own."""
 
     def __init__(self, here: Here, log: Path) -> None:
         context = multiprocessing.get_context("spawn")
@@ -105,7 +105,7 @@ class _Process:
         self._kill()
 
     def _kill(self) -> None:
-        """What it started in Ray ends by Ray's own watcher."""
+        """Kill the process and its session; Ray's own watcher ends what it started in Ray."""
         assert self._process.pid
         with contextlib.suppress(ProcessLookupError):  # it has no session of its own yet, or has ended
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -152,7 +152,7 @@ def _versions() -> dict[str, str]:
 
 
 def write_report(found: Mapping[str, Verdict], here: Here, out: Path) -> None:
-    """One JSON file for an issue: versions, device and verdicts, without keys, folders, hosts and users."""
+    """Write one JSON file for an issue: versions, device and verdicts, without keys, folders, hosts and users."""
     checks = {name: asdict(each) | {"text": shareable(each.text)} for name, each in found.items()}
     seconds = round(sum(each.seconds for each in found.values()), 1)
     report = {"versions": _versions(), "machine": machine(here.device), "checks": checks, "seconds": seconds}
@@ -164,7 +164,7 @@ _FOLDERS = re.compile(r"(?:(?<=[\s'\"(=:,\[])|^)(?:~|\.{0,2})/(?!/)(?:[^\s'\"):,
 
 
 def shareable(text: str) -> str:
-    """Without the keys of the environment, the folders of paths, addresses, and the names of host and user."""
+    """Hide the keys of the environment, the folders of paths, addresses, and the names of host and user."""
     text = _FOLDERS.sub(".../", redacted(text))
     names = {socket.gethostname(), socket.gethostname().partition(".")[0]}
     with contextlib.suppress(KeyError, OSError):  # a user without a name
