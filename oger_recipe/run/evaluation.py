@@ -90,7 +90,7 @@ def evaluate(
 
 
 def report(result: dict[str, Any]) -> str:
-    """Write the results in Markdown: a table under a line that says how the answers were drawn."""
+    """Format the results in Markdown: a table under a line that says how the answers were drawn."""
     settings = result["settings"]
     sampling, prompting = settings["sampling"], settings["prompting"]
     drawn = "greedy" if not sampling["temperature"] else f"temperature {sampling['temperature']}"

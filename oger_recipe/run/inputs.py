@@ -36,20 +36,20 @@ _MODEL = "actor.model_name_or_path"
 
 
 def leaves_task_unused(value: Mapping[str, Any]) -> bool:
-    """Whether the user's own dataset and model leave nothing of the built-in task to train with."""
+    """Say whether the user's own dataset and model leave nothing of the built-in task to train with."""
     return value["oger.task.name"] is not None and bool(value[DATA] and value[_MODEL])
 
 
 def judge_folder(model: str) -> str:
-    """The folder of a judge that the built-in task brings; any other name itself."""
+    """Return the folder of a judge that the built-in task brings; any other name as it is."""
     from oger_recipe.tasks.judges import folder_of
 
     return folder_of(model, TaskSettings.cache)
 
 
 def with_judges(value: Mapping[str, Any], *, train: bool = True) -> dict[str, Any]:
-    """The settings with folders in the place of the built-in task's judges in oger.reward.sources. Without ``train``
-    the names of those stay that are still to be trained, which takes minutes."""
+    """Return the settings with folders in place of the built-in task's judges in oger.reward.sources. Without
+    ``train`` those that are still to be trained, which takes minutes, keep their names."""
     from oger_recipe.tasks.judges import with_folders
 
     sources, cache = value["oger.reward.sources"], value["oger.task.cache"]
@@ -57,8 +57,8 @@ def with_judges(value: Mapping[str, Any], *, train: bool = True) -> dict[str, An
 
 
 def with_task(value: Mapping[str, Any], *, build_policy: bool = True) -> dict[str, Any]:
-    """The settings with what the user does not have himself of the built-in task, where it is asked for: its training
-    rows, its evaluation rows, its policy. Without ``build_policy`` that is named, not built, which takes minutes."""
+    """Return the settings with what the user lacks of the built-in task, where it is asked for: training rows,
+    evaluation rows, policy. Without ``build_policy`` the policy is named, not built, which takes minutes."""
     if value["oger.task.name"] is None:
         return dict(value)
     from oger_recipe.tasks.build import build_countdown, policy_folder
@@ -74,7 +74,7 @@ def with_task(value: Mapping[str, Any], *, build_policy: bool = True) -> dict[st
 
 
 def _task_columns(value: Mapping[str, Any], own: Mapping[str, bool]) -> dict[str, Any]:
-    """The names of the user's columns are those of the user's files alone."""
+    """Return the settings that apply the user's column names to the user's files alone."""
     columns = {}
     for key, column in (("input_key", "prompt"), ("label_key", "answer")):
         trained = value[f"data.{key}"]
@@ -91,7 +91,7 @@ Counts = tuple[Counter[str], Counter[str] | None]  # of the data to train on, an
 
 
 def write_data(value: Mapping[str, Any], run_dir: Path) -> tuple[dict[str, Any], GradingSettings, Counts]:
-    """Writes prompts and teacher store into the run folder.
+    """Write prompts and teacher store into the run folder.
 
     Returns the settings that point OpenRLHF at them, how rollouts are graded, and how much there is.
     """
@@ -148,12 +148,12 @@ def _print_counts(name: str, counts: Counter[str], warnings: Iterable[str]) -> N
 
 
 def writes_chats(value: Mapping[str, Any]) -> bool:
-    """Whether prompts go into the policy's chat template."""
+    """Say whether prompts go into the policy's chat template."""
     return bool(value["data.apply_chat_template"] or value["oger.prompt_template"] == "chat")
 
 
 def preparation(value: Mapping[str, Any], *, has_tokenizer: bool = True) -> dict[str, Any]:
-    """What prompts, teachers and evaluation problems have in common; the policy's tokenizer where it is needed."""
+    """Return what preparing prompts, teachers and problems shares; the policy's tokenizer with ``has_tokenizer``."""
     teachers, template = TeacherSettings.of(value), value["oger.prompt_template"]
     oger, chat = OgerSettings.of(value), writes_chats(value)
     text_template = TEMPLATES[template] if template not in (None, "chat") else None
@@ -172,7 +172,7 @@ def preparation(value: Mapping[str, Any], *, has_tokenizer: bool = True) -> dict
 
 
 def grading_settings(value: Mapping[str, Any], rows: Iterable[Row]) -> GradingSettings:
-    """How answers are graded in a run with these settings, whose rows name the tasks."""
+    """Return how a run with these settings grades answers; ``rows`` name the tasks."""
     verifiers, tasks = VerifierSettings.of(value), {str(row["task"]) for row in rows}
     settings = GradingSettings(
         workers=verifiers.grading_workers,
@@ -190,7 +190,7 @@ def _tokenizer(model: str, *, needs_template: bool) -> Any:
             apply_import_patches()
             from transformers import AutoTokenizer
 
-            tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=remote_code.may_run())  # imports more
+            tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=remote_code.may_run())  # imports, too
     except (OSError, ValueError) as error:
         raise RecipeError(f"actor.model_name_or_path: no tokenizer could be loaded from {model}: {error}") from None
     if needs_template and not tokenizer.chat_template:

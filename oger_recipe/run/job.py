@@ -20,12 +20,12 @@ class Job:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], recipe: Path | None, *, cpu: bool, overwrite: bool = False) -> Self:
-        """With the settings that follow from those of the user."""
+        """Make the job, with the settings that follow from the user's."""
         run_dir = _run_dir(settings, recipe, overwrite=overwrite)
         return cls(in_folder(in_prompts(settings), run_dir), run_dir, cpu, recipe)
 
     def having(self, settings: Mapping[str, Any]) -> Self:
-        """The same run with these settings in the place of its own."""
+        """Return the same run with these settings in place of its own."""
         return replace(self, value={**self.value, **settings})
 
     @property
@@ -38,7 +38,7 @@ class Job:
 
 
 def _run_dir(value: Mapping[str, Any], recipe: Path | None, *, overwrite: bool) -> Path:
-    """The run's folder. One that nobody named is numbered on past those that hold a run, or others' files."""
+    """Return the run's folder. One that nobody named is numbered on past those that hold a run, or others' files."""
     wanted = Path(value["oger.run_dir"] or Path("runs") / (recipe.stem if recipe else "train_ppo_ray")).absolute()
     folder, number = wanted, 1
     while not (value["oger.run_dir"] or value["ckpt.load_enable"] or overwrite or is_free(folder)):

@@ -17,7 +17,7 @@ _SHOWN = 400  # characters of an error
 
 
 def problems_of(models: Sequence[ModelKeys], *, cpu: bool) -> list[str | None]:
-    """Why vLLM cannot load a model for what it is to do; None where it can, by its configuration.
+    """Say of each model why vLLM cannot load it for its use; None where it can, by its configuration.
 
     Raises RuntimeError where vLLM itself does not work.
     """

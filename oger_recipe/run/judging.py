@@ -27,7 +27,7 @@ from oger_recipe.run.inputs import with_judges
 from oger_recipe.settings.checks import loaded_for, require_loadable
 from oger_recipe.settings.oger import OgerSettings
 
-_ENTRY = "oger.reward.sources, entry 1: "  # not where the user has written it
+_ENTRY = "oger.reward.sources, entry 1: "  # the user has not written it there
 Case = dict[str, Any]  # a pair or an answer with what the judge said, as the file of results has it
 
 
@@ -41,8 +41,7 @@ class Found:
 
 
 def judge_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
-    """Reads an entry of oger.reward.sources. Raises RecipeError for one that is wrong, or that asks no model for
-    values."""
+    """Read an entry of oger.reward.sources. Raises RecipeError for one that is wrong, or asks no model for values."""
     (entry,) = with_judges({**value, "oger.reward.sources": (entry,)})["oger.reward.sources"]
     if problems := [each.removeprefix(_ENTRY) for each in entry_problems([entry])]:
         raise RecipeError("\n  - ".join(["this judge cannot be asked:", *problems]))
@@ -62,7 +61,7 @@ def keys_of(spec: SourceSpec) -> ValueKeys:
 
 
 def on_pairs(spec: SourceSpec, pairs: Sequence[Pair], value: Mapping[str, Any]) -> Found:
-    """Kind pairwise reads both answers, in both orders; other kinds value each, and the greater value is better."""
+    """Judge pairs: kind pairwise reads both answers, in both orders; other kinds value each, the greater is better."""
     if keys_of(spec).reads_rubric is not None:
         raise RecipeError(f"{spec.name} reads a rubric with each answer: kind {spec.kind} needs --labels")
     asked = _Asked(spec, value)
@@ -102,7 +101,7 @@ def on_pairs(spec: SourceSpec, pairs: Sequence[Pair], value: Mapping[str, Any]) 
 def on_answers(
     spec: SourceSpec, answers: Sequence[Answer], value: Mapping[str, Any], threshold: float | None
 ) -> Found:
-    """threshold: the least value that says label 1; None: the kind's own."""
+    """Judge labelled answers. threshold: the least value that says label 1; None: the kind's own."""
     of_kind = keys_of(spec).threshold
     if of_kind is None:
         kinds = [name for name, kind in KINDS.items() if getattr(kind, "threshold", None) is not None]
@@ -123,7 +122,7 @@ def on_answers(
 
 
 def dead(found: Found) -> str | None:
-    """Say where not a single verdict came."""
+    """Say how the judge failed on every verdict; None where one came."""
     verdicts = [verdict for case in found.cases for verdict in _cases_of(case)]
     if not verdicts or not all("error" in verdict for verdict in verdicts):
         return None
@@ -131,7 +130,7 @@ def dead(found: Found) -> str | None:
 
 
 def report(found: Found, prices: Prices) -> str:
-    """Writes the figures under one another; those that are not known are left out."""
+    """Format the figures one below the other, without those that are not known."""
     work, metrics = found.work, found.metrics
     known = {name: number for name, number in metrics.items() if not math.isnan(number)}
     lines = [
@@ -149,7 +148,7 @@ def report(found: Found, prices: Prices) -> str:
 
 
 def figures(found: Found, prices: Prices) -> dict[str, Any]:
-    """Returns all that is known, as JSON has it."""
+    """Return metrics and work as JSON has them; None: not known."""
     work = found.work
     numbers = dict(found.metrics) | {
         "asked": work.asked,
@@ -188,8 +187,8 @@ class _Asked:
 
     @property
     def work(self) -> Work:
-        """Of all models of the entry; a critic and the head that reads it give one verdict."""
-        tokens = None  # where the template is a server's nobody here knows its tokenizer
+        """The work of all models of the entry; a critic and the head that reads it give one verdict."""
+        tokens = None  # a server that applies the template has a tokenizer that is not known here
         if not any(keys.chats for keys in self._models):
             read, written = zip(*(meter.tokens() for meter in self._meters), strict=True)
             tokens = sum(read), sum(written)
@@ -203,7 +202,7 @@ class _Asked:
 
 @dataclass
 class Metered:
-    """A place whose work is taken down."""
+    """A place whose work is recorded."""
 
     keys: ModelKeys
     place: Place
@@ -238,7 +237,7 @@ class Metered:
         return replies
 
     def tokens(self) -> tuple[int, int]:
-        """Read and written."""
+        """Count the tokens read and written."""
         tokenizer = load_tokenizer(self.keys)
         read, written = (
             sum(len(plain_tokens(tokenizer, text) if isinstance(text, str) else text.tokens) for text in texts)
@@ -252,13 +251,13 @@ def _value(judged: Judged) -> float | None:
 
 
 def _greater(first: Judged, second: Judged) -> float | None:
-    """As a verdict on the first answer."""
+    """Return 1, 0 or TIE as a verdict on the first answer; None where a value is missing."""
     one, other = _value(first), _value(second)
     return None if one is None or other is None else TIE if one == other else float(one > other)
 
 
 def _failures(judged: Sequence[Judged]) -> dict[str, int]:
-    """What `unread` is made of."""
+    """Count the failures that make up `unread`, and cut replies."""
     unparsed = sum(each.unparsed for each in judged)
     return {
         "unparsed_replies": unparsed,
@@ -274,7 +273,7 @@ def _case(judged: Judged) -> Case:
 
 
 def _cases_of(case: Case) -> list[Case]:
-    """Those of a pair's both orders, or that of an answer."""
+    """Return the cases of a pair's two orders, or that of an answer."""
     return [case["forth"], case["back"]] if "forth" in case else [case]
 
 

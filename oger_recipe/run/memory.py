@@ -61,14 +61,14 @@ class Shape:
 
 
 def shape_of(model: str | None) -> Shape | None:
-    """Of a model folder: config.json, and parameters by the weight files. None where these are not there, not whole,
-    or do not say."""
+    """Read a model's shape from config.json and the weight files in its folder. None where these are not there, not
+    whole, or do not say."""
     folder = Path(model or "")
     if not folder.is_dir() or model_files.fault(folder):
         return None
     try:
         config = json.loads((folder / "config.json").read_text())
-        config |= config.get("text_config", {})  # models that also see
+        config |= config.get("text_config", {})  # models that read images, too
         width = _BYTES[config.get("dtype") or config.get("torch_dtype")]
         size = sum(file.stat().st_size for file in folder.glob("pytorch_model*.bin"))
         return Shape(
@@ -83,7 +83,7 @@ def shape_of(model: str | None) -> Shape | None:
 
 
 def parameters_of(model: str | None) -> int:
-    """Of a model folder; 0 where it is none."""
+    """Count the parameters of a model folder; 0 where it is none."""
     return model_files.parameters(Path(model)) or 0 if model else 0
 
 
@@ -102,8 +102,7 @@ class Memory:
 
 
 def estimate(value: Mapping[str, Any], shape: Shape, critic: Shape | None = None, *, cpu: bool = False) -> Memory:
-    """By the module's table, for a run with the settings ``value``; activations are left out where they cannot be
-    counted."""
+    """Estimate a run's memory by the module's table; activations are left out where they cannot be counted."""
     sharded = value["ds.zero_stage"] == 3
     has_reference, has_critic = value["algo.kl.init_coef"] > 0, value["algo.advantage.estimator"] in CRITIC_ESTIMATORS
     reference = has_reference * 2.0 * shape.parameters / (policy_ranks(value) if sharded else 1)
@@ -119,7 +118,7 @@ def estimate(value: Mapping[str, Any], shape: Shape, critic: Shape | None = None
 
 
 def _trained(value: Mapping[str, Any], shape: Shape, ranks: int, head: float) -> dict[str, float]:
-    """On each of the ranks; ``head``: bytes of the output layer."""
+    """Estimate the bytes of a trained model on each rank; ``head``: those of the output layer."""
     stage, count, fp32 = value["ds.zero_stage"], shape.parameters, value["ds.grad_accum_dtype"] == "fp32"
     gradient = {1: 6, 3: 4}.get(stage, 2) if fp32 else 2
     buckets = 0 if stage == 0 else 2 if stage < 3 and value["ds.overlap_comm"] else 1
@@ -145,14 +144,14 @@ def _critic_ranks(value: Mapping[str, Any]) -> int:
 
 
 def _tokens(value: Mapping[str, Any]) -> int:
-    """Of a micro-batch at most."""
+    """Return how many tokens a micro-batch has at most."""
     if value["train.dynamic_batch_enable"]:
         return int(max(value["train.max_tokens_per_gpu"], value["data.max_len"]))
     return int(value["train.micro_batch_size"] * value["data.max_len"])
 
 
 def _held(value: Mapping[str, Any], shape: Shape) -> Held | None:
-    """Of a micro-batch that passes through a model. Eager attention alone depends on how it is cut into rows."""
+    """Count what a micro-batch holds in a model. Eager attention alone depends on how it is cut into rows."""
     if not shape.folder:
         return None
     tokens, length, eager = _tokens(value), value["data.max_len"], value["ds.attn_implementation"] == "eager"
@@ -169,7 +168,7 @@ def _head(value: Mapping[str, Any], shape: Shape, cpu: bool) -> float:
 
 
 def shared_gpu(value: Mapping[str, Any], need: Memory) -> dict[str, tuple[float, float]]:
-    """Of each GPU that train.colocate_all shares, in turn: bytes, and the part of it that the engine has besides."""
+    """Estimate each turn of a GPU shared by train.colocate_all: bytes, and the share that the engine has besides."""
     engine = value["vllm.gpu_memory_utilization"]
     rest = need.reference + beside(value).get("encoder", 0) * (value["oger.embedding_num_gpus"] > 0)
     trained = [need.policy, need.critic]
@@ -184,23 +183,22 @@ def shared_gpu(value: Mapping[str, Any], need: Memory) -> dict[str, tuple[float,
 
 
 def _resting(value: Mapping[str, Any], parts: Mapping[str, float]) -> Iterator[float]:
-    """What stays of a model that is trained while others are at work; DeepSpeed's sleep keeps its weights and its
-    buffers."""
+    """Yield the bytes that a trained model keeps while others work; DeepSpeed's sleep keeps weights and buffers."""
     sleeps = value["ds.enable_sleep"] and not value["ds.adam_offload"]
     stay = ("weights", "buffers") if sleeps else ("weights", "buffers", "gradients", "Adam")
     return (size for part, size in parts.items() if part in stay)
 
 
 def room_for_tokens(value: Mapping[str, Any], need: Memory, gpu: float) -> int:
-    """Tokens of each rollout of a step for which an engine's key-value cache has room, on GPUs of so many bytes."""
+    """Count the tokens of each rollout of a step that fit an engine's key-value cache, on GPUs of ``gpu`` bytes."""
     cache = value["vllm.gpu_memory_utilization"] * gpu - need.engine_weights
     sequences = value["rollout.batch_size"] * value["rollout.n_samples_per_prompt"] / value["vllm.num_engines"]
     return max(int(cache / need.kv_cache_per_token / sequences), 0)
 
 
 def beside(value: Mapping[str, Any], *, cpu: bool = False) -> dict[str, float]:
-    """Bytes of the weights of other models whose files are here, each on one GPU, or in one process: the similarity's
-    encoder, and the reward's models by the names of their sources."""
+    """Return the bytes of the weights of other models whose files are here, each on one GPU or in one process: the
+    similarity's encoder, and the reward's models by the names of their sources."""
     settings = OgerSettings.of(value)
     found = {"encoder": parameters_of(value["oger.embedding_model"]) * 4.0} if settings.embeds else {}
     for name, keys in models_of(settings.reward.sources):
@@ -213,7 +211,7 @@ def beside(value: Mapping[str, Any], *, cpu: bool = False) -> dict[str, float]:
 def in_main_memory(
     value: Mapping[str, Any], shape: Shape, gpus: Mapping[str, int], critic: Shape | None = None
 ) -> float:
-    """Of a run without CUDA, whose roles have so many processes each (`gpus_by_role`): all of it."""
+    """Add up the memory of a run without CUDA, whose roles have ``gpus`` processes each (`gpus_by_role`)."""
     need = estimate(value, shape, critic, cpu=True)
     policy = gpus["actor"] * (sum(need.policy.values()) + need.offloaded)
     engines = gpus.get("vLLM engines", 0) * need.engine_weights
@@ -227,7 +225,7 @@ def in_main_memory(
 
 
 def _judges_in_main_memory(value: Mapping[str, Any]) -> float:
-    """One engine is at work at a time; the others keep what oger.reward.engine_memory_gb leaves them."""
+    """Add up other models' bytes. One engine works at a time; the rest keep up to oger.reward.engine_memory_gb."""
     sizes, engines = beside(value, cpu=True), {name for name, _ in judge_engines(value)}
     others = sum(size for name, size in sizes.items() if name not in engines)
     largest = max((size for name, size in sizes.items() if name in engines), default=0)
@@ -236,20 +234,20 @@ def _judges_in_main_memory(value: Mapping[str, Any]) -> float:
 
 
 def surely_taken(value: Mapping[str, Any], shape: Shape) -> float:
-    """Bytes on a rank of the policy that no setting and no library can do without: weights, and Adam's states."""
+    """Return the least bytes on a policy rank, whatever settings and libraries do: weights, and Adam's states."""
     ranks, stage = policy_ranks(value), value["ds.zero_stage"]
     adam = 0 if value["ds.adam_offload"] or value["actor.optim"] != "adam" else _ADAM / _shards(value, ranks)
     return shape.parameters * (2 / (ranks if stage == 3 else 1) + adam)
 
 
 def surely_in_main_memory(value: Mapping[str, Any], shape: Shape, gpus: Mapping[str, int]) -> float:
-    """The same of a run without CUDA, with all copies of the weights; ``gpus`` see `in_main_memory`."""
+    """Return the least bytes of a run without CUDA, with all copies of the weights; ``gpus`` see `in_main_memory`."""
     copies = gpus.get("reference", 0) + gpus.get("vLLM engines", 0) / value["vllm.tensor_parallel_size"]
     return gpus["actor"] * surely_taken(value, shape) + 2 * copies * shape.parameters
 
 
 def of_a_gpu() -> int | None:
-    """Bytes of this machine's first GPU, where it has one."""
+    """Return the bytes of this machine's first GPU; None without one."""
     import torch
 
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
@@ -262,7 +260,7 @@ def swap() -> int:
 
 
 def readable(size: float) -> str:
-    """Bytes in the largest unit of which there is one."""
+    """Format bytes in the largest unit of which there is one."""
     if size == math.inf:
         return "an unlimited amount"
     for unit, scale in (("TiB", 2**40), ("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):

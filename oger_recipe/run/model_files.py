@@ -11,7 +11,7 @@ _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
 def fault(folder: Path, *, language_model: bool = False, own_code: bool = False) -> str | None:
-    """Says why the model cannot be loaded; None where nothing is seen.
+    """Say why the model cannot be loaded; None where no fault is seen.
 
     language_model: an engine has to know its architecture, too; own_code: code that it brings may be run.
     """
@@ -25,7 +25,7 @@ def fault(folder: Path, *, language_model: bool = False, own_code: bool = False)
 
 
 def parameters(folder: Path) -> int | None:
-    """The number of a model's parameters by the heads of its safetensors files; None where it has none."""
+    """Count a model's parameters by the heads of its safetensors files; None where it has none."""
     tensors = [tensor for file in folder.glob("*.safetensors") for tensor in _tensors(file)]
     return sum(math.prod(tensor["shape"]) for tensor in tensors) or None
 
@@ -47,7 +47,7 @@ def _unknown(config: dict[str, Any], language_model: bool, own_code: bool) -> st
 
 
 def _faults_of_weights(folder: Path) -> Iterator[str]:
-    """Of those whose loading would end the run; whatever an index names has to be there."""
+    """Yield what would end the run when weights are loaded; whatever an index names has to be there."""
     for index in (folder / name for name in _INDICES if (folder / name).exists()):
         try:
             named = sorted(set(json.loads(index.read_text())["weight_map"].values()))
@@ -67,7 +67,7 @@ def _faults_of_weights(folder: Path) -> Iterator[str]:
 
 
 def _whole_size(file: Path) -> int | None:
-    """In bytes, as the file itself says; None where it does not begin, or end, as one of its kind."""
+    """Return the bytes that a weight file says it has; None where its start or end is not of its kind."""
     if file.suffix == ".safetensors":
         tensors = _tensors(file)
         return _head(file)[0] + max(tensor["data_offsets"][1] for tensor in tensors) if tensors else None
@@ -77,7 +77,7 @@ def _whole_size(file: Path) -> int | None:
 
 
 def _tensors(file: Path) -> list[dict[str, Any]]:
-    """What the head of a safetensors file says of its tensors; none where it has no such head."""
+    """Read what a safetensors file's head says of its tensors; none where it has no such head."""
     try:
         return [tensor for name, tensor in json.loads(_head(file)[1]).items() if name != "__metadata__"]
     except ValueError:
@@ -85,7 +85,7 @@ def _tensors(file: Path) -> list[dict[str, Any]]:
 
 
 def _head(file: Path) -> tuple[int, bytes]:
-    """Where the tensors begin, and the JSON document in front of them."""
+    """Read where the tensors begin, and the JSON document in front of them."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         return 8 + length, opened.read(length) if length < file.stat().st_size else b""

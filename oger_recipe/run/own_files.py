@@ -28,12 +28,12 @@ _FOLDERS = ("data", "samples", "eval", "curves", "logs", "tensorboard", "checkpo
 
 
 def begin(run_dir: Path) -> None:
-    """Marks the folder as a run's, before the run writes anything else; keeps what was noted down."""
+    """Mark the folder as a run's, before the run writes anything else; keep the files noted before."""
     _write_marker(run_dir, noted(run_dir))
 
 
 def note_models(run_dir: Path) -> None:
-    """Notes down the files of models that were written since the marker was, however the attempt ended."""
+    """Note in the marker the model files written since it was, however the attempt ended."""
     if not is_marked(run_dir):
         return
     began = (run_dir / MARKER).stat().st_mtime_ns
@@ -51,7 +51,7 @@ def noted(run_dir: Path) -> set[str]:
 
 
 def own(run_dir: Path) -> list[str]:
-    """The run's files, by their paths in its folder. Checkpoints have manifests, and are no matter of this."""
+    """List the run's files by their paths in its folder. Checkpoints have manifests, and are left out."""
     if not is_marked(run_dir):
         return []
     listed = noted(run_dir)
@@ -63,7 +63,7 @@ def own(run_dir: Path) -> list[str]:
 
 
 def in_the_way(run_dir: Path) -> list[str]:
-    """Files of others that lie where the run would write."""
+    """List files of others that lie where the run would write."""
     its = set(own(run_dir))
     return [
         name
@@ -73,7 +73,7 @@ def in_the_way(run_dir: Path) -> list[str]:
 
 
 def remove(run_dir: Path, *, logs: bool) -> list[str]:
-    """Removes the run's files but the marker, and folders that are empty then; returns what is left in its folders."""
+    """Remove the run's files but the marker, and folders that are empty then; return what is left in its folders."""
     its = own(run_dir)
     kept = [] if logs else [name for name in its if name.startswith("logs/")]
     for name in its:
@@ -86,13 +86,13 @@ def remove(run_dir: Path, *, logs: bool) -> list[str]:
 
 
 def of_steps_after(run_dir: Path, step: int) -> list[str]:
-    """The samples and evaluations of later steps."""
+    """List the samples and evaluations of steps after ``step``."""
     found = ((name, re.fullmatch(_OF_STEPS, name)) for name in _there(run_dir))
     return [name for name, match in found if match and int(match["step"]) > step]
 
 
 def is_of_earlier_version(run_dir: Path) -> bool:
-    """Whether a run of a version without markers is there."""
+    """Say whether a run of a version without markers is there."""
     return not is_marked(run_dir) and all((run_dir / name).is_file() for name in (COMMAND, "recipe.yaml", RECORDS[0]))
 
 
@@ -101,13 +101,13 @@ def is_of_model(name: str) -> bool:
 
 
 def _there(run_dir: Path) -> Iterator[str]:
-    """What there is but folders where a run writes, by its path in the run folder. Links are not followed."""
+    """Yield the paths of all but folders that lie where a run writes. Links are not followed."""
     for name in _FILES:
         if os.path.lexists(run_dir / name):
             yield name
     for top in _FOLDERS:
         if (run_dir / top).is_symlink():
-            if top != "checkpoints":  # these have manifests, wherever they lie
+            if top != "checkpoints":  # checkpoints have manifests, wherever they lie
                 yield top
             continue
         if (run_dir / top).is_file():
@@ -122,7 +122,7 @@ _OF_STEPS = r"(samples/step_|eval/step_)(?P<step>\d+)\.(jsonl|json|md)"
 
 @functools.cache
 def _names() -> re.Pattern[str]:
-    """The names that do not depend on the model."""
+    """Compile the pattern of names that do not depend on the model."""
     from oger_recipe.plugin.driver.worker_logs import NAMES
     from oger_recipe.report.curves import PICTURES
 
