@@ -32,7 +32,7 @@ class Size:
 
 
 def describe(value: Mapping[str, Any], training: Size | None, evaluation: Size | None, *, cpu: bool = False) -> str:
-    """GPUs by role, the arithmetic of a step, the number of steps and the memory, as lines of text.
+    """Describe a run in lines of text: GPUs by role, the arithmetic of a step, number of steps, memory.
 
     ``value``: the checked settings by flag; a dataset's size is None where it is not known; ``cpu``: there
     is no CUDA.
@@ -103,7 +103,7 @@ def _step(value: Mapping[str, Any]) -> list[str]:
 
 
 def _reward(value: Mapping[str, Any]) -> list[str]:
-    """The sources that are listed, in their order: what is added or multiplied, and where."""
+    """List the sources in their order: what is added or multiplied, and where."""
     reward = OgerSettings.of(value).reward
     specs = sources_of(reward.sources, value["algo.advantage.estimator"]) if reward.sources else ()
     lines: list[str] = []
@@ -128,7 +128,7 @@ def _reward(value: Mapping[str, Any]) -> list[str]:
 
 
 def _steps_of_reasoning(value: Mapping[str, Any]) -> list[str]:
-    """How responses are cut, ended and sampled, and what a step is to the estimator and the loss."""
+    """Say how responses are cut, ended and sampled, and what a step is to the estimator and the loss."""
     settings, estimator = OgerSettings.of(value), value["algo.advantage.estimator"]
     rule, by_step = settings.steps.rule, settings.steps.sample_by_step
     if not settings.cuts_steps(estimator) and settings.steps.sampling is None:
@@ -146,7 +146,7 @@ def _steps_of_reasoning(value: Mapping[str, Any]) -> list[str]:
 
 
 def planned_steps(value: Mapping[str, Any], rows: int) -> int:
-    """Rollout steps of a run whose dataset keeps this many prompts, as OpenRLHF's loader cuts them."""
+    """Count the rollout steps of a run whose dataset keeps ``rows`` prompts, as OpenRLHF's loader cuts them."""
     passes = min(rows, value["data.max_samples"]) // value["rollout.batch_size"] * value["train.num_episodes"]
     limit = value["oger.total_training_steps"]
     return passes if limit is None else min(passes, limit)
@@ -227,7 +227,7 @@ def _shared_gpu(value: Mapping[str, Any], need: memory.Memory) -> list[str]:
 
 
 def _disk(value: Mapping[str, Any], training: Size | None) -> list[str]:
-    """What the run comes to write, where the number of its steps is known, next to what is free."""
+    """Say what the run will write, where the number of its steps is known, next to what is free."""
     shape = memory.shape_of(value["actor.model_name_or_path"])
     steps = value["oger.total_training_steps"] if training is None else planned_steps(value, training.rows)
     if shape is None or steps is None or not value["oger.run_dir"]:

@@ -84,7 +84,7 @@ class Check:
 
 
 def findings(job: Job, *, has_recipe: bool = True, slow: bool = False) -> Found:
-    """What the checks find, the slow ones where they are asked for; without a recipe, those of the machine."""
+    """Yield what the checks find, the slow ones where asked for; without a recipe, the checks of the machine."""
     for check in CHECKS:
         if (has_recipe or not check.of_recipe) and (slow or not check.slow):
             for found in check.find(job):
@@ -92,7 +92,7 @@ def findings(job: Job, *, has_recipe: bool = True, slow: bool = False) -> Found:
 
 
 def stop_on_problems(job: Job) -> None:
-    """Prints what is easily overlooked. Raises RecipeError with all that keeps the run from working here."""
+    """Print warnings. Raise RecipeError with all problems that keep the run from working here."""
     problems = []
     for found in findings(job):
         if found.state == WARNING:
@@ -107,7 +107,7 @@ def stop_on_problems(job: Job) -> None:
 
 
 def _packages(job: Job) -> Found:
-    """Against the versions that the package's metadata pins."""
+    """Compare packages with the versions that the metadata pins."""
     from packaging.requirements import Requirement
 
     try:
@@ -131,7 +131,7 @@ def _packages(job: Job) -> Found:
             continue
         if not each.specifier.contains(version, prereleases=True):
             others.append(f"{each.name} {version} ({each.specifier})")
-    lacking = not_installed(*TRAINING)  # whose commands bring what else is absent
+    lacking = not_installed(*TRAINING)  # the command that it names installs what is absent, too
     if lacking or absent:
         yield Finding(PROBLEM, lacking or f"not installed: pip install {' '.join(absent)}")
     if others:
@@ -175,7 +175,7 @@ def _gpus(job: Job) -> Found:
 
 
 def _build(job: Job) -> Found:
-    """Whether the packages are for the GPUs that the driver lists: builds for CPUs leave them idle without a word."""
+    """Check that the packages use the GPUs that the driver lists: builds for CPUs leave them idle without a word."""
     import torch
 
     gpus = _gpus_of_the_driver()
@@ -257,7 +257,7 @@ def _loopback(job: Job) -> Found:
 
 
 def _model_files(job: Job) -> Found:
-    """Of folders, whose loading would fail in the midst of the run's processes."""
+    """Check model folders, whose loading would fail in the midst of the run's processes."""
     value = job.value
     named = [("actor.model_name_or_path", value["actor.model_name_or_path"])]
     if value["algo.advantage.estimator"] in CRITIC_ESTIMATORS:
@@ -275,7 +275,7 @@ def _model_files(job: Job) -> Found:
 
 
 def _memory(job: Job) -> Found:
-    """What is surely taken has to be there; the rest is an estimate, to which libraries add what is not known."""
+    """Require what is surely taken; the rest is an estimate, to which libraries add what is not known."""
     shape = shape_of(job.value["actor.model_name_or_path"])
     if shape is None or cluster_address() is not None:
         return
@@ -306,14 +306,14 @@ def _memory(job: Job) -> Found:
 
 
 def _on_a_gpu(value: Mapping[str, Any], need: Memory, there: float) -> float:
-    """At its fullest, with what shares it."""
+    """Return a GPU's bytes at its fullest, with what shares it."""
     if value["train.colocate_all"]:
         return max(taken + engine * there for taken, engine in shared_gpu(value, need).values())
     return sum(need.policy.values()) + value["train.colocate_actor_ref"] * need.reference
 
 
 def _supervised(job: Job) -> Found:
-    """The supervised stage works on this machine's GPUs, also where the run joins a cluster."""
+    """Check this machine's GPUs for the supervised stage, also where the run joins a cluster."""
     import torch
 
     if not job.value["oger.sft.epochs"] or job.cpu:
@@ -346,7 +346,7 @@ def _run_folder(job: Job) -> Found:
 
 
 def _disks(job: Job) -> Found:
-    """Whether disks have room for models and checkpoints; a resumed run, which has some of them, is only warned."""
+    """Check that disks have room for models and checkpoints; a resumed run, which has some, is only warned."""
     value = job.value
     shape = shape_of(value["actor.model_name_or_path"])
     if shape is None:
@@ -385,7 +385,7 @@ _Name = tuple[str, str, str, str | None]  # flag, kind, name, revision
 
 
 def _hub_names(value: Mapping[str, Any]) -> Iterator[_Name]:
-    """What is to come from the Hugging Face hub."""
+    """Yield what is to come from the Hugging Face hub."""
     oger = OgerSettings.of(value)
     embedding = oger.embedding
     models = {
@@ -413,7 +413,7 @@ def _hub_names(value: Mapping[str, Any]) -> Iterator[_Name]:
 
 
 def _hub(job: Job) -> Found:
-    """Each name is asked for once, and none any more when the hub does not answer."""
+    """Ask the hub for each name once, and for none any more when it does not answer."""
     reason = "HF_HUB_OFFLINE is set" if hub.is_offline() else None
     absent: list[str] = []
     cached: list[str] = []
@@ -472,7 +472,7 @@ def _judge_servers(job: Job) -> Found:
 
 
 def _judge_plugins(job: Job) -> Found:
-    """The plugins of judges and heads, started with the tokenizers that the run gives them."""
+    """Start the plugins of judges and heads, with the tokenizers that the run gives them."""
     for spec in sources_of(OgerSettings.of(job.value).reward.sources):
         for plugin in filter(None, [question.plugin for question in spec.keys.questions()]):
             try:
@@ -485,13 +485,13 @@ def _judge_plugins(job: Job) -> Found:
 
 
 def _step_texts(job: Job) -> Found:
-    """The tokenizers of process reward models, and their adapters."""
+    """Check the tokenizers of process reward models, and their adapters."""
     from oger_recipe.rewards.models.step_models import check_adapter
     from oger_recipe.rewards.models.step_text import StepWriter, verdict_tokens
     from oger_recipe.rewards.models.tokens import load_tokenizer
 
     for name, keys in models_of(OgerSettings.of(job.value).reward.sources):
-        # Those in the way are said by other checks, or are still to be trained.
+        # Other checks name what is out of reach; PRMS are still to be trained.
         if not keys.scores_steps or keys.model in PRMS or hub.out_of_reach(*keys.tokenizer_files):
             continue
         try:
@@ -506,7 +506,7 @@ def _step_texts(job: Job) -> Found:
 
 
 def _windows(job: Job) -> Found:
-    """Whether what the policy may write is longer than the reward's models read."""
+    """Check whether the policy may write more than the reward's models read."""
     from oger_recipe.run.windows import window_problems
 
     settings = OgerSettings.of(job.value)
@@ -532,7 +532,7 @@ def _encoder(job: Job) -> Found:
 
 
 def _judges(job: Job) -> Found:
-    """Models of the reward in engines of the run's own, by what vLLM makes of their configurations."""
+    """Ask vLLM, by their configurations, about the reward's models that run in engines of the run's own."""
     asked = [(name, keys) for name, keys in judge_engines(job.value) if keys.model not in PRMS]
     engines = [(name, keys) for name, keys in asked if not hub.out_of_reach(keys.model, keys.revision)]
     if not engines:
@@ -554,7 +554,7 @@ _EXAMPLE = "I think that the answer is \\boxed{1}."
 
 
 def _verifiers(job: Job) -> Found:
-    """The user's own, called as the run calls them, in a process of the grading pool."""
+    """Call the user's own verifiers as the run does, in a process of the grading pool."""
     from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
 
     value = dict(job.value)

@@ -25,7 +25,7 @@ from oger_recipe.run.judging import Metered
 from oger_recipe.settings.checks import require_loadable, reward_models
 from oger_recipe.settings.oger import OgerSettings
 
-_ENTRY = "oger.reward.sources, entry 1: "  # not where the user has written it
+_ENTRY = "oger.reward.sources, entry 1: "  # the user has not written it there
 # What an evaluation reads are scores of steps: each step's own, as a probability where it is one.
 _PLAIN = {"credit": "sum", "scale": "probability"}
 _BY_THRESHOLD = ("accuracy_erroneous", "accuracy_correct", "f1", "step_accuracy")
@@ -48,7 +48,7 @@ class Scored:
     loading_s: float = 0.0
 
     def of(self, rows: Sequence[int]) -> Scored:
-        """Those of some rows; the work is that of all."""
+        """Select rows; the work stays that of all."""
         errors = {place: self.errors[row] for place, row in enumerate(rows) if row in self.errors}
         return replace(
             self,
@@ -61,7 +61,7 @@ class Scored:
         return self.of([row for row in range(len(self.solutions)) if row not in rows])
 
     def metrics(self, threshold: float, name: str = "") -> Metrics:
-        """The metrics; nan for what there is none of. threshold: nan where nobody has given or chosen one."""
+        """Compute the metrics, nan where there is nothing. threshold: nan where nobody has given or chosen one."""
         found = solution_metrics(
             [each.labels for each in self.solutions],
             self.scores,
@@ -77,7 +77,7 @@ class Scored:
 
 
 def prm_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
-    """Reads an entry of oger.reward.sources. Raises RecipeError for one that is wrong or scores no steps."""
+    """Read an entry of oger.reward.sources. Raises RecipeError for one that is wrong or scores no steps."""
     (entry,) = with_judges({**value, "oger.reward.sources": (entry,)})["oger.reward.sources"]
     if problems := [each.removeprefix(_ENTRY) for each in entry_problems([entry])]:
         raise RecipeError("\n  - ".join(["this PRM cannot be asked:", *problems]))
@@ -92,14 +92,14 @@ def prm_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
 
 
 def gives_rewards(spec: SourceSpec) -> bool:
-    """Whether its scores are rewards, as a key of the entry says; what is the user's own shows it by its scores."""
+    """Say whether scores are rewards, by a key of the entry; a user's own source shows it by its scores."""
     return spec.keys.gives_rewards
 
 
 def scored(
     spec: SourceSpec, entry: Mapping[str, Any], solutions: Sequence[Solution], value: Mapping[str, Any]
 ) -> Scored:
-    """Asks the PRM about all solutions at once. Raises RecipeError for a model that cannot be loaded."""
+    """Ask the PRM about all solutions at once. Raises RecipeError for a model that cannot be loaded."""
     require_loadable(value, reward_models({"oger.reward.sources": (entry,)}))
     settings, told = OgerSettings.of(value), ShownReplies().told
     models = [keys for _, keys in models_of([entry])]
@@ -139,7 +139,7 @@ def _plain(spec: SourceSpec) -> SourceSpec:
 
 
 def _group(solution: Solution) -> Group:
-    """A solution as the one row of a group; no verifier has seen it."""
+    """Turn a solution into a group of one row, which no verifier has seen."""
     return Group(
         uid=solution.name,
         prompt="",  # no policy has read it
@@ -160,7 +160,7 @@ def _group(solution: Solution) -> Group:
 
 
 def tuning_rows(solutions: Sequence[Solution], tune: float | None, seed: int) -> set[int]:
-    """Returns those of a share of the problems, on which the threshold is chosen; figures are of the others."""
+    """Return the rows of a share of the problems, to choose the threshold on; figures are of the others."""
     if tune is None:
         return set()
     rows = {row for row, each in enumerate(solutions) if is_apart(each, tune, seed, "threshold")}
@@ -172,10 +172,10 @@ def tuning_rows(solutions: Sequence[Solution], tune: float | None, seed: int) ->
 
 
 def result(found: Scored, threshold: float | None, tuned: Collection[int]) -> dict[str, Any]:
-    """Returns all figures: of all solutions, per subset, per generator, of rules that read nothing, and the work.
+    """Return all figures: of all solutions, per subset, per generator, of rules that read nothing, and the work.
 
-    threshold: None for the middle of the scale. tuned: rows on which it is chosen, by the greatest F1, and of which
-    there are no figures.
+    threshold: None for the middle of the scale. tuned: rows on which it is chosen, by the greatest F1, and which are
+    in no figures.
     """
     if threshold is None:
         threshold = 0.5 if found.probabilities else 0.0
@@ -202,7 +202,7 @@ def result(found: Scored, threshold: float | None, tuned: Collection[int]) -> di
 
 
 def _by(found: Scored, threshold: float, part_of: Callable[[Solution], str]) -> dict[str, Metrics]:
-    """The metrics of each part that is named; none where there is only one."""
+    """Return the metrics of each part that is named; none where there is only one."""
     parts: dict[str, list[int]] = {}
     for row, each in enumerate(found.solutions):
         parts.setdefault(part_of(each), []).append(row)
@@ -222,7 +222,7 @@ def _chosen(found: Scored) -> float:
 
 
 def report(found: Scored, figures: Mapping[str, Any]) -> str:
-    """Writes the figures as a table, and below it what there is to know of it."""
+    """Format the figures as a table, with notes below it."""
     rows = {"all": figures["all"]} | {f"  {name}": each for name, each in figures["subsets"].items()}
     rows |= {f"  by {name}": each for name, each in figures["generators"].items()}
     header = ["", "solutions", "erroneous", "found", "correct seen", "F1", "AUC of steps", "step accuracy",
@@ -273,8 +273,8 @@ def _three(number: float) -> str:
 
 
 def cases(found: Scored, tuned: Collection[int]) -> list[dict[str, Any]]:
-    """Every solution with its labels and scores, as the file of results has it; tuned: the threshold was chosen on
-    it."""
+    """List every solution with its labels and scores, as the file of results has it; tuned: rows on which the
+    threshold was chosen."""
     return [
         {"solution": each.name, "labels": list(each.labels), "scores": scores, "tuned": row in tuned}
         | ({"error": found.errors[row]} if row in found.errors else {})
@@ -283,7 +283,7 @@ def cases(found: Scored, tuned: Collection[int]) -> list[dict[str, Any]]:
 
 
 def picture(found: Scored, path: Path) -> None:
-    """Draws what share of steps is good, by their score; on the diagonal scores are what they say."""
+    """Plot the share of good steps by their score; on the diagonal scores are what they say."""
     import matplotlib.pyplot as plt
 
     steps = [

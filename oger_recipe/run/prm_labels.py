@@ -46,8 +46,8 @@ class Labelling:
 
 
 def label(value: Mapping[str, Any], file: Path, how: Labelling, out: Path) -> str:
-    """Writes the responses of a file with a label for each of their steps, as stepwise supervision, and returns a
-    sentence. ``OUT.partial`` keeps what is labelled until all is; the same command goes on from there.
+    """Label each step of the responses in a file, write them as stepwise supervision, and return a sentence.
+    ``OUT.partial`` keeps what is labelled until all is; the same command goes on from there.
 
     Raises RecipeError for what is wrong, before any model is loaded.
     """
@@ -84,7 +84,7 @@ def label(value: Mapping[str, Any], file: Path, how: Labelling, out: Path) -> st
 
 
 def _rule(value: Mapping[str, Any]) -> StepRule:
-    """Raises RecipeError for a rule that needs tokens, which a text in a file has not."""
+    """Return the rule; raise RecipeError if it needs tokens, which a text in a file has not."""
     rule = StepSettings.of(value).rule
     if rule.delimiter_token_ids or rule.max_step_tokens:
         raise RecipeError(
@@ -97,7 +97,7 @@ def _rule(value: Mapping[str, Any]) -> StepRule:
 def _done(
     partial: Path, value: Mapping[str, Any], how: Labelling, rule: StepRule, responses: Sequence[Response]
 ) -> int:
-    """How many responses are labelled in the partial file, which is begun where there is none.
+    """Count the responses labelled in the partial file, which is begun where there is none.
 
     Raises RecipeError for one of other responses or settings.
     """
@@ -118,7 +118,7 @@ def _done(
 
 
 class _Labeller:
-    """Labels responses; the policy is loaded with the first of them."""
+    """What labels responses; it loads the policy with the first of them."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class _Labeller:
         return made
 
     def _by_rollouts(self, responses: Sequence[Response], steps: Sequence[list[str]]) -> list[list[Label]]:
-        """A step is gone on from unless it is the last one."""
+        """Label each step but the last by rollouts from behind it, the last by the response."""
         prefixes = [
             (row, "".join(texts[: count + 1])) for row, texts in enumerate(steps) for count in range(len(texts) - 1)
         ]
@@ -184,7 +184,7 @@ class _Labeller:
         return labels
 
     def _rollouts(self, asked: Sequence[tuple[str, str]]) -> list[list[str]]:
-        """Draws responses that go on from prefixes (uid, text); none where the model's context leaves no room."""
+        """Draw responses that go on from prefixes (uid, text); none where the model's context leaves no room."""
         if not asked:
             return []
         sampler, sampling = self._loaded(), self._how.sampling

@@ -72,7 +72,7 @@ FREE = (
 
 
 def check_settings(value: Mapping[str, Any], parser: argparse.ArgumentParser, began_with: Path) -> Iterator[str]:
-    """Notes on the settings that differ from the recipe file of the run's first attempt.
+    """Yield a note on each setting that differs from the recipe file of the run's first attempt.
 
     Raises:
         RecipeError: one has to stay; all such are named.
@@ -98,7 +98,7 @@ _IN_CACHE = re.compile(r"^/.*/(?=countdown-[a-z-]+-[0-9a-f]{16}(/|$))")
 
 
 def _apart_from_cache(value: Any) -> Any:
-    """The setting with the built-in task's files named as in its cache, which may lie in another HOME now."""
+    """Return the setting with the task's files named as in its cache, which may lie in another HOME now."""
     if isinstance(value, str):
         return _IN_CACHE.sub("", value)
     if isinstance(value, Mapping):
@@ -107,7 +107,7 @@ def _apart_from_cache(value: Any) -> Any:
 
 
 def differences(was: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Settings that differ, as (name, before, now). A list and a tuple of the same are the same."""
+    """List the settings that differ, as (name, before, now). A list equals a tuple of the same."""
 
     def plain(value: Any) -> Any:
         return list(value) if isinstance(value, tuple) else value
@@ -124,7 +124,7 @@ def _fixed(key: str, value: Mapping[str, Any]) -> str | None:
 
 
 def choose(folder: Path) -> tuple[checkpoints.Checkpoint, list[str]]:
-    """The checkpoint to go on from, and a sentence for each newer one that was passed over.
+    """Choose the checkpoint to resume from, with a sentence for each newer one that was passed over.
 
     Raises:
         RecipeError: there is none, or the run would write over what it has not written.
@@ -152,7 +152,7 @@ def choose(folder: Path) -> tuple[checkpoints.Checkpoint, list[str]]:
 
 
 def check_learnt(value: Mapping[str, Any], folder: Path, chosen: checkpoints.Checkpoint) -> None:
-    """Raises RecipeError where the checkpoint lacks what a source of reward that learns had learnt."""
+    """Raise RecipeError where the checkpoint lacks what a source of reward that learns had learnt."""
     for spec in sources_of(value["oger.reward.sources"]):
         learns = spec.keys.learns
         if learns and not (checkpoints.of_sources(folder, chosen.step) / spec.name).is_dir():
@@ -164,7 +164,7 @@ def check_learnt(value: Mapping[str, Any], folder: Path, chosen: checkpoints.Che
 
 
 def load(folder: Path, chosen: checkpoints.Checkpoint) -> None:
-    """Makes it the one that OpenRLHF loads; what is left of writes that broke off goes."""
+    """Make OpenRLHF load the chosen checkpoint, and remove what is left of writes that broke off."""
     for one in checkpoints.found(folder):
         if not one.finished:
             checkpoints.remove(folder, one.step)

@@ -24,18 +24,18 @@ DATA, EVAL = "data.prompt_dataset", "eval.dataset"  # the settings that name the
 
 
 def needs_hub(value: Mapping[str, Any]) -> bool:
-    """Whether the policy or rows are not on this machine."""
+    """Say whether the policy or rows are not on this machine."""
     return not (Path(value["actor.model_name_or_path"]).exists() and _are_here(value[DATA]) and _are_here(value[EVAL]))
 
 
 def _are_here(setting: str | None) -> bool:
-    """Whether all sources of a dataset setting are files or folders."""
+    """Say whether all sources of a dataset setting are files or folders."""
     sources = [source.strip().rpartition("=")[2] for source in (setting or "").split(",")]
     return not setting or all(Path(source).expanduser().exists() for source in sources)
 
 
 def sizes(value: Mapping[str, Any]) -> tuple[Size | None, Size | None]:
-    """Of the data to train on and to evaluate on before it is prepared; None where it is not here, or none.
+    """Count the rows to train on and to evaluate on before they are prepared; None where they are not here, or none.
 
     Raises RecipeError where rows cannot be read, or are too few.
     """
@@ -51,7 +51,7 @@ def sizes(value: Mapping[str, Any]) -> tuple[Size | None, Size | None]:
 
 
 def training_rows(value: Mapping[str, Any], counts: Counter[str] | None = None) -> Sequence[Row]:
-    """Raises RecipeError where they cannot be read; the left out are counted."""
+    """Read the rows to train on, and count those left out. Raises RecipeError where they cannot be read."""
     if not value[DATA]:
         return []
     rewards = RewardSettings.of(value)
@@ -63,8 +63,8 @@ def training_rows(value: Mapping[str, Any], counts: Counter[str] | None = None) 
 
 
 def _require_columns(rows: Sequence[Row], rewards: RewardSettings, data: str) -> None:
-    """Raises RecipeError where a source of the reward reads a column that the data, or one of its rows, does not
-    have, or that holds no text or no rubric where one is needed."""
+    """Raise RecipeError where a source of the reward reads a column that the data, or one of its rows, does not have,
+    or that holds no text or no rubric where one is needed."""
     there = dict.fromkeys(name for row in rows for name in row)
     wrong = []
     given = [name for name in there if name not in ("prompt", "teachers")]
@@ -109,7 +109,7 @@ def _listed(uids: list[str]) -> str:
 
 
 def evaluation_rows(value: Mapping[str, Any], counts: Counter[str] | None = None) -> list[Row]:
-    """Raises RecipeError where they cannot be read; the left out are counted."""
+    """Read the rows to evaluate on, and count those left out. Raises RecipeError where they cannot be read."""
     if not value[EVAL]:
         return []
     counts, settings = Counter() if counts is None else counts, EvalSettings.of(value)
@@ -135,7 +135,7 @@ def _columns(value: Mapping[str, Any]) -> Columns:
 
 
 def evaluation_columns(value: Mapping[str, Any]) -> Columns:
-    """The columns of what is evaluated on: those of the training data unless others are named."""
+    """Return the columns of what is evaluated on: the training data's unless others are named."""
     settings, columns = EvalSettings.of(value), replace(_columns(value), by_content=True)
     if settings.input_key:
         columns = replace(columns, prompt=settings.input_key, flags=("oger.eval.input_key", columns.flags[1]))
@@ -145,19 +145,19 @@ def evaluation_columns(value: Mapping[str, Any]) -> Columns:
 
 
 def _evaluation_rows(source: str, columns: Columns, split: str, limit: int | None, counts: Counter[str]) -> list[Row]:
-    """The rows of one dataset, each problem once; what a benchmark repeats on purpose is no duplicate."""
+    """Read the rows of one dataset, each problem once; what a benchmark repeats on purpose is no duplicate."""
     seen = Seen()
     benchmarks: dict[str, list[Row]] = {}
     for row in read_dataset(source, columns, split=split, limit=limit, counts=counts, seen=seen):
         benchmarks.setdefault(row.get("datasource") or "default", []).append(row)
     rows = [row for name, each in benchmarks.items() for row in asked_once(name, each, seen.derived)]
     counts["duplicates"] -= sum(row.get(TIMES_ASKED, 1) - 1 for row in rows)
-    counts += Counter()  # without zeros
+    counts += Counter()  # drops zeros
     return rows
 
 
 def _benchmark_rows(setting: str, limit: int | None, template: str | None) -> list[Row]:
-    """The rows of ``NAME`` or ``NAME=FILE``, as `oger eval` asks them."""
+    """Read the rows of ``NAME`` or ``NAME=FILE``, as `oger eval` asks them."""
     name, _, file = setting.partition("=")
     problems = load_benchmark(name, Path(file) if file else None, max_problems=limit)
     rows: list[Row] = []
