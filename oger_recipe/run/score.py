@@ -61,7 +61,7 @@ class Prompt:
 
 
 def score(value: Settings, file: Path, out: Path) -> tuple[str, list[str]]:
-    """Scores the responses of a file by the settings of a run, writes a line for each, and returns a table, and a
+    """Score the responses of a file by the settings of a run, and write a line for each. Return a table, and a
     sentence for each source that failed on every answer that it was asked about.
 
     Raises RecipeError for what is wrong with recipe, rows and responses, before any model is loaded, and where a
@@ -113,7 +113,7 @@ def score(value: Settings, file: Path, out: Path) -> tuple[str, list[str]]:
 
 
 def check(value: Settings) -> None:
-    """Raises RecipeError for what keeps the rewards of a recipe from being computed."""
+    """Raise RecipeError for what keeps the rewards of a recipe from being computed."""
     settings = OgerSettings.of(value)
     look_in(settings.verifiers.verifier_path)
     problems = [*out_of_range(value), *entry_problems(settings.reward.sources)]
@@ -126,7 +126,7 @@ def check(value: Settings) -> None:
 
 
 def _needs_of_policy(value: Settings, rows: Mapping[str, Row], responses: Sequence[Response]) -> list[str]:
-    """What the policy's tokenizer is needed for, as sentences; rewards need it for nothing else."""
+    """List, as sentences, all that the rewards need the policy's tokenizer for."""
     settings, own, specs = OgerSettings.of(value), _own(value), sources_of(value["oger.reward.sources"])
     with_teachers = [spec.name for spec in specs if spec.keys.is_bonus and settings.has_bonus]
     with_teachers += [spec.name for spec in specs if spec.keys.reads_teachers]
@@ -146,12 +146,12 @@ def _needs_of_policy(value: Settings, rows: Mapping[str, Row], responses: Sequen
 
 
 def _own(value: Settings) -> list[str]:
-    """The user's own sources, which may read whatever a group has."""
+    """Name the user's own sources, which may read whatever a group has."""
     return [spec.name for spec in sources_of(value["oger.reward.sources"]) if spec.keys.is_own]
 
 
 def _require_entropy(settings: OgerSettings, responses: Sequence[Response], file: Path) -> None:
-    """The entropy of a policy is in no text."""
+    """Raise RecipeError where the bonus needs entropies that lines lack."""
     if not settings.has_bonus or settings.bonus.last_token_enp_reward == "none":
         return
     earning = [response for response in responses if not response.off_policy and not response.replaced]
@@ -178,18 +178,19 @@ def _graded(value: Settings, rows: Sequence[Row], responses: Sequence[Response],
 
 
 def _is_teacher(response: Response) -> bool:
-    """Whether all of it is a teacher's."""
+    """Say whether the whole response is a teacher's."""
     return response.off_policy and response.source is not None
 
 
 def _of_teacher(graded: Graded) -> Graded:
-    """What a run knows of a teacher: reward and score alone."""
+    """Keep what a run knows of a teacher: reward and score."""
     verdict = graded.verdict
     return replace(graded, verdict=replace(verdict, components={}, steps=()))
 
 
 def _prompts(value: Settings, rows: Sequence[Row], pool: GradingPool, shared: Settings) -> dict[str, Prompt]:
-    """Prepares rows as a run does, with the teachers that it would take; texts and teachers where they are read."""
+    """Prepare rows as a run does, with the teachers that it would take; texts and teachers only where they are
+    read."""
     written, tokenizer, rules = shared["prompt_format"], shared["tokenizer"], shared["rules"]
     teachers: dict[str, list[str]] = {}
     if tokenizer is not None and any(row.get("teachers") for row in rows):
@@ -216,8 +217,8 @@ def _prompts(value: Settings, rows: Sequence[Row], pool: GradingPool, shared: Se
 
 
 def _say_errors(scored: _Scored, on_error: str) -> list[str]:
-    """Says the first failure of every source; returns that of those which failed on all that they were asked about.
-    Raises RecipeError where oger.reward.on_error is stop."""
+    """Print each source's first failure; return it for sources that failed on all that they were asked about. Raises
+    RecipeError where oger.reward.on_error is stop."""
     dead = []
     for source, rows in scored.errors.items():
         if rows:
@@ -234,7 +235,7 @@ def _say_errors(scored: _Scored, on_error: str) -> list[str]:
 
 
 class _Watched:
-    """A source that says what it begins, and whose seconds are taken."""
+    """A source that says when it begins, and whose time is taken."""
 
     def __init__(self, spec: SourceSpec, source: Source) -> None:
         self.name, self._spec, self._source = spec.name, spec, source
@@ -251,14 +252,14 @@ class _Watched:
             self._seconds += time.monotonic() - started
 
     def seconds_of(self, answers: _Answers) -> float:
-        """That it took; the verifier says what grading found before."""
+        """Return the seconds of scoring; the verifier's include grading before."""
         return self._seconds + (answers.grading_s if self._spec.keys.is_rule else 0.0)
 
 
 @dataclass(frozen=True)
 class _Answers:
-    """Responses with what they were graded, the prompts by uid, and what cuts responses into steps of reasoning (None:
-    nothing reads these), and the policy's tokenizer."""
+    """Responses with their grades, the prompts by uid, what cuts responses into steps of reasoning (None: nothing
+    reads these), and the policy's tokenizer."""
 
     responses: Sequence[Response]
     graded: Sequence[Graded]
@@ -268,8 +269,8 @@ class _Answers:
     tokenizer: Any
 
     def by_size(self) -> list[list[list[int]]]:
-        """The groups, as numbers of responses; those of one size together, as the sources take them. What teachers
-        replaced is in none."""
+        """Return the groups, as numbers of responses, those of one size together, as the sources take them. What
+        teachers replaced is in none."""
         groups: dict[str, list[int]] = {}
         for number, response in enumerate(self.responses):
             if not response.replaced:
@@ -301,7 +302,7 @@ class _Answers:
         )
 
     def _may_earn(self, members: Sequence[Response], settings: OgerSettings) -> list[bool]:
-        """Which responses of a group the bonus is for."""
+        """Say which responses of a group may earn the bonus."""
         solved = members[0].uid in self.solved
         if solved and not ALL_CORRECT_GROUPS[settings.teachers.all_correct_group].bonus:
             return [False] * len(members)
@@ -324,7 +325,7 @@ class _Answers:
         return {uid for uid, _ in rollouts} - {uid for uid, right in rollouts if not right}
 
     def _tokens(self, response: Response) -> int:
-        """Counts the tokens of a text, and the end of sequence behind one that is whole, where nobody has."""
+        """Count a text's tokens, and the end of sequence behind a whole one, unless the response says its length."""
         if response.response_length is not None:
             return response.response_length
         if self.tokenizer is None:
@@ -332,7 +333,7 @@ class _Answers:
         return len(self.tokenizer.encode(response.text, add_special_tokens=False)) + (not response.truncated)
 
     def _steps(self, text: str) -> list[str]:
-        """Cuts a text where a run would cut its tokens."""
+        """Cut a text where a run would cut its tokens."""
         assert self.cutter is not None
         return self.cutter.texts(self.cutter.tokenizer.encode(text, add_special_tokens=False)) or [text]
 
@@ -413,7 +414,7 @@ def _of_row(by_source: Mapping[str, Mapping[int, Any]], number: int) -> dict[str
 
 
 def _digits(value: float) -> float:
-    """Those that a number of 32 bits has."""
+    """Round to the digits of a number of 32 bits."""
     return float(f"{value:.7g}")
 
 

@@ -19,7 +19,7 @@ from oger_recipe.teachers.store import TeacherStore
 
 
 def supervise(job: Job) -> Path:
-    """Trains actor.model_name_or_path on the prepared teachers; the folder of the result, which a resumed run reuses.
+    """Train actor.model_name_or_path on the prepared teachers; return its folder, which a resumed run reuses.
 
     Runs on this node's policy GPUs (actor.num_gpus_per_node) by torchrun; its output goes to logs/supervised.log.
     Raises:
@@ -48,7 +48,7 @@ def supervise(job: Job) -> Path:
 
 
 def _write_examples(value: Mapping[str, Any], folder: Path, path: Path) -> int:
-    """One line a teacher trajectory, {"prompt": tokens, "response": tokens}, in a seeded order.
+    """Write and count lines of teacher trajectories, {"prompt": tokens, "response": tokens}, in a seeded order.
 
     The tokens are those of a rollout's prompt and of the store: a trajectory that was cut has no end here either.
     """

@@ -26,7 +26,7 @@ _ADVICE = {
 
 
 def require_teachers(value: Mapping[str, Any], rows: Sequence[Row]) -> None:
-    """Raises RecipeError where the settings ask for teachers and no row has one; names columns that may hold them."""
+    """Raise RecipeError where the settings ask for teachers and no row has one; name columns that may hold them."""
     if not OgerSettings.of(value).needs_teachers or any(row.get("teachers") for row in rows):
         return
     columns = (
@@ -41,7 +41,7 @@ def require_teachers(value: Mapping[str, Any], rows: Sequence[Row]) -> None:
 
 
 def require_usable_teachers(value: Mapping[str, Any], counts: Mapping[str, int]) -> None:
-    """Raises RecipeError where the settings ask for teachers and none can be used."""
+    """Raise RecipeError where the settings ask for teachers and none can be used."""
     if OgerSettings.of(value).needs_teachers and not counts.get("teachers"):
         lost = ", ".join(f"{counts[name]:,} {word}" for name, word in _LOST.items() if counts.get(name))
         raise RecipeError(
@@ -51,7 +51,7 @@ def require_usable_teachers(value: Mapping[str, Any], counts: Mapping[str, int])
 
 
 def require_supervised(value: Mapping[str, Any], teachers: int) -> None:
-    """Raises RecipeError where they do not fill one optimizer step of the supervised training that is asked for."""
+    """Raise RecipeError where teachers do not fill one optimizer step of the supervised training asked for."""
     settings = SftSettings.of(value)
     count = teachers if settings.max_samples is None else min(teachers, settings.max_samples)
     if settings.epochs and count < settings.batch_size:
@@ -59,14 +59,14 @@ def require_supervised(value: Mapping[str, Any], teachers: int) -> None:
 
 
 def require_a_step(value: Mapping[str, Any], prompts: int) -> None:
-    """Raises RecipeError where the prompts are fewer than a step takes."""
+    """Raise RecipeError where the prompts are fewer than a step takes."""
     batch = value["rollout.batch_size"]
     if prompts < batch:
         raise RecipeError(f"{prompts} prompts do not fill one step of rollout.batch_size {batch}")
 
 
 def losses(value: Mapping[str, Any], counts: Mapping[str, int], budget: Budget) -> Iterator[str]:
-    """A sentence for each kind of data of which more than half is lost, with the reason and what would change it."""
+    """Yield a sentence for each kind of data that loses more than half, with the reason and what would change it."""
     left_out = counts.get("prompts_too_long", 0)
     prompts = counts["prompts"] + left_out
     if 2 * left_out > prompts:
@@ -85,7 +85,7 @@ def losses(value: Mapping[str, Any], counts: Mapping[str, int], budget: Budget) 
 
 
 def _advice(lost: Mapping[str, int]) -> str:
-    """What brings most of them back."""
+    """Say what brings most lost teachers back."""
     return _ADVICE[max(_LOST, key=lambda name: lost.get(name, 0))]
 
 

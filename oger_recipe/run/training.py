@@ -48,7 +48,7 @@ from oger_recipe.tasks.judges import PRMS
 
 
 def train(job: Job, parser: argparse.ArgumentParser, *, dry_run: bool = False, overwrite: bool = False) -> None:
-    """Runs one training job; a dry run goes the same way up to the start, without the run's folder, and says what the
+    """Run one training job; a dry run goes the same way up to the start, without the run's folder, and says what the
     job would do.
 
     Raises:
@@ -91,7 +91,7 @@ def _without_unused_task(job: Job) -> Job:
 
 
 def _check_recipe(job: Job, parser: argparse.ArgumentParser) -> None:
-    """Raises RecipeError for what no machine could do, with what this one cannot do beside it."""
+    """Raise RecipeError for settings that no machine can run, with what this one lacks; else print notes."""
     problems = recipe_problems(job.value)
     if problems and job.recipe:
         problems = recipe_problems(job.value, set_in(job.recipe, parser, job.value))
@@ -105,7 +105,7 @@ def _lacking(job: Job) -> list[str]:
 
 
 def _check_here(job: Job) -> None:
-    """Raises RecipeError for what keeps the run from working on this machine, as it is now."""
+    """Raise RecipeError for what keeps the run from working on this machine, as it is now."""
     stop_on_problems(job)
     models = [named for named in models_of_run(job.value) if named.model not in PRMS]  # these are still to be trained
     for refusal in remote_code.untrusted(job.value, models, hub=True):
@@ -113,7 +113,7 @@ def _check_here(job: Job) -> None:
 
 
 def _check_attempt(job: Job, parser: argparse.ArgumentParser, *, overwrite: bool) -> None:
-    """Raises RecipeError where the run may not begin in its folder, or not go on there with these settings."""
+    """Raise RecipeError where the run may not begin in its folder, or not resume there with these settings."""
     check_free(job.run_dir)
     if not job.resumes:
         check_folder(job.run_dir, job.checkpoints, overwrite=overwrite)
@@ -136,10 +136,10 @@ def _refusal(check: Callable[[], None]) -> RecipeError | None:
 
 
 def _plan(job: Job, refusals: list[str]) -> None:
-    """Says what the run would do. Raises RecipeError, at last, where it would not start here.
+    """Say what the run would do. Raises RecipeError, at last, where it would not start here.
 
-    Its data is prepared as for the run, which finds it in oger.data_cache. Raises RecipeError for data that no
-    machine could train on, too.
+    The data is prepared as for the run, which finds it in oger.data_cache. Raises RecipeError for data that no machine
+    could train on, too.
     """
     has_own_model = bool(job.value["actor.model_name_or_path"])
     try:
@@ -159,7 +159,7 @@ def _plan(job: Job, refusals: list[str]) -> None:
 
 
 def _unseen(value: Mapping[str, Any], refusals: list[str], *, has_own_model: bool) -> list[str]:
-    """What keeps the data from being prepared before the run."""
+    """Say what keeps the data from being prepared before the run."""
     model = Path(value["actor.model_name_or_path"])
     if not (has_own_model or model.exists()):
         return ["lengths of prompts, and teachers: the task's policy, with the tokenizer, is trained by the run first"]
@@ -175,7 +175,7 @@ def _prepared(value: Mapping[str, Any]) -> tuple[Size, Size | None]:
 
 
 def _attempt(job: Job, parser: argparse.ArgumentParser, lock: int, *, overwrite: bool, started: float) -> None:
-    """One attempt at the run whose folder is held: begins it, or goes on where the last one broke off."""
+    """Make one attempt at the run whose folder is held: begin it, or resume where the last one broke off."""
     job = job.having(with_template(with_task(job.value)))
     built = time.time()
     if job.resumes:
@@ -184,8 +184,8 @@ def _attempt(job: Job, parser: argparse.ArgumentParser, lock: int, *, overwrite:
         cut_back(job.run_dir, checkpoint.step)
         resume.load(job.checkpoints, checkpoint)
     else:
-        if overwrite:  # the earlier run goes only where this one has data to train on
-            with contextlib.redirect_stdout(io.StringIO()):  # it is said again below
+        if overwrite:  # only a run with data to train on removes the earlier one
+            with contextlib.redirect_stdout(io.StringIO()):  # write_data says it again below
                 _prepared(job.value)
         begin_anew(job.run_dir, job.checkpoints, overwrite=overwrite)
     prepared_data, grading, _ = write_data(job.value, job.run_dir)
@@ -202,7 +202,7 @@ def _attempt(job: Job, parser: argparse.ArgumentParser, lock: int, *, overwrite:
 def _launch(
     job: Job, flags: list[str], grading: GradingSettings, seconds: dict[str, float], started: float, lock: int
 ) -> None:
-    """``seconds``: what was taken before."""
+    """Launch the run; ``seconds``: of the stages before."""
     from oger_recipe.plugin.driver.launch import launch
     from oger_recipe.report.console import Console
     from oger_recipe.report.summary import Report
@@ -217,7 +217,7 @@ def _launch(
 
 
 def _write_identity(job: Job) -> None:
-    """What is needed to run the same again: resolved recipe, command line, environment, versions."""
+    """Write what it takes to run the same again: resolved recipe, command line, environment, versions."""
     write_resolved(job.value, job.run_dir / "recipe.yaml")
     note = "# What was typed. recipe.yaml beside it holds every setting that this came to.\n"
     (job.run_dir / own_files.COMMAND).write_text(note + typed(sys.argv))

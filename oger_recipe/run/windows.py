@@ -17,9 +17,9 @@ _LETTERS = 4  # of a token, where the tokenizer is a server's
 
 
 def window_problems(keys: Keys, longest: int, steps: int) -> Iterator[tuple[bool, str]]:
-    """Yield for each model of a source that may get too long a text whether any text is, and a sentence.
+    """Yield (no text fits, sentence) for each model of a source that may get a longer text than it reads.
 
-    longest: tokens of prompt and response, data.max_len; steps: that a response may have at least, of reasoning.
+    longest: tokens of prompt and response, data.max_len; steps: of reasoning, how many a response may have at least.
     """
     for question in {question.model: question for question in keys.questions()}.values():
         model, room = question.model, question.room
@@ -29,7 +29,7 @@ def window_problems(keys: Keys, longest: int, steps: int) -> Iterator[tuple[bool
             window_at(model) if model.runs_on == "server" else window_of(model),
             question.responses * longest,
         )
-        if window is None or text + room <= window / 2:  # what is around a text is less than that
+        if window is None or text + room <= window / 2:  # what is around a text takes less than half
             continue
         try:
             own = _own_tokens(question, steps)
@@ -57,6 +57,6 @@ def _own_tokens(question: Question, steps: int) -> int:
         (text,) = plugin.preprocess(["x"], [question.example])
     finally:
         plugin.close()
-    if not isinstance(text, str):  # it cannot be called so
+    if not isinstance(text, str):  # it gives no text for such a call
         return 0
     return len(text) // _LETTERS if model.chats else len(tokens_of(load_tokenizer(model), text))

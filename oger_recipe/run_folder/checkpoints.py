@@ -35,18 +35,18 @@ class Checkpoint:
 
 
 def begin(folder: Path, step: int) -> None:
-    """Writes the manifest of a checkpoint whose files are about to be written."""
+    """Write the manifest of a checkpoint whose files are about to be written."""
     _write_manifest(folder, step, {})
 
 
 def seal(folder: Path, step: int, **facts: Any) -> None:
-    """Writes the manifest of a checkpoint whose files are all there."""
+    """Write the manifest of a checkpoint whose files are all there."""
     files = {str(path.relative_to(folder)): path.stat().st_size for path in _files(folder, step)}
     _write_manifest(folder, step, {"facts": facts, "files": files})
 
 
 def found(folder: Path) -> list[Checkpoint]:
-    """What lies in the folder, by step, whole or not."""
+    """List the checkpoints in the folder by step, whole or not."""
     names = [
         path.name
         for pattern in ("_actor/*", "_critic/*", "_sources/*", "*_hf", "*.json")
@@ -79,12 +79,12 @@ def _fault(folder: Path, files: dict[str, int]) -> str | None:
 
 
 def newest_whole(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
-    """The one to go on from."""
+    """Return the newest whole one, or None."""
     return max((one for one in checkpoints if one.fault is None), key=lambda one: one.step, default=None)
 
 
 def refuse_foreign(folder: Path, there: Iterable[Checkpoint]) -> None:
-    """Raises RecipeError where one of them has files, but no manifest."""
+    """Raise RecipeError where a checkpoint has files, but no manifest."""
     for one in there:
         if one.foreign:
             raise RecipeError(
@@ -95,10 +95,10 @@ def refuse_foreign(folder: Path, there: Iterable[Checkpoint]) -> None:
 
 
 def removable(checkpoints: Iterable[Checkpoint], newest: int, *, max_num: int, max_bytes: float) -> list[int]:
-    """Steps of the checkpoints that may go once that of step ``newest`` is whole: the oldest, until the limits hold.
+    """List the steps of checkpoints that may go once that of step ``newest`` is whole: the oldest, until limits hold.
 
     That one stays, and so does the newest at whose step the policy solved something (fact ``solved``): should the
-    policy have been lost since, it is the last good one. Later ones are of an attempt that broke off: not its matter.
+    policy have been lost since, it is the last good one. Later steps, of an attempt that broke off, are not looked at.
     """
     staying = [one for one in checkpoints if one.finished and one.step <= newest]
     solved = [one.step for one in staying if one.facts.get("solved")]
@@ -112,7 +112,7 @@ def removable(checkpoints: Iterable[Checkpoint], newest: int, *, max_num: int, m
 
 
 def remove(folder: Path, step: int) -> None:
-    """Removes the files that its manifest names, or all of a write that broke off; without one, empty folders alone.
+    """Remove the files that a step's manifest names, or all of a broken-off write; without a manifest, empty folders.
 
     Changes the manifest first: what is left of a removal that breaks off is no checkpoint.
     """
@@ -130,7 +130,7 @@ def remove(folder: Path, step: int) -> None:
 
 
 def point_at(folder: Path, step: int) -> None:
-    """OpenRLHF loads the checkpoint that DeepSpeed's files ``latest`` name."""
+    """Name the step in DeepSpeed's files ``latest``, by which OpenRLHF loads."""
     for role in ("_actor", "_critic"):
         if (folder / role).is_dir():
             with atomic_write(folder / role / "latest") as partial:
@@ -139,9 +139,10 @@ def point_at(folder: Path, step: int) -> None:
 
 @contextlib.contextmanager
 def place(settings: Any, tag: str) -> Iterator[str]:
-    """For OpenRLHF's saving of ``tag``: the name, and meanwhile in its settings (``ckpt``) the folder, to save it in.
+    """Yield the name under which OpenRLHF saves ``tag``; meanwhile its settings (``ckpt``) have the folder for it.
 
-    It would remove the oldest checkpoint before it writes the new one: its limits are taken off (see `removable`).
+    OpenRLHF would remove the oldest checkpoint before it writes the new one: its limits are taken off (see
+    `removable`).
     """
     kept = dict(vars(settings))
     if tag.startswith(BEST):
@@ -155,7 +156,7 @@ def place(settings: Any, tag: str) -> Iterator[str]:
 
 
 def of_sources(folder: Path, step: int) -> Path:
-    """The folder of what the sources of reward have learnt."""
+    """Return the folder of what the sources of reward have learnt."""
     return folder / "_sources" / f"{_NAME}{step}"
 
 

@@ -16,7 +16,7 @@ STOP_ASKED = ".oger-stop"  # file in a run's folder, while the run is asked to e
 
 
 def event(run_dir: Path, name: str, **facts: Any) -> None:
-    """Append to events.jsonl, which the command line follows to show progress."""
+    """Append an event to events.jsonl, which the command line follows to show progress."""
     append_json(run_dir / "events.jsonl", {"time": time.time(), "event": name} | facts)
 
 
@@ -27,7 +27,7 @@ def write_engine(run_dir: Path, facts: dict[str, Any]) -> None:
 
 
 class Phases:
-    """Says in events.jsonl what the run is at: every change, and how far it is at most every few seconds."""
+    """The phases of a run in events.jsonl: every change, and progress at most every few seconds."""
 
     _SECONDS = 2.0
 
@@ -35,7 +35,7 @@ class Phases:
         self._run_dir, self._phase, self._said = run_dir, "", -math.inf
 
     def at(self, phase: str, **facts: Any) -> None:
-        """``facts``: ``step``, and ``done`` and ``of`` where the phase can be counted."""
+        """Record a phase; ``facts``: ``step``, and ``done`` and ``of`` where it can be counted."""
         now = time.monotonic()
         if phase != self._phase or now - self._said >= self._SECONDS:
             self._phase, self._said = phase, now
@@ -43,7 +43,7 @@ class Phases:
 
 
 def writes_samples(step: int, every: int) -> bool:
-    """Whether a step's samples are written: the first one's, and those of every so many steps."""
+    """Say whether a step's samples are written: the first one's, and those of every so many steps."""
     return step == 1 or step % every == 0
 
 
