@@ -83,7 +83,7 @@ def shape_of(model: str | None) -> Shape | None:
 
 
 def parameters_of(model: str | None) -> int:
-    """Count the parameters of a model folder; 0 where it is none."""
+    """Count the parameters in a model folder's safetensors; 0 without any."""
     return model_files.parameters(Path(model)) or 0 if model else 0
 
 

@@ -107,7 +107,7 @@ def stop_on_problems(job: Job) -> None:
 
 
 def _packages(job: Job) -> Found:
-    """Compare packages with the versions that the metadata pins."""
+    """Compare packages with the versions that oger-recipe's metadata pins."""
     from packaging.requirements import Requirement
 
     try:
@@ -275,7 +275,7 @@ def _model_files(job: Job) -> Found:
 
 
 def _memory(job: Job) -> Found:
-    """Require what is surely taken; the rest is an estimate, to which libraries add what is not known."""
+    """Check memory: what is surely taken has to be there; the rest is an estimate, to which libraries add."""
     shape = shape_of(job.value["actor.model_name_or_path"])
     if shape is None or cluster_address() is not None:
         return

@@ -283,7 +283,7 @@ def cases(found: Scored, tuned: Collection[int]) -> list[dict[str, Any]]:
 
 
 def picture(found: Scored, path: Path) -> None:
-    """Plot the share of good steps by their score; on the diagonal scores are what they say."""
+    """Plot the share of good steps by their score; calibrated scores lie on the diagonal."""
     import matplotlib.pyplot as plt
 
     steps = [

@@ -162,7 +162,7 @@ class _Labeller:
         return made
 
     def _by_rollouts(self, responses: Sequence[Response], steps: Sequence[list[str]]) -> list[list[Label]]:
-        """Label each step but the last by rollouts from behind it, the last by the response."""
+        """Label steps by rollouts from behind them; the last one is as right as the response."""
         prefixes = [
             (row, "".join(texts[: count + 1])) for row, texts in enumerate(steps) for count in range(len(texts) - 1)
         ]

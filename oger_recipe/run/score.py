@@ -189,8 +189,7 @@ def _of_teacher(graded: Graded) -> Graded:
 
 
 def _prompts(value: Settings, rows: Sequence[Row], pool: GradingPool, shared: Settings) -> dict[str, Prompt]:
-    """Prepare rows as a run does, with the teachers that it would take; texts and teachers only where they are
-    read."""
+    """Prepare rows as a run does, with teachers that it would take; texts and teachers only where they are read."""
     written, tokenizer, rules = shared["prompt_format"], shared["tokenizer"], shared["rules"]
     teachers: dict[str, list[str]] = {}
     if tokenizer is not None and any(row.get("teachers") for row in rows):

@@ -79,7 +79,7 @@ def _fault(folder: Path, files: dict[str, int]) -> str | None:
 
 
 def newest_whole(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
-    """Return the newest whole one, or None."""
+    """Return the newest whole checkpoint, or None."""
     return max((one for one in checkpoints if one.fault is None), key=lambda one: one.step, default=None)
 
 
@@ -141,8 +141,7 @@ def point_at(folder: Path, step: int) -> None:
 def place(settings: Any, tag: str) -> Iterator[str]:
     """Yield the name under which OpenRLHF saves ``tag``; meanwhile its settings (``ckpt``) have the folder for it.
 
-    OpenRLHF would remove the oldest checkpoint before it writes the new one: its limits are taken off (see
-    `removable`).
+    OpenRLHF would remove the oldest checkpoint before writing the new one: its limits are off (see `removable`).
     """
     kept = dict(vars(settings))
     if tag.startswith(BEST):
