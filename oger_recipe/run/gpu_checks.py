@@ -277,8 +277,7 @@ def _agreement(trial: Any) -> Numbers:
 
 
 def _sleep(here: Here) -> Numbers:
-    """Check that sleep frees memory and changes no answer. One prompt at a time: batches change bfloat16's
-    rounding."""
+    """Check that sleep frees memory and changes no answer. One prompt at a time: a batch changes bfloat16 rounding."""
     trial = _as_in_runs(here)
 
     def greedy() -> list[Any]:
