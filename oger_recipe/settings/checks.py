@@ -26,7 +26,7 @@ from oger_recipe.settings.values import out_of_range
 
 
 def check_run(value: Mapping[str, Any], *, cpu: bool, gpus_here: int | None) -> None:
-    """Raises RecipeError with every problem of the recipe and of this machine with it.
+    """Raise RecipeError with every problem of the recipe and of this machine with it.
 
     ``value``: the settings by flag; ``gpus_here`` see machine_problems.
     """
@@ -34,13 +34,13 @@ def check_run(value: Mapping[str, Any], *, cpu: bool, gpus_here: int | None) -> 
 
 
 def refuse(problems: list[str]) -> None:
-    """Raises RecipeError where there is a problem, with all of them."""
+    """Raise RecipeError with all problems, where there are any."""
     if problems:
         raise RecipeError("\n  - ".join(["this recipe cannot run:", *problems]))
 
 
 def recipe_problems(value: Mapping[str, Any], where: Mapping[str, str] | None = None) -> list[str]:
-    """What no machine could do; ``where`` see out_of_range."""
+    """Return what no machine could do; ``where`` see out_of_range."""
     problems = [*out_of_range(value, where), *secret_problems(value)]
     problems += [] if problems else _lengths_and_batches(value, where or {})  # which divides by the sizes
     return [*problems, *combination_problems(value), *grading_problems(value), *_unsupported(value), *_paths(value)]
@@ -79,7 +79,7 @@ def _lengths_and_batches(value: Mapping[str, Any], where: Mapping[str, str]) -> 
 
 
 def _shares_of_ranks(value: Mapping[str, Any], rows: int, batch: int) -> Iterator[str]:
-    """Ranks wait for each other in every collective: they need as many rows each, in as many micro-batches."""
+    """Yield a sentence where policy ranks would get unequal rows or micro-batches: they wait for each other."""
     ranks = policy_ranks(value)
     if value["train.dynamic_batch_enable"]:
         if batch % ranks:
@@ -98,7 +98,7 @@ def _shares_of_ranks(value: Mapping[str, Any], rows: int, batch: int) -> Iterato
 
 
 def _step(value: Mapping[str, Any], where: Mapping[str, str]) -> str:
-    """The setting that gives the size of an optimizer step, and where it is set."""
+    """Name the setting that gives the size of an optimizer step, and where it is set."""
     prompts, name = value["oger.prompts_per_update"], "oger.prompts_per_update"
     said = f"train.batch_size {value['train.batch_size']}"
     if prompts is not None:
@@ -109,8 +109,8 @@ def _step(value: Mapping[str, Any], where: Mapping[str, str]) -> str:
 
 
 def _nearest_batches(value: Mapping[str, Any], rows: int) -> str:
-    """The batch sizes next to train.batch_size into which the rollouts of a step divide, and which themselves divide
-    into micro-batches, where there are any."""
+    """Name the batch sizes next to train.batch_size that divide the rollouts of a step, and that divide into
+    micro-batches where any do."""
     of_rank = 1 if value["train.dynamic_batch_enable"] else value["train.micro_batch_size"]
     share = of_rank * policy_ranks(value)
     share = share if rows % share == 0 else 1
@@ -193,7 +193,7 @@ def _paths(value: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _critic(value: Mapping[str, Any]) -> Iterator[str]:
-    """Of a folder; a network from the hub is looked at when it is loaded."""
+    """Yield the problems of a critic's folder; a network from the hub is looked at when it is loaded."""
     name = value["critic.model_name_or_path"]
     if not name or value["algo.advantage.estimator"] not in CRITIC_ESTIMATORS:
         return
@@ -207,13 +207,13 @@ def _critic(value: Mapping[str, Any]) -> Iterator[str]:
 
 
 def reward_models(value: Mapping[str, Any]) -> Iterator[Named]:
-    """What the reward's sources load of models on this run's machines: models, and tokenizers of their own."""
+    """Yield the models and separate tokenizers that the reward's sources load on this run's machines."""
     for name, keys in models_of(value["oger.reward.sources"]):
         yield from loaded_for(name, keys)
 
 
 def loaded_for(source: str, keys: ModelKeys) -> Iterator[Named]:
-    """What one model of a source needs to be loaded."""
+    """Yield what one model of a source needs to be loaded."""
     where = f"oger.reward.sources, {source}"
     if keys.runs_on != "server":
         yield Named(where, keys.model, keys.revision, is_ours=keys.is_loaded_by_us)
@@ -224,7 +224,7 @@ def loaded_for(source: str, keys: ModelKeys) -> Iterator[Named]:
 
 
 def models_of_run(value: Mapping[str, Any]) -> Iterator[Named]:
-    """All models that a run loads."""
+    """Yield all models that a run loads."""
     oger = OgerSettings.of(value)
     encoder = oger.embedding
     yield from policy_models(value)
@@ -238,8 +238,8 @@ def models_of_run(value: Mapping[str, Any]) -> Iterator[Named]:
 
 
 def require_loadable(value: Mapping[str, Any], named: Iterable[Named]) -> None:
-    """Raises RecipeError for the first of these models that brings code without permission, folders first, or that
-    cannot come: libraries would ask the hub for minutes."""
+    """Raise RecipeError for the first model that brings code without permission, folders first, or that is out of
+    reach: libraries would ask the hub for minutes."""
     models = [*named]
     for refusal in untrusted(value, models, hub=False):
         raise RecipeError(refusal)
@@ -260,7 +260,7 @@ def _columns(value: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _encoder(encoder: EmbeddingSettings, rewards_similarity: bool) -> Iterator[str]:
-    """``rewards_similarity``: a source of the reward embeds, whatever else is compared by a reranker."""
+    """Yield the encoder's problems; ``rewards_similarity``: a source of the reward embeds, even beside a reranker."""
     if encoder.embedding_num_gpus and encoder.embedding_url:
         yield "oger.embedding_num_gpus is for an encoder of the run's own, and oger.embedding_url is set: choose one"
     if encoder.similarity_reranker:

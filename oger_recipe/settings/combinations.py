@@ -24,7 +24,7 @@ from oger_recipe.teachers.draw import weights
 
 
 def combination_problems(value: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for every combination of ``value``, settings by flag, that no machine could train with."""
+    """Yield a sentence for every combination in ``value``, settings by flag, that no machine could train with."""
     oger = OgerSettings.of(value)
     yield from _loss(oger.loss)
     yield from _ratio_of_steps(value["algo.advantage.estimator"], oger.loss)
@@ -41,7 +41,7 @@ def combination_problems(value: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _steps(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
-    """Yields what would keep responses from having steps of reasoning."""
+    """Yield what would keep responses from having steps of reasoning."""
     steps, rollouts = oger.steps, oger.rollouts
     try:
         ends = steps.sampling
@@ -254,7 +254,7 @@ def _sources(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
 
 
 def _lengths(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
-    """What keeps sources of kind length from counting, or counts the same twice."""
+    """Yield what keeps sources of kind length from counting, or counts the same twice."""
     longest = value["rollout.max_new_tokens"] or value["data.max_len"]
     for entry in oger.reward.sources:
         if kind_of(entry) is not LengthKeys or [*LengthKeys.problems(entry)]:
@@ -273,7 +273,8 @@ def _lengths(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
 
 
 def _in_its_order(value: Mapping[str, Any], estimator: str, oger: OgerSettings) -> Iterator[str]:
-    """What keeps an estimator of BATCH_ESTIMATORS from adding up sources that were each compared in their group."""
+    """Yield what keeps an estimator of BATCH_ESTIMATORS from adding up sources that were each compared in their
+    group."""
     for entry in oger.reward.sources:
         name, how = entry["name"], entry.get("normalize", "group")
         if how != "group":

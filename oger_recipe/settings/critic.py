@@ -28,7 +28,8 @@ class CriticSettings(Section):
     head_only: bool = setting(False, "train the value head alone; the network below it stays as it was loaded")
 
     def of_network(self, saved: list[int] | None) -> list[int]:
-        """The sizes of the head of a network that says ``saved`` of itself; RecipeError for others than these."""
+        """Return the sizes of the value head; ``saved``: those in the network's config. RecipeError where the two
+        differ."""
         if saved is not None and self.hidden_sizes and saved != list(self.hidden_sizes):
             raise RecipeError(
                 f"oger.critic.hidden_sizes is {' '.join(map(str, self.hidden_sizes))}, and the value head of "

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def in_prompts(value: Settings) -> Settings:
-    """train.batch_size counts rollouts; where the optimizer step is given in prompts it follows."""
+    """Set train.batch_size, in rollouts, where the optimizer step is given in prompts."""
     prompts = value["oger.prompts_per_update"]
     return value if prompts is None else {**value, "train.batch_size": prompts * value["rollout.n_samples_per_prompt"]}
 
@@ -20,13 +20,13 @@ _UNITS = {"train.batch_size": "oger.prompts_per_update", "oger.prompts_per_updat
 
 
 def without_outdone(settings: Mapping[str, T], nearer: Collection[str]) -> dict[str, T]:
-    """Leaves out the size of an optimizer step where what is nearer (flags, or the file that extends) gives it in the
-    other unit, rollouts or prompts."""
+    """Leave out the size of an optimizer step where ``nearer`` settings (flags, or the file that extends) give it in
+    the other unit, rollouts or prompts."""
     return {flag: each for flag, each in settings.items() if flag in nearer or _UNITS.get(flag) not in nearer}
 
 
 def two_step_sizes(value: Settings, given: Collection[str]) -> Iterator[str]:
-    """A sentence where both units of an optimizer step are given, and are not the same size."""
+    """Yield a sentence where both units of an optimizer step are given, and are not the same size."""
     rollouts = in_prompts(value)["train.batch_size"]
     if _UNITS.keys() <= {*given} and value["train.batch_size"] != rollouts:
         yield (
@@ -37,9 +37,9 @@ def two_step_sizes(value: Settings, given: Collection[str]) -> Iterator[str]:
 
 
 def with_verifier_path(value: Settings, recipe: Path | None) -> Settings:
-    """oger.verifier_path is the recipe file's folder and the working directory where the user names none.
+    """Set oger.verifier_path to the recipe file's folder and the working directory where the user names none.
 
-    Kept with the run: continued from its own folder it still finds its verifiers.
+    It is kept with the run: resumed from its own folder, the run still finds its verifiers.
     """
     given = value["oger.verifier_path"] or ([recipe.parent] if recipe else []) + [Path.cwd()]
     folders = dict.fromkeys(str(Path(folder).expanduser().absolute()) for folder in given)
@@ -47,7 +47,7 @@ def with_verifier_path(value: Settings, recipe: Path | None) -> Settings:
 
 
 def with_template(value: Settings) -> Settings:
-    """A named prompt template means the chat template, or brings stop texts where the user has none."""
+    """Set what a named prompt template means: the chat template, or stop texts where the user has none."""
     chat = value["oger.prompt_template"] == "chat" or bool(value["data.apply_chat_template"])
     return {**value, "data.apply_chat_template": chat, "oger.stop": RolloutSettings.of(value).stop_texts}
 
@@ -61,6 +61,6 @@ _OUTPUTS = {
 
 
 def in_folder(value: Settings, run_dir: Path) -> Settings:
-    """What the run writes goes into its folder."""
+    """Move what the run writes into its folder."""
     unsaid = {key: str(run_dir / name) for key, (upstream, name) in _OUTPUTS.items() if value[key] == upstream}
     return {**value, "oger.run_dir": str(run_dir), **unsaid}

@@ -184,7 +184,7 @@ NEEDS: tuple[Need, ...] = (
 
 
 def _optimizer_steps(value: Mapping[str, Any]) -> int:
-    """On the rollouts of a training step."""
+    """Count the optimizer steps of a training step."""
     rows: int = value["rollout.batch_size"] * value["rollout.n_samples_per_prompt"]
     return rows // value["train.batch_size"] * value["train.max_epochs"]
 
@@ -195,7 +195,7 @@ def _knows_steps(value: Mapping[str, Any]) -> bool:
     return ends or OgerSettings.of(value).cuts_steps(value["algo.advantage.estimator"])
 
 
-# The same of flags that need others of OpenRLHF's.
+# The same for needs that are read from all settings of a run.
 UPSTREAM_NEEDS: tuple[UpstreamNeed, ...] = (
     (
         ("algo.kl.estimator", "algo.kl.use_loss", "algo.kl.unbiased_gradient"),
@@ -233,8 +233,8 @@ UPSTREAM_NEEDS: tuple[UpstreamNeed, ...] = (
 
 
 def without_effect(value: Mapping[str, Any], default: Callable[[str], Any]) -> Iterator[str]:
-    """A sentence for every flag of ``value`` that is set to something else than its default and changes nothing, and
-    for a bonus that is listed and adds nothing."""
+    """Yield a sentence for every flag of ``value`` that is not at its default and changes nothing, and for a bonus
+    that is listed and adds nothing."""
     oger = OgerSettings.of(value)
     needs = [(settings, need, is_met(oger)) for settings, need, is_met in NEEDS]
     needs += [(settings, need, is_met(value)) for settings, need, is_met in UPSTREAM_NEEDS]
@@ -252,7 +252,7 @@ def without_effect(value: Mapping[str, Any], default: Callable[[str], Any]) -> I
 
 
 def _steps_unpaid(oger: OgerSettings, estimator: str) -> Iterator[str]:
-    """Sentences for rewards of steps that nothing takes, and for an estimator of them that gets none."""
+    """Yield sentences for rewards of steps that nothing takes, and for an estimator of them that gets none."""
     pays = [entry for entry in oger.reward.sources if (kind_of(entry) or Keys).reads_steps]
     if estimator not in STEP_ESTIMATORS:
         for entry in pays:

@@ -22,9 +22,9 @@ def setting(
     choices: Collection[str] | None = None,
     read: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """A field of a section. Every number has a range.
+    """Declare a field of a section. Every number has a range.
 
-    choices: the registry where its names are the choices; read: makes the value, or an item of it, of what a file or a
+    choices: the registry whose names are the choices; read: makes the value, or an item of it, from what a file or a
     command line has, and raises ArgumentTypeError (default: the field's type).
     """
     return field(default=default, metadata={"help": help, "range": range, "choices": choices, "read": read})
@@ -32,7 +32,7 @@ def setting(
 
 @dataclass(frozen=True)
 class Setting:
-    """A field as the parser, the checks and the pages see it. ``read``: its type, or what makes a value of a text;
+    """A field as the parser, the checks and the pages see it. ``read``: its type, or what makes a value from text;
     ``many``: the value is a tuple of such items."""
 
     flag: str  # without dashes: oger.sft.lr
@@ -45,7 +45,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """As a recipe file has it below ``oger:``."""
+        """The name in a recipe file, below ``oger:``."""
         return self.flag.removeprefix(OWN)
 
 
@@ -62,7 +62,7 @@ class Section:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any] | SimpleNamespace) -> Self:
-        """From all settings of a run by flag (``oger.sft.lr``), or from OpenRLHF's nested namespace ``args.oger``."""
+        """Read all settings of a run by flag (``oger.sft.lr``), or OpenRLHF's nested namespace ``args.oger``."""
         if isinstance(settings, Mapping):
             return cls(**{each.name: settings[f"{OWN}{cls.prefix}{each.name}"] for each in fields(cls)})
         section = getattr(settings, cls.prefix.removesuffix(".")) if cls.prefix else settings
@@ -70,7 +70,7 @@ class Section:
 
     @classmethod
     def settings(cls) -> tuple[Setting, ...]:
-        """The fields, in their order."""
+        """Return the fields, in their order."""
         hints = get_type_hints(cls)
         found = []
         for each in fields(cls):
@@ -85,7 +85,7 @@ class Section:
 
 
 def _item_type(hint: Any) -> tuple[Any, bool]:
-    """The type of a value or its items, and whether it is a tuple of them: ``int | None``, ``tuple[int, ...]``."""
+    """Return the type of a value or its items, and whether it is a tuple: ``int | None``, ``tuple[int, ...]``."""
     if isinstance(hint, UnionType):
         hint = next(each for each in get_args(hint) if each is not type(None))
     return (get_args(hint)[0], True) if get_origin(hint) is tuple else (hint, False)

@@ -9,12 +9,12 @@ from oger_recipe.settings.parser import ListAction
 
 
 def defaults(parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """Every setting by flag, as it is where nobody says anything."""
+    """Return the default of every setting by flag."""
     return vars(parser.parse_args([]))
 
 
 def flags_of(value: Mapping[str, Any], parser: argparse.ArgumentParser) -> list[str]:
-    """The flags that differ from the parser's defaults. Parsed, they give exactly these settings."""
+    """Return the flags that differ from the parser's defaults. Parsed, they give exactly these settings."""
     unsaid = defaults(parser)
     changed = {name: setting for name, setting in value.items() if repr(setting) != repr(unsaid[name])}
     flags = []
@@ -26,7 +26,7 @@ def flags_of(value: Mapping[str, Any], parser: argparse.ArgumentParser) -> list[
 
 
 def _can_say(action: argparse.Action, setting: Any) -> bool:
-    """A switch and its opposite are two actions for one setting."""
+    """Say whether this action can give the value: a switch and its opposite are two for one setting."""
     if isinstance(action, argparse._StoreTrueAction | argparse._StoreFalseAction):
         return bool(setting is action.const)
     return setting is not None
@@ -47,6 +47,6 @@ def _words(action: argparse.Action, setting: Any) -> list[str]:
 
 
 def _word(item: object) -> str:
-    """One of several values. argparse takes -1e-05 for a flag, but nothing with a space in it."""
+    """Write one of several values. argparse takes -1e-05 for a flag, but nothing with a space in it."""
     text = str(item)
     return f" {text}" if text.startswith("-") and not isinstance(item, str) else text

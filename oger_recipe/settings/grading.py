@@ -84,9 +84,10 @@ class VerifierSettings(Section):
 
 
 def grading_rules(settings: Mapping[str, Any], *, evaluation: bool = False) -> GradingRules:
-    """What the settings of a run say about grading; in an evaluation OAT's scoring strips responses.
+    """Return the rules for grading of a run's settings; in an evaluation OAT's scoring strips responses.
 
-    Raises RecipeError for an entry of oger.verifiers that is not task=module:function."""
+    Raises RecipeError for an entry of oger.verifiers that is not task=module:function.
+    """
     from oger_recipe.settings.rewards import RewardSettings  # loads torch: not for who only imports this module
 
     verifiers, rollouts = VerifierSettings.of(settings), RolloutSettings.of(settings)
@@ -103,7 +104,7 @@ def grading_rules(settings: Mapping[str, Any], *, evaluation: bool = False) -> G
 
 
 def grading_problems(value: Mapping[str, Any]) -> Iterator[str]:
-    """What keeps the verifiers from grading by these settings; it is said of whatever grades by them."""
+    """Yield what keeps the verifiers from grading by these settings, in whichever command."""
     yield from answer_places(value)
     verifiers = VerifierSettings.of(value)
     if not verifiers.math_extract:
@@ -136,7 +137,7 @@ def grading_problems(value: Mapping[str, Any]) -> Iterator[str]:
 
 
 def answer_places(value: Mapping[str, Any]) -> Iterator[str]:
-    """What the prompt template asks for against what rules, extraction and stops let the verifiers find."""
+    """Yield what keeps verifiers from finding the answer where the prompt template asks for it."""
     verifiers, rollouts = VerifierSettings.of(value), RolloutSettings.of(value)
     name, rule, extract = rollouts.prompt_template, verifiers.math_rule, verifiers.math_extract
     template, reads = TEMPLATES.get(name or ""), MATH_RULES[rule]

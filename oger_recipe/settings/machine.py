@@ -10,29 +10,29 @@ from oger_recipe.rewards.entries import models_of
 from oger_recipe.rewards.models.keys import ModelKeys
 from oger_recipe.settings.oger import OgerSettings
 
-# Of each GPU that all roles share, by Ray's count: OpenRLHF's own four take 0.2 each.
+# Share of each GPU, as Ray counts, where all roles share them; OpenRLHF's own four take 0.2 each.
 JUDGES_SHARE = ENCODER_SHARE = 0.1
 
 
 def machine_problems(value: Mapping[str, Any], *, cpu: bool, gpus_here: int | None) -> list[str]:
-    """What this machine cannot do of a recipe that is right.
+    """Return what this machine cannot do of a recipe that is right.
 
-    ``cpu``: it has no CUDA; ``gpus_here``: the GPUs that Ray will find, None where nobody knows, or a run on CPUs says
-    it to Ray.
+    ``cpu``: it has no CUDA; ``gpus_here``: the GPUs that Ray will find, None where they are not known, or where a run
+    on CPUs declares them to Ray.
     """
     special = _unsupported_on_cpu(value) if cpu else _judges_on_gpus(value)
     return [*_layout(value, cpu, gpus_here), *special]
 
 
 def gpus_found(value: Mapping[str, Any]) -> int | None:
-    """GPUs that Ray will find: those of the cluster that the run joins, else taking the other nodes for equals of
-    this one; see machine_problems."""
+    """Count the GPUs that Ray will find: those of the cluster that the run joins, else this node's times the nodes;
+    see machine_problems."""
     here = machine()
     return here.gpus if here.gpus is None or here.cluster else here.gpus * int(value["actor.num_nodes"])
 
 
 def gpus_by_role(value: Mapping[str, Any]) -> dict[str, int]:
-    """GPUs that Ray has to have free, by role, in OpenRLHF's arithmetic."""
+    """Count the GPUs that Ray has to have free, by role, in OpenRLHF's arithmetic."""
 
     def group(role: str) -> int:
         return value[f"{role}.num_nodes"] * value[f"{role}.num_gpus_per_node"]
@@ -51,7 +51,7 @@ def gpus_by_role(value: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _beside_openrlhfs(value: Mapping[str, Any]) -> dict[str, int]:
-    """GPUs of the recipe's own roles. One engine of a reward model is at work at a time, so all share as many as the
+    """Count the GPUs of the recipe's own roles. Engines of reward models work one at a time: all share as many as the
     largest needs."""
     sizes = [keys.tensor_parallel_size for _, keys in judge_engines(value)]
     share = value["oger.embedding_num_gpus"] if OgerSettings.of(value).embeds else 0.0
@@ -59,12 +59,12 @@ def _beside_openrlhfs(value: Mapping[str, Any]) -> dict[str, int]:
 
 
 def judge_engines(value: Mapping[str, Any]) -> list[tuple[str, ModelKeys]]:
-    """The models of the reward that run in engines of the run's own, each with the name of its source."""
+    """Return the models of the reward that run in engines of the run's own, each with the name of its source."""
     return [(name, keys) for name, keys in models_of(value["oger.reward.sources"]) if keys.runs_on == "engine"]
 
 
 def policy_ranks(value: Mapping[str, Any]) -> int:
-    """Copies of the policy that share the rows of a step between them."""
+    """Count the copies of the policy that share the rows of a step."""
     gpus = value["actor.num_nodes"] * value["actor.num_gpus_per_node"]
     return max(gpus // (value["ds.ring_attn_size"] * value["ds.tensor_parallel_size"]), 1)
 
@@ -91,7 +91,7 @@ _UNSUPPORTED_ON_CPU = {
 
 
 def refused(value: Mapping[str, Any], table: Mapping[str, tuple[Any, str]], where: str) -> Iterator[str]:
-    """A sentence for every flag of ``table`` that is set to anything but the value that works."""
+    """Yield a sentence for every flag of ``table`` that is set to anything but the value that works."""
     for key, (works, instead) in table.items():
         found = value[key]
         if found != works:

@@ -13,7 +13,7 @@ from oger_recipe.settings.run import EvalSettings
 
 
 def notes(value: Mapping[str, Any], default: Callable[[str], Any]) -> list[str]:
-    """The remarks on ``value``, the settings by flag; ``default`` gives the default of a flag."""
+    """Return the remarks on ``value``, the settings by flag; ``default`` gives the default of a flag."""
     remarks = list(without_effect(value, default))
     oger = OgerSettings.of(value)
     bonus, shaping = oger.bonus, oger.bonus.similarity_shaping
@@ -57,7 +57,7 @@ def notes(value: Mapping[str, Any], default: Callable[[str], Any]) -> list[str]:
 
 
 def _of_worst(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
-    """Of sources whose worst value nobody knows; the recipe has been found right."""
+    """Yield a remark on sources whose worst value is not known; the recipe has passed its checks."""
     unknown = [spec.name for spec in sources_of(oger.reward.sources) if spec.learns_lowest]
     if unknown:
         yield (

@@ -44,7 +44,7 @@ class OgerSettings:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any] | SimpleNamespace) -> Self:
-        """From all settings of a run by flag, or from OpenRLHF's nested namespace ``args.oger``."""
+        """Read all settings of a run by flag, or OpenRLHF's nested namespace ``args.oger``."""
         return cls(**{name: section.of(settings) for name, section in get_type_hints(cls).items()})
 
     @property
@@ -54,7 +54,8 @@ class OgerSettings:
 
     @property
     def teachers_enter_in_rollout(self) -> bool:
-        """Whether rollouts begin with a teacher's tokens, or are a whole trajectory of his, before they are graded."""
+        """Whether rollouts begin with a teacher's tokens, or are a whole teacher trajectory, before they are
+        graded."""
         replaces_unsampled = self.teachers.max_replace_num > 0 and not self.teachers.replace_after_rm
         return self.prefix.n_prefix != 0 or replaces_unsampled
 
@@ -81,7 +82,7 @@ class OgerSettings:
         return self.compares and not self.embedding.similarity_reranker
 
     def cuts_steps(self, estimator: str) -> bool:
-        """Whether responses are cut into steps of reasoning: a source, the estimator or the loss works by them."""
+        """Say whether responses are cut into steps of reasoning: a source, the estimator or the loss works by them."""
         return self.reward.reads_steps or self.loss.ratio_level == "step" or estimator in STEP_ESTIMATORS
 
     @property
@@ -91,7 +92,7 @@ class OgerSettings:
 
     @property
     def needs_teachers(self) -> bool:
-        """Whether a run without any teacher would be another method than the one that is asked for."""
+        """Whether a run without any teacher would train by another method than its settings ask for."""
         rewards_distance = self.has_bonus and not self.teachers.use_history_samples
         return self.teachers_enter or self.sft.epochs > 0 or rewards_distance
 

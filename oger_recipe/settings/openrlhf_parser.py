@@ -22,7 +22,7 @@ _TYPES = {each.__name__: each for each in (int, float, str)}
 
 
 def openrlhf_parser() -> argparse.ArgumentParser:
-    """A fresh parser with every flag of the installed openrlhf.cli.train_ppo_ray, or else of the pinned one.
+    """Make a parser with every flag of the installed openrlhf.cli.train_ppo_ray, or else of the pinned one.
 
     Raises:
         RuntimeError: the installed OpenRLHF's command line no longer has this shape.
@@ -40,7 +40,7 @@ def openrlhf_parser() -> argparse.ArgumentParser:
 
 
 def shipped_parser() -> argparse.ArgumentParser:
-    """A fresh parser with the pinned OpenRLHF's flags, which say no sentence about themselves."""
+    """Make a parser with the pinned OpenRLHF's flags, without their help texts."""
     parser = argparse.ArgumentParser()
     for flag in json.loads(SHIPPED.read_text(encoding="utf-8"))["flags"]:
         if "type" in flag:
@@ -50,7 +50,7 @@ def shipped_parser() -> argparse.ArgumentParser:
 
 
 def described(parser: argparse.ArgumentParser) -> Iterator[dict[str, Any]]:
-    """What `shipped_parser` makes each flag of."""
+    """Yield each flag as `shipped_parser` reads it."""
     for action in parser._actions:
         each: dict[str, Any] = {"name": action.option_strings[0]}
         if isinstance(action, argparse._HelpAction):
@@ -66,7 +66,7 @@ def described(parser: argparse.ArgumentParser) -> Iterator[dict[str, Any]]:
 
 
 def _parser_statements(tree: ast.Module) -> ast.Module:
-    """The statements of the ``__main__`` block before the one that calls ``parser.parse_args()``."""
+    """Return the statements of the ``__main__`` block before the one that calls ``parser.parse_args()``."""
     for node in tree.body:
         if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test):
             for position, statement in enumerate(node.body):

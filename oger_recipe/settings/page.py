@@ -36,7 +36,8 @@ def _section(section: type[Section]) -> Iterator[str]:
 
 
 def _sources() -> Iterator[str]:
-    """The keys of the entries of oger.reward.sources: those of all, and those that kinds add, each class once."""
+    """Yield the keys of the entries of oger.reward.sources: those of all, and those that kinds add, each class
+    once."""
     yield "## The keys of an entry of oger.reward.sources\n"
     kinds = ", ".join(f"`{kind}`" for kind in KINDS)
     yield f"The kinds are {kinds}, and `package.module:name` of your own. All have:\n"
@@ -61,7 +62,7 @@ def _sources() -> Iterator[str]:
 
 
 def _keys(listed: Sequence[tuple[Field[Any], type]]) -> Iterator[str]:
-    """Each with the class that it is a field of."""
+    """Yield the table of these fields, each with its class."""
     yield "| key | default | may be | meaning |\n|---|---|---|---|"
     for each, of in listed:
         hints = get_type_hints(of)
@@ -81,7 +82,7 @@ def _keys(listed: Sequence[tuple[Field[Any], type]]) -> Iterator[str]:
 
 
 def _said(setting: Setting) -> tuple[str, str]:
-    """Meaning and default, which the help text says where it is no value."""
+    """Return meaning and default; the help text states a default that is no value."""
     if setting.default is None or setting.default == ():
         meaning, _, default = setting.help.partition(" (default: ")
         return (meaning, default.removesuffix(")")) if default.endswith(")") else (setting.help, "none")

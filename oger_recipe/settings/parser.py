@@ -15,7 +15,7 @@ from oger_recipe.settings.upstream import CPU_DEFAULTS, METHOD_DEFAULTS
 
 
 class ListAction(argparse.Action):
-    """``--flag a b``, or one JSON list, ``--flag=["a", "-b"]``: that is how any text can be an item."""
+    """``--flag a b``, or one JSON list, ``--flag=["a", "-b"]``, whose items can be any text."""
 
     def __init__(self, *args: Any, setting: Setting, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -45,7 +45,7 @@ class ListAction(argparse.Action):
 
 
 def build_parser(*, cpu: bool) -> argparse.ArgumentParser:
-    """OpenRLHF's parser with the recipe's section and defaults."""
+    """Make OpenRLHF's parser with the recipe's section and defaults."""
     parser = openrlhf_parser()
     parser.prog = "oger train"
     parser.allow_abbrev = False
@@ -56,12 +56,13 @@ def build_parser(*, cpu: bool) -> argparse.ArgumentParser:
 
 
 def _refuse(message: str) -> NoReturn:
-    """In place of argparse's error, which prints the usage of two hundred flags before the sentence that matters."""
+    """Raise RecipeError. argparse's own error prints the usage of two hundred flags before the sentence that
+    matters."""
     raise RecipeError(message)
 
 
 def extend_parser(parser: argparse.ArgumentParser, *, cpu: bool) -> None:
-    """Adds the recipe's section to OpenRLHF's parser and sets the recipe's defaults."""
+    """Add the recipe's section to OpenRLHF's parser and set the recipe's defaults."""
     group = parser.add_argument_group("OGER recipe")
     for each in SETTINGS:
         kind: dict[str, Any] = {"type": each.read, "choices": each.choices}
@@ -82,7 +83,7 @@ def extend_parser(parser: argparse.ArgumentParser, *, cpu: bool) -> None:
 
 
 def _add_opposites(parser: argparse.ArgumentParser) -> None:
-    """``--no-FLAG`` for OpenRLHF's switches, which have none: else nothing could switch off what a recipe sets."""
+    """Add ``--no-FLAG`` to OpenRLHF's switches, which have none: else nothing could switch off what a recipe sets."""
     for action in [each for each in parser._actions if isinstance(each, argparse._StoreTrueAction)]:
         for name in action.option_strings:
             opposite = f"--no-{name.removeprefix('--')}"

@@ -25,24 +25,24 @@ _NULL, _MERGE = "tag:yaml.org,2002:null", "tag:yaml.org,2002:merge"
 
 
 def read_recipe(path: Path, parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """The settings that the file decides, by flag. They lie over those of the file that its key `extends` names.
+    """Read the settings that the file sets, by flag. They override those of the file that its key `extends` names.
 
     Raises:
-        RecipeError: the file is missing or not YAML, a key is unknown, or a value has the wrong type; with all that
-            is wrong in it, and in the files that it builds on.
+        RecipeError: the file is missing or not YAML, a key is unknown, or a value has the wrong type; with all that is
+            wrong in it, and in the files that it builds on.
     """
     return {flag: value for flag, (value, _) in _decided(path, parser).items()}
 
 
 def set_in(path: Path, parser: argparse.ArgumentParser, value: Mapping[str, Any]) -> dict[str, str]:
-    """Of the settings ``value``, those that the recipe file or one it builds on decides: flag -> file and line."""
+    """Find which settings of ``value`` the recipe file, or one it builds on, decides: flag -> file and line."""
     decided = _decided(path, parser)
     return {flag: place for flag, (alone, place) in decided.items() if repr(alone) == repr(value[flag])}  # nan too
 
 
 def _decided(path: Path, parser: argparse.ArgumentParser) -> dict[str, tuple[Any, str]]:
-    """Flag -> its value in the file and the file and line. A switch and its opposite are one setting: the last of
-    them decides; null leaves a setting at its default."""
+    """Read flag -> its value in the file, and the file and line. A switch and its opposite are one setting: the last
+    of them decides; null leaves a setting at its default."""
     actions = {name[2:]: action for action in parser._actions for name in action.option_strings if name[:2] == "--"}
     mistakes: list[str] = []
     decided: dict[str, tuple[Any, str]] = {}
@@ -67,7 +67,7 @@ def _decided(path: Path, parser: argparse.ArgumentParser) -> dict[str, tuple[Any
 
 
 def _settings(path: Path, children: tuple[Path, ...], mistakes: list[str]) -> dict[str, tuple[yaml.Node, Path]]:
-    """Dotted keys with their value nodes and files: those of the file that `path` extends, under its own.
+    """Read dotted keys with their value nodes and files: those of the file that `path` extends, under its own.
 
     What is wrong with the keys is added to ``mistakes``.
     """
@@ -99,7 +99,8 @@ def _settings(path: Path, children: tuple[Path, ...], mistakes: list[str]) -> di
 
 
 def _is_null(node: yaml.Node) -> bool:
-    """Whether null is written there: a section whose settings are all commented out is null too, and says nothing."""
+    """Say whether null is written there. A section whose settings are all commented out is null too, and says
+    nothing."""
     return node.tag == _NULL and bool(node.value)
 
 
@@ -123,7 +124,7 @@ def _not_yaml(error: yaml.YAMLError, path: Path) -> str:
 
 
 def _entries(node: yaml.MappingNode, is_root: bool) -> list[tuple[yaml.Node, yaml.Node]]:
-    """The keys and values of a mapping, without holders of anchors, and with what << merges into it."""
+    """Return the keys and values of a mapping, without holders of anchors, and with what << merges into it."""
     own = [(key, value) for key, value in node.value if key.tag != _MERGE]
     if len(own) < len(node.value):
         merging = yaml.MappingNode(node.tag, deepcopy([pair for pair in node.value if pair[0].tag == _MERGE]))
@@ -136,7 +137,7 @@ def _entries(node: yaml.MappingNode, is_root: bool) -> list[tuple[yaml.Node, yam
 def _leaves(
     node: yaml.Node | None, path: Path, mistakes: list[str], prefix: str = ""
 ) -> Iterator[tuple[str, yaml.Node]]:
-    """Dotted keys and their value nodes; what is wrong with keys is added to ``mistakes``."""
+    """Yield dotted keys and their value nodes; what is wrong with keys is added to ``mistakes``."""
     if node is None:
         return
     if not isinstance(node, yaml.MappingNode):
@@ -159,7 +160,7 @@ def _leaves(
 
 
 def _value(key: str, node: yaml.Node, actions: Mapping[str, argparse.Action], path: Path) -> Any:
-    """What the node says, as the parser would have it from flags; None where it says nothing."""
+    """Return the node's value as the parser would have it from flags; None where it says nothing."""
     action, where = actions.get(key), _at(path, node)
     if action is None:
         return _no_setting(key, node, actions, where)
@@ -188,7 +189,7 @@ _SWITCHES = argparse._StoreTrueAction | argparse._StoreFalseAction | argparse.Bo
 
 
 def _no_setting(key: str, node: yaml.Node, actions: Mapping[str, argparse.Action], where: str) -> None:
-    """Raises RecipeError unless the key is a section whose settings are all commented out."""
+    """Raise RecipeError unless the key is a section whose settings are all commented out."""
     if any(name.startswith(key + ".") for name in actions):
         if node.tag == _NULL:
             return
@@ -205,7 +206,8 @@ def _no_setting(key: str, node: yaml.Node, actions: Mapping[str, argparse.Action
 
 
 def _read(key: str, node: yaml.Node, action: argparse.Action, where: str) -> object:
-    """The value that YAML reads; for a text setting the text itself: YAML would read 0123 as 83 and off as false."""
+    """Return the value that YAML reads; for a text setting the text itself: YAML would read 0123 as 83 and off as
+    false."""
     try:
         value = yaml.safe_load(yaml.serialize(node))
     except (yaml.YAMLError, ValueError) as error:
@@ -219,7 +221,8 @@ def _read(key: str, node: yaml.Node, action: argparse.Action, where: str) -> obj
 
 
 def _as_written(node: yaml.Node, choices: Sequence[str] = ()) -> object:
-    """A text setting's text; as YAML reads it where that is no text: null, true and false, a list, a mapping."""
+    """Return a text setting's text; as YAML reads it where that is no text: null, true and false, a list, a
+    mapping."""
     value = yaml.safe_load(yaml.serialize(node))
     is_bool = isinstance(value, bool) and node.value not in choices
     return value if not isinstance(node, yaml.ScalarNode) or value is None or is_bool else node.value
@@ -249,7 +252,7 @@ def _at(path: Path, node: yaml.Node) -> str:
 
 
 def nested(flat: dict[str, Any]) -> dict[str, Any]:
-    """Dotted keys to the nested form of a recipe file."""
+    """Turn dotted keys into the nested form of a recipe file."""
     root: dict[str, Any] = {}
     for key, value in flat.items():
         *parents, leaf = key.split(".")
@@ -261,7 +264,7 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_resolved(settings: Mapping[str, Any], path: Path) -> None:
-    """Writes every setting that has a value, defaults included, as a recipe file that reads back to the same run."""
+    """Write every setting that has a value, defaults included, as a recipe file that reads back to the same run."""
     said = {key: value for key, value in sorted(settings.items()) if value is not None}
     values = {key: list(value) if isinstance(value, tuple) else value for key, value in said.items()}
     path.write_text(yaml.safe_dump(nested(values), sort_keys=False))

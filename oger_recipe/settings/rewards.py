@@ -16,7 +16,7 @@ from oger_recipe.settings.fields import Section, setting
 
 
 def named_source(item: Any) -> dict[str, Any]:
-    """One entry of oger.reward.sources; raises ArgumentTypeError for what is none."""
+    """Read one entry of oger.reward.sources; raise ArgumentTypeError for what is none."""
     if not isinstance(item, Mapping) or not all(isinstance(item.get(key), str) for key in ("name", "kind")):
         raise ArgumentTypeError("a list of mappings with a name and a kind, such as [{name: rule, kind: verifier}]")
     entry = dict(item)
@@ -87,7 +87,7 @@ class RewardSettings(Section):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Of the sources that are listed, or of the default ones."""
+        """The kinds of the listed sources, or of the default ones."""
         return tuple(entry["kind"] for entry in self.sources) or tuple(spec.kind for spec in DEFAULT)
 
     @property

@@ -53,11 +53,11 @@ class EvalSettings(Section):
     label_key: str | None = setting(None, "column of the answer in eval.dataset (default: data.label_key)")
 
     def is_greedy(self, temperature: float) -> bool:
-        """Whether all samples of a problem are one and the same."""
+        """Say whether all samples of a problem are one and the same."""
         return temperature == 0 or self.top_k == 1
 
     def sampling(self, top_p: float, max_new_tokens: int | None) -> dict[str, Any]:
-        """How responses are sampled in an evaluation, in a run with these settings of the rollouts."""
+        """Return how an evaluation samples responses, in a run with these settings of the rollouts."""
         return {
             "top_p": top_p if self.top_p is None else self.top_p,
             "top_k": self.top_k,

@@ -12,12 +12,12 @@ def folder(name: str) -> Path:
 
 
 def shipped() -> dict[str, Path]:
-    """The recipe files' paths by their names."""
+    """Return the recipe files' paths by their names."""
     return {path.name: path for path in sorted(folder("configs").glob("*.yaml"))}
 
 
 def find_recipe(given: Path) -> Path:
-    """The file itself where it is there; else the shipped one of this name, with or without configs/ and .yaml.
+    """Return the file itself where it exists; else the shipped one of this name, with or without configs/ and .yaml.
 
     Raises RecipeError when there is neither.
     """

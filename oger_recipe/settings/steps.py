@@ -24,7 +24,7 @@ class StepSettings(Section):
 
     @property
     def rule(self) -> StepRule:
-        """How a response is cut. Raises RecipeError for a rule that is none."""
+        """The rule that cuts a response. Raises RecipeError for one that is none."""
         texts = self.delimiters, self.delimiter_token_ids, self.max_step_tokens, self.max_steps, self.last_step_text
         try:
             return StepRule(*texts)
@@ -38,7 +38,7 @@ class StepSettings(Section):
 
     @property
     def sampling(self) -> StepSampling | None:
-        """How responses are sampled; None where steps make no difference to it."""
+        """The way to sample responses; None where steps make no difference to it."""
         if not self.sample_by_step and not self.rule.ends_responses:
             return None
         return StepSampling(self.rule, self.sample_by_step)

@@ -12,9 +12,9 @@ RANGES: dict[str, Range] = upstream.RANGES | {each.flag: each.range for each in 
 
 
 def out_of_range(value: Mapping[str, Any], where: Mapping[str, str] | None = None) -> Iterator[str]:
-    """A sentence for every number of ``value``, settings by flag, that is not in its range.
+    """Yield a sentence for every number of ``value``, settings by flag, that is not in its range.
 
-    ``where`` has the place in a file where a flag is set, which is then named.
+    ``where``: the place in a file where a flag is set, named in the sentence.
     """
     places = {key: f" ({place})" for key, place in (where or {}).items()}
     for key, setting in value.items():

@@ -76,7 +76,7 @@ def write_teacher_store(teachers: Mapping[str, Sequence[Teacher]], path: Path) -
 
 
 class TeacherStore:
-    """Reads a store, which stays on disk and is mapped, whatever its size."""
+    """A store that stays on disk and is mapped, whatever its size."""
 
     def __init__(self, path: Path) -> None:
         self._table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
