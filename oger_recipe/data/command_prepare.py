@@ -50,7 +50,8 @@ class Tally:
 
 @dataclass
 class _Trajectory:
-    """A text of a teacher. ``source``: the first that has it; ``said``: the claim of each source that has it."""
+    """A teacher's text. ``source``: the first that has it; ``said``: what each source that has it says of its
+    correctness."""
 
     source: str
     text: str
@@ -83,7 +84,7 @@ class Part:
 def build(
     mix: Mix, rules: GradingRules, grading: GradingSettings, tokenizer: Any = None, *, held_out: bool = False
 ) -> tuple[Part, Part | None]:
-    """Builds the rows of a mix and, where asked for, those of the problems that it holds out.
+    """Build the rows of a mix and, where asked for, those of the problems that it holds out.
 
     Two rows ask the same problem when their questions are the same up to white space; the first decides on prompt,
     answer and task. Every trajectory is verified by the rules and limits of a run. ``tokenizer`` counts tokens where
@@ -170,7 +171,7 @@ def _mapped(record: Any, source: Source, where: str) -> Any:
 
 
 def _column(record: dict[str, Any], column: str, where: str) -> Any:
-    """Returns the value of a column, or of a field inside one: ``outer.inner``."""
+    """Return the value of a column, or of a field inside one: ``outer.inner``."""
     if column in record:
         return record[column]
     value: Any = record
@@ -197,7 +198,7 @@ def _answer(text: Any, answer_from: str | None, where: str) -> Any:
 
 
 def _teachers(value: Any, said: Any, name: str, where: str) -> list[dict[str, Any]]:
-    """Reads one trajectory or a list of them, as texts or as messages; leaves empty ones out."""
+    """Read one trajectory or a list of them, as texts or as messages; leave empty ones out."""
     values = value if isinstance(value, list) else [value]
     claims = said if isinstance(said, list) else [said] * len(values)
     if len(claims) != len(values):
@@ -227,7 +228,7 @@ def _add(problem: _Problem, row: Row, where: str, tally: Tally) -> None:
 
 
 def _name(problems: dict[str, _Problem]) -> None:
-    """Gives a uid to every problem without one. Raises RecipeError when two have the same."""
+    """Give a uid to every problem without one. Raise RecipeError when two have the same."""
     used: dict[str, str] = {}
     for key, problem in problems.items():
         if problem.row["uid"] == _NO_UID:
@@ -289,7 +290,7 @@ def _short_problems(problems: list[_Problem], mix: Mix, tokenizer: Any) -> list[
 
 
 def _lengths(texts: list[str], tokenizer: Any) -> list[int]:
-    """Counts the tokens of each text, without special tokens."""
+    """Count the tokens of each text, without special tokens."""
     lengths: list[int] = []
     with Progress("tokens", "texts", len(texts)) as counted:
         for start in range(0, len(texts), _BATCH):
@@ -300,7 +301,7 @@ def _lengths(texts: list[str], tokenizer: Any) -> list[int]:
 
 
 def _is_used(problem: _Problem, trajectory: _Trajectory, graded: Graded, mix: Mix) -> bool:
-    """Tells whether a trajectory is written, and counts it for each source that has it."""
+    """Say whether a trajectory is written, and count it for each source that has it."""
     _refuse_unreadable(problem, graded)
     right = bool(graded.verdict.score)
     (owner, _), *copies = trajectory.said
@@ -323,7 +324,7 @@ def _is_used(problem: _Problem, trajectory: _Trajectory, graded: Graded, mix: Mi
 
 
 def _check_answers(problems: list[_Problem], rules: GradingRules, pool: GradingPool) -> None:
-    """Has the verifiers read the answers of problems without a trajectory; an empty response is enough for that."""
+    """Have the verifiers read the answers of problems without a trajectory; an empty response is enough for that."""
     answers = [rules.answer(problem.row, "") for problem in problems]
     for problem, graded in zip(problems, pool.grade_many(answers, progress=len(answers) > 2000), strict=True):
         _refuse_unreadable(problem, graded)
@@ -335,7 +336,7 @@ def _refuse_unreadable(problem: _Problem, graded: Graded) -> None:
 
 
 def _compare_answers(problems: list[_Problem], rules: GradingRules, pool: GradingPool) -> None:
-    """Counts answers that differ from the problem's in more than their text: no rule of form applies to them."""
+    """Count answers that differ from the problem's in more than their text: no rule of form applies to them."""
     others = [(problem, *other) for problem in problems for other in problem.others]
     plain = GradingRules(own=rules.own)
     answers = [plain.answer(p.row, _as_response(p.row["task"], text)) for p, _, text in others]
@@ -344,12 +345,12 @@ def _compare_answers(problems: list[_Problem], rules: GradingRules, pool: Gradin
 
 
 def _as_response(task: str, answer: str) -> str:
-    """Puts a mathematical answer into a box, where it is found for certain; others are responses already."""
+    """Put a mathematical answer into a box, where it is found for certain; others are responses already."""
     return f"\\boxed{{{answer}}}" if task == "math" and last_boxed(answer) is None else answer
 
 
 def _written(row: Row, teachers: dict[str, list[dict[str, Any]]], chats: bool, keep: Sequence[str]) -> Row:
-    """Returns the row for the file, where prompts are all chats or all texts: readers want one type a column."""
+    """Return the row for the file, where prompts are all chats or all texts: readers want one type a column."""
     prompt = row["prompt"]
     if chats and isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
@@ -362,7 +363,7 @@ def _written(row: Row, teachers: dict[str, list[dict[str, Any]]], chats: bool, k
 
 
 def write_rows(rows: Iterable[Row], path: Path) -> None:
-    """Writes rows as .parquet or .jsonl, whole or not at all."""
+    """Write rows as .parquet or .jsonl, whole or not at all."""
     with atomic_write(path) as partial:
         if path.suffix == ".parquet":
             _write_parquet(list(rows), partial)

@@ -17,11 +17,11 @@ from oger_recipe.rewards.verifiers import VERIFIERS
 
 @dataclass
 class Report:
-    """rows: read, empty lines not counted; bad: by number what is wrong with a row, its file and number in front;
-    repeated: rows that a run leaves out, because they have no uid and an earlier row has the same prompt and answer;
-    problems: different questions; teachers: of usable rows, by source; tasks: of usable rows; may_be_teachers: where
-    no usable row has any, the columns that look like it; unchecked: tasks of the user's whose verifiers fail on an
-    empty response, and how."""
+    """rows: read, empty lines not counted; bad: what is wrong with a row, by its number, with file and number in
+    front; repeated: rows that a run leaves out, because they have no uid and an earlier row has the same prompt and
+    answer; problems: different questions; teachers: of usable rows, by source; tasks: of usable rows; may_be_teachers:
+    where no usable row has teachers, the columns that look like them; unchecked: tasks of the user's whose verifiers
+    fail on an empty response, and how."""
 
     rows: int = 0
     bad: dict[int, str] = field(default_factory=dict)
@@ -42,9 +42,9 @@ def validate(
     split: str = "train",
     problem_of: Callable[[Row], str | None] = lambda row: None,
 ) -> Report:
-    """Reads all rows of one dataset as a run would, and has the verifiers read every reference answer.
+    """Read all rows of one dataset as a run would, and have the verifiers read every reference answer.
 
-    problem_of: says what is wrong with a row beside that.
+    problem_of: says what else is wrong with a row.
 
     Raises:
         RecipeError: the dataset cannot be read at all, or has no rows.
@@ -83,7 +83,7 @@ def validate(
 
 
 def _unread_answers(rows: dict[int, Row], rules: GradingRules, grading: GradingSettings) -> dict[int, Graded]:
-    """What keeps the verifiers from grading; an empty response is enough for them to read the reference."""
+    """Grade an empty response to each row, and return those that failed: that is enough to read the reference."""
     with GradingPool(grading.for_tasks(rules.tasks(rows.values()))) as pool:
         answers = [rules.answer(row, "") for row in rows.values()]
         graded = pool.grade_many(answers, progress=len(answers) > 2000)

@@ -28,7 +28,7 @@ _RATINGS = {1: 1.0, 0: 1.0, -1: 0.0}  # a neutral step of PRM800K is not wrong
 
 @dataclass(frozen=True)
 class Solution:
-    """name: of the row; subset and generator: of what part of the data, and by whom, where that is said."""
+    """name: of the row; subset and generator: the part of the data and who wrote it, where that is said."""
 
     name: str
     question: str
@@ -40,7 +40,7 @@ class Solution:
 
 @dataclass(frozen=True)
 class _Row:
-    """A record and where it is, which errors name."""
+    """A record and its place, which errors name."""
 
     record: Mapping[str, Any]
     where: str
@@ -71,9 +71,9 @@ class _Row:
 
 
 def read_labelled_steps(sources: Sequence[str], split: str = "train") -> tuple[list[Solution], dict[str, int]]:
-    """Reads .json, .jsonl and .parquet files, saved folders or datasets of the Hub.
+    """Read .json, .jsonl and .parquet files, saved folders or datasets of the Hub.
 
-    Returns the solutions, and how many rows of each shape there were. Raises RecipeError with the file, the line and
+    Return the solutions, and how many rows of each shape there were. Raises RecipeError with the file, the line and
     the field of what is wrong.
     """
     solutions: list[Solution] = []
@@ -86,7 +86,7 @@ def read_labelled_steps(sources: Sequence[str], split: str = "train") -> tuple[l
 
 
 def stepwise_record(solution: Solution) -> dict[str, Any]:
-    """A line of stepwise supervision, which `read_labelled_steps` reads as the same solution."""
+    """Make a line of stepwise supervision, which `read_labelled_steps` reads as the same solution."""
     said = {"id": solution.name, "subset": solution.subset, "generator": solution.generator}
     return {
         "prompt": solution.question,
@@ -96,7 +96,7 @@ def stepwise_record(solution: Solution) -> dict[str, Any]:
 
 
 def is_apart(solution: Solution, share: float, seed: int, purpose: str) -> bool:
-    """Whether the solution is of the share of problems that is set apart. It follows from the problem's text: all
+    """Say whether the solution is in the share of problems that is set apart. It follows from the problem's text: all
     solutions of a problem are on one side, whatever data stand beside it."""
     return stable_seed(purpose, seed, solution.question) / 2**63 < share
 
@@ -138,7 +138,7 @@ def _process_bench(row: _Row) -> Iterator[Solution]:
 
 
 def _prm_bench(row: _Row) -> Iterator[Solution]:
-    """Its original solution is right; the modified one is wrong where error_steps says."""
+    """Yield the original solution, which is right, and the modified one, which is wrong where error_steps says."""
     wrong, name, kind = row.record["error_steps"], row.name("idx", "id"), row.optional("classification")
     original, modified = row.texts("original_process"), row.texts("modified_process")
     if not isinstance(wrong, list) or not all(isinstance(each, int) and 1 <= each <= len(modified) for each in wrong):
@@ -173,7 +173,7 @@ def _math_shepherd(row: _Row) -> Iterator[Solution]:
 
 
 def _prm800k(row: _Row) -> Iterator[Solution]:
-    """The way that was gone on with is a solution. Every other completion of a step is one that ends there; the steps
+    """Yield the chosen path as one solution. Every other completion of a step is a solution that ends there; the steps
     before it have no label in it, as they have theirs already."""
     question, label = row.record["question"], row.record["label"]
     problem = question.get("problem") if isinstance(question, dict) else None
@@ -205,7 +205,7 @@ def _prm800k(row: _Row) -> Iterator[Solution]:
 def _completions(
     row: _Row, field: str, step: Mapping[str, Any]
 ) -> tuple[list[tuple[str, Label]], int | None, str | None]:
-    """Returns the completions of a step with their labels, the index of the chosen one, and that of a person."""
+    """Return the completions of a step with their labels, the index of the chosen one, and that of a person."""
     made: list[tuple[str, Label]] = []
     for place, each in enumerate(step.get("completions") or ()):
         if not isinstance(each, dict) or not isinstance(each.get("text"), str):

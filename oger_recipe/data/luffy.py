@@ -19,12 +19,12 @@ _ABILITIES = {"math": "math"}
 
 
 def is_luffy(record: Any) -> bool:
-    """Tells whether a record keeps its answer where these files have it, and is no row of the recipe's own."""
+    """Say whether a record keeps its answer where these files have it, and is no row of the recipe's own."""
     return isinstance(record, dict) and "teachers" not in record and "ground_truth" in _mapping(record, "reward_model")
 
 
 def index_uid(record: dict[str, Any]) -> str | None:
-    """Returns ``data_source/split/index``, or None for a record without an index."""
+    """Return ``data_source/split/index``, or None for a record without an index."""
     extra = _mapping(record, "extra_info")
     if extra.get("index") is None:
         return None
@@ -35,7 +35,7 @@ def index_uid(record: dict[str, Any]) -> str | None:
 def own_record(
     record: dict[str, Any], answer: str, task: str | None, flag: str, where: str, *, keep: bool = False
 ) -> dict[str, Any]:
-    """Puts the recipe's columns in place of LUFFY's; with ``keep`` those that hold no teachers stay beside them.
+    """Put the recipe's columns in place of LUFFY's; with ``keep`` those that hold no teachers stay beside them.
 
     A column ``answer`` of the record's own goes before the ground truth. ``task``, the user's by ``flag``, goes before
     the task of data_source and ability.
@@ -56,7 +56,7 @@ def own_record(
 
 
 def _teachers(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    """Collects the target and the list of targets, each text once."""
+    """Collect the target and the list of targets, each text once."""
     teachers: dict[str, dict[str, Any]] = {}
     target = _target(record.get("target"), where)
     if target:
@@ -72,7 +72,7 @@ def _teachers(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
 
 
 def _target(target: Any, where: str) -> str | None:
-    """Returns the text of the first message, the only one that LUFFY trains on."""
+    """Return the text of the first message, the only one that LUFFY trains on."""
     if not target:
         return None
     content = target[0].get("content") if isinstance(target, list) and isinstance(target[0], dict) else target

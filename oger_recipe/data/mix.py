@@ -66,7 +66,7 @@ _IN_WORDS = {str: "a text", int: "a number of 1 or more", dict: "a mapping", lis
 
 
 def read_mix(path: Path) -> Mix:
-    """Reads a mix from a YAML file. Raises RecipeError with the file, the source and what can be written."""
+    """Read a mix from a YAML file. Raise RecipeError with the file, the source and what can be written."""
     try:
         document = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -104,7 +104,7 @@ def _source(entry: Any, where: str) -> Source:
 
 
 def _checked(document: Any, kind: type, where: str) -> dict[str, Any]:
-    """Returns the mapping, if it has only fields of ``kind``, all that are required, each of its type."""
+    """Return the mapping, if it has only fields of ``kind``, all that are required, each of its type."""
     if not isinstance(document, dict):
         raise RecipeError(f"{where}: expected a mapping, found {type(document).__name__}")
     _refuse_unknown(document, [field.name for field in fields(kind)], where)

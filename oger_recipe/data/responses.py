@@ -17,8 +17,8 @@ class Response:
     """entropy: the policy's at oger.entropy_position (nats; nan: not known); truncated: it ended at its longest;
     response_length: its tokens (None: not known).
 
-    Samples of a run also say off_policy: it is a teacher's, whose source is named, or begins as one; replaced: a
-    teacher took its place, and it was not trained.
+    Samples of a run also say off_policy: it is, or begins as, a teacher's, whose source is named; replaced: a teacher
+    took its place, and it was not trained.
     """
 
     where: str  # file and line
@@ -33,7 +33,7 @@ class Response:
 
 
 def read_responses(path: Path, uids: Collection[str], rows: str) -> list[Response]:
-    """Reads the responses to rows of these uids; ``rows`` names their file. Other columns are not read.
+    """Read the responses to rows of these uids; ``rows`` names their file. Other columns are not read.
 
     Raises RecipeError with all lines that are wrong.
     """

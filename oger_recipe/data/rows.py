@@ -28,7 +28,7 @@ _ABOVE_ONE = 1e-4  # what rounding in half precision adds to a probability of 1
 
 
 def decode_line(line: bytes, where: str) -> Any:
-    """Decodes the JSON document of a line (or a file). Raises RecipeError where it is none, or is no text."""
+    """Decode the JSON document of a line (or a file). Raise RecipeError where it is none, or is no text."""
     try:
         row = json.loads(line.decode("utf-8-sig"))  # some editors begin a file with a byte order mark
         if rb"\ud" in line or rb"\uD" in line:  # half of a surrogate pair is valid JSON, but no text
@@ -41,7 +41,7 @@ def decode_line(line: bytes, where: str) -> Any:
 
 
 def refuse_rows(mistakes: Sequence[str]) -> None:
-    """Raises RecipeError with the mistakes in a dataset's rows: the first of each kind where there are many."""
+    """Raise RecipeError with the mistakes in a dataset's rows, if any: the first of each kind where there are many."""
     if not mistakes:
         return
     if len({_reason(mistake) for mistake in mistakes}) == 1:
@@ -51,8 +51,8 @@ def refuse_rows(mistakes: Sequence[str]) -> None:
 
 
 def without_repetitions(mistakes: Iterable[str], alone: int = _SHOWN) -> Iterator[str]:
-    """Shortens a list of mistakes: of a kind that more than ``alone`` rows share the first is said, with the number of
-    the others. Of more than twenty kinds, the first twenty are said."""
+    """Yield the mistakes, shortened: where more than ``alone`` rows share a kind, its first with the number of the
+    others. Of more than twenty kinds, yield the first twenty."""
     kinds: dict[str, list[str]] = {}
     for mistake in mistakes:
         kinds.setdefault(kind_of(_reason(mistake)), []).append(mistake)
@@ -71,7 +71,7 @@ def _reason(mistake: str) -> str:
 
 
 def _and_so_in(same: Sequence[str]) -> str:
-    """Says the first of mistakes that are alike, and where the next ones are."""
+    """Say the first of mistakes that are alike, and where the next ones are."""
     first, *others = same
     if not others:
         return _cut(first)
@@ -82,7 +82,7 @@ def _and_so_in(same: Sequence[str]) -> str:
 
 
 def check_row(row: Any, where: str, own_tasks: Collection[str] = ()) -> None:
-    """Raises RecipeError for a malformed row; ``where`` is its file and line, ``own_tasks`` the user's verifiers."""
+    """Raise RecipeError for a malformed row; ``where`` is its file and line, ``own_tasks`` the user's verifiers."""
     if not isinstance(row, dict):
         raise RecipeError(f"{where}: a row is a JSON object, found {type(row).__name__}")
     teachers = row.get("teachers") or []
@@ -110,7 +110,7 @@ def check_row(row: Any, where: str, own_tasks: Collection[str] = ()) -> None:
 
 
 def _check_path(task: str, where: str, own_tasks: Collection[str]) -> None:
-    """Raises RecipeError for a task that is no import path, or one that the user has not allowed."""
+    """Raise RecipeError for a task that is no import path, or one that the user has not allowed."""
     if ":" not in task:
         known = ", ".join(sorted({*VERIFIERS, *own_tasks}))
         raise RecipeError(f"{where}: unknown task {shown(task)}; known: {known}; your own: oger.verifiers")
@@ -148,14 +148,14 @@ def _are_probabilities(values: Any) -> bool:
 
 
 def problem_key(prompt: str | list[dict[str, Any]]) -> str:
-    """Returns a key that prompts share when they ask the same: the user's words, white space evened out."""
+    """Return a key that prompts share when they ask the same: the user's words, white space evened out."""
     turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     question = " ".join(str(turn["content"]) for turn in turns if turn["role"] == "user")
     return unicodedata.normalize("NFC", " ".join(question.split()))
 
 
 def teacher_columns(rows: Iterable[Row], input_key: str, label_key: str) -> list[str]:
-    """Lists columns beside the prompt's with lists or long texts; the reference answer may be a whole solution."""
+    """List columns beside the prompt's with lists or long texts; the reference answer may be a whole solution."""
     used = {"uid", "prompt", "task", "datasource", "teachers", "answer", input_key} - {label_key}
     kinds: dict[str, str] = {}
     for row in islice(rows, _LOOKED_AT):

@@ -31,9 +31,9 @@ class Columns:
     """Columns of the problem, its reference answer and its teachers.
 
     ``task``: of rows that name none; ``own_tasks``: the user's; ``flags`` and ``task_flag``: for messages, the flags
-    that name the first two columns and the task. ``by_content``: rows without a uid of their own that ask the same
-    are repetitions, whatever index LUFFY's files give them. ``keep``: what LUFFY's files, which are verl's, say of a
-    row stays in it (reward_model, data_source, ability, extra_info).
+    that name the first two columns and the task. ``by_content``: rows without a uid of their own that ask the same are
+    repetitions, whatever index LUFFY's files give them. ``keep``: the columns of LUFFY's files that describe a row,
+    verl's, stay in it (reward_model, data_source, ability, extra_info).
     """
 
     prompt: str = "prompt"
@@ -65,7 +65,7 @@ def read_dataset(
     counts: Counter[str] | None = None,
     seen: Seen | None = None,
 ) -> Sequence[Row]:
-    """Reads and checks the rows of a comma-separated dataset setting: .jsonl, .json and .parquet files, folders that
+    """Read and check the rows of a comma-separated dataset setting: .jsonl, .json and .parquet files, folders that
     `datasets` saved, and Hub datasets, ``owner/name`` or ``config@owner/name``.
 
     The files that LUFFY and OGER released are read as they are; their uid is ``data_source/split/index`` where no
@@ -86,7 +86,7 @@ def read_dataset(
 
 
 def is_hub_name(source: str) -> bool:
-    """Tells whether a source can only be a Hub dataset."""
+    """Say whether a source can only be a Hub dataset."""
     return not Path(source).exists() and not source.endswith(SUFFIXES) and not source.startswith((".", "/", "~"))
 
 
@@ -109,8 +109,8 @@ def _read_source(
 
 
 def each_row(source: str, columns: Columns, split: str, seen: Seen) -> Iterator[tuple[int, Row | RecipeError | None]]:
-    """Yields every record of a source with its number: as a checked row, as what is wrong with it, or as None where
-    it repeats a row and neither has a uid. Raises RecipeError when the source cannot be read."""
+    """Yield every record of a source with its number: as a checked row, as what is wrong with it, or as None where it
+    repeats a row and neither has a uid. Raise RecipeError when the source cannot be read."""
     records = DiskList(progress(records_or_errors(source, split), f"reading {source}", "rows"))
     indices = Counter(index_uid(record) for _, record in records if is_luffy(record) and not columns.by_content)
     unique = {uid for uid, count in indices.items() if uid is not None and count == 1} - seen.indices
@@ -142,13 +142,13 @@ def each_row(source: str, columns: Columns, split: str, seen: Seen) -> Iterator[
 
 
 def _first_use(row: Any, number: int, uids: dict[str, int]) -> int:
-    """Returns the first line whose row has this uid; this one, if it has none."""
+    """Return the first line whose row has this uid; this one, if it has none."""
     uid = row.get("uid") if isinstance(row, dict) else None
     return uids.setdefault(uid, number) if isinstance(uid, str) and uid else number
 
 
 def to_row(record: Any, columns: Columns, where: str) -> Any:
-    """Gives a record the columns of the recipe's rows, unchecked; its uid is the record's own, if it has one.
+    """Give a record the columns of the recipe's rows, unchecked; its uid is the record's own, if it has one.
 
     Raises:
         RecipeError: a column that was asked for is missing, or LUFFY's columns are malformed.
@@ -182,8 +182,8 @@ def _no_column(name: str, flag: str, record: dict[str, Any], where: str) -> Reci
 
 
 def _teachers(value: Any, column: str) -> Any:
-    """Makes teachers of texts: one is named after its column, those of a list after their place in it. Leaves empty
-    ones out, and everything else to the check."""
+    """Make teachers of texts: one is named after its column, those of a list after their place in it. Leave empty ones
+    out, and everything else to the check."""
     if isinstance(value, str):
         return [{"source": column, "text": value, "correct": None}] if value else []
     if not isinstance(value, list):
@@ -195,7 +195,7 @@ def _teachers(value: Any, column: str) -> Any:
 
 
 def _derive_uid(row: Any) -> bool:
-    """Gives a row without a uid one from prompt and answer, and tells whether it did."""
+    """Give a row without a uid one from prompt and answer, and say whether it got one."""
     if not isinstance(row, dict) or row.get("uid") or not row["prompt"] or not row["answer"]:
         return False
     content = json.dumps([row["prompt"], row["answer"]], sort_keys=True, default=str)
@@ -204,7 +204,7 @@ def _derive_uid(row: Any) -> bool:
 
 
 def as_text(answer: Any) -> Any:
-    """Makes a text of an answer: datasets also keep JSON documents, and numbers, whole ones often as 27.0."""
+    """Make a text of an answer: datasets also keep JSON documents, and numbers, whole ones often as 27.0."""
     if isinstance(answer, dict | list):
         return json.dumps(answer)
     if isinstance(answer, float):
@@ -213,7 +213,7 @@ def as_text(answer: Any) -> Any:
 
 
 def read_records(source: str, split: str) -> Iterable[tuple[int, Any]]:
-    """Numbers the records of one source as they are. Raises RecipeError when it cannot be read."""
+    """Number the records of one source as they are. Raise RecipeError when it cannot be read."""
     path = Path(source).expanduser()
     if path.is_dir():
         return enumerate(_saved(path, split), start=1)
@@ -229,8 +229,8 @@ def read_records(source: str, split: str) -> Iterable[tuple[int, Any]]:
 
 
 def made_of_records(source: str, split: str, make: Callable[[Any, str], _T], empty: str) -> list[_T]:
-    """Makes something of every record of a source; ``make`` gets it and where it is, and raises RecipeError for one
-    that is wrong. Raises RecipeError with all that is wrong, and the sentence ``empty`` where there is no record."""
+    """Apply ``make`` to every record of a source and its place; ``make`` raises RecipeError for a wrong one. Raise
+    RecipeError with all that is wrong, and with the sentence ``empty`` where there is no record."""
     made: list[_T] = []
     wrong: list[str] = []
     for number, record in records_or_errors(source, split):
@@ -247,7 +247,7 @@ def made_of_records(source: str, split: str, make: Callable[[Any, str], _T], emp
 
 
 def records_or_errors(source: str, split: str) -> Iterable[tuple[int, Any]]:
-    """Numbers the records, with an error in the place of a line that cannot be decoded."""
+    """Number the records, with an error in the place of a line that cannot be decoded."""
     path = Path(source).expanduser()
     if path.suffix != ".jsonl" or path.is_dir():
         return read_records(source, split)
@@ -272,7 +272,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yields the lines of a file that hold anything, with their numbers."""
+    """Yield the lines of a file that hold anything, with their numbers."""
     _require_file(path)
     with path.open("rb") as lines:
         yield from ((number, line) for number, line in enumerate(lines, start=1) if line.strip())

@@ -27,7 +27,7 @@ class PromptTemplate:
     thinks: bool | None = None
 
     def apply(self, question: str) -> str:
-        """Puts a question into the template; braces are just text. Raises ValueError for the chat template."""
+        """Put a question into the template; braces are just text. Raise ValueError for the chat template."""
         if self.text is None:
             raise ValueError("the chat template is the tokenizer's: use its apply_chat_template")
         return self.text.replace(PLACEHOLDER, question)

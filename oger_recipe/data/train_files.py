@@ -51,14 +51,14 @@ class Budget:
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """Turns a row's prompt into text: by a named template here, or by OpenRLHF's own two flags later."""
+    """The way from a row's prompt to text: by a named template here, or by OpenRLHF's own two flags later."""
 
     apply_chat_template: bool
     input_template: str | None
     template: PromptTemplate | None = None
 
     def written(self, prompt: Any) -> Any:
-        """Returns the prompt for the prompt file: the final text under a named template, else as it is."""
+        """Return the prompt for the prompt file: the final text under a named template, else as it is."""
         return self.template.apply(_question(prompt)) if self.template else prompt
 
     def text(self, prompt: Any, tokenizer: Tokenizer) -> str:
@@ -134,9 +134,9 @@ def write_train_files(
     choice: TeacherChoice = TeacherChoice(),
     overlong_prompts: str = "drop",
 ) -> Counter[str]:
-    """Writes the prompts (JSONL: prompt, label, datasource) and, unless ``teachers_path`` is None, the teacher store.
+    """Write the prompts (JSONL: prompt, label, datasource) and, unless ``teachers_path`` is None, the teacher store.
 
-    Leaves over-long prompts out, or refuses them: OpenRLHF would cut their beginning. Counts ``prompts``,
+    Leave over-long prompts out, or refuse them: OpenRLHF would cut their beginning. Count ``prompts``,
     ``prompts_too_long``, ``prompts_without_teacher``, and each teacher as one of ``teachers``, ``teachers_wrong``,
     ``teachers_too_long``, ``teachers_ungraded`` and ``teachers_other_source``; beside these, ``teachers_truncated``
     and ``teachers_marked_otherwise``, where the data's ``correct`` differs from the verifier, which decides.
@@ -198,7 +198,7 @@ def _some_do_not_fit(too_long: dict[str, int], prompts: int, budget: Budget) -> 
 
 
 def _limit(budget: Budget) -> tuple[str, str]:
-    """Returns the limit of a prompt, and what would raise it."""
+    """Return the limit of a prompt, and what would raise it."""
     if budget.longest_prompt() == budget.max_prompt_length:
         return "oger.max_prompt_length", "raise it"
     return f"data.max_len {budget.max_len} - rollout.max_new_tokens {budget.max_new_tokens}", "raise data.max_len"
@@ -207,7 +207,7 @@ def _limit(budget: Budget) -> tuple[str, str]:
 def _fitting(
     rows: Sequence[Row], prompt_format: PromptFormat, budget: Budget, tokenizer: Tokenizer, too_long: dict[str, int]
 ) -> Iterator[list[_Prompt]]:
-    """Yields the prompts that fit the budget, batch by batch, and notes the lengths of the others by uid."""
+    """Yield the prompts that fit the budget, batch by batch, and note the lengths of the others by uid."""
     with Progress("tokens", "prompts", len(rows)) as progress:
         for start in range(0, len(rows), _BATCH):
             batch = list(rows[start : start + _BATCH])
@@ -225,7 +225,7 @@ def _fitting(
 
 
 def _line(row: Row, prompt_format: PromptFormat, rules: GradingRules) -> str:
-    """Returns a row as a line of the prompt file."""
+    """Return a row as a line of the prompt file."""
     record = {
         "prompt": prompt_format.written(row["prompt"]),
         "label": to_json(rules.label(row)),
@@ -235,7 +235,7 @@ def _line(row: Row, prompt_format: PromptFormat, rules: GradingRules) -> str:
 
 
 def _text(teacher: dict[str, Any], prompt: str, tokenizer: Tokenizer) -> str:
-    """Removes the end of sequence from a teacher's text; chat templates put a newline after it."""
+    """Remove the end of sequence from a teacher's text; chat templates put a newline after it."""
     text = _continuation(teacher["text"], prompt)
     if text.rstrip().endswith(tokenizer.eos_token):
         text = text.rstrip().removesuffix(tokenizer.eos_token)
@@ -255,7 +255,7 @@ def _candidate(row: Row, teacher: dict[str, Any], text: str, tokens: list[int]) 
 def _fitted(
     candidate: _Candidate, longest: int, long_teachers: str, tokenizer: Tokenizer, counts: Counter[str]
 ) -> list[_Candidate]:
-    """Cuts a teacher of more than ``longest`` tokens, or leaves it out."""
+    """Cut a teacher of more than ``longest`` tokens, or leave it out."""
     if len(candidate.tokens) <= longest:
         return [candidate]
     if long_teachers == "drop":
@@ -269,14 +269,14 @@ def _fitted(
 
 
 def _continuation(text: str, prompt: str) -> str:
-    """Lets a teacher go on from the prompt: a thought that the prompt has opened is not opened once more."""
+    """Let a teacher go on from the prompt: a thought that the prompt has opened is not opened once more."""
     before, tag, after = prompt.rpartition("<think>")
     opened = tag and not after.strip() and text.startswith("<think>")
     return text.removeprefix("<think>").removeprefix(after) if opened else text
 
 
 class _Teachers:
-    """The teachers of the prompts read so far that are not yet verified, and what was found out about the others."""
+    """The teachers of the prompts read so far that wait to be verified, and the mistakes found in the others."""
 
     def __init__(
         self, rules: GradingRules, pool: GradingPool, choice: TeacherChoice, tokenizer: Tokenizer, counts: Counter[str]
@@ -290,7 +290,7 @@ class _Teachers:
         self.tokens = 0  # of those that wait
 
     def read(self, prompts: list[_Prompt]) -> None:
-        """Take in the teachers of the chosen sources; cut or leave out those that are too long."""
+        """Add the teachers of the chosen sources to those that wait; cut or leave out those that are too long."""
         self._prompts += len(prompts)
         found = []
         for prompt in prompts:

@@ -32,10 +32,10 @@ _WRITTEN_WITHIN_S = 24 * 3600
 def write_train_files_once(
     rows: Sequence[Row], *, cache: Path, cache_gb: float, prompts_path: Path, teachers_path: Path | None, **how: Any
 ) -> Counter[str]:
-    """Calls `write_train_files` with ``how``, unless ``cache`` has the files of the same rows and arguments.
+    """Call `write_train_files` with ``how``, unless ``cache`` has the files of the same rows and arguments.
 
-    Keeps nothing whose outcome may differ the next time: see `content_key`, and teachers that could not be graded.
-    The cache takes at most ``cache_gb``: what was used longest ago goes first.
+    Keep nothing whose outcome may differ the next time: see `content_key`, and teachers that could not be graded. The
+    cache takes at most ``cache_gb``: what was used longest ago goes first.
     """
     key = content_key(rows, how | {"with_teachers": teachers_path is not None})
     places = {_PROMPTS: prompts_path} | ({_TEACHERS: teachers_path} if teachers_path is not None else {})
@@ -50,10 +50,10 @@ def write_train_files_once(
 
 
 def content_key(rows: Sequence[Row], how: Mapping[str, Any]) -> str | None:
-    """Hashes the rows, everything in ``how``, and all code and installed packages that may have a part in the outcome.
+    """Hash the rows, everything in ``how``, and all code and installed packages that may have a part in the outcome.
 
-    Returns None where more decides: the user's own verifiers, and tokenizers with code of their own.
-    Raises TypeError for an argument whose content is not known here.
+    Return None where more decides: the user's own verifiers, and tokenizers with code of their own. Raises TypeError
+    for an argument whose content is not known here.
     """
     tokenizer = how["tokenizer"]
     if how["rules"].own or any(":" in row["task"] for row in rows):
@@ -71,7 +71,7 @@ def content_key(rows: Sequence[Row], how: Mapping[str, Any]) -> str | None:
 
 
 def _content(value: Any) -> Any:
-    """Returns a JSON document that differs where the value does."""
+    """Return a JSON document that differs where the value does."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if dataclasses.is_dataclass(value):
@@ -102,7 +102,7 @@ def _packages() -> list[str]:
 
 
 def _kept(folder: Path, places: Mapping[str, Path]) -> Counter[str] | None:
-    """Copies the files to their places. Returns the counts, or None where the folder is not there or not whole."""
+    """Copy the files to their places. Return the counts, or None where the folder is not there or not whole."""
     try:
         with (folder / _COUNTS).open() as file:
             with contextlib.suppress(OSError):  # another user's folder, or a file system without locks
@@ -139,7 +139,7 @@ def _keep(folder: Path, places: Mapping[str, Path], counts: Counter[str], most_g
 
 
 def _has_room(cache: Path, most_gb: float) -> bool:
-    """Removes what was used longest ago until the rest fits into ``most_gb``, and tells whether it does."""
+    """Remove what was used longest ago until the rest fits into ``most_gb``, and say whether it does."""
     entries = sorted(_entries(cache))
     left, removed = sum(size for _, size, _ in entries), 0.0
     for _, size, folder in entries:
@@ -152,7 +152,7 @@ def _has_room(cache: Path, most_gb: float) -> bool:
 
 
 def _entries(cache: Path) -> Iterator[tuple[float, float, Path]]:
-    """Yields when each folder of ours was last used, its size in GB, and itself."""
+    """Yield when each folder of ours was last used, its size in GB, and itself."""
     for folder in cache.glob("*"):
         name = _OURS.fullmatch(folder.name)
         if name is None or folder.is_symlink():
@@ -168,7 +168,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _is_removed(folder: Path) -> bool:
-    """Removes our files of a folder, and the folder where it has no others; unless a run takes them right now."""
+    """Remove our files of a folder, and the folder where it has no others; return False while a run takes them."""
     try:
         with contextlib.ExitStack() as held:
             if (folder / _COUNTS).is_file():

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# Of a trajectory, what is embedded: from what comes before its last </think>, and what comes after.
+# The part of a trajectory that is embedded, made of the texts before and after its last </think>.
 PARTS: dict[str, Callable[[str, str], str]] = {
     "all": lambda thought, answer: f"{thought}</think>{answer}",
     "thought": lambda thought, answer: thought,
@@ -13,7 +13,7 @@ PARTS: dict[str, Callable[[str, str], str]] = {
 
 @dataclass(frozen=True)
 class LongText:
-    """The part of a long text that is embedded. ``pieces``: of (text, characters), where a server embeds;
+    """The part of a long text that is embedded. ``pieces``: cuts (text, characters), where a server embeds;
     ``cut_from``: the side that a tokenizer cuts where the encoder is loaded here; None: it reads all in windows."""
 
     pieces: Callable[[str, int], list[str]]

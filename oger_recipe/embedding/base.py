@@ -31,7 +31,7 @@ class EmbeddingError(ValueError):
 
 
 def part_of(text: str, part: str) -> str:
-    """Returns the ``part`` (see EncoderSettings) of a text."""
+    """Return the ``part`` (see EncoderSettings) of a text."""
     thought, tag, answer = text.rpartition("</think>")
     return PARTS[part](thought, answer) if tag else text
 
@@ -46,33 +46,33 @@ class Encoder(ABC):
     @property
     @abstractmethod
     def dimension(self) -> int:
-        """Returns d, the length of a vector."""
+        """d, the length of a vector."""
 
     @property
     @abstractmethod
     def _longest(self) -> int:
-        """Returns how many tokens are read at a time, without special ones."""
+        """The number of tokens that are read at a time, without special ones."""
 
     @abstractmethod
     def _lengths(self, texts: list[str]) -> list[int]:
-        """Counts the tokens of each text, without special ones."""
+        """Count the tokens of each text, without special ones."""
 
     @abstractmethod
     def _embed(self, texts: list[str]) -> tuple[torch.Tensor, dict[int, str]]:
-        """Returns [n, d] float32 unit rows of distinct texts, on the CPU; the row of a failed text is not finite.
+        """Return [n, d] float32 unit rows of distinct texts, on the CPU; the row of a failed text is not finite.
 
-        The second result has reasons, by the text's position, where there is more to say than that.
+        The second result gives, by the text's position, the reasons that are known.
         """
 
     def share_read(self, texts: list[str]) -> float:
-        """Returns the share of these texts' tokens (of their ``part``) that decides their vectors."""
+        """Return the share of these texts' tokens (of their ``part``) that decides their vectors."""
         if LONG_TEXTS[self.settings.long_texts].cut_from is None:
             return 1.0
         lengths = self._lengths([part_of(text, self.settings.part) for text in texts]) if texts else []
         return sum(min(length, self._longest) for length in lengths) / sum(lengths) if any(lengths) else 1.0
 
     def encode(self, texts: list[str], max_error_rate: float = 0.0) -> torch.Tensor:
-        """Returns [len(texts), d] float32 unit rows, on the CPU, of nan for failed texts, if they are few enough.
+        """Return [len(texts), d] float32 unit rows, on the CPU, of nan for failed texts, if they are few enough.
 
         Raises:
             EmbeddingError: a larger share of the texts than max_error_rate has no embedding.
@@ -82,7 +82,7 @@ class Encoder(ABC):
         return rows
 
     def encode_each(self, texts: list[str]) -> tuple[torch.Tensor, dict[str, str]]:
-        """Returns the rows of `encode`, however many are nan, and for each failed text the reason."""
+        """Return the rows of `encode`, however many are nan, and for each failed text the reason."""
         if not texts:
             return torch.empty(0, self.dimension), {}
         distinct = list(dict.fromkeys(texts))
@@ -97,7 +97,7 @@ class Encoder(ABC):
 
 
 def stop_on_failures(texts: list[str], failed: dict[str, str], max_error_rate: float) -> None:
-    """Raises EmbeddingError when more than max_error_rate of the texts are in ``failed``; warns of fewer."""
+    """Raise EmbeddingError when more than max_error_rate of the texts are in ``failed``; warn of fewer."""
     without = [text for text in texts if text in failed]
     if not without:
         return
@@ -109,11 +109,11 @@ def stop_on_failures(texts: list[str], failed: dict[str, str], max_error_rate: f
 
 
 def unit_rows(vectors: torch.Tensor) -> torch.Tensor:
-    """Normalises rows [n, d]; a row of zeros has no direction and becomes nan."""
+    """Normalise rows [n, d]; a row of zeros has no direction and becomes nan."""
     return vectors / vectors.norm(dim=1, keepdim=True)
 
 
 def mean_direction(vectors: torch.Tensor, owners: torch.Tensor, count: int) -> torch.Tensor:
-    """Averages the unit vectors [P, d] of each text's pieces to unit rows [count, d]; owners [P] has the texts."""
+    """Average the unit vectors [P, d] of each text's pieces to unit rows [count, d]; owners [P] has the texts."""
     total = torch.zeros(count, vectors.shape[1]).index_add_(0, owners, vectors)
     return unit_rows(total)  # dividing by the number of pieces first would change nothing

@@ -25,7 +25,7 @@ def _text_key(text: str) -> bytes:
 
 
 class EmbeddingCache:
-    """Looks texts up and encodes only those that are new."""
+    """The vectors that an encoder has given; only new texts are encoded."""
 
     def __init__(self, encoder: Encoder, root: Path) -> None:
         self._encoder = encoder
@@ -37,9 +37,9 @@ class EmbeddingCache:
         self._refresh()
 
     def encode(self, texts: list[str], max_error_rate: float = 0.0) -> torch.Tensor:
-        """Returns [len(texts), d] float32 unit rows; encodes and keeps new texts, ``SLICE`` at a time.
+        """Return [len(texts), d] float32 unit rows; encode and keep new texts, ``SLICE`` at a time.
 
-        Keeps no text without an embedding; such rows are nan, if they are few enough.
+        Texts without an embedding are not kept; their rows are nan, if they are few enough.
 
         Raises:
             EmbeddingError: a larger share of the texts than max_error_rate has no embedding.
@@ -60,7 +60,7 @@ class EmbeddingCache:
         return torch.from_numpy(result)
 
     def put(self, texts: list[str], vectors: torch.Tensor) -> None:
-        """Keeps the rows [len(texts), d] that this cache's encoder gave for the texts, except those of nan.
+        """Keep the rows [len(texts), d] that this cache's encoder gave for the texts, except those of nan.
 
         Raises:
             ValueError: vectors has another shape.
@@ -85,7 +85,7 @@ class EmbeddingCache:
             raise ValueError(f"{path} does not describe this encoder ({manifest}); remove the folder to rebuild it")
 
     def _refresh(self) -> None:
-        """Maps what is on disk; rows without their key, or keys without their row, do not count."""
+        """Map what is on disk; rows without their key, or keys without their row, do not count."""
         row_bytes = 4 * self._encoder.dimension
         count = min(_size(self._folder / "keys.bin") // _KEY_BYTES, _size(self._folder / "vectors.bin") // row_bytes)
         if not count:
@@ -101,7 +101,7 @@ class EmbeddingCache:
         )
 
     def _append(self, known: dict[bytes, int], vectors: np.ndarray) -> None:
-        """Writes the keys of ``known`` that are still new; its values are rows of ``vectors``."""
+        """Write the keys of ``known`` that are still new; its values are rows of ``vectors``."""
         with (self._folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two runs may share the cache
             self._refresh()

@@ -17,12 +17,13 @@ MakeEncoder = Callable[[EncoderSettings, int], Encoder]  # of settings, for batc
 
 
 def make_encoder(settings: EncoderSettings, batch_size: int) -> Encoder:
-    """Makes the encoder of the settings: a server's where they have a url, else one that is loaded here."""
+    """Make the encoder of the settings: a server's where they have a url, else one that is loaded here."""
     return (RemoteEncoder if settings.url else TrajectoryEncoder)(settings, batch_size)
 
 
 def model_location(model: str) -> str:
-    """Returns the packaged model's folder, or the name as it is (a folder or a hub name)."""
+    """Return the packaged model's folder, or the name as it is (a folder or a hub name). Raise ValueError where the
+    package is not installed."""
     if model != PACKAGED_MODEL:
         return model
     spec = importlib.util.find_spec(PACKAGED_MODEL.replace("-", "_"))
@@ -80,12 +81,12 @@ class TrajectoryEncoder(Encoder):
         return mean_direction(unit_rows(vectors), owners, len(texts)), {}
 
     def _embed_cut(self, texts: list[str]) -> torch.Tensor:
-        """Embeds what the tokenizer leaves of each text at its truncation side: [n, d]; shortest batches last."""
+        """Embed what the tokenizer leaves of each text at its truncation side: [n, d]; shortest batches last."""
         vectors = self._model.encode(texts, batch_size=self.batch_size, show_progress_bar=False)
         return torch.from_numpy(vectors).float()
 
     def _embed_chunks(self, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Embeds consecutive windows of the texts' tokens: [P, d], and [P] with the text of each.
+        """Embed consecutive windows of the texts' tokens: [P, d], and [P] with the text of each.
 
         Windows are of token ids: the text of a window may have other tokens than it had within the whole.
         """

@@ -61,7 +61,7 @@ class RemoteEncoder(Encoder):
     async def _vectors_or_reasons(
         self, client: httpx.AsyncClient, pieces: list[str]
     ) -> tuple[torch.Tensor, list[str]]:
-        """Returns [n, d], nan where a piece failed, and n reasons, empty where none did."""
+        """Return [n, d], nan where a piece failed, and n reasons, empty where none did."""
         try:
             vectors = await _vectors(self._endpoint, client, self.settings.model, pieces)
             if vectors.shape[1] != self.dimension:
@@ -76,10 +76,10 @@ class RemoteEncoder(Encoder):
 
 
 def probe(settings: EncoderSettings, limit_s: float = 30) -> int:
-    """Asks the server once for the length of a vector.
+    """Ask the server once for the length of a vector.
 
     Raises:
-        ValueError: what RemoteEncoder raises it for, without its repetitions.
+        ValueError: as RemoteEncoder does, but without its repeated requests.
     """
     return asyncio.run(_asked_for_length(_endpoint(settings, 1, limit_s), settings.model))
 
@@ -93,7 +93,7 @@ async def _asked_for_length(endpoint: Endpoint, model: str) -> int:
 
 
 async def _vectors(endpoint: Endpoint, client: httpx.AsyncClient, model: str, pieces: list[str]) -> torch.Tensor:
-    """Returns [n, d] float32 as the server answers, in the order of the pieces. Raises Failed."""
+    """Return [n, d] float32 as the server answers, in the order of the pieces. Raise Failed otherwise."""
     return _in_order(await endpoint.post(client, _PATH, {"model": model, "input": pieces}), len(pieces))
 
 
@@ -103,12 +103,12 @@ def _endpoint(settings: EncoderSettings, attempts: int, limit_s: float) -> Endpo
 
 
 def _pieces(text: str, settings: EncoderSettings) -> list[str]:
-    """Cuts a text into the pieces that are sent; an empty one is its own piece."""
+    """Cut a text into the pieces that are sent; an empty one is its own piece."""
     return LONG_TEXTS[settings.long_texts].pieces(text, CHARACTERS_PER_TOKEN * settings.max_tokens)
 
 
 def _in_order(answer: Any, count: int) -> torch.Tensor:
-    """Returns the answer's embeddings by their index, [count, d]. Raises Failed when it does not have just these."""
+    """Return the answer's embeddings by their index, [count, d]. Raise Failed when it does not have just these."""
     try:
         items: list[dict[str, Any]] = sorted(answer["data"], key=lambda item: item["index"])
         vectors = torch.tensor([item["embedding"] for item in items], dtype=torch.float32)

@@ -28,7 +28,7 @@ class Reranker:
         self._model.max_seq_length = min(max_tokens, self._model.max_seq_length or max_tokens)
 
     def similarity(self, pairs: list[tuple[str, str]]) -> torch.Tensor:
-        """Returns [len(pairs)] float32 in [0, 1], on the CPU; scores equal pairs once.
+        """Return [len(pairs)] float32 in [0, 1], on the CPU; score equal pairs once.
 
         Raises:
             ValueError: a score is not a number (with the count and the beginning of the first such pair).

@@ -49,12 +49,12 @@ class EncoderSettings:
 
     @classmethod
     def of(cls, settings: "EmbeddingSettings") -> "EncoderSettings":
-        """Takes from a run's settings those that decide a vector."""
+        """Take from a run's settings those that decide a vector."""
         names = ("model", "revision", "max_tokens", "long_texts", "part", "trust_remote_code", "url")
         return cls(**{name: getattr(settings, f"embedding_{name}") for name in names})
 
     def fingerprint(self) -> dict[str, Any]:
-        """Returns the settings, and of a model folder also its files: they may be another model's later."""
+        """Return the settings, and of a model folder also its files: they may be another model's later."""
         if self.url:
             return asdict(self) | {"characters_per_token": CHARACTERS_PER_TOKEN}
         files = [] if self.model == PACKAGED_MODEL else fingerprint(self.model)

@@ -31,7 +31,7 @@ class EmbeddingSimilarity:
         self._ahead: list[tuple[list[str], Future]] = []
 
     def prefetch(self, text: str) -> None:
-        """Encode, beside whatever else goes on, a rollout that `of_groups` will be asked about."""
+        """Encode, in a thread beside other work, a rollout that `of_groups` will be asked about."""
         self._arrived.append(text)
         if len(self._arrived) >= self._encoder.batch_size:
             part, self._arrived = self._arrived, []
@@ -68,7 +68,7 @@ class EmbeddingSimilarity:
         return torch.stack([rows[text] for text in texts])
 
     def share_read(self, texts: list[str]) -> float:
-        """Return the share of these texts' tokens that their similarities speak of."""
+        """Return the share of these texts' tokens that decides their similarities."""
         return self._encoder.share_read(texts)
 
     def remember(self, texts: list[str]) -> None:
