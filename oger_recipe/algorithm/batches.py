@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 def longest_first(lengths: list[int]) -> list[int]:
-    """Positions by falling length; equal ones keep their order. What needs most memory is met at once."""
+    """Return positions by falling length, equal ones in their order: what needs most memory comes first."""
     return sorted(range(len(lengths)), key=lambda position: -lengths[position])
 
 
 def cut_for_ranks(lengths: list[int], size: int, ranks: int) -> list[list[int]]:
-    """Cut positions of like length into micro-batches of at most `size`: those of the first rank, of the second, ...
+    """Cut positions of like length into micro-batches of at most `size`: the first rank's, then the second's, ...
 
     Every rank gets long and short ones, and as many of each size as the others: it waits for them in every collective.
     `ranks` divides the number of positions.
@@ -35,5 +35,5 @@ def off_policy_mask(action_mask: Tensor, off_policy_tokens: Tensor) -> Tensor:
 
 
 def of_first_token(values: Tensor, action_mask: Tensor) -> Tensor:
-    """Take from values [B, A] that of each row's first response token, [B]."""
+    """Return the values [B] of each row's first response token, of values and action_mask [B, A]."""
     return values.gather(1, action_mask.long().argmax(dim=1, keepdim=True)).squeeze(1)

@@ -55,7 +55,8 @@ CRITIC_ESTIMATORS = ("gae", *(name for name, each in STEP_ESTIMATORS.items() if 
 
 
 def penalise_truncated(rewards: Tensor, truncated: Tensor, penalty: float, fixed: float | None) -> Tensor:
-    """Give truncated rows (bool) the reward `fixed`, or `penalty` on top of theirs (OAT's rules)."""
+    """Give truncated rows (bool) the reward `fixed`, or add `penalty` to theirs; tensors have one shape (OAT's
+    rules)."""
     if fixed is not None:
         return torch.where(truncated, torch.full_like(rewards, fixed), rewards)
     return rewards + penalty * truncated
@@ -77,6 +78,7 @@ def earned_bonus(
 
     Right rows (score above 0) of may_earn earn it; with `reverse_fail` wrong ones earn the opposite measure. A reward
     without a score, Countdown's for form, earns none.
+    Raises ValueError for differing shapes, an unknown entropy_weight or shaping.
     """
     return exploration_bonus(
         similarity,
@@ -92,9 +94,11 @@ def earned_bonus(
 def hybrid_advantages(
     rewards: Tensor, scores: Tensor, is_teacher: Tensor, *, estimator: str, baseline: str, all_correct_group: str
 ) -> Tensor:
-    """Compare rewards [groups, n] by names of ESTIMATORS, BASELINES and ALL_CORRECT_GROUPS: advantages [groups, n].
+    """Compute advantages [groups, n] of rewards [groups, n], by names of ESTIMATORS, BASELINES and ALL_CORRECT_GROUPS.
 
-    One of BATCH_ESTIMATORS has no baseline, and spares nobody.
+    scores and is_teacher (bool) are [groups, n] too. An estimator of BATCH_ESTIMATORS has no baseline and spares no
+    teacher.
+    Raises KeyError for an unknown name.
     """
     if estimator in BATCH_ESTIMATORS:
         return BATCH_ESTIMATORS[estimator](rewards)

@@ -23,7 +23,7 @@ _ERRORS = 3.0  # standard errors that a mean over few tokens may be off
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far engine and policy are apart on a step's rollouts: both means over tokens, with their standard errors."""
+    """The distance of engine and policy on a step's rollouts: both means over tokens, with their standard errors."""
 
     difference: float
     difference_error: float
@@ -32,7 +32,7 @@ class Agreement:
 
     @classmethod
     def of(cls, delta: Tensor, *, top_p: float, top_k: int) -> "Agreement":
-        """Of d [tokens], less what sampling from a part of the vocabulary explains; zeros without a token.
+        """Measure d [tokens], less what sampling from a part of the vocabulary explains; zeros without a token.
 
         The engine's log-probabilities are of the tokens it could choose from: with a nucleus of mass Z >= top_p they
         are higher than the policy's by -log Z, at most -log top_p; with top_k there is no bound from above.
@@ -44,11 +44,11 @@ class Agreement:
         return cls(*_mean_and_error(signed.abs()), *_mean_and_error(signed))
 
     def limit(self) -> float:
-        """The difference that steps after this one, the first, may show."""
+        """Return the difference that later steps may show, where this is the first."""
         return TIMES_BASELINE * self.difference + MARGIN
 
     def is_stale(self, limit: float | None) -> bool:
-        """Whether the engine's weights are others than the policy's; ``limit`` of the difference, None: not known."""
+        """Say whether the engine's weights differ from the policy's; ``limit``: of the difference, None: not known."""
         differs = limit is not None and self.difference - _ERRORS * self.difference_error > limit
         return differs or self.kl - _ERRORS * self.kl_error > HIGHEST_KL
 

@@ -106,7 +106,7 @@ def spread_within_groups(values: Tensor, counted: Tensor) -> float:
     """Average over groups the standard deviation (over n - 1) of a group's counted values; 0 without any.
 
     values and counted (bool) are [groups, n]; groups with fewer than two counted values have no spread and are left
-    out. Advantages compare rows of one group: what all groups differ by does not count for them.
+    out. Advantages compare rows of one group: a difference between groups does not count for them.
     """
     spreads = [row[mask].double().std() for row, mask in zip(values, counted, strict=True) if mask.sum() > 1]
     return torch.stack(spreads).mean().item() if spreads else 0.0
@@ -140,9 +140,9 @@ def exploration_bonus(
     similarity itself unless `reverse`, mapped by shape_measure (whose groups are the last dimension); w is the
     ENTROPY_WEIGHTS entry named by `weight`. Rows in the bool mask `fails` are wrong rollouts that earn all the same:
     the opposite measure (closeness to the teachers under `reverse`), unshaped, times w, with R taken as 1.
-    A rollout without reward, or without teachers (similarity nan), earns exactly 0 whatever its other inputs are.
-    A nan entropy of a rewarded rollout is not hidden: its bonus is nan.
-    Raises ValueError for differing shapes or an unknown weight.
+    A rollout without reward, or without teachers (similarity nan), earns exactly 0 whatever its other inputs are. A
+    nan entropy of a rewarded rollout is not hidden: its bonus is nan.
+    Raises ValueError for differing shapes, an unknown weight or an unknown shaping.
     """
     if weight not in ENTROPY_WEIGHTS:
         raise ValueError(f"weight={weight!r} is unknown; valid values: {', '.join(ENTROPY_WEIGHTS)}")

@@ -12,11 +12,11 @@ Ranking = Callable[[Tensor, Tensor, torch.Generator | None], Tensor]
 
 @dataclass(frozen=True)
 class ReplaceMode:
-    """In which order the rollouts of a group make room for teachers.
+    """The order in which the rollouts of a group make room for teachers.
 
     rank: (similarity [n], reward [n], generator) to a permutation of 0..n-1 (int64), the first to go first;
-    similarity: how it is reduced over the teachers (a name in exploration.REDUCTIONS) before it is ranked and before
-    the bonus takes it; None: the mode does not look at it, and it need not be computed for the mode's sake.
+    similarity: its reduction over the teachers (a name in exploration.REDUCTIONS) before it is ranked and before the
+    bonus takes it; None: the mode does not look at it, and it need not be computed for the mode's sake.
     """
 
     rank: Ranking
@@ -37,7 +37,8 @@ def _any(similarity: Tensor, reward: Tensor, generator: torch.Generator | None) 
 
 
 def _wrong_first(rank: Ranking) -> Ranking:
-    """The same order among the rollouts without a positive reward, and then among the others."""
+    """Return the ranking that keeps this order, first among the rollouts without a positive reward, then among the
+    others."""
 
     def wrong_first(similarity: Tensor, reward: Tensor, generator: torch.Generator | None) -> Tensor:
         order = rank(similarity, reward, generator)
@@ -71,10 +72,10 @@ def select_replaced(
     """Choose the rollouts of one group that teachers replace: indices [k] (int64), first choice first.
 
     similarity and reward are [n]; k = min(max_replace_num, n). `similarity_*_des` takes the rollouts most similar to
-    the teachers first, `_asc` the least similar; which reduction over teachers the name speaks of was applied when
+    the teachers first, `_asc` the least similar; the reduction over teachers that the name has was applied when
     `similarity` was made. `random` draws without replacement from `generator`. `wrong_first_<mode>` exhausts the
-    rollouts without a positive reward before it touches the others. Equal candidates keep their order.
-    A nan similarity means that the prompt has no teachers: the result is empty.
+    rollouts without a positive reward before it touches the others. Equal candidates keep their order. A nan
+    similarity means that the prompt has no teachers: the result is empty.
     Raises ValueError for a mode outside REPLACE_MODES, a negative count or wrong shapes.
     """
     if mode not in REPLACE_MODES:
@@ -91,7 +92,7 @@ def select_replaced(
 
 @dataclass(frozen=True)
 class AllCorrect:
-    """What becomes of a group whose rollouts are all right.
+    """The treatment of a group whose rollouts are all right.
 
     teachers_enter: it gets its teachers; bonus: its rollouts earn the bonus; spares_teachers: a teacher's negative
     advantage is 0 there.
@@ -113,14 +114,15 @@ ALL_CORRECT_GROUPS: dict[str, AllCorrect] = {
 def own_or_all(own: Tensor) -> Tensor:
     """Mark the rows [groups, n] (bool) by which a group is judged: the policy's own, all where it has none.
 
-    own (bool [groups, n]) has the rows that no teacher began. Where teachers began all of them (prefix guidance of the
-    whole group), what the policy made of these beginnings is all there is.
+    own (bool [groups, n]) marks the rows that no teacher began. Where teachers began all of them (prefix guidance of
+    the whole group), the policy's continuations are all there is.
     """
     return own | ~own.any(dim=1, keepdim=True)
 
 
 def solve_rates(scores: Tensor, own: Tensor) -> Tensor:
-    """Return the share [groups] of right rows (score above 0) among own_or_all; scores and own are [groups, n]."""
+    """Return the share [groups] of right rows (score above 0) among own_or_all; scores and own (bool) are [groups,
+    n]."""
     counted = own_or_all(own)
     return ((scores > 0) & counted).sum(dim=1) / counted.sum(dim=1)
 
@@ -156,7 +158,7 @@ def _round_robin(teachers: Teachers, count: int, generator: torch.Generator) -> 
 
 
 def _drawn(chances: list[float], count: int, generator: torch.Generator) -> list[int]:
-    """At most `count` indices with these chances, without replacement."""
+    """Draw at most `count` indices with these chances, without replacement."""
     if not all(0 <= chance < math.inf for chance in chances):
         raise ValueError(f"weights must be finite and 0 or more, not {chances}")
     possible = min(count, sum(chance > 0 for chance in chances))

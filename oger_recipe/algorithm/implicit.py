@@ -16,12 +16,13 @@ from oger_recipe.algorithm.step_tensors import count_steps, of_steps, read_index
 
 
 def implicit_step_rewards(log_probs: Tensor, reference: Tensor, step_index: Tensor, *, beta: float) -> Tensor:
-    """Reward of each step, [B, S] for the S steps of the row that has most, 0 where a row has no such step.
+    """Compute the reward of each step, [B, S] for the S steps of the row that has most, 0 where a row has no such
+    step.
 
-    log_probs (pi), reference (pi_ref) and step_index are [B, A]; step_index (int) says which step, from 0, a token
-    belongs to, -1 where there is no token: nothing there is read, nan and inf included, and it gets no gradient. The
-    result is float32 or better.
-    Raises ValueError for a beta that is not above 0, shapes that differ, and a step_index that is none.
+    log_probs (pi), reference (pi_ref) and step_index are [B, A], log-probabilities in nats; step_index (int) says
+    which step, from 0, a token belongs to, -1 where there is no token: nothing there is read, nan and inf included,
+    and it gets no gradient. The result is float32 or better.
+    Raises ValueError for a beta that is not above 0, shapes that differ, and a step_index not of integers from -1 on.
     """
     if not beta > 0:
         raise ValueError(f"beta must be above 0, not {beta}")
@@ -34,18 +35,21 @@ def implicit_step_rewards(log_probs: Tensor, reference: Tensor, step_index: Tens
 
 
 def outcome_losses(rewards: Tensor, outcomes: Tensor) -> Tensor:
-    """Cross-entropy of sigmoid(reward) with the outcome, 0 or 1, of each response; all are [B]."""
+    """Compute the cross-entropy of sigmoid(reward) with the outcome, 0 or 1, of each response; all are [B]."""
     return binary_cross_entropy_with_logits(rewards, outcomes.to(rewards.dtype), reduction="none")
 
 
 def outcome_accuracy(rewards: Tensor, outcomes: Tensor) -> Tensor:
-    """Share of responses with sigmoid(reward) on their outcome's side of 1/2; both are [B]. A reward of exactly 0, as
-    all have before the model has learnt anything, is half right. nan without responses."""
+    """Return the share (0-d) of responses with sigmoid(reward) on their outcome's side of 1/2; both are [B].
+
+    A reward of exactly 0, as all are before the model has learnt anything, is half right. nan without responses.
+    """
     return (((2 * outcomes - 1) * rewards).sign().double() + 1).div(2).mean()
 
 
 def pair_accuracy(rewards: Tensor, outcomes: Tensor, counted: Tensor) -> Tensor:
-    """Share of the pairs of a right and a wrong response to one prompt in which the right one has the higher reward.
+    """Return the share (0-d) of pairs of a right and a wrong response to one prompt in which the right one has the
+    higher reward.
 
     All are [groups, n]; counted (bool) says which responses make pairs. Equal rewards are half right; nan without
     pairs.

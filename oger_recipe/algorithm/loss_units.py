@@ -20,13 +20,15 @@ RATIO_LEVELS = ("token", "step")
 
 
 def unit_mask(action_mask: Tensor, off_policy_mask: Tensor, step_index: Tensor) -> Tensor:
-    """Mark what stands for the units: teacher tokens, and the first rollout token of each step (bool)."""
+    """Mark the tokens that count in the loss (bool [B, A]): teacher tokens, and the first rollout token of each
+    step."""
     step = _rollouts_steps(action_mask, off_policy_mask, step_index)
     return action_mask.bool() & ((step < 0) | first_tokens(step))
 
 
 def step_log_probs(log_probs: Tensor, action_mask: Tensor, off_policy_mask: Tensor, step_index: Tensor) -> Tensor:
-    """Sum the log-probabilities of each rollout's step, at all of its tokens; others stay. In float32 or better."""
+    """Sum the log-probabilities [B, A] of each rollout's step, at all of its tokens; others stay. In float32 or
+    better."""
     step = _rollouts_steps(action_mask, off_policy_mask, step_index)
     exact = log_probs.to(torch.promote_types(log_probs.dtype, torch.float32))
     sums = of_steps(exact, step, step.shape[1])  # a row has no more steps than tokens
@@ -34,5 +36,5 @@ def step_log_probs(log_probs: Tensor, action_mask: Tensor, off_policy_mask: Tens
 
 
 def _rollouts_steps(action_mask: Tensor, off_policy_mask: Tensor, step_index: Tensor) -> Tensor:
-    """From 0, -1 where no rollout's step is."""
+    """Return the step from 0 of each rollout token [B, A], -1 where there is none."""
     return torch.where(action_mask.bool() & ~off_policy_mask.bool(), step_index, 0).long() - 1

@@ -8,7 +8,7 @@ _LOST_STEPS, _BEFORE, _SOLVED = 3, 5, 0.05  # steps without a solution, after th
 
 
 def bad_numbers(metrics: Mapping[str, Any]) -> str | None:
-    """What is wrong with the policy or the critic after this step, None where nothing is."""
+    """Say what is wrong with the policy or the critic after this step; return None where nothing is."""
     for prefix, model, loss in (("", "policy", "policy_loss"), ("critic_", "critic", "critic_loss")):
         norm = metrics.get("actor_grad_norm" if not prefix else "critic_grad_norm", 0.0)
         updates, skipped = metrics.get(f"{prefix}updates", 0.0), metrics.get(f"{prefix}skipped_updates", 0.0)
@@ -25,7 +25,7 @@ def bad_numbers(metrics: Mapping[str, Any]) -> str | None:
 
 
 def collapsed(solve_rates: Sequence[float]) -> str | None:
-    """A warning where a policy that did solve problems has solved none in the last steps."""
+    """Return a warning where a policy that did solve problems has solved none in the last steps, else None."""
     before = solve_rates[:-_LOST_STEPS][-_BEFORE:]
     if not before or any(solve_rates[-_LOST_STEPS:]) or sum(before) / len(before) < _SOLVED:
         return None

@@ -19,7 +19,7 @@ def group_normalized(values: Tensor, counted: Tensor, *, eps: float = EPS) -> Te
     """Compare the counted values of each group: z_i = (x_i - mean(x)) / (std(x) + eps) over them, 0 elsewhere.
 
     values and counted (bool) are [groups, n]; so is the result, in float32 or better. Equal values, and a single one,
-    are exactly 0. What values has where it is not counted is not read.
+    give exactly 0. Values that are not counted are not read.
     """
     exact = torch.where(counted, values.double(), 0.0)
     count = counted.sum(dim=1, keepdim=True)
@@ -68,7 +68,8 @@ class Running:
         )
 
     def normalized(self, values: Tensor, *, eps: float = EPS) -> Tensor:
-        """Compare values of any shape with all so far: z = (x - mean) / (std + eps); one value has no std: 0."""
+        """Compare values of any shape with all so far: z = (x - mean) / (std + eps), where std is 0 after a single
+        value."""
         std = (self.squares / max(self.count - 1, 1)) ** 0.5
         normalized = (values.double() - self.mean) / (std + eps)
         return normalized.to(torch.promote_types(values.dtype, torch.float32))

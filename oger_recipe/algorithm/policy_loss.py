@@ -49,11 +49,11 @@ _TEACHER_PROB_EPS = 1e-6
 
 @dataclass(frozen=True)
 class TeacherLoss:
-    """What is lost by teacher tokens.
+    """A loss of teacher tokens.
 
     token_loss: (log p, advantage, f(p) within its bounds), all [B, T] and finite, to the loss of each token; None:
-    that of rollout tokens. reshapes: whether it takes f(p). apart: its mean is over teacher tokens alone, and is
-    added to the rollouts' loss with sft_loss_coef; otherwise teacher and rollout tokens are aggregated together.
+    that of rollout tokens. reshapes: whether it takes f(p). apart: its mean is over teacher tokens alone, and is added
+    to the rollouts' loss with sft_loss_coef; otherwise teacher and rollout tokens are aggregated together.
     """
 
     token_loss: Callable[[Tensor, Tensor, Tensor], Tensor] | None
@@ -186,7 +186,7 @@ def _metrics(
 
 @dataclass(frozen=True)
 class Totals:
-    """Of the whole optimizer step, in the sense of the aggregation in use; None: this batch's."""
+    """Totals of the whole optimizer step, in the sense of the aggregation in use; None: this batch's."""
 
     max_response_length: int | None = None
     num_rows: float | Tensor | None = None
@@ -233,7 +233,7 @@ def aggregate_token_loss(
     num_rows: float | Tensor | None = None,
     num_tokens: float | Tensor | None = None,
 ) -> Tensor:
-    """Make one number (0-d) of the token losses [B, T], which must be 0 wherever the bool mask [B, T] is not set.
+    """Reduce token losses [B, T], which must be 0 wherever the bool mask [B, T] is not set, to one number (0-d).
 
     token_mean:    sum / num_tokens
     sequence_mean: sum over rows of the row's token mean / num_rows; rows without a token count nowhere
@@ -256,7 +256,7 @@ def _aggregated(token_loss: Tensor, mask: Tensor, aggregation: str, totals: Tota
 def _rollout_terms(
     tokens: _Tokens, mask: Tensor, reshaping: tuple[str, float, float], clip: tuple[float, float] | None
 ) -> tuple[_Terms, Tensor]:
-    """PPO's loss of the masked tokens, and where clipping decided it (1, else 0)."""
+    """Compute PPO's loss of the masked tokens, and where clipping decided it (1, else 0)."""
     # Foreign values leave before exp and before any product: a mask applied afterwards turns inf into nan (inf * 0).
     advantages, old_log_probs = torch.where(mask, tokens.advantages, 0.0), torch.where(mask, tokens.old_log_probs, 0.0)
     ratio = reshape_ratio(torch.where(mask, tokens.log_probs, 0.0), old_log_probs, *reshaping)
@@ -276,7 +276,7 @@ def _teacher_terms(
     bounds: tuple[float | None, float | None],
     teacher_probs: Tensor | None,
 ) -> tuple[_Terms, Tensor]:
-    """The loss of the teacher's tokens, and what stands for their importance ratio before its bounds."""
+    """Compute the loss of the teacher's tokens, and what stands for their importance ratio before its bounds."""
     mask = tokens.is_teacher
     log_probs, advantages = torch.where(mask, tokens.log_probs, 0.0), torch.where(mask, tokens.advantages, 0.0)
     unbounded = reshape_probability(log_probs, *reshaping)

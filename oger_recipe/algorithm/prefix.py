@@ -21,7 +21,7 @@ class Guidance:
 
     @property
     def stage(self) -> int:
-        """0 to 9: in which tenth of `prefix_steps` the step is; 9 after them."""
+        """The tenth of `prefix_steps` that the step is in, 0 to 9; 9 after them."""
         return min(max(self.step - 1, 0) * _WINDOWS // self.prefix_steps, _WINDOWS - 1)
 
 
@@ -112,7 +112,7 @@ def prefix_ratios(
 
 
 def prefix_length(tokens: int, ratio: float) -> int:
-    """Count the leading tokens that are at most such a share of all: 29 of 100 at 0.29, though 0.29 * 100 is less."""
+    """Count the leading tokens that are at most this share of all: 29 of 100 at 0.29, though 0.29 * 100 is less."""
     nearest = round(tokens * ratio)
     return nearest - 1 if nearest and nearest / tokens > ratio else nearest
 

@@ -17,9 +17,9 @@ Function = Callable[[Tensor, float, float], Tensor]
 
 @dataclass(frozen=True)
 class Reshape:
-    """probability: (log p, weight, power) to f(p), for p ** power has no finite gradient at p = 0; ratio: the same
-    family for e^d with d = log p - log p_old, (d, weight, power); d is within +-MAX_LOG_RATIO, and so has to be every
-    exponent. reads: the settings that they take, as knobs by name; others have no effect."""
+    """probability: (log p, weight, power) to f(p), from log p as p ** power has no finite gradient at p = 0; ratio:
+    the same family for e^d with d = log p - log p_old, (d, weight, power); d is within +-MAX_LOG_RATIO, and so has to
+    be every exponent. reads: the settings that they take, as knobs by name; others have no effect."""
 
     probability: Function
     ratio: Function
@@ -47,12 +47,12 @@ _GAMMA_RESHAPE = "p_div_p_"
 
 
 def known_reshapes() -> str:
-    """All names, for messages."""
+    """List all names, for messages."""
     return f"{', '.join(RESHAPES)}, {_GAMMA_RESHAPE}<gamma>"
 
 
 def reshape_probability(log_probs: Tensor, reshape: str, weight: float, power: float) -> Tensor:
-    """f(p) for p = exp(log_probs), elementwise, by name.
+    """Compute f(p) for p = exp(log_probs), elementwise on any shape, by name.
 
     no_reshape: p | logp: weight * log p | p_logp: p + weight * log p | square_root: sqrt(p) | pow: p ** power |
     p_div_p_<gamma>: p / (p + gamma) for any positive number gamma.
@@ -65,7 +65,7 @@ def reshape_probability(log_probs: Tensor, reshape: str, weight: float, power: f
 
 
 def reshape_ratio(log_probs: Tensor, old_log_probs: Tensor, reshape: str, weight: float, power: float) -> Tensor:
-    """The same family for the ratio of two policies, elementwise, with d = log p - log p_old.
+    """Compute the same family for the ratio of two policies, elementwise, with d = log p - log p_old.
 
     no_reshape: e^d | logp: d | p_logp: e^d + weight * d | square_root: e^(d/2) | pow: e^(power d) |
     p_div_p_<gamma>: [p / (p + gamma)] / [p_old / (p_old + gamma)].
@@ -83,7 +83,7 @@ def reshape_ratio(log_probs: Tensor, old_log_probs: Tensor, reshape: str, weight
 
 
 def _gamma(reshape: str) -> float:
-    """The gamma of a p_div_p_<gamma> name. Raises ValueError for any other name."""
+    """Read the gamma of a p_div_p_<gamma> name. Raise ValueError for any other name."""
     try:
         gamma = float(reshape.removeprefix(_GAMMA_RESHAPE)) if reshape.startswith(_GAMMA_RESHAPE) else 0.0
     except ValueError:

@@ -20,11 +20,11 @@ _ROUNDING = 1e-9  # of the largest value; differences below it are none
 
 
 def comoments(x: Tensor, y: Tensor) -> Tensor:
-    """Sum x and y about their groups' means, [4]: rows, Sxx, Syy, Sxy.
+    """Sum x and y, both [groups, n], about their groups' means, [4] float64: rows, Sxx, Syy, Sxy.
 
         Sxy = sum_g sum_i (x_gi - mean_g(x)) (y_gi - mean_g(y))
 
-    Rows where x or y is nan are left out, and groups of which fewer than two rows are left.
+    Rows where x or y is nan are left out, and so are groups with fewer than two rows left.
     """
     known = ~(x.isnan() | y.isnan())
     known = known & (known.sum(dim=1, keepdim=True) > 1)
@@ -40,7 +40,8 @@ def _about_means(values: Tensor, known: Tensor) -> Tensor:
 
 
 def correlation(sums: Tensor) -> float:
-    """Pearson's r of `comoments`: Sxy / sqrt(Sxx Syy); nan where x or y is constant, and of fewer than LEAST rows."""
+    """Compute Pearson's r of `comoments` [4], Sxy / sqrt(Sxx Syy); nan where x or y is constant, and of fewer than
+    LEAST rows."""
     rows, xx, yy, xy = sums.tolist()
     if rows < LEAST or not (xx > 0 and yy > 0):
         return math.nan
@@ -48,7 +49,8 @@ def correlation(sums: Tensor) -> float:
 
 
 def pair_orders(values: Tensor, rule: Tensor) -> Tensor:
-    """Count the pairs within groups that values and rule order, [2]: all, and those that they order differently.
+    """Count the pairs of rows within groups that values and rule, both [groups, n], order: [2], all and those in
+    different order.
 
     A pair that is equal for either, or of which one row is nan, does not count.
     """
@@ -57,12 +59,13 @@ def pair_orders(values: Tensor, rule: Tensor) -> Tensor:
 
 
 def _signs(values: Tensor) -> Tensor:
-    """[groups, n, n]: the sign of each row's value less each other's; nan where one is."""
+    """Return [groups, n, n]: the sign of each row's value less each other's; nan where one is."""
     return (values.unsqueeze(2) - values.unsqueeze(1)).sign()
 
 
 def disagreement(counts: Tensor) -> float:
-    """Return the share of `pair_orders` that are ordered differently: (1 - gamma) / 2 of Goodman and Kruskal's gamma.
+    """Return the share of `pair_orders` [2] that are ordered differently: (1 - gamma) / 2 of Goodman and Kruskal's
+    gamma.
 
     0: the rule's order, 0.5: none of it; nan of fewer than LEAST pairs.
     """
@@ -72,7 +75,8 @@ def disagreement(counts: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Drift:
-    """From the best evaluation to the newest: how far accuracy fell, and by how much the trained reward rose."""
+    """The way from the best evaluation to the newest: how far accuracy fell, and by how much the trained reward
+    rose."""
 
     since: int  # step
     fall: float
@@ -97,7 +101,7 @@ def drift(rewards: Mapping[int, float], accuracy: Mapping[int, float], window: i
 
 @dataclass(frozen=True)
 class Growth:
-    """From the best window of steps to the newest: how far the share that is solved fell, and the factor of a size."""
+    """The way from the best window of steps to the newest: how far the solved share fell, and the factor of a size."""
 
     since: int  # the last step of the best window
     fall: float

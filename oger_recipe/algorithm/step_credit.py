@@ -50,12 +50,12 @@ class GroupedSteps:
 
 @dataclass(frozen=True)
 class StepEstimator:
-    """How steps become advantages: by one of the first two.
+    """The way from steps to advantages, by one of the first two.
 
     with_values: (rows, gamma, lam) to advantages and returns [B, A], towards which a critic is trained; in_group: to
-    advantages [groups, n, S]; values_steps: the critic is trained at the steps' first tokens alone; whitened: over
-    what the advantages of a batch are brought to mean 0 and std 1 afterwards, "steps" or "tokens"; compares_groups:
-    groups are measured by each other's rewards.
+    advantages [groups, n, S]; values_steps: the critic is trained at the steps' first tokens alone; whitened: the
+    advantages of a batch are brought to mean 0 and std 1 afterwards, over "steps" or "tokens"; compares_groups: groups
+    are measured by each other's rewards.
     """
 
     with_values: Callable[[ValuedSteps, float, float], tuple[Tensor, Tensor]] | None = None
@@ -72,7 +72,8 @@ class StepEstimator:
 def appo(rows: ValuedSteps, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """Take each step as an action, with the critic's value before its first token (step_gae).
 
-    The returns stand on these tokens alone, where the critic is trained, and are 0 elsewhere.
+    Advantages and returns are [B, A]. The returns stand on the first tokens alone, where the critic is trained, and
+    are 0 elsewhere.
     """
     first = first_places(rows.step_index, rows.mask.shape[1])
     values = pad(rows.values, (0, 1)).gather(1, first)
@@ -82,12 +83,12 @@ def appo(rows: ValuedSteps, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
 
 
 def tppo(rows: ValuedSteps, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Take each token as an action, and let time pass with the steps (token_gae_by_steps)."""
+    """Take each token as an action, and let time pass with the steps (token_gae_by_steps); both results are [B, A]."""
     return token_gae_by_steps(rows.rewards, rows.values, rows.step_index, gamma=gamma, lam=lam)
 
 
 def process_grpo(rows: GroupedSteps) -> Tensor:
-    """Compare all step rewards of a group with each other, and add up those from each step on.
+    """Compare all step rewards of a group with each other, and add up those from each step on: [groups, n, S].
 
         z_s = (r_s - mean(r)) / (std(r) + 1e-6)        A_s = sum of z_k over k >= s
 
@@ -105,7 +106,7 @@ def process_grpo(rows: GroupedSteps) -> Tensor:
 
 
 def process_grpo_batch(rows: GroupedSteps) -> Tensor:
-    """Compare all step rewards of a batch with each other, whatever problem and place they have.
+    """Compare all step rewards of a batch with each other, whatever problem and place they have: [groups, n, S].
 
         A_s = (r_s - mean(r)) / (std(r) + 1e-8)
 
@@ -120,8 +121,8 @@ def process_grpo_batch(rows: GroupedSteps) -> Tensor:
 
 
 def process_rloo(rows: GroupedSteps) -> Tensor:
-    """Hold what each step still earns against what the other rows of its group earn from a token on (PURE, arXiv
-    2504.15275), and the reward of the whole response against the other rows' (RLOO, arXiv 2402.14740).
+    """Compare what each step still earns with what a token of the group's other rows still earns (PURE, arXiv
+    2504.15275), and the reward of the whole response with theirs (RLOO, arXiv 2402.14740): [groups, n, S].
 
     With p_s the step's reward without the part o that is for the whole response, and n_s its tokens:
 
@@ -147,7 +148,7 @@ def process_rloo(rows: GroupedSteps) -> Tensor:
 
 
 def whitening(values: Tensor, *, divide: bool) -> tuple[float, float]:
-    """Return the mean of values [m], and 1 / std over m, by which their distances from it become whitened values.
+    """Return the mean of values [m], and 1 / std over m: whitening subtracts the one and multiplies by the other.
 
     The variance is 1e-8 at the least, as in OpenRLHF; 1 takes the place of 1 / std without `divide`. No values: 0, 1.
     """

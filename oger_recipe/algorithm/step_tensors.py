@@ -11,12 +11,13 @@ from torch.nn.functional import pad
 
 
 def real(tensor: Tensor) -> torch.dtype:
-    """The tensor's dtype, or float32 where that is more exact."""
+    """Return the tensor's dtype, or float32 where that is more exact."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def read_index(step_index: Tensor) -> tuple[Tensor, Tensor]:
-    """The index as int64, and where there is a token. Raises ValueError for an index that is none."""
+    """Return the index as int64, and where it has a token (bool). Raise ValueError unless it has integers from -1
+    on."""
     if step_index.dtype == torch.bool or step_index.is_floating_point():
         raise ValueError(f"step_index must be of integers, not {step_index.dtype}")
     index = step_index.long()
@@ -26,13 +27,13 @@ def read_index(step_index: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def count_steps(index: Tensor) -> int:
-    """The steps of the row that has most."""
+    """Count the steps of the row that has most; index is [B, A]."""
     return int(index.max()) + 1 if index.numel() else 0
 
 
 def of_steps(values: Tensor, step_index: Tensor, steps: int) -> Tensor:
-    """Sum values over the tokens of each of so many steps: both [B, A] (step_index from 0, -1 where there is no
-    token), the result [B, steps]."""
+    """Sum values [B, A] over the tokens of each of so many steps: [B, steps]; step_index [B, A] counts from 0, -1
+    where there is no token."""
     inside = torch.where(step_index >= 0, values, 0)
     return inside.new_zeros(len(values), steps + 1).scatter_add(1, step_index.long() + 1, inside)[:, 1:]
 
@@ -55,13 +56,14 @@ def first_tokens(step_index: Tensor) -> Tensor:
 
 
 def first_places(step_index: Tensor, steps: int) -> Tensor:
-    """Find the place of the first token of each of so many steps, [B, steps]; behind the last place: there is none."""
+    """Find the place of the first token of each of so many steps, [B, steps]; A, behind the last place, where it has
+    none."""
     places = torch.arange(step_index.shape[1], device=step_index.device).expand(step_index.shape)
     behind = places.new_full((len(step_index), steps + 1), step_index.shape[1])
     return behind.scatter_reduce(1, step_index.long() + 1, places, "amin")[:, 1:]
 
 
 def from_here_on(values: Tensor, mask: Tensor) -> Tensor:
-    """Sum values [..., S] of this and all later steps, 0 outside of the mask."""
+    """Sum values [..., S] of this and all later steps, 0 outside of the mask (bool [..., S])."""
     inside = torch.where(mask, values, 0.0)
     return torch.where(mask, inside.flip(-1).cumsum(-1).flip(-1), 0.0)

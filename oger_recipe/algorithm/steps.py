@@ -23,8 +23,8 @@ def step_gae(
         delta_s = r_s + gamma V_(s+1) - V_s        A_s = delta_s + gamma lam A_(s+1)        return_s = A_s + V_s
 
     rewards, values and mask are [B, S]; V_s is the value of the state that step s is taken in. next_value [B] is that
-    of the state behind a row's last step: 0, which None means, where the response has ended, and a critic's word where
-    it was cut off. Both results are [B, S].
+    of the state behind a row's last step: 0, which None means, where the response has ended, and the critic's value
+    where it was cut off. Advantages and returns are [B, S].
     Raises ValueError also for a mask with a hole.
     """
     _require_shapes(mask, rewards=rewards, values=values)
@@ -62,7 +62,7 @@ def token_gae_by_steps(
         within the step         delta_t = V_(t+1) - V_t                    A_t = delta_t + lam A_(t+1)
         the last of the step    delta_t = r_s + gamma V_(t+1) - V_t        A_t = delta_t + gamma lam A_(t+1)
 
-    and return_t = A_t + V_t. step_rewards is [B, S], token_values and step_index are [B, A], and so are both results.
+    and return_t = A_t + V_t. step_rewards is [B, S]; token_values, step_index, advantages and returns are [B, A].
     next_value [B] stands for V behind a row's last token: 0, which None means, where the response has ended. Places
     without a token may lie between tokens, and count as not there. A reward whose step has no token is not paid.
     Raises ValueError also for a step_index outside -1..S-1, and where a step comes before an earlier one.
@@ -106,10 +106,10 @@ def step_ratio(log_probs: Tensor, old_log_probs: Tensor, step_index: Tensor) -> 
 
 
 def aggregate_steps(scores: Tensor, mask: Tensor, how: str) -> Tensor:
-    """Make one number of each row's scores of steps, by a name of AGGREGATES; [B, S] and bool [B, S] to [B].
+    """Reduce each row's step scores to one number by a name of AGGREGATES: [B, S] and bool [B, S] to [B].
 
     A row without steps has 0, by any name: its product is not 1.
-    Raises ValueError also for a name that is none.
+    Raises ValueError also for an unknown name.
     """
     if how not in AGGREGATES:
         raise ValueError(f"how={how!r} is unknown; valid values: {', '.join(AGGREGATES)}")
@@ -120,7 +120,7 @@ def aggregate_steps(scores: Tensor, mask: Tensor, how: str) -> Tensor:
 
 
 def min_form_rewards(scores: Tensor, mask: Tensor, temperature: float) -> Tensor:
-    """Pay each row nearly its worst step, and nearly all of it at that step (PURE, arXiv 2504.15275).
+    """Pay each row about its lowest score, and nearly all of it at the step that has it (PURE, arXiv 2504.15275).
 
         r*_s = r_s exp(-r_s / T) / sum_k exp(-r_k / T)
 
@@ -133,7 +133,7 @@ def min_form_rewards(scores: Tensor, mask: Tensor, temperature: float) -> Tensor
 
 
 def min_ahead_rewards(scores: Tensor, mask: Tensor, temperature: float) -> Tensor:
-    """Pay each step what it takes off the worst score that is still ahead.
+    """Pay each step the change that it makes to the worst score still ahead.
 
         m_s = sum over k >= s of r_k exp(-r_k / T) / sum over k >= s of exp(-r_k / T)        r*_s = m_s - m_(s+1)
 
@@ -159,7 +159,7 @@ def _scores(scores: Tensor, mask: Tensor, temperature: float) -> tuple[Tensor, T
 
 
 def _shares(scores: Tensor, counts: Tensor, temperature: float) -> Tensor:
-    """Softmax of -score / temperature over what counts of the last dimension; 0 elsewhere."""
+    """Compute the softmax of -score / temperature over what counts of the last dimension; 0 elsewhere."""
     if not counts.shape[-1]:
         return scores
     # Distances from the lowest: score / temperature alone would overflow where that is small.
@@ -204,7 +204,7 @@ def _behind_the_last(values: Tensor, next_value: Tensor | None) -> Tensor:
 
 
 def _next_places(exists: Tensor) -> Tensor:
-    """The next place with a token behind each place of a row [B, A]; A where there is none."""
+    """Find the next place with a token behind each place of a row [B, A]; A where there is none."""
     places = torch.arange(exists.shape[1], device=exists.device)
     here_or_behind = pad(torch.where(exists, places, exists.shape[1]), (0, 1), value=exists.shape[1])
     return here_or_behind.flip(1).cummin(dim=1).values.flip(1)[:, 1:]

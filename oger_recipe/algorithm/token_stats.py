@@ -27,7 +27,8 @@ CHUNK_LOGITS, CHUNK_LOGITS_ON_GPU = 2**26, 2**28
 def token_log_probs_and_entropy(
     hidden: Tensor, lm_head_weight: Tensor, labels: Tensor, *, temperature: float = 1.0, chunk_size: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of each label and entropy of softmax(hidden @ lm_head_weight.T / temperature), in nats.
+    """Compute the log-probability of each label and the entropy of softmax(hidden @ lm_head_weight.T / temperature),
+    in nats.
 
     hidden is [N, h] or [B, T, h], lm_head_weight [V, h], labels int64 [N] or [B, T] within 0..V-1; both results have
     the shape of labels and are float32, float64 if the inputs are. Logits are computed in the dtype of the inputs, as
@@ -55,7 +56,7 @@ def token_log_probs_and_entropy(
 
 
 def response_entropy(entropy: Tensor, action_mask: Tensor, *, position: str, top_share: float = 0.2) -> Tensor:
-    """One entropy [B] for each response, of its tokens' entropies [B, T] in nats where action_mask [B, T] is set.
+    """Reduce token entropies [B, T], in nats, to one for each response [B], over the tokens set in action_mask [B, T].
 
     entropy[b, t] is of the distribution that produced response token t. By `position`:
 
@@ -88,7 +89,7 @@ def _top(entropy: Tensor, mask: Tensor, top_share: float) -> Tensor:
 
 
 def tokens_of_share(counts: Tensor, share: float) -> Tensor:
-    """The smallest whole numbers that are at least the share, as it is written, of counts [B], and at least 1.
+    """Multiply counts [B] by the share as it is written, rounded up, and at least 1 where the count is not 0.
 
     No float is 0.3: in floats 0.3 * 10 can be more than 3, and four tokens.
     """
@@ -141,9 +142,9 @@ class _TokenStats(torch.autograd.Function):
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
 
 
-# Functions of their own: what they make of logits is gone when the next chunk comes.
+# Separate functions, so that a chunk's logits are freed before the next chunk comes.
 def _chunk_stats(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy [rows]; labels are [rows, 1]."""
+    """Compute log-probability and entropy [rows] of hidden [rows, h]; labels are [rows, 1]."""
     log_p = _log_softmax(hidden, weight, temperature)
     return log_p.gather(1, labels).squeeze(1), log_p.exp().mul_(log_p).sum(dim=1).neg_()
 
@@ -152,7 +153,8 @@ def _chunk_gradient(
     hidden: Tensor, weight: Tensor, labels: Tensor, entropy: Tensor, for_label: Tensor, for_entropy: Tensor,
     temperature: float,
 ) -> Tensor:  # fmt: skip
-    """The gradient of the logits [rows, V], in the dtype of weight; all others are [rows, 1]."""
+    """Compute the gradient of the logits [rows, V], in the dtype of weight [V, h]; hidden is [rows, h], all others
+    [rows, 1]."""
     log_p = _log_softmax(hidden, weight, temperature)
     grad_logits = log_p.exp().neg_()
     grad_logits.mul_(log_p.add_(entropy).mul_(for_entropy).add_(for_label))

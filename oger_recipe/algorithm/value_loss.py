@@ -11,7 +11,7 @@ def clipped_huber_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, c
         max(h(v - g), h(v_clipped - g))        v_clipped = v_old + clamp(v - v_old, -clip, clip)
         h(e) = e^2 / 2 for |e| <= delta, else delta (|e| - delta / 2)
 
-    Above every error delta gives OpenRLHF's loss, half of the larger square. In float32 or better.
+    With delta above every error it is OpenRLHF's loss, half of the larger square. In float32 or better.
     """
     exact = torch.promote_types(values.dtype, torch.float32)
     value, old, target = values.to(exact), old_values.to(exact), returns.to(exact)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def value_sums(values: Tensor, returns: Tensor, action_mask: Tensor) -> Tensor:
-    """[5], float64: tokens, sum of g and of g^2, sum of g - v and of (g - v)^2, where action_mask is set.
+    """Sum over the tokens set in action_mask, [5] float64: tokens, sum of g and of g^2, sum of g - v and of (g - v)^2.
 
     All three have one shape. The sums of several tensors are the sum of their sums.
     """
@@ -27,7 +27,7 @@ def value_sums(values: Tensor, returns: Tensor, action_mask: Tensor) -> Tensor:
 
 
 def explained_variance(sums: Tensor) -> float:
-    """1 - Var(g - v) / Var(g) of value_sums [5]; nan without tokens and where all returns are equal."""
+    """Compute 1 - Var(g - v) / Var(g) of value_sums [5]; nan without tokens and where all returns are equal."""
     tokens, target, target_squares, residual, residual_squares = sums.tolist()
     if not tokens:
         return math.nan
@@ -39,7 +39,8 @@ def explained_variance(sums: Tensor) -> float:
 
 
 def clipped_tokens(values: Tensor, old_values: Tensor, returns: Tensor, action_mask: Tensor, clip: float) -> Tensor:
-    """How many tokens have the clipped value's loss in PPO's max((v - g)^2, (v_clipped - g)^2); tensors are [B, A].
+    """Count the tokens (0-d) whose loss is the clipped value's in PPO's max((v - g)^2, (v_clipped - g)^2); tensors are
+    [B, A].
 
     v_clipped is v, held within clip of the old value. These tokens give the critic no gradient.
     """
