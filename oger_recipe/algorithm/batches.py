@@ -35,5 +35,5 @@ def off_policy_mask(action_mask: Tensor, off_policy_tokens: Tensor) -> Tensor:
 
 
 def of_first_token(values: Tensor, action_mask: Tensor) -> Tensor:
-    """Return the values [B] of each row's first response token, of values and action_mask [B, A]."""
+    """Take from values [B, A] that of each row's first response token: [B]; action_mask is [B, A]."""
     return values.gather(1, action_mask.long().argmax(dim=1, keepdim=True)).squeeze(1)

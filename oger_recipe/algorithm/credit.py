@@ -35,7 +35,7 @@ ESTIMATORS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
 # gdpo: GDPO (arXiv 2601.05242), A = z over the batch of sum_k w_k z_k, with z_k of source k over the group.
 BATCH_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"gdpo": batch_normalized}
 
-# The rewards of steps of reasoning to the advantages of their tokens.
+# Rewards of steps of reasoning to advantages of their tokens.
 STEP_ESTIMATORS: dict[str, StepEstimator] = {
     "appo": StepEstimator(with_values=appo, values_steps=True, whitened="steps"),
     "tppo": StepEstimator(with_values=tppo, whitened="tokens"),
@@ -44,19 +44,18 @@ STEP_ESTIMATORS: dict[str, StepEstimator] = {
     "process_rloo": StepEstimator(in_group=process_rloo, whitened="tokens"),
 }
 
-# Of the recipe's: those that compare the rows of a group, and no group with another.
+# The recipe's estimators that compare the rows of a group, and no group with another.
 GROUP_ESTIMATORS = (
     *ESTIMATORS,
     *(name for name, each in STEP_ESTIMATORS.items() if each.in_group is not None and not each.compares_groups),
 )
 
-# Of OpenRLHF's and the recipe's: those for which a critic is trained.
+# Estimators of OpenRLHF and of the recipe for which a critic is trained.
 CRITIC_ESTIMATORS = ("gae", *(name for name, each in STEP_ESTIMATORS.items() if each.needs_critic))
 
 
 def penalise_truncated(rewards: Tensor, truncated: Tensor, penalty: float, fixed: float | None) -> Tensor:
-    """Give truncated rows (bool) the reward `fixed`, or add `penalty` to theirs; tensors have one shape (OAT's
-    rules)."""
+    """Give truncated rows (bool) the reward `fixed`, or add `penalty` to theirs (OAT's rules); all have one shape."""
     if fixed is not None:
         return torch.where(truncated, torch.full_like(rewards, fixed), rewards)
     return rewards + penalty * truncated

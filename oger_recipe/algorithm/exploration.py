@@ -42,7 +42,7 @@ def _rank(measure: Tensor, counted: Tensor) -> Tensor:
     mine, other = measure.unsqueeze(-1), measure.unsqueeze(-2)
     beaten = ((mine > other).double() + 0.5 * (mine == other).double()) * counted.unsqueeze(-2)
     others = counted.sum(dim=-1, keepdim=True) - 1
-    # A row equals itself; that half is not of another row.
+    # Every row equals itself: that half is taken off.
     return torch.where(others > 0, (beaten.sum(dim=-1) - 0.5) / others.clamp(min=1), 1.0)
 
 

@@ -37,8 +37,7 @@ def _any(similarity: Tensor, reward: Tensor, generator: torch.Generator | None) 
 
 
 def _wrong_first(rank: Ranking) -> Ranking:
-    """Return the ranking that keeps this order, first among the rollouts without a positive reward, then among the
-    others."""
+    """Return a ranking by `rank` of the rollouts without a positive reward, and then of the others."""
 
     def wrong_first(similarity: Tensor, reward: Tensor, generator: torch.Generator | None) -> Tensor:
         order = rank(similarity, reward, generator)
@@ -121,8 +120,10 @@ def own_or_all(own: Tensor) -> Tensor:
 
 
 def solve_rates(scores: Tensor, own: Tensor) -> Tensor:
-    """Return the share [groups] of right rows (score above 0) among own_or_all; scores and own (bool) are [groups,
-    n]."""
+    """Return the share [groups] of right rows (score above 0) among own_or_all.
+
+    scores and own (bool) are [groups, n].
+    """
     counted = own_or_all(own)
     return ((scores > 0) & counted).sum(dim=1) / counted.sum(dim=1)
 

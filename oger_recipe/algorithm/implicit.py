@@ -16,8 +16,7 @@ from oger_recipe.algorithm.step_tensors import count_steps, of_steps, read_index
 
 
 def implicit_step_rewards(log_probs: Tensor, reference: Tensor, step_index: Tensor, *, beta: float) -> Tensor:
-    """Compute the reward of each step, [B, S] for the S steps of the row that has most, 0 where a row has no such
-    step.
+    """Compute step rewards [B, S], for the S steps of the row that has most; 0 where a row has no such step.
 
     log_probs (pi), reference (pi_ref) and step_index are [B, A], log-probabilities in nats; step_index (int) says
     which step, from 0, a token belongs to, -1 where there is no token: nothing there is read, nan and inf included,
@@ -48,8 +47,8 @@ def outcome_accuracy(rewards: Tensor, outcomes: Tensor) -> Tensor:
 
 
 def pair_accuracy(rewards: Tensor, outcomes: Tensor, counted: Tensor) -> Tensor:
-    """Return the share (0-d) of pairs of a right and a wrong response to one prompt in which the right one has the
-    higher reward.
+    """Return the share (0-d) of pairs, a right and a wrong response to one prompt, whose right one has the higher
+    reward.
 
     All are [groups, n]; counted (bool) says which responses make pairs. Equal rewards are half right; nan without
     pairs.

@@ -20,14 +20,13 @@ RATIO_LEVELS = ("token", "step")
 
 
 def unit_mask(action_mask: Tensor, off_policy_mask: Tensor, step_index: Tensor) -> Tensor:
-    """Mark the tokens that count in the loss (bool [B, A]): teacher tokens, and the first rollout token of each
-    step."""
+    """Mark the tokens that enter the loss, bool [B, A]: teacher tokens, and each step's first rollout token."""
     step = _rollouts_steps(action_mask, off_policy_mask, step_index)
     return action_mask.bool() & ((step < 0) | first_tokens(step))
 
 
 def step_log_probs(log_probs: Tensor, action_mask: Tensor, off_policy_mask: Tensor, step_index: Tensor) -> Tensor:
-    """Sum the log-probabilities [B, A] of each rollout's step, at all of its tokens; others stay. In float32 or
+    """Sum log-probabilities [B, A] over each rollout's step, at all of its tokens; others stay. In float32 or
     better."""
     step = _rollouts_steps(action_mask, off_policy_mask, step_index)
     exact = log_probs.to(torch.promote_types(log_probs.dtype, torch.float32))

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_LOST_STEPS, _BEFORE, _SOLVED = 3, 5, 0.05  # steps without a solution, after that many with this mean solve rate
+_LOST_STEPS, _BEFORE, _SOLVED = 3, 5, 0.05  # steps without a solution, the steps before, their mean solve rate
 
 
 def bad_numbers(metrics: Mapping[str, Any]) -> str | None:

@@ -68,8 +68,7 @@ class Running:
         )
 
     def normalized(self, values: Tensor, *, eps: float = EPS) -> Tensor:
-        """Compare values of any shape with all so far: z = (x - mean) / (std + eps), where std is 0 after a single
-        value."""
+        """Compare values of any shape with all so far: z = (x - mean) / (std + eps), with std 0 of a single value."""
         std = (self.squares / max(self.count - 1, 1)) ** 0.5
         normalized = (values.double() - self.mean) / (std + eps)
         return normalized.to(torch.promote_types(values.dtype, torch.float32))

@@ -257,7 +257,7 @@ def _rollout_terms(
     tokens: _Tokens, mask: Tensor, reshaping: tuple[str, float, float], clip: tuple[float, float] | None
 ) -> tuple[_Terms, Tensor]:
     """Compute PPO's loss of the masked tokens, and where clipping decided it (1, else 0)."""
-    # Foreign values leave before exp and before any product: a mask applied afterwards turns inf into nan (inf * 0).
+    # Other tokens are zeroed before exp and before any product: a mask applied afterwards makes inf nan (inf * 0).
     advantages, old_log_probs = torch.where(mask, tokens.advantages, 0.0), torch.where(mask, tokens.old_log_probs, 0.0)
     ratio = reshape_ratio(torch.where(mask, tokens.log_probs, 0.0), old_log_probs, *reshaping)
     unclipped = -advantages * ratio

@@ -40,8 +40,10 @@ def _about_means(values: Tensor, known: Tensor) -> Tensor:
 
 
 def correlation(sums: Tensor) -> float:
-    """Compute Pearson's r of `comoments` [4], Sxy / sqrt(Sxx Syy); nan where x or y is constant, and of fewer than
-    LEAST rows."""
+    """Compute Pearson's r of `comoments` [4], Sxy / sqrt(Sxx Syy).
+
+    nan where x or y is constant, and of fewer than LEAST rows.
+    """
     rows, xx, yy, xy = sums.tolist()
     if rows < LEAST or not (xx > 0 and yy > 0):
         return math.nan
@@ -49,10 +51,9 @@ def correlation(sums: Tensor) -> float:
 
 
 def pair_orders(values: Tensor, rule: Tensor) -> Tensor:
-    """Count the pairs of rows within groups that values and rule, both [groups, n], order: [2], all and those in
-    different order.
+    """Count the pairs of rows in a group that values and rule order, [2]: all, and those that they order differently.
 
-    A pair that is equal for either, or of which one row is nan, does not count.
+    Both are [groups, n]. A pair that is equal for either, or of which one row is nan, does not count.
     """
     both = _signs(values) * _signs(rule)
     return torch.stack([(both.abs() == 1).sum(), (both == -1).sum()]).double() / 2  # a pair was counted twice
@@ -64,8 +65,7 @@ def _signs(values: Tensor) -> Tensor:
 
 
 def disagreement(counts: Tensor) -> float:
-    """Return the share of `pair_orders` [2] that are ordered differently: (1 - gamma) / 2 of Goodman and Kruskal's
-    gamma.
+    """Return the share of `pair_orders` [2] in different order: (1 - gamma) / 2 of Goodman and Kruskal's gamma.
 
     0: the rule's order, 0.5: none of it; nan of fewer than LEAST pairs.
     """
@@ -75,8 +75,7 @@ def disagreement(counts: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Drift:
-    """The way from the best evaluation to the newest: how far accuracy fell, and by how much the trained reward
-    rose."""
+    """From the best evaluation to the newest: how far accuracy fell, and by how much the trained reward rose."""
 
     since: int  # step
     fall: float
@@ -101,7 +100,7 @@ def drift(rewards: Mapping[int, float], accuracy: Mapping[int, float], window: i
 
 @dataclass(frozen=True)
 class Growth:
-    """The way from the best window of steps to the newest: how far the solved share fell, and the factor of a size."""
+    """From the best window of steps to the newest: how far the share that is solved fell, and the factor of a size."""
 
     since: int  # the last step of the best window
     fall: float

@@ -16,7 +16,7 @@ def real(tensor: Tensor) -> torch.dtype:
 
 
 def read_index(step_index: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the index as int64, and where it has a token (bool). Raise ValueError unless it has integers from -1
+    """Return the index as int64, and a bool mask of its tokens. Raise ValueError for other than integers from -1
     on."""
     if step_index.dtype == torch.bool or step_index.is_floating_point():
         raise ValueError(f"step_index must be of integers, not {step_index.dtype}")
@@ -32,8 +32,10 @@ def count_steps(index: Tensor) -> int:
 
 
 def of_steps(values: Tensor, step_index: Tensor, steps: int) -> Tensor:
-    """Sum values [B, A] over the tokens of each of so many steps: [B, steps]; step_index [B, A] counts from 0, -1
-    where there is no token."""
+    """Sum values [B, A] over the tokens of each of so many steps: [B, steps].
+
+    step_index [B, A] counts from 0, -1 where there is no token.
+    """
     inside = torch.where(step_index >= 0, values, 0)
     return inside.new_zeros(len(values), steps + 1).scatter_add(1, step_index.long() + 1, inside)[:, 1:]
 
@@ -56,7 +58,7 @@ def first_tokens(step_index: Tensor) -> Tensor:
 
 
 def first_places(step_index: Tensor, steps: int) -> Tensor:
-    """Find the place of the first token of each of so many steps, [B, steps]; A, behind the last place, where it has
+    """Find the place of the first token of each of so many steps, [B, steps]; A, behind the last place: there is
     none."""
     places = torch.arange(step_index.shape[1], device=step_index.device).expand(step_index.shape)
     behind = places.new_full((len(step_index), steps + 1), step_index.shape[1])

@@ -27,8 +27,8 @@ CHUNK_LOGITS, CHUNK_LOGITS_ON_GPU = 2**26, 2**28
 def token_log_probs_and_entropy(
     hidden: Tensor, lm_head_weight: Tensor, labels: Tensor, *, temperature: float = 1.0, chunk_size: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute the log-probability of each label and the entropy of softmax(hidden @ lm_head_weight.T / temperature),
-    in nats.
+    """Compute each label's log-probability, and the entropy, of softmax(hidden @ lm_head_weight.T / temperature), in
+    nats.
 
     hidden is [N, h] or [B, T, h], lm_head_weight [V, h], labels int64 [N] or [B, T] within 0..V-1; both results have
     the shape of labels and are float32, float64 if the inputs are. Logits are computed in the dtype of the inputs, as
@@ -93,7 +93,7 @@ def tokens_of_share(counts: Tensor, share: float) -> Tensor:
 
     No float is 0.3: in floats 0.3 * 10 can be more than 3, and four tokens.
     """
-    written = Fraction(str(share)).limit_denominator(10**9)  # whole numbers that fit a tensor's
+    written = Fraction(str(share)).limit_denominator(10**9)  # small enough for int64
     taken = -(-written.numerator * counts // written.denominator)
     return taken.clamp(min=1).minimum(counts)
 
@@ -153,8 +153,8 @@ def _chunk_gradient(
     hidden: Tensor, weight: Tensor, labels: Tensor, entropy: Tensor, for_label: Tensor, for_entropy: Tensor,
     temperature: float,
 ) -> Tensor:  # fmt: skip
-    """Compute the gradient of the logits [rows, V], in the dtype of weight [V, h]; hidden is [rows, h], all others
-    [rows, 1]."""
+    """Compute the gradient of the logits [rows, V], in the dtype of weight; hidden is [rows, h], the rest [rows,
+    1]."""
     log_p = _log_softmax(hidden, weight, temperature)
     grad_logits = log_p.exp().neg_()
     grad_logits.mul_(log_p.add_(entropy).mul_(for_entropy).add_(for_label))

@@ -39,10 +39,9 @@ def explained_variance(sums: Tensor) -> float:
 
 
 def clipped_tokens(values: Tensor, old_values: Tensor, returns: Tensor, action_mask: Tensor, clip: float) -> Tensor:
-    """Count the tokens (0-d) whose loss is the clipped value's in PPO's max((v - g)^2, (v_clipped - g)^2); tensors are
-    [B, A].
+    """Count the tokens (0-d) whose loss is the clipped value's in PPO's max((v - g)^2, (v_clipped - g)^2).
 
-    v_clipped is v, held within clip of the old value. These tokens give the critic no gradient.
+    Tensors are [B, A]; v_clipped is v, held within clip of the old value. These tokens give the critic no gradient.
     """
     clipped = old_values + (values - old_values).clamp(-clip, clip)
     return (action_mask.bool() & ((clipped - returns) ** 2 > (values - returns) ** 2)).sum()

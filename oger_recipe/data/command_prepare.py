@@ -50,8 +50,7 @@ class Tally:
 
 @dataclass
 class _Trajectory:
-    """A teacher's text. ``source``: the first that has it; ``said``: what each source that has it says of its
-    correctness."""
+    """A teacher's text. ``source``: the first that has it; ``said``: the claim of each source that has it."""
 
     source: str
     text: str

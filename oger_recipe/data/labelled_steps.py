@@ -19,7 +19,7 @@ from oger_recipe.data.sources import made_of_records
 from oger_recipe.errors import RecipeError, shown
 from oger_recipe.seeds import stable_seed
 
-Label = float | None  # 1: good, 0: bad, between: a share of rollouts from here that were right; None: nobody said
+Label = float | None  # 1: good, 0: bad, between: a share of rollouts from here that were right; None: no label
 TAG = "ки"  # Math-Shepherd's
 _SIGNS = {"+": 1.0, "-": 0.0}
 _FIRST_STEP = "Step 1:"  # ends Math-Shepherd's question
@@ -187,7 +187,7 @@ def _prm800k(row: _Row) -> Iterator[Solution]:
     for number, step in enumerate(steps):
         completions, chosen, human = _completions(row, f"label.steps[{number}]", step)
         is_end = chosen is None and human is None
-        if is_end:  # an error was found, or nobody went on
+        if is_end:  # an error was found, or no step follows
             chosen = 0
         unlabelled: list[tuple[str, Label]] = [(text, None) for text, _ in way]
         others += [[*unlabelled, each] for place, each in enumerate(completions) if place != chosen]

@@ -18,9 +18,9 @@ from oger_recipe.errors import RecipeError, cut, kind_of, shown
 from oger_recipe.rewards.verifiers import VERIFIERS, not_allowed
 
 Row = dict[str, Any]
-_SHOWN = 10  # of the mistakes in a dataset, or of a kind of them
-_KINDS = 20  # of mistakes
-_NAMED = 5  # rows that share a mistake
+_SHOWN = 10  # mistakes of a dataset, or of one kind, that are said
+_KINDS = 20  # of mistakes that are said
+_NAMED = 5  # rows that share a mistake and are named
 _LONGEST = 600  # characters of a mistake
 _LOOKED_AT = 100  # rows in which columns are looked for
 _LONG_TEXT = 100  # characters

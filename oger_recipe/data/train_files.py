@@ -17,8 +17,8 @@ from oger_recipe.rewards.rules import GradingRules
 from oger_recipe.teachers.store import Teacher, teacher_store
 
 _BATCH = 256  # prompts that the tokenizer is given at once: it has threads of its own
-_TOKENS = 2**22  # of teachers that are verified at once: as Python's integers they take some 36 bytes each
-_NAMED = 5  # of the prompts that are refused
+_TOKENS = 2**22  # of teachers verified at once: as Python's integers they take some 36 bytes each
+_NAMED = 5  # refused prompts that are named
 
 
 class Tokenizer(Protocol):

@@ -122,7 +122,7 @@ def _keep(folder: Path, places: Mapping[str, Path], counts: Counter[str], most_g
     sizes = {name: place.stat().st_size for name, place in places.items()}
     size = sum(sizes.values()) / 1e9
     try:
-        _is_removed(folder)  # one that was not whole
+        _is_removed(folder)  # an incomplete one
         if size > most_gb or not _has_room(folder.parent, most_gb - size):
             print(
                 f"note: the prepared data is not kept for later runs: its {size:.3g} GB do not fit into the "

@@ -22,8 +22,10 @@ def make_encoder(settings: EncoderSettings, batch_size: int) -> Encoder:
 
 
 def model_location(model: str) -> str:
-    """Return the packaged model's folder, or the name as it is (a folder or a hub name). Raise ValueError where the
-    package is not installed."""
+    """Return the packaged model's folder, or the name as it is (a folder or a hub name).
+
+    Raises ValueError where the package is not installed.
+    """
     if model != PACKAGED_MODEL:
         return model
     spec = importlib.util.find_spec(PACKAGED_MODEL.replace("-", "_"))

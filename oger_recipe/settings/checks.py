@@ -42,7 +42,7 @@ def refuse(problems: list[str]) -> None:
 def recipe_problems(value: Mapping[str, Any], where: Mapping[str, str] | None = None) -> list[str]:
     """Return what no machine could do; ``where`` see out_of_range."""
     problems = [*out_of_range(value, where), *secret_problems(value)]
-    problems += [] if problems else _lengths_and_batches(value, where or {})  # which divides by the sizes
+    problems += [] if problems else _lengths_and_batches(value, where or {})  # it divides by the sizes
     return [*problems, *combination_problems(value), *grading_problems(value), *_unsupported(value), *_paths(value)]
 
 
@@ -109,8 +109,8 @@ def _step(value: Mapping[str, Any], where: Mapping[str, str]) -> str:
 
 
 def _nearest_batches(value: Mapping[str, Any], rows: int) -> str:
-    """Name the batch sizes next to train.batch_size that divide the rollouts of a step, and that divide into
-    micro-batches where any do."""
+    """Name the batch sizes next to train.batch_size that divide the rollouts of a step, and that micro-batches divide
+    where there are any such."""
     of_rank = 1 if value["train.dynamic_batch_enable"] else value["train.micro_batch_size"]
     share = of_rank * policy_ranks(value)
     share = share if rows % share == 0 else 1

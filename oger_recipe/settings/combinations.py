@@ -273,8 +273,7 @@ def _lengths(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
 
 
 def _in_its_order(value: Mapping[str, Any], estimator: str, oger: OgerSettings) -> Iterator[str]:
-    """Yield what keeps an estimator of BATCH_ESTIMATORS from adding up sources that were each compared in their
-    group."""
+    """Yield what keeps a BATCH_ESTIMATORS entry from adding up sources that were each compared in their group."""
     for entry in oger.reward.sources:
         name, how = entry["name"], entry.get("normalize", "group")
         if how != "group":

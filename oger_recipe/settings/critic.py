@@ -28,7 +28,7 @@ class CriticSettings(Section):
     head_only: bool = setting(False, "train the value head alone; the network below it stays as it was loaded")
 
     def of_network(self, saved: list[int] | None) -> list[int]:
-        """Return the sizes of the value head; ``saved``: those in the network's config. RecipeError where the two
+        """Return the head's sizes; ``saved``: those that the network names. RecipeError where both are set and
         differ."""
         if saved is not None and self.hidden_sizes and saved != list(self.hidden_sizes):
             raise RecipeError(

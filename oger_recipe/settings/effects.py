@@ -261,7 +261,7 @@ def _steps_unpaid(oger: OgerSettings, estimator: str) -> Iterator[str]:
                     f"oger.reward.sources: credit of {entry['name']!r} has no effect: it needs "
                     f"algo.advantage.estimator {_either([*STEP_ESTIMATORS])}; with {estimator} a row has its aggregate"
                 )
-    elif not pays and not any(":" in entry["kind"] for entry in oger.reward.sources):  # what is the user's may pay
+    elif not pays and not any(":" in entry["kind"] for entry in oger.reward.sources):  # a user's kind may pay steps
         yield (
             f"algo.advantage.estimator {estimator} goes by steps of reasoning, and no source of oger.reward.sources "
             "speaks of them: all rewards are at the last step; a source of kind process says them"

@@ -88,7 +88,7 @@ def grading_rules(settings: Mapping[str, Any], *, evaluation: bool = False) -> G
 
     Raises RecipeError for an entry of oger.verifiers that is not task=module:function.
     """
-    from oger_recipe.settings.rewards import RewardSettings  # loads torch: not for who only imports this module
+    from oger_recipe.settings.rewards import RewardSettings  # loads torch, which an import of this module must not
 
     verifiers, rollouts = VerifierSettings.of(settings), RolloutSettings.of(settings)
     allow(verifiers.allowed)
@@ -126,7 +126,7 @@ def grading_problems(value: Mapping[str, Any]) -> Iterator[str]:
             try:
                 resolve(name)
             except ValueError as error:
-                reason = repr(error.__cause__ or error)  # a mistake in a file is all its verifiers' mistake
+                reason = repr(error.__cause__ or error)  # a mistake in a file fails all its verifiers
                 if reason not in said:
                     yield f"{key}: {error}"
                 said.add(reason)

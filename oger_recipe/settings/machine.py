@@ -25,8 +25,8 @@ def machine_problems(value: Mapping[str, Any], *, cpu: bool, gpus_here: int | No
 
 
 def gpus_found(value: Mapping[str, Any]) -> int | None:
-    """Count the GPUs that Ray will find: those of the cluster that the run joins, else this node's times the nodes;
-    see machine_problems."""
+    """Count the GPUs that Ray will find: those of the cluster that the run joins, or this node's times the number of
+    nodes, taken for equals. See machine_problems."""
     here = machine()
     return here.gpus if here.gpus is None or here.cluster else here.gpus * int(value["actor.num_nodes"])
 
@@ -51,8 +51,8 @@ def gpus_by_role(value: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _beside_openrlhfs(value: Mapping[str, Any]) -> dict[str, int]:
-    """Count the GPUs of the recipe's own roles. Engines of reward models work one at a time: all share as many as the
-    largest needs."""
+    """Count the GPUs of the recipe's own roles. Engines of reward models work in turn: all share what the largest
+    needs."""
     sizes = [keys.tensor_parallel_size for _, keys in judge_engines(value)]
     share = value["oger.embedding_num_gpus"] if OgerSettings.of(value).embeds else 0.0
     return {"judges": max(sizes, default=0), "encoder": math.ceil(share)}

@@ -54,8 +54,7 @@ class OgerSettings:
 
     @property
     def teachers_enter_in_rollout(self) -> bool:
-        """Whether rollouts begin with a teacher's tokens, or are a whole teacher trajectory, before they are
-        graded."""
+        """Whether rollouts begin with a teacher's tokens, or are a whole teacher trajectory, before grading."""
         replaces_unsampled = self.teachers.max_replace_num > 0 and not self.teachers.replace_after_rm
         return self.prefix.n_prefix != 0 or replaces_unsampled
 

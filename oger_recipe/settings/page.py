@@ -36,8 +36,7 @@ def _section(section: type[Section]) -> Iterator[str]:
 
 
 def _sources() -> Iterator[str]:
-    """Yield the keys of the entries of oger.reward.sources: those of all, and those that kinds add, each class
-    once."""
+    """Yield the keys of oger.reward.sources' entries: those of all, and those that kinds add, each class once."""
     yield "## The keys of an entry of oger.reward.sources\n"
     kinds = ", ".join(f"`{kind}`" for kind in KINDS)
     yield f"The kinds are {kinds}, and `package.module:name` of your own. All have:\n"

@@ -56,8 +56,7 @@ def build_parser(*, cpu: bool) -> argparse.ArgumentParser:
 
 
 def _refuse(message: str) -> NoReturn:
-    """Raise RecipeError. argparse's own error prints the usage of two hundred flags before the sentence that
-    matters."""
+    """Raise RecipeError. argparse's error prints the usage of two hundred flags before the sentence that matters."""
     raise RecipeError(message)
 
 

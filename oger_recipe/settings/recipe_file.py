@@ -99,8 +99,7 @@ def _settings(path: Path, children: tuple[Path, ...], mistakes: list[str]) -> di
 
 
 def _is_null(node: yaml.Node) -> bool:
-    """Say whether null is written there. A section whose settings are all commented out is null too, and says
-    nothing."""
+    """Say whether null is written there. A section with all settings commented out is null too, and says nothing."""
     return node.tag == _NULL and bool(node.value)
 
 
@@ -206,7 +205,7 @@ def _no_setting(key: str, node: yaml.Node, actions: Mapping[str, argparse.Action
 
 
 def _read(key: str, node: yaml.Node, action: argparse.Action, where: str) -> object:
-    """Return the value that YAML reads; for a text setting the text itself: YAML would read 0123 as 83 and off as
+    """Return the value that YAML reads, or for a text setting the text: YAML would read 0123 as 83 and off as
     false."""
     try:
         value = yaml.safe_load(yaml.serialize(node))
@@ -221,8 +220,7 @@ def _read(key: str, node: yaml.Node, action: argparse.Action, where: str) -> obj
 
 
 def _as_written(node: yaml.Node, choices: Sequence[str] = ()) -> object:
-    """Return a text setting's text; as YAML reads it where that is no text: null, true and false, a list, a
-    mapping."""
+    """Return a setting's text, or what YAML reads where it is none: null, true and false, a list, a mapping."""
     value = yaml.safe_load(yaml.serialize(node))
     is_bool = isinstance(value, bool) and node.value not in choices
     return value if not isinstance(node, yaml.ScalarNode) or value is None or is_bool else node.value
