@@ -20,7 +20,7 @@ _ROUNDING = 1e-9  # of the largest value; differences below it are none
 
 
 def comoments(x: Tensor, y: Tensor) -> Tensor:
-    """Sum x and y, both [groups, n], about their groups' means, [4] float64: rows, Sxx, Syy, Sxy.
+    """Sum squares and products of x and y, [groups, n], about their groups' means: [4] float64, rows, Sxx, Syy, Sxy.
 
         Sxy = sum_g sum_i (x_gi - mean_g(x)) (y_gi - mean_g(y))
 

@@ -27,12 +27,12 @@ CHUNK_LOGITS, CHUNK_LOGITS_ON_GPU = 2**26, 2**28
 def token_log_probs_and_entropy(
     hidden: Tensor, lm_head_weight: Tensor, labels: Tensor, *, temperature: float = 1.0, chunk_size: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute each label's log-probability, and the entropy, of softmax(hidden @ lm_head_weight.T / temperature), in
-    nats.
+    """Compute each label's log-probability, and the entropy, of softmax(hidden @ lm_head_weight.T / temperature).
 
-    hidden is [N, h] or [B, T, h], lm_head_weight [V, h], labels int64 [N] or [B, T] within 0..V-1; both results have
-    the shape of labels and are float32, float64 if the inputs are. Logits are computed in the dtype of the inputs, as
-    the model's own head does, their statistics in float32. Both results carry gradients to hidden and lm_head_weight.
+    hidden is [N, h] or [B, T, h], lm_head_weight [V, h], labels int64 [N] or [B, T] within 0..V-1; both results, in
+    nats, have the shape of labels and are float32, float64 if the inputs are. Logits are computed in the dtype of the
+    inputs, as the model's own head does, their statistics in float32. Both results carry gradients to hidden and
+    lm_head_weight.
     At most chunk_size rows of the [N, V] logits exist at a time, in the backward pass as well; by default as many as
     make CHUNK_LOGITS logits on a CPU, and CHUNK_LOGITS_ON_GPU elsewhere.
     Raises ValueError for a temperature or chunk_size that is not positive and for shapes that do not fit.
@@ -153,8 +153,7 @@ def _chunk_gradient(
     hidden: Tensor, weight: Tensor, labels: Tensor, entropy: Tensor, for_label: Tensor, for_entropy: Tensor,
     temperature: float,
 ) -> Tensor:  # fmt: skip
-    """Compute the gradient of the logits [rows, V], in the dtype of weight; hidden is [rows, h], the rest [rows,
-    1]."""
+    """Compute the gradient of the logits [rows, V] in weight's dtype; hidden is [rows, h], the rest [rows, 1]."""
     log_p = _log_softmax(hidden, weight, temperature)
     grad_logits = log_p.exp().neg_()
     grad_logits.mul_(log_p.add_(entropy).mul_(for_entropy).add_(for_label))

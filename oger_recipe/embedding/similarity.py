@@ -108,7 +108,7 @@ class RerankerSimilarity:
         return math.nan
 
     def remember(self, texts: list[str]) -> None:
-        """Do nothing, for the same reason."""
+        """Do nothing: a score belongs to a pair."""
 
 
 Similarity = EmbeddingSimilarity | RerankerSimilarity

@@ -40,7 +40,7 @@ def refuse(problems: list[str]) -> None:
 
 
 def recipe_problems(value: Mapping[str, Any], where: Mapping[str, str] | None = None) -> list[str]:
-    """Return what no machine could do; ``where`` see out_of_range."""
+    """Return the problems that a recipe has on any machine; ``where`` see out_of_range."""
     problems = [*out_of_range(value, where), *secret_problems(value)]
     problems += [] if problems else _lengths_and_batches(value, where or {})  # it divides by the sizes
     return [*problems, *combination_problems(value), *grading_problems(value), *_unsupported(value), *_paths(value)]

@@ -61,6 +61,6 @@ _OUTPUTS = {
 
 
 def in_folder(value: Settings, run_dir: Path) -> Settings:
-    """Move what the run writes into its folder."""
+    """Point the paths that the run writes to into its folder."""
     unsaid = {key: str(run_dir / name) for key, (upstream, name) in _OUTPUTS.items() if value[key] == upstream}
     return {**value, "oger.run_dir": str(run_dir), **unsaid}

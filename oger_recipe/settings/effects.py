@@ -252,7 +252,7 @@ def without_effect(value: Mapping[str, Any], default: Callable[[str], Any]) -> I
 
 
 def _steps_unpaid(oger: OgerSettings, estimator: str) -> Iterator[str]:
-    """Yield sentences for rewards of steps that nothing takes, and for an estimator of them that gets none."""
+    """Yield sentences for step rewards that no estimator takes, and for an estimator of them that gets none."""
     pays = [entry for entry in oger.reward.sources if (kind_of(entry) or Keys).reads_steps]
     if estimator not in STEP_ESTIMATORS:
         for entry in pays:
