@@ -37,7 +37,7 @@ class StepRewards:
         return self.rewards.sum(dim=2)
 
     def with_responses(self, of_response: Tensor, where: Tensor) -> StepRewards:
-        """Put rewards of whole responses [groups, n] in the place of all others where the bool mask is set."""
+        """Replace a row's rewards by that of its whole response [groups, n] where the mask (bool [groups, n]) is set."""
         alone = torch.where(last_steps(self.mask), of_response.unsqueeze(2), 0.0)
         return StepRewards(
             torch.where(where.unsqueeze(2), alone, self.rewards),
@@ -48,8 +48,8 @@ class StepRewards:
 
 @dataclass(frozen=True)
 class Term:
-    """What a source gives: weighted values [groups, n], or weighted rewards of steps [groups, n, S]; counts (bool
-    [groups, n]): where it is not passed by; multiplies: it is a factor of what is there, in place of a summand."""
+    """A source's weighted values [groups, n] or weighted rewards of steps [groups, n, S]; counts (bool [groups, n]):
+    rows where it is not passed by; multiplies: it is a factor of the total so far, in place of a summand."""
 
     values: Tensor
     counts: Tensor
@@ -57,13 +57,14 @@ class Term:
 
 
 def step_mask(groups: Sequence[Group]) -> Tensor:
-    """Mark the steps that rows have, bool [groups, n, S], with S of the row that has most."""
+    """Return which steps exist, bool [groups, n, S]; S is the most that a row has."""
     counts = torch.tensor([[len(steps) for steps in group.steps] for group in groups])
     return torch.arange(int(counts.max()) if counts.numel() else 0) < counts.unsqueeze(2)
 
 
 def step_errors(scores: Scores, mask: Tensor, wanted: Tensor) -> dict[tuple[int, int], str]:
-    """Find the rows to which a source gives rewards of steps that they do not have; (group, row) -> why."""
+    """Return (group, row) -> why, for wanted rows (bool [groups, n]) where a source rewards a step beyond the mask
+    (bool [groups, n, S])."""
     if scores.steps is None:
         return {}
     said = _fitted(scores.steps.isfinite(), max(mask.shape[2], scores.steps.shape[2]), False)
@@ -76,7 +77,7 @@ def step_errors(scores: Scores, mask: Tensor, wanted: Tensor) -> dict[tuple[int,
 
 
 def with_steps_of(scores: Scores, values: Mapping[tuple[int, int], float], mask: Tensor) -> Scores:
-    """Share values of rows out among their steps, in equal parts; a source without steps stays so."""
+    """Spread values of (group, row) evenly over the row's steps; a source without steps stays so."""
     if scores.steps is None or not values:
         return scores
     steps = _fitted(scores.steps, max(mask.shape[2], scores.steps.shape[2]), torch.nan).clone()
@@ -87,13 +88,13 @@ def with_steps_of(scores: Scores, values: Mapping[tuple[int, int], float], mask:
 
 
 def weighted_steps(steps: Tensor, weight: float, has_value: Tensor, mask: Tensor) -> Tensor:
-    """Weigh a source's rewards of steps where its rows have a value (bool [groups, n]); a step without one has 0."""
+    """Return weight * steps [groups, n, S], 0 where a step has no reward or its row no value (bool [groups, n])."""
     fitted = _fitted(steps, mask.shape[2], torch.nan)
     return weight * torch.where(mask & has_value.unsqueeze(2) & fitted.isfinite(), fitted, 0.0)
 
 
 def compose_steps(terms: Sequence[Term], mask: Tensor) -> StepRewards:
-    """Fold terms from the left, as compose does."""
+    """Fold terms from the left, as compose does, over the steps of the mask (bool [groups, n, S])."""
     last = last_steps(mask)
     rewards, of_response = torch.zeros(mask.shape), torch.zeros(mask.shape[:2])
     begun = torch.zeros(mask.shape[:2], dtype=torch.bool)
@@ -113,8 +114,8 @@ def compose_steps(terms: Sequence[Term], mask: Tensor) -> StepRewards:
 def step_lines(
     texts: Sequence[str], said: Mapping[str, Sequence[float]], given: Mapping[str, Sequence[float]]
 ) -> list[dict[str, Any]]:
-    """Write each step of a row down: its text, what it was `given` (by name), and what sources said of it, which is
-    left out where it is no finite number or there is none."""
+    """Return a record for each step of a row: its text, what it was `given` (by name), and as "sources" the finite
+    numbers that sources said of it, if any."""
     lines: list[dict[str, Any]] = []
     for place, text in enumerate(texts):
         known = {name: values[place] for name, values in said.items() if place < len(values)}
@@ -125,7 +126,7 @@ def step_lines(
 
 
 def _fitted(values: Tensor, steps: int, fill: float) -> Tensor:
-    """Cut or fill up values [groups, n, ...] to so many steps."""
+    """Cut or pad values [groups, n, S] to so many steps."""
     values = values[..., :steps]
     missing = values.new_full((*values.shape[:-1], steps - values.shape[-1]), fill)
     return torch.cat([values, missing], dim=-1)

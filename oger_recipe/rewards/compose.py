@@ -40,8 +40,8 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class OnError:
-    """What a source costs the rows on which it failed, by no doing of theirs: its value is 0, or it counts as not
-    listed there (`passed_by`); the group has no advantage in this step (`drops_group`); the run ends (`stops`)."""
+    """What a failed source costs rows whose responses are not at fault: its value is 0, or it counts as not listed
+    there (`passed_by`); the group has no advantage in this step (`drops_group`); the run ends (`stops`)."""
 
     passed_by: bool = False
     drops_group: bool = False
@@ -63,8 +63,8 @@ class Rewards:
     terms: source -> its weighted values, 0 where its gate is closed; said: ``source`` and ``source/component`` -> what
     it said, nan where it said nothing; errors: source -> row, counted over all groups -> why it has no value; dropped
     (bool [groups]): groups that have no advantage in this step; metrics: ``source/name`` -> a number about the step;
-    running: source -> all its values so far, of those that need them; steps: what each step of reasoning
-    is paid, where an estimator takes that: then total and terms are sums over a row's steps; said_of_steps: source ->
+    running: source -> statistics of all its values so far, where needed; steps: what each step of reasoning is paid,
+    where an estimator takes that: then total and terms are sums over a row's steps; said_of_steps: source ->
     what it said of steps of reasoning, [groups, n, S], nan where there is no such step; asked: source -> rows that it
     was asked about; too_long: source -> those among them that failed as longer than its model reads; criteria: source
     -> row -> verdicts on the criteria of a rubric, where it gives any.
@@ -95,9 +95,9 @@ def rewards_of(
 ) -> Rewards:
     """Ask all sources and compose what they say; ``running``: that of the step before, None at the first.
 
-    by_steps: every step of reasoning gets a reward, of groups that know their steps; otherwise a source that speaks of
-    steps counts with its one value for a row, as any other. A source that raises has failed on all rows that it was
-    asked about; a RecipeError is raised further.
+    by_steps: every step of reasoning gets a reward, and groups have to know their steps; otherwise a source that
+    rewards steps counts with its one value for a row. A source that raises has failed on all rows that it was asked
+    about; only a RecipeError is raised further.
     """
     rule = of_rows(groups, lambda group: [graded.verdict.reward for graded in group.graded])
     wanted = [GATES[spec.gate](rule) for spec in specs]
@@ -132,9 +132,9 @@ def rewards_of(
 class _Heard:
     """What one source said in a step, and what its rows are worth. All masks are bool [groups, n].
 
-    said: its scores; failed: rows that it failed on; scores: with the worst value where an answer brought that about;
-    without: rows that have no value even so; silent: rows that do not concern it; valued: rows that have a value;
-    left_out: rows that go without it, by the entry; running: its values so far, this step's among them.
+    said: its scores; failed: rows that it failed on; scores: said, with the worst value where the response made it
+    fail; without: rows that have no value even so; silent: rows that do not concern it; valued: rows that have a
+    value; left_out: rows that the entry leaves out; running: its values so far, this step's among them.
     """
 
     def __init__(self, spec: SourceSpec, scores: Scores, wanted: Tensor, mask: Tensor | None, before: Running) -> None:
@@ -156,12 +156,12 @@ class _Heard:
         return self.spec.normalize == "running" or self.spec.learns_lowest
 
     def term(self) -> Tensor:
-        """Compare and weigh the values of rows; 0 where a row has none."""
+        """Normalize and weigh values [groups, n]; 0 where a row has none."""
         values = NORMALIZE[self.spec.normalize](self.scores.values, self.valued, self.running)
         return self.spec.weight * torch.where(self.valued, values, 0.0)
 
     def counts(self, how: OnError) -> Tensor:
-        """Mark the rows for which the source is not passed by."""
+        """Return the rows (bool [groups, n]) on which the source is not passed by."""
         return ~self.silent & ~(self.without if how.passed_by else self.left_out)
 
     def as_said(self) -> Iterator[tuple[str, Tensor]]:
@@ -171,12 +171,12 @@ class _Heard:
 
 
 def _by_row(found: Mapping[tuple[int, int], _T], size: int) -> dict[int, _T]:
-    """What is known of (group, row), by the row's number over all groups."""
+    """Key what was found by the row's number over all groups."""
     return {group * size + row: each for (group, row), each in found.items()}
 
 
 def _paid_by_steps(rewards: Rewards, heard: Sequence[_Heard], counts: Sequence[Tensor], mask: Tensor) -> Rewards:
-    """Add what each step of reasoning is paid, and make sums over steps of total and terms."""
+    """Add the rewards of steps, and make total and terms the sums over a row's steps."""
     paid = {
         each.spec.name: rewards.terms[each.spec.name]
         if each.scores.steps is None
@@ -190,23 +190,23 @@ def _paid_by_steps(rewards: Rewards, heard: Sequence[_Heard], counts: Sequence[T
 
 
 def _with_steps(spec: SourceSpec, scores: Scores, wanted: Tensor, mask: Tensor) -> Scores:
-    """Count rows as failed to which a source gives rewards of steps that they do not have."""
+    """Count rows as failed where a source rewards steps that they do not have. Raises RecipeError for a source that
+    multiplies or is normalized."""
     if scores.steps is None:
         return scores
     if spec.combine == "mul" or spec.normalize != "none":
         raise RecipeError(f"oger.reward.sources: {by_steps_problem(spec.name)}")
     unfit = step_errors(scores, mask, wanted)
     values, steps = scores.values.clone(), scores.steps.clone()
-    for place in unfit:  # what it gave is not its worst
+    for place in unfit:  # what it gave there must not count as its worst value
         values[place], steps[place] = torch.nan, torch.nan
     errors, causes = unfit | dict(scores.errors), dict.fromkeys(unfit, ANSWER) | dict(scores.causes)
     return replace(scores, values=values, steps=steps, errors=errors, causes=causes)
 
 
 def _with_worst(spec: SourceSpec, scores: Scores, known: Running, mask: Tensor | None) -> Scores:
-    """Give a source's worst value to rows that it failed on by what their response says, and count them as failed no
-    more: what the source itself has there, else the entry's or the kind's, else the worst of the run so far, which is
-    never better than 0."""
+    """Give a source's worst value to rows whose response made it fail, and drop their errors. The worst is what the
+    source itself has there, else the entry's or the kind's, else the worst of the run so far, never better than 0."""
     lowest = spec.lowest
     if lowest is None and known.lowest is not None and known.highest is not None:
         lowest = max(0.0, known.highest) if spec.weight < 0 else min(0.0, known.lowest)
@@ -225,12 +225,12 @@ def _with_worst(spec: SourceSpec, scores: Scores, known: Running, mask: Tensor |
 
 
 def _of_rows(scores: Scores, mask: Tensor | None) -> Tensor:
-    """What a source gives to rows [groups, n]: where their steps are paid, the sum over these."""
+    """Return a source's values [groups, n]; where steps are paid, the sums over them."""
     return scores.values if mask is None or scores.steps is None else scores.steps.nansum(dim=2)
 
 
 def _left_out(spec: SourceSpec, scores: Scores) -> Tensor:
-    """Mark the rows whose groups the entry gives no advantage: those that are too long for its model."""
+    """Return the rows (bool [groups, n]) whose groups the entry drops as too long for its model."""
     drops = spec.keys.drops_overflow
     return _marked(_too_long(scores) if drops else [], scores)
 
@@ -240,7 +240,7 @@ def _too_long(scores: Scores) -> list[tuple[int, int]]:
 
 
 def by_steps_problem(name: str) -> str:
-    """Say what a source that pays for steps of reasoning cannot have."""
+    """Say that a source that pays for steps can only be added as it is."""
     return (
         f"{name!r} pays for each step of reasoning, which can only be added as it is: leave its combine and normalize "
         "out, or choose an algo.advantage.estimator that does not go by steps"
@@ -248,7 +248,7 @@ def by_steps_problem(name: str) -> str:
 
 
 def with_fixed_rewards(rewards: Rewards, groups: Sequence[Group], fixed: float | None) -> Rewards:
-    """Put the fixed reward of truncated rows (oger.non_stop_fixed_reward) in the place of their total."""
+    """Replace truncated rows' total by their fixed reward (oger.non_stop_fixed_reward; None: keep it)."""
     if fixed is None:
         return rewards
     truncated = of_rows(groups, lambda group: group.truncated)
@@ -265,7 +265,7 @@ def cost_of_failures(on_error: str) -> str:
 
 
 def _asked(sources: Sequence[Source], groups: Sequence[Group], wanted: Sequence[Tensor]) -> list[Scores]:
-    """Ask one source after the other, and meanwhile in threads those that wait for servers."""
+    """Ask sources in turn, and those that wait for servers meanwhile in threads."""
     overlap = [getattr(source, "overlaps", False) for source in sources]
     with ThreadPoolExecutor(max(sum(overlap), 1)) as threads:
         waiting = {
@@ -282,7 +282,7 @@ def _asked(sources: Sequence[Source], groups: Sequence[Group], wanted: Sequence[
     return [asked[number] for number in range(len(sources))]
 
 
-@torch.no_grad()  # of a thread alone
+@torch.no_grad()  # holds for one thread, and this may run in a new one
 def _scores(source: Source, groups: Sequence[Group], wanted: Tensor) -> Scores:
     try:
         return _of_asked(source.score(groups, wanted), wanted)
@@ -295,7 +295,7 @@ def _scores(source: Source, groups: Sequence[Group], wanted: Tensor) -> Scores:
 
 
 def _of_asked(scores: Scores, wanted: Tensor) -> Scores:
-    """Leave out what a source says of rows that it was not asked about: behind its gate it says nothing."""
+    """Drop what a source says of rows that it was not asked about, as their gate is closed."""
     return replace(
         scores,
         values=torch.where(wanted, scores.values, torch.nan),
@@ -307,7 +307,7 @@ def _of_asked(scores: Scores, wanted: Tensor) -> Scores:
 
 
 def compose(terms: Sequence[Tensor], counts: Sequence[Tensor], combine: Sequence[str]) -> Tensor:
-    """Fold terms from the left; where `counts` (bool) is not set a term is passed by. All tensors have one shape."""
+    """Fold terms from the left into a total; a term is skipped where its `counts` (bool) is not set. One shape."""
     total, begun = torch.zeros_like(terms[0]), torch.zeros_like(counts[0])
     for term, counted, how in zip(terms, counts, combine, strict=True):
         folded = torch.where(begun, COMBINATIONS[how](total, term), term)

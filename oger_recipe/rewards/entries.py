@@ -23,7 +23,7 @@ DEFAULT = (SourceSpec("rule", "verifier", keys=VerifierKeys()), SourceSpec("expl
 
 
 def sources_of(entries: Sequence[Mapping[str, Any]] | None, estimator: str = "") -> tuple[SourceSpec, ...]:
-    """Read the sources of a run, entries as entry_problems accepts them; BATCH_ESTIMATORS normalize all of them."""
+    """Read a run's sources from entries that entry_problems accepts; BATCH_ESTIMATORS normalize all by group."""
     specs = tuple(map(_spec, entries)) if entries else DEFAULT
     if estimator not in BATCH_ESTIMATORS:
         return specs
@@ -44,7 +44,7 @@ def _declare_key(entry: Mapping[str, Any]) -> None:
 
 
 def models_of(entries: Sequence[Mapping[str, Any]] | None) -> Iterator[tuple[str, ModelKeys]]:
-    """Yield the models of a run, each with the name of its source; none of an entry whose keys no run could do."""
+    """Yield the models of a run, each with the name of its source; skip entries whose keys are invalid."""
     for entry in entries or ():
         keys = kind_of(entry) if isinstance(entry, Mapping) else None
         if keys is not None and issubclass(keys, ModelKeys) and not [*keys.problems(entry)]:
@@ -52,7 +52,7 @@ def models_of(entries: Sequence[Mapping[str, Any]] | None) -> Iterator[tuple[str
 
 
 def entry_problems(entries: Sequence[Mapping[str, Any]] | None) -> Iterator[str]:
-    """Yield a sentence for all in oger.reward.sources that no run could do; imports the user's sources."""
+    """Yield a sentence for each mistake in oger.reward.sources. Imports the user's sources."""
     names: list[Any] = []
     kinds: list[Any] = []
     for number, entry in enumerate(entries or (), start=1):

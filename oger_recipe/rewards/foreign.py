@@ -33,9 +33,9 @@ class Call:
 class Form:
     """How another trainer calls a reward function.
 
-    marks: arguments of which one tells that a function is of this form; given: those that it gets here; withheld:
-    those that it gets there alone, with what to do about it; columns: it gets the columns of the data as well; calls:
-    of rows of a group; read: values (None: not applicable) and components of what a call returned.
+    marks: arguments, one of which tells that a function is of this form; given: those that it gets here; withheld:
+    those that it gets there alone -> what to do about it; columns: it gets the columns of the data as well; calls:
+    makes those of a group's rows; read: returns values (None: not applicable) and components of an answer.
     """
 
     trainer: str
@@ -47,11 +47,11 @@ class Form:
     read: Callable[[Any], tuple[Sequence[float | None], Mapping[str, float]]]
 
     def required_columns(self, function: Callable[..., Any]) -> list[str]:
-        """Name the columns of the data without which the function cannot be called."""
+        """Return the data's columns without which the function cannot be called."""
         return [name for name in _required(function) if name not in self.given] if self.columns else []
 
     def problems(self, function: Callable[..., Any]) -> Iterator[str]:
-        """Say which arguments the function needs that nobody has here; of columns the data tell."""
+        """Yield a sentence for each argument, columns aside, that it needs and nobody has here."""
         for name in _required(function):
             if name in self.withheld:
                 why = self.withheld[name]
@@ -88,7 +88,7 @@ def _verl_calls(group: Group, rows: Sequence[int]) -> list[Call]:
 
 
 def _verl_read(answer: Any) -> tuple[Sequence[float | None], Mapping[str, float]]:
-    """Numbers beside the score are components; texts, say, are left out."""
+    """Read the score, and as components the other numbers alone."""
     if not isinstance(answer, Mapping):
         return [_number(answer)], {}
     if "score" not in answer:
@@ -130,7 +130,7 @@ FORMS = (
 
 
 def form_of(function: Any) -> Form | None:
-    """Tell of which trainer's form a function is; None: of neither."""
+    """Return the trainer's form that a function has; None: neither."""
     names = {each.name for each in _parameters(function)}
     return next((form for form in FORMS if names & form.marks), None)
 
@@ -140,7 +140,7 @@ def is_async(function: Any) -> bool:
 
 
 def accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the arguments that the function's signature names, or all where it takes all."""
+    """Return the arguments that the function's signature names, or all where it takes all."""
     parameters = _parameters(function)
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return dict(arguments)
@@ -149,9 +149,9 @@ def accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict
 
 
 def answers_of(function: Callable[..., Any], calls: Sequence[Call]) -> list[Any]:
-    """Call the function, one call after the other; an async one is awaited for all of them together.
+    """Call the function, one call after the other; await an async one for all calls together.
 
-    What a call raises stands in the place of its answer.
+    What a call raises stands in place of its answer.
     """
     if is_async(function):
         return asyncio.run(_awaited(function, calls))
@@ -176,7 +176,7 @@ def _required(function: Callable[..., Any]) -> list[str]:
 
 
 def _parameters(function: Any) -> list[inspect.Parameter]:
-    """Those of a function with a signature; some of C have none."""
+    """Return the parameters; none without a signature, as in C."""
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

@@ -26,9 +26,9 @@ def key(
     choices: Collection[str] | None = None,
     column: str | None = None,
 ) -> Any:
-    """A field of a kind's keys; one without a default has to be there. Every number has a range.
+    """Make the field of a key, which is required without a default. Every number has a range.
 
-    column: it names a column of the training data, which has to be there in every row: a "text", a "rubric", or
+    column: the key names a column of the training data, and every row has to hold there a "text", a "rubric", or
     "anything" but null.
     """
     return field(default=default, metadata={"help": help, "range": range, "choices": choices, "column": column})
@@ -40,7 +40,7 @@ def read_number(value: Any) -> Any:
 
 
 def value_problem(name: str, value: Any, hint: Any, known: Mapping[str, Any]) -> str | None:
-    """Say what is wrong with the value of a key; ``hint`` and ``known`` are its field's type and metadata."""
+    """Say what is wrong with a key's value, if anything; ``hint``, ``known``: its field's type, metadata."""
     types, value = get_args(hint) or (hint,), read_number(value)
     if value is None:
         return None if NoneType in types else f"{name} is missing: {known['help']}"
@@ -63,7 +63,7 @@ def value_problem(name: str, value: Any, hint: Any, known: Mapping[str, Any]) ->
 
 
 def _is_json(value: Any) -> bool:
-    """Whether it is a mapping of texts to what JSON has."""
+    """Say whether it maps texts to JSON values."""
     try:
         return isinstance(value, Mapping) and json.loads(json.dumps(value, allow_nan=False)) == value
     except (TypeError, ValueError):
@@ -71,6 +71,6 @@ def _is_json(value: Any) -> bool:
 
 
 def unknown(what: str, name: Any, known: Collection[str]) -> str:
-    """Says what is unknown, the nearest of those that are known, and all of these."""
+    """Say what is unknown, its nearest known name, and all known names."""
     hint = "".join(f"; did you mean {nearest!r}?" for nearest in difflib.get_close_matches(str(name), known, n=1))
     return f"{what} {name!r} is unknown{hint or ';'} known: {', '.join(known)}"

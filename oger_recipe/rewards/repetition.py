@@ -7,9 +7,9 @@ LEAST_RATIO = 0.1  # compressed to plain size; reasoning has 0.25 and more, a lo
 
 
 def is_repetitive(text: str) -> bool:
-    """Tells whether some stretch of WINDOW characters compresses below LEAST_RATIO of its size.
+    """Say whether some stretch of WINDOW characters compresses below LEAST_RATIO of its size.
 
-    Half-overlapping stretches, so that a loop of 1.5 windows is always seen. Shorter texts never count.
+    Stretches overlap by half, so that a loop of 1.5 windows is always seen. Shorter texts never count.
     """
     data = text.encode()
     starts = range(0, max(len(data) - WINDOW, -1) + 1, WINDOW // 2)

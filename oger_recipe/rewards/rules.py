@@ -56,8 +56,8 @@ class GradingRules:
     row_travels: bool = False
 
     def call(self, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Returns a row's task as the pool resolves it, and its options. A row may have a place of its own
-        (``answer_in``). The user's verifiers are also offered the prompt and the row's other columns."""
+        """Return a row's task as the pool resolves it, and its options. A row's own ``answer_in`` goes before `place`.
+        The user's verifiers are also offered the prompt and the row's other columns."""
         task = self.own.get(row["task"], row["task"])
         given = self.options.get(row["task"], {})
         spec = resolved(task)
@@ -69,7 +69,7 @@ class GradingRules:
         return task, options
 
     def label(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Makes what travels with a prompt: uid, answer, task, what the reward function and the sources of the reward
+        """Make what travels with a prompt: uid, answer, task, what the reward function and the sources of the reward
         need beside them, and how often a benchmark asks its problem where that is more than once."""
         task, options = self.call(row)
         label = {"uid": row["uid"], "answer": row["answer"], "task": task}
@@ -79,17 +79,17 @@ class GradingRules:
         return label | {name: value for name, value in extras.items() if value}
 
     def answer(self, row: Mapping[str, Any], response: str) -> tuple[str, str, str, dict[str, Any]]:
-        """Returns what the pool grades of a response to the row's prompt."""
+        """Return what the pool grades of a response to the row's prompt."""
         task, options = self.call(row)
         return task, graded_text(response, self.cut, self.strip), row["answer"], options
 
     def tasks(self, rows: Iterable[Mapping[str, Any]]) -> set[str]:
-        """Returns the tasks of rows as the pool resolves them."""
+        """Return the tasks of rows as the pool resolves them."""
         return {self.own.get(row["task"], row["task"]) for row in rows}
 
 
 def labelled_answer(label: Mapping[str, Any], response: str) -> tuple[str, str, str, dict[str, Any]]:
-    """Returns what the pool grades of a response to a prompt with this label (GradingRules.label)."""
+    """Return what the pool grades of a response to a prompt with this label (GradingRules.label)."""
     text = graded_text(response, label.get("cut", ()), label.get("strip", False))
     return label["task"], text, label["answer"], label.get("options") or {}
 
@@ -106,7 +106,7 @@ def _is_json(value: Any) -> bool:
 
 
 def question_of(prompt: Any) -> str:
-    """Returns the user's last turn of a prompt, a text or chat messages, as the data has it."""
+    """Return the user's last turn of a prompt, a text or chat messages, as the data has it."""
     if isinstance(prompt, str):
         return prompt
     turns = [turn["content"] for turn in prompt if turn["role"] == "user"]
@@ -114,7 +114,7 @@ def question_of(prompt: Any) -> str:
 
 
 def travelled(label: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a group has of the row behind its label (GradingRules.label): question, messages and row."""
+    """Return what a Group takes from its label (GradingRules.label): question, messages and row."""
     prompt = label.get("question", "")
     return {
         "question": question_of(prompt),
@@ -124,7 +124,7 @@ def travelled(label: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def other_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the columns of a row that are not the recipe's own as JSON documents; leaves out what cannot be one."""
+    """Return the columns of a row that are not the recipe's own as JSON documents; leave out what cannot be one."""
     columns = {}
     for name, value in row.items():
         if name not in _KNOWN:
@@ -136,7 +136,7 @@ def other_columns(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-    """Makes a JSON document of what parquet files hold: bytes are texts, or else base64, dates are ISO 8601, a number
+    """Make a JSON document of what parquet files hold: bytes are texts, or else base64, dates are ISO 8601, a number
     that is not finite is null. Raises TypeError for other objects."""
     if isinstance(value, Mapping):
         return {str(key): _as_json(item) for key, item in value.items()}
@@ -160,7 +160,7 @@ def _as_json(value: Any) -> Any:
 
 
 def graded_text(response: str, cut: Sequence[str] = (), strip: bool = False) -> str:
-    """Cuts a response at the first of the stop strings in ``cut``; ``strip`` drops white space around it."""
+    """Cut a response at the first of the stop strings in ``cut``; ``strip`` drops white space around it."""
     ends = [position for stop in cut if (position := response.find(stop)) >= 0]
     text = response[: min(ends)] if ends else response
     return text.strip() if strip else text

@@ -13,13 +13,13 @@ NAME = "reward_statistics.jsonl"
 
 
 def read_running(run_dir: Path, step: int) -> dict[str, Running]:
-    """Read what was known after ``step``, by source."""
+    """Read each source's statistics after ``step``."""
     records = [record for record in read_jsonl(run_dir / NAME) if record["step"] <= step]
     return {name: Running(**known) for name, known in records[-1]["sources"].items()} if records else {}
 
 
 def keep_running(run_dir: Path, step: int, running: Mapping[str, Running]) -> None:
-    """Append what is known after ``step``."""
+    """Append the statistics after ``step``."""
     if running:
         known = {name: asdict(each) for name, each in running.items()}
         append_json(run_dir / NAME, {"step": step, "sources": known})

@@ -29,7 +29,7 @@ Sample = tuple[Any, Any, Any]  # query, prompt, label, as they come
 
 
 def answer_of(graded: Sequence[Graded]) -> dict[str, Any]:
-    """Makes what OpenRLHF reads: plain numbers of one sample, because it makes a tensor of each; else lists."""
+    """Make what OpenRLHF reads: plain numbers for one sample, because it makes a tensor of each, else lists."""
 
     def column(values: list[float]) -> float | list[float]:
         return values[0] if len(values) == 1 else values
@@ -46,7 +46,7 @@ def answer_of(graded: Sequence[Graded]) -> dict[str, Any]:
 
 
 def grade_samples(samples: Sequence[Sample]) -> list[Graded]:
-    """Grades samples. What one of them does wrong is its own error, never its neighbours'."""
+    """Grade samples in order. What one of them does wrong is never its neighbours' error."""
     results: dict[int, Graded] = {}
     answers: dict[int, Answer] = {}
     for position, (query, prompt, label) in enumerate(samples):
@@ -73,7 +73,7 @@ def _answer(query: str, prompt: str, label: str) -> Answer:
 
 
 def failed(error: Exception | str, sample: Sample) -> Graded:
-    """Logs and records a sample that could not be graded."""
+    """Log, record and return a sample's failed grading."""
     reason = redacted(error) if isinstance(error, str) else cut(said_by(error), 1000)
     graded = Graded.failed(reason)
     _report(graded, sample, error if isinstance(error, Exception) else None)
@@ -120,7 +120,7 @@ def _record(entry: dict[str, Any]) -> None:
 
 
 def worst_examples(run_dir: str | os.PathLike[str], n: int = 3) -> list[str]:
-    """Says `n` recorded failures in a line each: different errors first, among them those that took longest."""
+    """Say `n` recorded failures in a line each: different errors first, among them those that took longest."""
     try:
         with open(os.path.join(run_dir, ERRORS), encoding="utf-8", errors="replace") as file:
             entries = [json.loads(line) for line in file]

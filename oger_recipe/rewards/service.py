@@ -93,7 +93,7 @@ class RewardService:
         in_flight.set_function(lambda: self.in_flight)
 
     async def answer(self, request: Request) -> Response:
-        """Reads, grades and answers one request. Raises HTTPException with a sentence for every refusal."""
+        """Read, grade and answer one request. Raises HTTPException with a sentence for every refusal."""
         with self._slot():
             body = await _read_body(request, self.limits.max_request_bytes)
             loop = asyncio.get_running_loop()
@@ -103,7 +103,7 @@ class RewardService:
         return Response(content, media_type="application/json")
 
     def authorize(self, request: Request) -> None:
-        """Raises HTTPException 401 unless the request carries the token as bearer or as ?token=."""
+        """Raise HTTPException 401 unless the request carries the token as bearer or as ?token=."""
         if self.limits.token is None:
             return
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
@@ -121,7 +121,7 @@ class RewardService:
             self._latency.observe(seconds)
 
     def close(self) -> None:
-        """Drops what is queued; does not wait for threads that grade."""
+        """Drop queued requests; do not wait for threads that grade."""
         for threads in (self._quick, self._pooled):
             threads.shutdown(wait=False, cancel_futures=True)
 
@@ -166,7 +166,7 @@ class RewardService:
 
 
 def build_app(service: RewardService, *, verbose: bool = False) -> FastAPI:
-    """Builds the HTTP application; ``verbose`` writes one line of JSON per request to the access log."""
+    """Build the HTTP application; ``verbose`` writes one line of JSON per request to the access log."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_middleware(_Observed, service=service, verbose=verbose)
     app.add_exception_handler(HTTPException, _refusal)
@@ -192,7 +192,7 @@ def build_app(service: RewardService, *, verbose: bool = False) -> FastAPI:
 
 
 def parse_request(body: bytes) -> Samples:
-    """Reads queries, prompts and labels from a body. Raises HTTPException 400 (no JSON) or 422 (not these lists)."""
+    """Read queries, prompts and labels from a body. Raises HTTPException 400 (no JSON) or 422 (not these lists)."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -273,8 +273,8 @@ async def _refusal(request: Request, error: Exception) -> Response:
 
 
 class _RefusalOfBody(JSONResponse):
-    """Answers at once and then reads on without keeping anything: a client that is still sending when its connection
-    is closed would see a broken pipe in place of the reason."""
+    """A refusal sent at once; the rest of the body is then read and dropped: a client that is still sending when its
+    connection is closed would see a broken pipe in place of the reason."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -53,7 +53,7 @@ class Scores:
     """What a source says: tensors are [groups, n]; a component is nan where a row has none.
 
     errors: (group, row) -> why there is no value; what values has there is not read; metrics: numbers about the step,
-    ``reward/<source>/<name>`` of the run's; steps: rewards of the rows' steps of reasoning, [groups, n, S], nan where
+    logged as ``reward/<source>/<name>``; steps: rewards of the rows' steps of reasoning, [groups, n, S], nan where
     a row has no such step or there is no value; causes: (group, row) -> OVERFLOW or ANSWER, for those of errors that
     the response may have brought about. Such a row is worth the worst verdict: values, and steps, may have it there;
     silent (bool [groups, n]): rows that, the source says, do not concern it: they go without it and have not failed;
@@ -86,18 +86,18 @@ class Learning(Source, Protocol):
     """A source that learns from the groups that it scores: what it knows is kept with a run's checkpoints."""
 
     def save(self, folder: Path) -> None:
-        """Write what it knows into a folder that is not there yet."""
+        """Write its state into a folder that is not there yet."""
 
     def load(self, folder: Path) -> None:
-        """Go on from what `save` wrote. Raises RecipeError where it cannot."""
+        """Resume from what `save` wrote. Raises RecipeError if it cannot."""
 
 
 def of_rows(groups: Sequence[Group], value: Callable[[Group], Sequence[float | bool]], **settings: Any) -> Tensor:
-    """Make a tensor [groups, n] of the value of every row."""
+    """Make a tensor [groups, n] of the rows' values."""
     return torch.tensor([list(value(group)) for group in groups], **settings)
 
 
 def components_of(rows: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, Tensor]:
-    """Make tensors [groups, n] by name of components by row."""
+    """Make a tensor [groups, n] of each component, nan where a row has none."""
     names = dict.fromkeys(name for group in rows for row in group for name in row)
     return {name: torch.tensor([[row.get(name, math.nan) for row in group] for group in rows]) for name in names}

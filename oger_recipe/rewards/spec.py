@@ -31,7 +31,7 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-# Values and the rows that have one (bool), both [groups, n], and all values of the run so far, to what is weighted.
+# Values and the rows that have one (bool), both [groups, n], and all values of the run so far -> what is weighted.
 NORMALIZE: dict[str, Callable[[Tensor, Tensor, Running], Tensor]] = {
     "none": lambda values, counted, so_far: values,
     "group": lambda values, counted, so_far: group_normalized(values, counted),
@@ -61,7 +61,7 @@ class Keys:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Self:
-        """Take the kind's keys out of an entry that `problems` has nothing against."""
+        """Take the kind's keys out of an entry in which `problems` finds none."""
         return cls(**{each.name: read_number(entry[each.name]) for each in fields(cls) if each.name in entry})
 
     def source(self, spec: SourceSpec, surroundings: Surroundings) -> Source:
@@ -74,7 +74,7 @@ class Keys:
         return False
 
     def arguments(self) -> list[str]:
-        """Name the columns of the data that code of the user's has to be handed, but that no key names."""
+        """Return the columns of the data that the user's code needs as arguments and that no key names."""
         return []
 
     @property
@@ -88,7 +88,7 @@ class Keys:
         return ()
 
     def questions(self) -> Sequence[Any]:
-        """Say how each of the models is asked, a Question of models/keys.py each; nothing is started."""
+        """Return a Question (models/keys.py) for each model: how it is asked. Nothing is started."""
         return ()
 
     @property
@@ -111,20 +111,20 @@ class Keys:
         return tuple(each.name for each in fields(cls))
 
     def columns(self) -> Iterator[tuple[str, str, str]]:
-        """Yield keys that name a column of the training data, with its name and what it holds."""
+        """Yield (key, column, what it holds) for keys that name a column of the training data."""
         for each in fields(self):
             if each.metadata["column"] and (name := getattr(self, each.name)) is not None:
                 yield each.name, name, each.metadata["column"]
 
     @classmethod
     def unknown_keys(cls, entry: Mapping[str, Any]) -> Iterator[str]:
-        """Yield a sentence for every key that no field is."""
+        """Yield a sentence for every key that is no field."""
         known = (*(each.name for each in COMMON), *cls.names())
         yield from (unknown("key", name, known) for name in entry if name not in known)
 
     @classmethod
     def refusals(cls, entry: Mapping[str, Any]) -> Iterator[str]:
-        """Yield a sentence for what other kinds may say with the common keys, and this one may not."""
+        """Yield a sentence for each value of a common key that this kind refuses."""
         weight = entry.get("weight", 1)
         is_below = isinstance(weight, int | float) and weight < 0
         if is_below and cls.if_below:
@@ -135,7 +135,7 @@ class Keys:
 
     @classmethod
     def problems(cls, entry: Mapping[str, Any]) -> Iterator[str]:
-        """Yield a sentence for every value that its key cannot have; `combined` is asked where there is none."""
+        """Yield a sentence for every value that its key cannot have; without any, those of `combined`."""
         hints, wrong = get_type_hints(cls), False
         for each in fields(cls):
             if each.name not in entry and each.default is not MISSING:
@@ -193,7 +193,7 @@ class SourceSpec:
 
     @property
     def learns_lowest(self) -> bool:
-        """Whether its worst value is known from those that it has given."""
+        """Whether its worst value is learnt from those it has given."""
         return self.lowest is None and not (self.keys.is_rule or self.keys.is_bonus)
 
 
@@ -201,7 +201,7 @@ COMMON = tuple(each for each in fields(SourceSpec) if each.name != "keys")
 
 
 def further_keys(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out of an entry the keys that all have."""
+    """Return an entry without the common keys."""
     return {name: value for name, value in entry.items() if name not in {each.name for each in COMMON}}
 
 

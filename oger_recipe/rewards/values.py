@@ -7,10 +7,10 @@ from typing import Any
 
 
 def is_list(values: Any) -> bool:
-    """Whether these are values in an order: a list, tuple, array, tensor, series or generator.
+    """Say whether these are values in an order: a list, tuple, array, tensor, series or generator.
 
-    What else iterates does so over characters, keys or names of columns, or in an order of its own: these would be
-    taken for the values of rows.
+    Anything else goes over characters, keys or names of columns, or in an order of its own, and these would be taken
+    for the values of rows.
     """
     if isinstance(values, str | bytes | bytearray | Mapping | Set) or getattr(values, "ndim", 1) == 0:
         return False

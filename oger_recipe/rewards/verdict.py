@@ -57,19 +57,19 @@ class Graded:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Graded:
-        """Reads what dataclasses.asdict has made. Raises KeyError, TypeError or ValueError for anything else."""
+        """Read what dataclasses.asdict has made. Raises KeyError, TypeError or ValueError for anything else."""
         return cls(**{**document, "verdict": as_verdict(document["verdict"])})
 
 
 def verdict_columns(graded: Graded) -> dict[str, Any]:
-    """Returns the verdict's columns beside reward and score, for records of answers and samples."""
+    """Return the verdict's columns beside reward and score, for records of answers and samples."""
     verdict = graded.verdict
     columns = {"extracted": verdict.extracted, "reason": verdict.reason, "components": verdict.components}
     return columns | ({"steps": list(verdict.steps)} if verdict.steps else {})
 
 
 def as_verdict(returned: Any) -> Verdict:
-    """Reads a verifier's return value as a verdict.
+    """Read a verifier's return value as a verdict.
 
     A `Verdict` stands for itself. A number is the reward. A dict has "reward", or as verl's only "score", which then
     is the reward; it may have "score", "reason", "extracted" (or verl's "pred"), "components" and "steps" (a list of
@@ -96,7 +96,7 @@ def as_verdict(returned: Any) -> Verdict:
 
 
 def _fields(returned: Any) -> dict[Any, Any]:
-    """Turns the return value into a dict with "reward"."""
+    """Turn the return value into a dict with "reward"."""
     if isinstance(returned, Verdict):
         return dict(vars(returned))
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
@@ -127,7 +127,7 @@ def _components(fields: Mapping[Any, Any]) -> dict[str, float]:
 
 
 def plain_number(value: Any) -> int | float | None:
-    """Returns the Python number that a value is, or None."""
+    """Return the Python number that a value is, or None."""
     if not isinstance(value, int | float) and hasattr(value, "item"):
         try:
             value = value.item()
