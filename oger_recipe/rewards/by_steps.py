@@ -37,7 +37,7 @@ class StepRewards:
         return self.rewards.sum(dim=2)
 
     def with_responses(self, of_response: Tensor, where: Tensor) -> StepRewards:
-        """Replace a row's rewards by that of its whole response [groups, n] where the mask (bool [groups, n]) is set."""
+        """Replace a row's rewards by that of its whole response [groups, n] where set (bool [groups, n])."""
         alone = torch.where(last_steps(self.mask), of_response.unsqueeze(2), 0.0)
         return StepRewards(
             torch.where(where.unsqueeze(2), alone, self.rewards),

@@ -16,18 +16,18 @@ _END_LIMIT_S = 5.0  # a process that does not die of SIGKILL hangs in the kernel
 
 
 def adopt() -> None:
-    """Makes this process the parent of all below it that lose theirs, whatever session they have begun."""
+    """Make this process the parent of all below it that lose theirs, whatever session they have begun."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def begin_below() -> None:
-    """Gives a forked process a session of its own, and lets it end with its parent."""
+    """Give a forked process a session of its own, and let it end with its parent."""
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def limit_memory(more: int) -> None:
-    """Lets this process have so many bytes beside those that it has; what dies leaves no core."""
+    """Limit this process to so many bytes beyond those in use; leave no core file at a crash."""
     with open("/proc/self/statm") as statm:
         in_use = int(statm.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (in_use + more,) * 2)
@@ -35,7 +35,7 @@ def limit_memory(more: int) -> None:
 
 
 def children() -> set[int]:
-    """Returns this process's children, and descendants that lost their parents."""
+    """Return the ids of this process's children, adopted ones included."""
     me = os.getpid()
     try:
         return {int(pid) for pid in Path(f"/proc/{me}/task/{me}/children").read_text().split()}
@@ -50,7 +50,7 @@ def kill(pids: Iterable[int]) -> None:
 
 
 def end_all() -> None:
-    """Kills every descendant. Children of those that are killed become this process's own."""
+    """Kill every descendant. Children of those that are killed become this process's own."""
     deadline = time.monotonic() + _END_LIMIT_S
     while (left := children()) and time.monotonic() < deadline:
         kill(left)

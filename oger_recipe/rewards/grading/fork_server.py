@@ -21,7 +21,7 @@ from oger_recipe.rewards.verifiers import allow, resolve
 
 
 def _fork_workers(control: socket.socket) -> None:
-    """Forks a worker for every socket that arrives with a memory limit (bytes), and answers with its process id; ends
+    """Fork a worker for every socket that arrives with a memory limit (bytes), and answer with its process id; end
     with the pool's process."""
     parent = os.getppid()
     known = children()  # beside workers: what verifiers' modules started when they were imported
@@ -46,7 +46,7 @@ def _fork_workers(control: socket.socket) -> None:
 
 
 def _end() -> None:
-    """Ends every descendant, and then this process."""
+    """End every descendant, and then this process."""
     end_all()
     os._exit(0)
 

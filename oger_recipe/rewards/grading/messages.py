@@ -14,13 +14,13 @@ _LENGTH = struct.Struct("!Q")
 
 
 def send_message(connection: socket.socket, message: Any) -> None:
-    """Sends one JSON document. It is ASCII, so that every text survives, broken Unicode included."""
+    """Send one JSON document. It is ASCII, so that every text survives, broken Unicode included."""
     body = json.dumps(message).encode("ascii")
     connection.sendall(_LENGTH.pack(len(body)) + body)
 
 
 def receive_message(connection: socket.socket, deadline: float | None = None, largest: int | None = None) -> Any:
-    """Receives the next JSON document. Raises EOFError when the other side is gone, TimeoutError at the deadline (of
+    """Receive the next JSON document. Raises EOFError when the other side is gone, TimeoutError at the deadline (of
     time.monotonic) or by the socket's own timeout, ValueError for more than the largest number of bytes or no JSON."""
     (length,) = _LENGTH.unpack(_receive(connection, _LENGTH.size, deadline))
     if largest is not None and length > largest:
@@ -29,8 +29,8 @@ def receive_message(connection: socket.socket, deadline: float | None = None, la
 
 
 def ask(connection: socket.socket, number: int, message: Sequence[Any], deadline: float, largest: int) -> Any:
-    """Sends a message with its number to `answer_all`; returns the reply. Raises OSError and what receive_message
-    raises, and ValueError, KeyError or TypeError for a reply without this number: who else wrote it cannot be told."""
+    """Send a message with its number to `answer_all` and return the reply. Raises OSError and what receive_message
+    raises, and ValueError, KeyError or TypeError for a reply without this number: who wrote it cannot be told."""
     connection.settimeout(seconds_until(deadline))  # of sending as a whole
     send_message(connection, [number, *message])
     reply = receive_message(connection, deadline, largest)
@@ -40,7 +40,7 @@ def ask(connection: socket.socket, number: int, message: Sequence[Any], deadline
 
 
 def answer_all(connection: socket.socket, answer: Callable[..., Mapping[str, Any]]) -> None:
-    """Answers one message after the other until the other side hangs up."""
+    """Answer one message after the other until the other side hangs up."""
     me = os.getpid()
     while True:
         try:
@@ -66,7 +66,7 @@ def _receive(connection: socket.socket, count: int, deadline: float | None) -> b
 
 
 def seconds_until(deadline: float) -> float:
-    """Returns a timeout for a socket, which has to be above 0. Raises TimeoutError when no time is left."""
+    """Return a timeout for a socket, which has to be above 0. Raises TimeoutError when no time is left."""
     seconds = deadline - time.monotonic()
     if seconds <= 0:
         raise TimeoutError

@@ -60,8 +60,7 @@ class GradingSettings:
     path: tuple[str, ...] = ()
 
     def for_tasks(self, tasks: Iterable[str]) -> GradingSettings:
-        """Adds what these tasks say of themselves. Imports the user's modules, so that the processes of a run need
-        not."""
+        """Set limits and preload of these tasks. Imports the user's modules, so that a run's processes need not."""
         limits = {task: self._limits(resolved(task)) for task in sorted(set(tasks))}
         preload = tuple(task for task, each in limits.items() if not each.bounded)
         own = {task: each for task, each in limits.items() if task not in VERIFIERS}
@@ -78,7 +77,7 @@ class GradingSettings:
 
     @classmethod
     def from_environment(cls) -> GradingSettings:
-        """Reads what the run has set for its processes; elsewhere the defaults hold."""
+        """Read what the run has set for its processes; elsewhere the defaults hold."""
         values = json.loads(os.environ.get(ENVIRONMENT, "{}"))
         own = {task: Limits(**each) for task, each in values.pop("own", {}).items()}
         return cls(**values | {name: tuple(values.get(name, ())) for name in ("preload", "allowed", "path")}, own=own)
@@ -102,11 +101,11 @@ class GradingPool:
         self._cache_lock = threading.Lock()
 
     def grade(self, task: str, response: str, answer: str, options: Mapping[str, Any] | None = None) -> Graded:
-        """Grades one answer; takes at most the time limit once a worker is free."""
+        """Grade one answer, within the time limit once a worker is free."""
         return self.grade_many([(task, response, answer, options)])[0]
 
     def grade_many(self, answers: Sequence[Answer], progress: bool = False) -> list[Graded]:
-        """Grades many answers and keeps their order; ``progress`` draws a bar on the terminal."""
+        """Grade many answers and keep their order; ``progress`` draws a bar on the terminal."""
         results: list[Graded | None] = [self._at_once(answer) for answer in answers]
         waiting = [position for position, result in enumerate(results) if result is None]
         waiting.sort(key=lambda position: self.settings.limits(answers[position][0]).memory_mb)  # as workers have it
@@ -131,7 +130,7 @@ class GradingPool:
         return [result for result in results if result is not None]
 
     def close(self) -> None:
-        """Ends all processes after the answers that are being graded."""
+        """End all processes after the answers that are being graded."""
         for _ in range(self._count):
             worker = self._free.get()
             if worker is not None:
@@ -147,7 +146,7 @@ class GradingPool:
         self.close()
 
     def _at_once(self, answer: Answer) -> Graded | None:
-        """Returns the result where no worker is needed: from the cache, or of a bounded task."""
+        """Return the result where no worker is needed: a cached one, or a bounded task's."""
         task, response, reference, options = answer
         if self.settings.limits(task).bounded:
             started = time.monotonic()
@@ -162,7 +161,7 @@ class GradingPool:
         return Graded(verdict)
 
     def _by_worker(self, answers: list[Answer]) -> list[Graded]:
-        """Grades one worker's share, one after the other. A lost worker takes one answer with it."""
+        """Grade one worker's share, one after the other. A lost worker costs one answer."""
         results: list[Graded] = []
         worker = self._free.get()
         try:
@@ -195,7 +194,7 @@ class GradingPool:
 
 
 def _key(answer: Answer) -> bytes:
-    """Returns a key of one size, however long the answer is."""
+    """Return a key of one size, however long the answer is."""
     task, response, reference, options = answer
     return hashlib.sha256(
         json.dumps([task, response, reference, dict(options or {})], sort_keys=True).encode()
@@ -211,7 +210,7 @@ _shared_lock = threading.Lock()
 
 
 def shared_pool() -> GradingPool:
-    """Returns the pool of this process, with the settings of its run."""
+    """Return the pool of this process, with the settings of its run."""
     global _shared
     with _shared_lock:
         if _shared is None:

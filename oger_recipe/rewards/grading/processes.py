@@ -36,7 +36,7 @@ class Worker:
         self.answered, self.lost = 0, False
 
     def grade(self, answer: Answer, limit_s: float) -> Graded:
-        """Grades an answer, which may end this worker. ``limit_s`` holds for all of it, however slow the reply is."""
+        """Grade an answer, which may end this worker. ``limit_s`` holds for all of it, however slow the reply is."""
         started = time.monotonic()
         self.answered += 1
         graded = self._asked(answer, limit_s, started + limit_s)
@@ -61,7 +61,7 @@ class Worker:
         return Graded.failed(reason, timed_out=timed_out)
 
     def close(self) -> None:
-        """Ends the process at once, and with it those that its verifiers have started."""
+        """End the process at once, and with it those that its verifiers have started."""
         self._connection.close()
         for kill in (os.killpg, os.kill):  # a worker that has not begun has no group yet, and no children
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -69,7 +69,7 @@ class Worker:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process that ends all that is below it first (descendants.py)."""
+    """End a process that first ends all below it (descendants.py)."""
     process.terminate()
     try:
         process.wait(_END_LIMIT_S)
@@ -92,7 +92,7 @@ class ForkServer:
         self._control: socket.socket | None = None
 
     def worker(self, memory_limit_mb: int) -> Worker:
-        """Forks a worker. Raises OSError when none can be had."""
+        """Fork a worker. Raises OSError when none can be had."""
         with self._lock:
             try:
                 return self._forked(memory_limit_mb)

@@ -15,7 +15,7 @@ from oger_recipe.secrets import redacted, said_by
 
 
 def grade(task: str, response: str, answer: str, options: dict[str, Any]) -> Graded:
-    """Returns the verdict, or says why there is none; raises nothing."""
+    """Return the verdict, or why there is none; raises no Exception."""
     try:
         return Graded(as_verdict(verify(task, response, answer, **options)))
     except UnreadableAnswer as error:
@@ -34,7 +34,7 @@ def grade(task: str, response: str, answer: str, options: dict[str, Any]) -> Gra
 
 
 def serve(connection: socket.socket, memory_limit: int) -> None:
-    """Answers until the pool hangs up. The worker has a process group of its own, which the pool kills as a whole."""
+    """Answer until the pool hangs up. The worker has a process group of its own, which the pool kills as a whole."""
     begin_below()
     for ignored in (signal.SIGCHLD, signal.SIGTERM):  # by the fork server; verifiers read their children's exits
         signal.signal(ignored, signal.SIG_DFL)

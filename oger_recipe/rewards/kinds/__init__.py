@@ -29,7 +29,7 @@ KINDS: dict[str, type[Keys]] = {
     "length": LengthKeys,
     "rubric": RubricKeys,
 }
-# What takes the place of a kind where its entry's `scorer` says so.
+# Kinds that take the place of another where the entry's `scorer` says so.
 SCORERS: dict[str, dict[str, type[Keys]]] = {"process": {"implicit": ImplicitKeys, "judge": StepJudgeKeys}}
 
 

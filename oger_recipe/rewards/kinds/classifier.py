@@ -139,7 +139,7 @@ class CriticAndHead:
     head: Head
 
     def judge(self, prompts: Sequence[str], responses: Sequence[Any]) -> list[Judged]:
-        """As of RewardModel; the replies are the critiques."""
+        """Ask critic, then head; replies are the critiques."""
         critic = self.critic
         critiques = ask_place(critic.place, critic.plugin.preprocess(prompts, responses), critic.sampling)
         there = [row for row, critique in enumerate(critiques) if critique.error is None]

@@ -147,7 +147,7 @@ class ImplicitScorer:
         return str(self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
 
     def by_reference(self, texts: Sequence[StepPrompt | Failed]) -> list[Reply]:
-        """Ask the reference, about each text once until `forget`."""
+        """Ask the reference about each text, once until `forget`."""
         new = [text for text in dict.fromkeys(texts) if isinstance(text, StepPrompt) and text not in self._known]
         self._known |= dict(zip(new, ask_about(self._reference, new, self._reference.log_probs), strict=True))
         return [no_reply(text) if isinstance(text, Failed) else self._known[text] for text in texts]
@@ -157,7 +157,7 @@ class ImplicitScorer:
 
 
 def _common_tokenizer(keys: ImplicitKeys) -> Any:
-    """Raises RecipeError where model and reference do not have one tokenizer."""
+    """Load the tokenizer. Raises RecipeError if the reference has another."""
     model, reference = keys.models
     tokenizer = load_tokenizer(model)
     if reference.tokenizer_files != model.tokenizer_files:
@@ -211,7 +211,7 @@ class LearningSource(ImplicitSource):
         self._learner.load(folder)
 
     def _learn(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Learn from the rows that can be read; return what it was like."""
+        """Learn from the rows that can be read; return the metrics."""
         rows = [(group, row) for group in range(len(groups)) for row in _own_rows(groups[group])]
         texts = self.scorer.write(
             [groups[group].prompt for group, _ in rows], [groups[group].steps[row] for group, row in rows]
@@ -246,7 +246,7 @@ def _own_rows(group: Group) -> Iterator[int]:
 def _pair_accuracy(
     places: Sequence[tuple[int, int]], rewards: Tensor, outcomes: Sequence[float], groups: Sequence[Group]
 ) -> dict[str, float]:
-    """Return nothing where no prompt has a right and a wrong rollout."""
+    """Return pair_accuracy; {} if no prompt has right and wrong rows."""
     shape = len(groups), len(groups[0].responses)
     of_rows, right, counted = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
     for place, reward, outcome in zip(places, rewards, outcomes, strict=True):

@@ -107,7 +107,7 @@ class OwnFunction:
                 scored, parts = _checked(self.function(group), size)
             except Exception as error:
                 scored, parts = [math.nan] * size, {}
-                errors |= {(number, row): reason(error) for row in range(size)}  # it may be any answer's doing
+                errors |= {(number, row): reason(error) for row in range(size)}  # any answer may be at fault
             values.append(scored)
             components.append([{name: part[row] for name, part in parts.items()} for row in range(size)])
         return Scores(torch.tensor(values), components_of(components), errors, causes=dict.fromkeys(errors, ANSWER))
@@ -145,7 +145,7 @@ class ForeignFunction:
                 for name, part in parts.items():
                     _numbers([part], 1, f"its component {name!r}")
             except Exception as error:
-                errors |= {(number, row): reason(error) for row in call.rows}  # it may be any answer's doing
+                errors |= {(number, row): reason(error) for row in call.rows}  # any answer may be at fault
                 continue
             for row, value, is_said in zip(call.rows, numbers, said, strict=True):
                 values[number, row], silent[number, row] = value if is_said else math.nan, not is_said
@@ -204,7 +204,7 @@ def _steps_shaped(steps: Any, wanted: Tensor) -> Tensor:
 
 
 def _checked(answer: Any, size: int) -> tuple[list[float], dict[str, list[float]]]:
-    """Read the values and components of a group of `size`. Raises ValueError or TypeError for anything else."""
+    """Read the values and components of `size` rows. Raises ValueError or TypeError for anything else."""
     is_pair = isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping)
     values, parts = answer if is_pair else (answer, {})
     return _numbers(values, size, "it"), {
@@ -224,14 +224,14 @@ def _numbers(values: Any, size: int, what: str) -> list[float]:
 
 
 def reason(error: Exception) -> str:
-    """Say what was raised and where, but for what is raised here."""
+    """Say what was raised, and where if not in this file."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     at = "" if place.filename == __file__ else f" ({place.filename}:{place.lineno})"
     return f"{said_by(error)}{at}"
 
 
 def imported(path: str) -> Any:
-    """Import what is at ``module:name``. Raises ValueError where nothing is, or nothing that can be a source."""
+    """Import the source at ``module:name``. Raises ValueError where there is nothing that can be one."""
     module, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
@@ -257,7 +257,7 @@ def imported(path: str) -> Any:
 
 
 def keyword_problems(path: str, keywords: Mapping[str, Any]) -> Iterator[str]:
-    """Say what keeps an entry's further keys from being given to what is at an import path that leads somewhere."""
+    """Yield a sentence for each of an entry's further keys that what is at its valid import path does not take."""
     found = imported(path)
     if not inspect.isclass(found):
         yield from (f"key {name!r} is unknown: a function of your own has none" for name in keywords)
@@ -275,7 +275,7 @@ def keyword_problems(path: str, keywords: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _keywords_of(found: type) -> list[str] | None:
-    """The names of a class's keyword arguments; None where it takes all, or does not say."""
+    """Return a class's keyword arguments; None where it takes all, or does not say."""
     try:
         parameters = inspect.signature(found).parameters.values()
     except ValueError:

@@ -39,8 +39,8 @@ class StepScorer(Protocol):
     """A model that scores steps."""
 
     def ask(self, prompts: Sequence[str], steps: Sequence[Sequence[str]]) -> list[Judged]:
-        """Ask about the steps of each response to its prompt, all at once. What comes of it has a score for each of
-        them in `steps`, mostly the probability that it is good, or an error; `value` is not read."""
+        """Ask about the steps of each response to its prompt, all at once. Return in `steps` a score for each step,
+        mostly the probability that it is good, or an error; `value` is not read."""
 
 
 class TaggedSteps:
@@ -67,7 +67,7 @@ class TaggedSteps:
         ]
 
     def _cut(self, text: StepPrompt | Failed) -> StepPrompt | Failed:
-        """Leave out what is behind the model's window: what it says of a step hangs on nothing that comes later."""
+        """Cut off what is behind the model's window: the score of a step depends on nothing that comes later."""
         if self._window is None or isinstance(text, Failed) or len(text.tokens) <= self._window:
             return text
         ends = tuple(end for end in text.ends if end < self._window)
@@ -113,7 +113,7 @@ class ProcessSource:
         return [_rewarded(each, *next(found)) if each.steps else each for each in judged], metrics
 
     def _of_all_steps(self, judged: Judged, count: int) -> Judged:
-        """Put the worst score where a response kept its steps from being scored: all, or those behind the window."""
+        """Give the worst score to steps that a response kept from being scored: all, or those behind the window."""
         if judged.error is None and judged.cause is None and len(judged.steps) != count:
             text = f"{len(judged.steps)} scores came for {count} steps of reasoning"
             judged = replace(judged, steps=(), error=text, cause=ANSWER)
@@ -125,7 +125,7 @@ class ProcessSource:
 def credited(
     probabilities: Tensor, mask: Tensor, *, scale: str, credit: str, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Make scores and rewards of steps of the probabilities that they are good, as the keys of kind process say.
+    """Turn probabilities that steps are good into their scores and rewards, as the keys of kind process say.
 
     All are [B, S]; outside of the mask (bool) they mean nothing.
     """
@@ -144,7 +144,7 @@ def _steps_of(group: Group, row: int) -> list[str] | Failed:
 
 
 def padded_scores(rows: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
-    """Make tensors [rows, S] of rows' numbers, 0 behind them, and of where there is one (bool)."""
+    """Pad rows' numbers with 0 to a tensor [rows, S]; return it and its mask (bool)."""
     longest = max(map(len, rows), default=0)
     numbers, mask = torch.zeros(len(rows), longest), torch.zeros(len(rows), longest, dtype=torch.bool)
     for row, each in enumerate(rows):
@@ -153,8 +153,8 @@ def padded_scores(rows: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
 
 
 def score_metrics(scores: Tensor, mask: Tensor) -> dict[str, float]:
-    """Return what a step's rows have in common: steps, their mean count in a row; step_mean and step_min, the mean
-    over all steps and that of the rows' lowest; last_is_lowest, the share of rows that end with their lowest step."""
+    """Return metrics of scores [B, S] in a mask (bool): steps, their mean count in a row; step_mean and step_min, the
+    means over all steps and over rows' lowest; last_is_lowest, the share of rows that end with their lowest step."""
     if not mask.any():
         return {}
     lowest = torch.where(mask, scores, torch.inf).amin(dim=1)
@@ -168,5 +168,5 @@ def score_metrics(scores: Tensor, mask: Tensor) -> dict[str, float]:
 
 
 def worst_probability(spec: SourceSpec) -> float | None:
-    """Return that of a step which earns least: a negative weight pays for bad steps. None where nobody knows."""
+    """Return the probability of a step that earns least: 1 with a weight below 0, else 0; None if not known."""
     return None if spec.keys.bounds is None else float(spec.weight < 0)

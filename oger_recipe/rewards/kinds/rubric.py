@@ -90,7 +90,7 @@ class Criterion:
 
 
 def criteria_of(rubric: Any) -> list[Criterion]:
-    """Read the rubric of a row. Raises ValueError for one that verdicts could make no value of."""
+    """Read the rubric of a row. Raises ValueError for one that no value can be made of."""
     if not isinstance(rubric, list) or not rubric:
         raise ValueError(f"a rubric is a list of criteria, found {shown(rubric)}")
     criteria = [_criterion(each, f"criterion {number}") for number, each in enumerate(rubric, start=1)]
@@ -194,10 +194,10 @@ def _shown(asked: _Asked) -> dict[str, Any]:
 
 
 def joined(rubric: Sequence[Criterion], parts: Sequence[Judged]) -> Judged:
-    """Make one of what came of a response's questions.
+    """Join what came of a response's questions.
 
     A question that failed fails the response, and one that the response made fail comes first. A reply without a
-    verdict counts as the worst one, but where no reply has any.
+    verdict counts as the worst one, unless no reply has any.
     """
     if failed := [each for each in parts if each.error is not None and not each.unparsed]:
         return next((each for each in failed if each.cause is not None), failed[0])

@@ -92,6 +92,6 @@ def _judged(reply: Reply, value: int | list[float], steps: Sequence[str]) -> Jud
 
 
 def first_wrong(number: int, count: int) -> tuple[float, ...]:
-    """Return scores of so many steps: 1 before the first wrong one, 0 from it on; -1 is no step."""
+    """Return `count` scores: 1 before the first wrong step (-1: there is none), 0 from it on."""
     good = count if number < 0 else number
     return (1.0,) * good + (0.0,) * (count - good)

@@ -35,7 +35,7 @@ class Judged:
 
     @classmethod
     def failed(cls, reply: Reply) -> Judged:
-        """Make what comes of a question to which no reply came."""
+        """Make the outcome of a question that got no reply."""
         return cls(error=reply.error, cause=reply.cause)
 
 
@@ -47,7 +47,7 @@ class RewardModel(Protocol):
 
 
 Metrics = Mapping[str, float]  # of a step
-# Prompts and what is judged, to what came of each.
+# (prompts, what is judged) -> (what came of each, metrics)
 Ask = Callable[[list[str], list[Any]], tuple[Sequence[Judged], Metrics]]
 
 
@@ -58,7 +58,7 @@ def score_rows(
     ask: Ask,
     judged_of: Callable[[Group, int], Any] = lambda group, row: group.responses[row],
 ) -> Scores:
-    """Ask once about all wanted rows; `judged_of` a row is what is judged, or Failed. Elsewhere values are nan."""
+    """Ask once about wanted rows (bool [groups, n]); `judged_of` returns what is judged, or Failed. Others are nan."""
     started = time.monotonic()
     places = [(group, row) for group, row in wanted.nonzero().tolist()]
     questions = [_question(groups[group], column, judged_of(groups[group], row)) for group, row in places]
@@ -121,7 +121,7 @@ class ModelSource:
 
 
 def ask_place(place: Place, texts: Sequence[str | Failed], sampling: Sampling | None) -> list[Reply]:
-    """Ask a place about those of the texts that are there: what is written, or without sampling the head's number."""
+    """Ask a place about texts that have not Failed: what it writes, or without sampling the head's number."""
     return ask_about(
         place, texts, place.classify if sampling is None else lambda there: place.generate(there, sampling)
     )
@@ -130,7 +130,10 @@ def ask_place(place: Place, texts: Sequence[str | Failed], sampling: Sampling | 
 def ask_about(
     place: Place | Likelihoods, texts: Sequence[_T | Failed], ask: Callable[[list[_T]], list[Reply]]
 ) -> list[Reply]:
-    """Ask an open place by a method of its own about those of the texts that are there."""
+    """Open a place, `ask` about the texts that have not Failed, and close it.
+
+    Raises RuntimeError where replies are missing.
+    """
     there = [text for text in texts if not isinstance(text, Failed)]
     replies: list[Reply] = []
     if there:
@@ -150,7 +153,7 @@ def no_reply(failed: Failed) -> Reply:
 
 
 def shares(judged: Sequence[Judged]) -> dict[str, float]:
-    """Return the shares of the replies that came without asking again, and that were cut at their longest."""
+    """Return the shares of replies that came without asking again, and that were cut at their longest."""
     replies = [each.reply for each in judged if each.reply is not None]
     count = max(len(replies), 1)
     return {

@@ -38,7 +38,7 @@ class VerdictCache:
         self._said = False
 
     def get(self, keys: Collection[str]) -> dict[str, Reply]:
-        """Returns the replies that are kept under some of the keys."""
+        """Return the replies that are kept under some of the keys."""
 
         def read(database: sqlite3.Connection) -> dict[str, Reply]:
             query = "SELECT reply FROM replies WHERE key = ?"
@@ -48,7 +48,7 @@ class VerdictCache:
         return self._with_database(read) or {}
 
     def put(self, replies: Mapping[str, Reply]) -> None:
-        """Keeps replies, all or none of them, and lets the oldest quarter go where the file gets too large."""
+        """Keep replies, all or none of them, and drop the oldest quarter where the file gets too large."""
 
         def write(database: sqlite3.Connection) -> None:
             rows = [(key, _packed(reply)) for key, reply in replies.items()]
@@ -62,7 +62,7 @@ class VerdictCache:
         self._with_database(write)
 
     def _with_database(self, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
-        """Each use has a connection of its own, as threads and forked processes need; what it writes is one piece."""
+        """Work in one transaction on a new connection, as threads and forked processes need; None where it fails."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with closing(sqlite3.connect(self._path, timeout=_LOCK_S)) as database, database:
@@ -73,7 +73,7 @@ class VerdictCache:
             return None
 
     def _give_way(self, error: Exception) -> None:
-        """Says what is wrong; a file that is none of SQLite's any more is moved aside, for a new one."""
+        """Say what is wrong; move a file that is none of SQLite's any more aside, for a new one."""
         if getattr(error, "sqlite_errorcode", None) in _LOST:
             aside = self._path.with_name(f"{_FILE}.broken-{time.time_ns()}")
             with contextlib.suppress(OSError):  # another run may have moved it
@@ -95,7 +95,7 @@ def _packed(reply: Reply) -> bytes:
 
 
 def _unpacked(data: Any) -> Reply | None:
-    """Returns None for what is no reply."""
+    """Unpack a reply; None if it is none."""
     try:
         text, value, is_cut, *steps = json.loads(zlib.decompress(data))  # steps came with a later version
         scores = tuple(float(score) for each in steps for score in each)

@@ -50,7 +50,7 @@ class ChatTemplate:
         return [{"role": "system", "content": self._system}, *conversation]
 
     def require_use(self) -> None:
-        """Raises AskedOtherwise where it was not called since the last time."""
+        """Raise AskedOtherwise where it was not called since the last time."""
         is_used, self.is_used = self.is_used, False
         if not is_used:
             raise AskedOtherwise(

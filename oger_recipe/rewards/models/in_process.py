@@ -102,7 +102,7 @@ class ProcessPlace:
     def _tokens(
         self, model: Any, prompts: Sequence[list[int]], room: int
     ) -> tuple[dict[int, list[int]], dict[int, Reply]]:
-        """Return prompts' tokens by their numbers, and replies to those that leave less room than that behind them."""
+        """Return tokens by prompt number, and error replies to prompts that leave less than `room` tokens."""
         longest = self._longest(model)
         tokens = dict(enumerate(prompts))
         refused = {
@@ -163,14 +163,14 @@ def _head(keys: ModelKeys, settings: dict[str, Any]) -> Any:
 
 
 def _batches(tokens: dict[int, list[int]]) -> Iterator[list[int]]:
-    """Yield the numbers of prompts of similar length."""
+    """Yield batches of prompts' numbers, longest first."""
     by_length = sorted(tokens, key=lambda row: -len(tokens[row]))
     for start in range(0, len(by_length), _BATCH):
         yield by_length[start : start + _BATCH]
 
 
 def padded(tokens: Sequence[Sequence[int]], pad: int, *, left: bool) -> Any:
-    """Make a batch of prompts' tokens, with the mask of what is attended."""
+    """Pad prompts' tokens to a batch [B, T], with the mask of what is attended."""
     from transformers import BatchEncoding
 
     longest = max(map(len, tokens))

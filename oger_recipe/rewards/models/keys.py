@@ -45,8 +45,10 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 @dataclass(frozen=True)
 class Question:
-    """How a model of an entry is asked: through a plugin (None: through none) about judged things such as `example`,
-    whose text has so many whole responses in it, and so many tokens behind it, which the model writes or needs."""
+    """How a model of an entry is asked: through a plugin (None: through none) about things such as `example`.
+
+    responses: whole responses in its text; room: tokens behind it, which the model writes or needs.
+    """
 
     model: ModelKeys
     plugin: Plugin | None = None
@@ -129,7 +131,7 @@ class ModelKeys(Keys):
         return (self,)
 
     def questions(self) -> list[Question]:
-        """Say how each of the entry's models is asked; nothing is started."""
+        """Return how each of the entry's models is asked; start nothing."""
         return [Question(model) for model in self.models]
 
     def try_out(self, place: Place) -> Reply:
@@ -152,7 +154,7 @@ class ModelKeys(Keys):
         return {}
 
     def of_engine(self) -> ModelKeys:
-        """What it has in common with other entries that may share its engine."""
+        """Return the keys that entries which share its engine have in common."""
         return ModelKeys(**{name: getattr(self, name) for name in _SHARED_BY_ENTRIES})
 
     @property
@@ -306,7 +308,7 @@ class ValueKeys(PluginKeys):
         return None
 
     def reward_model(self, spec: SourceSpec, surroundings: Surroundings) -> RewardModel:
-        """Make what is asked for values."""
+        """Make the judge or the head."""
         raise NotImplementedError
 
 
@@ -330,7 +332,7 @@ class WriterKeys(ChatKeys, PluginKeys):
             yield "head is for kinds with a head; judges are asked as api says"
 
     def sampling(self, *seed: object) -> Sampling:
-        """How it writes, with a seed of these parts where it samples at all."""
+        """Return how it writes, seeded by these parts if it samples at all."""
         drawn = stable_seed(*seed) if self.temperature else None
         return Sampling(self.temperature, self.top_p, self.max_new_tokens, drawn)
 

@@ -58,7 +58,7 @@ class Learner:
     def learn(
         self, prompts: Sequence[StepPrompt], reference: Sequence[Sequence[float]], outcomes: Sequence[float]
     ) -> Learnt:
-        """Learn from responses: what the reference says of their tokens, and whether they are right (1 or 0).
+        """Learn from responses, the reference's log-probabilities of their tokens, and outcomes (1: right, or 0).
 
         Raises RecipeError for a gradient that is not finite.
         """
@@ -79,7 +79,7 @@ class Learner:
         rows: range,
         rewards: Tensor,
     ) -> float:
-        """One step of the optimizer on the mean loss of these rows; writes their rewards down."""
+        """Take an optimizer step on these rows' mean loss; fill in their rewards [B], return the gradient norm."""
         model, optimizer = self._model(), self._adamw()
         optimizer.zero_grad()
         for part in _of_like_length(prompts, rows, self._keys.micro_batch_size):
@@ -103,14 +103,14 @@ class Learner:
         return norm
 
     def save(self, folder: Path) -> None:
-        """Keep model and optimizer in a folder; the model, with its tokenizer, can be loaded from its part of it."""
+        """Save model, tokenizer and optimizer in a folder; the model can be loaded from its subfolder."""
         tokenizer, model = self._place.writer()
         model.save_pretrained(folder / "model")
         tokenizer.save_pretrained(folder / "model")
         torch.save(self._adamw().state_dict(), folder / _OPTIMIZER)
 
     def load(self, folder: Path) -> None:
-        """Go on from what `save` kept. Raises RecipeError where it is another model's, or not there."""
+        """Resume from what `save` wrote. Raises RecipeError if it is another model's, or not there."""
         from transformers import AutoModelForCausalLM
 
         try:

@@ -14,7 +14,7 @@ class TokenBucket:
         self._next = clock()
 
     def take(self) -> float:
-        """Take the next token; returns the seconds until it is there."""
+        """Take the next token; return the seconds until it is there."""
         now = self._clock()
         at = max(now, self._next)
         self._next = at + self._interval_s

@@ -11,7 +11,7 @@ from oger_recipe.seeds import stable_seed
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a judge writes. With a seed a prompt's reply depends on nothing but the prompt: `seed_of` it is its own."""
+    """How a judge writes. With a seed, a reply depends on nothing but its prompt, which has its own `seed_of`."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -50,7 +50,7 @@ class StepPrompt:
     ends: tuple[int, ...]
 
 
-Told = Callable[[str, int, int], None]  # model, replies that came, prompts; of one question. Of 0: it is being loaded
+Told = Callable[[str, int, int], None]  # model, replies so far, prompts; 0 prompts: the model is being loaded
 
 
 class Place(Protocol):

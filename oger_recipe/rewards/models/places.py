@@ -82,7 +82,7 @@ class Cached:
 
 
 def _identity(keys: ModelKeys) -> dict[str, Any]:
-    """All of a model and its place that decides its replies. What a server has behind a name, nobody here knows."""
+    """Return all of a model and its place that decides replies. What a server has behind a name is not known."""
     of_chat = {name: value for name in _OF_CHAT if (value := getattr(keys, name, None))}
     if keys.runs_on == "server":
         return {"url": keys.url, "model": keys.model, "revision": keys.revision} | of_chat

@@ -165,7 +165,7 @@ class Plugin:
         self._process = None
 
     def _each(self, function: str, columns: list[list[Any]]) -> list[Any]:
-        """Ask about all rows together; where that fails about each alone, so that the guilty ones alone have none."""
+        """Ask about all rows together; where that fails about each alone, so that only those at fault are Failed."""
         size, found = len(columns[0]), []
         if not size:
             return []
@@ -205,7 +205,7 @@ class Plugin:
         return self._process
 
     def _told(self, process: _Process, what: str, argument: Any, deadline: float, late: str, ended: str) -> Any:
-        """Return the reply. Where there is none close the process; _Lost says that it was `late`, or `ended`."""
+        """Return the reply. Without one, close the process and raise _Lost, saying it was `late`, or `ended`."""
         try:
             value = process.ask(what, argument, deadline)
             return value if what == LOAD else self._read[what](value, len(argument[0]))
@@ -241,7 +241,7 @@ class _Process:
         self.end = weakref.finalize(self, _end, self._connection, self._child, self.log)
 
     def ask(self, what: str, argument: Any, deadline: float) -> Any:
-        """Raises _Raised for an error that it reports, and what messages.ask raises."""
+        """Return the reply. Raises _Raised for a reported error, and as messages.ask."""
         self._asked += 1
         reply = ask(self._connection, self._asked, [what, argument], deadline, _LARGEST_REPLY)
         if "error" in reply:

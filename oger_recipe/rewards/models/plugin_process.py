@@ -39,7 +39,7 @@ class Unfit(Exception):
 
 
 def load(path: Path, needed: Mapping[str, int]) -> dict[str, Callable[..., Any]]:
-    """Import a plugin's functions by name, each of which can be called with so many arguments.
+    """Import a plugin; return its functions by name, each of which takes so many arguments.
 
     What lies beside it can be imported from now on. Raises Unfit for a function that is missing or has other
     arguments, and whatever the plugin raises.
@@ -169,7 +169,7 @@ READ_OF = {  # by what a plugin judges
 
 
 def _said(act: Callable[[], Any]) -> dict[str, Any]:
-    """Say what came of it, as a message: a value, or why there is none."""
+    """Act; return a message with the value, or with why there is none."""
     try:
         return {"value": act()}
     except (Unfit, AskedOtherwise) as error:
@@ -222,8 +222,7 @@ def _texts(preprocess: Callable[..., Any], columns: Sequence[list[Any]], tokeniz
 
 
 def _try_out(preprocess: Callable[..., Any], example: Sequence[Any], tokenizer: Any) -> None:
-    """Raise AskedOtherwise; all else that it has against the example does not count: its data may be of another
-    kind."""
+    """Try rm_preprocess on the example. Raises AskedOtherwise alone: the plugin's data may be of another kind."""
     try:
         _texts(preprocess, [[each] for each in example], tokenizer)
     except AskedOtherwise:
@@ -265,7 +264,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def _keep(worker: int, parent: int) -> int:
-    """Wait until the plugin's process has ended, the one that asks is gone, or has had enough; end what is left.
+    """Wait until the plugin's process has ended, or the one that asks is gone or ends it; end what is left.
 
     Return an exit status: the plugin's process's own, or the number of the signal that it died of on top of SIGNALLED.
     """

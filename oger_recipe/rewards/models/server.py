@@ -70,7 +70,7 @@ class ServerPlace:
         self.open()
 
     def open(self) -> None:
-        """Begins a step."""
+        """Begin a step."""
         self._ends = time.monotonic() + self._keys.step_limit_s
         self._failures, self._reason = 0, ""
 
@@ -109,7 +109,7 @@ class ServerPlace:
         return self._answers([_Question("/pooling", self._steps(prompt), beside=True) for prompt in prompts], bodies)
 
     def _steps(self, prompt: StepPrompt) -> Callable[[Any], Reply]:
-        """Read numbers for every token."""
+        """Return a reader of step scores."""
         keys = self._keys.prm
 
         def read(answer: Any) -> Reply:
@@ -126,7 +126,7 @@ class ServerPlace:
         return read
 
     async def models(self) -> dict[str, int | None]:
-        """Returns the server's models by name, with the tokens that they read where it says so (vLLM, SGLang); none
+        """Return the server's models by name, with the tokens that they read where it says so (vLLM, SGLang); none
         where it does not list them. Raises ValueError where nobody answers."""
         async with self._endpoint.client(1) as client:
             try:
@@ -181,7 +181,7 @@ class ServerPlace:
             await asyncio.sleep(self._bucket.take())
 
     def _note(self, error: Failed) -> None:
-        """Counts requests that failed for good; any other error came from a server that answers."""
+        """Count requests that failed for good; any other error came from a server that answers."""
         if not error.lasts:
             self._failures = 0
             return
@@ -190,7 +190,7 @@ class ServerPlace:
 
 
 def _cause(error: Failed) -> str | None:
-    """Return what of a prompt may have brought the error about, _PERHAPS where only other answers can tell."""
+    """Return the error's cause where the prompt may be at fault, _PERHAPS where only other answers can tell."""
     if error.of_input:
         return OVERFLOW if error.status == _TOO_LARGE or _TOO_LONG.search(str(error)) else ANSWER
     is_no_answer = error.status is None and not error.lasts  # it came, and cannot be read
@@ -206,7 +206,7 @@ def _begun(prompt: str) -> dict[str, bool]:
 
 
 def _text(choice: Callable[[Any], Any]) -> Callable[[Any], Reply]:
-    """Reads the one choice of an answer; a reply that ended within its thoughts may have null as its text."""
+    """Return a reader of an answer's one choice; a reply that ended in its thoughts may have a null text."""
 
     def read(answer: Any) -> Reply:
         try:
@@ -223,7 +223,7 @@ def _text(choice: Callable[[Any], Any]) -> Callable[[Any], Reply]:
 
 
 def _number(name: str) -> Callable[[Any], Reply]:
-    """Reads the number of an answer's one item; of a list for every token (/pooling) that of the last one."""
+    """Return a reader of the number of an answer's one item; of a list for every token (/pooling), the last."""
 
     def read(answer: Any) -> Reply:
         try:
@@ -257,7 +257,7 @@ _HEADS = {
 
 
 def probe(keys: ModelKeys) -> str:
-    """Looks once, before a run, whether the server has the model and answers; returns a sentence.
+    """Look once, before a run, whether the server has the model and answers; return a sentence.
 
     Raises:
         ValueError: it does not; the message says why.
@@ -273,7 +273,7 @@ def probe(keys: ModelKeys) -> str:
 
 
 def window_at(keys: ModelKeys) -> int | None:
-    """Look how many tokens the server's model reads; None where nobody says it."""
+    """Ask how many tokens the server's model reads; None where it does not say."""
     try:
         window = asyncio.run(_asked_once(keys).models()).get(keys.model)
     except (RecipeError, ValueError):  # said by the checks of servers

@@ -30,7 +30,7 @@ class Format:
     between_steps: str = ""
 
     def problems(self, name: str) -> Iterator[str]:
-        """Yield a sentence for all that this scorer lacks or has nothing to do with."""
+        """Yield a sentence for each field that this scorer lacks or cannot use."""
         of_tokens, is_head = (self.good, self.bad), self.scorer == "token_head"
         if is_head and self.good_label is None:
             yield f"good_label is missing: scorer token_head needs it, and format {name} is of scorer step_tag"

@@ -104,7 +104,7 @@ def merged(model: Any, keys: ProcessKeys) -> Any:
 
 
 def check_adapter(keys: ProcessKeys) -> None:
-    """Raises RecipeError where the entry names an adapter that is none of LoRA."""
+    """Raise RecipeError for an adapter that is not LoRA or cannot be read."""
     from peft import PeftConfig
 
     if keys.adapter is None:
@@ -125,7 +125,7 @@ def _saved_whole(keys: ProcessKeys) -> list[str]:
 
 
 def _labels_of(keys: ProcessKeys) -> int | None:
-    """Return how many labels the head has that an adapter brings."""
+    """Count the labels of an adapter's head; None without a head."""
     from peft import load_peft_weights
 
     weights = load_peft_weights(str(keys.adapter), device="cpu")
@@ -135,7 +135,7 @@ def _labels_of(keys: ProcessKeys) -> int | None:
 def step_logits(
     keys: ProcessKeys, tokenizer: Any, model: Any, batch: Any, prompts: Sequence[StepPrompt]
 ) -> list[Tensor]:
-    """Return what the model says at each prompt's ends, [ends, numbers]; the batch is padded on the right."""
+    """Return the logits at each prompt's ends, [ends, numbers]; the batch is padded on the right."""
     ends = [torch.tensor(prompt.ends, dtype=torch.long) for prompt in prompts]
     if keys.written.scorer == "token_head":
         with torch.inference_mode():

@@ -68,8 +68,8 @@ class StepWriter:
         return str(self._tokenizer.apply_chat_template([*_turns(form, question, solution)], tokenize=False))
 
     def _untagged(self, text: str) -> str:
-        """Break up the tag by a space behind its first character, as often as it is there; one of white space alone
-        may well be written in a text that is tokenised on its own."""
+        """Break up the tag by a space behind its first character, as often as it is there; a tag of white space alone
+        may stay in a text that is tokenised on its own."""
         tag = self._tag.strip(" ")
         if not tag or not (self._format.whole or tag.strip()):
             return text

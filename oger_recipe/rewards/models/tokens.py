@@ -24,7 +24,7 @@ def load_tokenizer(keys: ModelKeys) -> Any:
 
 
 def tokens_of(tokenizer: Any, text: str) -> list[int]:
-    """Return a text's tokens; a beginning that a chat template has written is not doubled."""
+    """Return a text's tokens; do not double a BOS token that a chat template has written."""
     is_begun = tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)
     return list(tokenizer(text, add_special_tokens=not is_begun, verbose=False)["input_ids"])
 

@@ -38,8 +38,8 @@ class Writer:
         read: Callable[[Reply, Any, _T], Judged],
         shown: Callable[[_T], Any] = lambda each: each,
     ) -> list[Judged]:
-        """Ask about each of `asked`, of which the plugin gets what is `shown`, at once; `read` gets what the plugin
-        found in a reply that says something."""
+        """Ask about all of `asked` at once. The plugin gets what is `shown` of each; `read` gets what it found in a
+        reply that has a verdict."""
         replies = ask_place(self.place, self.plugin.preprocess(prompts, [*map(shown, asked)]), self.sampling)
         found = iter(self.plugin.postprocess([reply.text for reply in replies if reply.error is None]))
 
@@ -55,12 +55,12 @@ class Writer:
 
 
 def unparsed(reply: Reply, why: str = "no verdict in the judge's reply") -> Judged:
-    """Return what comes of a reply without a verdict that could be read: an answer can talk a judge out of one."""
+    """Make the error of a reply without a verdict that could be read: an answer can talk a judge out of one."""
     text = f"{why}, which ends {reply.text[-_SHOWN_CHARACTERS:]!r}"
     return Judged(error=text, reply=reply, unparsed=True, cause=ANSWER)
 
 
 def judge_metrics(judged: Sequence[Judged]) -> dict[str, float]:
-    """Return what `shares` says of the judge's replies, and the share that has no verdict in it."""
+    """Return `shares` of the judge's replies, and the share of those without a verdict."""
     replies = sum(each.reply is not None for each in judged)
     return shares(judged) | {"unparsed": sum(each.unparsed for each in judged) / max(replies, 1)}

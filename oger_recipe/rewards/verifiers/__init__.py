@@ -26,7 +26,7 @@ Verifier = Callable[..., Any]  # (response, answer, **options) -> what as_verdic
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """Says how a task is graded, alike in training, for teachers, in `oger eval`, `oger data` and `oger serve-reward`.
+    """How a task is graded, alike in training, for teachers, in `oger eval`, `oger data` and `oger serve-reward`.
 
     options: keyword arguments of ``verify`` that settings give ("rule": "math_rule" is oger.math_rule); places:
     keyword arguments with which it looks first where a prompt asks for the answer (one of rules.PLACES); bounded: its
@@ -51,7 +51,7 @@ class TaskSpec:
 
 
 def _lazy(path: str) -> Verifier:
-    """Imports a function of this package when it is called: a task loads only the libraries that it needs."""
+    """Return a function of this package that is imported when called: a task loads only what it needs."""
     module, _, name = path.partition(":")
 
     def imported(*args: Any, **options: Any) -> Any:
@@ -88,11 +88,11 @@ VERIFIERS: dict[str, TaskSpec] = {
 
 
 def verify(task: str, response: str, answer: str, **options: Any) -> Verdict:
-    """Grades the response text of one rollout or teacher against the reference answer of its row.
+    """Grade the response text of one rollout or teacher against the reference answer of its row.
 
     task: a name in VERIFIERS or an import path; options: keyword arguments of that verifier.
     The user's own verifiers get of ``prompt`` and ``row`` (the row's other columns) what their signatures name; one
-    that verl calls gets what it does there.
+    that verl calls gets verl's arguments.
     Raises ValueError for a task without verifier, UnreadableAnswer for a reference answer that its verifier cannot
     read, and whatever else the verifier raises.
     """
@@ -115,12 +115,12 @@ def _takes(verifier: Verifier, name: str) -> bool:
 
 
 def allow(paths: Iterable[str]) -> None:
-    """Sets the import paths that tasks may be, in this process: those that the user names."""
+    """Set the import paths that tasks may be, in this process: those that the user names."""
     _allowed[:] = paths
 
 
 def not_allowed(task: str) -> str | None:
-    """Says what to do about a task that is an import path which nobody has allowed."""
+    """Say what to do about a task that is an import path which nobody has allowed."""
     if ":" not in task or task in _allowed:
         return None
     return (
@@ -133,8 +133,8 @@ _allowed: list[str] = []
 
 
 def resolve(task: str) -> TaskSpec:
-    """Returns how a task is graded. Raises ValueError for one without verifier, whose import path leads nowhere, or is
-    not allowed."""
+    """Return how a task is graded. Raises ValueError without a verifier, or if its import path leads nowhere or is not
+    allowed."""
     if task in VERIFIERS:
         return VERIFIERS[task]
     if (reason := not_allowed(task)) is not None:
@@ -157,7 +157,7 @@ def resolve(task: str) -> TaskSpec:
 
 
 def resolved(task: str) -> TaskSpec | None:
-    """Returns how a task is graded, or None: then every answer of it says why."""
+    """Return how a task is graded, or None: then every answer of it says why."""
     try:
         return resolve(task)
     except ValueError:
@@ -165,13 +165,13 @@ def resolved(task: str) -> TaskSpec | None:
 
 
 def look_in(folders: Iterable[str]) -> None:
-    """Adds folders in which modules of the user's verifiers are found, after all others."""
+    """Add folders in which modules of the user's verifiers are found, after all others."""
     _looked_in[:] = folders
     sys.path.extend(folder for folder in _looked_in if folder not in sys.path)
 
 
 def looked_in() -> list[str]:
-    """Returns these folders."""
+    """Return these folders."""
     return list(_looked_in)
 
 

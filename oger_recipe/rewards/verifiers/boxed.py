@@ -8,7 +8,7 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 
 
 def last_boxed(text: str) -> str | None:
-    """Content of the last ``\\boxed{...}`` whose braces close, else None."""
+    """Return what the last closed ``\\boxed{...}`` holds, else None."""
     starts = [match.end() for match in _BOX.finditer(text)]
     if not starts:
         return None
@@ -18,7 +18,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def _closing_braces(text: str, starts: list[int]) -> dict[int, int]:
-    """For each position just after an opening brace, that of its closing brace; open ones are left out. One pass."""
+    """Map positions just after opening braces to those of their closing braces, in one pass; omit open ones."""
     wanted, open_at, ends = set(starts), [], {}
     for position in range(starts[0] - 1, len(text)):
         character = text[position]
@@ -33,7 +33,7 @@ def _closing_braces(text: str, starts: list[int]) -> dict[int, int]:
 
 
 def last_answer_tag(text: str) -> str | None:
-    """Content of the last ``<answer>...</answer>``, else None."""
+    """Read the last ``<answer>...</answer>``, or return None."""
     # Same matches as the regex <answer>(.*?)</answer>, which takes quadratic time on a long run of opening tags.
     for segment in reversed(text.split("</answer>")[:-1]):
         _, tag, content = segment.partition("<answer>")

@@ -83,7 +83,7 @@ _SPECIAL_TOKEN = re.compile(r"<\|[^<>|]{1,40}\|>|</s>")
 
 
 def verify_choice(response: str, answer: str) -> Verdict:
-    """Grades the chosen letter: in the last ``\\boxed{}`` or ``<answer>``, or in the response where it has none, that
+    """Grade the chosen letter: in the last ``\\boxed{}`` or ``<answer>``, or in the response where it has none, that
     of the last "answer is (C)", "I choose C" or "option C is correct", else the only option that is named ("option
     (C)"), else the text itself when it is a letter.
 
@@ -126,7 +126,7 @@ def _is_denied(match: re.Match[str], text: str) -> bool:
 
 
 def _letter_of(text: str, *, is_marked: bool) -> str | None:
-    """The letter that a short text is, with what may follow it: "(C)", "C.", "C) Paris".
+    """Read the letter of a short text, with what may follow it: "(C)", "C.", "C) Paris".
 
     is_marked: in a box or tag words may follow a small letter, too ("c) Paris"), or one in marks alone.
     """
@@ -138,7 +138,7 @@ def _letter_of(text: str, *, is_marked: bool) -> str | None:
 
 
 def _decided(match: re.Match[str], text: str) -> str | None:
-    """The letter of a match, None when the text goes on with another one."""
+    """Read the letter of a match; None if the text goes on with another."""
     group = next(number for number in range(1, (match.lastindex or 1) + 1) if match[number])
     letter = match[group].upper()
     further = _UNDECIDED.match(text, match.end(group))

@@ -47,7 +47,7 @@ _PYTHON_OPERATIONS: dict[type[ast.operator], Callable[..., Any]] = {
 def verify_countdown(
     response: str, answer: str, *, strict_oat: bool = False, answer_in: str = "answer_tag"
 ) -> Verdict:
-    """Grades the last <answer>...</answer> on the response's last line; with answer_in ``boxed``, the last
+    """Grade the last <answer>...</answer> on the response's last line; with answer_in ``boxed``, the last
     ``\\boxed{}`` there, in which LaTeX's signs of operations count as well.
 
     answer: JSON ``{"numbers": [ints], "target": int}``; anything else raises UnreadableAnswer.
@@ -118,7 +118,7 @@ def _read_answer(answer: str) -> tuple[list[int], int]:
 
 
 def _last_line(response: str) -> str:
-    """The last line that holds more than special tokens."""
+    """Find the last line with more than special tokens."""
     lines = reversed(response.split("\n"))
     return next((line for line in lines if _SPECIAL_TOKEN.sub("", line).strip()), "")
 
@@ -143,7 +143,7 @@ def _parse(text: str) -> ast.expr | None:
 
 
 def _numbers_in(tree: ast.expr) -> list[int] | None:
-    """The integers of a tree made of binary + - * / alone, else None."""
+    """List a tree's integers; None unless all else is binary + - * /."""
     numbers: list[int] = []
     pending = [tree]
     while pending:
@@ -158,7 +158,7 @@ def _numbers_in(tree: ast.expr) -> list[int] | None:
 
 
 def _evaluate(tree: ast.expr) -> Fraction:
-    """Exact value of a tree that `_numbers_in` accepted; its depth is bounded by the count of given numbers."""
+    """Compute exactly a tree that `_numbers_in` accepted; the count of given numbers bounds its depth."""
     if isinstance(tree, ast.BinOp):
         return _OPERATIONS[type(tree.op)](_evaluate(tree.left), _evaluate(tree.right))
     assert isinstance(tree, ast.Constant) and isinstance(tree.value, int)
@@ -166,7 +166,7 @@ def _evaluate(tree: ast.expr) -> Fraction:
 
 
 def oat_value(text: str) -> float | None:
-    """What Python's own evaluation would give for an expression of numbers, or None where it would fail or explode."""
+    """Evaluate an expression of numbers as Python itself would; None where that would fail or explode."""
     try:
         return float(_python_value(ast.parse(text.strip(), mode="eval").body))
     except (ArithmeticError, SyntaxError, TypeError, ValueError, MemoryError, RecursionError):

@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"[+-]?\d+\.\d*|[+-]?\.\d+|[+-]?\d+e[-+]?\d+|[+-]?\d+", re.
 def verify_gsm8k(
     response: str, answer: str, *, answer_format: str = "last_number", strict_oat: bool = False
 ) -> Verdict:
-    """Grades the last number of the response; with ``hashes``, the last number after its last ``####``; with ``boxed``
+    """Grade the last number of the response; with ``hashes``, the last number after its last ``####``; with ``boxed``
     or ``answer_tag``, that of the last ``\\boxed{}`` or ``<answer>``, of the whole response where it has none.
 
     answer: a number, or a GSM8K solution that ends in ``#### <number>``. Numbers are compared by value, so that 18.0
@@ -74,7 +74,7 @@ def _last_number(text: str) -> str | None:
 
 
 def _contradicts(content: str, found: str) -> bool:
-    """Whether a marked place names another number beside the one that is found there, or that one as wrong."""
+    """Say whether a marked place names another number beside the one found there, or rules that one out."""
     if len(content) > MAX_CHARS:
         return False
     if _SEVERAL.search(content):
@@ -94,7 +94,7 @@ def _value(number: str) -> Decimal | str:
 
 
 def _canonical(value: Decimal | str) -> str:
-    """One text for one value. (Decimal.normalize would round to its context's digits.)"""
+    """Write each value one way. (Decimal.normalize would round to its context's digits.)"""
     if isinstance(value, str) or abs(value.adjusted()) > 100:
         return str(value)
     text = format(value, "f")

@@ -18,11 +18,11 @@ TYPES: dict[str, Callable[[Any], bool]] = {
     "dict": lambda value: isinstance(value, dict),
     "null": lambda value: value is None,
 }
-_MAX_CANDIDATES = 64  # opening braces that are tried, from the last one of depth zero backwards
+_MAX_CANDIDATES = 64  # opening braces that are tried, from the first one on
 
 
 def verify_json(response: str, answer: str) -> Verdict:
-    """Grades the last JSON object after the last ``</think>``.
+    """Grade the last JSON object after the last ``</think>``.
 
     answer: JSON ``{"fields": {name: type}, "values": {name: value}}`` with the types of TYPES; ``values`` is optional.
     The components format (an object was found), fields_ok, values_ok and correct are 0 or 1.
@@ -74,16 +74,16 @@ def _read_answer(answer: str) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def _equal(found: Any, value: Any) -> bool:
-    """Equal as JSON: true is not 1."""
+    """Compare JSON: true is not 1."""
     return bool(found == value) and isinstance(found, bool) == isinstance(value, bool)
 
 
 def _last_object(text: str) -> dict[str, Any] | None:
-    """The last outermost object of a text."""
+    """Find a text's last outermost object."""
     end = text.rfind("}") + 1
     if not end:
         return None
-    # The object that closes last begins at one of the braces before it: the first of them from which it can be read.
+    # Values are read from the first brace on, each behind the one before it: the last of them is the outermost object.
     found, start, tried = None, text.find("{"), 0
     decoder = json.JSONDecoder()
     while start != -1 and tried < _MAX_CANDIDATES:

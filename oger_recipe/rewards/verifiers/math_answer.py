@@ -56,7 +56,7 @@ _SINGLE_SCRIPT = re.compile(r"([_^])\{(\w)\}")
 _TEXT = re.compile(r"\\(?:text|textbf|mathrm|mbox)\{([^{}]*)\}")
 
 
-# What parsers and SymPy learn from these, every worker begins with. The texts differ, so that mathematics is needed to
+# Every worker begins with what parsers and SymPy cache from these. The texts differ, so that mathematics is needed to
 # compare them.
 _WARM_UP = [
     (f"so \\boxed{{{text}}}", answer)
@@ -91,7 +91,7 @@ def warm_up() -> None:
 def verify_math(
     response: str, answer: str, *, rule: str = "math_verify", extract: Sequence[str] = MATH_EXTRACT
 ) -> Verdict:
-    """Grades a response by one of MATH_RULES.
+    """Grade a response by one of MATH_RULES.
 
     answer: LaTeX or plain text, with or without ``$`` and ``\\boxed``. extract: where to look for the response's
     answer, in this order; the first place that has one decides (rules that ask for a box look there alone).
@@ -172,7 +172,7 @@ def _anywhere(text: str) -> _Expression | None:
 
 
 def _unmarked(text: str) -> str:
-    """Without emphasis, code and quotes around words, formulas and numbers."""
+    """Strip emphasis, code and quotes around words, formulas and numbers."""
     return _MARKS.sub(lambda match: match[2] or match[3], text)
 
 
@@ -194,7 +194,7 @@ def _answer_tag(text: str) -> _Expression | None:
 
 
 def _boxed_expression(content: str) -> _Expression:
-    """Read as the content of a box, on both sides alike."""
+    """Read reference and response as a box's content."""
     content = _ABOUT.sub("", _unmarked(content.strip()).strip("$").strip())
     # By default math-verify takes a number or a bracket out of a box that it cannot read: 2 out of E_3, 2, or [0,1]
     # out of [0,1] U [2,3]. The first match is the box as a whole, as an expression or as text.
@@ -215,7 +215,7 @@ def _expression(text: str, parsed: Sequence[Any]) -> _Expression:
 
 
 def _rewritten(text: str) -> str:
-    """Numbers in forms that math-verify misreads in forms that it reads, in LaTeX and in plain text."""
+    """Rewrite numbers that math-verify misreads into forms that it reads, in LaTeX and plain text."""
     text = _STYLED.sub(r" \1", text.replace("\u2212", "-"))
     text = _FRACTION.sub(r"\\\1{\2}{\3}", text)
     text = _MIXED.sub(_improper, text)
@@ -240,7 +240,7 @@ def _normalised(text: str) -> str:
 
 
 def _scientific(value: Any) -> Any:
-    """A number times powers of ten as one exact number, of which math-verify makes a product with a rounded float."""
+    """Make a number times powers of ten one exact number; math-verify makes a product with a rounded float."""
     if not isinstance(value, (sympy.Mul, sympy.Pow)):
         return value
     product = sympy.Integer(1)
@@ -276,7 +276,7 @@ def _equal(reference: _Expression, candidate: _Expression) -> bool:
 
 
 def _contradicts(value: Any) -> bool:
-    """Whether equations make two numbers equal that are not, as 5 = 18 does. math-verify takes the last one."""
+    """Say whether equations equate two different numbers, as 5 = 18 does. math-verify takes the last one."""
     groups: list[set[Any]] = []
     for equation in sympy.And.make_args(value) if isinstance(value, (sympy.Eq, sympy.And)) else ():
         if not isinstance(equation, sympy.Eq):
@@ -288,7 +288,7 @@ def _contradicts(value: Any) -> bool:
 
 
 def _differ(one: Any, other: Any) -> bool:
-    """Whether numbers differ by one or more in the last decimal that is written of either."""
+    """Say whether numbers differ by one or more in the last decimal written of either."""
     written = [
         Decimal(str(float(each))).as_tuple().exponent for side in (one, other) for each in side.atoms(sympy.Float)
     ]

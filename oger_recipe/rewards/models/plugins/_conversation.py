@@ -7,7 +7,7 @@ from oger_recipe.rewards.models.plugins._fence import harmless
 
 
 def rm_preprocess(text_prompts: list[str], text_responses: list[Any], tgt_tokenizer: Any) -> list[str]:
-    """A response may be a pair of itself and of a critique."""
+    """Write chats; a response may be paired with a critique."""
     return [
         str(tgt_tokenizer.apply_chat_template(_messages(prompt, response, tgt_tokenizer), tokenize=False))
         for prompt, response in zip(text_prompts, text_responses, strict=True)

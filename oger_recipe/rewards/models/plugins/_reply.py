@@ -15,7 +15,7 @@ def after_thought(reply: str) -> str:
 
 
 def last_named(name: str, pattern: str, reply: str) -> str | None:
-    """Return what follows the last ``name:`` in a reply, or the reply where it is nothing else."""
+    """Return the match behind a reply's last ``name:``, or the reply if it matches; else None."""
     answer = after_thought(reply)
     found = re.findall(rf"\b{name}[*\s]*[:=][*\s\[(]*({pattern})(?!\w|\.\w)", answer, re.IGNORECASE)
     if found:

@@ -40,7 +40,7 @@ def about_criteria(task: str, line: str, prompt: str, rated: dict[str, Any], tok
 
 
 def _verdicts(reply: str) -> list[float | None]:
-    """Return the last verdict on each criterion, by their numbers from 1; a digit alone is one on the only one."""
+    """Return the last verdict on each criterion, numbered from 1; a digit alone is that on the only one."""
     if reply in ("0", "1"):
         return [float(reply)]
     said = {int(number): float(verdict) for number, verdict in re.findall(_VERDICT, reply, re.IGNORECASE)}
