@@ -307,7 +307,7 @@ def _of_asked(scores: Scores, wanted: Tensor) -> Scores:
 
 
 def compose(terms: Sequence[Tensor], counts: Sequence[Tensor], combine: Sequence[str]) -> Tensor:
-    """Fold terms from the left into a total; a term is skipped where its `counts` (bool) is not set. One shape."""
+    """Fold terms from the left; skip a term where its `counts` (bool) is not set. All tensors have one shape."""
     total, begun = torch.zeros_like(terms[0]), torch.zeros_like(counts[0])
     for term, counted, how in zip(terms, counts, combine, strict=True):
         folded = torch.where(begun, COMBINATIONS[how](total, term), term)

@@ -35,7 +35,7 @@ class Form:
 
     marks: arguments, one of which tells that a function is of this form; given: those that it gets here; withheld:
     those that it gets there alone -> what to do about it; columns: it gets the columns of the data as well; calls:
-    makes those of a group's rows; read: returns values (None: not applicable) and components of an answer.
+    makes those for a group's rows; read: returns values (None: not applicable) and components of an answer.
     """
 
     trainer: str

@@ -273,7 +273,7 @@ async def _refusal(request: Request, error: Exception) -> Response:
 
 
 class _RefusalOfBody(JSONResponse):
-    """A refusal sent at once; the rest of the body is then read and dropped: a client that is still sending when its
+    """A refusal sent before the rest of the body is read and dropped: a client that is still sending when its
     connection is closed would see a broken pipe in place of the reason."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -52,10 +52,10 @@ class Group:
 class Scores:
     """What a source says: tensors are [groups, n]; a component is nan where a row has none.
 
-    errors: (group, row) -> why there is no value; what values has there is not read; metrics: numbers about the step,
-    logged as ``reward/<source>/<name>``; steps: rewards of the rows' steps of reasoning, [groups, n, S], nan where
-    a row has no such step or there is no value; causes: (group, row) -> OVERFLOW or ANSWER, for those of errors that
-    the response may have brought about. Such a row is worth the worst verdict: values, and steps, may have it there;
+    errors: (group, row) -> why there is no value; values there are read only with a cause; metrics: numbers about the
+    step, logged as ``reward/<source>/<name>``; steps: rewards of the rows' steps of reasoning, [groups, n, S], nan
+    where a row has no such step or there is no value; causes: (group, row) -> OVERFLOW or ANSWER, for those of errors
+    that the response may have caused. Such a row is worth the worst verdict: values, and steps, may have it there;
     silent (bool [groups, n]): rows that, the source says, do not concern it: they go without it and have not failed;
     criteria: (group, row) -> verdicts on the criteria of a rubric, None where there is none.
     """
@@ -98,6 +98,6 @@ def of_rows(groups: Sequence[Group], value: Callable[[Group], Sequence[float | b
 
 
 def components_of(rows: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, Tensor]:
-    """Make a tensor [groups, n] of each component, nan where a row has none."""
+    """Make tensors [groups, n] of components, nan if missing."""
     names = dict.fromkeys(name for group in rows for row in group for name in row)
     return {name: torch.tensor([[row.get(name, math.nan) for row in group] for group in rows]) for name in names}

@@ -61,7 +61,7 @@ class Keys:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Self:
-        """Take the kind's keys out of an entry in which `problems` finds none."""
+        """Take the kind's keys out of an entry in which `problems` finds nothing."""
         return cls(**{each.name: read_number(entry[each.name]) for each in fields(cls) if each.name in entry})
 
     def source(self, spec: SourceSpec, surroundings: Surroundings) -> Source:
@@ -211,8 +211,8 @@ class Surroundings:
 
     settings: the run's (OgerSettings, which import the kinds); engine: starts an engine for a model's keys; seed: the
     run's; cache: where models' replies are kept (None: nowhere); encoder: makes an encoder (None: it is loaded here);
-    told: who is told of replies as they come from servers and models in this process; around: what is put around each
-    model's place.
+    told: called as replies come from servers and models in this process; around: what is put around each model's
+    place.
     """
 
     settings: Any

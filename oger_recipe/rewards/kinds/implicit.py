@@ -170,8 +170,8 @@ def _common_tokenizer(keys: ImplicitKeys) -> Any:
 
 
 class ImplicitSource:
-    """Rewards of the steps. A prompt is the policy's; a question that no policy has read, a group without prompt, is a
-    user's turn in the chat template, where the tokenizer has one."""
+    """Rewards of the steps behind the policy's prompt. Where a group has none, its question is a user's turn in the
+    chat template, where the tokenizer has one."""
 
     def __init__(self, keys: ImplicitKeys, scorer: ImplicitScorer) -> None:
         self.scorer = scorer
@@ -237,7 +237,7 @@ class LearningSource(ImplicitSource):
 
 
 def _own_rows(group: Group) -> Iterator[int]:
-    """Yield rows with a verified outcome that the policy wrote alone: what a teacher writes is right nearly always."""
+    """Yield the policy's own rows with steps and a verified outcome: what teachers write is right nearly always."""
     for row, (graded, steps) in enumerate(zip(group.graded, group.steps, strict=True)):
         if steps and graded.error is None and not group.is_teacher[row]:
             yield row

@@ -257,7 +257,7 @@ def imported(path: str) -> Any:
 
 
 def keyword_problems(path: str, keywords: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each of an entry's further keys that what is at its valid import path does not take."""
+    """Yield a sentence for each reason why what is at a valid import path does not take these keywords."""
     found = imported(path)
     if not inspect.isclass(found):
         yield from (f"key {name!r} is unknown: a function of your own has none" for name in keywords)

@@ -27,8 +27,8 @@ _LOST = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class VerdictCache:
-    """A file of SQLite in a folder that runs share. What goes wrong with it is said once, and costs only what it would
-    have saved.
+    """An SQLite file in a folder that runs share. A failure of it is said once, and costs only what it would have
+    saved.
 
     Its journal is the rollback kind: a write-ahead log may not lie on a network's file system.
     """
@@ -73,7 +73,7 @@ class VerdictCache:
             return None
 
     def _give_way(self, error: Exception) -> None:
-        """Say what is wrong; move a file that is none of SQLite's any more aside, for a new one."""
+        """Say what is wrong; move a file that is no longer SQLite's aside, for a new one."""
         if getattr(error, "sqlite_errorcode", None) in _LOST:
             aside = self._path.with_name(f"{_FILE}.broken-{time.time_ns()}")
             with contextlib.suppress(OSError):  # another run may have moved it

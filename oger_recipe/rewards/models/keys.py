@@ -150,7 +150,7 @@ class ModelKeys(Keys):
 
     @property
     def request(self) -> Mapping[str, Any]:
-        """What a server's requests say beside what the recipe says."""
+        """Fields of a server's requests beside the recipe's own."""
         return {}
 
     def of_engine(self) -> ModelKeys:
@@ -373,7 +373,7 @@ class StepKeys(ModelKeys):
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Of a row with one step."""
+        """Those of a one-step row."""
         return (-1.0 if self.scale == "difference" else 0.0), 1.0
 
     def combined(self) -> Iterator[str]:
@@ -446,7 +446,7 @@ class ProcessKeys(StepKeys, PromptKeys):
 
     @property
     def read(self) -> dict[str, Any]:
-        """What decides, beside the model, what it says of a text's tokens."""
+        """Keys that, beside the model, decide what it says of tokens."""
         form = self.written
         if form.scorer == "step_tag":
             return {"scorer": form.scorer, "good": form.good, "bad": form.bad, "adapter": self.adapter}

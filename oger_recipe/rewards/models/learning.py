@@ -39,7 +39,7 @@ class LearningKeys(StepKeys):
 
 @dataclass(frozen=True)
 class Learnt:
-    """What learning from some responses was like: each one's reward before it was learnt from, the mean loss, and the
+    """The result of learning from responses: the reward of each before it was learnt from, [B], the mean loss, and the
     mean norm of the gradients before they were clipped."""
 
     rewards: Tensor

@@ -47,7 +47,7 @@ def step_index(prompts: Sequence[StepPrompt]) -> Tensor:
 
 
 def likelihood_reply(prompt: StepPrompt, log_probs: Sequence[float]) -> Reply:
-    """Return the reply with the log-probabilities of a response's tokens."""
+    """Make a reply of a response's log-probabilities, or an error."""
     if len(log_probs) != response_length(prompt):
         return Reply(error=f"{len(log_probs)} log-probabilities came for {response_length(prompt)} tokens")
     if not all(map(math.isfinite, log_probs)):

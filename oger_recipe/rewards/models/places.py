@@ -19,7 +19,7 @@ from oger_recipe.rewards.spec import Surroundings
 _P = TypeVar("_P", str, StepPrompt)
 
 _OF_CHAT = ("system_prompt", "chat_template_kwargs", "extra_body")
-_AT_A_TIME = 1024  # prompts: what a command that is killed in the middle has paid for is kept
+_AT_A_TIME = 1024  # prompts, whose replies are then kept: a command that is killed loses at most so many
 
 
 def place_of(keys: ModelKeys, surroundings: Surroundings) -> Place:
@@ -35,8 +35,8 @@ def place_of(keys: ModelKeys, surroundings: Surroundings) -> Place:
 
 @dataclass
 class Cached:
-    """A place whose replies are kept, but for errors. It is opened when the first prompt is not known, so that a step
-    whose prompts all are loads no model; equal prompts of a call are asked once."""
+    """A place whose replies are kept, but for errors. It is opened at the first unknown prompt, so that a step without
+    one loads no model; equal prompts of a call are asked once."""
 
     place: Place
     keys: ModelKeys

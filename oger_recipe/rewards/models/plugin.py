@@ -241,7 +241,7 @@ class _Process:
         self.end = weakref.finalize(self, _end, self._connection, self._child, self.log)
 
     def ask(self, what: str, argument: Any, deadline: float) -> Any:
-        """Return the reply. Raises _Raised for a reported error, and as messages.ask."""
+        """Return the reply. Raises as messages.ask, and _Raised for a reported error."""
         self._asked += 1
         reply = ask(self._connection, self._asked, [what, argument], deadline, _LARGEST_REPLY)
         if "error" in reply:

@@ -27,7 +27,7 @@ from oger_recipe.rewards.models.step_models import step_reply
 from oger_recipe.rewards.sources import ANSWER, OVERFLOW
 
 FIRST_PAUSE_S = 2.0  # doubled after every attempt: six of them outlast a bad minute
-_GIVES_UP_AFTER = 3  # requests in a row that failed in all their attempts; one that was refused the connection counts
+_GIVES_UP_AFTER = 3  # requests in a row that failed in all their attempts; one refused connection alone is enough
 _PROBE_S = 30.0  # of looking for a server before a run
 # What tokenizers put before a text, and chat templates write there: vLLM would put it before these prompts again.
 _BEGINNINGS = ("<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>", "<｜begin▁of▁sentence｜>", "[CLS]", "[BOS]")
