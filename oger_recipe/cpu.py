@@ -24,7 +24,7 @@ CPU_ENVIRONMENT = {
 }
 
 
-# Of a container (cgroups 2 and 1): its limit, what it takes, and what of that is files, kept for a next reader.
+# A container's files (cgroup 2, cgroup 1) of limit, usage and statistics, and the name in these of reclaimable cache.
 _CONTAINER = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
@@ -32,7 +32,7 @@ _CONTAINER = (
 
 
 def main_memory(root: Path = Path("/")) -> int:
-    """Bytes that processes here may have: the machine's, or the container's where it has less."""
+    """Return the bytes that processes here may have: the machine's, or the container's where it has less."""
     there = [1024 * _field(root / "proc/meminfo", "MemTotal:")]
     for limit, *_ in _CONTAINER:
         with contextlib.suppress(OSError, ValueError):  # "max": none
@@ -41,7 +41,7 @@ def main_memory(root: Path = Path("/")) -> int:
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Bytes that processes here may still take: of the machine, or of the container where it has less."""
+    """Return the bytes that processes here may still take: of the machine, or of the container where it has less."""
     free = [1024 * _field(root / "proc/meminfo", "MemAvailable:")]
     for names in _CONTAINER:
         limit, taken, facts = (root / "sys/fs/cgroup" / name for name in names[:3])
@@ -51,7 +51,7 @@ def free_memory(root: Path = Path("/")) -> int:
 
 
 def _field(file: Path, name: str) -> int:
-    """The number behind a name that begins a line. Raises ValueError where there is none."""
+    """Return the number behind a name that begins a line. Raises ValueError where there is none."""
     fields = (line.split() for line in file.read_text().splitlines())
     for found, number, *_ in fields:
         if found == name:
@@ -60,10 +60,10 @@ def _field(file: Path, name: str) -> int:
 
 
 def is_without_cuda() -> bool:
-    """Whether this process is to do without CUDA.
+    """Say whether this process is to do without CUDA.
 
-    In a run the driver has said so: an actor without a GPU of its own sees none, also on a machine that has some, and
-    the driver itself may be on a node without.
+    In a run the driver has decided that: an actor without a GPU of its own sees none, even on a machine that has some,
+    and the driver itself may be on a node without.
     """
     if said := os.environ.get(ON_GPUS):
         return said == "0"

@@ -19,20 +19,20 @@ _R = TypeVar("_R")
 
 _CONNECT_S = 10.0
 _LONGEST_PAUSE_S = 60.0
-_LONGEST_WISH_S = 600.0  # of a server that says when to come again
+_LONGEST_WISH_S = 600.0  # the longest wait that a server may ask for (Retry-After)
 _SHOWN_CHARACTERS = 200
-_REFUSES_AN_INPUT = (400, 413, 422)  # HTTP status that another input may not get
-_PASSES = (408, 425, 429)  # as every status from 500 on does
-_BREAKS_DOWN = 500  # over this very request, it may be
+_REFUSES_AN_INPUT = (400, 413, 422)  # HTTP status: it is about this input, another one may be answered
+_PASSES = (408, 425, 429)  # HTTP status: worth another attempt, as every one from 500 on
+_BREAKS_DOWN = 500  # HTTP status: this very request may be what breaks the server
 
 _chance = random.Random()  # not the one whose seed a run sets
 
 
 class Failed(Exception):
-    """A request without the answer that it asked for.
+    """A request that got no answer.
 
-    status: of HTTP, where the server said one that does not pass; lasts: what passes did not in all attempts;
-    is_refused: nobody listens there; is_stuck: the server took the request, and did not get through with it.
+    status: the HTTP status, where another attempt cannot help; lasts: a failure that may pass did not pass in time;
+    is_refused: nobody listens there; is_stuck: the server took the request and did not get through with it.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Failed(Exception):
 
 
 def checked_address(url: str, key_variable: str) -> str:
-    """Returns the address without slashes at its end. Raises ValueError for none, and for one with a key in it."""
+    """Return the address without slashes at its end. Raises ValueError for what is no address, or has a key in it."""
     try:
         parts = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -67,7 +67,7 @@ def checked_address(url: str, key_variable: str) -> str:
 
 
 def api_key(variable: str) -> str:
-    """Returns the environment's key, empty where there is none. Raises ValueError where it fits into no header."""
+    """Return the environment's key, empty where there is none. Raises ValueError where it fits into no header."""
     key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()):  # httpx would show it in its error
         raise ValueError(f"${variable} has characters that an HTTP header cannot carry")
@@ -76,7 +76,7 @@ def api_key(variable: str) -> str:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One server. attempts: of a request; limit_s: seconds of each; first_pause_s: doubled after every attempt."""
+    """One server. attempts: for a request; limit_s: seconds for each; first_pause_s: doubled after every attempt."""
 
     url: str
     key: str = field(repr=False)
@@ -85,7 +85,7 @@ class Endpoint:
     first_pause_s: float
 
     def client(self, connections: int) -> httpx.AsyncClient:
-        """What one event loop sends its requests by, to be closed."""
+        """Return the client for the requests of one event loop; the caller closes it."""
         return httpx.AsyncClient(
             headers={"Content-Type": "application/json"}
             | ({"Authorization": f"Bearer {self.key}"} if self.key else {}),
@@ -97,7 +97,7 @@ class Endpoint:
     async def each(
         self, connections: int, ask: Callable[[httpx.AsyncClient, _T], Awaitable[_R]], items: Sequence[_T]
     ) -> list[_R]:
-        """Asks about each item, so many at a time; returns what came of them in their order."""
+        """Ask about each item, ``connections`` at a time; return the answers in the items' order."""
         slots = asyncio.Semaphore(connections)
 
         async def answer(item: _T) -> _R:
@@ -110,7 +110,7 @@ class Endpoint:
     async def post(
         self, client: httpx.AsyncClient, path: str, body: Any, turn: Callable[[], Awaitable[None]] | None = None
     ) -> Any:
-        """Returns the JSON that a request is answered with; ``turn`` waits until the next attempt may go.
+        """Return the JSON that a request is answered with; ``turn`` waits until the next attempt may go.
 
         Raises:
             Failed: there is no answer.
@@ -118,7 +118,7 @@ class Endpoint:
         return await self._send(client, "POST", path, json.dumps(body), turn)
 
     async def get(self, client: httpx.AsyncClient, path: str) -> Any:
-        """The same for a request without a body."""
+        """Return the same for a request without a body."""
         return await self._send(client, "GET", path, None, None)
 
     async def _send(
@@ -173,7 +173,7 @@ def _json(answer: httpx.Response) -> Any:
 
 
 def _retry_after(answer: httpx.Response) -> float:
-    """Returns the seconds, or those until the date, of the header Retry-After; 0 where it has neither."""
+    """Return the seconds in the header Retry-After, or those until its date; 0 where it has neither."""
     text = answer.headers.get("Retry-After", "")
     if text.isascii() and text.isdigit():
         return float(text)

@@ -27,15 +27,15 @@ class RunDied(Exception):
 
 
 def cut(text: str, longest: int = _LONGEST) -> str:
-    """Shortens a text for a message, and says how long it is."""
+    """Shorten a text for a message, and say how long it was."""
     return text if len(text) <= longest else f"{text[:longest]}... ({len(text):,} characters)"
 
 
 def shown(value: object) -> str:
-    """Writes a value for a message, as its repr."""
+    """Write a value for a message, as its repr."""
     return cut(repr(value))
 
 
 def kind_of(reason: str) -> str:
-    """Returns what reasons have in common that differ in values alone."""
+    """Put ``*`` in place of a reason's values: reasons that differ in values alone become equal."""
     return re.sub(r"\*(?:, \*)*", "*", _VARIES.sub(lambda match: match[1] or "*", reason))

@@ -14,7 +14,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Gives a place for a file that appears at ``path`` whole or not at all. Makes missing folders."""
+    """Yield a place for a file that appears at ``path`` whole or not at all. Makes missing folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # processes of several nodes may write it
     try:
@@ -26,7 +26,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Gives a place for a folder that appears at ``path`` whole or not at all; one that another process has made there
+    """Yield a place for a folder that appears at ``path`` whole or not at all; one that another process has made there
     in the meantime stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
@@ -42,7 +42,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def remove_empty(folder: Path) -> None:
-    """Removes the folder and those in it, as far as there is no file in them. Links are not followed."""
+    """Remove the folder and those in it, as far as there is no file in them. Links are not followed."""
     if folder.is_symlink():
         return
     for path, _, _ in os.walk(folder, topdown=False):
@@ -51,7 +51,7 @@ def remove_empty(folder: Path) -> None:
 
 
 def to_json(document: Any, *, ensure_ascii: bool = False, **layout: Any) -> str:
-    """Writes strict JSON. Numbers that are not finite become null, as JSON has none, however deep they lie.
+    """Write strict JSON. Numbers that are not finite, which it lacks, become null, however deep they lie.
 
     layout: arguments of json.dumps, as ensure_ascii.
     """
@@ -71,8 +71,7 @@ def _finite(document: Any) -> Any:
 
 
 def ray_folder() -> Path:
-    """Returns the folder in which Ray and engines keep a run's files: not TMPDIR, the paths of sockets have to be
-    short."""
+    """Return the folder for a run's files of Ray and engines: not TMPDIR, as the paths of sockets have to be short."""
     return Path(os.environ.get("RAY_TMPDIR") or "/tmp")
 
 
@@ -82,7 +81,7 @@ def write_jsonl(records: Iterable[dict[str, Any]], path: Path) -> None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Reads the records of a JSONL file: none where it does not exist, and not a last one that a kill cut off."""
+    """Read the records of a JSONL file: none where it does not exist, and not a last one that a kill cut off."""
     if not path.exists():
         return []
     with path.open(encoding="utf-8") as file:  # str.splitlines would cut at U+2028, which texts may have
@@ -90,13 +89,13 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def append_json(path: Path, record: dict[str, Any]) -> None:
-    """Append one line."""
+    """Append a record as one line."""
     with path.open("a", encoding="utf-8") as file:
         file.write(to_json(record) + "\n")
 
 
 def fingerprint(name: str) -> list[tuple[str, int, int]]:
-    """Returns the files of a model folder with sizes and times: they may be another model's later; none of a name."""
+    """Return path, size and time of a model folder's files, which may be another model's later; none of a name."""
     folder = Path(name)
     if not folder.is_dir():
         return []

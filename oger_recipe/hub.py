@@ -18,7 +18,7 @@ def is_offline() -> bool:
 
 
 def refusal(kind: str, name: str, revision: str | None = None) -> str | None:
-    """Says why the hub does not hand out this repository (kind: model, dataset), and what to do; None where it does.
+    """Say why the hub does not hand out this repository (kind: model, dataset), and what to do; None where it does.
 
     Raises Unreachable.
     """
@@ -49,7 +49,7 @@ def refusal(kind: str, name: str, revision: str | None = None) -> str | None:
 
 
 def is_cached(kind: str, name: str) -> bool:
-    """Tells whether the hub's cache, or that of `datasets`, has something of this repository."""
+    """Say whether the hub's cache, or that of `datasets`, has something of this repository."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE) / f"{_CACHE[kind]}--{name.replace('/', '--')}" / "snapshots"
@@ -60,7 +60,7 @@ def is_cached(kind: str, name: str) -> bool:
 
 
 def out_of_reach(name: str, revision: str | None = None) -> str | None:
-    """Says why a model cannot come, where nothing of it is here: a library would ask the hub for minutes."""
+    """Say why a model that is not here cannot be had, else None: a library would ask the hub for minutes."""
     if Path(name).exists() or is_cached("model", name):
         return None
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from traceback import walk_tb
 
 TRAINING = ("openrlhf", "ray", "vllm", "deepspeed")
-# Of packages that the metadata does not name, or not by the name of their module.
+# Modules of packages that the metadata does not name, or names otherwise.
 _ALSO_OURS = {*TRAINING, "yaml"}
 _HOW = (
     "on CPUs `pip install 'oger-recipe[cpu]'`, then `pip install --no-deps openrlhf==0.11.2`, on GPUs, after "
@@ -24,10 +24,10 @@ _HOW = (
 
 @contextlib.contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """For import statements of thousands of modules, a quarter faster so.
+    """Pause the collector for imports of thousands of modules, a quarter faster so.
 
     What they make is kept for good, yet the collector walks all of it, again and again while it grows. Afterwards it
-    leaves it alone.
+    leaves that alone.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -40,7 +40,7 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 def import_without(module: str, *absent: str) -> None:
-    """Imports ``module`` as if the modules ``absent`` were not installed, those aside that are loaded already.
+    """Import ``module`` as if the modules ``absent`` were not installed, those aside that are loaded already.
 
     Whoever imports them afterwards gets them.
     """
@@ -55,19 +55,19 @@ def import_without(module: str, *absent: str) -> None:
 
 
 def is_installed(module: str) -> bool:
-    """A mere folder of the name, as the wandb/ of runs, is no package."""
+    """Say whether a module is there; a mere folder of its name, as a run's wandb/, is no package."""
     spec = importlib.util.find_spec(module)
     return spec is not None and spec.origin is not None
 
 
 def not_installed(*modules: str) -> str | None:
-    """A sentence on those that are not, with the commands; None where all are."""
+    """Say in a sentence which are not installed, with the commands; None where all are."""
     missing = [name for name in modules if not is_installed(name)]
     return _sentence(missing) if missing else None
 
 
 def missing_package(error: ModuleNotFoundError) -> str | None:
-    """The same on a package of ours that an import lacks; None for other packages, and where a user's file imports."""
+    """Say so of a package of ours that an import lacks; None for other packages, and where a user's file imports."""
     module = (error.name or "").partition(".")[0]
     files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
     places = sysconfig.get_paths()
@@ -79,7 +79,7 @@ def missing_package(error: ModuleNotFoundError) -> str | None:
 
 
 def _ours() -> set[str]:
-    """Names of modules of all packages that we name, as far as they are those of the packages."""
+    """Return the modules of all packages that we require, as far as they have the packages' names."""
     try:
         requirements = metadata.requires("oger-recipe") or []
     except metadata.PackageNotFoundError:

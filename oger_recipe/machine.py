@@ -15,7 +15,7 @@ _TYPE = "accelerator_type:"  # Ray finds it beside real GPUs alone, however many
 
 
 class Machine(NamedTuple):
-    """cpu: runs there have no CUDA; gpus: what Ray has, None where nobody knows, or a run on CPUs says it to Ray;
+    """cpu: runs there have no CUDA; gpus: how many Ray has, None where nobody knows, or where a run on CPUs tells Ray;
     cluster: the address of the one that is joined; types: of its GPUs; silent: why it could not be asked, so that the
     rest is of this machine."""
 
@@ -26,7 +26,7 @@ class Machine(NamedTuple):
     silent: str | None = None
 
     def __str__(self) -> str:
-        """Where it is, and what it has."""
+        """Say where it is, and what it has."""
         if self.cluster is None:
             return "this machine"
         of_types = f" ({', '.join(self.types)})" if self.types else " of no type that Ray knows" if self.gpus else ""
@@ -40,14 +40,14 @@ class Machine(NamedTuple):
 
 
 def cluster_address() -> str | None:
-    """The address of the cluster that a run joins; None where it starts a Ray of its own, as Ray itself reads this."""
+    """Read the address of the cluster that a run joins, as Ray does; None where the run starts a Ray of its own."""
     address = os.environ.get("RAY_ADDRESS", "")
     return None if address in ("", "local") else address
 
 
 def machine() -> Machine:
-    """The only place that decides whether a run is for CPUs or GPUs. Processes of a run ask `is_without_cuda`, and
-    what works in one process alone asks torch about that process."""
+    """Decide, here alone, whether a run is for CPUs or GPUs. Processes of a run ask `is_without_cuda`, and what works
+    in one process alone asks torch about that process."""
     import torch  # not above: this module is for commands that load nothing, too
 
     cuda, address = torch.cuda.is_available(), cluster_address()
@@ -58,9 +58,9 @@ def machine() -> Machine:
 
 
 def of_cluster(address: str, resources: Mapping[str, float], *, cuda: bool) -> Machine:
-    """The cluster with these resources; ``cuda``: of this machine, which belongs to it.
+    """Return the cluster with these resources; ``cuda``: whether this machine, which belongs to it, has CUDA.
 
-    GPUs without a type are numbers alone: that is how Ray hands out places on CPUs.
+    GPUs without a type are mere numbers: that is how Ray hands out places on CPUs.
     """
     gpus = int(resources.get("GPU", 0))
     types = tuple(sorted(name.removeprefix(_TYPE) for name in resources if name.startswith(_TYPE)))
@@ -69,7 +69,7 @@ def of_cluster(address: str, resources: Mapping[str, float], *, cuda: bool) -> M
 
 @functools.cache  # a command asks once
 def _asked(address: str) -> tuple[Mapping[str, float], str | None]:
-    """What the cluster has, and why it does not say so."""
+    """Ask the cluster for its resources; return them, and why it gave none (else None)."""
     host, _, port = address.rpartition(":")
     try:
         if host and port.isdigit():

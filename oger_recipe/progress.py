@@ -17,7 +17,7 @@ class Progress:
     """A count that any thread may add to."""
 
     def __init__(self, what: str, unit: str, total: int | None = None, *, done: int = 0) -> None:
-        """what: the work, as its line names it; done: how many of ``total`` were done before."""
+        """Start at ``done`` of ``total``, which were done before. what: the work, as its line names it."""
         self._what, self._unit, self._total, self._done = what, unit, total, done
         self._bar = tqdm(total=total, initial=done, desc=what, unit=f" {unit}", leave=False, disable=None)
         self._said = time.monotonic()
@@ -45,7 +45,7 @@ class ShownReplies(threading.local):
         self._came = 0
 
     def told(self, model: str, came: int, total: int) -> None:
-        """Of 0 replies: the model is being loaded."""
+        """Show how many replies came; total 0: the model is being loaded."""
         if not total:
             print(f"loading {Path(model).name} ...", file=sys.stderr, flush=True)
             return
@@ -59,7 +59,7 @@ class ShownReplies(threading.local):
 
 
 def progress(items: Iterable[T], what: str, unit: str, total: int | None = None) -> Iterator[T]:
-    """Yields the items as they are."""
+    """Yield the items as they are, and show how many are done."""
     with Progress(what, unit, total) as shown:
         for item in items:
             yield item

@@ -18,22 +18,22 @@ OF_ENCODER = "oger.embedding_trust_remote_code"
 _VARIABLE = "OGER_TRUST_REMOTE_CODE"  # for the processes of a run
 _FILES = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 _GENERATE = "custom_generate/generate.py"
-_OURS = {"Qwen2ForProcessRewardModel"}  # PRMs with code of their own that rewards/models/step_models.py has as well
+_OURS = {"Qwen2ForProcessRewardModel"}  # PRMs whose own code rewards/models/step_models.py replaces
 _MODELS = ("actor.model_name_or_path", "critic.model_name_or_path", "reward.model_name_or_path")
 
 
 def allow(value: Mapping[str, Any]) -> None:
-    """Hands what the settings of a run say to this process and to those that inherit its environment."""
+    """Hand what the settings of a run say to this process and to those that inherit its environment."""
     os.environ.update(environment(value))
 
 
 def environment(value: Mapping[str, Any]) -> dict[str, str]:
-    """The encoder has a switch of its own, for what loads it alone: see `loading`."""
+    """Return the variable for a run's processes. The encoder has its own switch, for what loads it: see `loading`."""
     return {_VARIABLE: "1" if value[SETTING] else "0"}
 
 
 def may_run() -> bool:
-    """Tells whether this process may run code of models, or what it loads just now may."""
+    """Say whether this process may run code of models, or what it loads just now may."""
     return os.environ.get(_VARIABLE) == "1" or _allowed_here.get()
 
 
@@ -42,7 +42,7 @@ _allowed_here: ContextVar[bool] = ContextVar("models' code is allowed here", def
 
 @contextlib.contextmanager
 def loading(*, allowed: bool) -> Iterator[None]:
-    """Lets a model that is loaded inside run code of its own, where ``allowed``; other threads may not."""
+    """Let a model that is loaded inside run code of its own, where ``allowed``; other threads may not."""
     token = _allowed_here.set(allowed)
     try:
         yield
@@ -63,14 +63,14 @@ class Named:
 
 
 def policy_models(value: Mapping[str, Any]) -> Iterator[Named]:
-    """Yields the models that OpenRLHF loads: policy, critic and reward model."""
+    """Yield the models that OpenRLHF loads: policy, critic and reward model."""
     yield from (Named(key, model) for key in _MODELS for model in (value[key] or "").split(",") if model)
 
 
 def untrusted(value: Mapping[str, Any], named: Iterable[Named], *, hub: bool) -> Iterator[str]:
-    """Returns a sentence for every model that brings code without permission.
+    """Yield a sentence for every model that brings code without permission.
 
-    Reads folders alone, or with ``hub`` models of the Hub alone, whose configurations it fetches.
+    Only folders are read, or with ``hub`` only models of the Hub, whose configurations are fetched.
     """
     for each in named:
         if not value[each.setting] and Path(each.model).is_dir() != hub:
@@ -78,7 +78,7 @@ def untrusted(value: Mapping[str, Any], named: Iterable[Named], *, hub: bool) ->
 
 
 def refusals(named: Named, *, hub: bool = True) -> Iterator[str]:
-    """Does the same for one model; one sentence at most."""
+    """Yield that sentence for one model, where it brings code."""
     model, revision = named.model, named.revision
     for name in (*_FILES, _GENERATE):
         try:
@@ -102,7 +102,7 @@ def refusals(named: Named, *, hub: bool = True) -> Iterator[str]:
 
 
 def _auto_map(path: Path, *, may_be_ours: bool) -> Any:
-    """Reads what the file says of code; nothing where it cannot be read: loading the model will say so."""
+    """Read what the file says of code; None where it cannot be read: loading the model will say so."""
     try:
         said = json.loads(path.read_text())
         is_ours = may_be_ours and _OURS.issuperset(said.get("architectures") or [""])
@@ -112,14 +112,14 @@ def _auto_map(path: Path, *, may_be_ours: bool) -> Any:
 
 
 def _texts(value: Any) -> list[str]:
-    """Yields the texts in a JSON value."""
+    """Return the texts in a JSON value."""
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [value] if isinstance(value, str) else [text for each in inside for text in _texts(each)]
 
 
 def _fetched(model: str, name: str, revision: str | None) -> Path | None:
-    """Fetches a file of a model of the Hub; None where it has none. Raises OSError where it has no config.json, or is
-    out of reach, which is found out once."""
+    """Fetch a file of a model of the Hub; None where it has none. Raises OSError where there is no config.json, which
+    is asked for first, or the Hub is out of reach."""
     from transformers.utils import cached_file
 
     optional = name != _FILES[0]

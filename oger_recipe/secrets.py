@@ -35,13 +35,13 @@ HIDDEN = "OGER_HIDE_ENV"  # names of variables with keys that are not named like
 
 
 def declare_key(variable: str) -> None:
-    """Take the value of a variable for a key from now on, in this process and those that it starts."""
+    """Treat the value of a variable as a key from now on, in this process and those that it starts."""
     if variable in os.environ:
         os.environ[HIDDEN] = ",".join(dict.fromkeys([*_names_in(HIDDEN, os.environ), variable]))
 
 
 def hide_secrets(words: Sequence[str]) -> list[str]:
-    """The words of a command line with a word for the environment in the place of each secret, which goes there.
+    """Move the secrets of a command line into the environment, and return its words with a reference in their places.
 
     The last one counts, as for every flag. What is left as it is, `secret_problems` refuses.
     """
@@ -58,7 +58,7 @@ def hide_secrets(words: Sequence[str]) -> list[str]:
 
 
 def hide_secret(name: str, value: Any) -> Any:
-    """The value of one setting in the same way; of another setting than these it stays as it is."""
+    """Hide the value of one setting in the same way; that of any other setting stays as it is."""
     if name == REWARD_URL:
         return _hide_token(value)
     if name not in SECRETS or len(value) < _SHORTEST_KEY:
@@ -76,7 +76,7 @@ def _hide_token(url: str) -> str:
 
 
 def secret_problems(value: Mapping[str, Any]) -> list[str]:
-    """Says where a value in the place of a secret is none; it is not repeated: it may be a part of one."""
+    """Say where a value that has to be a secret is none; it is not repeated: it may be a part of one."""
     problems = [
         f"{name} is neither a key nor the word {FROM_ENVIRONMENT}, which takes the key from {variable} or from "
         "`wandb login`"
@@ -89,7 +89,7 @@ def secret_problems(value: Mapping[str, Any]) -> list[str]:
 
 
 def handed_on(value: Mapping[str, Any], run_dir: Path) -> dict[str, str]:
-    """Returns variables for the processes of a run. W&B writes into the run folder."""
+    """Return the variables for the processes of a run. W&B writes into the run folder."""
     folder = {"WANDB_DIR": str(run_dir)} if value[WANDB_KEY] else {}
     of_judges = [entry["api_key_env"] for entry in value["oger.reward.sources"] or () if "api_key_env" in entry]
     names = (*_HANDED_ON, *of_judges, HIDDEN, PASSED_ON, *_names_in(PASSED_ON, os.environ))
@@ -97,7 +97,7 @@ def handed_on(value: Mapping[str, Any], run_dir: Path) -> dict[str, str]:
 
 
 def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns what code of others, verifiers and plugins, gets of an environment: no keys but those of PASSED_ON."""
+    """Return what code of others, verifiers and plugins, gets of an environment: no keys but those of PASSED_ON."""
     kept, hidden = _names_in(PASSED_ON, environment), _names_in(HIDDEN, environment)
     return {
         name: value
@@ -115,18 +115,18 @@ def _is_key(name: str, value: str) -> bool:
 
 
 def said_by(error: BaseException) -> str:
-    """Say what code of others raised, without keys: to be cut afterwards, where it is too long."""
+    """Say what code of others raised, without keys. Cut it only afterwards: half a key would stay."""
     return redacted(f"{type(error).__name__}: {error}")
 
 
 def redacted(text: str) -> str:
-    """Removes the keys of this process's environment from a text that others wrote: those known here, what is named
-    like one, and what is passed on by its name."""
+    """Replace the keys of this process's environment in a text that others wrote: those known here, what is named like
+    one, and what is passed on by its name."""
     return redactor()(text)
 
 
 def redactor() -> Callable[[str], str]:
-    """What does so with many texts."""
+    """Return a function that does so with many texts."""
     shortest = dict.fromkeys(_names_in(PASSED_ON, os.environ), _SHORTEST_PASSED_ON)
     shortest |= dict.fromkeys((*_KEYS, *_names_in(HIDDEN, os.environ)), 1)
     named = {

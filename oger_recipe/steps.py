@@ -65,7 +65,7 @@ def cut_text(text: str, rule: StepRule) -> list[str]:
 
 
 def cut_tokens(tokens: Sequence[int], tokenizer: Any, rule: StepRule) -> list[int]:
-    """Return the step of each token of a response, from 0. Nothing ends the response: `end_of` says where it does.
+    """Return the step of each token of a response, from 0. No cap or text ends the response here: see `end_of`.
 
     Text delimiters are looked for in the text without special tokens.
     """
@@ -103,7 +103,7 @@ def open_tokens(tokens: Sequence[int], tokenizer: Any, rule: StepRule) -> int:
 
 
 def step_texts(tokens: Sequence[int], steps: Sequence[int], tokenizer: Any) -> list[str]:
-    """Return the texts of steps, of which `steps` says the token's numbers. Joined they are the response without
+    """Return the texts of steps; ``steps`` has the number of each token's step. Joined they are the response without
     special tokens; a character whose tokens lie in two steps is in the second one."""
     pieces = zip(steps, token_bytes(tokenizer, tokens), strict=True)
     decoder = _decoder()
@@ -137,7 +137,7 @@ class _Part:
 
     @property
     def text(self) -> str:
-        """Without a character that is not complete: it belongs to the next part."""
+        """Without a last character that is not complete: it belongs to the next part."""
         return _decoder().decode(b"".join(self.tokens))
 
     @property
@@ -184,9 +184,9 @@ def _delimiter_ends(text: AnyStr, delimiters: Sequence[AnyStr]) -> Iterator[int]
 
 # ---- the bytes that each token adds to a text: a character may come in several tokens
 
-_NO_CHARACTER = "\ufffd"  # what a text has in place of bytes that are none
+_NO_CHARACTER = "\ufffd"  # what a text has in place of bytes that make no character
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how tokenizers with byte fallback write one
-# Byte-level tokenizers write one as the character of its number where that can be seen, the others from 256 on.
+# Byte-level tokenizers write a byte as the character of its number where that is visible, the others from 256 on.
 _SEEN = (*range(33, 127), *range(161, 173), *range(174, 256))
 _HIDDEN = (byte for byte in range(256) if byte not in _SEEN)
 _BYTES = {chr(byte): byte for byte in _SEEN} | {chr(256 + number): byte for number, byte in enumerate(_HIDDEN)}
@@ -208,7 +208,7 @@ def token_bytes(tokenizer: Any, tokens: Sequence[int], *, skip_special_tokens: b
 
 
 def _bytes_of(tokenizer: Any, token: int, is_first: bool, skip_special_tokens: bool) -> bytes:
-    """Some tokenizers drop the space before a text's first token; elsewhere a token is decoded behind a letter."""
+    """Return a token's bytes. Unless first it is decoded behind a letter: some tokenizers drop a first space."""
     before = [] if is_first else tokenizer.encode("a", add_special_tokens=False)
     letter, both = (
         str(tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)) for tokens in (before, [*before, token])

@@ -14,7 +14,7 @@ from oger_recipe.imports import without_garbage_collection
 @functools.cache
 @without_garbage_collection()
 def apply_import_patches() -> None:
-    """Spares a process what nothing here needs, before it imports OpenRLHF, and models' own code."""
+    """Spare a process what nothing here needs, before it imports OpenRLHF, and refuse models' own code."""
     from oger_recipe.patches import transformers_remote_code
 
     if is_without_cuda():
@@ -29,7 +29,7 @@ def apply_import_patches() -> None:
 @functools.cache
 @without_garbage_collection()
 def apply_vllm_import_patches() -> None:
-    """The same for a process that imports vLLM's classes."""
+    """Do the same for a process that imports vLLM's classes."""
     apply_import_patches()
     if not is_without_cuda():
         return
@@ -41,7 +41,7 @@ def apply_vllm_import_patches() -> None:
 @functools.cache
 @without_garbage_collection()
 def apply_training_patches() -> None:
-    """Prepares a process that trains or drives (driver, controller, policy, reference) before it imports OpenRLHF."""
+    """Prepare a process that trains or drives (driver, controller, policy, reference) before it imports OpenRLHF."""
     apply_import_patches()
     if is_without_cuda():
         _prepare_for_cpu()
@@ -77,7 +77,7 @@ def _prepare_for_cpu() -> None:
 @functools.cache
 @without_garbage_collection()
 def apply_engine_patches() -> None:
-    """Prepares a vLLM worker process before it builds the model."""
+    """Prepare a vLLM worker process before it builds the model."""
     if not is_without_cuda():
         return
     from oger_recipe.patches import torch_store_address, vllm_linear_weights, weight_sync_gloo

@@ -10,5 +10,5 @@ from oger_recipe.imports import import_without
 
 
 def apply() -> None:
-    """Imports deepspeed as if what the two ask for were absent."""
+    """Import deepspeed as if what the two ask for were absent."""
     import_without("deepspeed", "functorch.compile", "torch._inductor.lowering")

@@ -16,7 +16,7 @@ SOURCE_SHA256 = "2f1079d32369766878e9ae1cd62105a10b534c5bc0ec9924402dff274b8bcd9
 
 @functools.cache
 def apply() -> None:
-    """Makes DeepSpeed gather one parameter after the other in this process."""
+    """Make DeepSpeed gather one parameter after the other in this process."""
     from deepspeed.runtime.zero.partition_parameters import Init
 
     require_source(

@@ -21,7 +21,7 @@ def _no_shm_op() -> None:
 
 @functools.cache
 def apply() -> None:
-    """Makes DeepSpeed start its communication without the extension in this process."""
+    """Make DeepSpeed start its communication without the extension in this process."""
     backend: Any = importlib.import_module("deepspeed.comm.torch")  # as an attribute, that name is torch itself
     require_source(backend.build_shm_op, SOURCE_SHA256, package="deepspeed", checked="0.19.6", patch=__name__)
     backend.build_shm_op = _no_shm_op

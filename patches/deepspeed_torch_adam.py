@@ -13,7 +13,7 @@ SOURCE_SHA256 = "98fec59227c185ccfdb81093fed62ba445afb0f1c8523858382a927554fe340
 
 
 def apply() -> None:
-    """Adds ``torch_adam`` to every AdamW configuration that OpenRLHF makes in this process."""
+    """Add ``torch_adam`` to every AdamW configuration that OpenRLHF makes in this process."""
     from openrlhf.utils.deepspeed import deepspeed as strategy_module
     from openrlhf.utils.deepspeed.deepspeed_utils import get_train_ds_config
 

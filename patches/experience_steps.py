@@ -17,7 +17,7 @@ SOURCE_SHA256 = "97bf8975b9f48f1383e0eddeab6927af520e7b570536584ca22ea0f7540c753
 
 @functools.cache
 def apply() -> None:
-    """Adds ``step_index`` (int [B, A], or None): 1 for the tokens of a response's first step, 0 where there is none.
+    """Add ``step_index`` (int [B, A], or None): 1 for the tokens of a response's first step, 0 where there is none.
 
     From 1, because OpenRLHF pads with 0.
     """

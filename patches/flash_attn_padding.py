@@ -15,14 +15,14 @@ import torch
 
 
 def _index_first_axis(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Rows ``indices`` [total] of ``tensor`` [rows, ...]."""
+    """Return rows ``indices`` [total] of ``tensor`` [rows, ...]."""
     return tensor[indices]
 
 
 def _unpad_input(
     tensor: torch.Tensor, attention_mask: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, torch.Tensor]:
-    """Attended positions of ``tensor`` [B, T, ...] as [total, ...], indices, cumulative lengths, longest, lengths."""
+    """Return attended ``tensor`` [B, T, ...] as [total, ...], indices, cumulative lengths, longest length, lengths."""
     lengths = attention_mask.sum(dim=-1, dtype=torch.int32)
     indices = attention_mask.flatten().nonzero().flatten()
     cumulative = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
@@ -30,7 +30,7 @@ def _unpad_input(
 
 
 def _pad_input(tensor: torch.Tensor, indices: torch.Tensor, batch: int, length: int) -> torch.Tensor:
-    """The inverse of ``_unpad_input``: [total, ...] back to [batch, length, ...], zeros elsewhere."""
+    """Undo ``_unpad_input``: put [total, ...] back into [batch, length, ...], zeros elsewhere."""
     padded = tensor.new_zeros(batch * length, *tensor.shape[1:])
     return padded.index_copy(0, indices, tensor).unflatten(0, (batch, length))
 
@@ -46,7 +46,7 @@ def _module(name: str, **members: object) -> types.ModuleType:
 
 
 def apply() -> None:
-    """Registers the stand-in in this process unless the real package is installed."""
+    """Register the stand-in in this process unless the real package is installed."""
     if "flash_attn" in sys.modules or importlib.util.find_spec("flash_attn") is not None:
         return
     from einops import rearrange

@@ -13,14 +13,14 @@ class PatchMismatch(RuntimeError):
 
 
 def source_sha256(symbol: Callable[..., Any] | type) -> str:
-    """SHA-256 of the symbol's source text, hexadecimal."""
+    """Return the SHA-256 of the symbol's source text, hexadecimal."""
     return hashlib.sha256(inspect.getsource(symbol).encode()).hexdigest()
 
 
 def require_source(
     symbol: Callable[..., Any] | type, expected: str, *, package: str, checked: str, patch: str
 ) -> None:
-    """Raises PatchMismatch unless the installed source of ``symbol`` has the SHA-256 ``expected``.
+    """Raise PatchMismatch unless the installed source of ``symbol`` has the SHA-256 ``expected``.
 
     ``checked`` is the version of ``package`` on which the patch ``patch`` (a module name) was written and tried.
     """
@@ -29,7 +29,7 @@ def require_source(
 
 
 def require_module(name: str, path: Path, expected: str, *, package: str, checked: str, patch: str) -> None:
-    """As require_source, for the module ``name``, which is not imported: ``path`` is its file."""
+    """Require the same of the module ``name``, which is not imported: ``path`` is its file."""
     _require(name, hashlib.sha256(path.read_bytes()).hexdigest(), expected, package, checked, patch)
 
 

@@ -17,7 +17,7 @@ SOURCE_SHA256 = "4b675d5bdab2b09fab4c31a7bf3779e7de318a1c3b538eacd1b6279e0fe4497
 
 @functools.cache
 def apply() -> None:
-    """Wraps the constructor so that ``target_device`` is the CPU in this process."""
+    """Wrap the constructor so that ``target_device`` is the CPU in this process."""
     from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 
     original = NaiveReplayBuffer.__init__

@@ -10,7 +10,7 @@ import torch
 
 
 def apply() -> None:
-    """Replaces it in this process."""
+    """Replace torch.compile in this process."""
     torch.compile = _as_it_is
 
 

@@ -10,7 +10,7 @@ import torch
 
 
 def apply() -> None:
-    """Makes the four calls answer for the CPU in this process."""
+    """Make the four calls answer for the CPU in this process."""
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment, return-value]
     for name in ("set_device", "synchronize", "current_stream"):
         setattr(torch.cuda, name, lambda *args, **kwargs: None)

@@ -19,7 +19,7 @@ SOURCE_SHA256 = "5e4ae7b3a73720833b69a0c76e59d3634b82f2ddf27fce16c355a4aeb12c52f
 
 
 def store(host_name: str, port: int, world_size: int, is_master: bool, **options: Any) -> torch.distributed.TCPStore:
-    """A TCPStore whose server, if this process is to have it, listens on ``host_name`` alone."""
+    """Make a TCPStore whose server, if this process is to have it, listens on ``host_name`` alone."""
     if is_master:
         family = socket.AF_INET6 if ":" in host_name else socket.AF_INET
         options["master_listen_fd"] = socket.create_server((host_name, port), family=family).detach()
@@ -28,7 +28,7 @@ def store(host_name: str, port: int, world_size: int, is_master: bool, **options
 
 @functools.cache
 def apply() -> None:
-    """Makes init_process_group use it in this process."""
+    """Make init_process_group use `store` in this process."""
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")  # as an attribute, that is a function
     require_source(rendezvous._create_c10d_store, SOURCE_SHA256, package="torch", checked="2.13.0", patch=__name__)
     rendezvous.TCPStore = store

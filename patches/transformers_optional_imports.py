@@ -13,6 +13,6 @@ import transformers.utils
 
 
 def apply() -> None:
-    """Makes the three look absent to what transformers imports from now on in this process."""
+    """Make the three look absent to what transformers imports from now on in this process."""
     for name in ("is_sklearn_available", "is_scipy_available", "is_datasets_available"):
         setattr(transformers.utils, name, lambda: False)

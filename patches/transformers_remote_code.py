@@ -19,7 +19,7 @@ SOURCE_SHA256 = "d9e00a4763f7715273c90d7e3adb8607da66c8c511e42d3006904eced33dd7d
 
 @functools.cache
 def apply() -> None:
-    """Refuses, in this process, to hand over models' code for import, unless the environment says that it may run."""
+    """Refuse, in this process, to hand over models' code for import, unless the environment says that it may run."""
     from transformers import dynamic_module_utils
 
     upstream = dynamic_module_utils.get_cached_module_file

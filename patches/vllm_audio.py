@@ -10,5 +10,5 @@ from oger_recipe.imports import import_without
 
 
 def apply() -> None:
-    """Imports that module as if scipy.signal were absent."""
+    """Import that module as if scipy.signal were absent."""
     import_without("vllm.multimodal.audio", "scipy.signal")

@@ -21,7 +21,7 @@ SOURCE_SHA256 = "dd53eb3dee456400515a7001dbbc19119a26fef43f63258a2873d122b46f57d
 
 
 def apply() -> None:
-    """Puts a module that only sets the variables in its place; call it before this process imports vllm."""
+    """Put a module that only sets the variables in its place; call it before this process imports vllm."""
     name = "vllm.env_override"
     if name in sys.modules:
         return

@@ -22,7 +22,7 @@ def _plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
 
 @functools.cache
 def apply() -> None:
-    """Makes every linear layer built later in this process use torch's linear on its own parameter."""
+    """Make every linear layer built later in this process use torch's linear on its own parameter."""
     from vllm.model_executor.layers import utils
 
     require_source(

@@ -29,7 +29,7 @@ class GlooWeightGroup:
         self.group: Any = torch.distributed.ProcessGroupGloo(prefixed, rank, world_size, JOIN_TIMEOUT)
 
     def broadcast(self, tensor: torch.Tensor, src: int, stream: object = None) -> None:
-        """Overwrites ``tensor`` (any dtype and shape) with rank ``src``'s; ``stream`` has no meaning here.
+        """Overwrite ``tensor`` (any dtype and shape) with rank ``src``'s; ``stream`` has no meaning here.
 
         Raises:
             ValueError: this rank receives, and ``tensor`` is not contiguous.
@@ -53,7 +53,7 @@ def _init_gloo_weight_group(
 
 @functools.cache
 def apply() -> None:
-    """Replaces the constructor of the weight-sync group; must run before ppo_actor is imported."""
+    """Replace the constructor of the weight-sync group; must run before ppo_actor is imported."""
     from openrlhf.utils import distributed_util
 
     require_source(
