@@ -15,7 +15,8 @@ _TOKENS = 4096  # of prompts at a time, at least
 
 
 def cpu_arguments(model: str, length: int, *, revision: str | None = None, float32: bool = False) -> dict[str, Any]:
-    """Arguments of an engine for sequences of up to ``length`` tokens; ``float32``: its keys and values are so."""
+    """Return an engine's arguments for sequences of up to ``length`` tokens; ``float32``: keys and values are in
+    it."""
     return {
         # Seeded requests whose prompts are split over batches end the CPU engine: its generators cannot rewind.
         "enable_chunked_prefill": False,
@@ -26,9 +27,9 @@ def cpu_arguments(model: str, length: int, *, revision: str | None = None, float
 
 
 def kv_cache_bytes(model: str, rows: int, length: int, *, revision: str | None = None, float32: bool = False) -> int:
-    """What ``rows`` sequences of ``length`` tokens take; at most VLLM_CPU_KVCACHE_SPACE (GiB).
+    """Return the bytes that ``rows`` sequences of ``length`` tokens take; at most VLLM_CPU_KVCACHE_SPACE (GiB).
 
-    vLLM writes zeros to all of it when it starts, which can take two seconds a GiB, and it stays.
+    vLLM writes zeros to all of it when it starts, which can take two seconds a GiB, and keeps it.
     """
     limit = int(os.environ.pop("VLLM_CPU_KVCACHE_SPACE", 1)) * 2**30  # vLLM would take this in place of the argument
     config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=may_run()).get_text_config()

@@ -14,12 +14,12 @@ def teachers_tokens(experience: Experience) -> torch.Tensor:
 
 
 def response_tokens(sample: Experience) -> torch.Tensor:
-    """Return the tokens of the response of a single row."""
+    """Return the tokens of the response of a single row, [tokens]."""
     return sample.sequences[0, 1:][sample.action_mask[0].bool()]
 
 
 def with_step_index(sample: Experience, cutter: StepCutter | None) -> Experience:
-    """Number the steps of reasoning of a single row, from 1, where there is something to cut by."""
+    """Number the steps of reasoning of a single row's tokens, from 1, where there is something to cut by."""
     if cutter is not None:
         sample.step_index = torch.zeros_like(sample.action_mask, dtype=torch.long)
         numbers = cutter.numbers(response_tokens(sample).tolist())

@@ -13,7 +13,8 @@ def compute_approx_kl(
     kl_estimator: str = "k1",
     unbiased_gradient: bool = False,
 ) -> torch.Tensor:
-    """Upstream's; a value is bounded by 10 in either direction, and an unbiased gradient is that of k2, as there."""
+    """Estimate each token's KL, [B, A]. Ours are bounded by 10 either way and have k2's unbiased gradient, as
+    upstream's."""
     if kl_estimator not in KL_ESTIMATORS:
         return upstream_kl(log_probs, log_probs_base, log_probs_old, kl_estimator, unbiased_gradient)
     value = KL_ESTIMATORS[kl_estimator](log_probs.float() - log_probs_base.float()).clamp(min=-10, max=10)

@@ -10,7 +10,7 @@ from oger_recipe.cpu import is_without_cuda
 
 @functools.cache  # once in a process, whichever of the modules it imports
 def give_way_to_engine() -> None:
-    """For the packages of all other actors, before they import: the engine is the last to be ready, so it goes first.
+    """Lower an actor's priority before its package imports: the engine is the last to be ready, so it goes first.
 
     Only where all share the cores of one machine. It stays so: texts are embedded with what the engine leaves.
     """
@@ -21,7 +21,7 @@ def give_way_to_engine() -> None:
 
 
 def undecorated(actor_class: Any) -> type:
-    """The plain class that ``@ray.remote`` wrapped.
+    """Return the plain class that ``@ray.remote`` wrapped.
 
     Ray refuses to subclass an actor class. A subclass of the plain class, defined in an importable module, is pickled
     by reference: the worker imports that module, so what the module does at import happens there first.

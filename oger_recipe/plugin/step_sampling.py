@@ -70,7 +70,7 @@ class SteppedResponse:
             self._end(self._stopped(output))
 
     def _stopped(self, output: Any) -> int | None:
-        """Return behind how many tokens the policy ended the response; None: it did not."""
+        """Return after how many tokens the policy ended the response; None: it did not."""
         if not self._steps.by_step:
             return len(self.tokens) if output.finish_reason == "stop" else None
         stop_text = self._behind_stop_text()
@@ -81,7 +81,7 @@ class SteppedResponse:
         return None if delimits else len(self.tokens)
 
     def _behind_stop_text(self) -> int | None:
-        """Look for stop texts in all that was sampled: they may begin in one request and end in another."""
+        """Count the tokens up to the first stop text, else None: it may begin in one request and end in another."""
         stops = [each.encode() for each in self._params.stop or ()]
         if not stops:
             return None
@@ -93,7 +93,7 @@ class SteppedResponse:
         return None if end is None else next(place for place, bytes in enumerate(read, start=1) if bytes >= end)
 
     def _end(self, stopped: int | None) -> None:
-        """End the response where it was ended first: by the policy, by the rule of steps, or by its longest length."""
+        """End the response where it ends first: by the policy, by the rule of steps, or at its longest length."""
         rule, before = self._steps.rule, len(self._before)
         end = end_of(self._before + self.tokens, self._tokenizer, rule)
         if stopped is not None and (end is None or stopped <= end.tokens - before):

@@ -28,7 +28,7 @@ class Evaluation:
 
 
 def evaluate_samples(samples: list[Experience], eval_dataloader, tokenizer) -> Evaluation:
-    """Evaluates the rollouts of ``generate_eval_samples``, in which those of a problem come one after the other."""
+    """Evaluate the rollouts of ``generate_eval_samples``, in which those of a problem come one after the other."""
     benchmarks: dict[str, str] = {}
     for sources, _, labels, _ in eval_dataloader:
         benchmarks |= zip(labels, sources, strict=True)
@@ -62,7 +62,7 @@ def _record(sample: Experience, benchmark: str, number: int, text: str) -> dict[
 
 
 def _flat(metrics: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Names metrics ``eval_<benchmark>_<metric>``; intervals are left to the table."""
+    """Name metrics ``eval_<benchmark>_<metric>``; intervals are left to the table."""
     return {
         f"eval_{benchmark}_{name}": float(value)
         for benchmark, values in metrics.items()

@@ -35,7 +35,8 @@ def credit_by_steps(experiences: Sequence[Experience], paid: StepRewards, left_o
     """Give the experiences of a step advantages and returns [B, A].
 
     An experience says with ``index`` which rows of ``paid`` it has, and with ``rewards`` what these are worth by now.
-    Rows ``left_out`` (bool [N]) are not trained, and do not count where advantages are whitened.
+    Rows ``left_out`` (bool [N]) are not trained, and do not count where advantages are whitened. Raises RuntimeError
+    where a row has other steps in its tokens than in its text.
     """
     groups, size, steps = paid.mask.shape
     mask = paid.mask.flatten(0, 1)
@@ -69,13 +70,13 @@ def credit_by_steps(experiences: Sequence[Experience], paid: StepRewards, left_o
 
 
 def _index_of(experience: Experience) -> Tensor:
-    """The step of each token, from 0; -1 where there is none."""
+    """Return the step of each token, from 0, [B, A]; -1 where there is none."""
     index: Tensor = experience.step_index.long() - 1
     return index
 
 
 def _by_steps(experiences: Sequence[Experience], steps: int, values: Callable[[Experience], Tensor]) -> Tensor:
-    """Sum ``values`` [B, A] of the experiences over steps, [N, steps] in the order of the flat list."""
+    """Sum ``values`` [B, A] of the experiences over each step's tokens, [N, steps] in the order of the flat list."""
     by_row = torch.zeros(sum(len(experience.index) for experience in experiences), steps)
     for experience in experiences:
         by_row[experience.index] = of_steps(values(experience).float(), _index_of(experience), steps)
@@ -94,7 +95,7 @@ def _tokens_of_steps(experiences: Sequence[Experience], steps: int) -> Tensor:
 
 
 def _require_equal_steps(experiences: Sequence[Experience], mask: Tensor) -> None:
-    """The reward of a step without tokens would be lost in silence."""
+    """Raise RuntimeError where a row's tokens and text differ in steps: a reward without tokens would be lost."""
     for experience in experiences:
         in_tokens = experience.step_index.amax(dim=1).long()
         in_texts = mask[experience.index].sum(dim=1)
@@ -108,7 +109,7 @@ def _require_equal_steps(experiences: Sequence[Experience], mask: Tensor) -> Non
 def _as_worth_by_now(
     experiences: Sequence[Experience], paid: StepRewards, clip_range: tuple[float, float] | None
 ) -> tuple[Tensor, Tensor]:
-    """Rewards of steps [N, S], and the part of each row's last one that is for the whole response, [N]."""
+    """Return the rewards of steps [N, S], and the part of each row's last one that is for the whole response, [N]."""
     rewards, last = paid.rewards.flatten(0, 1), last_steps(paid.mask).flatten(0, 1)
     worth = torch.empty(len(rewards))
     for experience in experiences:

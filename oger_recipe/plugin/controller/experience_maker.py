@@ -88,7 +88,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.metrics: dict[str, float] = {}
 
     def _replies_came(self, model: str, done: int, of: int) -> None:
-        """From servers, and from models in this process; who is told of them is set later."""
+        """Pass on the replies of servers, and of models in this process; who is told of them is set later."""
         if self.engines.told is not None:
             self.engines.told(model, done, of)
 
@@ -97,7 +97,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         return group
 
     def resume(self, step: int, planned_steps: int) -> None:
-        """Go on after ``step`` steps; called once, before the first batch."""
+        """Resume after ``step`` steps; called once, before the first batch."""
         self.planned_steps = planned_steps
         self.reward_sources.resume(step, checkpoints.of_sources(Path(self.args.ckpt.path), step))
         if self.settings.teachers.use_history_samples:
@@ -143,7 +143,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
     def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
         """Cut rows of like length into micro-batches, longest first: little is padded. ``index`` says which rows.
 
-        A last batch of the data may have fewer rows, of which every rank gets as many, too. With dynamic batches,
+        All ranks get equally many rows, also of a last batch of the data, which may have fewer. With dynamic batches,
         OpenRLHF balances tokens itself.
         """
         if self.args.train.dynamic_batch_enable:
@@ -171,7 +171,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         for experience, action_mask in zip(experiences, action_masks, strict=True):
             left_out = ~experience.action_mask.any(dim=1)
             experience.action_mask = action_mask
-            for name in ("kl", "logprobs_diff"):  # means over no token there; any other nan is to be seen
+            for name in ("kl", "logprobs_diff"):  # means over no token there; any other nan has to stay visible
                 experience.info[name] = experience.info[name].masked_fill(left_out, 0.0)
         deltas = []
         for experience, (entropy, of_tokens) in zip(experiences, self._policy_entropies, strict=True):
@@ -187,7 +187,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         return experiences
 
     def _needs_old_log_probs_of_teachers(self) -> bool:
-        """Tell whether PPO's loss divides by them, a critic values their states, or a KL is taken on them."""
+        """Say whether teachers' rows need the policy's forward pass: for PPO's ratio, a critic or a KL."""
         how = TEACHER_LOSSES[self.settings.loss.off_policy_loss]
         return how.as_rollouts or self.critic_model_group is not None or self.initial_model_group is not None
 
@@ -196,13 +196,13 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         return torch.tensor([row in self.batch.injected for row in experience.index]).unsqueeze(1)
 
     def _teacher_log_probs(self, experience: Experience) -> torch.Tensor | None:
-        """Return the teachers' own [B, A]; the loss has no correction for the engine's rounding on rollouts."""
+        """Return teachers' own log-probabilities [B, A], UNKNOWN on rollouts (no engine correction); None: unused."""
         if not self.settings.loss.use_off_policy_probs:
             return None
         return torch.where(self._is_injected(experience), experience.rollout_log_probs, torch.tensor(UNKNOWN))
 
     def _add_reward_kl(self, experiences: list[Experience]) -> None:
-        """Add the in-reward KL (k1) beside a loss-side one. compute_reward multiplies by the loss's coefficient."""
+        """Set the reward's KL (k1) beside a loss-side one. compute_reward multiplies by the loss's coefficient."""
         scale = self.settings.advantage.kl_penalty_coef / self.kl_ctl.value
         for experience in experiences:
             log_probs, base = experience.action_log_probs, experience.base_action_log_probs
@@ -269,7 +269,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         )
 
     def _spread_over_tokens(self, experience: Experience, advantages: torch.Tensor) -> None:
-        """Put the advantage of a row on each response token, less the KL penalty of the tokens from there on."""
+        """Put each row's advantage, [B], on its response tokens, less the KL penalty of the tokens from there on."""
         clip_range = self.args.reward.clip_range
         reward = compute_reward(advantages, self.kl_ctl.value, experience.kl, experience.action_mask, clip_range)
         experience.returns = self.get_cumulative_returns(reward, experience.action_mask, 1.0)

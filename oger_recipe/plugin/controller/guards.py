@@ -23,7 +23,7 @@ from oger_recipe.settings.rewards import RewardSettings
 
 
 def stop_on_reward_errors(samples: list[Experience], limit: float, step: int, run_dir: Path) -> None:
-    """Stop where a larger share of a step's rollouts than ``limit`` could not be graded, or any has no reward."""
+    """Raise RuntimeError where a larger share of rollouts than ``limit`` was not graded, or any has no reward."""
     missing = sum(sample.rewards is None for sample in samples)
     failed = missing + sum(int(info_value(sample, "reward_error")) for sample in samples)
     if missing or failed / len(samples) > limit:
@@ -36,7 +36,7 @@ def stop_on_reward_errors(samples: list[Experience], limit: float, step: int, ru
 
 
 SOURCE_ERRORS = "source_errors.jsonl"
-LEAST_ASKED = 8  # rows of which a share says something
+LEAST_ASKED = 8  # rows; of fewer a share says nothing
 _REASON = 200  # characters of a reason in a note
 _TEXTS_READ = 32  # rollouts whose tokens are counted in a step
 
@@ -47,7 +47,7 @@ class SourceGuard:
 
     def __init__(self, run_dir: Path, settings: RewardSettings, specs: Sequence[SourceSpec]) -> None:
         self._run_dir, self._settings = run_dir, settings
-        self._limited = {spec.name for spec in specs if not spec.keys.is_rule}  # which has a limit of its own
+        self._limited = {spec.name for spec in specs if not spec.keys.is_rule}  # a rule has a limit of its own
         self._said: set[str] = set()
         self._counts: dict[str, tuple[int, int]] = {}  # rows failed and asked about in steps too small for a share
 
@@ -55,7 +55,7 @@ class SourceGuard:
         """Record the errors of a step. Raises SourceFailed for a source that failed on too many rows."""
         size, on_error = len(groups[0].responses), self._settings.on_error
         for source, rows in rewards.errors.items():
-            too_long = rewards.too_long[source]  # an answer's doing: on_overflow has its cost
+            too_long = rewards.too_long[source]  # the answer's own fault: on_overflow says what it costs
             failed, read = len(rows) - too_long, rewards.asked[source] - too_long
             if read and not failed:
                 self._counts.pop(source, None)
@@ -81,7 +81,7 @@ class SourceGuard:
                 raise SourceFailed(f"{text}. {share}, and the policy was not trained on this step")
 
     def _share(self, source: str, failed: int, asked: int) -> str | None:
-        """Say that too large a share failed, of this step's rows and those before it that were too few for one."""
+        """Say that too large a share failed, of these rows and of earlier steps' that were too few; else None."""
         before_failed, before_asked = self._counts.pop(source, (0, 0))
         failed, asked, limit = failed + before_failed, asked + before_asked, self._settings.max_error_rate
         if asked < LEAST_ASKED:
@@ -92,7 +92,7 @@ class SourceGuard:
 
 
 def say_no_advantage(experiences: Sequence[Experience], dropped: torch.Tensor, step: int, run_dir: Path) -> None:
-    """Say where no token of a step has an advantage; ``dropped`` (bool [groups]): left out of it."""
+    """Record a note where no token of a step has an advantage; ``dropped`` (bool [groups]): left out of it."""
     if any(each.advantages[each.action_mask.bool()].any() for each in experiences):
         return
     why = f" ({int(dropped.sum())} of {len(dropped)} were dropped for a failed source)" if dropped.any() else ""
@@ -111,7 +111,7 @@ class EngineGuard:
         """Return the step's metrics. ``delta`` [tokens]: the engine's log-probabilities of its own, less the policy's.
 
         Raises RuntimeError when they show that the engine samples with other weights; the first step of a run, with
-        equal ones, shows what rounding does.
+        equal ones, shows what rounding does, which sets a limit that is None.
         """
         agreement = Agreement.of(delta, top_p=self._top_p, top_k=self._top_k)
         stale = agreement.is_stale(self.limit)
@@ -139,7 +139,7 @@ class EncoderReach:
         self._said = False
 
     def share_read(self, rollouts: Rollouts, batch: HybridBatch) -> float:
-        """Return the share of some rollouts' and references' tokens that is read, nan where none is measured."""
+        """Return the share of some rollouts' and references' tokens that the encoder reads, nan without a measure."""
         if self._measure is None:
             return math.nan
         few = range(0, len(rollouts.texts), max(len(rollouts.texts) // _TEXTS_READ, 1))

@@ -118,7 +118,7 @@ def make_hybrid(
     seed: int,
     step: int,
 ) -> HybridBatch:
-    """Let teachers take the places of rollouts. Without a measure similarities are nan.
+    """Replace rollouts by teachers' trajectories. Without a measure similarities are nan.
 
     What is drawn for a prompt follows from the seed, its uid and the step: not from the order in which groups arrive.
     """
@@ -178,7 +178,7 @@ def _similarity(
     history: History | None,
     replace_mode: str,
 ) -> torch.Tensor:
-    """Measure the similarity of every rollout to its references, [groups, n]."""
+    """Measure the similarity of every rollout to its references, [groups, n]; nan without measure."""
     if measure is None:
         return torch.full((len(teachers), rollouts.size), torch.nan)
     references = [
@@ -190,7 +190,7 @@ def _similarity(
 
 
 def _without_nan(similarity: torch.Tensor) -> torch.Tensor:
-    """Rank a rollout that could not be embedded as the average one."""
+    """Give a rollout that could not be embedded the mean of the others, 0 without others."""
     known = similarity[similarity.isfinite()]
     return torch.nan_to_num(similarity, nan=known.mean().item() if len(known) else 0.0)
 
@@ -198,7 +198,7 @@ def _without_nan(similarity: torch.Tensor) -> torch.Tensor:
 def _with_teachers(
     rollouts: Rollouts, injected: dict[int, Teacher]
 ) -> tuple[list[Experience], torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return samples, rewards, scores and who is a teacher, with the teachers in their places."""
+    """Put the teachers in their places; return the samples, and rewards, scores and who is a teacher, [N]."""
     samples, rewards, scores = list(rollouts.samples), rollouts.rewards.clone(), rollouts.scores.clone()
     is_teacher = rollouts.guided.clone()
     for row, teacher in injected.items():
@@ -219,7 +219,7 @@ def _steps(rollouts: Rollouts, injected: dict[int, Teacher]) -> list[list[str]]:
 def reward_groups(
     rollouts: Rollouts, batch: HybridBatch, entropy: torch.Tensor, may_earn: torch.Tensor
 ) -> list[Group]:
-    """Show the groups as the sources of reward see them; ``entropy`` (nats) and ``may_earn`` (bool) are [N]."""
+    """Make the groups that sources of reward are asked about; ``entropy`` (nats) and ``may_earn`` (bool) are [N]."""
     texts, graded = list(rollouts.texts), list(rollouts.graded)
     for row, teacher in batch.injected.items():
         texts[row] = teacher.text
@@ -250,7 +250,7 @@ def reward_groups(
 
 
 def teacher_experience(rollout: Experience, teacher: Teacher) -> Experience:
-    """Put the teacher's trajectory behind the rollout's prompt, with every field and info key of the rollout."""
+    """Put the teacher's trajectory behind the rollout's prompt, [1, T], with the rollout's fields and info keys."""
     prompt_length = int(rollout.action_mask[0].long().argmax()) + 1
     response = torch.tensor(teacher.tokens)
     sequences = torch.cat([rollout.sequences[0, :prompt_length], response]).unsqueeze(0)

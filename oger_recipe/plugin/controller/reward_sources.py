@@ -33,7 +33,7 @@ class RewardSources:
         self._running: dict[str, Running] = {}
 
     def resume(self, step: int, learnt: Path) -> None:
-        """Go on after ``step`` steps of the run; ``learnt``: where `save` has kept what sources had learnt then.
+        """Resume after ``step`` steps of the run; ``learnt``: where `save` has kept what sources had learnt then.
 
         Raises RecipeError where that is missing.
         """
@@ -48,7 +48,7 @@ class RewardSources:
 
     @property
     def names(self) -> list[str]:
-        """Of the sources that can pay something."""
+        """Names of the sources that can pay something."""
         return [spec.name for spec in self._specs if not spec.keys.is_bonus or self._settings.has_bonus]
 
     @property
@@ -57,12 +57,12 @@ class RewardSources:
         return bool(self._learning())
 
     def _learning(self) -> dict[str, Learning]:
-        """The sources that learn, by name."""
+        """Return the sources that learn, by name."""
         named = zip(self._specs, self._sources, strict=True)
         return {spec.name: source for spec, source in named if isinstance(source, Learning)}
 
     def bonus_weight(self, step: int, planned_steps: int) -> float:
-        """The weight of the exploration bonus at a step (from 1) of a run."""
+        """Return the weight of the exploration bonus at a step (from 1) of a run."""
         bonus = self._settings.bonus
         return scheduled_weight(
             step,
@@ -75,7 +75,7 @@ class RewardSources:
     def of(
         self, rollouts: Rollouts, batch: HybridBatch, entropy: torch.Tensor, step: int, bonus_weight: float
     ) -> Rewards:
-        """``entropy`` [N] (nats). Raises SourceFailed where a source fails on too many rows."""
+        """Ask the sources about a step; ``entropy`` [N] (nats). Raises SourceFailed where one fails on too many."""
         fixed = self._settings.advantage.non_stop_fixed_reward
         may_earn = ~batch.is_teacher & ~batch.skipped & ~rollouts.repetitive
         if fixed is not None:
@@ -91,6 +91,6 @@ class RewardSources:
         return with_fixed_rewards(rewards, groups, fixed)
 
     def bonus(self, rewards: Rewards) -> torch.Tensor:
-        """[N]: what the bonus added, or 0 where it is no source."""
+        """Return what the bonus added, [N]; 0 where it is no source."""
         terms = [rewards.terms[spec.name] for spec in self._specs if spec.keys.is_bonus]
         return (terms[0] if terms else torch.zeros_like(rewards.total)).flatten()

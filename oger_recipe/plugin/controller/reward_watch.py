@@ -66,7 +66,7 @@ class SourceWatch:
         self._said: set[str] = set()
 
     def look_at(self, rollouts: Rollouts, batch: HybridBatch, rewards: Rewards, step: int) -> dict[str, float]:
-        """Return the metrics of the steps up to this one; the first of each that passes its limit is warned of."""
+        """Return the metrics of the steps up to this one, and warn once of each that passes its limit."""
         self._steps.append({})
         found = {}
         lengths = token_counts(batch.samples)
@@ -96,8 +96,8 @@ class SourceWatch:
 def _sums(
     spec: SourceSpec, batch: HybridBatch, rewards: Rewards, lengths: torch.Tensor, in_form: torch.Tensor, size: int
 ) -> dict[str, torch.Tensor]:
-    """Rows of teachers, those that the source failed on and those behind its gate do not count. lengths (tokens),
-    in_form (1 or 0): [N], of groups of ``size``."""
+    """Sum what a source's metrics are made of, but for teachers' rows, those that it failed on and those behind its
+    gate. lengths (tokens), in_form (1 or 0): [N], of groups of ``size``."""
     sign = -1.0 if spec.weight < 0 else 1.0  # more of what has a weight below 0 is worth less
     said = (sign * _worth(spec.name, rewards)).where(GATES[spec.gate](batch.rewards) & ~batch.is_teacher, torch.nan)
     compared = (-1, size) if size > 1 else (1, -1)  # without groups rows are compared with the whole step's
@@ -111,8 +111,8 @@ def _sums(
 
 
 def _worth(source: str, rewards: Rewards) -> torch.Tensor:
-    """What a source says of responses [N]. Where it pays for their steps of reasoning that is the steps' sum: its one
-    number of a response, the worst step say, may fall with the length while the policy is paid more."""
+    """Return what a source says of responses [N]. Where it pays for their steps of reasoning that is the steps' sum:
+    its one number of a response, the worst step say, may fall with the length while the policy is paid more."""
     said = rewards.said[source].flatten()
     if rewards.steps is None or source not in rewards.said_of_steps:
         return said
@@ -120,7 +120,7 @@ def _worth(source: str, rewards: Rewards) -> torch.Tensor:
 
 
 def _in_form(verdict: Verdict) -> bool:
-    """Tell whether an answer was found in the response, by the verifier's own component or by what it extracted."""
+    """Say whether an answer was found in the response, by the verifier's own component or by what it extracted."""
     return verdict.components.get("format", float(verdict.extracted is not None)) > 0
 
 
@@ -137,14 +137,14 @@ class DriftWatch:
         }
 
     def stepped(self, step: int, reward: float) -> dict[str, float]:
-        """Remember the mean reward of a step's rollouts; return the metrics of the evaluations up to here."""
+        """Record a step's mean reward; return accuracy's fall and reward's rise up to here, nan where unknown."""
         self._rewards[step] = reward
         found = self._drift()
         fall, rise = (math.nan, math.nan) if found is None else (found.fall, found.rise)
         return {"oger/held_out_fall": fall, "oger/reward_rise": rise}
 
     def evaluated(self, step: int, average: Mapping[str, Any]) -> None:
-        """Take up an evaluation, the average over its benchmarks; warn once of a drift."""
+        """Record an evaluation, the average over its benchmarks; warn once of a drift."""
         self._accuracy[step] = _accuracy(average)
         found, limit = self._drift(), self._settings.watch_accuracy_fall
         if self._said or found is None or found.fall <= limit or found.rise <= 0:
@@ -162,7 +162,7 @@ class DriftWatch:
         return drift(self._rewards, self._accuracy, self._settings.watch_steps)
 
 
-# What grows in a policy that is paid by the step, by the metric of a step, and the factor that is a sign.
+# Metrics of a step that grow where a policy is paid by the step, and the factor of growth that is a warning sign.
 GROWING = {"rollout/steps": "steps of reasoning", "rollout/response_length": "tokens"}
 GREW, SOLVED = 1.2, "rollout/solve_rate"
 
@@ -178,7 +178,7 @@ class GrowthWatch:
             self._remember(each["step"], each)
 
     def stepped(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Remember the metrics of a step; warn once."""
+        """Record a step's metrics; warn once where responses grow and solve less."""
         self._remember(step, metrics)
         limit, window = self._settings.watch_accuracy_fall, self._settings.watch_steps
         solved = {each: metrics[SOLVED] for each, metrics in self._steps.items()}

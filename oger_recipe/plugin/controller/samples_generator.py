@@ -64,7 +64,7 @@ class OgerSamplesGenerator(SamplesGenerator):
             self.counted("rollouts" if "guided" in generate_kwargs else "answers", self.come, self.asked)
 
     def generate_eval_samples(self, **generate_kwargs) -> list[Experience]:
-        """One rollout after the other in the order of the evaluation data, those of each problem together."""
+        """Return the rollouts in the order of the evaluation data, those of each problem together."""
         self.asked = self.come = 0
         samples = super().generate_eval_samples(**generate_kwargs)
         order = {label: position for position, label in enumerate(self._eval_labels())}
@@ -76,7 +76,7 @@ class OgerSamplesGenerator(SamplesGenerator):
     def _dispatch_prompts_to_vllm(
         self, prompts: list[str], labels: list[str], *, images: list | None = None, **generate_kwargs: Any
     ) -> list[ray.ObjectRef]:
-        """OpenRLHF's dispatch (each prompt to the engine with the least to do) with the recipe's sampling settings."""
+        """Send each prompt to the engine with the least to do, as OpenRLHF does, by the recipe's sampling settings."""
         params = self._sampling_params(generate_kwargs)
         samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
         loads = ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines])
@@ -107,7 +107,7 @@ class OgerSamplesGenerator(SamplesGenerator):
         return refs
 
     def _prefixes(self, uid: str) -> list[list[int]]:
-        """For each rollout of a group the teacher's tokens that it begins with; none for a prompt without teachers."""
+        """Return the teacher's tokens that each rollout of a group begins with; none for a prompt without teachers."""
         settings, n = self.settings.teachers, self.args.rollout.n_samples_per_prompt
         if self._store is None:
             self._store = TeacherStore(Path(self.args.oger.run_dir) / "data" / "teachers.arrow")

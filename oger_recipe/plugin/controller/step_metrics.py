@@ -81,8 +81,8 @@ def step_metrics(rollouts: Rollouts, batch: HybridBatch, credit: Credit) -> dict
 def _of_steps(
     rollouts: Rollouts, own: torch.Tensor, lengths: torch.Tensor, truncated: torch.Tensor
 ) -> dict[str, float]:
-    """Count the steps of reasoning of the ``own`` rollouts, whose tokens are ``lengths``, and their tokens; none where
-    the recipe has no steps.
+    """Return metrics of the steps of reasoning of the ``own`` rollouts, whose tokens are ``lengths``; {} where the
+    recipe has no steps.
 
     A response that was truncated in the last step that it may have was ended by the cap of steps.
     """
@@ -156,7 +156,7 @@ def _bonus_metrics(batch: HybridBatch, credit: Credit, size: int) -> dict[str, f
 
 
 def _source_metrics(batch: HybridBatch, credit: Credit) -> dict[str, float]:
-    """Average what the sources said of rollouts, count the rows on which they failed, and add what they count.
+    """Average what the sources said of rollouts, count the rows on which they failed, and add numbers of their own.
 
     nan where a source said nothing of any: a judge that is gone must not look like one that says 0.
     """

@@ -14,8 +14,8 @@ Line = dict[str, Any]
 
 
 def sample_lines(rollouts: Rollouts, batch: HybridBatch, credit: Credit) -> Iterator[Line]:
-    """One line for each rollout; where a teacher took its place, ``replaced`` and without the columns of rows that are
-    trained, followed by the teacher's line."""
+    """Yield one line for each rollout; where a teacher took its place, ``replaced`` and without the columns of rows
+    that are trained, followed by the teacher's line."""
     weight = ENTROPY_WEIGHTS[credit.entropy_weight](credit.entropy)
     for row in range(len(rollouts.texts)):
         teacher, trained = batch.injected.get(row), _trained(row, credit)
@@ -34,7 +34,7 @@ def _prompt(rollouts: Rollouts, row: int) -> Line:
 
 
 def _rollout(rollouts: Rollouts, batch: HybridBatch, row: int) -> Line:
-    """What is known of a rollout, trained or not."""
+    """Return what is known of a rollout, trained or not."""
     line = _prompt(rollouts, row) | {"truncated": bool(rollouts.samples[row].truncated[0])}
     if rollouts.guided[row]:
         line["off_policy_tokens"] = int(batch.samples[row].info["off_policy_tokens"])
@@ -56,8 +56,7 @@ def _teacher(teacher: Teacher) -> Line:
 
 
 def _steps(steps: list[list[str]], row: int, credit: Credit) -> Line:
-    """The steps of reasoning of a row that is trained, what sources said of each, what it was paid, and its
-    advantage."""
+    """Return a trained row's steps of reasoning, with what sources said of each, its pay and its advantage."""
     if not steps:
         return {}
     said = {name: values[row].tolist() for name, values in credit.said_of_steps.items()}
@@ -67,7 +66,7 @@ def _steps(steps: list[list[str]], row: int, credit: Credit) -> Line:
 
 
 def _trained(row: int, credit: Credit) -> Line:
-    """What a row that is trained was given."""
+    """Return what a row that is trained was given."""
     errors = {source: rows[row] for source, rows in credit.errors.items() if row in rows}
     criteria = {source: rows[row] for source, rows in credit.criteria.items() if row in rows}
     return {

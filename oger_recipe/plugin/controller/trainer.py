@@ -55,14 +55,14 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         self.growth = GrowthWatch(RewardSettings.of(self.args.oger), self.run_dir)
 
     def get_max_steps(self) -> int:
-        """Optimizer steps of the run, for the learning-rate schedule."""
+        """Count the optimizer steps of the run, for the learning-rate schedule."""
         limit = self.settings.total_training_steps
         rows = self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt
         per_step = rows // self.args.train.batch_size * self.args.train.max_epochs
         return self.max_steps if limit is None else min(self.max_steps, limit * per_step)
 
     def planned_steps(self) -> int:
-        """Rollout steps of the run."""
+        """Count the rollout steps of the run."""
         per_episode = len(self.prompts_dataloader) // self.args.rollout.batch_size
         planned = per_episode * self.args.train.num_episodes
         limit = self.settings.total_training_steps
@@ -103,7 +103,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _trackers_kept_open(self) -> Iterator[None]:
-        """OpenRLHF closes its trackers with the last step; the final evaluation is logged after that."""
+        """Keep trackers open, which OpenRLHF closes with the last step: the final evaluation is logged after it."""
         trackers = [tracker for tracker in (self.wandb_logger, self.tensorboard_logger) if tracker]
         closing = [tracker.close for tracker in trackers]
         for tracker in trackers:
@@ -142,7 +142,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         return status | of_kl | self.experience_maker.metrics, global_step
 
     def _kl_coefficient(self) -> dict[str, float]:
-        """The coefficient that adapts; one that does not is algo.kl.init_coef."""
+        """Return the coefficient that adapts; one that does not is algo.kl.init_coef."""
         return {KL_COEFFICIENT: float(self.kl_ctl.value)} if self.args.algo.kl.target else {}
 
     def ppo_train(self, global_steps: int) -> dict[str, float]:
@@ -154,7 +154,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         super().broadcast_to_vllm()
 
     def _compute_rollout_stats(self, experiences) -> dict[str, float]:
-        """Upstream's would count injected teachers as rollouts; the experience maker has the rollouts' own."""
+        """Return none: upstream's count teachers as rollouts, and the experience maker has the rollouts' own."""
         return {}
 
     def save_logs_and_checkpoints(self, global_step: int, logs_dict=None, client_states=None) -> None:
@@ -186,12 +186,12 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
             run_folder.event(self.run_dir, "note", text=lost)
 
     def _save_last(self) -> None:
-        """The checkpoint of the last step, where there is none yet."""
+        """Save the checkpoint of the last step, where there is none yet."""
         if self.saved_step != self.last_step and not self.args.ckpt.disable_ds:
             self._save(self.last_step)
 
     def _save(self, step: int) -> None:
-        """The checkpoint of the step, whole, before an older one goes."""
+        """Save the checkpoint of the step, whole, before an older one goes."""
         checkpoints.remove(self.checkpoints, step)  # of an attempt that broke off
         checkpoints.begin(self.checkpoints, step)
         best = {
@@ -218,7 +218,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         self.experience_maker.reward_sources.save(checkpoints.of_sources(folder, step))
 
     def save_best_checkpoint(self, eval_metrics, global_step: int, client_states=None) -> None:
-        """Upstream's where this is a new best; the older one goes after that."""
+        """Save upstream's checkpoint where this is a new best; the older one goes after that."""
         folder, best = self.checkpoints / checkpoints.BEST, self.best_eval_metric_value
         super().save_best_checkpoint(eval_metrics, global_step, client_states)
         if self.best_eval_metric_value == best:
@@ -231,7 +231,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
                 checkpoints.remove(folder, older.step)
 
     def restore_best_checkpoint_state(self, checkpoint_states) -> None:
-        """Upstream's; the checkpoint may be older than the best one, which knows its own value."""
+        """Restore upstream's state; the checkpoint may be older than the best one, which knows its own value."""
         super().restore_best_checkpoint_state(checkpoint_states)
         for best in checkpoints.found(self.checkpoints / checkpoints.BEST) if checkpoint_states["global_step"] else ():
             if best.facts.get("metric") == self.best_eval_metric_key:
@@ -244,7 +244,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
 
     @torch.no_grad()
     def evaluate(self, global_step: int, *, when: str = "during", **generate_kwargs) -> dict[str, float]:
-        """In place of OpenRLHF's evaluation: on 0/1 scores, with sampling settings of its own, every answer on disk.
+        """Evaluate in OpenRLHF's place: on 0/1 scores, with sampling settings of its own, every answer on disk.
 
         The seed of every sample follows from train.seed, its problem and its number: evaluations of one run, and of
         runs with one seed, differ by the policy alone.
@@ -273,7 +273,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         }
 
     def _detect_eval_metric_key(self, eval_metrics):
-        """The metric of the best checkpoint: ckpt.best_metric_key, else the average of avg@n over the benchmarks."""
+        """Find the best checkpoint's metric: ckpt.best_metric_key, else the average of avg@n over the benchmarks."""
         if not self.best_eval_metric_key:
             self.best_eval_metric_key = next(key for key in eval_metrics if key.startswith("eval_average_avg_at_"))
         if self.best_eval_metric_key not in ("none", *eval_metrics):
