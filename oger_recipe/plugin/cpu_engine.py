@@ -15,8 +15,7 @@ _TOKENS = 4096  # of prompts at a time, at least
 
 
 def cpu_arguments(model: str, length: int, *, revision: str | None = None, float32: bool = False) -> dict[str, Any]:
-    """Return an engine's arguments for sequences of up to ``length`` tokens; ``float32``: keys and values are in
-    it."""
+    """Return an engine's arguments for sequences of up to ``length`` tokens; ``float32``: of keys and values."""
     return {
         # Seeded requests whose prompts are split over batches end the CPU engine: its generators cannot rewind.
         "enable_chunked_prefill": False,

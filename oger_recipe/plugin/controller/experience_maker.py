@@ -143,8 +143,8 @@ class OgerExperienceMaker(RemoteExperienceMaker):
     def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
         """Cut rows of like length into micro-batches, longest first: little is padded. ``index`` says which rows.
 
-        All ranks get equally many rows, also of a last batch of the data, which may have fewer. With dynamic batches,
-        OpenRLHF balances tokens itself.
+        All ranks get equally many rows, also where a last batch of the data has fewer. With dynamic batches, OpenRLHF
+        balances tokens itself.
         """
         if self.args.train.dynamic_batch_enable:
             return super().split_rollout_samples(rollout_samples)

@@ -110,8 +110,8 @@ class EngineGuard:
     def compare(self, delta: torch.Tensor, step: int) -> dict[str, float]:
         """Return the step's metrics. ``delta`` [tokens]: the engine's log-probabilities of its own, less the policy's.
 
-        Raises RuntimeError when they show that the engine samples with other weights; the first step of a run, with
-        equal ones, shows what rounding does, which sets a limit that is None.
+        Raises RuntimeError when they show that the engine samples with other weights. A limit of None is set by the
+        first step, where weights are equal and differences are rounding.
         """
         agreement = Agreement.of(delta, top_p=self._top_p, top_k=self._top_k)
         stale = agreement.is_stale(self.limit)

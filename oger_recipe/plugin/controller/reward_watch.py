@@ -58,7 +58,7 @@ _WATCHED = {
 
 class SourceWatch:
     """Compares what each source says of the policy's own rows with their length, their form and the rule, over some
-    steps. A run that goes on begins a new window."""
+    steps. A resumed run begins a new window."""
 
     def __init__(self, settings: RewardSettings, specs: Sequence[SourceSpec], run_dir: Path) -> None:
         self._settings, self._specs, self._run_dir = settings, specs, run_dir
@@ -125,7 +125,7 @@ def _in_form(verdict: Verdict) -> bool:
 
 
 class DriftWatch:
-    """Sees the trained reward rise while held-out accuracy falls; a run that goes on knows what was before."""
+    """Sees the trained reward rise while held-out accuracy falls; a resumed run knows what was before."""
 
     def __init__(self, settings: RewardSettings, run_dir: Path) -> None:
         self._settings, self._run_dir, self._said = settings, run_dir, False
@@ -169,7 +169,7 @@ GREW, SOLVED = 1.2, "rollout/solve_rate"
 
 class GrowthWatch:
     """Sees responses get more steps, or more tokens, while fewer of them are right: what rewards of steps invite. A
-    run that goes on knows what was before."""
+    resumed run knows what was before."""
 
     def __init__(self, settings: RewardSettings, run_dir: Path) -> None:
         self._settings, self._run_dir, self._said = settings, run_dir, False

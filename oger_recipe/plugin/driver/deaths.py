@@ -68,7 +68,7 @@ class Processes(threading.Thread):
             self._seen[pid] = _Process(parent, role, title, int(peak[1]) * 1024)
 
     def gone(self) -> list[int]:
-        """Those that ended by themselves: not because the process that had started them did, and not by plan."""
+        """Return those that ended by themselves: neither with the process that had started them, nor by plan."""
         ended = {pid for pid in self._seen if _parent(Path(f"/proc/{pid}")) is None}
         return [
             pid
@@ -92,7 +92,7 @@ class Processes(threading.Thread):
 
 
 def _parent(process: Path) -> int | None:
-    """None for a process that has ended, reaped or not."""
+    """Return the parent of a process, None where it has ended, reaped or not."""
     try:
         state, parent = (process / "stat").read_text().rpartition(")")[2].split()[:2]
     except (OSError, ValueError):
@@ -121,7 +121,7 @@ def _kills_for_want_of_memory() -> int:
 
 
 def why(error: BaseException, processes: Processes, session_logs: Path, run_dir: Path) -> str:
-    """The sentence for what the driver has caught: what was first of all that may have gone wrong."""
+    """Say in a sentence why the run ended: what went wrong first, of all that may stand behind ``error``."""
     raised, origin = _unwrapped(error)
     if sentence := _full_disk(error, (run_dir, session_logs)) or _rays_own_dead(run_dir / "logs"):
         return sentence
@@ -149,7 +149,7 @@ def _full_disk(error: BaseException, folders: tuple[Path, ...]) -> str | None:
 
 
 def _gone(processes: Processes, logs: dict[int, Path]) -> str:
-    """The processes that ended by themselves, none: an empty text."""
+    """Say which processes ended by themselves; an empty text where none did."""
     gone = processes.gone()
     known = [logs.get(pid) or logs.get(processes.parent(pid)) for pid in gone]  # the engine writes to its actor's
     where = sorted({str(log) for log in known if log})
@@ -166,7 +166,7 @@ def _raised(raised: BaseException, origin: tuple[str, int] | None, processes: Pr
 
 
 def _unwrapped(error: BaseException) -> tuple[BaseException, tuple[str, int] | None]:
-    """What was raised first, under Ray's wrapping, and title and number of the process that raised it."""
+    """Return what was raised first, under Ray's wrapping, and title and pid of the process that raised it."""
     processes = re.findall(r"(ray::[\w.]+)\(\)\S* \(pid=(\d+)", str(error))  # the wrapping's own text has all of them
     while isinstance(error, RayTaskError) and isinstance(error.cause, BaseException):
         error = error.cause
@@ -174,13 +174,13 @@ def _unwrapped(error: BaseException) -> tuple[BaseException, tuple[str, int] | N
 
 
 def _last_error(text: str) -> str:
-    """The error under a printed traceback."""
+    """Return the error under a printed traceback."""
     starts = [found.start() for found in re.finditer(r"^[\w.]*(Error|Exception)\b", text, re.MULTILINE)]
     return text[starts[-1] :].strip() if starts else text
 
 
 def _out_of_memory(text: str) -> str:
-    """Ray's page on the workers that it ended before the kernel would."""
+    """Shorten Ray's page on the workers that it ended before the kernel would."""
     memory = re.search(r"was ([\d.]+)GB / ([\d.]+)GB", text)
     ended = re.findall(r"task name=(\w+)[^\]]*?pid=(\d+), actual memory used=([\d.]+)GB", text)
     if not memory or not ended:
@@ -193,7 +193,7 @@ def _out_of_memory(text: str) -> str:
 
 
 def _of_actor(text: str) -> str:
-    """Ray's page on an actor that died where its process cannot be seen, on another node of a cluster."""
+    """Shorten Ray's page on an actor that died where its process cannot be seen, on another node of a cluster."""
     facts = {key: found[1] for key in ("class_name", "pid", "ip") if (found := re.search(rf"{key}: (\S+)", text))}
     role = ROLES.get(facts.get("class_name", ""), facts.get("class_name", "an actor"))
     detail = text[at:] if (at := text.find("The actor is dead")) >= 0 else text
@@ -201,7 +201,7 @@ def _of_actor(text: str) -> str:
 
 
 def _rays_own_dead(logs: Path) -> str | None:
-    """Ray's processes that the driver itself started: their exit codes are known."""
+    """Say which of Ray's processes died that the driver itself started: their exit codes are known."""
     node = ray._private.worker._global_node
     started: dict[str, Any] = node.all_processes if node is not None else {}
     for name, processes in started.items():

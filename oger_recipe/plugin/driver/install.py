@@ -16,7 +16,7 @@ from oger_recipe.cpu import is_without_cuda
 
 
 def install() -> None:
-    """Rebinds the names; must run in the driver before openrlhf.cli.train_ppo_ray is executed."""
+    """Rebind the names; must run in the driver before openrlhf.cli.train_ppo_ray is executed."""
     on_gpu = ray.remote(num_gpus=1)
     ppo_trainer.PPOTrainer = ray.remote(trainer.OgerPPOTrainer)
     ppo_actor.PolicyModelActor = on_gpu(policy_actor.OgerPolicyModelActor)
@@ -31,7 +31,7 @@ def install() -> None:
 
 
 def _keep_critic() -> None:
-    """OpenRLHF's command line has a critic for its own gae alone, and takes its model from every other estimator."""
+    """Keep the critic for our estimators: OpenRLHF's command line takes its model from all but its own gae."""
     to_tree, upstream = openrlhf.utils.config.hierarchize, openrlhf.utils.get_strategy
     named: list[str | None] = []
 
@@ -49,7 +49,7 @@ def _keep_critic() -> None:
 
 
 def _keep_attention_for_cpu() -> None:
-    """With packing, OpenRLHF's command line overwrites ds.attn_implementation by flash attention after parsing."""
+    """Undo flash attention, by which OpenRLHF's command line overwrites ds.attn_implementation when packing."""
     upstream = openrlhf.utils.get_strategy
 
     def get_strategy(args):

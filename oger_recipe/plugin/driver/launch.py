@@ -29,7 +29,7 @@ def launch(
     environment: dict[str, str],
     lock: int,
 ) -> None:
-    """Trains with OpenRLHF's ``flags``; returns when the model is saved. Worker logs end up in ``run_dir/logs``.
+    """Train with OpenRLHF's ``flags``; return when the model is saved. Worker logs end up in ``run_dir/logs``.
 
     ``environment`` is set in every process of the run. ``lock`` is the descriptor of the run folder's lock, which is
     held until nothing of the run is left.
@@ -73,7 +73,7 @@ def _run_openrlhf(flags: list[str]) -> None:
 
 @contextlib.contextmanager
 def _recipe_on_its_parser() -> Iterator[None]:
-    """OpenRLHF builds its parser and parses in one block; the recipe's section is added in between."""
+    """Add the recipe's section to OpenRLHF's parser, which is built and parses in one block, in between."""
     from oger_recipe.settings.parser import extend_parser
 
     parser: Any = argparse.ArgumentParser
@@ -93,7 +93,7 @@ def _recipe_on_its_parser() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _driver_output(path: Path, verbose: bool) -> Iterator[None]:
-    """OpenRLHF and vLLM print pages in the driver; they go to a file unless asked for."""
+    """Send the pages that OpenRLHF and vLLM print in the driver to a file, unless ``verbose``."""
     if verbose:
         yield
         return

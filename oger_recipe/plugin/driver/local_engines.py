@@ -16,8 +16,8 @@ from oger_recipe.rewards.models.place import Place, Told
 
 @contextlib.contextmanager
 def local_engines(memory_gb: float | None = None, told: Told | None = None) -> Iterator[Callable[[ModelKeys], Place]]:
-    """A function from keys to places. Ray starts with the first of them, on loopback where there is no CUDA, or the
-    cluster at RAY_ADDRESS is joined; afterwards it is gone.
+    """Yield a function from keys to places. Ray starts with the first of them, on loopback where there is no CUDA, or
+    the cluster at RAY_ADDRESS is joined; afterwards it is gone.
 
     memory_gb: oger.reward.engine_memory_gb; told: of replies, as they come.
     """
@@ -37,7 +37,7 @@ def local_engines(memory_gb: float | None = None, told: Told | None = None) -> I
 
 @contextlib.contextmanager
 def ray_here() -> Iterator[bool]:
-    """Ray for as long as it is asked for; whether it is without CUDA."""
+    """Start or join Ray for the block; yield whether it is without CUDA. Raises RecipeError for a silent cluster."""
     here = machine()
     if here.silent:
         raise RecipeError(here.no_answer)

@@ -20,7 +20,7 @@ _CLEAR_UP_S = 30  # what the watcher may take
 
 
 def run_environment(cpu: bool) -> dict[str, str]:
-    """What every process that Ray starts has in its environment; what the user has set stays."""
+    """Set this process's environment for Ray and return its workers'; of defaults, what the user has set stays."""
     of_machine = CPU_ENVIRONMENT if cpu else {ON_GPUS: "1"}
     os.environ.update(of_machine)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -30,7 +30,7 @@ def run_environment(cpu: bool) -> dict[str, str]:
 
 @contextlib.contextmanager
 def cleared_up(logs: Path | None = None, lock: int | None = None) -> Iterator[Path]:
-    """A folder for whatever the run's processes keep for the while; gone afterwards, and all of them with it.
+    """Yield a folder for whatever the run's processes keep for the while; it goes afterwards, and all of them with it.
 
     Also when this process is killed: see watcher.py. Workers' logs end up in ``logs``; ``lock`` is held until then.
     """
@@ -55,7 +55,7 @@ def cleared_up(logs: Path | None = None, lock: int | None = None) -> Iterator[Pa
 
 
 def start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool, folder: Path | None) -> Any:
-    """Starts Ray with its files in ``folder``, or joins the cluster at RAY_ADDRESS without it; gives its context."""
+    """Start Ray with its files in ``folder``, or join the cluster at RAY_ADDRESS without one; return its context."""
     on_term = signal.getsignal(signal.SIGTERM)
     try:
         return _started(environment, cpu, logical_gpus, verbose, folder)
@@ -92,7 +92,7 @@ def _started(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose:
 
 
 def _check_cluster(gpus: int) -> None:
-    """Without enough GPUs the run would wait for ever."""
+    """Raise RecipeError for too few GPUs: the run would wait for ever."""
     there = int(ray.cluster_resources().get("GPU", 0))
     if there < gpus:
         ray.shutdown()

@@ -68,7 +68,7 @@ class EngineTrial:
         ray.get(self.engine.wake_up.remote())
 
     def connect(self) -> None:
-        """After OpenRLHF's ActorPPOTrainer._init_vllm_sync_group; there is nothing to join on CUDA."""
+        """Join as OpenRLHF's ActorPPOTrainer._init_vllm_sync_group does; there is nothing to join on CUDA."""
         if self.device == "cuda":
             return
         address = ray._private.services.get_node_ip_address()
@@ -80,7 +80,7 @@ class EngineTrial:
         ray.get(joined)
 
     def send(self) -> None:
-        """After OpenRLHF's ActorPPOTrainer.broadcast_to_vllm."""
+        """Send the weights as OpenRLHF's ActorPPOTrainer.broadcast_to_vllm does."""
         for name, weight in self.model.named_parameters():
             kind = {"dtype": weight.dtype, "shape": weight.shape, "empty_cache": False}
             if self.device == "cuda":
@@ -93,7 +93,7 @@ class EngineTrial:
             ray.get(loaded)
 
     def sample(self, prompts: Sequence[str] = PROMPTS, *, number: int = 4, temperature: float = 1.0) -> Samples:
-        """A few answers to each prompt, all at a time."""
+        """Sample ``number`` answers to each prompt, all at a time."""
         sampling = SamplingParams(temperature=temperature, max_tokens=24, min_tokens=8, skip_special_tokens=False)
         arguments = dict(label="", sampling_params=sampling, max_length=MAX_LEN, hf_tokenizer=self.tokenizer)
         asked = [self.engine.generate_responses.remote(prompt=p, num_samples=number, **arguments) for p in prompts]
@@ -105,7 +105,7 @@ class EngineTrial:
         ]
 
     def log_probs(self, samples: Samples, *, exact: bool = False) -> torch.Tensor:
-        """The policy's log-probabilities of all sampled tokens; ``exact``: computed in float32."""
+        """Return the policy's log-probabilities of all sampled tokens, [tokens]; ``exact``: computed in float32."""
         model = copy.deepcopy(self.model).float() if exact else self.model
         chosen = []
         for tokens, engine in samples:
@@ -117,6 +117,6 @@ class EngineTrial:
         return torch.cat(chosen)
 
     def agreement(self, samples: Samples, *, exact: bool = False) -> Agreement:
-        """Of the engine's log-probabilities with the policy's."""
+        """Compare the engine's log-probabilities with the policy's."""
         engine = torch.tensor([value for _, values in samples for value in values])
         return Agreement.of(engine - self.log_probs(samples, exact=exact), top_p=1.0, top_k=-1)

@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _end_writers(folder: Path, spared: set[int]) -> None:
-    """After a grace, in which most end by themselves once Ray is shut down."""
+    """Kill who writes there after a grace, in which most end by themselves once Ray is shut down."""
     started = time.monotonic()
     while (left := writers(folder) - spared) and time.monotonic() - started < _LIMIT_S:
         if time.monotonic() - started > _GRACE_S:
@@ -47,7 +47,7 @@ def _end_writers(folder: Path, spared: set[int]) -> None:
 
 
 def writers(folder: Path) -> set[int]:
-    """Processes with a file below the folder open for writing. One that only reads a log is no part of the run."""
+    """Find the processes with a file below the folder open for writing. One that only reads a log is not the run's."""
     return {int(process.name) for process in Path("/proc").glob("[0-9]*") if _writes(process, f"{folder}/")}
 
 

@@ -25,7 +25,7 @@ NAMES = (*dict.fromkeys(ROLES.values()), *_RAYS_OWN)  # of the logs, but for the
 
 
 def workers(session_logs: Path, job: str = "*") -> dict[int, str]:
-    """The name of each worker's log by its process id: controller, policy-0, policy-1, engine-0 ..., judge
+    """Return the name of each worker's log by its process id: controller, policy-0, policy-1, engine-0 ..., judge
 
     ``job``: in a cluster that the run joined, other jobs' workers have logs there as well.
     """
@@ -49,7 +49,7 @@ def _role(log: Path) -> str | None:
 
 
 def keep(session_logs: Path, target: Path, job: str = "*") -> None:
-    """Appends each worker's output, and then its errors, to ``<name>.log``; a run that is continued goes on there."""
+    """Append each worker's output, and then its errors, to ``<name>.log``; a run that is continued goes on there."""
     of_workers: dict[str, list[Path]] = {}
     for pid, name in workers(session_logs, job).items():
         for kind in ("out", "err"):

@@ -52,7 +52,7 @@ class ActorEncoder(Encoder):
 
 
 def encoders_on(num_gpus: float, shared_gpus: Callable[[], PlacementGroup] | None) -> MakeEncoder:
-    """What makes a run's encoders: in this process without a GPU, else all in one process with its share of one.
+    """Return the maker of a run's encoders: in this process without a GPU, else all in one that has a share of it.
 
     shared_gpus: gives the policy's, where the encoder has none of its own.
     """

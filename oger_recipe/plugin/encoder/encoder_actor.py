@@ -10,7 +10,7 @@ from oger_recipe.embedding.settings import EncoderSettings
 
 
 class EncoderActor:
-    """Has the vectors of texts. It is loaded when it is first asked, and again where Ray has started it anew."""
+    """Makes vectors of texts. Its encoder loads when first asked, and again where Ray has started it anew."""
 
     def __init__(self, settings: EncoderSettings, batch_size: int) -> None:
         self._settings, self._batch_size = settings, batch_size
@@ -20,7 +20,7 @@ class EncoderActor:
         return TrajectoryEncoder(replace(self._settings, arithmetic=""), self._batch_size)
 
     def facts(self) -> tuple[str, int, int]:
-        """The arithmetic of the vectors, their length, and the tokens that are read at a time."""
+        """Return the arithmetic of the vectors, their length, and the tokens that are read at a time."""
         return self._encoder.settings.arithmetic, self._encoder.dimension, self._encoder._longest
 
     def lengths(self, texts: list[str]) -> list[int]:

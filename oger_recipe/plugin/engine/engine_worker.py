@@ -14,7 +14,7 @@ class OgerWorkerWrap(WorkerWrap):
     """Says what its engine is, beside what OpenRLHF asks of a worker."""
 
     def engine_facts(self) -> dict[str, Any]:
-        """What vLLM chose for this machine, which settings and versions alone do not tell."""
+        """Say what vLLM chose for this machine, which settings and versions alone do not tell."""
         groups = [group for groups in self.model_runner.attn_groups for group in groups]
         return {
             "model_runner": "V2" if self.use_v2_model_runner else "V1",

@@ -57,7 +57,7 @@ class OgerExecutor(SingleTurnAgentExecutor):
         return _checked(response, prompt, graded)
 
     async def _fetch_rewards_via_http(self, *samples: Any) -> list[dict[str, Any]]:
-        """Asks the servers; from `oger serve-reward` the verdicts come whole."""
+        """Ask the servers; from `oger serve-reward` the verdicts come whole."""
         answers: list[dict[str, Any]] = await super()._fetch_rewards_via_http(*samples)
         for answer in answers:
             with contextlib.suppress(KeyError, TypeError, ValueError):  # another server: it has numbers alone
@@ -67,14 +67,14 @@ class OgerExecutor(SingleTurnAgentExecutor):
 
 
 def _with_variables(urls: Any) -> Any:
-    """Puts what the environment has for ``$NAMES`` into addresses of servers: no token is in a run's settings."""
+    """Put what the environment has for ``$NAMES`` into addresses of servers: no token is in a run's settings."""
     if isinstance(urls, str):
         return os.path.expandvars(urls) if "://" in urls else urls
     return [_with_variables(url) for url in urls] if isinstance(urls, list) else urls
 
 
 def _checked(response: dict[str, Any], prompt: str, graded: Graded | None) -> dict[str, Any]:
-    """Adds the verdict to a response; where somebody else graded it, one that is made of his numbers.
+    """Add the verdict to a response; where another server or function graded it, one made of its numbers.
 
     What is no finite number is a failed grade: it would end in advantages, and then in parameters, that are not
     finite. Every rollout has the same extra logs.
@@ -104,7 +104,7 @@ def _of_numbers(reward: float, score: float, logs: dict[str, Any]) -> Graded:
 
 
 def _number(value: Any) -> float:
-    """Reads a number, or a list, an array or a tensor of one."""
+    """Read a finite number, or a list, an array or a tensor of one. Raises ValueError and TypeError for others."""
     if isinstance(value, list | tuple):
         (value,) = value
     number = float(value)
@@ -118,7 +118,7 @@ def _file(function: Any) -> str:
 
 
 def _graded_here(queries: list[str], prompts: list[str], labels: list[str]) -> dict[str, Any]:
-    """Does what reward_func does for one query, and puts the whole verdict among the extra logs."""
+    """Do what reward_func does for one query, and put the whole verdict among the extra logs."""
     graded = grade_samples(list(zip(queries, prompts, labels, strict=True)))
     answer = answer_of(graded)
     return answer | {"extra_logs": answer["extra_logs"] | {_GRADED: graded[0]}}

@@ -40,7 +40,7 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
         self.executor = OgerExecutor(kwargs.get("remote_rm_url"))
 
     async def engine_facts(self) -> dict[str, Any]:
-        """Of its first worker; all are alike."""
+        """Return the facts of its first worker; all are alike."""
         facts: list[dict[str, Any]] = await self.llm.collective_rpc("engine_facts")
         return facts[0]
 
@@ -55,7 +55,7 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
         steps: StepSampling | None = None,
         **kwargs,
     ):
-        """``num_samples`` responses. A seed in ``sampling_params`` is the run's: each sample gets one of its own.
+        """Sample and grade ``num_samples`` responses. A seed in ``sampling_params`` is the run's: each gets its own.
 
         ``prefixes``: tokens that each response begins with, one list a sample; they are a teacher's. ``steps``: how
         steps of reasoning enter the sampling, None where they do not.
@@ -74,7 +74,7 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
         return await asyncio.gather(*samples)
 
     async def _sample(self, prompt, label, params, prefix, steps, **kwargs) -> dict[str, Any]:
-        """A response that begins with the prefix, graded as a whole; a whole trajectory is graded only."""
+        """Sample a response that begins with the prefix, and grade it whole; a whole trajectory is graded only."""
         engine: Any = self
         tokenizer = kwargs["hf_tokenizer"]
         if steps is not None:
@@ -91,7 +91,7 @@ class OgerRolloutActor(undecorated(RolloutRayActor)):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def _main_module(name: str) -> Iterator[None]:
-    """Processes that are spawned meanwhile import the module ``name`` first; else it is the main module's file."""
+    """Make processes that are spawned meanwhile import the module ``name`` first, not the main module's file."""
     main = sys.modules["__main__"]
     main.__spec__, kept = importlib.util.find_spec(name), main.__spec__
     try:

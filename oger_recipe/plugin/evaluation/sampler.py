@@ -38,7 +38,7 @@ class Sampler:
         return "float32" if self._cpu and self.model.dtype == "auto" else self.model.dtype
 
     def context(self) -> int:
-        """Returns the model's longest sequence, in tokens. Raises RecipeError for a model that vLLM does not know."""
+        """Return the model's longest sequence, in tokens. Raises RecipeError for a model that vLLM does not know."""
         for name, value in (CPU_ENVIRONMENT if self._cpu else {}).items():
             os.environ.setdefault(name, value)  # vLLM reads them when it is imported
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR" if self._cpu else "WARNING")  # it warns of all the above
@@ -52,7 +52,7 @@ class Sampler:
         return length
 
     def load(self, max_model_len: int) -> None:
-        """Loads the model for sequences of at most ``max_model_len`` tokens; the shorter, the more fit at a time."""
+        """Load the model for sequences of at most ``max_model_len`` tokens; the shorter, the more fit at a time."""
         from vllm import LLM
 
         self._engine = LLM(
@@ -69,7 +69,7 @@ class Sampler:
         )
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, name: str) -> list[Response]:
-        """Draws one response for each request, in their order, under a bar on the terminal."""
+        """Draw one response for each request, in their order, under a bar on the terminal."""
         from vllm import SamplingParams
 
         params = [
@@ -102,7 +102,7 @@ class Sampler:
     def _in_steps(
         self, requests: Sequence[Request], params: Sequence[Any], steps: StepSampling, name: str
     ) -> list[Response]:
-        """Draws responses as a run draws them whose rollouts end by steps; step by step, those of all at a time."""
+        """Draw responses as a run does whose rollouts end by steps; step by step, those of all at a time."""
         tokenizer = self._engine.get_tokenizer()
         responses = [
             SteppedResponse(request.tokens, each, tokenizer, steps)

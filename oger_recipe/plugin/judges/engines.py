@@ -33,8 +33,8 @@ class RunEngines:
     def __init__(
         self, *, cpu: bool, memory_gb: float | None = None, shared_gpus: Callable[[], PlacementGroup] | None = None
     ) -> None:
-        """memory_gb: that engines may keep on a CPU between their turns, None: as much as the machine has left;
-        shared_gpus: gives the policy's group, where the engines have none of their own."""
+        """Begin without engines. memory_gb: what they may keep on a CPU between their turns, None: as much as the
+        machine has left; shared_gpus: gives the policy's group, where the engines have none of their own."""
         self.told: Told | None = None  # while replies come
         self.says: Callable[[str], None] | None = None  # once, that engines stay
         self._cpu, self._shared_gpus = cpu, shared_gpus
@@ -45,7 +45,7 @@ class RunEngines:
         self._kept: set[EnginePlace] = set()
 
     def place(self, keys: ModelKeys) -> EnginePlace:
-        """The place of a model; entries that say the same of their engine share it."""
+        """Return the place of a model; entries that say the same of their engine share it."""
         if self._cpu and keys.tensor_parallel_size > 1:
             raise RecipeError(f"{keys.model}: tensor_parallel_size is for machines with CUDA; use 1")
         alike = keys.of_engine()
@@ -71,7 +71,7 @@ class RunEngines:
     # ---- for the places
 
     def actor(self, keys: ModelKeys) -> Any:
-        """A new process for the model, which has loaded nothing yet."""
+        """Start a process for the model; it has loaded nothing yet."""
         group, size = self._gpus(), keys.tensor_parallel_size
         if size > 1:
             nodes = ray.util.placement_group_table(group)["bundles_to_node_id"]
@@ -87,7 +87,7 @@ class RunEngines:
         return made.remote(keys, share=JUDGES_SHARE / len(self._places), bundles=bundles if size > 1 else None)
 
     def _gpus(self) -> PlacementGroup:
-        """Raises RecipeError where there are too few GPUs for a group of their own, or they do not become free."""
+        """Return the engines' group. Raises RecipeError where its own has too few GPUs, or they do not become free."""
         if self._group is not None:
             return self._group
         if self._shared_gpus is not None:
@@ -103,7 +103,7 @@ class RunEngines:
         return self._group
 
     def keeps(self, place: EnginePlace, memory: Memory) -> bool:
-        """Whether the process of a place whose turn is over stays.
+        """Say whether the process of a place whose turn is over stays.
 
         Without a budget the first turn tells how much an engine takes, and its step what training does; then it stays
         where enough is free, also with the largest of those beside it that ended.
@@ -124,7 +124,7 @@ class RunEngines:
         return stays
 
     def make_room(self) -> None:
-        """Before a model is loaded that never was: without a budget nobody knows whether it fits beside others."""
+        """End the others before a model is first loaded: without a budget nobody knows whether it fits beside them."""
         for place in [*self._kept] if self._budget is None else ():
             place.end()
 

@@ -51,7 +51,7 @@ class JudgeActor:
     empty: then it is a sign of life."""
 
     def __init__(self, keys: ModelKeys, *, share: float, bundles: list[int] | None) -> None:
-        """share: of each of its GPUs, as Ray counts; bundles: of the placement group, where it needs several."""
+        """Tell vLLM its GPUs. share: of each, as Ray counts; bundles: of the placement group, if several."""
         self._keys, self._cpu, self._bundles = keys, is_without_cuda(), bundles
         if bundles is not None:
             os.environ["VLLM_RAY_PER_WORKER_GPUS"] = str(share)
@@ -60,7 +60,7 @@ class JudgeActor:
             os.environ["CUDA_VISIBLE_DEVICES"] = str(ray.get_gpu_ids()[0])
 
     def load(self) -> int:
-        """Returns the number of this process. Raises CannotLoad."""
+        """Load the model and return this process's pid. Raises CannotLoad."""
         try:
             self._load()
         except Exception as error:  # whatever can be wrong with a model's files, or with the room for it
@@ -68,7 +68,7 @@ class JudgeActor:
         return os.getpid()
 
     def _load(self) -> None:
-        """An adapter is merged into files that are there until they are loaded."""
+        """Load the model; an adapter is merged into files that are there until then."""
         with tempfile.TemporaryDirectory(prefix="oger-prm-") as folder:
             keys = self._keys
             if keys.scores_steps and keys.prm.adapter is not None:
@@ -102,7 +102,7 @@ class JudgeActor:
         self._longest = self._engine.model_config.max_model_len
 
     def rest(self) -> Memory:
-        """Gives GPU memory back."""
+        """Give GPU memory back; return the state of main memory."""
         if not self._cpu:
             self._engine.sleep(level=1)
         pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -149,7 +149,7 @@ class JudgeActor:
         return step_reply(self._keys.prm, data[list(prompt.ends)].float())
 
     def log_probs(self, prompts: Sequence[StepPrompt]) -> Iterator[Numbered]:
-        """vLLM gives log-probabilities of a prompt with a reply alone, so that one token is written."""
+        """Read prompts' log-probabilities. vLLM gives them with a reply alone, so that one token is written."""
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         params = SamplingParams(
@@ -166,7 +166,7 @@ class JudgeActor:
         *,
         room: int,
     ) -> Iterator[Numbered]:
-        """``room``: tokens that a reply takes at least."""
+        """Yield replies as they come; ``room``: tokens that a reply takes at least."""
         ready: Numbered = []
         for number, tokens in enumerate(prompts):
             try:
@@ -190,7 +190,7 @@ class JudgeActor:
         return tokens_of(self._tokenizer, prompt)
 
     def _require_room(self, tokens: Sequence[int], room: int) -> None:
-        """Raises _TooLong for a prompt that is."""
+        """Raise _TooLong where a prompt leaves no ``room``."""
         if len(tokens) + room > self._longest:
             raise _TooLong(
                 f"the prompt has {len(tokens)} tokens, and {self._keys.model} reads {self._longest} in all "
@@ -199,12 +199,12 @@ class JudgeActor:
 
 
 def model_arguments(keys: ModelKeys, *, cpu: bool) -> dict[str, Any]:
-    """vLLM's arguments that say which model, as what."""
+    """Return vLLM's arguments that say which model, and as what."""
     return plain_arguments(keys, cpu=cpu) | (step_arguments(keys.prm) if keys.scores_steps else {})
 
 
 def plain_arguments(keys: ModelKeys, *, cpu: bool) -> dict[str, Any]:
-    """Those that leave to vLLM what it makes of the model's files."""
+    """Return the arguments that leave to vLLM what it makes of the model's files."""
     return {
         "model": keys.model,
         "revision": keys.revision,
@@ -228,7 +228,7 @@ def _likelihood(prompt: StepPrompt, output: Any) -> Reply:
 
 
 def _measured(output: Any) -> Reply:
-    """Of a head with numbers for every token, [tokens, numbers], those of the last one count."""
+    """Read a head's number. Where it has some for every token, [tokens, numbers], those of the last one count."""
     data = output.outputs.data
     numbers = (data[-1] if data.dim() > 1 else data).tolist()
     if len(numbers) != 1:

@@ -39,7 +39,7 @@ def _config(arguments: dict[str, Any]) -> Any:
 
 
 def _no_prm(keys: ProcessKeys, config: Any) -> str | None:
-    """An adapter may bring the head."""
+    """Say why this is no PRM of its form, None where it is. An adapter may bring the head."""
     form, of_files = keys.written, _config(plain_arguments(keys, cpu=is_without_cuda()))
     model = f"{keys.model} is a {', '.join(config.architectures)}"
     if form.scorer == "step_tag":

@@ -65,8 +65,8 @@ class ChunkedActor(Actor):
         ring_attn_group=None,
         **other,
     ):
-        """Actor's, for response tokens: log-probabilities [B, A], and with return_output the model's output, whose
-        entropy [B, T - 1] is 0 elsewhere and whose logits are gone.
+        """Return what Actor does, for response tokens: log-probabilities [B, A], and with return_output the model's
+        output, whose entropy [B, T - 1] is 0 elsewhere and whose logits are gone.
 
         Raises:
             RuntimeError: the model replaces its output layer, or changes its logits afterwards.
@@ -89,7 +89,7 @@ class ChunkedActor(Actor):
         return (log_probs, output) if return_output else log_probs
 
     def _of_packed(self, sequences, attention_mask, wanted, ring_attn_group):
-        """As ``_output``, by way of one row without padding."""
+        """Do as ``_output``, by way of one row without padding."""
         inputs, positions, labels, padding, indices = unpad_and_slice_tensor(
             sequences, attention_mask, ring_attn_group
         )
@@ -104,9 +104,9 @@ class ChunkedActor(Actor):
         return output
 
     def _output(self, inputs, attention_mask, positions, labels, wanted):
-        """The model's output with log_probs and entropy, [B, T] each, in place of logits.
+        """Return the model's output with log_probs and entropy, [B, T] each, in place of logits.
 
-        How many tokens are wanted is the one thing that a GPU is waited for, before it has work.
+        The number of wanted tokens is all that is waited for on a GPU before it has work.
         """
         stats, rows = self._stats, wanted.flatten().nonzero().squeeze(1)
         stats.labels, stats.rows, stats.temperature = labels, rows, self.temperature
@@ -115,7 +115,7 @@ class ChunkedActor(Actor):
         finally:
             stats.labels = stats.rows = None
         result = output.logits
-        # What a model does to its logits it does to the first ones; to look each time would stop a GPU each time.
+        # Whether a model changes its logits shows at the first ones; looking each time would stop a GPU each time.
         is_known = self._hands_on or torch.equal(result[..., -1].detach(), wanted.to(result.dtype))
         self._hands_on |= is_known and len(rows) > 0
         if result.shape[-1] != 3 or not is_known:

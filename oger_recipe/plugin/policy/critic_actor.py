@@ -74,7 +74,7 @@ class OgerCriticPPOTrainer(ppo_critic.CriticPPOTrainer):
         return status
 
     def _keep_first_tokens(self) -> None:
-        """Narrows the rows' masks to the first token of each step, whose value is that of the state in which the step
+        """Narrow the rows' masks to the first token of each step, whose value is that of the state in which the step
         is taken: nothing else has a return, and every total and metric counts what is in the mask."""
         for row in self.replay_buffer.items:
             if row.step_index is None:
@@ -84,7 +84,7 @@ class OgerCriticPPOTrainer(ppo_critic.CriticPPOTrainer):
             row.action_mask = row.action_mask * first_tokens(row.step_index.unsqueeze(0) - 1).squeeze(0)
 
     def _explained_variance(self) -> float:
-        """Of the step's rows on all ranks by the values that made their advantages: the critic had not seen them."""
+        """Compute it of all ranks' rows by the values that made their advantages: the critic had not seen them."""
         sums = torch.zeros(5, dtype=torch.float64)
         for row in self.replay_buffer.items:
             sums += value_sums(row.values, row.returns, row.action_mask).cpu()

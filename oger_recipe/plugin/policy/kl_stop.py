@@ -22,7 +22,7 @@ class KlStop:
         self.begin(0)
 
     def begin(self, planned: int) -> None:
-        """A batch of rollouts comes, for so many optimizer steps."""
+        """Start a batch of rollouts with ``planned`` optimizer steps."""
         self.planned, self.done, self.kl = planned, 0, 0.0
         self._sums = torch.zeros(2, dtype=torch.float64)  # of the optimizer step: k3 and what it is of
 

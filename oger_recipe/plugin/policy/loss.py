@@ -13,8 +13,7 @@ from oger_recipe.settings.loss import LossSettings
 
 @dataclass(frozen=True)
 class Totals:
-    """What of one kind the loss counts in an optimizer step, over all ranks, and the rows that have any; None: not
-    known."""
+    """Tokens (or steps) of one kind in an optimizer step, over all ranks, and rows that have any; None: not known."""
 
     tokens: torch.Tensor | None = None
     rows: torch.Tensor | None = None
@@ -74,11 +73,11 @@ class HybridPolicyLoss(torch.nn.Module):
         batch_num_tokens,
         global_batch_size,
     ):
-        """OpenRLHF's five values: loss, clip ratio, policy KL, and None twice (no engine correction).
+        """Return OpenRLHF's five values: loss, clip ratio, policy KL, and None twice (no engine correction).
 
-        ``batch_num_tokens`` and ``global_batch_size`` are the totals of the optimizer step, divided by the number of
-        micro-batches where DeepSpeed scales every loss by that (not with dynamic batches); ``dp_size`` undoes the
-        averaging over ranks.
+        Tensors of tokens are [B, A]. ``batch_num_tokens`` and ``global_batch_size`` are the totals of the optimizer
+        step, divided by the number of micro-batches where DeepSpeed scales every loss by that (not with dynamic
+        batches); ``dp_size`` undoes the averaging over ranks.
         ``rollout_log_probs`` is None, or the teachers' own log-probabilities.
         """
         teacher_probs = None

@@ -22,7 +22,7 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
     """OpenRLHF's policy actor whose forward pass also returns the entropies that weigh the bonus."""
 
     def placement_group(self) -> PlacementGroup | None:
-        """The GPUs that it shares."""
+        """Return the group whose GPUs it shares."""
         return ray.util.get_current_placement_group()
 
     def init_model_from_pretrained(self, strategy, *args, **kwargs):
@@ -40,7 +40,7 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
             super().save_checkpoint(name, *args, **kwargs)
 
     def forward(self, sequences, action_mask, attention_mask, **kwargs) -> tuple[torch.Tensor, ...]:
-        """Log-probabilities [B, A] (0 where masked) and two entropies [B] (nats) of the response: at
+        """Return log-probabilities [B, A] (0 where masked) and two entropies [B] (nats) of the response: at
         ``oger.entropy_position``, and the mean over its tokens.
 
         Rows without response tokens do not pass through the model; their entropies are nan.
@@ -57,7 +57,7 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
         return log_probs, *entropies
 
     def _forward(self, sequences, action_mask, attention_mask) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities [B, A], and the two entropies of each row, [2, B]."""
+        """Return log-probabilities [B, A], and the two entropies of each row, [2, B]."""
         self.actor.eval()
         with torch.no_grad():
             log_probs, output = self.actor(

@@ -24,7 +24,7 @@ class TeacherDataset(openrlhf.datasets.SFTDataset):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Tokens, attention mask and loss mask, [1, T] each; the loss mask speaks of the token that follows."""
+        """Return tokens, attention mask and loss mask, [1, T] each; the loss mask speaks of the token that follows."""
         row = self.rows[index]
         tokens = torch.tensor([[*row["prompt"], *row["response"]]])
         loss_mask = torch.zeros(tokens.shape)

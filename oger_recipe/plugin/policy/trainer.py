@@ -30,11 +30,11 @@ OFF_POLICY_METRICS = (
     "off_policy_ratio_min_clip_fraction",
 )  # fmt: skip
 ON_POLICY_METRICS = ("on_policy_loss", "on_policy_prob", "on_policy_ratio", "clip_fraction", "ppo_kl", "approx_kl")
-_MERGED = "merged_token_share"  # of the tokens for which the first of their step stands: what makes means over steps
+_MERGED = "merged_token_share"  # of tokens that the first of their step stands for, in means over steps
 
 
 def _with_joined_info(collate: Callable[[list], Experience], rows: list) -> Experience:
-    """OpenRLHF's micro-batch, with one tensor of its rows a metric; else each row's is moved and read alone."""
+    """Make OpenRLHF's micro-batch, with one tensor of its rows a metric; else each row's is moved and read alone."""
     experience = collate(rows)
     experience.info = {name: torch.stack(list(values)) for name, values in experience.info.items()}
     return experience
@@ -50,7 +50,7 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
         self.kl_stop = KlStop(LossSettings.of(self.args.oger).kl_stop, self.strategy)
 
     def _init_vllm_sync_group(self, backend: str) -> None:
-        """Upstream's; it would wait for an engine that could not start until the group's time limit."""
+        """Wait for the engines first: upstream's waits for one that could not start until the time limit."""
         ray.get([engine.__ray_ready__.remote() for engine in self.vllm_engines])
         super()._init_vllm_sync_group(backend)
 
@@ -95,9 +95,9 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
 
     @staticmethod
     def _even_out(status, totals) -> None:
-        """Upstream's losses are shares of a step's mean and are then averaged by tokens; shares are to be summed.
+        """Turn losses that are shares of a step's mean into means over the micro-batch's own tokens.
 
-        So they become means over the micro-batch's own tokens.
+        Upstream averages them by tokens, and shares are to be summed.
         """
         if not status["num_action_tokens"]:
             return
@@ -107,7 +107,7 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
                 status["metrics"][name] = status["metrics"][name] / share
 
     def _add_loss_metrics(self, status, experience: Experience) -> None:
-        """A mean over one kind of token is reported as mean * share of that kind; ppo_train divides by the share.
+        """Report a mean over one kind of token as mean * share of that kind; ppo_train divides by the share.
 
         By steps of reasoning the share is that of the tokens which stand for them, in all response tokens.
         """
@@ -147,7 +147,7 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
             setattr(self.actor_loss_fn, name, Totals.of(get_loss_batch_info(self.strategy, mask)))
 
     def _with_totals(self, micro_batches: Iterable, strategy, steps: int, mask_of) -> Iterator:
-        """OpenRLHF's micro-batches with the totals of their optimizer step; the loss learns those of each kind."""
+        """Yield OpenRLHF's micro-batches with the totals of their optimizer step; give the loss those of each kind."""
         kinds = self._kinds
         masks = (mask_of, *kinds.values())
         copies = itertools.tee(micro_batches, len(masks))
@@ -158,7 +158,7 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
             yield experience, totals
 
     def _loader(self, buffer, batch_size: int, shuffle: bool, drop_last: bool, **settings):
-        """OpenRLHF's loader of micro-batches; where it would shuffle rows, sorted by length within a step."""
+        """Make OpenRLHF's loader of micro-batches; where it would shuffle rows, sort by length within a step."""
         settings["collate_fn"] = functools.partial(_with_joined_info, settings["collate_fn"])
         if shuffle:
             lengths = [len(item.sequences) for item in buffer.items]

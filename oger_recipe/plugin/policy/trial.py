@@ -44,7 +44,7 @@ CUTS: dict[str, dict[str, Any]] = {
 
 
 def rows_of_step(step: int, times: int = 1) -> list[Experience]:
-    """Eight rows in steps of reasoning of three tokens; the third is a teacher's, the sixth begins with four of a
+    """Make eight rows in steps of reasoning of three tokens; the third is a teacher's, the sixth begins with four of a
     teacher's tokens. ``times``: the length of the responses over LENGTHS."""
     generator = torch.Generator().manual_seed(step)
     rows = []
@@ -71,7 +71,7 @@ def rows_of_step(step: int, times: int = 1) -> list[Experience]:
 
 
 def _masters(module: torch.nn.Module, actor: Any, role: str) -> dict[str, torch.Tensor]:
-    """The float32 copy of every parameter, whole on every rank, in main memory."""
+    """Return the float32 copy of every parameter, whole on every rank, in main memory."""
     optimizer = getattr(actor, f"{role}_optim")
     if hasattr(optimizer, "fp32_groups"):  # without ZeRO: a list of copies beside a list of parameters
         of = {
@@ -84,7 +84,7 @@ def _masters(module: torch.nn.Module, actor: Any, role: str) -> dict[str, torch.
 
 
 def _train(case: dict[str, Any], rank: int, ranks: int, port: int, folder: Path) -> dict[str, Any]:
-    """``case``: settings by flag, role, and how much longer rows are than LENGTHS (times)."""
+    """Train by ``case``: settings by flag, role, and how much longer rows are than LENGTHS (times)."""
     policy = str(folder / "policy")
     places = {f"{role}.model_name_or_path": policy for role in ("actor", "critic")} | {"ckpt.path": str(folder / "no")}
     args = hierarchize(Namespace(**case["settings"] | places))
@@ -109,7 +109,7 @@ def _train(case: dict[str, Any], rank: int, ranks: int, port: int, folder: Path)
 
 
 def apart(found: dict[str, Any], expected: dict[str, Any]) -> tuple[float, float]:
-    """Of two results: 1 - cosine of the changes of all parameters, and the largest relative difference of a norm.
+    """Return 1 - cosine of two results' changes of all parameters, and the largest relative difference of a norm.
 
     bfloat16 rounds away up to 0.001 and 0.02 in two steps; a lost or doubled micro-batch is a third and more.
     """

@@ -15,7 +15,7 @@ from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 
 
 def accumulate_until_last(engine: Any, buffer: NaiveReplayBuffer, micro_batch: int) -> None:
-    """Tells DeepSpeed, before the forward pass, whether the dynamic batch ``micro_batch`` ends its optimizer step.
+    """Tell DeepSpeed, before the forward pass, whether the dynamic batch ``micro_batch`` ends its optimizer step.
 
     OpenRLHF 0.11.2 configures DeepSpeed for one micro-batch a step there (``gradient_accumulation_steps`` 1) and calls
     ``step()`` after the last. Under ZeRO 1 and 2 DeepSpeed 0.19.6 then replaces its averaged gradients at every
@@ -25,13 +25,13 @@ def accumulate_until_last(engine: Any, buffer: NaiveReplayBuffer, micro_batch: i
 
 
 def read_together(metrics: dict[str, Any]) -> dict[str, Any]:
-    """The metrics with a number, the mean, in place of each tensor; all tensors lie on one device."""
+    """Replace each tensor of the metrics by its mean, read in one go; all tensors lie on one device."""
     means = {name: value.float().mean() for name, value in metrics.items() if isinstance(value, torch.Tensor)}
     return metrics | dict(zip(means, torch.stack(list(means.values())).tolist(), strict=True))
 
 
 def sum_together(strategy: Any) -> None:
-    """Makes the strategy sum the numbers of a dictionary over ranks in one go; OpenRLHF sums and reads each alone."""
+    """Make the strategy sum the numbers of a dictionary over ranks in one go; OpenRLHF sums and reads each alone."""
     strategy.all_reduce = functools.partial(_all_reduce, strategy.all_reduce)
 
 
@@ -51,7 +51,7 @@ class UpdateHealth:
 
     @torch.no_grad()
     def since(self) -> dict[str, float]:
-        """``updates``, ``skipped_updates`` and ``nonfinite_parameters``, tensors on any rank with such a number."""
+        """Count ``updates``, ``skipped_updates`` and ``nonfinite_parameters`` (tensors, on the rank with the most)."""
         shares = (getattr(parameter, "ds_tensor", parameter) for parameter in self._engine.module.parameters())
         local = [tensor for tensor in shares if tensor.is_floating_point() and tensor.numel()]
         # The largest number of each, of which inf and nan stay.

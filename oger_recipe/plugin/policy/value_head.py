@@ -27,10 +27,10 @@ class ValueHead(torch.nn.Sequential):
         return self[-1].weight  # type: ignore[return-value]
 
     def reset(self) -> None:
-        """He's weights for the hidden layers (arXiv 1502.01852); the last one's as OpenRLHF has them.
+        """Draw He's weights for the hidden layers (arXiv 1502.01852), and the last one's as OpenRLHF does.
 
-        They follow from the process's seed, whatever was drawn before: how much is, differs with ranks and with what
-        was loaded earlier.
+        They follow from the process's seed alone: how much was drawn before differs with ranks and with what was
+        loaded earlier.
         """
         generator = torch.Generator(self.weight.device).manual_seed(torch.initial_seed())
         for layer in self:
@@ -47,7 +47,7 @@ class ValueHead(torch.nn.Sequential):
 
 @contextlib.contextmanager
 def _whole(layer: torch.nn.Linear) -> Iterator[bool]:
-    """The layer's parameters in one piece, though ZeRO 3 shares them out; whether this rank is to change them."""
+    """Gather the layer's parameters, which ZeRO 3 shards; yield whether this rank is to change them."""
     parameters = list(layer.parameters())
     if not hasattr(layer.weight, "ds_id"):
         yield True
@@ -60,7 +60,7 @@ def _whole(layer: torch.nn.Linear) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def value_heads(settings: CriticSettings) -> Iterator[None]:
-    """Lets OpenRLHF build its critic with a head of the sizes that the settings or the network it loads ask for.
+    """Let OpenRLHF build its critic with a head of the sizes that the settings or the network it loads ask for.
 
     Raises RecipeError, where the network is loaded, for sizes that are not its own.
     """
