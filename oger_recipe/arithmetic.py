@@ -11,6 +11,5 @@ def matmul_dtype() -> torch.dtype:
 
 
 def fast_products(device_type: str) -> torch.autocast:
-    """Make a context that multiplies in `matmul_dtype`. Weights stay float32: rounding them costs more than
-    products."""
+    """Return a context that multiplies in `matmul_dtype`. float32 weights are kept: rounding those costs more."""
     return torch.autocast(device_type, matmul_dtype(), enabled=matmul_dtype() != torch.float32)

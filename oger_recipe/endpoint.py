@@ -118,7 +118,7 @@ class Endpoint:
         return await self._send(client, "POST", path, json.dumps(body), turn)
 
     async def get(self, client: httpx.AsyncClient, path: str) -> Any:
-        """Return the same for a request without a body."""
+        """Return the JSON that a request without a body is answered with."""
         return await self._send(client, "GET", path, None, None)
 
     async def _send(

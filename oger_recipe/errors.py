@@ -15,7 +15,7 @@ class RecipeError(ValueError):
 
 
 class SourceFailed(RecipeError):
-    """A source of reward failed on more rows of a step than the user lets it; the policy has not seen the step."""
+    """A source of reward failed on more rows of a step than the user allows; the policy has not seen the step."""
 
 
 class RunStopped(Exception):

@@ -95,7 +95,7 @@ def append_json(path: Path, record: dict[str, Any]) -> None:
 
 
 def fingerprint(name: str) -> list[tuple[str, int, int]]:
-    """Return path, size and time of a model folder's files, which may be another model's later; none of a name."""
+    """Return path, size and time of a model folder's files, to tell it from a later model there; none of a name."""
     folder = Path(name)
     if not folder.is_dir():
         return []

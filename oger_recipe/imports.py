@@ -61,7 +61,7 @@ def is_installed(module: str) -> bool:
 
 
 def not_installed(*modules: str) -> str | None:
-    """Say in a sentence which are not installed, with the commands; None where all are."""
+    """Say which modules are not installed, with the commands; None where all are."""
     missing = [name for name in modules if not is_installed(name)]
     return _sentence(missing) if missing else None
 

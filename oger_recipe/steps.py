@@ -137,7 +137,7 @@ class _Part:
 
     @property
     def text(self) -> str:
-        """Without a last character that is not complete: it belongs to the next part."""
+        """The text without an incomplete last character: that belongs to the next part."""
         return _decoder().decode(b"".join(self.tokens))
 
     @property
@@ -208,7 +208,7 @@ def token_bytes(tokenizer: Any, tokens: Sequence[int], *, skip_special_tokens: b
 
 
 def _bytes_of(tokenizer: Any, token: int, is_first: bool, skip_special_tokens: bool) -> bytes:
-    """Return a token's bytes. Unless first it is decoded behind a letter: some tokenizers drop a first space."""
+    """Return a token's bytes, decoded behind a letter unless first: some tokenizers drop a text's first space."""
     before = [] if is_first else tokenizer.encode("a", add_special_tokens=False)
     letter, both = (
         str(tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)) for tokens in (before, [*before, token])

@@ -35,8 +35,8 @@ def credit_by_steps(experiences: Sequence[Experience], paid: StepRewards, left_o
     """Give the experiences of a step advantages and returns [B, A].
 
     An experience says with ``index`` which rows of ``paid`` it has, and with ``rewards`` what these are worth by now.
-    Rows ``left_out`` (bool [N]) are not trained, and do not count where advantages are whitened. Raises RuntimeError
-    where a row has other steps in its tokens than in its text.
+    Rows ``left_out`` (bool [N]) are not trained, and do not count where advantages are whitened.
+    Raises RuntimeError where a row has other steps in its tokens than in its text.
     """
     groups, size, steps = paid.mask.shape
     mask = paid.mask.flatten(0, 1)
@@ -109,7 +109,8 @@ def _require_equal_steps(experiences: Sequence[Experience], mask: Tensor) -> Non
 def _as_worth_by_now(
     experiences: Sequence[Experience], paid: StepRewards, clip_range: tuple[float, float] | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the rewards of steps [N, S], and the part of each row's last one that is for the whole response, [N]."""
+    """Return steps' rewards after penalties and clipping [N, S], and what of each last one is for the response,
+    [N]."""
     rewards, last = paid.rewards.flatten(0, 1), last_steps(paid.mask).flatten(0, 1)
     worth = torch.empty(len(rewards))
     for experience in experiences:

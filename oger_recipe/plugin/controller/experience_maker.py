@@ -88,7 +88,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.metrics: dict[str, float] = {}
 
     def _replies_came(self, model: str, done: int, of: int) -> None:
-        """Pass on the replies of servers, and of models in this process; who is told of them is set later."""
+        """Tell how many replies came, of servers or of models in this process; who is told is set later."""
         if self.engines.told is not None:
             self.engines.told(model, done, of)
 

@@ -43,7 +43,7 @@ _TEXTS_READ = 32  # rollouts whose tokens are counted in a step
 
 class SourceGuard:
     """Keeps an example of every source that fails in a step, says it, and stops the run before the step is trained
-    where too many rows failed, or where that is asked for at the first."""
+    where too many rows failed, or at the first one where the user asks for that."""
 
     def __init__(self, run_dir: Path, settings: RewardSettings, specs: Sequence[SourceSpec]) -> None:
         self._run_dir, self._settings = run_dir, settings

@@ -42,7 +42,7 @@ class RewardSources:
             source.load(learnt / name)
 
     def save(self, folder: Path) -> None:
-        """Keep what sources have learnt so far, each in a folder of its name."""
+        """Save what sources have learnt so far, each in a folder of its name."""
         for name, source in self._learning().items():
             source.save(folder / name)
 

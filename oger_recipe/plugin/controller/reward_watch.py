@@ -25,7 +25,7 @@ REWARD = "oger/on_reward"  # the metric of a step that the drift is taken of
 
 @dataclass(frozen=True)
 class _Watched:
-    """made_of: from a window's sums to a metric; limit: the setting; means, advice: what a warning says of it."""
+    """made_of: makes the metric of a window's sums; limit: its setting; means, advice: what a warning says."""
 
     made_of: Callable[[torch.Tensor], float]
     limit: str

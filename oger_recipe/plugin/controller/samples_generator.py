@@ -76,7 +76,7 @@ class OgerSamplesGenerator(SamplesGenerator):
     def _dispatch_prompts_to_vllm(
         self, prompts: list[str], labels: list[str], *, images: list | None = None, **generate_kwargs: Any
     ) -> list[ray.ObjectRef]:
-        """Send each prompt to the engine with the least to do, as OpenRLHF does, by the recipe's sampling settings."""
+        """Send each prompt, with the recipe's sampling settings, to the least busy engine, as OpenRLHF does."""
         params = self._sampling_params(generate_kwargs)
         samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
         loads = ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines])

@@ -142,7 +142,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         return status | of_kl | self.experience_maker.metrics, global_step
 
     def _kl_coefficient(self) -> dict[str, float]:
-        """Return the coefficient that adapts; one that does not is algo.kl.init_coef."""
+        """Return the KL coefficient where it adapts; else it is algo.kl.init_coef."""
         return {KL_COEFFICIENT: float(self.kl_ctl.value)} if self.args.algo.kl.target else {}
 
     def ppo_train(self, global_steps: int) -> dict[str, float]:
@@ -154,7 +154,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         super().broadcast_to_vllm()
 
     def _compute_rollout_stats(self, experiences) -> dict[str, float]:
-        """Return none: upstream's count teachers as rollouts, and the experience maker has the rollouts' own."""
+        """Return no metrics: upstream's count teachers as rollouts; the experience maker has the rollouts' own."""
         return {}
 
     def save_logs_and_checkpoints(self, global_step: int, logs_dict=None, client_states=None) -> None:

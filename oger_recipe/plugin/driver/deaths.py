@@ -201,7 +201,7 @@ def _of_actor(text: str) -> str:
 
 
 def _rays_own_dead(logs: Path) -> str | None:
-    """Say which of Ray's processes died that the driver itself started: their exit codes are known."""
+    """Say which of the Ray processes that the driver started died: their exit codes are known."""
     node = ray._private.worker._global_node
     started: dict[str, Any] = node.all_processes if node is not None else {}
     for name, processes in started.items():

@@ -16,7 +16,7 @@ from oger_recipe.cpu import is_without_cuda
 
 
 def install() -> None:
-    """Rebind the names; must run in the driver before openrlhf.cli.train_ppo_ray is executed."""
+    """Put the recipe's classes in place; must run in the driver before openrlhf.cli.train_ppo_ray is executed."""
     on_gpu = ray.remote(num_gpus=1)
     ppo_trainer.PPOTrainer = ray.remote(trainer.OgerPPOTrainer)
     ppo_actor.PolicyModelActor = on_gpu(policy_actor.OgerPolicyModelActor)

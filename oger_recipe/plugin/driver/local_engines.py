@@ -17,7 +17,7 @@ from oger_recipe.rewards.models.place import Place, Told
 @contextlib.contextmanager
 def local_engines(memory_gb: float | None = None, told: Told | None = None) -> Iterator[Callable[[ModelKeys], Place]]:
     """Yield a function from keys to places. Ray starts with the first of them, on loopback where there is no CUDA, or
-    the cluster at RAY_ADDRESS is joined; afterwards it is gone.
+    the cluster at RAY_ADDRESS is joined; afterwards Ray is shut down.
 
     memory_gb: oger.reward.engine_memory_gb; told: of replies, as they come.
     """

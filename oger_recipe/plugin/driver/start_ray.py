@@ -30,7 +30,7 @@ def run_environment(cpu: bool) -> dict[str, str]:
 
 @contextlib.contextmanager
 def cleared_up(logs: Path | None = None, lock: int | None = None) -> Iterator[Path]:
-    """Yield a folder for whatever the run's processes keep for the while; it goes afterwards, and all of them with it.
+    """Yield a folder for what the run's processes keep for the while; afterwards it is gone, and all of them with it.
 
     Also when this process is killed: see watcher.py. Workers' logs end up in ``logs``; ``lock`` is held until then.
     """

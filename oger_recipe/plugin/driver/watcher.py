@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _end_writers(folder: Path, spared: set[int]) -> None:
-    """Kill who writes there after a grace, in which most end by themselves once Ray is shut down."""
+    """Kill processes that write there after a grace, in which most end by themselves once Ray is shut down."""
     started = time.monotonic()
     while (left := writers(folder) - spared) and time.monotonic() - started < _LIMIT_S:
         if time.monotonic() - started > _GRACE_S:

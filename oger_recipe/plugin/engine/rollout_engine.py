@@ -101,7 +101,7 @@ def _main_module(name: str) -> Iterator[None]:
 
 
 class _PrefixedEngine:
-    """What OpenRLHF's executor asks of an engine; its outputs begin with tokens that were given, not sampled."""
+    """An engine as OpenRLHF's executor uses it, whose outputs begin with tokens that were given, not sampled."""
 
     def __init__(self, engine: OgerRolloutActor, prefix: list[int], eos: int) -> None:
         self._engine, self._prefix, self._eos = engine, prefix, eos
@@ -117,7 +117,7 @@ class _PrefixedEngine:
 
 
 class _SteppedEngine:
-    """What OpenRLHF's executor asks of an engine; its outputs end where the rule of steps ends a response.
+    """An engine as OpenRLHF's executor uses it, whose outputs end where the rule of steps ends a response.
 
     ``before``: a teacher's tokens at the end of the prompts, which are the first ones of the response.
     """

@@ -69,7 +69,7 @@ class Sampler:
         )
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, name: str) -> list[Response]:
-        """Draw one response for each request, in their order, under a bar on the terminal."""
+        """Draw one response for each request, in their order, with a progress bar on a terminal."""
         from vllm import SamplingParams
 
         params = [
@@ -102,7 +102,7 @@ class Sampler:
     def _in_steps(
         self, requests: Sequence[Request], params: Sequence[Any], steps: StepSampling, name: str
     ) -> list[Response]:
-        """Draw responses as a run does whose rollouts end by steps; step by step, those of all at a time."""
+        """Draw responses that the rule of steps ends; where it is step by step, the next one of all at a time."""
         tokenizer = self._engine.get_tokenizer()
         responses = [
             SteppedResponse(request.tokens, each, tokenizer, steps)

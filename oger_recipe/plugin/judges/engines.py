@@ -52,7 +52,7 @@ class RunEngines:
         return self._places.setdefault(alike, EnginePlace(alike, self))
 
     def start(self) -> None:
-        """On GPUs load all, one after the other, and put them to sleep; on a CPU each starts when it is opened.
+        """Load all on GPUs, one after the other, and put them to sleep; on a CPU each starts when it is opened.
 
         Raises RecipeError for one that cannot be loaded.
         """

@@ -34,7 +34,7 @@ _MERGED = "merged_token_share"  # of tokens that the first of their step stands 
 
 
 def _with_joined_info(collate: Callable[[list], Experience], rows: list) -> Experience:
-    """Make OpenRLHF's micro-batch, with one tensor of its rows a metric; else each row's is moved and read alone."""
+    """Make OpenRLHF's micro-batch with one tensor for each metric; else each row's is moved and read alone."""
     experience = collate(rows)
     experience.info = {name: torch.stack(list(values)) for name, values in experience.info.items()}
     return experience
@@ -55,7 +55,7 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
         super()._init_vllm_sync_group(backend)
 
     def _units(self, experience: Experience) -> torch.Tensor:
-        """Mark what stands for what the loss counts (bool [B, A]): every response token, or steps' first ones."""
+        """Mark the tokens that the loss counts (bool [B, A]): all of a response, or the first of each step."""
         if not self.actor_loss_fn.by_step:
             return experience.action_mask.bool()
         if experience.step_index is None:
@@ -67,7 +67,7 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
 
     @property
     def _kinds(self) -> Mapping[str, Callable[[Experience], torch.Tensor]]:
-        """What the loss asks the totals of, by its names for them."""
+        """Masks of what the loss needs the totals of, by its names for them."""
         by_step = {"of_units": self._units} if self.actor_loss_fn.by_step else {}
         return {"of_teachers": teachers_tokens, "of_rollouts": self._rollouts_units} | by_step
 
@@ -97,7 +97,7 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
     def _even_out(status, totals) -> None:
         """Turn losses that are shares of a step's mean into means over the micro-batch's own tokens.
 
-        Upstream averages them by tokens, and shares are to be summed.
+        Upstream averages them by tokens; shares would have to be summed.
         """
         if not status["num_action_tokens"]:
             return
