@@ -13,8 +13,7 @@ def compute_approx_kl(
     kl_estimator: str = "k1",
     unbiased_gradient: bool = False,
 ) -> torch.Tensor:
-    """Estimate each token's KL, [B, A]. Our estimators clamp to -10..10 and take k2's unbiased gradient, as
-    upstream."""
+    """Estimate each token's KL, [B, A]. Our own are in -10..10 and take k2's unbiased gradient, as upstream's."""
     if kl_estimator not in KL_ESTIMATORS:
         return upstream_kl(log_probs, log_probs_base, log_probs_old, kl_estimator, unbiased_gradient)
     value = KL_ESTIMATORS[kl_estimator](log_probs.float() - log_probs_base.float()).clamp(min=-10, max=10)

@@ -109,8 +109,7 @@ def _require_equal_steps(experiences: Sequence[Experience], mask: Tensor) -> Non
 def _as_worth_by_now(
     experiences: Sequence[Experience], paid: StepRewards, clip_range: tuple[float, float] | None
 ) -> tuple[Tensor, Tensor]:
-    """Return steps' rewards after penalties and clipping [N, S], and what of each last one is for the response,
-    [N]."""
+    """Return steps' rewards after penalties and clipping [N, S], and what of each last one is the response's, [N]."""
     rewards, last = paid.rewards.flatten(0, 1), last_steps(paid.mask).flatten(0, 1)
     worth = torch.empty(len(rewards))
     for experience in experiences:
