@@ -31,7 +31,7 @@ Record = dict[str, Any]
 @dataclass(frozen=True)
 class Problem:
     """question: text or chat messages; answer: what the task's verifier reads; instruction: asks for a boxed answer
-    after the question, unless a prompt template takes its place; columns: the others of its row."""
+    after the question, unless a prompt template takes its place; columns: the other columns of its row."""
 
     uid: str
     question: str | list[dict[str, Any]]
@@ -41,19 +41,19 @@ class Problem:
     columns: dict[str, Any] = field(default_factory=dict)
 
     def asked(self, template: str | None) -> dict[str, Any]:
-        """Returns the row's prompt before any template, and ``answer_in`` where it asks for the answer in a place."""
+        """Return the row's prompt before any template, and ``answer_in`` where it asks for the answer in a place."""
         if template is not None or not self.instruction or not isinstance(self.question, str):
             return self.columns | {"prompt": self.question}
         return self.columns | {"prompt": self.question + self.instruction, "answer_in": "boxed"}
 
     @property
     def times_asked(self) -> int:
-        """Says how many samples are drawn where other benchmarks' problems have one."""
+        """The number of samples that are drawn where a problem of another benchmark has one."""
         times: int = self.columns.get(TIMES_ASKED, 1)
         return times
 
     def row(self, template: str | None) -> dict[str, Any]:
-        """Makes a row of a dataset, for the rules of grading."""
+        """Make a row of a dataset, for the rules of grading."""
         return {"uid": self.uid, "answer": self.answer, "task": self.task} | self.asked(template)
 
 
@@ -91,7 +91,7 @@ def _arc(record: Record) -> Problem:
 
 
 def _gpqa(record: Record) -> Problem:
-    """The right answer has a column of its own: the options' order is drawn, by a seed from the problem."""
+    """Make a problem whose options, the right one from its own column, are in an order drawn by its seed."""
     question = record["Question"].strip()
     options = [record["Correct Answer"], *(record[f"Incorrect Answer {number}"] for number in (1, 2, 3))]
     options = [option.strip() for option in options]
@@ -113,7 +113,7 @@ def _choice(record: Record, uid: str, question: str, options: Sequence[str], rig
 
 
 def _first(record: Record, *columns: str) -> str:
-    """The text in the first of these columns that holds any."""
+    """Return the text in the first of these columns that has any."""
     text = next((record[column] for column in columns if record.get(column)), None)
     if not isinstance(text, str):
         raise ValueError(f"no text in {' or '.join(columns)}")
@@ -121,7 +121,7 @@ def _first(record: Record, *columns: str) -> str:
 
 
 def _text(answer: Any) -> str:
-    """OlympiadBench has a list of answers, AMC 27.0 for 27."""
+    """Return the answer as text: OlympiadBench has a list, AMC 27.0 for 27."""
     if isinstance(answer, list) and answer:
         return ", ".join(map(_text, answer))
     if isinstance(answer, float) and answer.is_integer():
@@ -132,7 +132,7 @@ def _text(answer: Any) -> str:
 
 
 def _uid(record: Record, column: str, question: str, answer: str) -> str:
-    """The problem's own id, else one that its content gives: never its place in the file."""
+    """Return the problem's own id, or one made from its content: never its place in the file."""
     if record.get(column) is not None:
         return str(record[column])
     return hashlib.sha256(json.dumps([question, answer]).encode()).hexdigest()[:16]
@@ -153,11 +153,11 @@ BENCHMARKS = {
 
 
 def asked_once(name: str, rows: Sequence[Record], times: Mapping[str, int]) -> list[Record]:
-    """Marks rows with how often their benchmark asks each problem, and says so where that is more than once: LUFFY's
-    files, for one, have every problem of AIME 8 times, where others draw 8 samples of it.
+    """Mark rows with how often their benchmark asks each problem, and print a note where that is more than once:
+    LUFFY's files, for one, have every problem of AIME 8 times, where others draw 8 samples of it.
 
-    times: by uid, how often each row came (1 where it is not named). The rarest problem decides: what goes beyond its
-    number is a duplicate.
+    times: by uid, how often each row came (1 where it is not named). The rarest problem decides: rows beyond its
+    number are duplicates.
     """
     least = min((times.get(row["uid"], 1) for row in rows), default=1)
     if least == 1:
@@ -173,12 +173,12 @@ def asked_once(name: str, rows: Sequence[Record], times: Mapping[str, int]) -> l
 def load_benchmark(
     name: str, file: Path | None = None, *, max_problems: int | None = None, columns: Columns | None = None
 ) -> list[Problem]:
-    """Loads the problems of a benchmark, in the order of their uids.
+    """Load the problems of a benchmark, in the order of their uids.
 
-    file: a .jsonl or .parquet file with the columns of the benchmark's dataset, or of the recipe's rows; of any other
-    name also with ``columns``, those of a run's data, or LUFFY's. Of more than ``max_problems``, those are taken whose
-    hash is least: the same ones in whatever order they come, and not all of one subject.
-    Raises RecipeError for an unknown name without a file, what cannot be read, and malformed records.
+    file: a .jsonl or .parquet file with the columns of the benchmark's dataset, or of the recipe's rows; for any other
+    name also with ``columns``, those of a run's data, or LUFFY's. Of more than ``max_problems`` problems, keep those
+    whose hash is least: the same ones in whatever order they come, and not all of one subject.
+    Raises RecipeError for an unknown name without a file, an unreadable file or dataset, and malformed records.
     """
     benchmark = BENCHMARKS.get(name)
     if file is not None and not file.exists():
@@ -199,7 +199,7 @@ def load_benchmark(
 
 
 def find_file(name: str, folder: Path) -> Path:
-    """Returns <folder>/<name>.jsonl or .parquet. Raises RecipeError when there is neither."""
+    """Return <folder>/<name>.jsonl or .parquet. Raises RecipeError when there is neither."""
     for suffix in FILE_SUFFIXES:
         if (folder / f"{name}{suffix}").is_file():
             return folder / f"{name}{suffix}"
@@ -241,18 +241,18 @@ def _own_rows(name: str, file: Path, columns: Columns) -> list[Problem]:
 
 
 def uid_in_a_run(name: str, uid: str) -> str:
-    """Returns a problem's uid among the evaluation rows of a run, where named benchmarks put their name in front."""
+    """Return a problem's uid among the evaluation rows of a run, where named benchmarks put their name in front."""
     return uid if name not in BENCHMARKS or uid.startswith(f"{name}-") else f"{name}-{uid}"
 
 
 def problem_of(row: Record) -> Problem:
-    """Makes a problem of a row of the recipe."""
+    """Make a problem of a row of the recipe."""
     others = {name: value for name, value in row.items() if name not in ("uid", "prompt", "answer", "task")}
     return Problem(row["uid"], row["prompt"], row["answer"], row["task"], columns=others)
 
 
 def _has_rows(file: Path) -> bool:
-    """Tells whether a file holds the recipe's rows rather than a benchmark's own records."""
+    """Say whether a file holds the recipe's rows rather than a benchmark's own records."""
     return _first_record(file).keys() >= {"prompt", "answer", "task"}
 
 

@@ -38,8 +38,8 @@ def settings_of(
     rules: GradingRules,
     prompts: dict[str, list[Prompt]],
 ) -> dict[str, Any]:
-    """Collects what an answer and its verdict depend on, and nothing else: not how many samples are drawn, as each has
-    a seed of its own, nor batch size, nor where files lie."""
+    """Collect what an answer and its verdict depend on, and nothing else: neither the number of samples (each has a
+    seed of its own) nor batch size nor where files lie."""
     drawn = {name: value for name, value in asdict(sampling).items() if name != "n"}
     if sampling.steps is None:  # as in folders from before there were steps
         del drawn["steps"]
@@ -60,8 +60,8 @@ def settings_of(
 
 
 def _weights(model: Model) -> str | None:
-    """Tells weights from those that a later training run puts in their place: of a hub model its commit, of a folder a
-    hash of the files' sizes and times."""
+    """Identify the weights, so that those of a later training run differ: by a hub model's commit, or a hash of the
+    sizes and times of a folder's files; None where the commit is not known."""
     folder = Path(model.name)
     if folder.is_dir():
         files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".json"))
@@ -75,7 +75,7 @@ def _digest(content: Any) -> str:
 
 
 def opened(out: Path | None, model: Model, settings: dict[str, Any]) -> Path:
-    """Opens the evaluation's folder and writes its settings.json; never takes that of another evaluation."""
+    """Open the evaluation's folder and write its settings.json. Raises RecipeError if it holds anything else."""
     name = "-".join(Path(model.name).parts[-2:]).strip("/-.")
     folder = out or Path("evals") / f"{name}-{_digest(settings)[:8]}"
     file = folder / SETTINGS
@@ -102,19 +102,19 @@ def answers_path(folder: Path, benchmark: str) -> Path:
 
 
 def samples_of(prompt: Prompt, sampling: Sampling) -> int:
-    """Counts the samples of one problem; greedy decoding gives the same answer every time."""
+    """Return the number of samples of one problem: 1 for greedy decoding, whose answers are all the same."""
     return 1 if sampling.is_greedy else sampling.n * prompt.problem.times_asked
 
 
 def missing_samples(folder: Path, name: str, prompts: list[Prompt], sampling: Sampling) -> list[tuple[Prompt, int]]:
-    """Returns the samples that are not on disk."""
+    """Return the samples that are not on disk: (prompt, number)."""
     there = {(record["uid"], record["sample"]) for record in read_jsonl(answers_path(folder, name))}
     asked = [(prompt, sample) for prompt in prompts for sample in range(samples_of(prompt, sampling))]
     return [(prompt, sample) for prompt, sample in asked if (prompt.problem.uid, sample) not in there]
 
 
 def sorted_records(folder: Path, name: str, prompts: list[Prompt], sampling: Sampling) -> list[Record]:
-    """Returns the answers that were asked for, and puts the file in their order, in which no chance is left."""
+    """Return the answers that were asked for, and sort their file by problem and sample, the same in every run."""
     path = answers_path(folder, name)
     place = {prompt.problem.uid: number for number, prompt in enumerate(prompts)}
     kept = read_jsonl(path)
@@ -126,7 +126,7 @@ def sorted_records(folder: Path, name: str, prompts: list[Prompt], sampling: Sam
 
 
 def drop_cut_line(path: Path) -> None:
-    """Drops half a line that a kill may have left, which would spoil what is appended to it."""
+    """Drop a half-written last line that a kill may have left, which would spoil the next line appended."""
     if path.exists():
         records = read_jsonl(path)
         with atomic_write(path) as partial:

@@ -27,15 +27,15 @@ class JudgedPair:
 
     @property
     def of_first(self) -> tuple[float | None, float | None]:
-        """Both verdicts as ones on the pair's first answer."""
+        """Both verdicts, 1 where the pair's first answer is better."""
         return self.forth, None if self.back is None else 1 - self.back
 
 
 def pair_metrics(pairs: Sequence[JudgedPair]) -> dict[str, Any]:
-    """Returns:
+    """Return the metrics of judged pairs:
 
     accuracy: share of all verdicts that name the better answer (the mean over both orders, as LLMBar has it);
-    accuracy_of_read: the same of the verdicts that there are, without ties;
+    accuracy_of_read: the same share of the verdicts that could be read, without ties;
     accuracy_of_pairs: share of pairs with more right than wrong verdicts (as JudgeBench has it);
     consistency: of the pairs with two verdicts, the share whose verdicts agree on an answer, or on a tie;
     prefers_first: of the verdicts that are no tie, the share for the answer that was read first (0.5: no bias);
@@ -60,18 +60,19 @@ def pair_metrics(pairs: Sequence[JudgedPair]) -> dict[str, Any]:
 
 
 def _right(pair: JudgedPair, of_first: float | None) -> int:
-    """1 for a right verdict, -1 for a wrong one, 0 for a tie and where there is none."""
+    """Return 1 for a right verdict, -1 for a wrong one, 0 for a tie or no verdict."""
     if of_first is None or of_first == TIE:
         return 0
     return 1 if (of_first > TIE) == pair.first_is_better else -1
 
 
 def label_metrics(labels: Sequence[float], values: Sequence[float | None], threshold: float) -> dict[str, Any]:
-    """Returns, of values and labels of answers:
+    """Compare a judge's values of answers with their labels.
 
-    where all labels are 0 or 1, accuracy: share of answers whose value is at least the threshold where the label is 1,
-    and below it where it is 0; auc: how often an answer of label 1 has a greater value than one of label 0, equal ones
-    counting half; everywhere correlation (Pearson's) and rank_correlation (Spearman's); unread: share without value.
+    Where all labels are 0 or 1: accuracy, the share of answers whose value is at least the threshold where the label
+    is 1, and below it where it is 0; auc, how often an answer of label 1 has a greater value than one of label 0,
+    equal ones counting half. Always: correlation (Pearson's), rank_correlation (Spearman's) and unread, the share
+    without a value.
     """
     known = [(label, value) for label, value in zip(labels, values, strict=True) if value is not None]
     of_labels, of_values = [label for label, _ in known], [value for _, value in known]
@@ -87,7 +88,7 @@ def label_metrics(labels: Sequence[float], values: Sequence[float | None], thres
 
 
 def criterion_metrics(labels: Sequence[float], verdicts: Sequence[float | None]) -> dict[str, Any]:
-    """Returns, of verdicts on criteria and their labels, 0 or 1:
+    """Compare verdicts on criteria with their labels, 0 or 1.
 
     criteria: their number; accuracy_of_criteria: share whose verdict is at least 0.5 where the label is 1, and below
     it where it is 0; criteria_met and labelled_met: shares of verdicts of at least 0.5, and of labels 1;
@@ -113,7 +114,7 @@ def _share(part: float, whole: int) -> float:
 
 @dataclass(frozen=True)
 class Prices:
-    """per_million_tokens: of what is read and of what is written; per_hour: of the machine. One of them, or none."""
+    """per_million_tokens: of tokens read and of tokens written; per_hour: of the machine. One of them, or none."""
 
     per_million_tokens: tuple[float, float] | None = None
     per_hour: float | None = None
@@ -121,8 +122,8 @@ class Prices:
 
 @dataclass(frozen=True)
 class Work:
-    """What verdicts took. asked: replies that were not kept from before, which the rest is of; tokens: read and
-    written, None where the judge's tokenizer is not known."""
+    """What verdicts took. asked: replies that were not kept from before, which the other fields are about; tokens:
+    read and written, None where the judge's tokenizer is not known."""
 
     asked: int
     seconds: float
@@ -133,7 +134,7 @@ class Work:
         return self.asked / self.seconds if self.asked and self.seconds > 0 else math.nan
 
     def cost_per_1000(self, prices: Prices) -> float:
-        """Of a thousand verdicts; nan where no price is given, or nothing was asked or counted."""
+        """Return the cost of a thousand verdicts; nan without a price, or where nothing was asked or counted."""
         if prices.per_hour is not None:
             return 1000 * prices.per_hour / 3600 / self.per_second()
         if prices.per_million_tokens is None or self.tokens is None or not self.asked:

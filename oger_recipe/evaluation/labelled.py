@@ -38,7 +38,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class RatedAnswer(Answer):
-    """labels: what people say of the criteria, 1 for met and 0 for not, by name; of some of them, or of all."""
+    """labels: people's labels of the criteria by name, 1 for met and 0 for not; of some criteria, or of all."""
 
     rubric: list[Criterion]
     labels: dict[str, float]
@@ -50,7 +50,7 @@ class RatedAnswer(Answer):
 
 @dataclass(frozen=True)
 class _Format:
-    """Columns of question and answers, and which label says that the first answer is the better one."""
+    """Columns of question and answers, and for each label whether it says that the first answer is better."""
 
     question: str
     first: str
@@ -66,7 +66,7 @@ _QUESTIONS, _TEXTS, _LABELS = ("question", "prompt"), ("text", "response"), ("la
 
 
 def read_pairs(source: str, split: str, limit: int | None = None) -> list[Pair]:
-    """Reads pairs as LLMBar or JudgeBench have them: .json, .jsonl, .parquet, or a dataset of the Hub.
+    """Read pairs as LLMBar or JudgeBench have them: .json, .jsonl, .parquet, or a dataset of the Hub.
 
     Raises RecipeError with the lines that are wrong.
     """
@@ -74,7 +74,7 @@ def read_pairs(source: str, split: str, limit: int | None = None) -> list[Pair]:
 
 
 def read_answers(source: str, split: str, limit: int | None = None) -> list[Answer]:
-    """Reads answers with question (or prompt), text (or response) and label, 0 or 1 or any number.
+    """Read answers with question (or prompt), text (or response) and label, 0 or 1 or any number.
 
     Raises RecipeError with the lines that are wrong.
     """
@@ -82,8 +82,8 @@ def read_answers(source: str, split: str, limit: int | None = None) -> list[Answ
 
 
 def read_rated_answers(source: str, split: str, limit: int | None, column: str) -> list[RatedAnswer]:
-    """Reads answers with question (or prompt), text (or response) and a column with a rubric, whose criteria may have
-    a label, 0 or 1. Without a column label the answer's follows from those of all criteria.
+    """Read answers with question (or prompt), text (or response) and a column with a rubric, whose criteria may have a
+    label, 0 or 1. Without a column label, compute the answer's label from those of all criteria.
 
     Raises RecipeError with the lines that are wrong.
     """

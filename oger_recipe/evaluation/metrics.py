@@ -27,19 +27,20 @@ _CHUNK = 4_000_000  # problems drawn at once by the bootstrap: bounds its memory
 
 
 def powers_up_to(n: int) -> list[int]:
-    """Returns the k of the curves: 1, 2, 4, ... below n, and n."""
+    """Return the k of the curves: 1, 2, 4, ... below n, and n."""
     return [2**power for power in range(n.bit_length()) if 2**power < n] + [n]
 
 
 def avg_at_n(scores: Floats) -> Floats:
-    """Share of right samples for each problem, [problems]."""
+    """Return the share of right samples: [problems, n] -> [problems]."""
     return scores.mean(axis=1)
 
 
 def pass_at_k(scores: Floats, k: int) -> Floats:
-    """Unbiased estimate, for each problem, that one of k samples is right: 1 - C(n-c, k) / C(n, k), [problems].
+    """Estimate, without bias, the chance that one of k samples is right: scores [problems, n] -> [problems].
 
-    c of the n samples are right (Chen et al., arXiv 2107.03374, equation 1). Raises ValueError unless 1 <= k <= n.
+    1 - C(n-c, k) / C(n, k), where c of n samples are right (Chen et al., arXiv 2107.03374, equation 1). Raises
+    ValueError unless 1 <= k <= n.
     """
     n = scores.shape[1]
     if not 1 <= k <= n:
@@ -49,10 +50,10 @@ def pass_at_k(scores: Floats, k: int) -> Floats:
 
 
 def maj_at_k(extracted: Sequence[Sequence[str | None]], scores: Floats, k: int) -> Floats:
-    """Score of the most frequent answer of k samples, mean over the n // k consecutive blocks of k, [problems].
+    """Return the score of the most frequent answer of k samples, mean over blocks: [problems, n] -> [problems].
 
-    Samples without an answer do not vote; several most frequent answers count in equal parts, so that the order within
-    a block is of no matter. Raises ValueError unless 1 <= k <= n.
+    The n // k blocks are k consecutive samples each. Samples without an answer do not vote. Several most frequent
+    answers count in equal parts, so the order within a block does not matter. Raises ValueError unless 1 <= k <= n.
     """
     n = scores.shape[1]
     if not 1 <= k <= n:
@@ -75,7 +76,7 @@ def _majority(answers: Sequence[str | None], scores: Floats) -> float:
 
 
 def bootstrap_means(values: Floats, seed: int, resamples: int = RESAMPLES) -> Floats:
-    """Means of problems drawn with replacement: values [problems, m] -> [resamples, m]."""
+    """Average over problems drawn with replacement: values [problems, m] -> [resamples, m]."""
     problems = len(values)
     generator = np.random.default_rng(seed)
     rows = max(1, min(resamples, _CHUNK // problems))
@@ -90,20 +91,20 @@ def bootstrap_means(values: Floats, seed: int, resamples: int = RESAMPLES) -> Fl
 
 
 def interval(means: Floats) -> list[list[float]]:
-    """95 % percentile intervals of bootstrapped means [resamples, m], as m pairs."""
+    """Return the 95 % percentile intervals of bootstrapped means [resamples, m], as m pairs."""
     return np.percentile(means, [2.5, 97.5], axis=0).T.tolist()
 
 
 def evaluate_answers(records: Sequence[Record]) -> dict[str, Any]:
-    """Computes all metrics of an evaluation: ``{"benchmarks": {name: metrics}, "average": metrics}``.
+    """Compute all metrics of an evaluation: ``{"benchmarks": {name: metrics}, "average": metrics}``.
 
     records: one for each sampled answer, in any order, with the keys uid, benchmark, sample (0 to n-1), score,
     extracted, format, response_length (tokens), truncated and graded. Metrics: problems, n, avg_at_<n>, pass_at_<k>,
     maj_at_<k>, each with its ``_interval`` [low, high]; the means response_length, truncated and format; the counts
     ungraded (answers that count as wrong because their grader failed) and no_room (problems whose prompt left no room
     for an answer: they have empty, truncated answers). maj@k is left out where right answers come without an extracted
-    form, as no votes can be counted then. The average is the unweighted mean over benchmarks of what all of them have;
-    where their n differ, its avg_at_n is the mean of each one's own.
+    form, as no votes can be counted then. The average is the unweighted mean over benchmarks of the metrics that all
+    of them have; where their n differ, its avg_at_n is the mean of each one's own.
 
     Raises ValueError for no records, and for problems of one benchmark with different numbers of samples.
     """
@@ -120,7 +121,7 @@ def evaluate_answers(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _problems(name: str, records: list[Record]) -> list[list[Record]]:
-    """Groups the answers by problem and sorts by uid and sample: no metric depends on the order of the records."""
+    """Group the answers by problem, sorted by uid and sample: no metric depends on the order of the records."""
     by_uid: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_uid[record["uid"]].append(record)
@@ -135,7 +136,7 @@ def _problems(name: str, records: list[Record]) -> list[list[Record]]:
 
 
 def _benchmark(name: str, problems: list[list[Record]]) -> tuple[dict[str, Any], dict[str, Floats]]:
-    """Returns the metrics, and the bootstrapped means of those that have an interval."""
+    """Return a benchmark's metrics, and the bootstrapped means of those with an interval."""
     answers = [record for problem in problems for record in problem]
     scores = np.array([[float(record["score"]) for record in problem] for problem in problems])
     curves = _curves(problems, scores)
@@ -152,7 +153,7 @@ def _benchmark(name: str, problems: list[list[Record]]) -> tuple[dict[str, Any],
 
 
 def _curves(problems: list[list[Record]], scores: Floats) -> dict[str, Floats]:
-    """Returns every metric's value for each problem, [problems]."""
+    """Return every metric's value for each problem, [problems]."""
     n = scores.shape[1]
     curves = {f"avg_at_{n}": avg_at_n(scores)}
     curves |= {f"pass_at_{k}": pass_at_k(scores, k) for k in powers_up_to(n)}
@@ -163,7 +164,7 @@ def _curves(problems: list[list[Record]], scores: Floats) -> dict[str, Floats]:
 
 
 def _average(metrics: list[dict[str, Any]], means: list[dict[str, Floats]]) -> dict[str, Any]:
-    """Averages over benchmarks; problems are resampled within each."""
+    """Average over benchmarks; resample problems within each."""
     average: dict[str, Any] = {"problems": sum(each["problems"] for each in metrics)}
     if len({each["n"] for each in metrics}) == 1:
         average["n"] = metrics[0]["n"]

@@ -21,13 +21,13 @@ from oger_recipe.seeds import stable_seed
 
 Floats = NDArray[np.float64]
 NO_ERROR = -1
-BINS = 10  # of a picture of reliability
+BINS = 10  # of a reliability diagram
 _NAMES = ("accuracy_erroneous", "accuracy_correct", "f1")
 
 
 def first_error(labels: Sequence[Label]) -> int | None:
-    """The index of the first bad step, NO_ERROR where every step is good, and None where a step before it has no
-    label, so that nobody can tell."""
+    """Return the index of the first bad step, NO_ERROR where every step is good, and None where a step before it has
+    no label, so that nobody can tell."""
     for index, label in enumerate(labels):
         if not label:
             return None if label is None else index
@@ -35,7 +35,7 @@ def first_error(labels: Sequence[Label]) -> int | None:
 
 
 def predicted_error(scores: Sequence[float], threshold: float) -> int:
-    """The index of the first step whose score is below the threshold, or NO_ERROR."""
+    """Return the index of the first step whose score is below the threshold, or NO_ERROR."""
     return next((index for index, score in enumerate(scores) if score < threshold), NO_ERROR)
 
 
@@ -44,8 +44,8 @@ def harmonic_mean(one: float, other: float) -> float:
 
 
 def processbench(errors: Sequence[int], predicted: Sequence[int | None]) -> dict[str, float]:
-    """Returns the accuracy on solutions with an error (its index is found), that on solutions without one (none is
-    found), and f1, their harmonic mean. predicted: None where there are no scores, which is not right."""
+    """Return the accuracy on solutions with an error (its index is found), the accuracy on solutions without one (none
+    is found), and f1, their harmonic mean. predicted: None for a solution without scores, which counts as wrong."""
     right = [error == found for error, found in zip(errors, predicted, strict=True)]
     erroneous = [each for each, error in zip(right, errors, strict=True) if error != NO_ERROR]
     correct = [each for each, error in zip(right, errors, strict=True) if error == NO_ERROR]
@@ -56,8 +56,8 @@ def processbench(errors: Sequence[int], predicted: Sequence[int | None]) -> dict
 def processbench_intervals(
     errors: Sequence[int], predicted: Sequence[int | None], problems: Sequence[Hashable], seed: int
 ) -> dict[str, list[float]]:
-    """95 % bootstrap intervals of what `processbench` returns. problems: whose solution each is; all solutions of a
-    problem are drawn together."""
+    """Return 95 % bootstrap intervals of what `processbench` returns. problems: whose solution each is; all solutions
+    of a problem are drawn together."""
     place = {problem: number for number, problem in enumerate(dict.fromkeys(problems))}
     counts = np.zeros((len(place), 4))
     for error, found, problem in zip(errors, predicted, problems, strict=True):
@@ -70,16 +70,16 @@ def processbench_intervals(
     with np.errstate(divide="ignore", invalid="ignore"):
         erroneous, correct = means[:, 0] / means[:, 1], means[:, 2] / means[:, 3]
         f1 = np.where(erroneous + correct == 0, 0.0, 2 * erroneous * correct / (erroneous + correct))
-    # A resample without solutions of one kind says nothing of that kind.
+    # A resample without solutions of a kind has no accuracy of that kind.
     drawn = [each[np.isfinite(each)] for each in (erroneous, correct, f1)]
     pairs = [interval(each[:, None])[0] if len(each) else [math.nan, math.nan] for each in drawn]
     return dict(zip(_NAMES, pairs, strict=True))
 
 
 def best_threshold(errors: Sequence[int], scores: Sequence[Sequence[float]]) -> float:
-    """The threshold with the greatest f1 on these solutions: a middle between two scores, of equals the lowest."""
+    """Find the threshold with the greatest f1, between two scores or at the lowest; of equals the lowest."""
     known = np.unique(np.concatenate([np.asarray(each, dtype=float) for each in scores]))
-    # The first error is found by whether the least score up to each step is below the threshold.
+    # The first error is where the least score so far falls below the threshold.
     lowest = [np.minimum.accumulate(np.asarray(each, dtype=float)) for each in scores]
     between = np.concatenate([[known[0]], (known[1:] + known[:-1]) / 2])
     found = [_values_of(errors, lowest, threshold) for threshold in between]
@@ -92,8 +92,8 @@ def _values_of(errors: Sequence[int], lowest: Sequence[Floats], threshold: float
 
 
 def labelled_step_metrics(labels: Sequence[float], scores: Sequence[float], threshold: float) -> dict[str, float]:
-    """Returns, of labelled steps and their scores: accuracy, the share that the threshold puts on the right side; auc;
-    and calibration_error (see `reliability`)."""
+    """Compare the scores of labelled steps with their labels: step_accuracy, the share of steps on the right side of
+    the threshold; auc; and calibration_error (see `reliability`)."""
     good = [float(label > 0) for label in labels]
     right = sum((score >= threshold) == bool(label) for label, score in zip(good, scores, strict=True))
     return {
@@ -106,8 +106,8 @@ def labelled_step_metrics(labels: Sequence[float], scores: Sequence[float], thre
 
 
 def reliability(labels: Sequence[float], scores: Sequence[float], bins: int = BINS) -> list[tuple[float, float, int]]:
-    """Sorts steps by their scores into bins of equal width between 0 and 1; returns, of each bin that holds any, the
-    mean score, the share of good steps, and their number."""
+    """Sort steps by score into bins of equal width between 0 and 1. Return the mean score, the share of good steps and
+    the number of steps of each bin that is not empty."""
     values, good = np.asarray(scores, dtype=float), np.asarray(labels, dtype=float) > 0
     bin_of = np.clip((values * bins).astype(int), 0, bins - 1)
     return [
@@ -118,8 +118,8 @@ def reliability(labels: Sequence[float], scores: Sequence[float], bins: int = BI
 
 
 def calibration_error(bins: Sequence[tuple[float, float, int]]) -> float:
-    """The expected calibration error: the distance of a bin's mean score from its share of good steps, weighted by the
-    steps in it."""
+    """Return the expected calibration error: the distance of a bin's mean score from its share of good steps, weighted
+    by its steps."""
     total = sum(count for *_, count in bins)
     return sum(count * abs(score - share) for score, share, count in bins) / total if total else math.nan
 
@@ -132,7 +132,7 @@ def solution_metrics(
     *,
     seed: str = "",
 ) -> dict[str, Any]:
-    """Returns all metrics of solutions. scores: None where the model gave none, which counts as not right in f1 and is
+    """Compute all metrics of solutions. scores: None where the model gave none, which counts as wrong in f1 and is
     left out of the metrics of steps. Solutions whose first error nobody can tell are left out of f1.
 
     ``intervals`` holds those of f1 and its two accuracies.
@@ -159,7 +159,7 @@ def solution_metrics(
 
 
 def rivals(texts: Sequence[Sequence[str]]) -> dict[str, list[list[float]]]:
-    """Scores of solutions by rules that read nothing, by name: a model has to be better than these."""
+    """Score solutions by rules that read nothing, by name of the rule: a model has to be better than these."""
     return {
         "short steps good": [[1 / (1 + len(step)) for step in steps] for steps in texts],
         "early steps good": [[1 / (1 + index) for index in range(len(steps))] for steps in texts],

@@ -25,7 +25,7 @@ class Prompting:
 
 
 def prompt_texts(problems: Sequence[Problem], tokenizer: Any, prompting: Prompting) -> list[str]:
-    """Writes the prompts as they are sent. Raises RecipeError for problems and settings that do not go together."""
+    """Write the prompts as they are sent. Raises RecipeError for problems and settings that do not go together."""
     chat = _uses_chat_template(tokenizer, prompting)
     if prompting.system_prompt is not None and not chat:
         raise RecipeError("--system_prompt is a turn of a chat: it needs a tokenizer's chat template to be used")
@@ -33,7 +33,7 @@ def prompt_texts(problems: Sequence[Problem], tokenizer: Any, prompting: Prompti
 
 
 def prompt_tokens(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
-    """Tokenizes as OpenRLHF does in training: special tokens are those that the text has."""
+    """Tokenize as OpenRLHF does in training: no special tokens but those in the text."""
     tokens: list[list[int]] = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
     return tokens
 

@@ -15,7 +15,7 @@ Record = dict[str, Any]
 
 
 def verdict_fields(graded: Graded) -> Record:
-    """Returns the part of a record that grading gives. An answer whose grader failed counts as wrong."""
+    """Return the part of a record that grading gives. An answer whose grader failed counts as wrong."""
     verdict = graded.verdict
     return {
         "score": verdict.score,

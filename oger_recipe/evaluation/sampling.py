@@ -38,7 +38,7 @@ class Sampling:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether all samples of a problem are one and the same."""
+        """Whether all samples of a problem are the same."""
         return self.temperature == 0 or self.top_k == 1
 
 

@@ -14,7 +14,7 @@ from oger_recipe.evaluation.tables import aligned
 @dataclass(frozen=True)
 class Column:
     """The values of a source by response, nan where it has none; failed: responses that it should have scored and did
-    not; seconds: that it took for all of them, nan: not known."""
+    not; seconds: time it took for all of them, nan where not known."""
 
     values: Sequence[float]
     failed: int = 0
@@ -22,7 +22,7 @@ class Column:
 
 
 def score_table(columns: Mapping[str, Column], rule: Sequence[float], lengths: Sequence[int]) -> str:
-    """Tabulates columns by name. rule: the verifier's reward of each response; lengths: characters."""
+    """Write a row for each column, by name. rule: the verifier's reward of each response; lengths: in characters."""
     header = ["", "answers", "mean", "std", "r(rule)", "r(length)", "failed", "answers/s"]
     lines = [header, *(_line(name, column, rule, lengths) for name, column in columns.items())]
     return aligned(lines)
@@ -46,8 +46,8 @@ def _per_second(number: float) -> str:
 
 
 def correlation(x: Sequence[float], y: Sequence[float]) -> float:
-    """Pearson's r = sum (x - mean x)(y - mean y) / sqrt(sum (x - mean x)^2 sum (y - mean y)^2) of the pairs that are
-    finite; nan of fewer than two, and where x or y is constant."""
+    """Return Pearson's r = sum (x - mean x)(y - mean y) / sqrt(sum (x - mean x)^2 sum (y - mean y)^2) of the pairs
+    that are finite; nan for fewer than two, and where x or y is constant."""
     pairs = np.array([pair for pair in zip(x, y, strict=True) if math.isfinite(pair[0]) and math.isfinite(pair[1])])
     if len(pairs) < 2 or any(np.ptp(pairs, axis=0) <= 1e-9 * np.abs(pairs).max(axis=0)):
         return math.nan
@@ -55,14 +55,14 @@ def correlation(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def ranks(values: Sequence[float]) -> list[float]:
-    """Numbers values from 1, the smallest; equal values share the mean of their ranks."""
+    """Rank values from 1, the smallest; equal values share the mean of their ranks."""
     _, which, count = np.unique(np.array(values), return_inverse=True, return_counts=True)
     return list((np.cumsum(count) - (count - 1) / 2)[which]) if len(values) else []
 
 
 def auc(labels: Sequence[float], values: Sequence[float]) -> float:
-    """How often what has label 1 has a greater value than what has label 0, equal ones counting half; nan where one of
-    the labels is not there."""
+    """Return how often a value with label 1 is greater than one with label 0, equal ones counting half; nan where one
+    of the labels is missing."""
     ones = [rank for rank, label in zip(ranks(values), labels, strict=True) if label == 1]
     pairs = len(ones) * (len(labels) - len(ones))
     return float((sum(ones) - len(ones) * (len(ones) + 1) / 2) / pairs) if pairs else math.nan

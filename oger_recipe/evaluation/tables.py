@@ -10,7 +10,7 @@ Metrics = dict[str, Any]
 
 
 def markdown_table(result: dict[str, Any]) -> str:
-    """Tabulates what `evaluate_answers` returns: one row a benchmark, the average last, and notes where needed.
+    """Write what `evaluate_answers` returns as a table: one row a benchmark, the average last, and notes if needed.
 
     Scores are percentages, avg@n with its 95 % interval. Of the pass@k curve at most three k of each n are shown.
     """
@@ -26,13 +26,13 @@ def markdown_table(result: dict[str, Any]) -> str:
 
 
 def ungraded(result: dict[str, Any]) -> list[str]:
-    """Names the benchmarks of which no answer could be graded."""
+    """Return the names of the benchmarks of which no answer could be graded."""
     return [name for name, each in result["benchmarks"].items() if each["ungraded"] == each["problems"] * each["n"]]
 
 
 def headlines(result: dict[str, Any]) -> dict[str, Metrics]:
-    """Picks what a person follows of `evaluate_answers`, by benchmark: problems, n, and avg@n, pass@n and maj@n
-    with their intervals. With several benchmarks, ``average`` is the last."""
+    """Pick the main metrics of `evaluate_answers`, by benchmark: problems, n, and avg@n, pass@n and maj@n with their
+    intervals. With several benchmarks, ``average`` is the last."""
     rows = dict(result["benchmarks"])
     if len(rows) > 1:
         rows["average"] = result["average"]
@@ -45,14 +45,14 @@ def _headline(metrics: Metrics) -> Metrics:
 
 
 def main_metrics(n: int | None) -> list[str]:
-    """Names of avg@n, pass@n and maj@n; without n that of an average over benchmarks whose n differ."""
+    """Return the keys of avg@n, pass@n and maj@n. n: None for an average over benchmarks whose n differ."""
     if n is None:
         return ["avg_at_n"]
     return [f"avg_at_{n}"] + ([f"pass_at_{n}", f"maj_at_{n}"] if n > 1 else [])
 
 
 def comparison(moments: dict[str, dict[str, Metrics]]) -> str:
-    """Writes headlines by benchmark as lines of text: a column for each moment, and the difference of two."""
+    """Write headlines by benchmark as lines of text: a column for each moment, and the difference of two."""
     lines = [["", "", *moments, "difference"]]
     for name in dict.fromkeys(name for benchmarks in moments.values() for name in benchmarks):
         of_name = [benchmarks.get(name, {}) for benchmarks in moments.values()]
@@ -63,14 +63,14 @@ def comparison(moments: dict[str, dict[str, Metrics]]) -> str:
 
 
 def aligned(lines: list[list[str]]) -> str:
-    """Writes lines of cells under one another, as text."""
+    """Write rows of cells as text with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = ("   ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
     return "\n".join(line.rstrip() for line in padded)
 
 
 def _comparison_rows(name: str, of_moments: list[Metrics]) -> list[list[str]]:
-    """Makes one row a metric, empty at a moment that lacks it."""
+    """Make a row for each metric, empty at a moment that lacks it."""
     rows: list[list[str]] = []
     for metric in dict.fromkeys(key for metrics in of_moments if metrics for key in main_metrics(metrics.get("n"))):
         values = [metrics[metric] for metrics in of_moments if metric in metrics]
@@ -82,7 +82,7 @@ def _comparison_rows(name: str, of_moments: list[Metrics]) -> list[list[str]]:
 
 
 def _share(metrics: Metrics, metric: str) -> str:
-    """Writes the score as a share with its interval, as progress lines have it; empty where there is none."""
+    """Write the score as a share with its interval, as progress lines have it; empty where there is none."""
     if metric not in metrics:
         return ""
     low, high = metrics[f"{metric}_interval"]
@@ -90,7 +90,7 @@ def _share(metrics: Metrics, metric: str) -> str:
 
 
 def _shown_ks(n: int | None) -> list[int]:
-    """Picks all k but 1 where they are few, else every second one, counted from n: 2, 8, 32. (pass@1 is avg@n.)"""
+    """Pick all k but 1 where they are few, else every second one, counted from n: 2, 8, 32. (pass@1 is avg@n.)"""
     ks = [k for k in powers_up_to(n or 1) if k > 1]
     return ks if len(ks) <= 3 else ks[::-2][:3]
 
