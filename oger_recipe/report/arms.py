@@ -21,12 +21,12 @@ from oger_recipe.report.panels import GREY, Style, band
 from oger_recipe.report.summary import last_attempts
 
 Record = dict[str, Any]
-LEAST_POINTS = 25.0  # of 100, the least length of an axis of scores
+LEAST_POINTS = 25.0  # least length of an axis of scores, of 100
 START = Style(GREY, "d", ":")  # of the policy before training
 
 
 def record(folder: Path, regime: str, arm: str, seed: int, curves: Iterable[str]) -> Record:
-    """Returns the line of one finished run, with these metrics over its steps."""
+    """Return one finished run as a line of results, with these metrics over its steps."""
     last = max((folder / "eval").glob("step_*.json"))
     summary = json.loads((folder / "summary.json").read_text())
     steps = last_attempts(read_jsonl(folder / "metrics.jsonl"))
@@ -42,7 +42,7 @@ def record(folder: Path, regime: str, arm: str, seed: int, curves: Iterable[str]
 
 
 def runs_by_arm(records: Iterable[Record], regime: str) -> dict[str, dict[int, Record]]:
-    """Returns the runs of a regime: arm -> seed -> run, in the order of the seeds."""
+    """Return the runs of a regime: arm -> seed -> run, in the order of the seeds."""
     by_arm: dict[str, dict[int, Record]] = defaultdict(dict)
     for each in sorted(records, key=lambda run: run["seed"]):
         if each["regime"] == regime:
@@ -51,14 +51,14 @@ def runs_by_arm(records: Iterable[Record], regime: str) -> dict[str, dict[int, R
 
 
 def by_regime(records: Iterable[Record], regimes: Iterable[str]) -> dict[str, list[Record]]:
-    """Returns the records of every regime that has some."""
+    """Group the records by regime; leave out regimes without any."""
     records = list(records)
     found = {regime: [each for each in records if each["regime"] == regime] for regime in regimes}
     return {regime: runs for regime, runs in found.items() if runs}
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Returns the mean and half the width of its 95 % interval (Student's t over seeds); nan for a single value."""
+    """Return the mean and half the width of its 95 % interval (Student's t over seeds); nan for a single value."""
     from scipy import stats
 
     mean = float(np.mean(values))
@@ -68,7 +68,7 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 
 def points(values: list[float], *, signed: bool = False) -> str:
-    """Writes shares in points: their mean with its interval, but the values where these are one or two or alike."""
+    """Write shares, 0 to 1, in points: their mean with its interval, or the values if they are one, two or alike."""
     form = "{:+.1f}" if signed else "{:.1f}"
     percent = [100 * value for value in values]
     each = [form.format(value) for value in percent]
@@ -81,9 +81,9 @@ def points(values: list[float], *, signed: bool = False) -> str:
 
 
 def gains(runs: Mapping[int, Record], others: Mapping[int, Record], score: Callable[[Record], float]) -> str:
-    """Says how far the score is above that of another arm's runs, over the seeds that both have.
+    """Say how far the score is above that of another arm's runs, over the seeds that both have.
 
-    From three seeds on with the p-value of a paired t-test, which is not corrected for how many are made.
+    From three seeds on, add the p-value of a paired t-test, which is not corrected for how many are made.
     """
     both = [score(runs[seed]) - score(others[seed]) for seed in sorted(runs.keys() & others.keys())]
     text = points(both, signed=True)
@@ -98,7 +98,7 @@ def p_value(differences: list[float]) -> str:
 
 
 def smoothed(curves: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
-    """Returns the mean over runs at each step of the shortest, smoothed over five steps, and half its interval."""
+    """Return the mean over runs at each step of the shortest, smoothed over five steps, and half its interval."""
     shortest = min(map(len, curves))
     smooth = [moving_mean(values[:shortest], 5) for values in curves]
     middles, halves = zip(*(interval(list(values)) for values in zip(*smooth, strict=True)), strict=True)
@@ -108,15 +108,15 @@ def smoothed(curves: Sequence[Sequence[float]]) -> tuple[list[float], list[float
 def draw_scores(
     panel: Axes, scores: Mapping[str, list[float]], names: Mapping[str, str], looks: Mapping[str, Style], title: str
 ) -> None:
-    """Draws the scores of every arm's runs, 0 to 1, as percentages, with mean and interval, in their order from
-    above; a dotted line goes down from the policy before training."""
+    """Draw the scores of every arm's runs, 0 to 1, as percentages, with mean and interval: one row an arm, the first
+    on top. A dotted line marks the policy before training."""
     arms = list(scores)[::-1]
     for row, arm in enumerate(arms):
         percent = [100 * each for each in scores[arm]]
         mean, half = interval(percent)
         look = looks[arm]
         panel.plot(percent, [row] * len(percent), "o", color=look.colour, markersize=3, alpha=0.45)
-        bar = half if len(percent) > 2 else None  # that of two seeds leaves the picture
+        bar = half if len(percent) > 2 else None  # an interval of two seeds leaves the picture
         panel.errorbar(mean, row, xerr=bar, fmt=look.marker, color=look.colour, capsize=3, markersize=6)
         if look is START:
             panel.axvline(mean, color=look.colour, linestyle=look.line, linewidth=1)
@@ -132,7 +132,7 @@ def draw_scores(
 
 
 def draw_curve(panel: Axes, curves: Sequence[Sequence[float]], look: Style, *, banded: bool) -> None:
-    """Draws the mean over the seeds, smoothed over five steps, and with it the interval."""
+    """Draw the mean over the seeds, smoothed over five steps, and where ``banded`` its interval."""
     middles, halves = smoothed(curves)
     steps = range(1, len(middles) + 1)
     panel.plot(
@@ -144,7 +144,7 @@ def draw_curve(panel: Axes, curves: Sequence[Sequence[float]], look: Style, *, b
 
 
 def name_arms(part: Any, names: Mapping[str, str], looks: Mapping[str, Style]) -> None:
-    """Puts a legend of the arms' curves above the panels of a figure or of a part of it."""
+    """Put a legend of the arms' curves above the panels of a figure or of a part of it."""
     lines = [
         Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=5, label=names[arm])
         for arm, look in looks.items()
@@ -158,7 +158,7 @@ def run(
     tables: Callable[[list[Record]], str],
     draw: Callable[[list[Record], Path], None],
 ) -> None:
-    """Does what a study's command line says: ``has`` or ``add`` FOLDER REGIME ARM SEED, or ``table`` FOLDER."""
+    """Do what a study's command line says: ``has`` or ``add`` FOLDER REGIME ARM SEED, or ``table`` FOLDER."""
     command, folder = arguments[0], Path(arguments[1])
     results = folder / "results.jsonl"
     records = read_jsonl(results)

@@ -14,9 +14,9 @@ from tqdm import tqdm
 
 from oger_recipe.report.summary import Report, clock
 
-LONG_WAIT = 60.0  # seconds without a line after which one says what goes on, where no bar does
+LONG_WAIT = 60.0  # seconds without a line after which one says what goes on, if there is no bar
 REPORT_PAUSE = 10.0  # least seconds between two reports, which also take at most a twentieth of the time
-RECENT_STEPS = 10  # whose pace tells the time left
+RECENT_STEPS = 10  # the time left is estimated from these
 PHASES = {
     "rollouts": "{done} of {of} rollouts",
     "experience": "log-probabilities and similarities",
@@ -30,7 +30,7 @@ PHASES = {
 
 
 class Console:
-    """Shows a run's events on the console while it goes on in the main thread, and keeps its report up to date."""
+    """A run's events, shown on the console while it goes on in the main thread; its report is kept up to date."""
 
     def __init__(self, report: Report) -> None:
         self._events = report.run_dir / "events.jsonl"
@@ -76,7 +76,7 @@ class Console:
                 self._show(json.loads(line))
 
     def _show(self, event: dict[str, Any]) -> None:
-        """Calls the method of the event's name; events without one show nothing."""
+        """Call the method of the event's name; skip events without one."""
         show = getattr(self, f"_on_{event['event']}", None)
         if show is not None:
             show(event)
@@ -141,7 +141,7 @@ class Console:
         )
 
     def _line(self, event: dict[str, Any]) -> str:
-        """Adds the times where no bar has them."""
+        """Write a step's line, with the times if no bar has them."""
         line = step_line(event, self._steps, self._sources)
         return line if self._has_bar() else f"{line} | {pace(self._moments, self._steps - event['step'])}"
 
@@ -150,7 +150,7 @@ class Console:
 
     def _show_time(self) -> None:
         if self._has_bar():
-            self._bar.refresh()  # type: ignore[union-attr]  # its clock
+            self._bar.refresh()  # type: ignore[union-attr]  # for its clock
         elif time.monotonic() - self._said >= LONG_WAIT:
             self._say(waiting_line(self._doing, self._phase, time.monotonic() - self._since))
 
@@ -180,7 +180,7 @@ def _moment(event: dict[str, Any]) -> str:
 
 
 def evaluation_text(event: dict[str, Any]) -> str:
-    """Writes one line for an evaluation; with several benchmarks one for each, and their average above."""
+    """Write one line for an evaluation; with several benchmarks one for each, and their average above."""
     benchmarks = event.get("benchmarks", {})
     several = len(benchmarks) > 1
     text = f"{_moment(event)}: {'average ' if several else ''}{_scores(event)} on {event['n_problems']} problems"
@@ -198,21 +198,21 @@ def _scores(metrics: dict[str, Any]) -> str:
 
 
 def waiting_line(doing: str, phase: str, seconds: float) -> str:
-    """Says what goes on while nothing ends."""
+    """Say what goes on while nothing ends, and since when."""
     return " | ".join(part for part in (doing, phase, f"for {clock(seconds)}") if part)
 
 
 def pace(moments: Sequence[float], steps_left: int) -> str:
-    """Says how long it took since the first moment, and how long the steps left take at the latest pace."""
+    """Say how long it took since the first moment, and how long the steps left take at the latest pace."""
     recent = moments[-RECENT_STEPS - 1 :]
     left = steps_left * (recent[-1] - recent[0]) / max(len(recent) - 1, 1)
     return f"{clock(moments[-1] - moments[0])} elapsed, {clock(left)} left"
 
 
 def step_line(metrics: dict[str, Any], steps: int, sources: Sequence[str] = ()) -> str:
-    """Writes one line for one step's metrics, without those that its method lacks or that are 0 in this step.
+    """Write one line for one step's metrics, without those that its method lacks or that are 0 in this step.
 
-    The reward is the one that is trained on; where there are several sources, what each says before its weight.
+    The reward is the one that is trained on; with several sources, each one's mean before its weight follows.
     """
     said = ", ".join(_said_by(source, metrics) for source in sources) if len(sources) > 1 else ""
     parts = [
@@ -237,7 +237,7 @@ def step_line(metrics: dict[str, Any], steps: int, sources: Sequence[str] = ()) 
 
 
 def _said_by(source: str, metrics: dict[str, Any]) -> str:
-    """Writes a source's mean, and on how many rows it failed; a dash where it said nothing."""
+    """Write a source's mean, and on how many rows it failed; a dash where it has no value."""
     value = metrics.get(f"reward/{source}")
     text = f"{source} -" if value is None or math.isnan(value) else f"{source} {value:.3f}"
     return text + _if_any(metrics, " [{:.0f} FAILED]", f"reward/{source}/failed")

@@ -15,12 +15,12 @@ from oger_recipe.report.panels import COLOURS, band, dress, from_zero, label_end
 Record = dict[str, Any]
 Value = str | Callable[[Record], float | None]  # a metric's name, or how it follows from a step's metrics
 SMOOTHED_FROM = 30  # steps
-LONGEST_NAME = 20  # letters of a benchmark's name that a panel's title has room for
+LONGEST_NAME = 20  # letters of a benchmark's name that fit into a panel's title
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves of one unit: label -> metric. ``deviation``: of the first one's rows, drawn as a band around it.
+    """Curves of one unit: label -> metric. ``deviation``: that of the first one's rows, drawn as a band around it.
 
     ``least`` is the least length of the axis, which has 0 on it: 1 shows a share or a weight on its whole range.
     """
@@ -93,7 +93,7 @@ PICTURES = {
 
 
 def draw_curves(steps: list[Record], evaluations: list[Record], folder: Path) -> None:
-    """Draws solve_rate.png, a panel for each benchmark, and one picture for each of PICTURES that has any curve."""
+    """Draw solve_rate.png, a panel for each benchmark, and one picture for each of PICTURES that has any curve."""
     _draw_solve_rate(steps, evaluations, folder / "solve_rate.png")
     for name, panels in PICTURES.items():
         if name == "bonus_and_teachers" and not any(_acts(step) for step in steps):
@@ -129,7 +129,7 @@ def _draw_solve_rate(steps: list[Record], evaluations: list[Record], path: Path)
 
 
 def _draw_benchmark(panel: Axes, name: str, points: list[tuple[int, Record]], last: int) -> None:
-    """Draws the scores on held-out problems by step, with the values of the first and the last."""
+    """Draw the scores on held-out problems by step, and write the first and the last value beside them."""
     metrics = list(dict.fromkeys(key for _, scores in points for key in main_metrics(scores.get("n"))))
     first_ends, last_ends = [], []
     for metric, colour, marker in zip(metrics, COLOURS, "o^sDvP*", strict=False):
@@ -175,7 +175,7 @@ def _draw_panel(axes: Axes, panel: Panel, steps: list[Record]) -> None:
 
 
 def _series(steps: list[Record], value: Value) -> list[float]:
-    """Lists the values by step; nan where a step has no such metric."""
+    """List the values by step; nan where a step has no such metric."""
     found = [value(step) if callable(value) else step.get(value) for step in steps]
     return [math.nan if each is None else float(each) for each in found]
 
@@ -185,7 +185,7 @@ def _is_known(values: Sequence[float]) -> bool:
 
 
 def _is_drawn(values: Sequence[float]) -> bool:
-    """Tells whether anything but zeros is known; those would hide each other on the axis."""
+    """Say whether any value is known and not 0; curves of zeros would hide each other on the axis."""
     return any(value and not math.isnan(value) for value in values)
 
 
@@ -194,7 +194,7 @@ def _is_zero(panel: Panel, steps: list[Record]) -> bool:
 
 
 def _window(steps: int) -> int:
-    """Returns how many neighbours a curve is averaged over: an odd number, 1 for a short run."""
+    """Return how many neighbours a curve is averaged over: an odd number, 1 for a short run."""
     return 1 if steps < SMOOTHED_FROM else steps // 24 * 2 + 3
 
 
@@ -204,7 +204,7 @@ def _smoothing(steps: list[Record]) -> list[str]:
 
 
 def moving_mean(values: Sequence[float], width: int) -> list[float]:
-    """Averages over ``width`` (odd) neighbours, at the ends over fewer; nan does not count and stays."""
+    """Average over ``width`` (odd) neighbours, at the ends over fewer; nan does not count and stays."""
     half = width // 2
     array = np.array(values, dtype=float)
     known = ~np.isnan(array)

@@ -32,7 +32,7 @@ class Style:
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:
-    """Gives each name a style: solid lines first, then three dashed and two dotted ones. There are twelve."""
+    """Give each name a style: solid lines first, then three dashed, then two dotted. Raises ValueError beyond 12."""
     names = list(names)
     if len(names) > len(_OF_ARMS):
         raise ValueError(f"{len(names)} arms, but {len(_OF_ARMS)} styles that can be told apart")
@@ -41,7 +41,7 @@ def styles(names: Iterable[str]) -> dict[str, Style]:
 
 
 def sheet(count: int, *, columns: int = 3) -> tuple[Figure, list[Axes]]:
-    """Makes a figure of ``count`` panels, row by row. It is no pyplot figure: those belong to the main thread."""
+    """Make a figure of ``count`` panels, row by row. It is no pyplot figure: those belong to the main thread."""
     columns = min(count, columns)
     rows = -(-count // columns)
     figure = Figure(figsize=(4.1 * columns, 3.1 * rows), layout="constrained")
@@ -52,7 +52,7 @@ def sheet(count: int, *, columns: int = 3) -> tuple[Figure, list[Axes]]:
 
 
 def save(figure: Figure, path: Path, *, note: str = "") -> None:
-    """Writes the whole file or none; ``note`` stands below the panels."""
+    """Write the whole file or none; ``note`` stands below the panels."""
     if note:
         figure.supxlabel(note, fontsize=8, color=GREY)
     with atomic_write(path) as partial:
@@ -60,7 +60,7 @@ def save(figure: Figure, path: Path, *, note: str = "") -> None:
 
 
 def dress(panel: Axes, title: str, *, legend: bool = True) -> None:
-    """Sets title, grid and whole steps; puts the legend between title and curves, where it hides nothing."""
+    """Set title, grid and whole steps; put the legend between title and curves, where it hides nothing."""
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
     panel.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
@@ -86,14 +86,14 @@ def dress(panel: Axes, title: str, *, legend: bool = True) -> None:
 
 
 def steps_from_zero(panel: Axes, last: float, *, left: int = 0, right: int = 0) -> None:
-    """Sets the axis of steps from 0 to ``last``, with room for labels of so many letters on both sides."""
+    """Set the axis of steps from 0 to ``last``; leave room on each side for labels of so many letters."""
     span = max(last, 1)
     panel.set_xlim(-(0.03 + LETTER * left) * span, (1.03 + LETTER * right) * span)
     panel.set_xticks([tick for tick in MaxNLocator(5, integer=True).tick_values(0, span) if 0 <= tick <= span])
 
 
 def from_zero(panel: Axes, least: float = 0.0) -> None:
-    """Makes the axis reach from 0 over all that is drawn, ``least`` long at least: noise must not look like news."""
+    """Make the axis reach from 0 over all that is drawn, ``least`` long at least: noise must not look like news."""
     low, high = panel.dataLim.intervaly
     if not np.isfinite(high - low):
         return  # nothing is drawn
@@ -104,7 +104,7 @@ def from_zero(panel: Axes, least: float = 0.0) -> None:
 
 
 def label_ends(panel: Axes, ends: Sequence[tuple[float, float, str, str]], side: str) -> None:
-    """Writes texts beside points (x, y, text, colour), moved apart where they would overlap."""
+    """Write texts beside points (x, y, text, colour), moved apart where they would overlap."""
     low, high = panel.get_ylim()
     gap = LABEL_GAP * (high - low)
     heights = spread([y for _, y, _, _ in ends], gap, low + gap / 2, high - gap / 2)
@@ -123,9 +123,9 @@ def label_ends(panel: Axes, ends: Sequence[tuple[float, float, str, str]], side:
 
 
 def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Moves values as little as possible (least squares) to be ``gap`` apart and, if that fits, in [low, high].
+    """Move values as little as possible (least squares) to be ``gap`` apart and, if that fits, in [low, high].
 
-    Less its rank times the gap, each has to be at least the one below it: neighbours that are not are pooled.
+    Less its rank times the gap, each value has to be at least the one below it; neighbours that are not are pooled.
     """
     order = sorted(range(len(values)), key=lambda position: values[position])
     pools: list[list[float]] = []

@@ -66,18 +66,18 @@ CURVES = ("rollout/solve_rate", "rollout/solve_none", "entropy_loss", "oger/dive
 
 
 def record(folder: Path, regime: str, arm: str, seed: int) -> Record:
-    """Returns the line of one finished run."""
+    """Return the line of one finished run."""
     return arms.record(folder, regime, arm, seed, CURVES)
 
 
 def tables(records: list[Record]) -> str:
-    """Writes all tables of the study that its lines have runs for."""
+    """Write all tables of the study for which there are runs."""
     of_regimes = [table(records, regime) for regime in by_regime(records, REGIMES)]
     return "\n\n".join(text for text in (overview(records), compared(records), *of_regimes) if text)
 
 
 def overview(records: list[Record], arms: tuple[str, ...] = tuple(ARMS)) -> str:
-    """Writes Markdown, one row an arm, with scores in points of both regimes."""
+    """Write a Markdown table, one row an arm, with scores in points of both regimes."""
     by_arm = {regime: runs_by_arm(records, regime) for regime in REGIMES}
     heads = [f"{regime.replace('_', ' ')}: {score}" if score == scores[0] else score
              for regime, scores in SHOWN.items() for score in scores]  # fmt: skip
@@ -91,7 +91,7 @@ def overview(records: list[Record], arms: tuple[str, ...] = tuple(ARMS)) -> str:
 
 
 def compared(records: list[Record]) -> str:
-    """Writes Markdown, one row for two arms: how far the first is above the second, by seed."""
+    """Write a Markdown table, one row a pair of arms: how far the first is above the second, by seed."""
     lines = []
     for regime, first, second in PAIRS:
         of_first, of_second = (runs_by_arm(records, regime)[arm] for arm in (first, second))
@@ -107,7 +107,7 @@ def compared(records: list[Record]) -> str:
 
 
 def table(records: list[Record], regime: str) -> str:
-    """Writes Markdown, one row an arm, in points; differences are from GRPO's and OGER's run of the same seed."""
+    """Write Markdown, one row an arm, in points; differences are from GRPO's and OGER's run of the same seed."""
     own, other = REGIMES[regime], next(name for name in REGIMES.values() if name != REGIMES[regime])
     by_arm = runs_by_arm(records, regime)
     lines = [
@@ -142,16 +142,16 @@ def _of(runs: dict[int, Record], benchmark: str, name: str) -> str:
 
 
 def _end(runs: dict[int, Record], curve: str) -> str:
-    """Averages over the last ten steps and the seeds; empty where nothing was measured."""
+    """Average over the last ten steps and the seeds; empty where nothing or only 0 was measured."""
     ends = [np.mean(run["curves"][curve][-10:]) for run in runs.values() if run["curves"][curve]]
     return f"{np.mean(ends):.3f}" if ends and any(ends) else ""
 
 
 def draw(records: list[Record], path: Path) -> None:
-    """Draws the arms' scores in every regime, pass@k of the main arms, and below all arms' curves over the steps."""
+    """Draw the arms' scores in every regime, pass@k of the main arms, and below all arms' curves over the steps."""
     regimes = by_regime(records, REGIMES)
     figure = Figure(figsize=(12, 6.4 + 2.9 * len(regimes)), layout="constrained")
-    # Figures of their own: the arms' long names do not push the curves aside.
+    # Figures of their own, so that the arms' long names do not push the curves aside.
     parts: Any = figure.subfigures(3, 1, height_ratios=[3.3, 3.1, 2.9 * len(regimes)])
     of_scores = parts[0].subplots(1, len(regimes), squeeze=False)[0]
     of_draws = parts[1].subplots(1, len(regimes), squeeze=False)[0]
@@ -175,7 +175,7 @@ def draw(records: list[Record], path: Path) -> None:
 
 
 def _draw_pass_at_k(panel: Axes, by_arm: Mapping[str, dict[int, Record]], benchmark: str) -> None:
-    """Draws what the main arms' models and the policy before training solve in k samples, on the whole axis."""
+    """Draw pass@k, 0 to 100 %, of the main arms' models and of the policy before training."""
     for arm in ("start", *MAIN):
         runs = by_arm.get(arm, {}).values()
         if not runs:
@@ -199,7 +199,7 @@ def _draw_pass_at_k(panel: Axes, by_arm: Mapping[str, dict[int, Record]], benchm
 def _draw_curves(panel: Axes, records: list[Record], curve: str) -> None:
     for arm in (*(name for name in ARMS if name not in MAIN), *MAIN[::-1]):  # the main arms lie above the others
         curves = [each["curves"][curve] for each in records if each["arm"] == arm]
-        # No encoder, no divergence; but a solve rate of 0 is one.
+        # Without encoder divergence is 0; a solve rate of 0 is one.
         curves = [values for values in curves if any(values) or (values and curve == "rollout/solve_rate")]
         if curves:
             draw_curve(panel, curves, OF_ARMS[arm], banded=arm in MAIN)

@@ -55,7 +55,7 @@ SCORE = "avg_at_8"
 
 
 def record(folder: Path, regime: str, arm: str, seed: int) -> Record:
-    """Returns the line of one finished run."""
+    """Return the line of one finished run."""
     line = arms.record(folder, regime, arm, seed, CURVES)
     (held_out,) = line["held_out"].values()
     return line | {"held_out": {name: value for name, value in held_out.items() if not isinstance(value, list)}}
@@ -66,7 +66,7 @@ def tables(records: list[Record]) -> str:
 
 
 def table(records: list[Record], regime: str) -> str:
-    """Writes Markdown, one row an arm, in points; differences are from the run with outcome alone of the same seed."""
+    """Write Markdown, one row an arm, in points; differences are from the run with outcome alone of the same seed."""
     by_arm = runs_by_arm(records, regime)
     lines = [
         f"| {REGIMES[regime]} | seeds | {SCORE.replace('_at_', '@')} | against outcome | pass@8 | score of a step "
@@ -90,7 +90,7 @@ def _score(record: Record) -> float:
 
 
 def _ends(runs: dict[int, Record], curve: str, form: str) -> str:
-    """Averages over the first and the last three steps and the seeds."""
+    """Average over the seeds, for the first and the last three steps; empty without values."""
     curves = [each["curves"][curve] for each in runs.values() if each["curves"][curve]]
     if not curves:
         return ""
@@ -100,7 +100,7 @@ def _ends(runs: dict[int, Record], curve: str, form: str) -> str:
 
 
 def draw(records: list[Record], path: Path) -> None:
-    """Draws held-out scores of the arms in every regime, and below what tells of hacking over the steps."""
+    """Draw held-out scores of the arms in every regime, and below the curves that show hacking over the steps."""
     regimes = by_regime(records, REGIMES)
     figure = Figure(figsize=(13, 4.0 + 2.8 * len(regimes)), layout="constrained")
     halves: Any = figure.subfigures(2, 1, height_ratios=[1.15, len(regimes)])

@@ -25,7 +25,7 @@ class Report:
     started: float
 
     def summary(self, *, finished: bool = False) -> Record:
-        """Sums up the run so far. ``finished``: the attempt came to its end."""
+        """Sum up the run so far. ``finished``: the attempt came to its end."""
         events = read_jsonl(self.run_dir / "events.jsonl")
         of_attempt = [event for event in events if event["time"] >= self.started]
         evaluated = kept_evaluations(events)
@@ -48,7 +48,7 @@ class Report:
         return last_attempts(read_jsonl(self.run_dir / "metrics.jsonl"))
 
     def write(self, *, finished: bool = False) -> Record:
-        """Writes summary.json and curves/*.png; returns the summary."""
+        """Write summary.json and curves/*.png; return the summary."""
         from oger_recipe.report.curves import draw_curves  # imports matplotlib
 
         summary = self.summary(finished=finished)
@@ -58,7 +58,7 @@ class Report:
         return summary
 
     def finish(self, say: Callable[[str], None], *, finished: bool) -> None:
-        """Writes the report of an attempt, however it ended, and says it."""
+        """Write the report of an attempt, however it ended, and say its result."""
         try:
             say(result(self.write(finished=finished), self.run_dir))
         except Exception as error:  # a trained model is not to be lost to a picture, nor a failure's reason hidden
@@ -70,7 +70,7 @@ def _scores(event: Record) -> Record:
 
 
 def last_attempts(steps: list[Record]) -> list[Record]:
-    """Returns the steps that led to the present policy: a resumed run repeats those after its checkpoint."""
+    """Return the steps that led to the present policy: a resumed run repeats those after its checkpoint."""
     kept: list[Record] = []
     for record in steps:
         while kept and kept[-1]["step"] >= record["step"]:
@@ -80,7 +80,7 @@ def last_attempts(steps: list[Record]) -> list[Record]:
 
 
 def kept_evaluations(events: list[Record]) -> list[Record]:
-    """Returns the last evaluation of every step, by step; a resumed run forgets those after its checkpoint."""
+    """Return the last evaluation of every step, by step; a resumed run forgets those after its checkpoint."""
     by_step: dict[int, Record] = {}
     for event in events:
         if event["event"] == "ready":
@@ -91,7 +91,7 @@ def kept_evaluations(events: list[Record]) -> list[Record]:
 
 
 def phase_seconds(events: list[Record], started: float) -> dict[str, float]:
-    """Returns the seconds from one milestone of an attempt to the next, for those that it reached."""
+    """Return the seconds from one milestone of an attempt to the next, for those that it reached."""
     at = {e["event"] + (f" {e['when']}" if "when" in e else ""): e["time"] for e in events}
     at["started"] = started
     spans = {
@@ -105,7 +105,7 @@ def phase_seconds(events: list[Record], started: float) -> dict[str, float]:
 
 
 def result(summary: Record, run_dir: Path) -> str:
-    """Writes the lines for a run's end."""
+    """Write the lines for a run's end."""
     moments = {f"{when} training": summary[when] for when in ("before", "after") if when in summary}
     lines = []
     if any(scores.get("benchmarks") for scores in moments.values()):
@@ -123,7 +123,7 @@ def result(summary: Record, run_dir: Path) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Writes seconds as 0:41, 1:02:03, 2 d 3:04:05."""
+    """Write seconds as 0:41, 1:02:03, 2 d 3:04:05."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)

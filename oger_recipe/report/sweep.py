@@ -16,7 +16,7 @@ Points = list[tuple[int, float, list[float]]]  # step, score, its interval
 
 
 def curves(summary: dict[str, Any]) -> dict[str, tuple[str, Points]]:
-    """Returns for each benchmark the name of its first metric (avg_at_<n>) and its scores by step.
+    """Return for each benchmark the name of its first metric (avg_at_<n>) and its scores by step.
 
     Raises ValueError for a run without evaluation.
     """
@@ -33,10 +33,10 @@ def curves(summary: dict[str, Any]) -> dict[str, tuple[str, Points]]:
 
 
 def draw(folder: Path, setting: str) -> list[dict[str, Any]]:
-    """Writes sweep.png, a panel for each benchmark, and sweep.json.
+    """Write sweep.png, a panel for each benchmark, and sweep.json.
 
-    Returns one record for each finished run and benchmark, in the order of the setting's values, which the folders of
-    the runs are named by.
+    Return one record for each finished run and benchmark, in the order of the setting's values, which name the folders
+    of the runs.
     """
     records: list[dict[str, Any]] = []
     runs = {unquote(path.parent.name): path for path in folder.glob("*/summary.json")}
