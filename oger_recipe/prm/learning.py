@@ -20,14 +20,14 @@ from oger_recipe.rewards.models.keys import ProcessKeys
 from oger_recipe.rewards.models.step_models import step_logits, step_reply
 from oger_recipe.rewards.models.step_text import verdict_tokens
 
-NO_LABEL = -100.0  # transformers' Trainer counts the others
+NO_LABEL = -100.0  # transformers' Trainer counts all other labels
 
 
 @dataclass(frozen=True)
 class Collator:
-    """Makes batches, padded on the right. labels: [rows, 1 + places], the first column of none; a place is a token, or
-    with ``only_ends`` one of the ends of these rows, whose logits alone the model then makes (a vocabulary for every
-    token is large)."""
+    """Batches of rows, padded on the right: tokens [rows, T] and labels [rows, 1 + places], the first column
+    unlabelled. A place is a token, or with ``only_ends`` one of the ends of these rows: the model then makes logits
+    there alone (a vocabulary for every token is large)."""
 
     only_ends: bool
 
@@ -53,7 +53,7 @@ def collator_of(keys: ProcessKeys, model: Any) -> Collator:
 
 
 def verdicts(keys: ProcessKeys, tokenizer: Any) -> tuple[int, int]:
-    """Which of the model's logits stand for bad and for good: tokens, or the head's labels."""
+    """Return which of the model's logits say bad and good: tokens, or the head's labels."""
     if keys.written.scorer == "step_tag":
         return verdict_tokens(keys, tokenizer)
     good = keys.written.good_label
@@ -62,10 +62,10 @@ def verdicts(keys: ProcessKeys, tokenizer: Any) -> tuple[int, int]:
 
 
 def step_loss(logits: Tensor, labels: Tensor, bad: int, good: int) -> Tensor:
-    """The cross-entropy of each labelled place, [places], over all that could be said there.
+    """Return the cross-entropy of each labelled place, over all that could be said there: [labelled places].
 
-    logits [rows, places, ...], labels [rows, places], NO_LABEL where there is none; a label between 0 and 1 is the
-    probability of good.
+    logits [rows, places, verdicts], labels [rows, places], NO_LABEL where there is none; a label between 0 and 1 is
+    the probability of good.
     """
     there = labels != NO_LABEL
     said, label = logits[there].float().log_softmax(dim=-1), labels[there].float()
@@ -73,7 +73,7 @@ def step_loss(logits: Tensor, labels: Tensor, bad: int, good: int) -> Tensor:
 
 
 def loss_of(bad: int, good: int) -> Callable[..., Tensor]:
-    """The loss as Trainer asks for it: mean over all labelled steps of an optimizer step, in however many parts."""
+    """Make the loss for Trainer: mean over all labelled steps of an optimizer step, in however many parts."""
 
     def loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         losses = step_loss(outputs.logits, labels[:, 1:], bad, good)
@@ -85,7 +85,7 @@ def loss_of(bad: int, good: int) -> Callable[..., Tensor]:
 def probabilities(
     keys: ProcessKeys, tokenizer: Any, model: Any, rows: Sequence[Row], batch_size: int
 ) -> list[tuple[float, ...]]:
-    """The probability of each step of each row that it is good, as the process source reads it."""
+    """Return the probability that each step of each row is good, as the process source reads it."""
     order = sorted(range(len(rows)), key=lambda number: -len(rows[number].prompt.tokens))
     found: dict[int, tuple[float, ...]] = {}
     model.eval()

@@ -22,11 +22,11 @@ class Row:
 
 
 def make_rows(solutions: Sequence[Solution], writer: StepWriter, max_length: int) -> tuple[list[Row], dict[str, int]]:
-    """Writes solutions as the format wants them. One that is longer than max_length tokens is cut behind its last step
-    that fits; one of which no labelled step is left is left out.
+    """Write solutions as the format wants them. Cut one that is longer than max_length tokens behind its last step
+    that fits; leave out one that has no labelled step then.
 
-    Returns the rows, and counts: rows, steps, labelled and bad ones; solutions that were cut, and steps_cut; those
-    that are too_long for any label, and unwritable ones.
+    Return the rows, and counts: rows, steps, labelled and bad ones; solutions that were cut, and steps_cut; solutions
+    too_long for any label, and unwritable ones.
     """
     rows: list[Row] = []
     counts: Counter[str] = Counter(
@@ -55,7 +55,7 @@ def make_rows(solutions: Sequence[Solution], writer: StepWriter, max_length: int
 
 
 def _fitting(solution: Solution, writer: StepWriter, max_length: int) -> StepPrompt | Failed:
-    """Writes as many steps as fit: none, where not even the first one does."""
+    """Write as many first steps as fit: none, where not even one does."""
     count = len(solution.steps)
     while count:
         prompt = writer.write(solution.question, solution.steps[:count])

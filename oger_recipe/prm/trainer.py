@@ -26,7 +26,7 @@ _EVERY_S = 10.0  # between two lines
 def trained(
     keys: ProcessKeys, of_verdicts: tuple[int, int], rows: Sequence[Row], how: Training, work: Path, *, resumes: bool
 ) -> Any:
-    """Trains a model, or goes on from the last checkpoint in ``work``. of_verdicts: which logits are bad and good."""
+    """Train a model, or go on from the last checkpoint in ``work``. of_verdicts: which logits are bad and good."""
     transformers.logging.disable_progress_bar()
     transformers.set_seed(how.seed)
     model = _loaded(keys, how)
@@ -49,7 +49,7 @@ def trained(
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Writes the whole model; a LoRA adapter is merged into it, and lies by itself in ``adapter``."""
+    """Write the whole model, a LoRA adapter merged into it; write the adapter by itself to ``adapter``."""
     if hasattr(model, "merge_and_unload"):
         model.save_pretrained(folder / "adapter")
         model = model.merge_and_unload()
@@ -58,7 +58,7 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def _loaded(keys: ProcessKeys, how: Training) -> Any:
-    """Loads the model, with a head of random weights where it has none for tokens."""
+    """Load the model, with a head of random weights where it has none for tokens."""
     dtype = how.dtype
     if dtype == "auto":
         dtype = "bfloat16" if how.lora_rank is not None and torch.cuda.is_available() else "float32"
@@ -114,14 +114,12 @@ def _arguments(how: Training, work: Path) -> TrainingArguments:
         remove_unused_columns=False,
         dataloader_pin_memory=is_cuda,
     )
-    arguments._n_gpu = min(
-        arguments.n_gpu, 1
-    )  # several would each get a part of a batch, whose places are the whole's
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # each GPU would get a part of a batch, but the places of all of it
     return arguments
 
 
 class Lines(TrainerCallback):
-    """Prints a line now and then: how far the training is, and its loss since the line before."""
+    """A line printed now and then: how far the training is, and its mean loss since the line before."""
 
     def __init__(self) -> None:
         self._began = self._said = time.monotonic()

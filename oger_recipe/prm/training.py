@@ -26,12 +26,12 @@ from oger_recipe.rewards.models.keys import ProcessKeys
 from oger_recipe.rewards.models.step_text import StepWriter
 from oger_recipe.rewards.models.tokens import load_tokenizer
 
-THRESHOLD = 0.5  # of a step's probability, in the report; nothing was tuned on what it is of
+THRESHOLD = 0.5  # of a step's probability, in the report; not tuned on the held-out rows
 REPORT = "prm.json"
 
 
 def prm_keys(entry: Mapping[str, Any]) -> ProcessKeys:
-    """Reads what of an entry of kind process says how a PRM reads and scores. Raises RecipeError."""
+    """Read the keys of an entry of kind process that say how a PRM reads and scores. Raises RecipeError."""
     if problems := list(ProcessKeys.problems(entry)):
         raise RecipeError("\n  - ".join(["this PRM cannot be made:", *problems]))
     keys = ProcessKeys.of(entry)
@@ -41,7 +41,7 @@ def prm_keys(entry: Mapping[str, Any]) -> ProcessKeys:
 def train(
     entry: Mapping[str, Any], solutions: Sequence[Solution], data: Sequence[str], how: Training, out: Path
 ) -> dict[str, Any]:
-    """Trains the model of an entry of kind process, writes it to ``out``, and returns the report.
+    """Train the model of an entry of kind process, write it to ``out``, and return the report.
 
     The folder appears when all is done; until then ``OUT.training`` beside it has the checkpoints, from which the same
     command goes on. Raises RecipeError for what cannot work, before the model is loaded where possible.
@@ -80,7 +80,7 @@ def train(
 
 
 def entry_of(entry: Mapping[str, Any], out: Path) -> str:
-    """What to put into oger.reward.sources, as YAML."""
+    """Write the entry for oger.reward.sources, as YAML."""
     own = {name: value for name, value in entry.items() if name not in ("model", "place", "revision")}
     shown = {"name": "prm", "kind": "process", "model": str(out)} | own
     return yaml.safe_dump(shown, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10_000).strip()
@@ -89,7 +89,7 @@ def entry_of(entry: Mapping[str, Any], out: Path) -> str:
 def held_out_metrics(
     keys: ProcessKeys, tokenizer: Any, model: Any, rows: Sequence[Row], batch_size: int
 ) -> dict[str, Any]:
-    """The metrics of `solution_metrics` at THRESHOLD; none without rows."""
+    """Compute the metrics of `solution_metrics` at THRESHOLD; {} without rows."""
     if not rows:
         return {}
     scores = probabilities(keys, tokenizer, model, rows, batch_size)
@@ -98,7 +98,7 @@ def held_out_metrics(
 
 
 def _opened(work: Path, settings: Mapping[str, Any]) -> bool:
-    """Whether there are checkpoints of the same training. Raises RecipeError for those of another one."""
+    """Write the settings to ``work``; say if it has checkpoints of this training. Raises RecipeError for another's."""
     file = work / "settings.json"
     wanted = json.loads(json.dumps(settings))
     if file.is_file():
@@ -122,7 +122,7 @@ def _opened(work: Path, settings: Mapping[str, Any]) -> bool:
 
 
 def _check_model(keys: ProcessKeys) -> None:
-    """Raises RecipeError for a model that is not there, or brings code of its own."""
+    """Raise RecipeError for a model that is not there, or brings code of its own."""
     folder = Path(keys.model)
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise RecipeError(f"{folder} is not a model folder: it has no config.json")
