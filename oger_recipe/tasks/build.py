@@ -30,7 +30,7 @@ class BuiltTask:
 
 
 def build_countdown(settings: TaskSettings, *, data: bool = True, policy: bool = True) -> BuiltTask:
-    """Builds data and policy unless the cache has them. Raises RecipeError where settings allow too few problems."""
+    """Build data and policy unless the cache has them. Raises RecipeError where settings allow too few problems."""
     rows = trained = None
     task, cache = asdict(settings), Path(settings.cache).expanduser()
     try:
@@ -47,7 +47,7 @@ def build_countdown(settings: TaskSettings, *, data: bool = True, policy: bool =
 
 
 def policy_folder(settings: TaskSettings) -> Path:
-    """Returns where the policy is, or will be once it is built."""
+    """Return where the policy is, or will be once it is built."""
     key = _policy_key(asdict(settings), _difficulty(settings))
     return place(Path(settings.cache).expanduser(), "countdown-policy", key)
 
@@ -73,18 +73,18 @@ def versions() -> dict[str, str]:
 
 
 def sources_of(*modules: Any) -> dict[str, str]:
-    """Hashes the code that makes the content: an edited generator must not find what the old one made."""
+    """Hash the code that makes the content, so that an edited generator does not find what the old one made."""
     return {m.__name__: hashlib.sha256(Path(m.__file__).read_bytes()).hexdigest() for m in modules}
 
 
 def place(cache: Path, kind: str, key: dict[str, Any]) -> Path:
-    """Returns the folder for this content, which may not be there yet."""
+    """Return the folder for this content, which may not be there yet."""
     text = json.dumps(key, sort_keys=True)
     return cache / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def cached(cache: Path, kind: str, key: dict[str, Any], write: Callable[[Path], object]) -> Path:
-    """Returns the folder for this content, with what ``write`` made unless it was there."""
+    """Return the folder for this content; have ``write`` make it unless it is there."""
     folder = place(cache, kind, key)
     if folder.is_dir():
         print(f"{kind}: from {folder}", flush=True)
@@ -118,13 +118,13 @@ def _problems(
 
 
 def problems_of_each(wanted: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """How many problems of each number of numbers make up ``wanted``: at least its share of them, as it is written."""
+    """Return how many problems of each number of numbers make ``wanted``: at least the share of it that is written."""
     written = {number: Fraction(str(share)) for number, share in shares.items()}
     return {number: math.ceil(wanted * share / sum(written.values())) for number, share in written.items()}
 
 
 def _write_policy(folder: Path, task: dict[str, Any], difficulty: countdown.Difficulty) -> None:
-    """Trains the warm start on training problems of another seed."""
+    """Train the warm start on training problems of another seed."""
     steps, batch_size = task["warm_start_steps"], task["warm_start_batch_size"]
     shares = weights(task["warm_start_numbers"]) or {str(difficulty.num_numbers): 1.0}
     wanted = task["warm_start_problems"] or -(-steps * batch_size // len(countdown_teachers.TEACHERS))

@@ -56,7 +56,7 @@ def _require(condition: bool, message: str) -> None:
 
 
 def split_of(numbers: Sequence[int], held_out_share: float = 0.1) -> Split:
-    """Returns the split of a set of numbers, whatever their order and the target."""
+    """Return the split of a set of numbers, whatever their order and the target."""
     digest = hashlib.sha256(",".join(map(str, sorted(numbers))).encode()).digest()
     return "held_out" if int.from_bytes(digest[:8], "big") < held_out_share * 2**64 else "train"
 
@@ -64,7 +64,7 @@ def split_of(numbers: Sequence[int], held_out_share: float = 0.1) -> Split:
 def generate_problems(
     count: int, *, difficulty: Difficulty, seed: int, split: Split, held_out_share: float = 0.1
 ) -> list[Problem]:
-    """Generates `count` distinct problems of one split; the same arguments give the same problems.
+    """Generate `count` distinct problems of one split; the same arguments give the same problems.
 
     Raises ValueError for an unknown split or a share outside 0..1, and when the difficulty has too few problems.
     """
@@ -96,7 +96,7 @@ def _draw(difficulty: Difficulty, rng: random.Random, split: Split, held_out_sha
 
 
 def _has_filler(expression: Expression) -> bool:
-    """Tells whether some step leaves its operand as it is (x*1, 1*x, x/1) and so hardly counts as using the 1."""
+    """Say whether some step leaves its operand as it is (x*1, 1*x, x/1) and so hardly counts as using the 1."""
     return any(
         (operator == "*" and 1 in (left, right)) or (operator == "/" and right == 1)
         for left, operator, right, _ in steps(expression)
@@ -112,14 +112,14 @@ def _too_few(found: int, count: int, split: Split, difficulty: Difficulty) -> st
 
 
 def prompt_of(problem: Problem) -> str:
-    """Words the question to the policy, before any chat template."""
+    """Word the question to the policy, before any chat template."""
     return f"Using the numbers {list(problem.numbers)}, create an equation that equals {problem.target}."
 
 
 def build_rows(
     problems: Iterable[Problem], *, seed: int, wrong_share: float = 0.0, max_teachers: int = 3
 ) -> list[dict[str, Any]]:
-    """Builds dataset rows (uid, prompt, answer, solution, task, datasource, teachers), one per problem.
+    """Build dataset rows (uid, prompt, answer, solution, task, datasource, teachers), one per problem.
 
     Each trajectory is wrong with probability `wrong_share`. With `max_teachers` below 3 each row has its own random
     choice of styles. A row depends on the seed and its problem only, not on its neighbours. Raises ValueError for a
@@ -158,6 +158,6 @@ def _trajectory(problem: Problem, source: str, answer: str, rng: random.Random, 
 
 
 def write_rows(rows: Iterable[dict[str, Any]], path: str | os.PathLike[str]) -> None:
-    """Writes rows as JSONL; the file appears whole or not at all. Makes missing folders."""
+    """Write rows as JSONL; the file appears whole or not at all. Make missing folders."""
     with atomic_write(Path(path)) as partial:
         write_jsonl(rows, partial)

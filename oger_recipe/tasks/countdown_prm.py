@@ -113,7 +113,7 @@ def sampled_solutions(base: Path, count: int, seed: int) -> Iterator[Solution]:
 
 
 def _shuffled(count: int, rng: random.Random, seed: int) -> list[Problem]:
-    """Draws problems, the same again and again where there are fewer."""
+    """Draw ``count`` problems; repeat them where there are fewer."""
     problems = _problems(seed)
     rng.shuffle(problems)
     return [problems[number % len(problems)] for number in range(count)]
@@ -136,7 +136,7 @@ def _problems(seed: int) -> list[Problem]:
 
 
 def _written(problem: Problem, rng: random.Random) -> str:
-    """A solution, or what misses the target, in a teacher's style, in most cases with something wrong in it."""
+    """Write a solution or a miss of the target in a teacher's style, in most cases with something wrong in it."""
     meant = problem if rng.random() < _RIGHT else _another(problem, rng)
     text = rng.choice([*TEACHERS.values()])(meant, rng)
     for wrong, share in _WRONGS.items():
@@ -146,14 +146,14 @@ def _written(problem: Problem, rng: random.Random) -> str:
 
 
 def _another(problem: Problem, rng: random.Random) -> Problem:
-    """The problem with a tree of sums and differences that misses the target, but for few problems that have none."""
+    """Return the problem with a tree of sums and differences that misses the target, unless 20 draws find none."""
     drawn = (random_expression(problem.numbers, _OPERATORS, rng, 10 * problem.target) for _ in range(20))
     missed = next((each[0] for each in drawn if each is not None and each[1] != problem.target), problem.expression)
     return replace(problem, expression=missed)
 
 
 def _with_a_lie(text: str, meant: Problem, target: int, rng: random.Random) -> str:
-    """What misses the target claims to make it."""
+    """Claim to reach the target where the text misses it."""
     value = value_of(meant.expression)
     for end in (", done.", ", yes."):
         text = text.replace(f"={value}{end}", f"={target}{end}")
@@ -161,7 +161,7 @@ def _with_a_lie(text: str, meant: Problem, target: int, rng: random.Random) -> s
 
 
 def _with_another_operand(text: str, meant: Problem, target: int, rng: random.Random) -> str:
-    """One number of the answer is another one, and so it is where the solution uses it; results stay as they are."""
+    """Change one number of the answer, and its last use in the solution; results stay as they are."""
     thought, _, answer = text.partition("<answer>")
     found = rng.choice([*re.finditer(r"\d+", answer)])
     other = str(rng.choice((*meant.numbers, rng.randint(1, 10))))

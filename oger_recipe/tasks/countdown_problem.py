@@ -26,12 +26,12 @@ class Problem:
 
     @property
     def uid(self) -> str:
-        """Names the problem by its numbers, not their order, and the target."""
+        """A name made of the numbers, whatever their order, and the target."""
         return f"countdown-{'-'.join(map(str, sorted(self.numbers)))}-{self.target}"
 
 
 def combine(operator: str, left: int, right: int) -> int | None:
-    """Returns the value of one step on positive integers, or None where it is not a positive integer."""
+    """Return the value of one step on positive integers, or None where it is not a positive integer."""
     if operator == "+":
         return left + right
     if operator == "*":
@@ -42,7 +42,7 @@ def combine(operator: str, left: int, right: int) -> int | None:
 
 
 def value_of(expression: Expression) -> int:
-    """Returns the value of a tree. Raises ValueError where some step has no positive integer value."""
+    """Return the value of a tree. Raises ValueError where some step has no positive integer value."""
     if isinstance(expression, int):
         return expression
     operator, left, right = expression
@@ -53,7 +53,7 @@ def value_of(expression: Expression) -> int:
 
 
 def render(expression: Expression) -> str:
-    """Writes a tree: every inner operation in brackets, the outermost without, no spaces."""
+    """Write a tree: every inner operation in brackets, the outermost without, no spaces."""
     if isinstance(expression, int):
         return str(expression)
     operator, left, right = expression
@@ -65,7 +65,7 @@ def _operand(expression: Expression) -> str:
 
 
 def steps(expression: Expression) -> list[Step]:
-    """Lists the operations of a tree as (left, operator, right, result), innermost first."""
+    """List the operations of a tree as (left, operator, right, result), innermost first."""
     if isinstance(expression, int):
         return []
     operator, left, right = expression
@@ -75,9 +75,9 @@ def steps(expression: Expression) -> list[Step]:
 def random_expression(
     numbers: Sequence[int], operators: str, rng: random.Random, limit: int
 ) -> tuple[Expression, int] | None:
-    """Combines all numbers in random order with random operators.
+    """Combine all numbers in random order with random operators.
 
-    Returns (tree, value), every value in it a positive integer <= limit, or None where the draw ran into a dead end.
+    Return (tree, value), every value in it a positive integer <= limit, or None where the draw ran into a dead end.
     """
     pool: list[tuple[Expression, int]] = [(number, number) for number in numbers]
     while len(pool) > 1:

@@ -28,8 +28,8 @@ from oger_recipe.tasks.countdown_problem import OPERATORS, combine
 STEPS = StepRule(delimiters=(", ",))
 
 _AGAIN = re.compile(r"\b(start|try)\b")  # words with which an attempt begins
-_EQUATION = re.compile(r"[\d+\-*/().=]*=[\d+\-*/().=]*")  # whatever is glued to an equals sign
-_AROUND = re.compile(r"\s*([-+*/=])\s*")  # spaces that belong to it
+_EQUATION = re.compile(r"[\d+\-*/().=]*=[\d+\-*/().=]*")  # all that is glued to an equals sign
+_AROUND = re.compile(r"\s*([-+*/=])\s*")  # spaces around a sign
 _OPERATION = r"(?P<a>\d{1,9})(?P<operator>[-+*/])(?P<b>\d{1,9})"
 _FORWARD = re.compile(rf"{_OPERATION}=(?P<made>\d{{1,9}})\.?")
 _BACKWARD = re.compile(rf"(?P<made>\d{{1,9}})={_OPERATION}\.?")
@@ -64,7 +64,7 @@ def step_labels(steps: Sequence[str], numbers: Sequence[int], target: int) -> li
 
 @lru_cache(maxsize=200_000)
 def reaches(values: Values, goals: Values) -> bool:
-    """Tell whether combining all of the values makes just the goals; both sorted."""
+    """Say whether combining all of the values makes just the goals; both sorted."""
     if len(values) <= len(goals):
         return values == goals
     return any(reaches(fewer, goals) for fewer in _combined(values))
@@ -72,7 +72,7 @@ def reaches(values: Values, goals: Values) -> bool:
 
 @lru_cache(maxsize=200_000)
 def _combined(values: Values) -> frozenset[Values]:
-    """What one statement can make of values."""
+    """Return all that one statement can make of values."""
     return frozenset(
         _sorted(rest, made)
         for pair in set(combinations(values, 2))
@@ -84,12 +84,12 @@ def _combined(values: Values) -> frozenset[Values]:
 
 
 def _missing(attempt: _Attempt) -> int:
-    """How many statements an attempt still needs."""
+    """Return how many statements an attempt still needs."""
     return len(attempt[0]) - len(attempt[1])
 
 
 def _stated(attempt: _Attempt, equation: str) -> _Attempt | None:
-    """The attempt after an equation; None where it is false, no statement, or made of what the attempt has not."""
+    """Return the attempt after an equation; None where it is false, no statement, or uses what the attempt has not."""
     left, goals = attempt
     forward = _FORWARD.fullmatch(equation)
     found = forward or _BACKWARD.fullmatch(equation)
@@ -105,7 +105,7 @@ def _stated(attempt: _Attempt, equation: str) -> _Attempt | None:
 
 
 def _without(values: Values, taken: Sequence[int]) -> Values | None:
-    """What is left of values; None where they have not all that is taken."""
+    """Return the values without those taken; None where some are missing."""
     rest = list(values)
     for value in taken:
         if value not in rest:

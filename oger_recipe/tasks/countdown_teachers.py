@@ -25,7 +25,7 @@ from oger_recipe.tasks.countdown_problem import (
 
 
 def _goals(expression: Expression) -> list[Step]:
-    """Lists the operations of `steps`, outermost first."""
+    """List the operations of `steps`, outermost first."""
     if isinstance(expression, int):
         return []
     operator, left, right = expression
@@ -33,7 +33,7 @@ def _goals(expression: Expression) -> list[Step]:
 
 
 def dead_end(problem: Problem, rng: random.Random) -> Expression:
-    """Draws a tree over all the numbers with another value than the problem's own tree."""
+    """Draw a tree over all the numbers with another value than the problem's own tree."""
     solved = value_of(problem.expression)
     # The sum is always within this limit, and any numbers reach at least one value besides their sum, so this ends.
     limit = max(10 * problem.target, sum(problem.numbers))
@@ -52,12 +52,12 @@ def _response(thought: str, expression: Expression) -> str:
 
 
 def forward(problem: Problem, _rng: random.Random) -> str:
-    """Builds the target up from the numbers: "start with 3+5=8, then 8*12=96, done."."""
+    """Build the target up from the numbers: "start with 3+5=8, then 8*12=96, done."."""
     return _response(f"start with {', then '.join(_sums(problem.expression))}, done.", problem.expression)
 
 
 def search(problem: Problem, rng: random.Random) -> str:
-    """Tries one dead end, or up to two different ones for two numbers, where they are short; then the solution."""
+    """Try one dead end, or for two numbers up to two different ones, which are short; then the solution."""
     tries = 1 if len(problem.numbers) > 2 else 2
     missed = dict.fromkeys(", ".join(_sums(dead_end(problem, rng))) for _ in range(tries))
     failures = "".join(f"try {sums}, no. " for sums in missed)
@@ -65,7 +65,7 @@ def search(problem: Problem, rng: random.Random) -> str:
 
 
 def backward(problem: Problem, _rng: random.Random) -> str:
-    """Takes the target apart: "need 96=8*12, need 8=3+5, found."."""
+    """Take the target apart: "need 96=8*12, need 8=3+5, found."."""
     goals = [f"need {result}={left}{operator}{right}" for left, operator, right, result in _goals(problem.expression)]
     return _response(f"{', '.join(goals)}, found.", problem.expression)
 
@@ -75,14 +75,14 @@ TEACHERS: dict[str, Teacher] = {"forward": forward, "search": search, "backward"
 
 
 def slip(problem: Problem, teacher: Teacher, rng: random.Random) -> str:
-    """Writes a wrong response in the teacher's style: with another value, or a number miscopied into the answer."""
+    """Write a wrong response in the teacher's style: with another value, or a number miscopied into the answer."""
     if rng.random() < 0.5:
         return teacher(replace(problem, expression=dead_end(problem, rng)), rng)
     return _miscopy(teacher(problem, rng), rng)
 
 
 def _miscopy(text: str, rng: random.Random) -> str:
-    """Moves one number of the answer by one, which always breaks the rule on the numbers."""
+    """Move one number of the answer by one, which always breaks the rule on the numbers."""
     thought, answer = text.split("<answer>")
     token = rng.choice(list(re.finditer(r"\d+", answer)))
     number = int(token.group())

@@ -39,12 +39,12 @@ PRMS: dict[str, Data] = {
     "countdown-prm-bad": BAD,
 }
 JUDGES = (*KNOWN, *PRMS)
-_AT_SERVER = {"model": "url", "tokenizer": "", "critic": "critic_url"}  # key -> the key with which a server names it
+_AT_SERVER = {"model": "url", "tokenizer": "", "critic": "critic_url"}  # key -> its server's key, where there is one
 
 
 def folder_of(model: str, cache: str, *, train: bool = True) -> str:
-    """Returns a model's folder where its name is in JUDGES, built unless the cache has it; else the name itself, and
-    without ``train`` that of a PRM which the cache has not."""
+    """Return a model's folder where its name is in JUDGES, built unless the cache has it; else the name itself.
+    Without ``train`` a PRM that is not in the cache keeps its name too."""
     if model not in JUDGES:
         return model
     where = Path(cache).expanduser()
@@ -59,7 +59,7 @@ def folder_of(model: str, cache: str, *, train: bool = True) -> str:
 
 
 def with_folders(entry: Mapping[str, Any], cache: str, *, train: bool = True) -> dict[str, Any]:
-    """The entry of oger.reward.sources with folders in the place of names in JUDGES; ``train`` see `folder_of`."""
+    """Return the entry of oger.reward.sources with folders in place of names in JUDGES. train: see `folder_of`."""
     names = {key: entry[key] for key, url in _AT_SERVER.items() if key in entry and not entry.get(url)}
     folders = {key: folder_of(name, cache, train=train) for key, name in names.items() if isinstance(name, str)}
     return {**entry, **folders}

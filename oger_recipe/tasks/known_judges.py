@@ -19,9 +19,9 @@ from oger_recipe.tasks.tiny_policy import build_tokenizer
 LONGEST, WIDTH, SURE = 4096, 32, 40.0
 # Coordinates of the hidden state: one that is the same everywhere, what the token is, and what attention has found.
 SAME, MARK, OTHER, REPLY, FOUND, ALSO = range(6)
-_LEVEL = 10.0  # of SAME: the length of a state, by which its norm divides, hardly depends on the others
-_UNIT = (WIDTH / (_LEVEL**2 + 1)) ** 0.5  # what the norm makes of 1
-_SLOWEST = WIDTH // 2 - 1  # dimension of a head that rotary embeddings hardly turn
+_LEVEL = 10.0  # of SAME: so large that the norm divides every state by about the same length
+_UNIT = (WIDTH / (_LEVEL**2 + 1)) ** 0.5  # 1 becomes this in the norm
+_SLOWEST = WIDTH // 2 - 1  # the dimension of a head that rotary embeddings turn least
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class First:
 
 
 def value(text: str, marks: str = "^~") -> float:
-    """What the head says of a text, to a hundredth or two: 2 for the first of two marks, less 1 for the second."""
+    """Return what the head says of a text, within 0.02: 2 for the first of two marks, less 1 for the second."""
     return 2.0 * (marks[0] in text) - (marks[1] in text)
 
 
 def save_judge(rule: Star | First, folder: Path) -> Path:
-    """The judge whose answers are the rule's; what it is asked must not end in one of them, which ends a reply."""
+    """Save a judge that answers by the rule. What it is asked must not end in an answer: that ends the reply."""
     from transformers import LlamaForCausalLM
 
     tokenizer = _tokenizer(rule.yes, rule.no)
@@ -74,7 +74,7 @@ def save_judge(rule: Star | First, folder: Path) -> Path:
 
 
 def save_head(folder: Path, marks: str = "^~") -> Path:
-    """The classifier with one label that says `value`."""
+    """Save a classifier with one label, whose logit is `value`."""
     from transformers import LlamaForSequenceClassification
 
     tokenizer = _tokenizer()
@@ -86,13 +86,13 @@ def save_head(folder: Path, marks: str = "^~") -> Path:
 
 
 def good_until(steps: Sequence[str], mark: str = "~") -> list[float]:
-    """What the PRM says of steps: 1 for each before the first that has the mark, 0 from that one on."""
+    """Return what the PRM says of steps: 1 for each before the first that has the mark, 0 from that one on."""
     return [float(not any(mark in step for step in steps[: place + 1])) for place in range(len(steps))]
 
 
 def save_prm(folder: Path, *, tag: str, head: bool = False, mark: str = "~", good: str = "+", bad: str = "-") -> Path:
-    """The process reward model that says `good_until` at every token: one that writes `good` or `bad`, or with a head
-    whose labels are bad and good. Tag, good and bad are one token of it each."""
+    """Save a process reward model that says `good_until` at every token: it writes `good` or `bad`, or has a head
+    whose labels are bad and good. Tag, good and bad are one token each."""
     from transformers import LlamaForCausalLM, LlamaForTokenClassification
 
     tokenizer = _tokenizer(tag, good, bad)
@@ -111,7 +111,7 @@ def save_prm(folder: Path, *, tag: str, head: bool = False, mark: str = "~", goo
 
 
 def _find(layer: Any, what: dict[int, float], result: int) -> None:
-    """Write into `result` the value of the token up to here for which the weighted sum is greatest, where it is 1."""
+    """Make a layer write into ``result`` the greatest weighted sum of any token so far, where that is 1."""
     attention = layer.self_attn
     attention.q_proj.weight[_SLOWEST, SAME] = 1 / (_LEVEL * _UNIT)
     for coordinate, weight in what.items():
@@ -122,7 +122,7 @@ def _find(layer: Any, what: dict[int, float], result: int) -> None:
 
 def _tokenizer(*words: str) -> Any:
     tokenizer = build_tokenizer([], vocab_size=3 + 256 + 4)
-    tokenizer.add_tokens([word for word in words if len(word) > 1])  # every reply is one token
+    tokenizer.add_tokens([word for word in words if len(word) > 1])  # so that every reply is one token
     tokenizer.model_max_length = LONGEST
     return tokenizer
 

@@ -20,7 +20,7 @@ MAX_POSITIONS = 1024
 
 
 def build_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Any:
-    """Trains a transformers tokenizer on ``texts``; any text survives encoding and decoding."""
+    """Train a transformers tokenizer on ``texts``; any text survives encoding and decoding."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -48,7 +48,7 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Any:
 
 
 def build_model(tokenizer: Any, hidden_size: int, num_layers: int) -> Any:
-    """Makes a randomly initialised Qwen3 with tied embeddings, as the small Qwen models have them."""
+    """Make a randomly initialised Qwen3 with tied embeddings, as the small Qwen models have them."""
     # Not Qwen2: for that architecture transformers replaces any saved tokenizer's cuts by Qwen2's own.
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -72,8 +72,8 @@ def build_model(tokenizer: Any, hidden_size: int, num_layers: int) -> Any:
 
 
 def renew(model: torch.nn.Module, seed: int) -> None:
-    """Other values in every parameter: norms around one, everything else noise. Untrained, but sure of what it says;
-    the same on every device."""
+    """Put new values into every parameter, the same on every device: norms around one, all else noise. The model is
+    untrained, but sure of what it says."""
     generator = torch.Generator().manual_seed(seed)
     for weight in model.parameters():
         noise = torch.randn(weight.shape, generator=generator)
@@ -81,7 +81,7 @@ def renew(model: torch.nn.Module, seed: int) -> None:
 
 
 def _examples(tokenizer: Any, rows: list[dict[str, Any]]) -> list[dict[str, list[int]]]:
-    """Makes one example of each teacher trajectory; only the response is learnt."""
+    """Make one example of each teacher trajectory; only the response is learnt."""
     pairs = [(row["prompt"], teacher["text"]) for row in rows for teacher in row["teachers"]]
     chats = [[{"role": "user", "content": prompt}] for prompt, _ in pairs]
     prompts = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
@@ -118,7 +118,7 @@ def warm_start(
     num_layers: int,
     seed: int,
 ) -> None:
-    """Makes the policy, trains it on the trajectories of ``rows``, pass after pass, and saves it with its tokenizer.
+    """Make the policy, train it on the trajectories of ``rows``, pass after pass, and save it with its tokenizer.
 
     The learning rate is constant but for the last ``decay`` of the steps, over which it falls to a twentieth.
     """
@@ -163,7 +163,7 @@ def _training_arguments(
 
 
 def _require_same_tokenizer(tokenizer: Any, folder: Path, text: str) -> None:
-    """Reads the tokenizer back as engine and policy do: AutoTokenizer may choose another class than the one saved."""
+    """Read the tokenizer back as engine and policy do: AutoTokenizer may choose another class than the one saved."""
     from transformers import AutoTokenizer
 
     if AutoTokenizer.from_pretrained(folder)(text)["input_ids"] != tokenizer(text)["input_ids"]:
