@@ -118,7 +118,7 @@ def _tokenizer(name: str) -> Any:
 
 
 def _summary(part: Part) -> str:
-    """Says how many problems have how many teachers."""
+    """Say how many problems have how many teachers."""
     from collections import Counter
 
     by_number = Counter(len(row["teachers"]) for row in part.rows)
@@ -127,7 +127,7 @@ def _summary(part: Part) -> str:
 
 
 def table(part: Part) -> str:
-    """Tabulates the counts of each source, without columns that no source needs."""
+    """Write the counts of each source as a table, without columns that no source needs."""
     from collections import Counter
 
     from oger_recipe.data.command_prepare import Tally
@@ -172,7 +172,7 @@ def _line(name: str, tally: Tally) -> dict[str, str]:
 
 
 def _validate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> bool:
-    """Prints the report, and tells whether anything is bad."""
+    """Print the report; say whether any row is bad."""
     from oger_recipe.data.command_validate import validate
     from oger_recipe.data.rows import without_repetitions
     from oger_recipe.data.sources import Columns

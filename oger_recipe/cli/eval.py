@@ -154,7 +154,7 @@ def _model(args: argparse.Namespace, settings: Mapping[str, Any]) -> Model:
 
 
 def _sampling(args: argparse.Namespace, settings: Mapping[str, Any]) -> Sampling:
-    """Takes what was given, else what the run's evaluation has, else the defaults."""
+    """Take what was given, else with --recipe what the run's evaluation has, else the defaults."""
     from oger_recipe.evaluation.sampling import Sampling
 
     of_run = {
@@ -178,7 +178,7 @@ def _prompting(args: argparse.Namespace, settings: Mapping[str, Any]) -> Prompti
 
     template, chat = settings["oger.prompt_template"], args.chat_template
     if chat is None:
-        of_task = settings["oger.task.name"] is not None and not template  # as a run gives it to its own task
+        of_task = settings["oger.task.name"] is not None and not template  # a run uses it for the built-in task
         of_run = settings["data.apply_chat_template"]
         chat = (of_task if of_run is None else of_run) if args.recipe else True
     return Prompting(template, chat, args.system_prompt, settings["data.input_template"])

@@ -46,7 +46,7 @@ Each flag is also a line of a recipe file: --actor.adam.lr 1e-6 is `actor: {adam
 
 
 def overview(parser: argparse.ArgumentParser) -> str:
-    """Usage, examples and the sections with their numbers of flags."""
+    """Write usage, examples and the sections with their numbers of flags."""
     sections = sections_of(parser)
     lines = {name: line for name, line in OPENRLHF_SECTIONS.items()}
     lines |= {name: each.about for name, each in OGER_SECTIONS.items()}
@@ -58,7 +58,7 @@ def overview(parser: argparse.ArgumentParser) -> str:
 
 
 def section(parser: argparse.ArgumentParser, name: str) -> str:
-    """The flags of a section, or those whose names begin with ``name``. Raises RecipeError if there are none."""
+    """Write the help of a section, or of flags that begin with ``name``. Raises RecipeError if there are none."""
     name = name.removeprefix("--").removesuffix(".")
     sections = sections_of(parser)
     actions = sections.get(name)
@@ -74,7 +74,7 @@ def section(parser: argparse.ArgumentParser, name: str) -> str:
 
 
 def sections_of(parser: argparse.ArgumentParser) -> dict[str, list[argparse.Action]]:
-    """Every flag in exactly one section, without --help itself and the opposites (--no-FLAG) of switches."""
+    """Put every flag into one section, without --help itself and the opposites (--no-FLAG) of switches."""
     own = {each.flag: section.title for section in SECTIONS for each in section.settings()}
     found: dict[str, list[argparse.Action]] = {name: [] for name in (*OPENRLHF_SECTIONS, "other", *OGER_SECTIONS)}
     for action in parser._actions:
@@ -85,7 +85,7 @@ def sections_of(parser: argparse.ArgumentParser) -> dict[str, list[argparse.Acti
 
 
 def sentence(action: argparse.Action) -> str:
-    """What the flag does, its default included."""
+    """Say what the flag does, its default included."""
     said = (action.help or SENTENCES.get(action.option_strings[0][2:], "")).replace("%%", "%")
     return said if "(default" in said else f"{said} (default: {_default(action)})"
 

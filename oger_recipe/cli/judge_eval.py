@@ -101,7 +101,7 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: 
 
 
 def _entry(args: argparse.Namespace, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the judge as an entry of oger.reward.sources."""
+    """Return the judge as an entry of oger.reward.sources."""
     if args.judge is None:
         entries = {entry["name"]: entry for entry in settings["oger.reward.sources"]}
         if args.source not in entries:

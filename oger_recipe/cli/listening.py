@@ -7,7 +7,7 @@ from oger_recipe.errors import RecipeError
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine reach what listens there."""
+    """Say whether this address can be reached by processes of this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -15,7 +15,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int, backlog: int) -> socket.socket:
-    """Open the listening socket. Raises RecipeError where it cannot be."""
+    """Open the listening socket. Raises RecipeError where that fails."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)

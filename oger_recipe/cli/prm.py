@@ -271,7 +271,7 @@ def _labelled(args: argparse.Namespace) -> tuple[list[Any], dict[str, int]]:
 
 
 def _entry(args: argparse.Namespace, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the PRM as an entry of oger.reward.sources."""
+    """Return the PRM as an entry of oger.reward.sources."""
     if args.prm is None:
         entries = {entry["name"]: entry for entry in settings["oger.reward.sources"]}
         if args.source not in entries:

@@ -16,7 +16,7 @@ from oger_recipe.ranges import NEGATIVE
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Raises RecipeError for a mistake, in place of argparse's usage and exit. Reads every negative number as one."""
+    """A parser that raises RecipeError in place of argparse's usage and exit, and reads every negative number."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -27,7 +27,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def require_writable(flag: str, path: Path) -> None:
-    """Raises RecipeError where no file could be written at the end of the work; makes missing folders."""
+    """Raise RecipeError where no file could be written at the end of the work; make missing folders."""
     if path.is_dir():
         raise RecipeError(f"{flag} {path} is a folder: name a file")
     try:
@@ -38,8 +38,8 @@ def require_writable(flag: str, path: Path) -> None:
 
 
 def settings_of_run(recipe: Path | None, flags: Sequence[str], command: argparse.ArgumentParser) -> Mapping[str, Any]:
-    """Reads the defaults, the recipe's settings, the flags'. The user's verifiers are found from then on, and models'
-    own code may run as the settings say.
+    """Read the settings of a run: defaults, over them the recipe's, over these the flags. From then on the user's
+    verifiers are found, and models' own code may run as the settings say.
 
     flags: what ``command`` does not know itself. Raises RecipeError for flags that a run has not either, and for
     settings by which no answer can be graded.

@@ -40,8 +40,8 @@ _WILDCARDS = ("0.0.0.0", "::")
 _OF_PRM = ("format", "good", "bad", "adapter")
 _POLL_S = 0.5
 _ENDS_WITHIN_S = 15.0
-# Its input ends when this process does, however it ends; the server's own processes are of its process group.
-_KEEPER = 'read -r _; kill -9 "-$1"'  # dash's kill knows no --
+# Kills the server's process group when its own input ends, which it does however this process ends.
+_KEEPER = 'read -r _; kill -9 "-$1"'  # dash's kill takes no --
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -49,10 +49,10 @@ def main(argv: list[str] | None = None) -> None:
     own, further = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
     try:
         args = _parser().parse_args(own)
-        if (folder := judge_folder(args.model)) != args.model:  # one that the built-in task brings
+        if (folder := judge_folder(args.model)) != args.model:  # a model of the built-in task
             args.model, args.name = folder, args.name or args.model
         key, cpu, prm = _checked(args), is_without_cuda(), _prm(args)
-        with tempfile.TemporaryDirectory(prefix="oger-prm-") as merged:  # with its adapter, while it is served
+        with tempfile.TemporaryDirectory(prefix="oger-prm-") as merged:  # the PRM with its adapter, while it is served
             if prm is not None and prm.adapter is not None:
                 args.name = args.name or args.model
                 prm = without_adapter(prm, Path(merged))
@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _checked(args: argparse.Namespace) -> str:
-    """Returns the key, after it has given the port a number. Raises RecipeError for what cannot work."""
+    """Replace port 0 by a free one, and return the API key. Raises RecipeError for what cannot work."""
     if lacking := not_installed("vllm"):
         raise RecipeError(lacking)
     key = api_key(args.api_key_env)
@@ -105,7 +105,7 @@ def _checked(args: argparse.Namespace) -> str:
 
 
 def _prm(args: argparse.Namespace) -> ProcessKeys | None:
-    """The keys of a PRM, where MODEL is one. Raises RecipeError for words that do not go together."""
+    """Return the keys of a PRM, where MODEL is one. Raises RecipeError for flags that do not go together."""
     of_prm = {name: value for name in _OF_PRM if (value := getattr(args, name)) is not None}
     if args.format is None:
         if of_prm:
@@ -126,7 +126,7 @@ def _prm(args: argparse.Namespace) -> ProcessKeys | None:
 
 
 def _command(args: argparse.Namespace, *, cpu: bool, key: str, prm: ProcessKeys | None = None) -> list[str]:
-    """vLLM's own, without the key: other users can read command lines."""
+    """Write vLLM's own command, without the key: other users can read command lines."""
     of_prm = {} if prm is None else step_arguments(prm)
     settings: dict[str, Any] = {
         "model": args.model if prm is None else prm.model,
@@ -157,7 +157,7 @@ def _environment(*, cpu: bool, key: str) -> dict[str, str]:
 
 
 def serve(command: Sequence[str], environment: Mapping[str, str], args: argparse.Namespace) -> int:
-    """Runs the server's command until a signal. Returns the exit status."""
+    """Run the server's command until a signal; return 0. Raises RecipeError if it ends."""
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, _stop)
     started, where = time.monotonic(), f"{args.host}:{args.port}"
@@ -190,7 +190,7 @@ class _Server:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """Ends them, kindly first; those that the server left behind as well."""
+        """End the server, with SIGTERM first, and all processes that it left behind."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.process.terminate()
@@ -199,7 +199,7 @@ class _Server:
         self._keeper.communicate()  # ends its input, and with it the group
 
     def wait_until_ready(self, address: str) -> None:
-        """Raises RecipeError where the server ends before."""
+        """Wait for an answer. Raises RecipeError if the server ends."""
         while True:
             status = self.process.poll()
             if status is not None:
@@ -213,13 +213,13 @@ class _Server:
 
 
 def _reached(host: str) -> str:
-    """The server's host for a client on this machine."""
+    """Return the server's host for a client on this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host
 
 
 def _entry(args: argparse.Namespace) -> str:
-    """One for oger.reward.sources, as YAML; a judge's plugin is to be filled in."""
+    """Write an entry for oger.reward.sources, as YAML; a judge's plugin is to be filled in."""
     is_prm, is_judge = args.format is not None, not args.head and args.format is None
     host = socket.gethostname() if args.host in _WILDCARDS else _reached(args.host)
     entry = {

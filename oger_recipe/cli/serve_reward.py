@@ -31,7 +31,7 @@ from oger_recipe.rewards.verifiers import VERIFIERS, allow, look_in, resolve
 
 TOKEN_ENVIRONMENT = "OGER_REWARD_TOKEN"
 _WILDCARDS = ("0.0.0.0", "::")
-# After the drain only what is being sent is waited for, and clients that do not read.
+# After the drain only responses are waited for, some by clients that do not read.
 _CLOSE_TIMEOUT_S = 2
 HEADER_TIMEOUT_S = 10.0
 
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     except RecipeError as error:
         sys.exit(f"oger serve-reward: {error}")
     if ungraded:
-        # Threads that still grade would keep the interpreter; the workers end when this process does.
+        # Threads that still grade would keep the interpreter alive; the workers end when it does.
         print(f"oger serve-reward: ended with {ungraded} requests ungraded", file=sys.stderr, flush=True)
         os._exit(1)
     shared_pool().close()
@@ -105,7 +105,7 @@ def _seconds(text: str) -> float:
 
 
 def _checked(args: argparse.Namespace) -> socket.socket:
-    """Opens the listening socket. Raises RecipeError for everything that cannot work."""
+    """Open the listening socket. Raises RecipeError for everything that cannot work."""
     look_in([os.getcwd()])
     allow(args.allow_task)
     for task in args.allow_task:
@@ -121,7 +121,7 @@ def _checked(args: argparse.Namespace) -> socket.socket:
 
 
 def _serve(args: argparse.Namespace, listener: socket.socket) -> int:
-    """Serves until a signal. Returns how many requests were left ungraded."""
+    """Serve until a signal. Return how many requests were left ungraded."""
     _set_up_logging(verbose=args.verbose)
     _raise_file_limit(args.max_concurrency)
     settings = GradingSettings(
@@ -169,7 +169,7 @@ def _set_up_logging(*, verbose: bool) -> None:
 
 
 def _raise_file_limit(max_concurrency: int) -> None:
-    """Allows as many files as connections: those that are held, those to be answered 503, and the pool's."""
+    """Allow as many open files as connections: those held, those to be answered 503, and the pool's."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * max_concurrency + 256
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -178,7 +178,7 @@ def _raise_file_limit(max_concurrency: int) -> None:
 
 
 def _warm_up() -> None:
-    """Starts the pool before the first request waits for it, and says at once what every answer would run into."""
+    """Start the pool before the first request waits for it, and print at once an error that every answer would hit."""
     graded = shared_pool().grade("math", "\\boxed{1}", "1")
     if graded.error is not None:
         print(f"oger serve-reward: answers of task 'math' cannot be graded here: {graded.error}", file=sys.stderr)
@@ -197,7 +197,7 @@ def _start_line(args: argparse.Namespace, settings: GradingSettings, listener: s
 
 
 class _HeadersInTime(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Uvicorn's connection, closed when the headers of a request are not there in time after its first byte (of the
+    """Uvicorn's connection, closed when a request's headers are not complete in time after its first byte (of the
     first request: after the connection was made). Uvicorn itself limits only how long no byte arrives, between
     requests."""
 
@@ -229,7 +229,7 @@ class _HeadersInTime(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn that goes on answering while it drains, so that new requests are told to come again elsewhere."""
+    """Uvicorn that goes on answering while it drains, so that new requests get a 503 and can go elsewhere."""
 
     def __init__(self, config: uvicorn.Config, service: RewardService, drain_timeout_s: float) -> None:
         super().__init__(config)
@@ -237,7 +237,7 @@ class _Server(uvicorn.Server):
         self._deadline = math.inf
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Leaves out the base class's record of signals, which it raises again at the end: this end is no failure."""
+        """Begin to drain; at a second signal end at once. The base class would raise the signal again at the end."""
         if self._service.draining:
             self.should_exit = self.force_exit = True
             return
@@ -245,7 +245,7 @@ class _Server(uvicorn.Server):
         self._service.draining = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Called by the base class ten times a second; True ends it."""
+        """Say, ten times a second, whether the server ends."""
         if self._service.draining and (self._service.in_flight == 0 or time.monotonic() > self._deadline):
             self.should_exit = True
         return await super().on_tick(counter)

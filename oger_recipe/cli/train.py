@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _recipe(given: Path | None, flags: list[str]) -> Path:
-    """The file to train by. Raises RecipeError where there is none, or another trainer's script in its place."""
+    """Return the file to train by. Raises RecipeError where there is none, or for another trainer's script."""
     if given is None:
         advice = recognised_flags(flags) or (OPENRLHF if any(flag.startswith("--") for flag in flags) else None)
         raise RecipeError(

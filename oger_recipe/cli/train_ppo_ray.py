@@ -27,10 +27,10 @@ from oger_recipe.settings.values import out_of_range
 def settings_of(
     parser: argparse.ArgumentParser, flags: Sequence[str], recipe: Path | None = None, *, train_judges: bool = True
 ) -> Mapping[str, Any]:
-    """The settings by flag that a recipe file and the flags over it make. Keys in them go into the environment.
-    ``train_judges``: the built-in task's that are still to be trained, which takes minutes.
+    """Return the settings by flag that a recipe file and the flags over it make. Put keys in them into the
+    environment. ``train_judges``: train those of the built-in task that are still to be trained, which takes minutes.
 
-    Raises RecipeError for what is wrong in either, with the nearest name for one that there is not.
+    Raises RecipeError for what is wrong in either, with the nearest known name for an unknown one.
     """
     file = read_recipe(recipe, parser) if recipe else {}
     hidden = {name: hide_secret(name, value) for name, value in file.items()}, hide_secrets(flags)
@@ -51,7 +51,7 @@ def settings_of(
 def parse(
     parser: argparse.ArgumentParser, flags: Sequence[str], settings: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """``settings`` with the flags over them. Raises RecipeError with all mistakes in them where the flags have any."""
+    """Return ``settings`` with the flags over them. Raises RecipeError with all mistakes in the flags."""
     given = {flag.removeprefix("--").partition("=")[0] for flag in flags}
     settings = without_outdone(settings or {}, given)
     try:
@@ -60,7 +60,7 @@ def parse(
             raise RecipeError(problem)
         return value
     except RecipeError:
-        if recognised_flags(flags):  # of another trainer, all of them
+        if recognised_flags(flags):  # they are all another trainer's
             raise
         mistakes, values = _one_by_one(parser, flags, settings)
         mistakes += out_of_range(values)
@@ -70,7 +70,7 @@ def parse(
 
 
 def _parsed(parser: argparse.ArgumentParser, flags: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises RecipeError for the first mistake."""
+    """Parse all flags. Raises RecipeError for the first mistake."""
     args, rest = parser.parse_known_args(flags, argparse.Namespace(**settings))
     if rest and (advice := recognised_flags(rest)):
         raise RecipeError(f"{_unknown(rest[0], parser)}: {advice}")
@@ -83,7 +83,7 @@ def _parsed(parser: argparse.ArgumentParser, flags: Sequence[str], settings: Map
 def _one_by_one(
     parser: argparse.ArgumentParser, flags: Sequence[str], settings: Mapping[str, Any]
 ) -> tuple[list[str], dict[str, Any]]:
-    """What is wrong with each flag, and the settings that the others make."""
+    """Return what is wrong with each flag, and the settings that the others make."""
     mistakes: list[str] = []
     values = _parsed(parser, [], settings)
     starts = [place for place, word in enumerate(flags) if word.startswith("--")]
@@ -103,7 +103,7 @@ def _unknown(flag: str, parser: argparse.ArgumentParser) -> str:
 
 
 def _stray(word: str, flags: Sequence[str], parser: argparse.ArgumentParser) -> str:
-    """A word that no flag takes: the one before it may be a switch."""
+    """Say that no flag takes this word; the one before it may be a switch."""
     flag = flags[flags.index(word) - 1] if word in flags[1:] else ""
     off = "--no-" + flag.removeprefix("--")
     if off not in parser._option_string_actions:
