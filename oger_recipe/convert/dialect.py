@@ -20,8 +20,8 @@ class Argument:
     line: int
 
 
-# Takes the words behind the program, and a function that tells a word's line. Returns the settings, and a sentence for
-# each word that cannot be read.
+# The words behind the program, and a function from a word to its line -> the settings, and a sentence for each word
+# that cannot be read.
 Reader = Callable[[Sequence[str], Callable[[str], int]], tuple[list[Argument], list[str]]]
 
 
@@ -41,7 +41,7 @@ class Dialect:
     """
 
     name: str
-    trainer: str  # whose defaults count for what a command leaves out
+    trainer: str  # its defaults count for what a command leaves out
     program: str
     command: re.Pattern[str]
     stray: re.Pattern[str]
@@ -63,6 +63,6 @@ class Dialect:
         return {flag.name: flag for section in self.sections.values() for flag in section}
 
     def find(self, name: str) -> Flag | None:
-        """Returns the flag of this name, or the family that it belongs to."""
+        """Return the flag of this name, or the family that it belongs to, or None."""
         families = (flag for key, flag in self.flags.items() if key.endswith("*") and name.startswith(key[:-1]))
         return self.flags.get(name) or next(families, None)

@@ -49,11 +49,11 @@ class Conversion:
 def convert(
     text: str, source: str, parser: argparse.ArgumentParser, variables: Mapping[str, str], out: Path | None = None
 ) -> Conversion:
-    """Converts the one training command in ``text``, the content of the file ``source``.
+    """Convert the one training command in ``text``, the content of the file ``source``.
 
     ``parser`` is that of `oger train` on a GPU machine: what equals its defaults is not written unless the command
-    says it. ``out``: where the recipe will be, beside which `oger train` will look for its plugins. Collects problems
-    and raises nothing.
+    says it. ``out``: where the recipe will be, beside which `oger train` will look for its plugins. Collect problems
+    and raise nothing.
     """
     command = read_command(text, variables, list(DIALECTS.values()))
     result = Conversion(remarks=list(command.remarks), problems=list(command.problems))
@@ -88,7 +88,7 @@ def _convert(
 
 
 def _given(command: Command, dialect: Dialect, result: Conversion) -> dict[str, tuple[Any, int]]:
-    """Returns the command's flags with their values and lines; the last of several counts."""
+    """Return the command's flags with their values and lines; the last of several counts."""
     given: dict[str, tuple[Any, int]] = {}
     for argument in command.arguments:
         flag = dialect.find(argument.name)
@@ -172,7 +172,7 @@ def _word(value: Any) -> str:
 
 
 def _environment(command: Command, dialect: Dialect, result: Conversion) -> None:
-    """Turns exported variables into settings, or into remarks: the user may have to export them here as well."""
+    """Turn exported variables into settings, or into remarks: the user may have to export them here as well."""
     known = {flag.name: flag for flag in dialect.environment}
     for name, value in command.environment.items():
         if name in known:
@@ -184,7 +184,7 @@ def _environment(command: Command, dialect: Dialect, result: Conversion) -> None
 def _finish(
     result: Conversion, dialect: Dialect, source: str, parser: argparse.ArgumentParser, out: Path | None
 ) -> None:
-    """Writes the recipe and reads it back as `oger train` will."""
+    """Write the recipe and read it back as `oger train` will."""
     order = {name[2:]: place for place, action in enumerate(parser._actions) for name in action.option_strings}
     result.settings = dict(sorted(result.settings.items(), key=lambda item: order[item[0]]))
     unset = {key: text for key, (value, _, _) in result.settings.items() for text in placeholders(value)}
@@ -200,7 +200,7 @@ def _finish(
 
 
 def _refusals(text: str, parser: argparse.ArgumentParser, out: Path | None) -> list[str]:
-    """Returns the sentences by which `oger train` would refuse the recipe."""
+    """Return the sentences by which `oger train` would refuse the recipe."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recipe.yaml"
         path.write_text(text, encoding="utf-8")

@@ -47,7 +47,7 @@ OPENR = (
     "this is OpenR's; `oger convert` reads the training on its page, train_math.py. In place of test_math.py there is "
     "`oger eval`, which also grades, and in place of its trainers of process reward models `oger prm train`"
 )
-# In this order: what a page of text is taken for.
+# The first that a page of text matches counts.
 _SIGNS = (
     (re.compile(r"\btest_math\.py|\bfinetune_(?:qwen|math_shep|llama)\w*\.py"), OPENR),
     (re.compile(r"openrlhf[./]cli[./]"), OPENRLHF),
@@ -61,11 +61,11 @@ _TRL_FLAGS = frozenset(
 
 
 def recognised(text: str) -> str | None:
-    """Says what to do with a script or page of another trainer. Returns None where it is none."""
+    """Say what to do with a script or page of another trainer. Return None where it is none."""
     return next((advice for sign, advice in _SIGNS if sign.search(text)), None)
 
 
 def recognised_flags(words: Sequence[str]) -> str | None:
-    """Says the same of words that stand where flags of `oger train` are expected."""
+    """Say the same of words that stand where flags of `oger train` are expected."""
     names = {word.removeprefix("--").partition("=")[0] for word in words}
     return TRL if names & _TRL_FLAGS else recognised(" ".join(words))

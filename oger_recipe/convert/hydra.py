@@ -14,12 +14,12 @@ _REFERENCE = re.compile(r"\$\{([\w.]+\.[\w.]+)\}")
 
 
 def stray(sections: Sequence[str]) -> re.Pattern[str]:
-    """Matches the beginning of a line that sets something in one of these sections."""
+    """Make a pattern for the beginning of a line that sets something in one of these sections."""
     return re.compile(rf"\s*['\"]?\+{{0,2}}(?:{'|'.join(sections)})\.[\w.]+=")
 
 
 def read_overrides(words: Sequence[str], line_of: Callable[[str], int]) -> tuple[list[Argument], list[str]]:
-    """Returns the settings, references among them resolved, and a sentence for every word that is none."""
+    """Return the settings, references among them resolved, and a sentence for every word that is none."""
     overrides: list[Argument] = []
     problems = []
     for word in words:
@@ -42,7 +42,7 @@ def _refusal(word: str) -> str:
 
 
 def parse(text: str, kind: type | None = None) -> Any:
-    """Returns null, a switch, a number or a list as Hydra does; else, and for ``str``, the text without quotes."""
+    """Return null, a switch, a number or a list as Hydra does; else, and for ``str``, the text without quotes."""
     word = text.strip()
     if word in ("", "null", "None", "~", "{}"):
         return None

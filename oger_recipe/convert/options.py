@@ -11,7 +11,7 @@ from oger_recipe.convert.values import Flag
 
 
 def reader(sections: Mapping[str, Sequence[Flag]]) -> Reader:
-    """Makes what takes the words of a command with these flags apart. A flag of type bool is a switch: it takes no
+    """Make a function that reads the words of a command with these flags. A flag of type bool is a switch: it takes no
     value, and is the opposite of its default where it is given."""
     flags = {flag.name: flag for section in sections.values() for flag in section}
     switches = {name: str(flag.default is not True) for name, flag in flags.items() if flag.value_type() is bool}
@@ -43,7 +43,7 @@ def reader(sections: Mapping[str, Sequence[Flag]]) -> Reader:
 
 
 def parse(text: str, kind: type | None = None) -> Any:
-    """Returns a number or a switch where the flag takes one and the text is one, else the text."""
+    """Return a number or a switch where the flag takes one and the text is one, else the text."""
     if kind is bool:
         return text == "True"
     if kind in (int, float):

@@ -9,7 +9,7 @@ from oger_recipe.convert.values import Flag
 
 
 def page(dialect: Dialect) -> str:
-    """Returns the page's text."""
+    """Write the page's text."""
     return "\n".join([dialect.introduction, *_sections(dialect)])
 
 

@@ -15,12 +15,12 @@ _WIDTH = 118
 def recipe_text(
     settings: dict[str, tuple[Any, list[str], bool]], header: Iterable[str], common_prefix: str = ""
 ) -> str:
-    """Returns the file's text. ``settings``: our flag -> (value, the flags that it comes from, whether one was given).
+    """Return the file's text. ``settings``: our flag -> (value, the flags that it comes from, whether one was given).
 
-    Leaves ``common_prefix`` out of the names of these flags.
+    Leave ``common_prefix`` out of the names of these flags.
     """
     root: dict[str, Any] = {}
-    for key in sorted(settings, key=lambda key: _ORDER.index(key.split(".")[0])):  # stable: else as they came
+    for key in sorted(settings, key=lambda key: _ORDER.index(key.split(".")[0])):  # stable in each section
         *parents, leaf = key.split(".")
         node = root
         for parent in parents:
@@ -54,13 +54,13 @@ def _lines(node: dict[str, Any], indent: str, prefix: str) -> Iterator[str]:
 
 
 def _item(value: dict[str, Any], width: int) -> Iterator[str]:
-    """Writes an item of a list, and its further lines below its first."""
+    """Write an item of a list, and its further lines below its first."""
     for number, line in enumerate(_scalar(value, width).splitlines()):
         yield f"   {line}" if number else f"- {line}"
 
 
 def _scalar(value: Any, width: int = 10_000) -> str:
-    """Writes the value as YAML, on one line unless it is wider."""
+    """Write the value as YAML, on one line unless it is wider."""
     text: str = yaml.dump(
         value, Dumper=_Dumper, default_flow_style=True, width=width, allow_unicode=True, sort_keys=False
     )
@@ -68,7 +68,7 @@ def _scalar(value: Any, width: int = 10_000) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes line breaks as \\n."""
+    """YAML with line breaks as \\n."""
 
 
 def _quoted(dumper: _Dumper, text: str) -> yaml.ScalarNode:

@@ -43,7 +43,7 @@ class _Line:
 
 
 def read_command(text: str, variables: Mapping[str, str], dialects: Sequence[Dialect]) -> Command:
-    """Reads the one training command in ``text``; ``variables`` win over those that the text sets."""
+    """Read the one training command in ``text``; ``variables`` win over those that the text sets."""
     command = Command()
     known = dict(variables)
     lines = list(_joined(text))
@@ -72,7 +72,7 @@ def read_command(text: str, variables: Mapping[str, str], dialects: Sequence[Dia
 
 
 def _explained(lines: Iterable[_Line], dialect: Dialect) -> Iterator[str]:
-    """Yields what the dialect says of lines beside the command, with their numbers."""
+    """Yield what the dialect says of lines beside the command, with their numbers."""
     for line in lines:
         yield from (
             f"line {line.first}: {sentence}" for pattern, sentence in dialect.lines if pattern.search(line.text)
@@ -80,7 +80,7 @@ def _explained(lines: Iterable[_Line], dialect: Dialect) -> Iterator[str]:
 
 
 def _joined(text: str) -> Iterator[_Line]:
-    """Joins lines as a shell does: a comment ends its line, and with it the joining."""
+    """Join lines as a shell does: a comment ends its line, and with it the joining."""
     parts: list[str] = []
     first = 1
     for number, line in enumerate(text.splitlines(), start=1):
@@ -108,7 +108,7 @@ def _without_comment(line: str) -> tuple[str, bool]:
 
 
 def _expand(text: str, known: Mapping[str, str], used: set[str]) -> str:
-    """Puts known variables in place; unknown ones stay as they are written."""
+    """Put known variables in place; leave unknown ones as they are written."""
 
     def value(match: re.Match[str]) -> str:
         name = match["plain"] or match["braced"]
@@ -123,7 +123,7 @@ def _expand(text: str, known: Mapping[str, str], used: set[str]) -> str:
 
 
 def _read_assignments(text: str, command: Command, known: dict[str, str], fixed: Mapping[str, str]) -> None:
-    """Reads ``NAME=value`` and ``export NAME=value ...`` before the command."""
+    """Read ``NAME=value`` and ``export NAME=value ...`` before the command."""
     match = _ASSIGNMENT.fullmatch(text)
     if match is None:
         return
@@ -142,9 +142,9 @@ def _read_assignments(text: str, command: Command, known: dict[str, str], fixed:
 def _read_arguments(
     entry: _Line, lines: list[str], command: Command, dialect: Dialect, known: Mapping[str, str]
 ) -> None:
-    """Reads the words behind the program by the dialect's syntax, and variables in front of it.
+    """Read the words behind the program by the dialect's syntax, and variables in front of it.
 
-    What else stands in front of it, `ray job submit` and the end of its JSON among them, is not the command's.
+    Skip all else in front of it, `ray job submit` and the end of its JSON among them.
     """
     program = dialect.command.search(entry.text)
     assert program

@@ -52,7 +52,7 @@ class Flag:
 
 
 def checked(value: Any, flag: Flag) -> Any:
-    """Returns the value as the flag's type; null where that is a value.
+    """Return the value as the flag's type; null where that is a value.
 
     Raises:
         Unsupported: it is of another type, or still a variable where a number or a switch is needed.
@@ -69,12 +69,12 @@ def checked(value: Any, flag: Flag) -> Any:
 
 
 def is_placeholder(value: Any) -> bool:
-    """Tells whether a text stands for what the user has to fill in."""
+    """Say whether a text stands for what the user has to fill in."""
     return isinstance(value, str) and bool(re.search(r"\$|path/to|<[^>]+>|your[-_ /]|^[A-Z_]+_PATH$", value))
 
 
 def placeholders(value: Any) -> Iterator[str]:
-    """Yields the texts in a value that stand for what the user has to fill in."""
+    """Yield the texts in a value that stand for what the user has to fill in."""
     if is_placeholder(value):
         yield value
     elif isinstance(value, list | dict):
@@ -83,7 +83,7 @@ def placeholders(value: Any) -> Iterator[str]:
 
 
 def one_of(value: Any, choices: Mapping[Any, Any]) -> Any:
-    """Returns what the value means among ``choices``. Raises Unsupported with all of them and the nearest one."""
+    """Return what the value means among ``choices``. Raises Unsupported with all of them and the nearest one."""
     if value in choices:
         return choices[value]
     names = [str(choice) for choice in choices]
@@ -92,22 +92,22 @@ def one_of(value: Any, choices: Mapping[Any, Any]) -> Any:
 
 
 def to(*targets: str) -> Rule:
-    """Gives the value itself to each of these flags of ours."""
+    """Make a rule that gives the value itself to these flags."""
     return lambda value, get: dict.fromkeys(targets, value)
 
 
 def choice(target: str, choices: Mapping[Any, Any]) -> Rule:
-    """Replaces their word for a thing by ours."""
+    """Make a rule that replaces their word by ours."""
     return lambda value, get: {target: one_of(value, choices)}
 
 
 def bound_of(target: str) -> Rule:
-    """Sets a bound; -1 is none."""
+    """Make a rule for a bound; -1 is none."""
     return lambda value, get: {target: None if value == -1 else value}
 
 
 def inert(reason: str) -> Rule:
-    """Says that no value has an effect, and why."""
+    """Make a rule by which no value has an effect."""
 
     def rule(value: Any, get: Get) -> Settings:
         raise NoEffect(reason)
@@ -116,7 +116,7 @@ def inert(reason: str) -> Rule:
 
 
 def only(works: Any, reason: str, instead: str) -> Rule:
-    """Accepts the one value that happens here anyway, and refuses any other."""
+    """Make a rule that takes the one value that happens here anyway, and refuses others."""
 
     def rule(value: Any, get: Get) -> Settings:
         if value == works:
@@ -127,7 +127,7 @@ def only(works: Any, reason: str, instead: str) -> Rule:
 
 
 def where(condition: Callable[[Get], str], rule: Rule) -> Rule:
-    """Applies ``rule``, unless ``condition`` gives a reason why the flag does nothing in this command."""
+    """Make a rule that applies ``rule``, unless ``condition`` says why the flag does nothing in this command."""
 
     def conditional(value: Any, get: Get) -> Settings:
         reason = condition(get)
@@ -139,21 +139,21 @@ def where(condition: Callable[[Get], str], rule: Rule) -> Rule:
 
 
 def same(name: str, default: Any, target: str, **more: Any) -> Flag:
-    """A flag that has its twin here, in the same unit."""
+    """Make a flag that has its twin here, in the same unit."""
     return Flag(name, default, to(target), target, **more)
 
 
 def dead(name: str, default: Any, reason: str, **more: Any) -> Flag:
-    """A flag without effect here."""
+    """Make a flag without effect here."""
     return Flag(name, default, inert(reason), remark=reason, **more)
 
 
 def alone(name: str, works: Any, reason: str, instead: str, **more: Any) -> Flag:
-    """A flag that is accepted at the one value that happens here anyway."""
+    """Make a flag that is accepted at the one value that happens here anyway."""
     word = "null" if works is None else works
     return Flag(name, works, only(works, reason, instead), remark=f"{word} alone: {reason}", **more)
 
 
 def refused(name: str, instead: str) -> Flag:
-    """A flag that no value of is honoured."""
+    """Make a flag of which no value is honoured."""
     return Flag(name, UNSET, only(UNSET, "", instead), remark=f"refused: {instead}")

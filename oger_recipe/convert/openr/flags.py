@@ -19,14 +19,14 @@ _MASKED = "only tokens that were sampled are trained on"
 
 
 def _counts(name: str, default: object, rule, ours: str, remark: str = "", shown: object = None) -> Flag:
-    """A flag that OpenR's code overwrites; ``default``: with this value. ``shown``: where the table holds none."""
+    """Make a flag that OpenR's code sets to ``default``. ``shown``: that value, where the table holds none."""
     said = f"its code sets it to {default if shown is None else shown}, whatever the command says; here it counts"
     return Flag(name, default, rule, ours, f"{said}. {remark}" if remark else said, kind=int if default is UNSET else
                 None, differs=True)  # fmt: skip
 
 
 def _refused(name: str, left_out: object, reason: str, instead: str = "leave it out") -> Flag:
-    """A flag that means nothing here, and no more than ``left_out`` there."""
+    """Make a flag without a meaning here, of which OpenR too takes ``left_out`` alone."""
     return Flag(name, left_out, only(left_out, reason, f"{reason}: {instead}"), remark=f"refused: {reason}")
 
 

@@ -8,14 +8,14 @@ from typing import Any
 from oger_recipe.convert.values import Get, NoEffect, Rule, Settings, Unsupported, one_of, where
 
 SOURCES = "oger.reward.sources"
-MOST_STEPS = 10  # of a response, in its environment
-VALUE_HEAD = (1024, 512)  # widths of the hidden layers in its critic
-BUFFER_STEPS = 8  # what its code sets episode_length to
-UNCLIPPED = 1e6  # further than values move in an update; OpenRLHF has no value for none
+MOST_STEPS = 10  # of a response in OpenR's environment
+VALUE_HEAD = (1024, 512)  # widths of the hidden layers in OpenR's critic
+BUFFER_STEPS = 8  # OpenR's code sets episode_length to it
+UNCLIPPED = 1e6  # values move less in an update; OpenRLHF has no value for no bound
 BETAS = (0.9, 0.999)  # of Adam
-PROMPT_TOKENS = 2048  # room for a prompt; there is no bound there
+PROMPT_TOKENS = 2048  # room for a prompt; OpenR has no bound
 TEMPERATURE, TOP_K = 0.5, 50
-_FORWARD_ROWS = 16  # of a forward pass without gradients
+_FORWARD_ROWS = 16  # rows of a forward pass without gradients
 
 # --algorithm_name: our estimator, and what has a probability ratio of its own
 ALGORITHMS = {"APPO": ("appo", "step"), "TPPO": ("tppo", "token"), "GRPO": ("process_grpo_batch", "step")}
@@ -33,7 +33,7 @@ def _only_critic(get: Get) -> str:
 
 
 def of_critic(rule: Rule) -> Rule:
-    """Applies the rule where there is a critic."""
+    """Limit the rule to commands with a critic."""
     return where(_only_critic, rule)
 
 
@@ -47,15 +47,15 @@ def algorithm(value: Any, get: Get) -> Settings:
 
 
 def value_head(value: Any, get: Get) -> Settings:
-    """Makes the value head's hidden layers: those of its code, unless the command says a width or a number."""
+    """Set the value head's hidden layers: those of its code, unless the command says a width or a number."""
     width, layers = get("--hidden_size"), get("--layer_N")
     given = width is not None or layers is not None
-    sizes = [64 if width is None else width] * (2 if layers is None else layers)  # the defaults of its parser
+    sizes = [64 if width is None else width] * (2 if layers is None else layers)  # OpenR's parser has these defaults
     return {"oger.critic.hidden_sizes": sizes if given else list(VALUE_HEAD)}
 
 
 def both(setting: str) -> Rule:
-    """Sets ``setting`` of the policy, and of the critic where there is one."""
+    """Make a rule that sets ``setting`` of the policy, and of the critic if any."""
 
     def rule(value: Any, get: Get) -> Settings:
         return {f"{role}.{setting}": value for role in (["actor", "critic"] if has_critic(get) else ["actor"])}
@@ -64,20 +64,20 @@ def both(setting: str) -> Rule:
 
 
 def clip(value: Any, get: Get) -> Settings:
-    """One bound for ratios and values, or for ratios alone."""
+    """Set one bound for ratios and values, or for ratios alone."""
     bound = get("--clip_param")
     of_values = bound if get("--use_clipped_value_loss") else UNCLIPPED
     return {"actor.eps_clip": bound} | ({"critic.value_clip": of_values} if has_critic(get) else {})
 
 
 def max_norm(value: Any, get: Get) -> Settings:
-    """Bounds the norm of gradients; 0 is no bound."""
+    """Bound the norm of gradients; 0 is no bound."""
     bound = get("--max_grad_norm") if get("--use_max_grad_norm") else 0.0
     return both("max_norm")(bound, get)
 
 
 def huber(value: Any, get: Get) -> Settings:
-    """The bound of the critic's error behind which its loss is linear; none without Huber's loss."""
+    """Set the critic's error beyond which its loss is linear; None without Huber's loss."""
     return {"oger.critic.huber_delta": get("--huber_delta") if get("--use_huber_loss") else None}
 
 
@@ -89,7 +89,7 @@ def schedule(value: Any, get: Get) -> Settings:
 
 
 def lengths(value: Any, get: Get) -> Settings:
-    """A response is at most as many steps as an episode, each of at most max_new_tokens."""
+    """Bound a response by the steps of an episode, each of at most max_new_tokens."""
     steps, tokens = min(get("--episode_length") or MOST_STEPS, MOST_STEPS), get("--max_new_tokens")
     return {
         "oger.steps.max_steps": steps,
@@ -108,7 +108,7 @@ def _buffer_steps(get: Get) -> int:
 
 
 def _responses(get: Get) -> int:
-    """Responses of an update: those that a thread's part of the buffer would hold if each had all its steps."""
+    """Return the responses of an update: as many as fill the threads' parts of the buffer, if all have all steps."""
     return int(get("--n_rollout_threads") * math.ceil(_buffer_steps(get) / MOST_STEPS))
 
 
@@ -122,7 +122,7 @@ def rollouts(value: Any, get: Get) -> Settings:
 
 
 def updates(value: Any, get: Get) -> Settings:
-    """A run is so many updates, and so many passes over the problems at the most: there they are drawn at random."""
+    """Set the number of updates, and as many passes as a bound: there problems are drawn at random."""
     count = get("--num_env_steps") // (_buffer_steps(get) * get("--n_rollout_threads"))
     if count < 1:
         raise Unsupported("that is not one update: an update takes episode_length x n_rollout_threads steps")
@@ -130,7 +130,7 @@ def updates(value: Any, get: Get) -> Settings:
 
 
 def mini_batches(value: Any, get: Get) -> Settings:
-    """An optimizer step has a part of the update's responses; there it has a part of their steps."""
+    """Divide an update's responses into optimizer steps; there their steps are divided."""
     responses, parts = _responses(get), get("--num_mini_batch")
     if parts < 1 or responses % parts:
         raise Unsupported(
@@ -142,7 +142,7 @@ def mini_batches(value: Any, get: Get) -> Settings:
 
 
 def number(least: int, rule: Rule) -> Rule:
-    """Applies the rule to a number that is not below ``least``."""
+    """Make a rule that refuses numbers below ``least``."""
 
     def bounded(value: Any, get: Get) -> Settings:
         if value < least:
@@ -156,7 +156,7 @@ def number(least: int, rule: Rule) -> Rule:
 
 
 def process_reward(value: Any, get: Get) -> Settings:
-    """Makes the list of sources: the process reward alone, each step's own score."""
+    """Make the list of sources: the process reward alone, each step's own score."""
     kind = get("--prm_type")
     written = {"MS": "math_shepherd", "Qwen": "openr_qwen"}.get(kind)
     entry = {"name": "prm", "kind": "process", "model": get("--prm_model_name_or_path"), "format": written}
@@ -183,7 +183,7 @@ def adapter(value: Any, get: Get) -> Settings:
 
 
 def named_otherwise(get: Get) -> list[str]:
-    """Says that a model which is not Math-Shepherd's is read in its format; the page's own command is such a one."""
+    """Warn of a model of Qwen's read in Math-Shepherd's format; the page's own command names such a one."""
     model = get("--prm_model_name_or_path") or ""
     if get("--prm_type") != "MS" or "qwen" not in model.lower():
         return []
@@ -203,7 +203,7 @@ def evaluates(get: Get) -> bool:
 
 
 def evaluation(value: Any, get: Get) -> Settings:
-    """Evaluates on the training file, as its environment for evaluation would, sampled as rollouts are."""
+    """Evaluate on the training file, as its environment for evaluation would, sampled as rollouts are."""
     if not evaluates(get):
         raise NoEffect("nothing is evaluated without --use_eval or --eval_interval")
     return {

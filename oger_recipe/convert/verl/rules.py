@@ -22,7 +22,7 @@ _ALWAYS_WRITTEN = ("console", "tensorboard")
 
 
 def paths(target: str):
-    """Takes one file, or a list of them."""
+    """Make a rule that takes a file or a list."""
 
     def rule(value: Any, get: Get) -> Settings:
         files = value if isinstance(value, list) else [value]
@@ -32,7 +32,7 @@ def paths(target: str):
 
 
 def length(target: str):
-    """Sets the length of prompt or response, and with it data.max_len, that of both together."""
+    """Make a rule that sets the length of prompt or response, and the sum of both as data.max_len."""
 
     def rule(value: Any, get: Get) -> Settings:
         return {target: value, "data.max_len": get("data.max_prompt_length") + get("data.max_response_length")}
@@ -50,7 +50,7 @@ def response_length(value: Any, get: Get) -> Settings:
 
 
 def machine(setting: str, has_reference: Callable[[Get], Any]) -> Rule:
-    """Sets ``num_nodes`` or ``num_gpus_per_node`` of every role: verl's trainer and vLLM take turns on all GPUs."""
+    """Set ``num_nodes`` or ``num_gpus_per_node`` of every role: verl's trainer and vLLM take turns on all GPUs."""
 
     def rule(value: Any, get: Get) -> Settings:
         roles = ["actor", *(["ref"] if has_reference(get) else []), *(["critic"] if has_critic(get) else [])]
@@ -72,7 +72,7 @@ def ranks(get: Get) -> int:
 
 
 def micro_batch(value: Any, get: Get) -> Settings:
-    """Converts prompts over all ranks, as verl counts, to rollouts on one."""
+    """Convert prompts over all ranks, as verl counts, to rollouts on one."""
     if get(ACTOR + "use_dynamic_bsz"):
         raise NoEffect("use_dynamic_bsz is True: micro-batches are cut by their tokens")
     return {"train.micro_batch_size": max(value * get(ROLLOUT + "n") // ranks(get), 1)}

@@ -47,7 +47,7 @@ def kl_coefficient(get: Get) -> float:
 
 
 def kl(value: Any, get: Get) -> Settings:
-    """Puts the KL into the loss or the reward, never both; a coefficient of 0 loads no reference."""
+    """Put the KL into the loss or the reward, never both; a coefficient of 0 loads no reference."""
     in_loss, coefficient = get(ACTOR + "use_kl_loss"), kl_coefficient(get)
     if not coefficient:
         return {"algo.kl.init_coef": 0.0}
@@ -77,7 +77,7 @@ def kl_kind(value: Any, get: Get) -> Settings:
 
 
 def of_micro_batches(target: str):
-    """Converts a coefficient of such a mean to our unit: the mean over the optimizer step beside our policy loss.
+    """Make a rule that converts such a mean's coefficient to our unit: the step's mean beside our policy loss.
 
     On each rank LUFFY adds up its micro-batches: of the policy loss (loss_remove_token_mean) the sum over rows of
     sum_t loss / L_max, of this term a mean each. We divide the first by the rows, so this term as well:
@@ -96,7 +96,7 @@ def of_micro_batches(target: str):
 
 
 def in_steps_unit(value: float, get: Get) -> float:
-    """Does the arithmetic of `of_micro_batches`."""
+    """Convert the coefficient as `of_micro_batches` says."""
     if not get(ACTOR + "loss_remove_token_mean"):
         return value
     if get(ACTOR + "use_dynamic_bsz"):
@@ -115,7 +115,7 @@ def teacher_loss(value: Any, get: Get) -> Settings:
 
 
 def reshape(target: str):
-    """Takes one of the named functions; p_div_p_<gamma> with any number."""
+    """Take one of the named functions; p_div_p_<gamma> with any number."""
 
     def rule(value: Any, get: Get) -> Settings:
         names = ["no_reshape", "logp", "p_logp", "square_root", "pow", "p_div_p_0.1", "p_div_p_0.3", "p_div_p_0.5"]
@@ -135,7 +135,7 @@ def only_supervised(get: Get) -> str:
 
 
 def clip(value: Any, get: Get) -> Settings:
-    """Takes the larger of clip_upper_bound and 1 + clip_ratio as the ratio's upper bound."""
+    """Set the ratio's upper bound to the larger of clip_upper_bound and 1 + clip_ratio."""
     if get(ACTOR + "loss_remove_clip"):
         raise NoEffect("loss_remove_clip is True")
     low, upper = get(ACTOR + "clip_ratio"), get(ACTOR + "clip_upper_bound")
@@ -148,7 +148,7 @@ def clip(value: Any, get: Get) -> Settings:
 
 
 def guidance(value: Any, get: Get) -> Settings:
-    """Sets how many rollouts begin with a teacher's tokens."""
+    """Set how many rollouts begin with a teacher's tokens."""
     reason = prefix_is_inert(get)
     if reason:
         raise NoEffect(reason)
@@ -195,7 +195,7 @@ def replace_mode(value: Any, get: Get) -> Settings:
 
 
 def _measures(get: Get) -> bool:
-    """Tells whether the command compares rollouts with teachers at all."""
+    """Say whether the command compares rollouts with teachers at all."""
     replaces = not only_replacement(get) and get("trainer.max_replace_num") != 0
     mode = REPLACE_MODES.get(get("trainer.replace_mode"))
     ranks = replaces and (mode is None or mode.similarity is not None)

@@ -25,7 +25,7 @@ _adaptive = partial(where, rules.only_adaptive)
 
 
 def _source(name: str, default: object, key: str, remark: str = "", rule=rules.part_of_sources, **more) -> Flag:
-    """A flag that has a part in the list of sources; ``key``: the one of an entry's that it becomes."""
+    """Make a flag that has a part in the list of sources; ``key``: the key of an entry that it becomes."""
     said = f"`{key}` of the {'judge' if name != JUDGE + 'bge_weight' else 'similarity'}"
     return Flag(name, default, rule, SOURCES, f"{said}; {remark}" if remark else said, kind=object, **more)
 

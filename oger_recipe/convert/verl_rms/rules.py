@@ -13,12 +13,12 @@ JUDGE = "reward_model."
 ENGINE = "reward_model.reward_vllm_rollout."
 SOURCES = "oger.reward.sources"
 GATE = {"gate": "rule_equals_1"}
-# A judge has its own entry of each; what is no list is the same for all.
+# A list has an entry for each judge; one value is the same for all.
 _OF_EACH = (
     *("reward_function", "model.path", "reward_weight", "reward_combine_func"),
     *("reward_vllm_rollout.temperature", "reward_vllm_rollout.gpu_memory_utilization"),
 )
-# There 0.7 x the curve + 0.3, and the curve begins at 0.1.
+# There it is 0.3 + 0.7 x the curve, which begins at 0.1.
 SIMILARITY_FLOOR = 0.37
 ENCODER = {
     "oger.embedding_model": "BAAI/bge-large-zh-v1.5",
@@ -32,7 +32,7 @@ ENCODER = {
 
 
 def sources(value: Any, get: Get) -> Settings:
-    """Makes the list of sources: the rule, the similarity, and the judges, in the order in which they are added there.
+    """Make the list of sources: the rule, the similarity, and the judges, in the order in which they are added there.
 
     Raises:
         Unsupported: the lists of the judges are not equally long.
@@ -42,7 +42,7 @@ def sources(value: Any, get: Get) -> Settings:
 
 
 def part_of_sources(value: Any, get: Get) -> Settings:
-    """Makes the same list; reward_function says what is wrong with it."""
+    """Make the same list; leave it to reward_function to say what is wrong."""
     try:
         return sources(value, get)
     except Unsupported as problem:
@@ -61,7 +61,7 @@ def _judges(get: Get) -> list[dict[str, Any]]:
 
 
 def _spread(get: Get) -> list[dict[str, Any]]:
-    """Returns what each judge has of its own."""
+    """Return each judge's own values, by name."""
     values = {name: get(JUDGE + name) for name in _OF_EACH}
     lengths = {name: len(value) for name, value in values.items() if isinstance(value, list)}
     if len(set(lengths.values())) > 1:
@@ -106,8 +106,7 @@ def _judge(number: int, own: dict[str, Any], get: Get) -> dict[str, Any]:
 
 
 def _context(get: Get) -> int:
-    """Tokens of a judge's prompt and reply; there the sum of its lengths, which are the policy's unless they are
-    given."""
+    """Return the tokens of a judge's prompt and reply; there the sum of both lengths, by default the policy's."""
     prompt = get(ENGINE + "prompt_length") or get("data.max_prompt_length")
     response = get(ENGINE + "response_length") or get("data.max_response_length")
     return int(get(ENGINE + "max_model_len") or prompt + response)
@@ -123,7 +122,7 @@ def enabled(value: Any, get: Get) -> Settings:
 
 
 def combined(value: Any, get: Get) -> Settings:
-    """Takes the rule, whose verifier is code there that the user has to name here."""
+    """Take the rule, whose verifier is code there that the user has to name here."""
     if not value:
         raise Unsupported(
             "that trainer stops there, because every model's score counts only where the rule gave 1: leave it "
@@ -192,14 +191,14 @@ def discount(value: Any, get: Get) -> Settings:
 
 
 def kl_coefficient(get: Get) -> float:
-    """Of the KL that loads a reference."""
+    """Return the KL's coefficient; 0 loads no reference."""
     if get(ACTOR + "use_kl_loss"):
         return float(get(ACTOR + "kl_loss_coef"))
     return float(get("algorithm.kl_ctrl.kl_coef")) if get("algorithm.use_kl_in_reward") else 0.0
 
 
 def kl(value: Any, get: Get) -> Settings:
-    """Puts the KL into the loss, the reward, or both."""
+    """Put the KL into the loss, the reward, or both."""
     in_loss, in_reward = get(ACTOR + "use_kl_loss"), get("algorithm.use_kl_in_reward")
     if not kl_coefficient(get):
         return {"algo.kl.init_coef": 0.0}
@@ -243,7 +242,7 @@ def controller(value: Any, get: Get) -> Settings:
 
 
 def clip(value: Any, get: Get) -> Settings:
-    """Takes the two bounds; clip_ratio is for one that is null."""
+    """Set the two bounds; clip_ratio is for one that is null."""
     ratio = get(ACTOR + "clip_ratio")
     low, high = (get(ACTOR + f"clip_ratio_{end}") for end in ("low", "high"))
     low, high = ratio if low is None else low, ratio if high is None else high
@@ -270,7 +269,7 @@ def aggregation(value: Any, get: Get) -> Settings:
 
 
 def overlong(value: Any, get: Get) -> Settings:
-    """Says what becomes of prompts that are too long: left out, or the run is refused."""
+    """Set what becomes of prompts that are too long: they are left out, or the run is refused."""
     if get("data.filter_overlong_prompts"):
         return {"oger.overlong_prompts": "drop"}
     if get("data.truncation") != "error":
@@ -280,7 +279,7 @@ def overlong(value: Any, get: Get) -> Settings:
 
 
 def rows_of_gpu(target: str) -> Rule:
-    """Sets a micro-batch, in rollouts of one GPU, here as there."""
+    """Make a rule for a micro-batch, in rollouts of one GPU, here as there."""
 
     def rule(value: Any, get: Get) -> Settings:
         if get(ACTOR + "use_dynamic_bsz"):
@@ -299,7 +298,7 @@ def deprecated(value: Any, get: Get) -> Settings:
 
 
 def greedy_or(value: Any, get: Get) -> Settings:
-    """Sets the evaluation's temperature; without do_sample it is greedy."""
+    """Set the evaluation's temperature; without do_sample it is greedy."""
     sampled, temperature = get(ROLLOUT + "val_kwargs.do_sample"), get(ROLLOUT + "val_kwargs.temperature")
     return {"eval.temperature": float(temperature) if sampled else 0.0}
 
