@@ -154,7 +154,7 @@ def _model(args: argparse.Namespace, settings: Mapping[str, Any]) -> Model:
 
 
 def _sampling(args: argparse.Namespace, settings: Mapping[str, Any]) -> Sampling:
-    """Take what was given, else with --recipe what the run's evaluation has, else the defaults."""
+    """Take what was given, else what the run's evaluation has, else the defaults."""
     from oger_recipe.evaluation.sampling import Sampling
 
     of_run = {

@@ -38,8 +38,8 @@ def require_writable(flag: str, path: Path) -> None:
 
 
 def settings_of_run(recipe: Path | None, flags: Sequence[str], command: argparse.ArgumentParser) -> Mapping[str, Any]:
-    """Read the settings of a run: defaults, over them the recipe's, over these the flags. From then on the user's
-    verifiers are found, and models' own code may run as the settings say.
+    """Read the defaults, over them the recipe's settings, over these the flags. From then on the user's verifiers are
+    found, and models' own code may run as the settings say.
 
     flags: what ``command`` does not know itself. Raises RecipeError for flags that a run has not either, and for
     settings by which no answer can be graded.

@@ -126,7 +126,7 @@ def _prm(args: argparse.Namespace) -> ProcessKeys | None:
 
 
 def _command(args: argparse.Namespace, *, cpu: bool, key: str, prm: ProcessKeys | None = None) -> list[str]:
-    """Write vLLM's own command, without the key: other users can read command lines."""
+    """Write vLLM's command without the key: other users can read command lines."""
     of_prm = {} if prm is None else step_arguments(prm)
     settings: dict[str, Any] = {
         "model": args.model if prm is None else prm.model,
@@ -199,7 +199,7 @@ class _Server:
         self._keeper.communicate()  # ends its input, and with it the group
 
     def wait_until_ready(self, address: str) -> None:
-        """Wait for an answer. Raises RecipeError if the server ends."""
+        """Wait until the server answers. Raises RecipeError if it ends."""
         while True:
             status = self.process.poll()
             if status is not None:

@@ -31,7 +31,7 @@ from oger_recipe.rewards.verifiers import VERIFIERS, allow, look_in, resolve
 
 TOKEN_ENVIRONMENT = "OGER_REWARD_TOKEN"
 _WILDCARDS = ("0.0.0.0", "::")
-# After the drain only responses are waited for, some by clients that do not read.
+# After the drain only responses on their way are left, some to clients that do not read.
 _CLOSE_TIMEOUT_S = 2
 HEADER_TIMEOUT_S = 10.0
 

@@ -27,8 +27,8 @@ from oger_recipe.settings.values import out_of_range
 def settings_of(
     parser: argparse.ArgumentParser, flags: Sequence[str], recipe: Path | None = None, *, train_judges: bool = True
 ) -> Mapping[str, Any]:
-    """Return the settings by flag that a recipe file and the flags over it make. Put keys in them into the
-    environment. ``train_judges``: train those of the built-in task that are still to be trained, which takes minutes.
+    """Return the settings by flag that a recipe file and the flags over it make; move keys in them to the environment.
+    ``train_judges``: train the built-in task's judges that are not trained yet, which takes minutes.
 
     Raises RecipeError for what is wrong in either, with the nearest known name for an unknown one.
     """
@@ -51,7 +51,7 @@ def settings_of(
 def parse(
     parser: argparse.ArgumentParser, flags: Sequence[str], settings: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return ``settings`` with the flags over them. Raises RecipeError with all mistakes in the flags."""
+    """Return ``settings`` with the flags over them. Raises RecipeError with all mistakes that are found."""
     given = {flag.removeprefix("--").partition("=")[0] for flag in flags}
     settings = without_outdone(settings or {}, given)
     try:

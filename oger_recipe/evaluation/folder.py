@@ -60,8 +60,8 @@ def settings_of(
 
 
 def _weights(model: Model) -> str | None:
-    """Identify the weights, so that those of a later training run differ: by a hub model's commit, or a hash of the
-    sizes and times of a folder's files; None where the commit is not known."""
+    """Identify the weights, which a later training run may replace: by a hub model's commit, None where that is not
+    known, or by a hash of the sizes and times of a folder's files."""
     folder = Path(model.name)
     if folder.is_dir():
         files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".json"))
@@ -114,7 +114,7 @@ def missing_samples(folder: Path, name: str, prompts: list[Prompt], sampling: Sa
 
 
 def sorted_records(folder: Path, name: str, prompts: list[Prompt], sampling: Sampling) -> list[Record]:
-    """Return the answers that were asked for, and sort their file by problem and sample, the same in every run."""
+    """Return the answers that were asked for, and sort their file by problem and sample: no chance is left in it."""
     path = answers_path(folder, name)
     place = {prompt.problem.uid: number for number, prompt in enumerate(prompts)}
     kept = read_jsonl(path)

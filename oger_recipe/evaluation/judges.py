@@ -32,10 +32,10 @@ class JudgedPair:
 
 
 def pair_metrics(pairs: Sequence[JudgedPair]) -> dict[str, Any]:
-    """Return the metrics of judged pairs:
+    """Compute from judged pairs:
 
     accuracy: share of all verdicts that name the better answer (the mean over both orders, as LLMBar has it);
-    accuracy_of_read: the same share of the verdicts that could be read, without ties;
+    accuracy_of_read: the same of the verdicts that could be read, without ties;
     accuracy_of_pairs: share of pairs with more right than wrong verdicts (as JudgeBench has it);
     consistency: of the pairs with two verdicts, the share whose verdicts agree on an answer, or on a tie;
     prefers_first: of the verdicts that are no tie, the share for the answer that was read first (0.5: no bias);

@@ -50,10 +50,11 @@ def pass_at_k(scores: Floats, k: int) -> Floats:
 
 
 def maj_at_k(extracted: Sequence[Sequence[str | None]], scores: Floats, k: int) -> Floats:
-    """Return the score of the most frequent answer of k samples, mean over blocks: [problems, n] -> [problems].
+    """Return the score of the most frequent answer of k samples: [problems, n] -> [problems].
 
-    The n // k blocks are k consecutive samples each. Samples without an answer do not vote. Several most frequent
-    answers count in equal parts, so the order within a block does not matter. Raises ValueError unless 1 <= k <= n.
+    It is the mean over the n // k consecutive blocks of k. Samples without an answer do not vote. Several most
+    frequent answers count in equal parts, so the order within a block does not matter. Raises ValueError unless 1 <= k
+    <= n.
     """
     n = scores.shape[1]
     if not 1 <= k <= n:
