@@ -1,4 +1,4 @@
-"""Sources of the user's: a function or a class in a file of his, ``module:name`` as its kind.
+"""Sources of the user's own: a function or a class in a file, ``module:name`` as its kind.
 
 A function gets one Group at a time and returns one number for each of its rows, or a pair of these and of components
 ``{name: one number for each row}``.
