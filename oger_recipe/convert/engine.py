@@ -26,6 +26,7 @@ from oger_recipe.settings.recipe_file import read_recipe
 
 DIALECTS = {dialect.name: dialect for dialect in (VERL_MIX, VERL_RMS, OPENR)}
 _SOURCES = "oger.reward.sources"
+_DIVIDES = "a flag that it is divided by is 0"
 # Settings whose files may lie on another machine.
 _FILES = (
     "actor.model_name_or_path", "data.prompt_dataset", "eval.dataset", "oger.embedding_model",
@@ -132,11 +133,9 @@ def _apply(flag: Flag | None, name: str, value: Any, line: int, get: Get, result
     except NoEffect as reason:
         result.without_effect[f"{name}={_word(value)}"] = str(reason)
         return
-    except Unsupported as problem:
-        result.problems.append(f"line {line}: {name}={_word(value)}: {problem}")
-        return
-    except ZeroDivisionError:
-        result.problems.append(f"line {line}: {name}={_word(value)}: a flag that it is divided by is 0")
+    except (Unsupported, ZeroDivisionError) as problem:
+        why = problem if isinstance(problem, Unsupported) else _DIVIDES
+        result.problems.append(f"line {line}: {name}={_word(value)}: {why}")
         return
     if flag.differs:
         result.differing[name] = flag.remark
@@ -149,8 +148,9 @@ def _apply_default(flag: Flag, get: Get, result: Conversion, parser: argparse.Ar
         settings = flag.rule(flag.default, get)
     except NoEffect:
         return
-    except Unsupported as problem:
-        result.problems.append(f"{flag.name} is not given, and its default is {_word(flag.default)}: {problem}")
+    except (Unsupported, ZeroDivisionError) as problem:
+        why = problem if isinstance(problem, Unsupported) else _DIVIDES
+        result.problems.append(f"{flag.name} is not given, and its default is {_word(flag.default)}: {why}")
         return
     for key, value in settings.items():
         default = parser.get_default(key)

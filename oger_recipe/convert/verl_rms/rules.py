@@ -191,15 +191,18 @@ def discount(value: Any, get: Get) -> Settings:
 
 
 def kl_coefficient(get: Get) -> float:
-    """Return the KL's coefficient; 0 loads no reference."""
-    if get(ACTOR + "use_kl_loss"):
-        return float(get(ACTOR + "kl_loss_coef"))
-    return float(get("algorithm.kl_ctrl.kl_coef")) if get("algorithm.use_kl_in_reward") else 0.0
+    """Return the coefficient of the KL in the loss, else of that in the reward; 0 loads no reference."""
+    in_reward = float(get("algorithm.kl_ctrl.kl_coef")) if get("algorithm.use_kl_in_reward") else 0.0
+    return _in_loss(get) or in_reward
+
+
+def _in_loss(get: Get) -> float:
+    return float(get(ACTOR + "kl_loss_coef")) if get(ACTOR + "use_kl_loss") else 0.0
 
 
 def kl(value: Any, get: Get) -> Settings:
     """Put the KL into the loss, the reward, or both."""
-    in_loss, in_reward = get(ACTOR + "use_kl_loss"), get("algorithm.use_kl_in_reward")
+    in_loss, in_reward = bool(_in_loss(get)), get("algorithm.use_kl_in_reward")
     if not kl_coefficient(get):
         return {"algo.kl.init_coef": 0.0}
     kind = one_of(get(ACTOR + "kl_loss_type" if in_loss else "algorithm.kl_penalty"), KL_KINDS)
