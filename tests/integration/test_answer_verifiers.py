@@ -470,6 +470,7 @@ FIELDS = json.dumps({"fields": {"name": "str", "age": "int", "tags": "list"}, "v
         ('{"name": "a", "age": 7.0, "tags": []}', (1, 0, 0, 0)),
         ('{"name": "a", "age": true, "tags": []}', (1, 0, 0, 0)),
         ('{"name": "a", "tags": []}', (1, 0, 0, 0)),
+        (r"So \frac{1}{2}." * 100 + '{"name": "a", "age": 7, "tags": []}', (1, 1, 1, 1)),
         ("[1, 2]", (0, 0, 0, 0)),
         ('{"name": "a"', (0, 0, 0, 0)),
         ("", (0, 0, 0, 0)),
@@ -485,6 +486,9 @@ def test_an_object_has_to_have_fields_types_and_values(response: str, components
 def test_true_is_not_one_in_values_either() -> None:
     answer = json.dumps({"fields": {}, "values": {"a": 1}})
     assert [verify("json", text, answer).score for text in ('{"a": 1}', '{"a": true}')] == [1.0, 0.0]
+    answer = json.dumps({"fields": {}, "values": {"a": [{"b": 1}]}})
+    texts = ('{"a": [{"b": 1}]}', '{"a": [{"b": true}]}', '{"a": [{"b": 1}, 2]}', '{"a": [{"b": 1, "c": 2}]}')
+    assert [verify("json", text, answer).score for text in texts] == [1.0, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("answer", ["", "[]", "{}", '{"fields": {"a": "number"}}', '{"fields": {}, "values": 3}'])

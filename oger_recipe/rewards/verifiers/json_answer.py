@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,8 @@ TYPES: dict[str, Callable[[Any], bool]] = {
     "dict": lambda value: isinstance(value, dict),
     "null": lambda value: value is None,
 }
-_MAX_CANDIDATES = 64  # opening braces that are tried, from the first one on
+_OPENS = re.compile(r"\{\s*[\"}]")  # of an object; the braces of LaTeX are none
+_MOST_UNREAD = 64  # of these, that begin no object: each may take long
 
 
 def verify_json(response: str, answer: str) -> Verdict:
@@ -75,22 +77,23 @@ def _read_answer(answer: str) -> tuple[dict[str, str], dict[str, Any]]:
 
 def _equal(found: Any, value: Any) -> bool:
     """Compare JSON: true is not 1."""
+    if isinstance(found, dict) and isinstance(value, dict):
+        return found.keys() == value.keys() and all(_equal(found[name], value[name]) for name in value)
+    if isinstance(found, list) and isinstance(value, list):
+        return len(found) == len(value) and all(map(_equal, found, value))
     return bool(found == value) and isinstance(found, bool) == isinstance(value, bool)
 
 
 def _last_object(text: str) -> dict[str, Any] | None:
     """Find a text's last outermost object."""
-    end = text.rfind("}") + 1
-    if not end:
-        return None
     # Values are read from the first brace on, each behind the one before it: the last of them is the outermost object.
-    found, start, tried = None, text.find("{"), 0
+    found, opening, unread = None, _OPENS.search(text), 0
     decoder = json.JSONDecoder()
-    while start != -1 and tried < _MAX_CANDIDATES:
-        tried += 1
+    while opening and unread < _MOST_UNREAD:
+        start = opening.start()
         try:
-            value, stop = decoder.raw_decode(text, start)
-            found, start = value, text.find("{", stop)
+            found, start = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
-            start = text.find("{", start + 1)
+            start, unread = start + 1, unread + 1
+        opening = _OPENS.search(text, start)
     return found if isinstance(found, dict) else None
