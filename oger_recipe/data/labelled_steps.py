@@ -127,7 +127,7 @@ def _stepwise(row: _Row) -> Iterator[Solution]:
 
 def _process_bench(row: _Row) -> Iterator[Solution]:
     steps, label = row.texts("steps"), row.record["label"]
-    if not isinstance(label, int) or isinstance(label, bool) or not -1 <= label < len(steps):
+    if not _is_whole(label) or not -1 <= label < len(steps):
         raise row.wrong("label", f"the index of the first wrong step, 0 to {len(steps) - 1}, or -1", label)
     labels: list[Label] = [1.0] * len(steps)
     if label >= 0:
@@ -141,7 +141,7 @@ def _prm_bench(row: _Row) -> Iterator[Solution]:
     """Yield the original solution, which is right, and the modified one, which is wrong where error_steps says."""
     wrong, name, kind = row.record["error_steps"], row.name("idx", "id"), row.optional("classification")
     original, modified = row.texts("original_process"), row.texts("modified_process")
-    if not isinstance(wrong, list) or not all(isinstance(each, int) and 1 <= each <= len(modified) for each in wrong):
+    if not isinstance(wrong, list) or not all(_is_whole(each) and 1 <= each <= len(modified) for each in wrong):
         raise row.wrong(
             "error_steps", f"a list of numbers from 1 to {len(modified)}, steps of modified_process", wrong
         )
@@ -202,6 +202,10 @@ def _prm800k(row: _Row) -> Iterator[Solution]:
         yield Solution(f"{name}/{number}", problem, texts, labels)
 
 
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _completions(
     row: _Row, field: str, step: Mapping[str, Any]
 ) -> tuple[list[tuple[str, Label]], int | None, str | None]:
@@ -211,11 +215,11 @@ def _completions(
         if not isinstance(each, dict) or not isinstance(each.get("text"), str):
             raise row.wrong(f"{field}.completions[{place}]", "a completion with its text", each)
         rating = each.get("rating")
-        if rating is not None and (isinstance(rating, bool) or rating not in _RATINGS):
+        if rating is not None and (not _is_whole(rating) or rating not in _RATINGS):
             raise row.wrong(f"{field}.completions[{place}].rating", "-1, 0, 1 or null", rating)
         made.append((each["text"], None if rating is None else _RATINGS[rating]))
     chosen, human = step.get("chosen_completion"), step.get("human_completion")
-    if chosen is not None and (not isinstance(chosen, int) or not 0 <= chosen < len(made)):
+    if chosen is not None and (not _is_whole(chosen) or not 0 <= chosen < len(made)):
         raise row.wrong(f"{field}.chosen_completion", f"the index of one of {len(made)} completions, or null", chosen)
     if human is not None and (not isinstance(human, dict) or not isinstance(human.get("text"), str)):
         raise row.wrong(f"{field}.human_completion", "a completion with its text, or null", human)

@@ -35,7 +35,7 @@ PRM_BENCH = {
 }
 
 
-def rated(text: str, rating: int | None) -> dict[str, Any]:
+def rated(text: str, rating: Any) -> dict[str, Any]:
     return {"text": text, "rating": rating, "flagged": None}
 
 
@@ -156,6 +156,14 @@ def test_files_of_several_shapes_are_read_together(tmp_path: Path) -> None:
         (
             PRM800K | {"label": {"steps": [step([rated("a", 2)], 0)]}},
             r"'label.steps\[0\].completions\[0\].rating' has to be -1, 0, 1 or null, found 2",
+        ),
+        (
+            PRM800K | {"label": {"steps": [step([rated("a", [1])], 0)]}},
+            r"'label.steps\[0\].completions\[0\].rating' has to be -1, 0, 1 or null, found \[1\]",
+        ),
+        (
+            PRM800K | {"label": {"steps": [step([rated("a", 1), rated("b", 1)], True)]}},
+            r"'label.steps\[0\].chosen_completion' has to be",
         ),
         (
             PRM800K | {"label": {"steps": [step([rated("a", 1)], 1)]}},
