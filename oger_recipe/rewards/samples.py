@@ -119,11 +119,20 @@ def _record(entry: dict[str, Any]) -> None:
         logger.error("could not write %s in %s", ERRORS, run_dir, exc_info=True)
 
 
+def _entry(line: str) -> dict[str, Any] | None:
+    """Read a line; a full disk or a crash may have torn it."""
+    try:
+        entry: dict[str, Any] = json.loads(line)
+        return entry
+    except ValueError:
+        return None
+
+
 def worst_examples(run_dir: str | os.PathLike[str], n: int = 3) -> list[str]:
     """Say `n` recorded failures in a line each: different errors first, among them those that took longest."""
     try:
         with open(os.path.join(run_dir, ERRORS), encoding="utf-8", errors="replace") as file:
-            entries = [json.loads(line) for line in file]
+            entries = [entry for line in file if (entry := _entry(line)) is not None]
     except OSError:
         return []
     entries.sort(key=lambda entry: entry["seconds"], reverse=True)

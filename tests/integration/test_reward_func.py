@@ -248,6 +248,7 @@ def test_the_worst_examples_are_of_different_kinds_and_the_slowest(tmp_path: Pat
         json.dumps({"uid": uid, "error": error, "seconds": seconds, "query": "x" * 500, "label": ""})
         for uid, error, seconds in entries
     ]
-    (tmp_path / "reward_errors.jsonl").write_text("".join(line + "\n" for line in lines))
+    torn = lines[0][:40]  # by a full disk
+    (tmp_path / "reward_errors.jsonl").write_text("".join(line + "\n" for line in [*lines, torn]))
     assert [example[0] for example in worst_examples(tmp_path)] == ["b", "c", "d"]
     assert all(len(example) < 300 for example in worst_examples(tmp_path, n=10))
