@@ -204,6 +204,8 @@ def _critic(value: Mapping[str, Any]) -> Iterator[str]:
             CriticSettings.of(value).of_network(json.loads(config.read_text()).get(SAVED_SIZES))
         except RecipeError as error:
             yield str(error)
+        except (OSError, ValueError, AttributeError) as error:
+            yield f"critic.model_name_or_path: {config} cannot be read: {error}"
 
 
 def reward_models(value: Mapping[str, Any]) -> Iterator[Named]:

@@ -431,6 +431,9 @@ def test_a_saved_critic_says_how_wide_its_head_is(refused: Callable[..., str], t
         "oger.critic.hidden_sizes is 64, and the value head of critic.model_name_or_path has 24 12: leave it out, or "
         "give these"
     )
+    for text in ("[]", "{", "\0"):
+        (tmp_path / "critic" / "config.json").write_text(text)
+        assert "config.json cannot be read: " in refused(*flags)
     missing = tmp_path / "nowhere"
     flags[1] = str(missing)
     assert refused(*flags) == _problems(f"critic.model_name_or_path: {missing}: no such model folder")
