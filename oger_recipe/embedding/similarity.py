@@ -57,8 +57,8 @@ class EmbeddingSimilarity:
         """Encode what is not encoded yet, [len(texts), d]. Raises EmbeddingError as `Encoder.encode` does."""
         rows: dict[str, torch.Tensor] = {}
         failed: dict[str, str] = {}
-        parts = [(part, future.result()) for part, future in self._ahead]
-        self._ahead, self._arrived = [], []
+        ahead, self._ahead, self._arrived = self._ahead, [], []  # also where one of them raises
+        parts = [(part, future.result()) for part, future in ahead]
         known = {text for part, _ in parts for text in part}
         rest = [text for text in dict.fromkeys(texts) if text not in known]
         for part, (vectors, reasons) in [*parts, (rest, self._encoder.encode_each(rest))]:
