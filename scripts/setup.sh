@@ -108,8 +108,9 @@ if [[ "$build" == gpu ]]; then
     fi
     release="$("$toolkit/bin/nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\),.*/\1/p')" || release=""
     say "CUDA toolkit ${release:-not found} in $toolkit; $CUDA is needed, in runs as well"
+    usual="$(compgen -G "/usr/local/cuda-$CUDA")" || usual="" # where a command nvcc elsewhere may come from
     [[ "$release" == "$CUDA" && -f "$toolkit/include/cuda_runtime.h" ]] ||
-        lacks+=("No whole CUDA toolkit $CUDA in $toolkit: install or load one, and set CUDA_HOME to its folder.")
+        lacks+=("No whole CUDA toolkit $CUDA in $toolkit: install or load one, and set CUDA_HOME to its folder${usual:+, as $usual}.")
     command -v c++ >/dev/null || lacks+=("No C++ compiler, which nvcc needs: install one (Debian, Ubuntu: g++; Fedora: gcc-c++).")
     "$python" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ||
         lacks+=("No Python.h, which they compile with: install it (Debian, Ubuntu: python3.11-dev; Fedora: python3.11-devel).")
