@@ -27,9 +27,11 @@ def stoppable(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> It
 
     Raises:
         SystemExit: 130, 143 or 138 after a signal, as a shell reports of a process that the signal killed. 75 where
-            the run was asked to end after its step (`stops_after_step`) and can go on from a checkpoint.
+            the run was asked to end after its step (`stops_after_step`) and has a new checkpoint to go on from: what
+            starts it again on that code gets further every time.
     """
     received: list[int] = []
+    began = _last_step(checkpoint_folder)
 
     def stop(number: int, _: FrameType | None) -> None:
         received.append(number)
@@ -48,11 +50,17 @@ def stoppable(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> It
         number = received[0] if received else signal.SIGUSR1
         where, rest = progress(run_dir, in_step=not after_step), _rest(run_dir, checkpoint_folder, argv)
         print(f"oger train: stopped by {signal.Signals(number).name} {where}; {rest}", file=sys.stderr, flush=True)
-        goes_on = after_step and checkpoints.newest_whole(checkpoints.found(checkpoint_folder))
+        goes_on = after_step and _last_step(checkpoint_folder) > began
         sys.exit(_GOES_ON if goes_on else 128 + number)
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+def _last_step(checkpoint_folder: Path) -> int:
+    """Return the step of the newest whole checkpoint; 0 without one."""
+    newest = checkpoints.newest_whole(checkpoints.found(checkpoint_folder))
+    return newest.step if newest else 0
 
 
 @contextlib.contextmanager

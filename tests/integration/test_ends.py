@@ -240,25 +240,32 @@ def test_rays_page_on_full_memory_is_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("ends", "saved", "code", "last_line"),
     [
-        ("stops", 2, 75, "oger train: stopped by SIGUSR1 after step 2 of 60; the last checkpoint is of step 2; "
+        ("stops", "then", 75, "oger train: stopped by SIGUSR1 after step 2 of 60; the last checkpoint is of step 2; "
          "continue with: oger train --recipe r.yaml --oger.run_dir {} --ckpt.load_enable"),
-        ("stops", 0, 138, "stopped by SIGUSR1 after step 2 of 60; there is no checkpoint to continue from"),
-        ("fails", 2, 1, "oger_recipe.errors.RecipeError: training stopped at step 3 of 60: "),
+        ("stops", "before", 138, "the last checkpoint is of step 2; continue with: oger train --recipe r.yaml "),
+        ("stops", "never", 138, "stopped by SIGUSR1 after step 2 of 60; there is no checkpoint to continue from"),
+        ("fails", "then", 1, "oger_recipe.errors.RecipeError: training stopped at step 3 of 60: "),
     ],
-    ids=["with a checkpoint", "without one", "a failure"],
+    ids=["with a checkpoint", "without a new one", "without one", "a failure"],
 )  # fmt: skip
 def test_a_run_that_is_asked_ends_after_its_step_with_a_code_of_its_own(
-    run_dir: Path, ends: str, saved: int, code: int, last_line: str
+    run_dir: Path, ends: str, saved: str, code: int, last_line: str
 ) -> None:
-    """A failure after that is one, not an end that was asked for."""
-    if saved:
+    """A failure after that is one, not an end that was asked for; an attempt that got no further is none to repeat."""
+
+    def save() -> None:
         (run_dir / "checkpoints" / "_actor" / "global_step2").mkdir(parents=True)
         (run_dir / "checkpoints" / "_actor" / "global_step2" / "states.pt").write_bytes(b"s")
         seal(run_dir / "checkpoints", 2)
+
+    if saved == "before":
+        save()
     (run_dir / "events.jsonl").write_text('{"event": "ready", "steps": 60}\n{"event": "step", "step": 2}\n')
     command = [sys.executable, "-c", ASKED, str(run_dir), ends]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert running.stdout is not None and running.stdout.readline() == "begun\n"
+    if saved == "then":
+        save()
     running.send_signal(signal.SIGUSR1)
     said, shown = running.communicate(timeout=HANG_S)
     assert running.returncode == code
