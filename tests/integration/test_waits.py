@@ -159,6 +159,8 @@ def _rows(repeated: int) -> Experience:
 @pytest.fixture(autouse=True)
 def one_rank(monkeypatch) -> Iterator[None]:
     monkeypatch.setattr(ppo_actor, "torch_dist_barrier_and_cuda_sync", lambda: None)
+    if dist.is_initialized():  # by a test before, in this process
+        dist.destroy_process_group()
     dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
     yield
     dist.destroy_process_group()
