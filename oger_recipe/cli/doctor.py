@@ -98,11 +98,12 @@ def _gpu(args: argparse.Namespace, flags: list[str]) -> None:
         raise RecipeError(lacking)
     if unknown := set(args.only or ()) - CHECKS.keys():
         raise RecipeError(f"--only: no check {', '.join(sorted(unknown))}; known: {', '.join(CHECKS)}")
+    log = args.out.with_suffix(".log")  # written on where it is there: it may be another program's
+    if log == args.out:
+        raise RecipeError(f"--out {args.out}: the log beside the report has this name; name it {log.stem}.json")
     require_writable("--out", args.out)
     settings = parse(build_parser(cpu=args.device == "cpu"), [])
     chosen = {name: check for name, check in CHECKS.items() if name in (args.only or CHECKS)}
-    log = args.out.with_suffix(".log")
-    log.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="oger-", dir=ray_folder()) as folder:
         here = Here(args.device, Path(folder), settings, args.smollm2)
         found = run_checks(chosen, here, log)

@@ -19,7 +19,7 @@ def stray(sections: Sequence[str]) -> re.Pattern[str]:
 
 
 def read_overrides(words: Sequence[str], line_of: Callable[[str], int]) -> tuple[list[Argument], list[str]]:
-    """Return the settings, references among them resolved, and a sentence for every word that is none."""
+    """Return the settings, with references among them resolved, and a sentence for every word that is no setting."""
     overrides: list[Argument] = []
     problems = []
     for word in words:

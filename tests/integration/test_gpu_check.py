@@ -41,10 +41,19 @@ def test_without_a_gpu_one_line_says_so_and_nothing_is_written(tmp_path: Path, m
     assert capsys.readouterr().out == "" and list(tmp_path.iterdir()) == []
 
 
+def test_a_log_beside_the_report_is_written_on_and_never_removed(tmp_path: Path) -> None:
+    """It may be another program's: the user has named the report alone."""
+    (tmp_path / "train.log").write_text("of another program\n")
+    doctor.main(["--gpu", "--device", "cpu", "--only", "peak memory", "--out", str(tmp_path / "train.json")])
+    assert (tmp_path / "train.json").is_file()
+    assert (tmp_path / "train.log").read_text() == "of another program\n"
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
         (["--device", "cpu", "--only", "packing", "lost"], "no check lost; known: packages and driver"),
+        (["--device", "cpu", "--out", "gpu.log"], "--out gpu.log: the log beside the report has this name"),
         (["--device", "cpu", "--actor.adam.lr", "1"], "takes no settings of a run: leave out --actor.adam.lr 1"),
     ],
 )
