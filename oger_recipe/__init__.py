@@ -1,7 +1,10 @@
 """The OGER recipe: exploration rewards and teacher trajectories for reinforcement learning with OpenRLHF."""
 
 import os
+import sys
 from pathlib import Path
+
+from oger_recipe.base.moved import MovedFinder
 
 __version__ = "0.1.0"
 
@@ -13,3 +16,5 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 _CHECKOUT = Path(__file__).parents[1]
 if (_CHECKOUT / "patches" / "guard.py").is_file():
     __path__.append(str(_CHECKOUT))
+
+sys.meta_path.append(MovedFinder())

@@ -7,8 +7,8 @@ models' own code and that add a field to experiences; once in a process is enoug
 
 import functools
 
-from oger_recipe.cpu import is_without_cuda
-from oger_recipe.imports import without_garbage_collection
+from oger_recipe.base.cpu import is_without_cuda
+from oger_recipe.base.imports import without_garbage_collection
 
 
 @functools.cache

@@ -6,7 +6,7 @@ process that trains. Where torch has no compiler, DeepSpeed goes without; so it 
 Checked: deepspeed 0.19.6. Needed for as long as the imports are not made where they are used.
 """
 
-from oger_recipe.imports import import_without
+from oger_recipe.base.imports import import_without
 
 
 def apply() -> None:

@@ -11,8 +11,8 @@ Checked: transformers 5.15.0. Needed for as long as ``trust_remote_code=True`` i
 import functools
 from typing import Any
 
+from oger_recipe.base.remote_code import SETTING, may_run
 from oger_recipe.patches.guard import require_source
-from oger_recipe.remote_code import SETTING, may_run
 
 SOURCE_SHA256 = "d9e00a4763f7715273c90d7e3adb8607da66c8c511e42d3006904eced33dd7d1"
 

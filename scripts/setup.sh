@@ -122,7 +122,7 @@ if [[ "$build" == gpu ]]; then
         flash_attn="$FLASH_ATTN_WHEEL"
     fi
     # flash-attn's own rule, a job to two cores and 9 GB of free memory, knows nothing of a container's limits.
-    : "${MAX_JOBS:=$("$python" -Bc 'from oger_recipe.cpu import CORES, free_memory
+    : "${MAX_JOBS:=$("$python" -Bc 'from oger_recipe.base.cpu import CORES, free_memory
 print(max(1, min(CORES // 2, free_memory() // (9 * 2**30))))')}"
     # Its setup.py would take a wheel for CUDA 12 where it finds one.
     export CUDA_HOME="$toolkit" MAX_JOBS FLASH_ATTENTION_FORCE_BUILD=TRUE

@@ -13,7 +13,7 @@ case "${STUDY:-parts}" in
 parts)
     SEEDS="${SEEDS:-0 1 2 3 4}" start_seed=0
     STUDY_DIR="${STUDY_DIR:-runs/study}"
-    report=oger_recipe.report.study
+    report=oger_recipe.lab.study
     REGIMES="${REGIMES:-beyond_reach within_reach}"
     ARMS="${ARMS:-sft grpo luffy paper oger no_bonus no_entropy one_teacher random wrong_first clip}"
     WITHIN_ARMS="grpo luffy oger" # the regime that the method is not for
@@ -21,7 +21,7 @@ parts)
 steps)
     SEEDS="${SEEDS:-1 2 3 4 5}" start_seed=1 # sizes were chosen on seed 0
     STUDY_DIR="${STUDY_DIR:-runs/study_steps}"
-    report=oger_recipe.report.study_steps
+    report=oger_recipe.lab.study_steps
     REGIMES="${REGIMES:-steps_beyond_reach steps_within_reach}"
     ARMS="${ARMS:-outcome min_outcome ahead_outcome min sum appo tppo \
         min_outcome_exact ahead_outcome_exact sum_exact ahead_outcome_bad sum_bad}"
@@ -78,7 +78,7 @@ sources() { # weight, who scores steps, scale, credit, weight of the rule
     local prm='"name":"prm"'
     prm+=",\"scale\":\"$3\",\"credit\":\"$4\",\"weight\":$1"
     if [[ $2 == exact ]]; then
-        prm+=',"kind":"oger_recipe.tasks.exact_steps:ExactSteps"'
+        prm+=',"kind":"oger_recipe.lab.exact_steps:ExactSteps"'
     else
         prm+=",\"kind\":\"process\",\"place\":\"process\",\"format\":\"trl\",\"model\":\"$2\""
     fi

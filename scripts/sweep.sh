@@ -80,7 +80,7 @@ for value in ${left[@]+"${left[@]}"}; do
     fi
 done
 mkdir -p "$folder"
-"$python" -m oger_recipe.report.sweep "$folder" "${flag#--}"
+"$python" -m oger_recipe.lab.sweep "$folder" "${flag#--}"
 if [[ ${#failed[@]} -gt 0 ]]; then
     echo "sweep: failed: $flag ${failed[*]}; their messages are above" >&2
     exit 1

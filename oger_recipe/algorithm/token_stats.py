@@ -175,3 +175,10 @@ def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
     with torch.autocast(hidden.device.type, enabled=False):
         logits = (hidden @ weight.t()).to(_statistics_dtype(hidden))
         return torch.log_softmax(logits.div_(temperature), dim=1)
+
+
+# Estimators of the KL to the reference by token that OpenRLHF has not.
+
+
+# log pi - log pi_ref of the sampled tokens, to a value of the same shape; its gradient goes through the formula.
+KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"abs": lambda log_ratio: log_ratio.abs()}

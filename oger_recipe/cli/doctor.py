@@ -9,12 +9,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from oger_recipe import remote_code
+from oger_recipe.base import remote_code
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.machine import machine
+from oger_recipe.checks.job import Job
+from oger_recipe.checks.preflight import PROBLEM, Finding, findings
 from oger_recipe.cli.run_settings import require_writable
-from oger_recipe.errors import RecipeError
-from oger_recipe.machine import machine
-from oger_recipe.run.job import Job
-from oger_recipe.run.preflight import PROBLEM, Finding, findings
 from oger_recipe.settings.derived import in_prompts
 from oger_recipe.settings.shipped import find_recipe
 
@@ -59,9 +59,9 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _findings(recipe: Path | None, flags: list[str]) -> Iterator[Finding]:
+    from oger_recipe.checks.machine import gpus_found, machine_problems
+    from oger_recipe.checks.settings import recipe_problems
     from oger_recipe.cli.train_ppo_ray import build_parser, settings_of
-    from oger_recipe.settings.checks import recipe_problems
-    from oger_recipe.settings.machine import gpus_found, machine_problems
 
     cpu = machine().cpu
     value = in_prompts(settings_of(build_parser(cpu=cpu), flags, recipe, train_judges=False))
@@ -88,11 +88,11 @@ def _gpu(args: argparse.Namespace, flags: list[str]) -> None:
         )
     if args.device == "cpu" and has_cuda:
         raise RecipeError("--device cpu is for machines without GPUs, and torch sees one here: leave it out")
+    from oger_recipe.base.files import ray_folder
+    from oger_recipe.base.imports import TRAINING, not_installed
+    from oger_recipe.checks.gpu_checks import CHECKS, Here
+    from oger_recipe.checks.gpu_report import FAILED, run_checks, write_report
     from oger_recipe.cli.train_ppo_ray import build_parser, parse
-    from oger_recipe.files import ray_folder
-    from oger_recipe.imports import TRAINING, not_installed
-    from oger_recipe.run.gpu_checks import CHECKS, Here
-    from oger_recipe.run.gpu_report import FAILED, run_checks, write_report
 
     if lacking := not_installed(*TRAINING):
         raise RecipeError(lacking)

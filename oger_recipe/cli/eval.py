@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.cli.run_settings import CommandParser, settings_of_run
-from oger_recipe.errors import RecipeError
 from oger_recipe.settings.grading import grading_rules
 from oger_recipe.settings.rollouts import RolloutSettings
 from oger_recipe.settings.run import EvalSettings
@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
     from oger_recipe.evaluation.tables import ungraded
-    from oger_recipe.run.evaluation import evaluate, report
+    from oger_recipe.offline.eval import evaluate, report
     from oger_recipe.run.inputs import grading_settings
 
     for flag, here in _HERE.items():

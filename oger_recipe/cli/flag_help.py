@@ -6,11 +6,11 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.checks.settings import RANGES
 from oger_recipe.cli.openrlhf_help import SENTENCES
-from oger_recipe.errors import RecipeError
 from oger_recipe.settings.oger import SECTIONS
 from oger_recipe.settings.parser import ListAction
-from oger_recipe.settings.values import RANGES
 
 _WIDTH = 100
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.files import atomic_write, to_json
 from oger_recipe.cli.run_settings import CommandParser, require_writable, settings_of_run
-from oger_recipe.errors import RecipeError
-from oger_recipe.evaluation.judges import Prices
-from oger_recipe.files import atomic_write, to_json
+from oger_recipe.evaluation.judge_metrics import Prices
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
     from oger_recipe.evaluation.labelled import read_answers, read_pairs, read_rated_answers
-    from oger_recipe.run.judging import dead, figures, judge_of, keys_of, on_answers, on_pairs, report
+    from oger_recipe.offline.judge_eval import dead, figures, judge_of, keys_of, on_answers, on_pairs, report
 
     if (args.recipe is None) != (args.source is None):
         raise RecipeError("--recipe and --source go together: the recipe, and the name of the judge in it")

@@ -3,7 +3,7 @@
 import ipaddress
 import socket
 
-from oger_recipe.errors import RecipeError
+from oger_recipe.base.errors import RecipeError
 
 
 def is_loopback(host: str) -> bool:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import oger_recipe
-from oger_recipe.imports import missing_package
+from oger_recipe.base.imports import missing_package
 from oger_recipe.settings.shipped import folder
 
 COMMANDS = {

@@ -12,11 +12,11 @@ from typing import Any, get_type_hints
 
 import yaml
 
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.files import atomic_write, to_json
 from oger_recipe.cli.run_settings import CommandParser, require_writable, settings_of_run
-from oger_recipe.errors import RecipeError
-from oger_recipe.files import atomic_write, to_json
+from oger_recipe.models.step_formats import FORMATS
 from oger_recipe.prm.settings import ESTIMATES, Training
-from oger_recipe.rewards.models.step_formats import FORMATS
 
 _PROCESSBENCH, _SPLITS = "Qwen/ProcessBench", ("gsm8k", "math", "olympiadbench", "omnimath")
 _FORMAT_KEYS = ("tag", "good", "bad")
@@ -203,7 +203,7 @@ def _read(shapes: Mapping[str, int], solutions: int) -> str:
 
 
 def _eval(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
-    from oger_recipe.run.prm_eval import cases, gives_rewards, picture, prm_of, report, result, scored, tuning_rows
+    from oger_recipe.offline.prm_eval import cases, gives_rewards, picture, prm_of, report, result, scored, tuning_rows
 
     _check_eval(args)
     settings = settings_of_run(args.recipe, flags, parser)
@@ -291,7 +291,7 @@ def _entry(args: argparse.Namespace, settings: Mapping[str, Any]) -> Mapping[str
 
 def _label(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
     from oger_recipe.evaluation.sampling import Model, Sampling
-    from oger_recipe.run.prm_labels import Labelling, label
+    from oger_recipe.offline.prm_labels import Labelling, label
 
     numbers = {name: vars(args)[name] for name in ("n", "max_new_tokens", "batch_size")}
     for name, number in numbers.items():

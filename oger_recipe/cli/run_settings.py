@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from oger_recipe import remote_code
-from oger_recipe.cpu import is_without_cuda
-from oger_recipe.errors import RecipeError
-from oger_recipe.ranges import NEGATIVE
+from oger_recipe.base import remote_code
+from oger_recipe.base.cpu import is_without_cuda
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.ranges import NEGATIVE
 
 
 class CommandParser(argparse.ArgumentParser):

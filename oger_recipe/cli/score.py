@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.cli.run_settings import CommandParser, require_writable, settings_of_run
-from oger_recipe.errors import RecipeError
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -48,7 +48,7 @@ def _score(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: lis
     require_writable("--out", args.out)
     if args.out.exists() and args.responses.exists() and args.out.samefile(args.responses):
         raise RecipeError(f"--out {args.out} is the file of the responses: name another one")
-    from oger_recipe.run.score import score
+    from oger_recipe.offline.score import score
 
     table, dead = score(settings, args.responses, args.out)
     print(f"\n{table}\nlines: {args.out}", flush=True)

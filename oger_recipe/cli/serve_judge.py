@@ -23,16 +23,16 @@ from typing import Any, NoReturn
 import httpx
 import yaml
 
+from oger_recipe.base.cpu import CPU_ENVIRONMENT, is_without_cuda
+from oger_recipe.base.endpoint import api_key
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.imports import not_installed
 from oger_recipe.cli.listening import is_loopback, listen
 from oger_recipe.cli.run_settings import CommandParser
-from oger_recipe.cpu import CPU_ENVIRONMENT, is_without_cuda
-from oger_recipe.endpoint import api_key
-from oger_recipe.errors import RecipeError
-from oger_recipe.imports import not_installed
-from oger_recipe.rewards.models.guard import VARIABLE, KeyForEveryPath
-from oger_recipe.rewards.models.keys import DTYPES, ProcessKeys
-from oger_recipe.rewards.models.step_engine import step_arguments, without_adapter
-from oger_recipe.rewards.models.step_formats import FORMATS
+from oger_recipe.models.guard import VARIABLE, KeyForEveryPath
+from oger_recipe.models.keys import DTYPES, ProcessKeys
+from oger_recipe.models.step_formats import FORMATS
+from oger_recipe.models.step_models import step_arguments, without_adapter
 from oger_recipe.run.inputs import judge_folder
 
 _VLLM = "vllm.entrypoints.openai.api_server"

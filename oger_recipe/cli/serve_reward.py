@@ -20,14 +20,14 @@ from types import FrameType
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from oger_recipe.base.cpu import CORES
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.cli.listening import is_loopback, listen
 from oger_recipe.cli.run_settings import CommandParser
-from oger_recipe.cpu import CORES
-from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.grading.pool import ENVIRONMENT, GradingSettings, shared_pool
-from oger_recipe.rewards.samples import grade_samples
-from oger_recipe.rewards.service import GRADE_PATH, RewardService, ServiceLimits, access_log, build_app
-from oger_recipe.rewards.verifiers import VERIFIERS, allow, look_in, resolve
+from oger_recipe.grading.pool import ENVIRONMENT, GradingSettings, shared_pool
+from oger_recipe.grading.samples import grade_samples
+from oger_recipe.grading.service import GRADE_PATH, RewardService, ServiceLimits, access_log, build_app
+from oger_recipe.grading.verifiers import VERIFIERS, allow, look_in, resolve
 
 TOKEN_ENVIRONMENT = "OGER_REWARD_TOKEN"
 _WILDCARDS = ("0.0.0.0", "::")

@@ -4,9 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.cli import train_ppo_ray
 from oger_recipe.convert.foreign import OPENRLHF, recognised, recognised_flags
-from oger_recipe.errors import RecipeError
 from oger_recipe.settings.shipped import find_recipe
 
 

@@ -11,17 +11,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from oger_recipe.base.cpu import is_without_cuda
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.imports import TRAINING, not_installed
+from oger_recipe.base.machine import Machine, machine
+from oger_recipe.base.secrets import SECRETS, hide_secret, hide_secrets
+from oger_recipe.checks.settings import out_of_range
 from oger_recipe.convert.foreign import recognised_flags
-from oger_recipe.cpu import is_without_cuda
-from oger_recipe.errors import RecipeError
-from oger_recipe.imports import TRAINING, not_installed
-from oger_recipe.machine import Machine, machine
-from oger_recipe.secrets import SECRETS, hide_secret, hide_secrets
 from oger_recipe.settings.derived import two_step_sizes, with_verifier_path, without_outdone
 from oger_recipe.settings.parser import build_parser
 from oger_recipe.settings.recipe_file import read_recipe
 from oger_recipe.settings.upstream import CPU_DEFAULTS
-from oger_recipe.settings.values import out_of_range
 
 
 def settings_of(
@@ -133,7 +133,7 @@ def main(
             raise RecipeError(lacking)
         if cpu:
             _print_cpu_defaults(settings, here)
-        from oger_recipe.run.job import Job
+        from oger_recipe.checks.job import Job
         from oger_recipe.run.training import train
 
         job = Job.of(settings, recipe, cpu=cpu, overwrite=overwrite)

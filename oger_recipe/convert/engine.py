@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.checks.settings import check_run
 from oger_recipe.convert.dialect import Argument, Dialect
 from oger_recipe.convert.openr.dialect import OPENR
 from oger_recipe.convert.recipe_text import recipe_text
@@ -18,8 +20,6 @@ from oger_recipe.convert.script import Command, read_command
 from oger_recipe.convert.values import UNSET, Flag, Get, NoEffect, Unsupported, checked, placeholders
 from oger_recipe.convert.verl_mix.dialect import VERL_MIX
 from oger_recipe.convert.verl_rms.dialect import VERL_RMS
-from oger_recipe.errors import RecipeError
-from oger_recipe.settings.checks import check_run
 from oger_recipe.settings.derived import in_prompts, with_verifier_path
 from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.recipe_file import read_recipe

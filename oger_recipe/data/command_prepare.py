@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from oger_recipe.base.errors import RecipeError, cut, shown
+from oger_recipe.base.files import atomic_write, write_jsonl
+from oger_recipe.base.progress import Progress, progress
 from oger_recipe.data.mix import WRITTEN, Mix, Source
 from oger_recipe.data.rows import Row, check_row, problem_key
 from oger_recipe.data.sources import Columns, as_text, read_records, to_row
-from oger_recipe.errors import RecipeError, cut, shown
-from oger_recipe.files import atomic_write, write_jsonl
-from oger_recipe.progress import Progress, progress
-from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
-from oger_recipe.rewards.rules import GradingRules
-from oger_recipe.rewards.verdict import Graded
-from oger_recipe.rewards.verifiers import verify
-from oger_recipe.rewards.verifiers.boxed import last_boxed
+from oger_recipe.grading.pool import GradingPool, GradingSettings
+from oger_recipe.grading.rules import GradingRules
+from oger_recipe.grading.verdict import Graded
+from oger_recipe.grading.verifiers import verify
+from oger_recipe.grading.verifiers.boxed import last_boxed
 
 _NO_UID = "-"
 _BATCH = 256  # texts that the tokenizer is given at once

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.data.rows import Row, problem_key, teacher_columns
 from oger_recipe.data.sources import Columns, Seen, each_row
-from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
-from oger_recipe.rewards.rules import GradingRules
-from oger_recipe.rewards.verdict import Graded
-from oger_recipe.rewards.verifiers import VERIFIERS
+from oger_recipe.grading.pool import GradingPool, GradingSettings
+from oger_recipe.grading.rules import GradingRules
+from oger_recipe.grading.verdict import Graded
+from oger_recipe.grading.verifiers import VERIFIERS
 
 
 @dataclass

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import TypeVar, overload
 
-from oger_recipe.errors import RecipeError
+from oger_recipe.base.errors import RecipeError
 
 _T = TypeVar("_T")
 

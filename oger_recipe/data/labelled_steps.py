@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from oger_recipe.base.errors import RecipeError, shown
+from oger_recipe.base.seeds import stable_seed
 from oger_recipe.data.sources import made_of_records
-from oger_recipe.errors import RecipeError, shown
-from oger_recipe.seeds import stable_seed
 
 Label = float | None  # 1: good, 0: bad, between: a share of rollouts from here that were right; None: no label
 TAG = "ки"  # Math-Shepherd's

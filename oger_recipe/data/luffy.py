@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from oger_recipe.errors import RecipeError, shown
+from oger_recipe.base.errors import RecipeError, shown
 
 PROBS = "target_ds_qwen_7b_probs"
 _TEACHERS = ("target", "target_lst", PROBS)

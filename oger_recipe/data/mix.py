@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from oger_recipe.errors import RecipeError
+from oger_recipe.base.errors import RecipeError
 
 HOLDERS = ("x-", "_")  # what top-level keys begin with that only hold anchors
 COLUMNS = ("prompt", "answer", "teacher", "correct", "uid")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oger_recipe.base.errors import RecipeError, shown
 from oger_recipe.data.sources import made_of_records
-from oger_recipe.errors import RecipeError, shown
 
 
 @dataclass(frozen=True)

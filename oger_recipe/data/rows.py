@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from oger_recipe.errors import RecipeError, cut, kind_of, shown
-from oger_recipe.rewards.verifiers import VERIFIERS, not_allowed
+from oger_recipe.base.errors import RecipeError, cut, kind_of, shown
+from oger_recipe.grading.verifiers import VERIFIERS, not_allowed
 
 Row = dict[str, Any]
 _SHOWN = 10  # mistakes of a dataset, or of one kind, that are said

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from oger_recipe.base.errors import RecipeError, cut, shown
+from oger_recipe.base.progress import progress
 from oger_recipe.data.disk_list import DiskList
 from oger_recipe.data.luffy import index_uid, is_luffy, own_record
 from oger_recipe.data.rows import Row, check_row, decode_line, refuse_rows
-from oger_recipe.errors import RecipeError, cut, shown
-from oger_recipe.progress import progress
-from oger_recipe.rewards.rules import TIMES_ASKED
+from oger_recipe.grading.rules import TIMES_ASKED
 
 TEACHERS = "teachers"  # the column of the recipe's own rows
 _BATCH = 256  # rows of a parquet file that are read at once

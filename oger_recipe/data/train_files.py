@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from oger_recipe.base.errors import RecipeError, shown
+from oger_recipe.base.files import atomic_write, to_json
+from oger_recipe.base.progress import Progress
 from oger_recipe.data.rows import Row, refuse_rows
 from oger_recipe.data.templates import PromptTemplate
-from oger_recipe.errors import RecipeError, shown
-from oger_recipe.files import atomic_write, to_json
-from oger_recipe.progress import Progress
-from oger_recipe.rewards.grading.pool import Graded, GradingPool
-from oger_recipe.rewards.rules import GradingRules
+from oger_recipe.grading.pool import Graded, GradingPool
+from oger_recipe.grading.rules import GradingRules
 from oger_recipe.teachers.store import Teacher, teacher_store
 
 _BATCH = 256  # prompts that the tokenizer is given at once: it has threads of its own

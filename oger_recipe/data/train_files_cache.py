@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import oger_recipe
+from oger_recipe.base.files import atomic_folder, to_json
 from oger_recipe.data.rows import Row
 from oger_recipe.data.train_files import write_train_files
-from oger_recipe.files import atomic_folder, to_json
-from oger_recipe.rewards.grading.pool import GradingPool
+from oger_recipe.grading.pool import GradingPool
 
 _PROMPTS, _TEACHERS, _COUNTS = "prompts.jsonl", "teachers.arrow", "counts.json"
 _OURS = re.compile(r"[0-9a-f]{32}|(?P<partial>\.[0-9a-f]{32}-[a-z0-9_]{8})")  # the latter while it is being written

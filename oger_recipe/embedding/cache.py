@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from oger_recipe.base.files import atomic_write
+from oger_recipe.base.progress import Progress
 from oger_recipe.embedding.base import Encoder, stop_on_failures
-from oger_recipe.files import atomic_write
-from oger_recipe.progress import Progress
 
 SLICE = 1024  # texts; a process that is killed loses at most so many
 _KEY_BYTES = 32

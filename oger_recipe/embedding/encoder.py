@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from oger_recipe.arithmetic import fast_products
+from oger_recipe.base.arithmetic import fast_products
+from oger_recipe.base.remote_code import loading
 from oger_recipe.embedding import LONG_TEXTS
 from oger_recipe.embedding.base import Encoder, mean_direction, unit_rows
 from oger_recipe.embedding.remote import RemoteEncoder
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
-from oger_recipe.remote_code import loading
 
 MakeEncoder = Callable[[EncoderSettings, int], Encoder]  # of settings, for batches of so many texts
 

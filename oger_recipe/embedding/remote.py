@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import torch
 
+from oger_recipe.base.endpoint import Endpoint, Failed, api_key, checked_address
 from oger_recipe.embedding import LONG_TEXTS
 from oger_recipe.embedding.base import Encoder, mean_direction, unit_rows
 from oger_recipe.embedding.settings import CHARACTERS_PER_TOKEN, EncoderSettings
-from oger_recipe.endpoint import Endpoint, Failed, api_key, checked_address
 
 API_KEY = "OGER_EMBEDDING_API_KEY"
 _PATH = "/embeddings"

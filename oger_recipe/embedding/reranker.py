@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from oger_recipe.arithmetic import fast_products
-from oger_recipe.remote_code import loading
+from oger_recipe.base.arithmetic import fast_products
+from oger_recipe.base.remote_code import loading
 
 
 class Reranker:

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from oger_recipe.base.files import fingerprint
 from oger_recipe.embedding import LONG_TEXTS, PARTS
-from oger_recipe.files import fingerprint
 
 if TYPE_CHECKING:
     from oger_recipe.settings.encoder import EmbeddingSettings
@@ -62,6 +62,6 @@ class EncoderSettings:
 
 
 def _local_arithmetic() -> str:
-    from oger_recipe.arithmetic import matmul_dtype  # loads torch
+    from oger_recipe.base.arithmetic import matmul_dtype  # loads torch
 
     return str(matmul_dtype())

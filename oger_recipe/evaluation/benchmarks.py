@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from oger_recipe.base.errors import RecipeError, cut, shown
+from oger_recipe.base.seeds import stable_seed
 from oger_recipe.data.luffy import is_luffy
 from oger_recipe.data.sources import TEACHERS, Columns, Seen, read_dataset, read_records
 from oger_recipe.data.templates import BOXED
-from oger_recipe.errors import RecipeError, cut, shown
-from oger_recipe.rewards.rules import TIMES_ASKED
-from oger_recipe.seeds import stable_seed
+from oger_recipe.grading.rules import TIMES_ASKED
 
 LETTERS = "ABCDEFGHIJ"
 FILE_SUFFIXES = (".jsonl", ".parquet")

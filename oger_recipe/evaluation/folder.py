@@ -10,13 +10,13 @@ from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
 
-from oger_recipe.errors import RecipeError
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.files import atomic_write, read_jsonl, to_json, write_jsonl
 from oger_recipe.evaluation.benchmarks import Problem
 from oger_recipe.evaluation.prompts import Prompting
 from oger_recipe.evaluation.records import Record
 from oger_recipe.evaluation.sampling import Model, Sampling
-from oger_recipe.files import atomic_write, read_jsonl, to_json, write_jsonl
-from oger_recipe.rewards.rules import GradingRules
+from oger_recipe.grading.rules import GradingRules
 
 SETTINGS = "settings.json"
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from oger_recipe.base.errors import RecipeError, shown
 from oger_recipe.data.sources import made_of_records
-from oger_recipe.errors import RecipeError, shown
 from oger_recipe.rewards.kinds.rubric import Criterion, criteria_of, rubric_value
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oger_recipe.seeds import stable_seed
+from oger_recipe.base.seeds import stable_seed
 
 Floats = NDArray[np.float64]
 Record = dict[str, Any]

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oger_recipe.base.seeds import stable_seed
 from oger_recipe.data.labelled_steps import Label
 from oger_recipe.evaluation.metrics import bootstrap_means, interval
 from oger_recipe.evaluation.scores import auc
-from oger_recipe.seeds import stable_seed
 
 Floats = NDArray[np.float64]
 NO_ERROR = -1

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.data.templates import TEMPLATES
-from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.benchmarks import Problem
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from oger_recipe.rewards.verdict import Graded, verdict_columns
+from oger_recipe.grading.verdict import Graded, verdict_columns
 
 Record = dict[str, Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oger_recipe.steps import StepSampling
+from oger_recipe.base.cutting import StepSampling
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oger_recipe.models.in_process import padded
+from oger_recipe.models.keys import ProcessKeys
+from oger_recipe.models.step_models import step_logits, step_reply
+from oger_recipe.models.step_text import verdict_tokens
 from oger_recipe.prm.rows import Row
-from oger_recipe.rewards.models.in_process import padded
-from oger_recipe.rewards.models.keys import ProcessKeys
-from oger_recipe.rewards.models.step_models import step_logits, step_reply
-from oger_recipe.rewards.models.step_text import verdict_tokens
 
 NO_LABEL = -100.0  # transformers' Trainer counts all other labels
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from oger_recipe.data.labelled_steps import Label, Solution
-from oger_recipe.rewards.models.place import StepPrompt
-from oger_recipe.rewards.models.plugin import Failed
-from oger_recipe.rewards.models.step_text import StepWriter
+from oger_recipe.models.plugin import Failed
+from oger_recipe.models.step_text import StepWriter
+from oger_recipe.rewards.place import StepPrompt
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from oger_recipe.ranges import COUNT, MOMENTUM, POSITIVE, SEED, Range
+from oger_recipe.base.ranges import COUNT, MOMENTUM, POSITIVE, SEED, Range
 
 _DTYPES = ("auto", "float32", "bfloat16")  # float16 would need its losses scaled
 ESTIMATES = ("any", "share", "countdown")  # of labels, in `oger prm label`

@@ -11,12 +11,12 @@ import torch
 import transformers
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from oger_recipe.errors import RecipeError
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.models.keys import ProcessKeys
 from oger_recipe.prm.learning import collator_of, loss_of
 from oger_recipe.prm.rows import Row
 from oger_recipe.prm.settings import Training
 from oger_recipe.report.summary import clock
-from oger_recipe.rewards.models.keys import ProcessKeys
 
 _WARM_UP = 0.05  # share of the steps in which the learning rate rises
 _HEADS = ("score", "classifier")

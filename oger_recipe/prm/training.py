@@ -13,18 +13,18 @@ from typing import Any
 
 import yaml
 
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.files import atomic_folder, atomic_write, to_json, write_jsonl
+from oger_recipe.base.remote_code import Named, refusals
 from oger_recipe.data.labelled_steps import Solution, is_apart, stepwise_record
-from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation.prm_metrics import solution_metrics
-from oger_recipe.files import atomic_folder, atomic_write, to_json, write_jsonl
+from oger_recipe.models.keys import ProcessKeys
+from oger_recipe.models.step_text import StepWriter
+from oger_recipe.models.tokens import load_tokenizer
 from oger_recipe.prm.learning import probabilities, verdicts
 from oger_recipe.prm.rows import Row, make_rows
 from oger_recipe.prm.settings import Training
 from oger_recipe.prm.trainer import save, trained
-from oger_recipe.remote_code import Named, refusals
-from oger_recipe.rewards.models.keys import ProcessKeys
-from oger_recipe.rewards.models.step_text import StepWriter
-from oger_recipe.rewards.models.tokens import load_tokenizer
 
 THRESHOLD = 0.5  # of a step's probability, in the report; not tuned on the held-out rows
 REPORT = "prm.json"

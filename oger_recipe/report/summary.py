@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oger_recipe.base.files import atomic_write, read_jsonl, to_json
 from oger_recipe.evaluation.tables import comparison
-from oger_recipe.files import atomic_write, read_jsonl, to_json
 
 Record = dict[str, Any]
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from oger_recipe.algorithm.credit import penalise_truncated
 from oger_recipe.algorithm.normalize import Running
-from oger_recipe.errors import RecipeError
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.rewards.by_steps import (
     StepRewards,
     Term,
@@ -31,8 +31,7 @@ from oger_recipe.rewards.by_steps import (
     weighted_steps,
     with_steps_of,
 )
-from oger_recipe.rewards.kinds.own import reason
-from oger_recipe.rewards.sources import ANSWER, OVERFLOW, Group, Scores, Source, of_rows
+from oger_recipe.rewards.sources import ANSWER, OVERFLOW, Group, Scores, Source, of_rows, reason
 from oger_recipe.rewards.spec import COMBINATIONS, GATES, NORMALIZE, SourceSpec
 
 _T = TypeVar("_T")

@@ -13,7 +13,7 @@ from dataclasses import MISSING, field
 from types import NoneType
 from typing import Any, get_args, get_origin
 
-from oger_recipe.ranges import FINITE, Range
+from oger_recipe.base.ranges import FINITE, Range
 
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")  # YAML reads 1e-3 as a text
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from oger_recipe.rewards.samples import answer_of, grade_samples
+from oger_recipe.grading.samples import answer_of, grade_samples
 
 
 def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> dict[str, Any]:

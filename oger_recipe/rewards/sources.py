@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from oger_recipe.rewards.verdict import Graded
+from oger_recipe.base.secrets import said_by
+from oger_recipe.grading.verdict import Graded
 
 # Why a row has no value, where what its response says may have brought that about: its text is longer than the model
 # reads, or anything else.
@@ -101,3 +103,11 @@ def components_of(rows: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, Te
     """Make tensors [groups, n] of components, nan if missing."""
     names = dict.fromkeys(name for group in rows for row in group for name in row)
     return {name: torch.tensor([[row.get(name, math.nan) for row in group] for group in rows]) for name in names}
+
+
+def reason(error: Exception) -> str:
+    """Say what was raised, and where if not in this room."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    ours = Path(__file__).parent in Path(place.filename).parents
+    at = "" if ours else f" ({place.filename}:{place.lineno})"
+    return f"{said_by(error)}{at}"

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from oger_recipe.algorithm.normalize import Running, group_normalized
-from oger_recipe.ranges import FINITE
+from oger_recipe.base.ranges import FINITE
 from oger_recipe.rewards.keys import key, read_number, unknown, value_problem
-from oger_recipe.rewards.models.cache import VerdictCache
-from oger_recipe.rewards.models.place import Place, Told
+from oger_recipe.rewards.place import Place, Told, VerdictCache
 from oger_recipe.rewards.sources import Source
 
 if TYPE_CHECKING:

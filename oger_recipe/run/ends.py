@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from oger_recipe.errors import RecipeError, RunDied, RunStopped
-from oger_recipe.files import read_jsonl
+from oger_recipe.base.errors import RecipeError, RunDied, RunStopped
+from oger_recipe.base.files import read_jsonl
+from oger_recipe.base.secrets import hide_secrets, redacted
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder.records import STOP_ASKED
-from oger_recipe.secrets import hide_secrets, redacted
 
 _HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _GOES_ON = 75  # "try again" among the exit codes of sysexits.h

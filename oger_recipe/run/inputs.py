@@ -6,26 +6,26 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from oger_recipe import remote_code
-from oger_recipe.data.rows import Row
-from oger_recipe.data.sources import TEACHERS
-from oger_recipe.data.templates import TEMPLATES
-from oger_recipe.data.train_files import Budget, PromptFormat, TeacherChoice
-from oger_recipe.data.train_files_cache import write_train_files_once
-from oger_recipe.errors import RecipeError
-from oger_recipe.files import to_json
-from oger_recipe.imports import without_garbage_collection
-from oger_recipe.patches import apply_import_patches
-from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
-from oger_recipe.run.cutting import require_steps
-from oger_recipe.run.rows import DATA, EVAL, evaluation_rows, training_rows
-from oger_recipe.run.shortage import (
+from oger_recipe.base import remote_code
+from oger_recipe.base.cutting import require_steps
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.files import to_json
+from oger_recipe.base.imports import without_garbage_collection
+from oger_recipe.checks.shortage import (
     losses,
     require_a_step,
     require_supervised,
     require_teachers,
     require_usable_teachers,
 )
+from oger_recipe.data.rows import Row
+from oger_recipe.data.sources import TEACHERS
+from oger_recipe.data.templates import TEMPLATES
+from oger_recipe.data.train_files import Budget, PromptFormat, TeacherChoice
+from oger_recipe.data.train_files_cache import write_train_files_once
+from oger_recipe.grading.pool import GradingPool, GradingSettings
+from oger_recipe.patches import apply_import_patches
+from oger_recipe.run.rows import DATA, EVAL, evaluation_rows, training_rows
 from oger_recipe.settings.grading import VerifierSettings, grading_rules
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.run import EvalSettings
@@ -42,7 +42,7 @@ def leaves_task_unused(value: Mapping[str, Any]) -> bool:
 
 def judge_folder(model: str) -> str:
     """Return the folder of a judge that the built-in task brings; any other name as it is."""
-    from oger_recipe.tasks.judges import folder_of
+    from oger_recipe.lab.built_in_models import folder_of
 
     return folder_of(model, TaskSettings.cache)
 
@@ -50,7 +50,7 @@ def judge_folder(model: str) -> str:
 def with_judges(value: Mapping[str, Any], *, train: bool = True) -> dict[str, Any]:
     """Return the settings with folders in place of the built-in task's judges in oger.reward.sources. Without
     ``train`` those that are still to be trained, which takes minutes, keep their names."""
-    from oger_recipe.tasks.judges import with_folders
+    from oger_recipe.lab.built_in_models import with_folders
 
     sources, cache = value["oger.reward.sources"], value["oger.task.cache"]
     return {**value, "oger.reward.sources": tuple(with_folders(each, cache, train=train) for each in sources)}
@@ -61,7 +61,7 @@ def with_task(value: Mapping[str, Any], *, build_policy: bool = True) -> dict[st
     evaluation rows, policy. Without ``build_policy`` the policy is named, not built, which takes minutes."""
     if value["oger.task.name"] is None:
         return dict(value)
-    from oger_recipe.tasks.build import build_countdown, policy_folder
+    from oger_recipe.lab.build import build_countdown, policy_folder
 
     own = {key: bool(value[key]) for key in (DATA, EVAL, _MODEL)}
     settings, build_policy = TaskSettings.of(value), build_policy and not own[_MODEL]

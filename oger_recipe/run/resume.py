@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.entries import sources_of
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.rewards.kinds.entries import sources_of
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.recipe_file import read_recipe
@@ -93,7 +93,7 @@ def check_settings(value: Mapping[str, Any], parser: argparse.ArgumentParser, be
         )
 
 
-# What lies before the folder of one content (tasks/build.py, `cached`).
+# What lies before the folder of one content (lab/build.py, `cached`).
 _IN_CACHE = re.compile(r"^/.*/(?=countdown-[a-z-]+-[0-9a-f]{16}(/|$))")
 
 

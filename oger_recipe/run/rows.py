@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from oger_recipe.base.errors import RecipeError, shown
+from oger_recipe.checks.plan import Size
+from oger_recipe.checks.shortage import require_a_step, require_teachers
 from oger_recipe.data.rows import Row
 from oger_recipe.data.sources import Columns, Seen, read_dataset
-from oger_recipe.errors import RecipeError, shown
 from oger_recipe.evaluation.benchmarks import BENCHMARKS, asked_once, load_benchmark, uid_in_a_run
-from oger_recipe.rewards.entries import sources_of
+from oger_recipe.grading.rules import TIMES_ASKED
+from oger_recipe.rewards.kinds.entries import sources_of
 from oger_recipe.rewards.kinds.rubric import rubric_problem
-from oger_recipe.rewards.rules import TIMES_ASKED
-from oger_recipe.run.plan import Size
-from oger_recipe.run.shortage import require_a_step, require_teachers
 from oger_recipe.settings.grading import VerifierSettings
 from oger_recipe.settings.rewards import RewardSettings
 from oger_recipe.settings.run import EvalSettings

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.cpu import CPU_ENVIRONMENT
+from oger_recipe.base.cpu import CPU_ENVIRONMENT
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.files import to_json
+from oger_recipe.checks.job import Job
 from oger_recipe.data.disk_list import DiskList
-from oger_recipe.errors import RecipeError
-from oger_recipe.files import to_json
-from oger_recipe.run.job import Job
 from oger_recipe.settings.run import SftSettings
 from oger_recipe.teachers.store import TeacherStore
 
@@ -35,7 +35,7 @@ def supervise(job: Job) -> Path:
     print(f"supervised training: {count} teacher trajectories, {settings.epochs} epochs; output: {log}", flush=True)
     processes = 1 if job.cpu else job.value["actor.num_gpus_per_node"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    command += ["-m", "oger_recipe.plugin.policy.sft", *_flags(job.value, data, model)]
+    command += ["-m", "oger_recipe.pipeline.policy.sft", *_flags(job.value, data, model)]
     environment = os.environ | (CPU_ENVIRONMENT if job.cpu else {})
     with log.open("w") as output:
         code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment).returncode

@@ -14,12 +14,26 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from oger_recipe import remote_code
-from oger_recipe.errors import RecipeError
-from oger_recipe.files import to_json
-from oger_recipe.rewards.grading.pool import GradingSettings
-from oger_recipe.run import own_files, resume
-from oger_recipe.run.attempt import (
+from oger_recipe.base import remote_code
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.files import to_json
+from oger_recipe.base.secrets import handed_on
+from oger_recipe.checks.job import Job
+from oger_recipe.checks.machine import gpus_by_role, gpus_found, machine_problems
+from oger_recipe.checks.model_files import fault
+from oger_recipe.checks.notes import notes
+from oger_recipe.checks.plan import Size, describe
+from oger_recipe.checks.preflight import stop_on_problems
+from oger_recipe.checks.settings import models_of_run, recipe_problems, refuse, reward_models
+from oger_recipe.grading.pool import GradingSettings
+from oger_recipe.lab.built_in_models import PRMS
+from oger_recipe.run import resume
+from oger_recipe.run.ends import explained, stoppable, stops_after_step, typed
+from oger_recipe.run.inputs import leaves_task_unused, with_task, write_data
+from oger_recipe.run.rows import needs_hub, sizes
+from oger_recipe.run.sft import supervise
+from oger_recipe.run_folder import own_files
+from oger_recipe.run_folder.attempt import (
     begin_anew,
     check_continued,
     check_folder,
@@ -29,22 +43,9 @@ from oger_recipe.run.attempt import (
     go_on,
     locked,
 )
-from oger_recipe.run.ends import explained, stoppable, stops_after_step, typed
-from oger_recipe.run.inputs import leaves_task_unused, with_task, write_data
-from oger_recipe.run.job import Job
-from oger_recipe.run.model_files import fault
-from oger_recipe.run.plan import Size, describe
-from oger_recipe.run.preflight import stop_on_problems
-from oger_recipe.run.rows import needs_hub, sizes
-from oger_recipe.run.sft import supervise
-from oger_recipe.secrets import handed_on
-from oger_recipe.settings.checks import models_of_run, recipe_problems, refuse, reward_models
 from oger_recipe.settings.derived import with_template
 from oger_recipe.settings.flags import flags_of
-from oger_recipe.settings.machine import gpus_by_role, gpus_found, machine_problems
-from oger_recipe.settings.notes import notes
 from oger_recipe.settings.recipe_file import set_in, write_resolved
-from oger_recipe.tasks.judges import PRMS
 
 
 def train(job: Job, parser: argparse.ArgumentParser, *, dry_run: bool = False, overwrite: bool = False) -> None:
@@ -203,7 +204,7 @@ def _launch(
     job: Job, flags: list[str], grading: GradingSettings, seconds: dict[str, float], started: float, lock: int
 ) -> None:
     """Launch the run; ``seconds``: of the stages before."""
-    from oger_recipe.plugin.driver.launch import launch
+    from oger_recipe.pipeline.driver.launch import launch
     from oger_recipe.report.console import Console
     from oger_recipe.report.summary import Report
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.errors import RecipeError
-from oger_recipe.files import atomic_write, remove_empty, to_json
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.files import atomic_write, remove_empty, to_json
 
 BEST = "best"  # folder, and the beginning of OpenRLHF's names for the best checkpoints
 _NAME = "global_step"

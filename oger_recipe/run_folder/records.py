@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from oger_recipe.base.files import append_json, to_json
 from oger_recipe.evaluation.tables import markdown_table
-from oger_recipe.files import append_json, to_json
 
 STOP_ASKED = ".oger-stop"  # file in a run's folder, while the run is asked to end after the step that it is at
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 from oger_recipe.algorithm.advantage import BASELINES
 from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS, SCHEDULES, SHAPINGS
 from oger_recipe.algorithm.token_stats import ENTROPY_POSITIONS
-from oger_recipe.ranges import COUNT, FINITE, PART, WEIGHT
+from oger_recipe.base.ranges import COUNT, FINITE, PART, WEIGHT
 from oger_recipe.settings.fields import Section, setting
 
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from oger_recipe.errors import RecipeError
-from oger_recipe.ranges import COUNT, POSITIVE
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.ranges import COUNT, POSITIVE
 from oger_recipe.settings.fields import Section, setting
 
 SAVED_SIZES = "value_head_hidden_sizes"  # in config.json of a critic whose value head has hidden layers

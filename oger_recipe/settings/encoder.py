@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from oger_recipe.base.ranges import COUNT, SHARE
 from oger_recipe.embedding import LONG_TEXTS, PARTS
-from oger_recipe.ranges import COUNT, SHARE
 from oger_recipe.settings.fields import Section, setting
 
 

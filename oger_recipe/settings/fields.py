@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from types import SimpleNamespace, UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
-from oger_recipe.ranges import Range
+from oger_recipe.base.ranges import Range
 
 OWN = "oger."  # what the recipe's own flags begin with
 

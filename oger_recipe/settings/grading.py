@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.ranges import COUNT, POSITIVE
 from oger_recipe.data.templates import TEMPLATES
-from oger_recipe.errors import RecipeError
-from oger_recipe.ranges import COUNT, POSITIVE
-from oger_recipe.rewards.rules import EXTRACTIONS, GSM8K_FORMATS, MATH_EXTRACT, MATH_RULES, GradingRules
-from oger_recipe.rewards.verifiers import VERIFIERS, allow, look_in, resolve, resolved
+from oger_recipe.grading.rules import EXTRACTIONS, GSM8K_FORMATS, MATH_EXTRACT, MATH_RULES, GradingRules
+from oger_recipe.grading.verifiers import VERIFIERS, allow, look_in, resolve, resolved
 from oger_recipe.settings.fields import Section, setting
 from oger_recipe.settings.rollouts import RolloutSettings
 

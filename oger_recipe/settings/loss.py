@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from oger_recipe.algorithm.loss_units import RATIO_LEVELS
+from oger_recipe.algorithm.batches import RATIO_LEVELS
 from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES
-from oger_recipe.ranges import POSITIVE, WEIGHT
+from oger_recipe.base.ranges import POSITIVE, WEIGHT
 from oger_recipe.settings.fields import Section, setting
 
 

@@ -5,9 +5,9 @@ import json
 from typing import Any, NoReturn
 
 from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS, STEP_ESTIMATORS
-from oger_recipe.algorithm.kl import KL_ESTIMATORS
-from oger_recipe.errors import RecipeError
-from oger_recipe.ranges import NEGATIVE
+from oger_recipe.algorithm.token_stats import KL_ESTIMATORS
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.ranges import NEGATIVE
 from oger_recipe.settings.fields import Setting
 from oger_recipe.settings.oger import SETTINGS
 from oger_recipe.settings.openrlhf_parser import openrlhf_parser

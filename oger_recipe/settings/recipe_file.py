@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.secrets import SECRETS
 from oger_recipe.data.mix import HOLDERS
-from oger_recipe.errors import RecipeError
-from oger_recipe.secrets import SECRETS
 from oger_recipe.settings.derived import two_step_sizes, without_outdone
 from oger_recipe.settings.parser import ListAction
 from oger_recipe.settings.shipped import shipped

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from oger_recipe.ranges import COUNT, PART, SHARE, WEIGHT
+from oger_recipe.base.ranges import COUNT, PART, SHARE, WEIGHT
+from oger_recipe.models.keys import ModelKeys
 from oger_recipe.rewards.compose import ON_ERROR
-from oger_recipe.rewards.entries import DEFAULT
 from oger_recipe.rewards.kinds import kind_of
-from oger_recipe.rewards.models.keys import ModelKeys
+from oger_recipe.rewards.kinds.entries import DEFAULT
 from oger_recipe.rewards.spec import Keys
 from oger_recipe.settings.fields import Section, setting
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from oger_recipe.base.ranges import COUNT, COUNT_OR_NONE, TOP_K, WEIGHT
 from oger_recipe.data.templates import TEMPLATES
-from oger_recipe.ranges import COUNT, COUNT_OR_NONE, TOP_K, WEIGHT
 from oger_recipe.settings.fields import Section, setting
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from oger_recipe.ranges import COUNT, COUNT_OR_NONE, PART, SHARE, TOP_K, WEIGHT
+from oger_recipe.base.ranges import COUNT, COUNT_OR_NONE, PART, SHARE, TOP_K, WEIGHT
 from oger_recipe.settings.fields import Section, setting
 
 

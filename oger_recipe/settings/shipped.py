@@ -4,7 +4,7 @@ import difflib
 from pathlib import Path
 
 import oger_recipe
-from oger_recipe.errors import RecipeError
+from oger_recipe.base.errors import RecipeError
 
 
 def folder(name: str) -> Path:

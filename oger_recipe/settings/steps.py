@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from oger_recipe.errors import RecipeError
-from oger_recipe.ranges import COUNT, COUNT_OR_NONE
+from oger_recipe.base.cutting import StepRule, StepSampling
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.ranges import COUNT, COUNT_OR_NONE
 from oger_recipe.settings.fields import Section, setting
-from oger_recipe.steps import StepRule, StepSampling
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from oger_recipe.ranges import COUNT, SEED, SHARE, Range
+from oger_recipe.base.ranges import COUNT, SEED, SHARE, Range
 from oger_recipe.settings.fields import Section, setting
 
 _NUMBERS = Range("2 to 6", 2, 6)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, DRAWS, REPLACE_MODES
 from oger_recipe.algorithm.prefix import PREFIX_STRATEGIES
-from oger_recipe.ranges import COUNT, COUNT_OR_NONE, SHARE, Range
+from oger_recipe.base.ranges import COUNT, COUNT_OR_NONE, SHARE, Range
 from oger_recipe.settings.fields import Section, setting
 
 

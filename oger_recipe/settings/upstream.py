@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import oger_recipe
-from oger_recipe.ranges import (
+from oger_recipe.base.ranges import (
     COUNT,
     COUNT_OR_NONE,
     FINITE,

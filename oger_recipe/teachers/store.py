@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from oger_recipe.files import atomic_write
+from oger_recipe.base.files import atomic_write
 
 
 @dataclass(frozen=True)

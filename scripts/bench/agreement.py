@@ -14,8 +14,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
-from oger_recipe.rewards.verifiers import verify
+from oger_recipe.grading.pool import GradingPool, GradingSettings
+from oger_recipe.grading.verifiers import verify
 
 
 @dataclass

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch
 
-from oger_recipe.cpu import CORES
+from oger_recipe.base.cpu import CORES
+from oger_recipe.base.files import read_jsonl
 from oger_recipe.embedding.cache import EmbeddingCache
 from oger_recipe.embedding.encoder import TrajectoryEncoder, model_location
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
-from oger_recipe.files import read_jsonl
 
 BATCH_SIZE = 64  # the recipe's default; SentenceTransformer's own is 32
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from hostile_answers import HOSTILE
 
-from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
-from oger_recipe.rewards.verifiers import verify
+from oger_recipe.grading.pool import GradingPool, GradingSettings
+from oger_recipe.grading.verifiers import verify
 
 PROCESSES = 2
 FILLER = "Let us look at the next step of this solution, where we simplify and check what was found. "

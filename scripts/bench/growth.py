@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.plugin.controller.hybrid_batch import make_hybrid, read_rollouts
-from oger_recipe.plugin.controller.reward_sources import RewardSources
-from oger_recipe.plugin.controller.step_metrics import Credit, step_metrics
-from oger_recipe.plugin.controller.step_samples import sample_lines
-from oger_recipe.plugin.judges.engines import RunEngines
+from oger_recipe.pipeline.controller.hybrid_batch import make_hybrid, read_rollouts
+from oger_recipe.pipeline.controller.metrics import Credit, step_metrics
+from oger_recipe.pipeline.controller.reward_sources import RewardSources
+from oger_recipe.pipeline.controller.samples import sample_lines
+from oger_recipe.pipeline.judges.engines import RunEngines
 
 # isort: split
 import torch
@@ -28,14 +28,14 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from oger_recipe.algorithm.credit import hybrid_advantages
 from oger_recipe.algorithm.policy_loss import hybrid_policy_loss
-from oger_recipe.cpu import CORES
+from oger_recipe.base.cpu import CORES
 from oger_recipe.embedding.cache import EmbeddingCache
 from oger_recipe.embedding.encoder import TrajectoryEncoder
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 from oger_recipe.embedding.similarity import EmbeddingSimilarity
+from oger_recipe.grading.verdict import Graded, Verdict
 from oger_recipe.report.panels import styles
 from oger_recipe.rewards.spec import Surroundings
-from oger_recipe.rewards.verdict import Graded, Verdict
 from oger_recipe.run_folder.records import write_samples
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.teachers.store import Teacher, TeacherStore, write_teacher_store

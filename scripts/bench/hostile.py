@@ -9,8 +9,8 @@ from pathlib import Path
 
 from hostile_answers import HOSTILE
 
-from oger_recipe.cpu import CORES
-from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
+from oger_recipe.base.cpu import CORES
+from oger_recipe.grading.pool import GradingPool, GradingSettings
 
 TRACE = Path("/tmp/oger_was_here")  # what the injected commands would leave
 

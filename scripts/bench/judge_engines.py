@@ -18,12 +18,12 @@ import ray
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-from oger_recipe.cpu import CPU_ENVIRONMENT
-from oger_recipe.plugin.driver.start_ray import cleared_up, run_environment, start_ray
-from oger_recipe.plugin.judges.engines import EnginePlace, RunEngines
-from oger_recipe.rewards.models.keys import ModelKeys
-from oger_recipe.rewards.models.place import Sampling
-from oger_recipe.tasks.tiny_policy import build_tokenizer
+from oger_recipe.base.cpu import CPU_ENVIRONMENT
+from oger_recipe.lab.tiny_policy import build_tokenizer
+from oger_recipe.models.keys import ModelKeys
+from oger_recipe.pipeline.driver.start_ray import cleared_up, run_environment, start_ray
+from oger_recipe.pipeline.judges.engines import EnginePlace, RunEngines
+from oger_recipe.rewards.place import Sampling
 
 LONGEST = 512  # tokens
 SAMPLING = Sampling(temperature=0.7, max_new_tokens=64, seed=0)

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from oger_recipe.base.files import read_jsonl
 from oger_recipe.embedding.encoder import TrajectoryEncoder
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
-from oger_recipe.files import read_jsonl
 
 SHARES = (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
 WAYS = {

@@ -4,7 +4,7 @@
 folder the environment's PREPARED_DATA names.
 """
 
-from oger_recipe.imports import without_garbage_collection
+from oger_recipe.base.imports import without_garbage_collection
 from oger_recipe.patches import apply_training_patches
 
 with without_garbage_collection():
@@ -19,7 +19,7 @@ import ray
 from openrlhf.trainer import ppo_trainer
 from openrlhf.trainer.ray import ppo_actor, vllm_engine
 
-from oger_recipe.plugin.ray_actor import undecorated
+from oger_recipe.pipeline.ray_actor import undecorated
 from oger_recipe.run_folder import records as run_folder
 
 
@@ -49,7 +49,7 @@ class PlainRolloutActor(undecorated(vllm_engine.RolloutRayActor)):  # type: igno
     """The engine as the recipe starts it on a CPU, without what the recipe asks of it."""
 
     async def __init__(self, *args, **kwargs) -> None:
-        kwargs["worker_extension_cls"] = "oger_recipe.plugin.engine.engine_worker.CpuWorkerWrap"
+        kwargs["worker_extension_cls"] = "oger_recipe.pipeline.engine.engine_worker.CpuWorkerWrap"
         kwargs.update(enable_chunked_prefill=False, max_num_batched_tokens=max(kwargs["max_model_len"], 4096))
         await super().__init__(*args, **kwargs)
 
@@ -61,14 +61,14 @@ def install() -> None:
 
 
 def main() -> None:
-    from oger_recipe.plugin.driver.launch import launch
-    from oger_recipe.rewards.grading.pool import GradingSettings
-    from oger_recipe.run.attempt import locked
+    from oger_recipe.grading.pool import GradingSettings
+    from oger_recipe.pipeline.driver.launch import launch
+    from oger_recipe.run_folder.attempt import locked
 
     run_dir, flags = Path(sys.argv[1]), sys.argv[2:]
     (run_dir / "logs").mkdir(parents=True)
     # launch() puts in place whatever classes this module's install() does; the recipe's are not imported at all.
-    stand_in = ModuleType("oger_recipe.plugin.driver.install")
+    stand_in = ModuleType("oger_recipe.pipeline.driver.install")
     stand_in.install = install
     sys.modules[stand_in.__name__] = stand_in
     prepared = Path(os.environ["PREPARED_DATA"])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.files import read_jsonl
+from oger_recipe.base.files import read_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "configs" / "countdown_cpu.yaml"

@@ -15,7 +15,7 @@ import torch
 from recipe_runs import run, step_events, step_seconds, train_command
 from transformers import Qwen3Config, Qwen3ForTokenClassification
 
-from oger_recipe.tasks.tiny_policy import build_tokenizer
+from oger_recipe.lab.tiny_policy import build_tokenizer
 
 SIDES = {"rule alone": None, "PRM in the controller": "process", "PRM in an engine": "engine"}
 PHASES = ("generation", "make_experience", "ppo_train", "step_total")

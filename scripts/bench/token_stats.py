@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from oger_recipe.cpu import CPU_ENVIRONMENT
+from oger_recipe.base.cpu import CPU_ENVIRONMENT
 from oger_recipe.patches import apply_training_patches
 
 Tensors = tuple[torch.Tensor, torch.Tensor]

@@ -13,7 +13,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from oger_recipe.rewards.verifiers import verify
+from oger_recipe.grading.verifiers import verify
 
 
 class Clock(TrainerCallback):

@@ -16,9 +16,9 @@ import yaml
 from hang import HANG_S
 from runs import SMALL, lines, recipe_of, samples, train, typed
 
+from oger_recipe.lab.built_in_models import folder_of
+from oger_recipe.lab.known_judges import value
 from oger_recipe.run_folder import checkpoints
-from oger_recipe.tasks.judges import folder_of
-from oger_recipe.tasks.known_judges import value
 
 RANKS = [
     "--actor.num_gpus_per_node", "2", "--train.micro_batch_size", "32",

@@ -14,8 +14,8 @@ import yaml
 from hang import HANG_S
 from runs import ROOT, SMOKE, lines, samples
 
-from oger_recipe.run import own_files
-from oger_recipe.run.attempt import begin_anew
+from oger_recipe.run_folder import own_files
+from oger_recipe.run_folder.attempt import begin_anew
 
 STEPS, PROMPTS, GROUP = 4, 16, 8
 # Of what is equal for all rows there is no correlation, and of a single evaluation no fall.

@@ -10,7 +10,7 @@ import torch
 import yaml
 from runs import ROOT, SMALL, lines, samples, train
 
-from oger_recipe.tasks.known_judges import good_until, save_prm
+from oger_recipe.lab.known_judges import good_until, save_prm
 
 RULE = {"name": "rule", "kind": "verifier"}
 TEACHERS = ["--oger.max_replace_num", "1", "--oger.replace_mode", "random", "--rollout.n_samples_per_prompt", "4"]

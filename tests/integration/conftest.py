@@ -17,15 +17,15 @@ import torch
 import yaml
 from hang import HANG_S
 
+from oger_recipe.base.files import read_jsonl, write_jsonl
 from oger_recipe.cli import train
 from oger_recipe.cli.train_ppo_ray import build_parser, parse
 from oger_recipe.convert.dialect import Dialect
 from oger_recipe.convert.values import UNSET, Flag, NoEffect, checked
-from oger_recipe.files import read_jsonl, write_jsonl
+from oger_recipe.grading import verifiers
+from oger_recipe.lab import countdown, tiny_policy
 from oger_recipe.patches import apply_training_patches, apply_vllm_import_patches
-from oger_recipe.rewards import verifiers
 from oger_recipe.settings.recipe_file import read_recipe
-from oger_recipe.tasks import countdown, tiny_policy
 
 # Before any module of tests imports OpenRLHF or vLLM.
 apply_training_patches()
@@ -200,7 +200,7 @@ class _Started(BaseException):
 def run(tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Runs ``oger train`` up to the start of Ray; returns the parsed flags that OpenRLHF would get, the environment,
     and the prompts for training and evaluation."""
-    stub = types.ModuleType("oger_recipe.plugin.driver.launch")
+    stub = types.ModuleType("oger_recipe.pipeline.driver.launch")
     launched: dict[str, Any] = {}
 
     def launch(tokens: list[str], run_dir: Path, **settings: Any) -> None:
@@ -208,7 +208,7 @@ def run(tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         raise _Started
 
     stub.launch = launch  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "oger_recipe.plugin.driver.launch", stub)
+    monkeypatch.setitem(sys.modules, "oger_recipe.pipeline.driver.launch", stub)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.chdir(tmp_path)
     settings = {
@@ -299,7 +299,7 @@ def controller(
     from openrlhf.utils.config import hierarchize
 
     from oger_recipe.embedding.base import Encoder
-    from oger_recipe.plugin.controller.experience_maker import OgerExperienceMaker
+    from oger_recipe.pipeline.controller.experience_maker import OgerExperienceMaker
     from oger_recipe.teachers.store import write_teacher_store
 
     class Directions(Encoder):
@@ -314,7 +314,7 @@ def controller(
 
     monkeypatch.setattr(ray, "get", lambda refs: refs)
     monkeypatch.setattr(ray, "put", lambda value: value)
-    monkeypatch.setattr("oger_recipe.plugin.encoder.actor_encoder.make_encoder", Directions)
+    monkeypatch.setattr("oger_recipe.pipeline.encoder.actor_encoder.make_encoder", Directions)
 
     def make(
         *flags: str, teachers: dict[str, list[Any]] | None = None, critic: Any = None,
@@ -343,7 +343,7 @@ def rollout(letters: Any) -> Callable[..., Any]:
     """A rollout as the generator hands it over; with ``guided``, its first tokens are a teacher's."""
     from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
-    from oger_recipe.rewards.verdict import Graded, Verdict
+    from oger_recipe.grading.verdict import Graded, Verdict
 
     def make(
         text: str, reward: float = 0.0, *, score: float | None = None, uid: str = "u", prompt: str = "ask>",

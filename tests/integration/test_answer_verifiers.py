@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from oger_recipe.rewards.verifiers import VERIFIERS, verify
+from oger_recipe.grading.verifiers import VERIFIERS, verify
 
 DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"

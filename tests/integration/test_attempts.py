@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from oger_recipe.errors import RecipeError
-from oger_recipe.files import read_jsonl, write_jsonl
-from oger_recipe.plugin.driver.worker_logs import NAMES
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.files import read_jsonl, write_jsonl
+from oger_recipe.lab.build import cached
 from oger_recipe.report.curves import PICTURES
-from oger_recipe.run import own_files
-from oger_recipe.run.attempt import (
+from oger_recipe.run.ends import continuing, progress, typed
+from oger_recipe.run.resume import check_settings
+from oger_recipe.run_folder import checkpoints, own_files
+from oger_recipe.run_folder.attempt import (
     begin_anew,
     check_continued,
     check_folder,
@@ -25,16 +27,13 @@ from oger_recipe.run.attempt import (
     locked,
     trained,
 )
-from oger_recipe.run.ends import continuing, progress, typed
-from oger_recipe.run.resume import check_settings
-from oger_recipe.run_folder import checkpoints
+from oger_recipe.run_folder.worker_logs import NAMES
 from oger_recipe.settings.recipe_file import read_recipe, write_resolved
-from oger_recipe.tasks.build import cached
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from oger_recipe.run.attempt import locked
+from oger_recipe.run_folder.attempt import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

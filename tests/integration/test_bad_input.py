@@ -16,7 +16,7 @@ from hang import HANG_S
 
 from oger_recipe.cli import train, train_ppo_ray
 from oger_recipe.rewards.kinds import KINDS
-from oger_recipe.run import own_files
+from oger_recipe.run_folder import own_files
 from oger_recipe.settings.derived import in_prompts
 from oger_recipe.settings.parser import build_parser
 from oger_recipe.settings.recipe_file import read_recipe
@@ -34,7 +34,7 @@ TEACHER = {"source": "a", "text": "<answer>(3+5)*12</answer>", "correct": True}
 def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine without CUDA, where Ray cannot be started even if a check lets something through."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setitem(sys.modules, "oger_recipe.plugin.driver.launch", None)  # importing it fails
+    monkeypatch.setitem(sys.modules, "oger_recipe.pipeline.driver.launch", None)  # importing it fails
     monkeypatch.chdir(tmp_path)
 
 
@@ -84,7 +84,7 @@ def test_command_sh_is_what_was_typed(recipe: Path, tmp_path: Path, monkeypatch:
     program.chmod(0o755)
     words = ["--recipe", "recipe.yaml", "--oger.stop", "a 'b'\nrm $HOME"]
     monkeypatch.setattr(sys, "argv", [str(program), "train", *words])
-    with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.driver.launch"):
+    with pytest.raises(ModuleNotFoundError, match="oger_recipe.pipeline.driver.launch"):
         train.main(words)
     command = ["bash", str(tmp_path / "run" / "command.sh")]
     said = subprocess.run(command, cwd="/", capture_output=True, text=True, check=True).stdout
@@ -92,7 +92,7 @@ def test_command_sh_is_what_was_typed(recipe: Path, tmp_path: Path, monkeypatch:
 
 
 def test_the_recipe_of_these_tests_has_nothing_to_refuse(recipe: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.driver.launch"):
+    with pytest.raises(ModuleNotFoundError, match="oger_recipe.pipeline.driver.launch"):
         train.main(["--recipe", str(recipe)])
     assert json.loads((tmp_path / "run" / "data" / "counts.json").read_text()) == {
         "prompts": 2, "prompts_without_teacher": 1, "teachers": 1,
@@ -467,7 +467,7 @@ def test_sources_of_reward_are_refused_with_their_place_and_the_nearest_name(
 def test_sources_of_reward_that_are_right_start(recipe: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "words_of_mine.py").write_text("def few(group):\n    return [0.0] * len(group.responses)\n")
     listed = [{"name": "rule", "kind": "verifier"}, {"name": "few", "kind": "words_of_mine:few", "weight": 0.5}]
-    with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.driver.launch"):
+    with pytest.raises(ModuleNotFoundError, match="oger_recipe.pipeline.driver.launch"):
         train.main(["--recipe", str(recipe), f"--oger.reward.sources={json.dumps(listed)}"])
     # The bonus is not listed: the run says so of nothing that is at its default, and keeps the list.
     resolved = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
@@ -523,7 +523,7 @@ def test_the_engine_correction_is_refused_and_top_p_is_named(refused: Callable[.
 
 @pytest.mark.parametrize("estimator", ["gae", "reinforce", "flash_reinforce", "appo", "tppo", "process_grpo_batch"])
 def test_groups_of_one_train_where_nothing_is_compared_within_them(recipe: Path, estimator: str) -> None:
-    with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.driver.launch"):
+    with pytest.raises(ModuleNotFoundError, match="oger_recipe.pipeline.driver.launch"):
         train.main(["--recipe", str(recipe), *_ONE, "--algo.advantage.estimator", estimator])
 
 
@@ -581,7 +581,7 @@ def test_groups_of_one_train_where_nothing_is_compared_within_them(recipe: Path,
 def test_what_is_easily_not_meant_is_noted_before_the_start(
     recipe: Path, capsys: pytest.CaptureFixture[str], flags: list[str], notes: list[str]
 ) -> None:
-    with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.driver.launch"):
+    with pytest.raises(ModuleNotFoundError, match="oger_recipe.pipeline.driver.launch"):
         train.main(["--recipe", str(recipe), "--ckpt.save_steps", "10", *flags])
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
     assert len(printed) == len(notes)
@@ -611,8 +611,8 @@ def test_neither_task_nor_model_nor_data_is_said_in_two_sentences(refused: Calla
 
 
 def test_more_gpus_than_a_cuda_machine_has_are_refused(recipe: Path) -> None:
-    from oger_recipe.errors import RecipeError
-    from oger_recipe.settings.checks import check_run
+    from oger_recipe.base.errors import RecipeError
+    from oger_recipe.checks.settings import check_run
     from oger_recipe.settings.recipe_file import read_recipe
 
     parser = train_ppo_ray.build_parser(cpu=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oger_recipe.errors import RecipeError
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.run.resume import check_learnt, choose, load
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder.checkpoints import Checkpoint, removable

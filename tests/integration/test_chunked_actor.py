@@ -12,8 +12,8 @@ from openrlhf.models.actor import Actor
 from openrlhf.trainer.ray import ppo_actor
 
 from oger_recipe.algorithm import token_stats
-from oger_recipe.plugin.policy.chunked_actor import ChunkedActor
-from oger_recipe.plugin.policy.policy_actor import OgerPolicyModelActor
+from oger_recipe.pipeline.policy.chunked_actor import ChunkedActor
+from oger_recipe.pipeline.policy.policy_actor import OgerPolicyModelActor
 
 # Two rows, one padded on both sides; the responses have four and two tokens.
 SEQUENCES = torch.tensor([[9, 8, 7, 6, 5, 4, 3], [0, 5, 6, 7, 8, 0, 0]])

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from oger_recipe.rewards.grading.pool import ENVIRONMENT, GradingPool, GradingSettings, Limits
-from oger_recipe.rewards.rules import GradingRules
-from oger_recipe.rewards.verifiers import allow, verify
+from oger_recipe.grading.pool import ENVIRONMENT, GradingPool, GradingSettings, Limits
+from oger_recipe.grading.rules import GradingRules
+from oger_recipe.grading.verifiers import allow, verify
 
 CODE = """
 import pathlib

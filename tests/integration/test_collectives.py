@@ -24,14 +24,14 @@ from openrlhf.utils.deepspeed import DeepspeedStrategy
 from stand_in_gpu import CPU, GPU, PACKAGES, OnGpu, process_on
 
 import oger_recipe.patches
-from oger_recipe.plugin.policy.critic_actor import OgerCriticPPOTrainer
-from oger_recipe.plugin.policy.sft import TeacherDataset
-from oger_recipe.plugin.policy.trainer import OgerActorPPOTrainer
-from oger_recipe.plugin.policy.updates import UpdateHealth
-from oger_recipe.rewards.models.learning import Learner
-from oger_recipe.rewards.models.place import StepPrompt
+from oger_recipe.models.learning import Learner
+from oger_recipe.pipeline.policy.critic_actor import OgerCriticPPOTrainer
+from oger_recipe.pipeline.policy.sft import TeacherDataset
+from oger_recipe.pipeline.policy.trainer import OgerActorPPOTrainer
+from oger_recipe.pipeline.policy.updates import UpdateHealth
+from oger_recipe.rewards.place import StepPrompt
 
-_OURS, _THEIRS = "oger_recipe/plugin/policy", "openrlhf/trainer"
+_OURS, _THEIRS = "oger_recipe/pipeline/policy", "openrlhf/trainer"
 
 # Place -> the test below that runs it on the stand-in, which fails where a tensor is on the CPU.
 RUN = {
@@ -82,9 +82,9 @@ READ = {
     f"{_THEIRS}/ray/vllm_worker_wrap.py: init_process_group": _START,
     f"{_THEIRS}/ray/vllm_worker_wrap.py: update_weight": "a tensor that it makes on cuda",
     "openrlhf/models/ring_attn_utils.py: gather_and_pad_tensor": "what the model's output layer gives, on its device",
-    "oger_recipe/plugin/engine/engine_worker.py: update_weight": "without CUDA alone",
-    "oger_recipe/plugin/driver/trial.py: connect": "without CUDA alone",
-    "oger_recipe/plugin/driver/trial.py: send": "without CUDA alone",
+    "oger_recipe/pipeline/engine/engine_worker.py: update_weight": "without CUDA alone",
+    "oger_recipe/pipeline/driver/trial.py: connect": "without CUDA alone",
+    "oger_recipe/pipeline/driver/trial.py: send": "without CUDA alone",
     "patches/weight_sync_gloo.py: broadcast": "without CUDA alone",
     "patches/weight_sync_gloo.py: apply": "without CUDA alone",
     "openrlhf/utils/deepspeed/deepspeed.py: all_gather": _UNUSED,

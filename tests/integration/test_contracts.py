@@ -15,10 +15,10 @@ from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.embedding import LONG_TEXTS, PARTS
 from oger_recipe.embedding.base import part_of
 from oger_recipe.evaluation.benchmarks import BENCHMARKS
-from oger_recipe.rewards.rules import EXTRACTIONS, GSM8K_FORMATS, MATH_RULES, PLACES
-from oger_recipe.rewards.verifiers import VERIFIERS, Verdict, verify
-from oger_recipe.rewards.verifiers.gsm8k import verify_gsm8k
-from oger_recipe.rewards.verifiers.math_answer import verify_math
+from oger_recipe.grading.rules import EXTRACTIONS, GSM8K_FORMATS, MATH_RULES, PLACES
+from oger_recipe.grading.verifiers import VERIFIERS, Verdict, verify
+from oger_recipe.grading.verifiers.gsm8k import verify_gsm8k
+from oger_recipe.grading.verifiers.math_answer import verify_math
 from oger_recipe.settings.grading import VerifierSettings
 from oger_recipe.settings.oger import SETTINGS
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from oger_recipe.checks.settings import check_run
 from oger_recipe.convert.engine import Conversion, convert
 from oger_recipe.convert.openr.dialect import OPENR, PUBLISHED
 from oger_recipe.convert.values import UNSET
-from oger_recipe.settings.checks import check_run
 from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.recipe_file import read_recipe
 

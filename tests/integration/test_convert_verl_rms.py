@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from oger_recipe.checks.settings import check_run
 from oger_recipe.convert.engine import Conversion, convert
 from oger_recipe.convert.verl_rms.commands import MULTI_NODE, SINGLE_NODE
 from oger_recipe.convert.verl_rms.dialect import VERL_RMS
-from oger_recipe.settings.checks import check_run
 from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.recipe_file import read_recipe
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from oger_recipe.tasks import countdown_prm, judges
-from oger_recipe.tasks.countdown import split_of
-from oger_recipe.tasks.countdown_prm import solutions
-from oger_recipe.tasks.countdown_steps import step_labels
-from oger_recipe.tasks.tiny_policy import build_model, build_tokenizer
+from oger_recipe.lab import built_in_models as judges
+from oger_recipe.lab import countdown_prm
+from oger_recipe.lab.countdown import split_of
+from oger_recipe.lab.countdown_prm import solutions
+from oger_recipe.lab.countdown_steps import step_labels
+from oger_recipe.lab.tiny_policy import build_model, build_tokenizer
 
 
 def _numbers(question: str) -> tuple[list[int], int]:

@@ -7,13 +7,13 @@ import pytest
 import torch
 from groups import group
 
-from oger_recipe.rewards.entries import entry_problems, sources_of
+from oger_recipe.base.cutting import cut_text
+from oger_recipe.lab.countdown import Difficulty, build_rows, generate_problems
+from oger_recipe.lab.countdown_steps import STEPS, reaches, step_labels
+from oger_recipe.lab.countdown_teachers import TEACHERS, slip
+from oger_recipe.rewards.kinds.entries import entry_problems, sources_of
 from oger_recipe.rewards.sources import Group
 from oger_recipe.rewards.spec import Surroundings
-from oger_recipe.steps import cut_text
-from oger_recipe.tasks.countdown import Difficulty, build_rows, generate_problems
-from oger_recipe.tasks.countdown_steps import STEPS, reaches, step_labels
-from oger_recipe.tasks.countdown_teachers import TEACHERS, slip
 
 ANSWER = "done.</think>\n<answer>(3+5)*12</answer>"
 WRONG = "done.</think>\n<answer>(3+12)*5</answer>"
@@ -139,7 +139,7 @@ DEAD_END = ["<think>start with 3+5=8, ", "then 12-8=4, ", WRONG]
     ],
 )
 def test_as_a_source_of_reward_it_pays_by_labels(keys: dict[str, str], expected: list[list[float]]) -> None:
-    entry = {"name": "prm", "kind": "oger_recipe.tasks.exact_steps:ExactSteps"} | keys
+    entry = {"name": "prm", "kind": "oger_recipe.lab.exact_steps:ExactSteps"} | keys
     assert not [*entry_problems([entry])]
     (spec,) = sources_of([entry])
     source = spec.source(Surroundings(None, None))  # type: ignore[arg-type]

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from oger_recipe.rewards.verifiers import verify
-from oger_recipe.tasks.build import problems_of_each
-from oger_recipe.tasks.countdown import (
+from oger_recipe.grading.verifiers import verify
+from oger_recipe.lab.build import problems_of_each
+from oger_recipe.lab.countdown import (
     Difficulty,
     Problem,
     build_rows,
@@ -24,8 +24,8 @@ from oger_recipe.tasks.countdown import (
     split_of,
     write_rows,
 )
-from oger_recipe.tasks.countdown_problem import render
-from oger_recipe.tasks.countdown_teachers import TEACHERS, backward, forward, search
+from oger_recipe.lab.countdown_problem import render
+from oger_recipe.lab.countdown_teachers import TEACHERS, backward, forward, search
 
 EXAMPLE = Problem(numbers=(3, 5, 12), target=96, expression=("*", ("+", 3, 5), 12))
 STATEMENT = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from oger_recipe.rewards.verifiers import VERIFIERS, Verdict, verify
+from oger_recipe.grading.verifiers import VERIFIERS, Verdict, verify
 
 ANSWER = '{"numbers":[3,5,12],"target":96}'
 
@@ -257,10 +257,10 @@ def test_an_unknown_task_names_the_known_ones_and_the_nearest() -> None:
         verify("contdown", "", ANSWER)
 
 
-@pytest.mark.parametrize("module", ["oger_recipe.rewards.verifiers.countdown", "oger_recipe.rewards.verifiers"])
+@pytest.mark.parametrize("module", ["oger_recipe.grading.verifiers.countdown", "oger_recipe.grading.verifiers"])
 def test_either_module_can_be_imported_first(module: str) -> None:
     program = f"import sys; sys.path[:] = {sys.path!r}; import {module}"
-    program += f"\nfrom oger_recipe.rewards.verifiers import verify; verify('countdown', '', {ANSWER!r})"
+    program += f"\nfrom oger_recipe.grading.verifiers import verify; verify('countdown', '', {ANSWER!r})"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

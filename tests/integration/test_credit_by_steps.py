@@ -14,8 +14,8 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from step_trees import Tree, plain_process_grpo, plain_process_rloo, plain_step_gae, plain_token_gae
 
 from oger_recipe.algorithm.steps import token_gae_by_steps
-from oger_recipe.files import read_jsonl
-from oger_recipe.plugin.controller import experience_maker
+from oger_recipe.base.files import read_jsonl
+from oger_recipe.pipeline.controller import experience_maker
 from oger_recipe.teachers.store import Teacher
 
 SOURCE = """

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from oger_recipe.tasks import tiny_policy
+from oger_recipe.lab import tiny_policy
 
 CUTS = {
     "static": ["--train.micro_batch_size=2"],
@@ -106,7 +106,7 @@ def _critic(flags: list[str], rank: int, ranks: int, port: int, folder: Path) ->
     from openrlhf.utils.config import hierarchize
 
     from oger_recipe.cli.train_ppo_ray import build_parser
-    from oger_recipe.plugin.policy.critic_actor import OgerCriticModelActor
+    from oger_recipe.pipeline.policy.critic_actor import OgerCriticModelActor
 
     policy = str(folder / "policy")
     common = [
@@ -168,7 +168,7 @@ def _head(flags: list[str], folder: Path) -> dict[str, Any]:
     """What becomes of a head with hidden layers that is trained, saved, and loaded in both ways."""
     from zero_training import rows_of_step
 
-    from oger_recipe.errors import RecipeError
+    from oger_recipe.base.errors import RecipeError
 
     rows = rows_of_step(0)
 

@@ -12,8 +12,8 @@ import torch
 from openrlhf.trainer import ppo_trainer
 from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic, vllm_engine
 
-from oger_recipe.plugin.driver import launch
-from oger_recipe.plugin.policy.value_head import ValueHead
+from oger_recipe.pipeline.driver import launch
+from oger_recipe.pipeline.policy.value_head import ValueHead
 
 REBOUND = (
     (ppo_trainer, "PPOTrainer"), (ppo_actor, "PolicyModelActor"), (vllm_engine, "RolloutRayActor"),

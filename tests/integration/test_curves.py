@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oger_recipe.lab.sweep import draw
 from oger_recipe.report import curves
 from oger_recipe.report.curves import PICTURES, Panel, draw_curves, moving_mean
 from oger_recipe.report.panels import from_zero, sheet, spread
-from oger_recipe.report.sweep import draw
 
 STEPS = [
     {

@@ -13,10 +13,10 @@ import pyarrow.parquet
 import pytest
 import yaml
 
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.cli import data
 from oger_recipe.data.mix import read_mix
 from oger_recipe.data.sources import Columns, read_dataset
-from oger_recipe.errors import RecipeError
 
 GSM8K = Path(__file__).parents[2] / ".." / "shared" / "data" / "gsm8k"
 MIX = Path(__file__).parents[2] / "docs" / "mixes" / "gsm8k.yaml"

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.cli import data
 from oger_recipe.data.rows import without_repetitions
 from oger_recipe.data.sources import Columns, read_dataset
-from oger_recipe.errors import RecipeError
 
 TEACHER = {"source": "r1", "text": "so 2", "correct": None}
 
@@ -145,7 +145,7 @@ def test_the_users_verifiers_are_known_and_read_the_answers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "verifier_of_rows.py").write_text("""
-from oger_recipe.rewards.verifiers import UnreadableAnswer
+from oger_recipe.grading.verifiers import UnreadableAnswer
 def grade(response, answer):
     if answer != "2":
         raise UnreadableAnswer(f"odd: {answer}")

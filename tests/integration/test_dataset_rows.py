@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.data.sources import Columns, read_dataset
-from oger_recipe.errors import RecipeError
 
 ROW: dict[str, Any] = {
     "uid": "p-1",

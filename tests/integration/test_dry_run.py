@@ -17,12 +17,12 @@ import pytest
 import torch
 import yaml
 
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.files import write_jsonl
+from oger_recipe.checks import disk, model_files
+from oger_recipe.checks.disk import Written, written
+from oger_recipe.checks.memory import Shape, readable
 from oger_recipe.cli import train
-from oger_recipe.errors import RecipeError
-from oger_recipe.files import write_jsonl
-from oger_recipe.run import disk, model_files
-from oger_recipe.run.disk import Written, written
-from oger_recipe.run.memory import Shape, readable
 
 PACKAGE = Path(model_files.__file__).parents[1]
 ROWS = [
@@ -36,8 +36,8 @@ ROWS = [
 def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine without CUDA and without the hub, where Ray cannot be started."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setitem(sys.modules, "oger_recipe.plugin.driver.launch", None)
-    monkeypatch.setattr("oger_recipe.hub.is_offline", lambda: True)
+    monkeypatch.setitem(sys.modules, "oger_recipe.pipeline.driver.launch", None)
+    monkeypatch.setattr("oger_recipe.base.hub.is_offline", lambda: True)
     monkeypatch.chdir(tmp_path)
     for name in ("RAY_ADDRESS", "RAY_TMPDIR", "WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
@@ -67,7 +67,7 @@ def _train(*flags: str) -> SystemExit | None:
     except SystemExit as stop:
         return stop
     except ModuleNotFoundError as error:
-        assert error.name == "oger_recipe.plugin.driver.launch"
+        assert error.name == "oger_recipe.pipeline.driver.launch"
     return None
 
 
@@ -78,8 +78,7 @@ def _config(desk: SimpleNamespace, **changes: Any) -> None:
 
 def _checkpoint(desk: SimpleNamespace) -> None:
     """A run that began with the recipe as it is, and has a checkpoint."""
-    from oger_recipe.run import own_files
-    from oger_recipe.run_folder import checkpoints
+    from oger_recipe.run_folder import checkpoints, own_files
 
     assert _train() is None
     (desk.run / "checkpoints" / "_actor" / "global_step4").mkdir(parents=True)
@@ -106,7 +105,7 @@ def _sources(**entry: Any) -> list[str]:
 
 
 def _held(desk: SimpleNamespace) -> None:
-    from oger_recipe.run.attempt import locked
+    from oger_recipe.run_folder.attempt import locked
 
     desk.held = locked(desk.run)
     desk.held.__enter__()

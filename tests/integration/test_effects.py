@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
-from oger_recipe.settings.effects import NEEDS, UPSTREAM_NEEDS, without_effect
+from oger_recipe.checks.effects import NEEDS, UPSTREAM_NEEDS, without_effect
 from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.oger import SETTINGS
 from oger_recipe.settings.parser import build_parser

@@ -13,16 +13,16 @@ import pytest
 from hang import HANG_S
 from ray.exceptions import RayTaskError
 
-from oger_recipe.errors import RecipeError, RunDied
-from oger_recipe.plugin.driver import worker_logs
-from oger_recipe.plugin.driver.deaths import Processes, _last_error, _out_of_memory, why
+from oger_recipe.base.errors import RecipeError, RunDied
+from oger_recipe.pipeline.driver.deaths import Processes, _last_error, _out_of_memory, why
 from oger_recipe.run.ends import explained
+from oger_recipe.run_folder import worker_logs
 from oger_recipe.run_folder.checkpoints import seal
 
 STOPPED = """
 import sys, time
 from pathlib import Path
-from oger_recipe.errors import RunDied
+from oger_recipe.base.errors import RunDied
 from oger_recipe.run.ends import explained, stoppable
 run_dir = Path(sys.argv[1])
 with stoppable(run_dir, run_dir / "checkpoints", ["/venv/bin/oger", "train", "--recipe", "r.yaml"]):
@@ -38,7 +38,7 @@ ASKED = """
 import sys, time
 from pathlib import Path
 from ray.exceptions import RayTaskError
-from oger_recipe.errors import RunStopped
+from oger_recipe.base.errors import RunStopped
 from oger_recipe.run.ends import explained, stoppable, stops_after_step
 from oger_recipe.run_folder.records import STOP_ASKED
 run_dir = Path(sys.argv[1])
@@ -55,7 +55,7 @@ with stoppable(run_dir, run_dir / "checkpoints", ["/venv/bin/oger", "train", "--
 DRIVER = """
 import subprocess, sys, time
 from pathlib import Path
-from oger_recipe.plugin.driver.start_ray import cleared_up
+from oger_recipe.pipeline.driver.start_ray import cleared_up
 logs = Path(sys.argv[1])
 with (logs / "lock").open("w") as lock, cleared_up(logs, lock.fileno()) as folder:
     session = folder / "session_2026" / "logs"
@@ -244,7 +244,7 @@ def test_rays_page_on_full_memory_is_a_sentence() -> None:
          "continue with: oger train --recipe r.yaml --oger.run_dir {} --ckpt.load_enable"),
         ("stops", "before", 138, "the last checkpoint is of step 2; continue with: oger train --recipe r.yaml "),
         ("stops", "never", 138, "stopped by SIGUSR1 after step 2 of 60; there is no checkpoint to continue from"),
-        ("fails", "then", 1, "oger_recipe.errors.RecipeError: training stopped at step 3 of 60: "),
+        ("fails", "then", 1, "oger_recipe.base.errors.RecipeError: training stopped at step 3 of 60: "),
     ],
     ids=["with a checkpoint", "without a new one", "without one", "a failure"],
 )  # fmt: skip

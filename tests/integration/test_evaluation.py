@@ -14,17 +14,17 @@ import pyarrow.parquet
 import pytest
 from transformers import AutoTokenizer
 
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.cli import eval as oger_eval
 from oger_recipe.cli.train_ppo_ray import build_parser
-from oger_recipe.errors import RecipeError
 from oger_recipe.evaluation import folder
 from oger_recipe.evaluation.benchmarks import BENCHMARKS, Problem, load_benchmark
 from oger_recipe.evaluation.metrics import evaluate_answers
 from oger_recipe.evaluation.prompts import Prompting, prompt_texts, prompt_tokens
 from oger_recipe.evaluation.sampling import Sampling
 from oger_recipe.evaluation.tables import comparison, headlines, markdown_table, ungraded
-from oger_recipe.rewards.verifiers import verify
-from oger_recipe.run import evaluation
+from oger_recipe.grading.verifiers import verify
+from oger_recipe.offline import eval as evaluation
 from oger_recipe.settings.rollouts import RolloutSettings
 
 SHARED = Path(__file__).parents[2] / ".." / "shared" / "data"

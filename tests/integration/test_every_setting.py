@@ -24,7 +24,7 @@ from oger_recipe.teachers.store import Teacher
 TESTS = Path(__file__).parent
 PACKAGE = Path(__file__).parents[2] / "oger_recipe"
 # Where a setting is named without an effect on a run: conversion, and in settings what only looks at it.
-ONLY_NAMED_THERE = ("convert", "settings/checks.py", "settings/effects.py", "settings/notes.py")
+ONLY_NAMED_THERE = ("convert", "checks/settings.py", "checks/effects.py", "checks/notes.py")
 _DECLARED = re.compile(r"^    \w+: .* = setting\(", re.MULTILINE)
 
 # Not of the method, and tested where they are used: the run, its data and its verifiers, and the built-in task.
@@ -165,7 +165,7 @@ def test_a_share_of_texts_without_an_embedding_may_be_borne(controller, models, 
 
 
 def test_flags_of_the_processes_beside_the_policy(controller, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, asked = "oger_recipe.plugin.controller.experience_maker", []
+    place, asked = "oger_recipe.pipeline.controller.experience_maker", []
     engines = SimpleNamespace(place=None, start=lambda: None)
     monkeypatch.setattr(f"{place}.encoders_on", lambda share, _: asked.append(share))
     monkeypatch.setattr(f"{place}.RunEngines", lambda **how: asked.append(how["memory_gb"]) or engines)

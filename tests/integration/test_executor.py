@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-from oger_recipe.plugin.controller.answers import evaluate_samples
-from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
-from oger_recipe.plugin.engine.executor import OgerExecutor
+from oger_recipe.grading.pool import GradingPool, GradingSettings
+from oger_recipe.grading.verdict import Graded, Verdict
+from oger_recipe.pipeline.controller.answers import evaluate_samples
+from oger_recipe.pipeline.controller.samples_generator import OgerSamplesGenerator
+from oger_recipe.pipeline.engine.executor import OgerExecutor
 from oger_recipe.rewards import reward_func
-from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
-from oger_recipe.rewards.verdict import Graded, Verdict
 
 QUESTION = "Is it 42? </s>"
 
@@ -206,7 +206,7 @@ def test_an_evaluated_answer_is_graded_once_whoever_grades_it(
     monkeypatch.syspath_prepend(str(tmp_path))
     if who == "a verifier":
         settings = GradingSettings(allowed=("counting:verify",))
-        monkeypatch.setattr("oger_recipe.rewards.grading.pool._shared", GradingPool(settings))
+        monkeypatch.setattr("oger_recipe.grading.pool._shared", GradingPool(settings))
         response = _executed("7", task="counting:verify")
     else:
         response = _executed("7", grader=tmp_path / "counting.py")

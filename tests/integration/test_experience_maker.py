@@ -15,13 +15,13 @@ import torch
 
 from oger_recipe.algorithm import credit
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
+from oger_recipe.base.errors import SourceFailed
+from oger_recipe.base.files import read_jsonl
 from oger_recipe.embedding.similarity import EmbeddingSimilarity
-from oger_recipe.errors import SourceFailed
-from oger_recipe.files import read_jsonl
-from oger_recipe.plugin.controller.guards import EncoderReach, stop_on_reward_errors
-from oger_recipe.plugin.controller.hybrid_batch import UNKNOWN, HybridBatch, Rollouts
-from oger_recipe.plugin.controller.step_metrics import Credit, step_metrics
-from oger_recipe.rewards.verdict import Graded, Verdict
+from oger_recipe.grading.verdict import Graded, Verdict
+from oger_recipe.pipeline.controller.guards import EncoderReach, stop_on_reward_errors
+from oger_recipe.pipeline.controller.hybrid_batch import UNKNOWN, HybridBatch, Rollouts
+from oger_recipe.pipeline.controller.metrics import Credit, step_metrics
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.parser import build_parser
 from oger_recipe.teachers.store import Teacher

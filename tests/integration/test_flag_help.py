@@ -6,9 +6,9 @@ import argparse
 
 import pytest
 
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.cli.flag_help import OPENRLHF_SECTIONS, overview, section, sections_of, sentence
 from oger_recipe.cli.openrlhf_help import SENTENCES
-from oger_recipe.errors import RecipeError
 from oger_recipe.settings.openrlhf_parser import openrlhf_parser
 
 

@@ -12,18 +12,18 @@ import odd_checks
 import pytest
 import torch
 
+from oger_recipe.checks import gpu_checks
+from oger_recipe.checks.gpu_checks import CHECKS, ONE_GPU, TWO_STEPS, Check, Failed, Here, Skipped, run_flags
+from oger_recipe.checks.gpu_report import FAILED, OK, SKIPPED, run_checks, shareable, write_report
+from oger_recipe.checks.machine import machine_problems
+from oger_recipe.checks.memory import estimate, shape_of
+from oger_recipe.checks.settings import recipe_problems
 from oger_recipe.cli import doctor
 from oger_recipe.cli.train_ppo_ray import settings_of
-from oger_recipe.plugin.driver.trial import EngineTrial, Samples
-from oger_recipe.run import gpu_checks
-from oger_recipe.run.gpu_checks import CHECKS, ONE_GPU, TWO_STEPS, Check, Failed, Here, Skipped, run_flags
-from oger_recipe.run.gpu_report import FAILED, OK, SKIPPED, run_checks, shareable, write_report
-from oger_recipe.run.memory import estimate, shape_of
-from oger_recipe.settings.checks import recipe_problems
+from oger_recipe.lab import tiny_policy
+from oger_recipe.pipeline.driver.trial import EngineTrial, Samples
 from oger_recipe.settings.derived import in_prompts
-from oger_recipe.settings.machine import machine_problems
 from oger_recipe.settings.shipped import find_recipe
-from oger_recipe.tasks import tiny_policy
 
 
 @pytest.fixture()
@@ -121,8 +121,8 @@ def test_packed_rows_that_see_each_other_are_found_out(here: Here, monkeypatch) 
         inputs, positions, *others = unpad_and_slice_tensor(*args)
         return inputs, torch.arange(positions.numel()).view_as(positions), *others
 
-    from oger_recipe.plugin.policy import chunked_actor
-    from oger_recipe.plugin.policy.chunked_actor import unpad_and_slice_tensor
+    from oger_recipe.pipeline.policy import chunked_actor
+    from oger_recipe.pipeline.policy.chunked_actor import unpad_and_slice_tensor
 
     monkeypatch.setattr(chunked_actor, "unpad_and_slice_tensor", without_borders)
     with pytest.raises(Failed, match="packed rows have other log-probabilities"):

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 from hang import HANG_S
 
-from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings, Limits
-from oger_recipe.rewards.verdict import Verdict
-from oger_recipe.rewards.verifiers import TaskSpec, allow
+from oger_recipe.grading.pool import GradingPool, GradingSettings, Limits
+from oger_recipe.grading.verdict import Verdict
+from oger_recipe.grading.verifiers import TaskSpec, allow
 
 VERIFIER = """
 import os, socket, stat, struct, subprocess, sys, time
-from oger_recipe.rewards.grading.messages import send_message
-from oger_recipe.rewards.verifiers import TaskSpec, Verdict
+from oger_recipe.grading.messages import send_message
+from oger_recipe.grading.verifiers import TaskSpec, Verdict
 
 def spawn(response, answer, then="return"):
     # answer: a file for the ids of the processes that are started
@@ -370,7 +370,7 @@ def verify(response, answer):
 LIMITED = """
 import os, time
 from pathlib import Path
-from oger_recipe.rewards.verifiers import TaskSpec, allow
+from oger_recipe.grading.verifiers import TaskSpec, allow
 
 HERE = Path(__file__)
 
@@ -452,7 +452,7 @@ def test_nothing_is_left_when_the_process_of_the_pool_is_killed(task: str, tmp_p
     script = f"""
 import sys, threading, time
 sys.path.insert(0, {sys.path[0]!r})
-from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
+from oger_recipe.grading.pool import GradingPool, GradingSettings
 pool = GradingPool(GradingSettings(workers=2, time_limit_s=60, allowed={ALLOWED!r}))
 pid = int(pool.grade({task!r}, "pid", "").verdict.reward)
 threading.Thread(target=pool.grade, args=({task!r}, "hang", ""), daemon=True).start()

@@ -11,9 +11,9 @@ import pytest
 
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.evaluation.benchmarks import Problem
-from oger_recipe.rewards import verifiers
-from oger_recipe.rewards.rules import MATH_RULES, GradingRules, graded_text
-from oger_recipe.rewards.verifiers import VERIFIERS, verify
+from oger_recipe.grading import verifiers
+from oger_recipe.grading.rules import MATH_RULES, GradingRules, graded_text
+from oger_recipe.grading.verifiers import VERIFIERS, verify
 from oger_recipe.settings.grading import answer_places, grading_problems, grading_rules
 from oger_recipe.settings.rollouts import RolloutSettings
 
@@ -211,7 +211,7 @@ def test_what_cannot_find_the_answer_is_refused(settings, flags: list[str], sent
 
 def test_a_users_task_takes_settings_and_places_as_the_recipes_own_do(settings, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "own_spec.py").write_text(
-        "from oger_recipe.rewards.verifiers import TaskSpec\n"
+        "from oger_recipe.grading.verifiers import TaskSpec\n"
         "def verify(response, answer, *, form='bare', strict=False): return 1.0\n"
         "options = {'strict': 'gsm8k_strict_oat'}\n"
         "spec = TaskSpec(verify, options, places={'boxed': {'form': 'in a box'}})\n"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
-from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
-from oger_recipe.plugin.engine.rollout_engine import _PrefixedEngine
-from oger_recipe.teachers.history import History
+from oger_recipe.pipeline.controller.samples_generator import OgerSamplesGenerator
+from oger_recipe.pipeline.engine.rollout_engine import _PrefixedEngine
+from oger_recipe.teachers.draw import History
 from oger_recipe.teachers.store import Teacher, write_teacher_store
 
 END = 1

@@ -27,7 +27,8 @@ from openrlhf.utils.loss_utils import iter_grad_accum_global_norm
 from oger_recipe.algorithm.batches import off_policy_mask
 from oger_recipe.embedding.base import EmbeddingError
 from oger_recipe.embedding.similarity import EmbeddingSimilarity
-from oger_recipe.plugin.controller.hybrid_batch import (
+from oger_recipe.grading.verdict import Graded, Verdict
+from oger_recipe.pipeline.controller.hybrid_batch import (
     UNKNOWN,
     HybridBatch,
     Rollouts,
@@ -35,12 +36,11 @@ from oger_recipe.plugin.controller.hybrid_batch import (
     read_rollouts,
     teacher_experience,
 )
-from oger_recipe.plugin.policy.loss import HybridPolicyLoss
-from oger_recipe.plugin.policy.trainer import OgerActorPPOTrainer
-from oger_recipe.rewards.verdict import Graded, Verdict
+from oger_recipe.pipeline.policy.loss import HybridPolicyLoss
+from oger_recipe.pipeline.policy.trainer import OgerActorPPOTrainer
 from oger_recipe.settings.loss import LossSettings
 from oger_recipe.settings.teachers import TeacherSettings
-from oger_recipe.teachers.history import History
+from oger_recipe.teachers.draw import History
 from oger_recipe.teachers.store import Teacher, TeacherStore, write_teacher_store
 
 PAD, END = 0, 1  # every other token is the letter of that code

@@ -14,15 +14,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oger_recipe.algorithm.implicit import outcome_accuracy
-from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.entries import entry_problems, sources_of
+from oger_recipe.base.cutting import StepRule, cut_text
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.grading.verdict import Graded, Verdict
+from oger_recipe.grading.verifiers import verify
+from oger_recipe.lab import tiny_policy
+from oger_recipe.rewards.kinds.entries import entry_problems, sources_of
 from oger_recipe.rewards.kinds.implicit import ImplicitScorer, LearningSource
 from oger_recipe.rewards.sources import Group, Learning, Scores
 from oger_recipe.rewards.spec import Surroundings
-from oger_recipe.rewards.verdict import Graded, Verdict
-from oger_recipe.rewards.verifiers import verify
-from oger_recipe.steps import StepRule, cut_text
-from oger_recipe.tasks import tiny_policy
 
 RULE = StepRule(delimiters=(", ", "\n"))
 

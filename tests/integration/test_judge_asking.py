@@ -11,18 +11,17 @@ from typing import Any
 import pytest
 from judge_server import Server
 
-from oger_recipe.errors import RecipeError
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.grading.verifiers import look_in
+from oger_recipe.lab import tiny_policy
+from oger_recipe.models.keys import APIS, PLACES
+from oger_recipe.models.places import Cached
+from oger_recipe.models.server import ServerPlace
 from oger_recipe.rewards.kinds.classifier import CritiqueKeys
 from oger_recipe.rewards.kinds.judge import JudgeKeys
 from oger_recipe.rewards.kinds.pairwise import PairwiseKeys
 from oger_recipe.rewards.kinds.step_judge import StepJudgeKeys
-from oger_recipe.rewards.models.cache import VerdictCache
-from oger_recipe.rewards.models.keys import APIS, PLACES
-from oger_recipe.rewards.models.place import Sampling
-from oger_recipe.rewards.models.places import Cached
-from oger_recipe.rewards.models.server import ServerPlace
-from oger_recipe.rewards.verifiers import look_in
-from oger_recipe.tasks import tiny_policy
+from oger_recipe.rewards.place import Sampling, VerdictCache
 
 READ = "\n\ndef rm_postprocess(results):\n    return [float(result) for result in results]\n"
 PLUGINS = {

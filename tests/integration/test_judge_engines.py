@@ -23,23 +23,23 @@ from transformers import (
     LlamaForTokenClassification,
 )
 
-from oger_recipe.cpu import CPU_ENVIRONMENT
+from oger_recipe.base.cpu import CPU_ENVIRONMENT
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.embedding.base import EmbeddingError, Encoder
 from oger_recipe.embedding.cache import EmbeddingCache
 from oger_recipe.embedding.encoder import TrajectoryEncoder
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 from oger_recipe.embedding.similarity import EmbeddingSimilarity
-from oger_recipe.errors import RecipeError
-from oger_recipe.plugin.driver.local_engines import local_engines
-from oger_recipe.plugin.driver.start_ray import cleared_up, run_environment, start_ray
-from oger_recipe.plugin.encoder.actor_encoder import ActorEncoder, encoders_on
-from oger_recipe.plugin.judges.engines import EnginePlace, RunEngines
-from oger_recipe.plugin.judges.judge_actor import Memory, _measured
-from oger_recipe.rewards.models.in_process import ProcessPlace
-from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys, WriterKeys
-from oger_recipe.rewards.models.likelihood import written
-from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt
-from oger_recipe.rewards.models.step_text import StepWriter
+from oger_recipe.models.in_process import ProcessPlace
+from oger_recipe.models.keys import ModelKeys, ProcessKeys, WriterKeys
+from oger_recipe.models.likelihood import written
+from oger_recipe.models.step_text import StepWriter
+from oger_recipe.pipeline.driver.local_engines import local_engines
+from oger_recipe.pipeline.driver.start_ray import cleared_up, run_environment, start_ray
+from oger_recipe.pipeline.encoder.actor_encoder import ActorEncoder, encoders_on
+from oger_recipe.pipeline.judges.engines import EnginePlace, RunEngines
+from oger_recipe.pipeline.judges.judge_actor import Memory, _measured
+from oger_recipe.rewards.place import Reply, Sampling, StepPrompt
 from oger_recipe.rewards.sources import ANSWER, OVERFLOW
 
 LONGEST = 96  # tokens; a letter is one

@@ -12,11 +12,11 @@ import torch
 import yaml
 from smollm2 import smollm2
 
-from oger_recipe import progress
+from oger_recipe.base import progress
+from oger_recipe.base.files import write_jsonl
 from oger_recipe.cli import judge_eval
 from oger_recipe.evaluation.labelled import Pair, read_answers, read_pairs
-from oger_recipe.files import write_jsonl
-from oger_recipe.tasks.known_judges import First, Star, save_head, save_judge
+from oger_recipe.lab.known_judges import First, Star, save_head, save_judge
 
 LLMBAR = Path(__file__).parents[3] / "shared" / "data" / "llmbar" / "natural.json"
 JUDGEBENCH = [

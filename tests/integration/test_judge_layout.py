@@ -14,16 +14,16 @@ import pytest
 from hang import HANG_S
 from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
-from oger_recipe.plugin.driver import worker_logs
-from oger_recipe.plugin.driver.deaths import Processes
-from oger_recipe.plugin.judges.judge_actor import JudgeActor
+from oger_recipe.checks.machine import gpus_by_role, machine_problems
+from oger_recipe.checks.model_loading import problems_of
+from oger_recipe.checks.settings import recipe_problems
+from oger_recipe.lab.known_judges import save_prm
+from oger_recipe.models.keys import ModelKeys, ProcessKeys, WriterKeys
+from oger_recipe.pipeline.driver.deaths import Processes
+from oger_recipe.pipeline.judges.judge_actor import JudgeActor
 from oger_recipe.report.console import PHASES
 from oger_recipe.rewards.kinds.classifier import ClassifierKeys
-from oger_recipe.rewards.models.keys import ModelKeys, ProcessKeys, WriterKeys
-from oger_recipe.run.judges import problems_of
-from oger_recipe.settings.checks import recipe_problems
-from oger_recipe.settings.machine import gpus_by_role, machine_problems
-from oger_recipe.tasks.known_judges import save_prm
+from oger_recipe.run_folder import worker_logs
 
 JUDGE = {"name": "rider", "kind": "judge", "model": "org/judge", "plugin": "binary", "tensor_parallel_size": 4}
 HEAD = {"name": "style", "kind": "classifier", "model": "org/head", "tensor_parallel_size": 2}

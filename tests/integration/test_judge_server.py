@@ -17,17 +17,16 @@ from typing import Any
 import pytest
 from judge_server import Answer, Handler, Server, prompt_of, said
 
-from oger_recipe.errors import RecipeError
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.checks.job import Job
+from oger_recipe.checks.preflight import CHECKS, OK, PROBLEM
+from oger_recipe.models.keys import ProcessKeys
+from oger_recipe.models.places import Cached
+from oger_recipe.models.server import ServerPlace, probe
 from oger_recipe.rewards.kinds.classifier import ClassifierKeys, CritiqueKeys
 from oger_recipe.rewards.kinds.judge import JudgeKeys
-from oger_recipe.rewards.models.cache import VerdictCache
-from oger_recipe.rewards.models.keys import ProcessKeys
-from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt
-from oger_recipe.rewards.models.places import Cached
-from oger_recipe.rewards.models.server import ServerPlace, probe
+from oger_recipe.rewards.place import Reply, Sampling, StepPrompt, VerdictCache
 from oger_recipe.rewards.sources import ANSWER, OVERFLOW
-from oger_recipe.run.job import Job
-from oger_recipe.run.preflight import CHECKS, OK, PROBLEM
 
 KEY = "k3y-of-the-judge"
 PROMPTS = [f"prompt {number}" for number in range(12)]

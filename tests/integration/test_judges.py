@@ -25,22 +25,22 @@ import torch
 from hang import HANG_S
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
 
-from oger_recipe import progress
-from oger_recipe.errors import RecipeError
+from oger_recipe.base import progress
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.seeds import stable_seed
+from oger_recipe.grading.verifiers import look_in
+from oger_recipe.models.in_process import Noise, ProcessPlace
+from oger_recipe.models.keys import ModelKeys
+from oger_recipe.models.plugin import Failed, Plugin, ready_made
+from oger_recipe.models.plugins import _critique
+from oger_recipe.models.writer import Writer
 from oger_recipe.rewards.compose import rewards_of
-from oger_recipe.rewards.entries import entry_problems, sources_of
+from oger_recipe.rewards.kinds.entries import entry_problems, sources_of
 from oger_recipe.rewards.kinds.judge import Judge
 from oger_recipe.rewards.kinds.verifier import Verifier
-from oger_recipe.rewards.models.in_process import Noise, ProcessPlace
-from oger_recipe.rewards.models.keys import ModelKeys
-from oger_recipe.rewards.models.place import Reply, Sampling
-from oger_recipe.rewards.models.plugin import Failed, Plugin, ready_made
-from oger_recipe.rewards.models.plugins import _critique
-from oger_recipe.rewards.models.writer import Writer
+from oger_recipe.rewards.place import Reply, Sampling
 from oger_recipe.rewards.sources import OVERFLOW, Group, Scores, Source
 from oger_recipe.rewards.spec import Surroundings
-from oger_recipe.rewards.verifiers import look_in
-from oger_recipe.seeds import stable_seed
 
 PLUGINS = Path(__file__).parent / "plugins"
 
@@ -370,7 +370,7 @@ def test_the_process_of_a_plugin_ends_with_what_asks(tmp_path: Path) -> None:
     program.write_text(
         "import os, psutil, sys, threading, time\n"
         "from pathlib import Path\n"
-        "from oger_recipe.rewards.models.plugin import Plugin\n"
+        "from oger_recipe.models.plugin import Plugin\n"
         f"plugin = Plugin(Path({str(PLUGINS / 'faulty.py')!r}), limit_s=600.0)\n"
         "plugin.start()\n"
         "pid = plugin._process._child.pid\n"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from openrlhf.models import utils
 
-from oger_recipe.plugin.kl import compute_approx_kl
+from oger_recipe.pipeline.experiences import compute_approx_kl
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

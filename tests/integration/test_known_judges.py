@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from oger_recipe.tasks.judges import with_folders
-from oger_recipe.tasks.known_judges import LONGEST, First, Star, save_head, save_judge, value
+from oger_recipe.lab.built_in_models import with_folders
+from oger_recipe.lab.known_judges import LONGEST, First, Star, save_head, save_judge, value
 
 
 def _texts(count: int) -> list[str]:

@@ -19,12 +19,12 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.files import read_jsonl
 from oger_recipe.data import sources, train_files
 from oger_recipe.data.disk_list import DiskList
 from oger_recipe.data.train_files_cache import content_key
-from oger_recipe.errors import RecipeError
-from oger_recipe.files import read_jsonl
-from oger_recipe.rewards.grading.pool import GradingPool
+from oger_recipe.grading.pool import GradingPool
 from oger_recipe.run.inputs import budget_of, grading_settings, preparation, write_data
 from oger_recipe.run.rows import training_rows
 from oger_recipe.run.sft import _write_examples

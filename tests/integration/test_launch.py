@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oger_recipe.plugin.driver.launch import _driver_output
+from oger_recipe.pipeline.driver.launch import _driver_output
 
 
 @pytest.mark.parametrize("verbose", [False, True])

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.data.sources import Columns, read_dataset
 from oger_recipe.data.train_files import Budget, PromptFormat, TeacherChoice, write_train_files
-from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
-from oger_recipe.rewards.rules import GradingRules
+from oger_recipe.grading.pool import GradingPool, GradingSettings
+from oger_recipe.grading.rules import GradingRules
 from oger_recipe.teachers.store import TeacherStore
 
 MESSAGES = pa.list_(pa.struct([("content", pa.string()), ("role", pa.string())]))

@@ -18,10 +18,10 @@ import torch
 from hang import HANG_S
 
 import oger_recipe
+from oger_recipe.base.machine import machine, of_cluster
+from oger_recipe.checks.job import Job
+from oger_recipe.checks.preflight import CHECKS, OK, PROBLEM, Finding
 from oger_recipe.cli import train
-from oger_recipe.machine import machine, of_cluster
-from oger_recipe.run.job import Job
-from oger_recipe.run.preflight import CHECKS, OK, PROBLEM, Finding
 from oger_recipe.settings.parser import build_parser
 
 PACKAGE = Path(oger_recipe.__file__).parent
@@ -36,9 +36,9 @@ sys.stdin.read()
 # What a command and an actor of it take themselves for; a process that Ray has not told of the run asks torch.
 JOINS = """
 import ray
-from oger_recipe.cpu import is_without_cuda
-from oger_recipe.machine import machine
-from oger_recipe.plugin.driver.start_ray import run_environment, start_ray
+from oger_recipe.base.cpu import is_without_cuda
+from oger_recipe.base.machine import machine
+from oger_recipe.pipeline.driver.start_ray import run_environment, start_ray
 cpu = machine().cpu
 start_ray(run_environment(cpu), cpu, 2, False, None)
 print(is_without_cuda(), ray.get(ray.remote(num_cpus=0)(is_without_cuda).remote()))
@@ -182,11 +182,11 @@ def test_one_place_decides_for_a_run() -> None:
     deciding = [*PACKAGE.glob("*.py"), *(module for room in rooms for module in room.rglob("*.py"))]
     asking = {str(each.relative_to(PACKAGE.parent)) for each in deciding if _asks(ast.parse(each.read_text()))}
     of_this_process = {
-        "oger_recipe/arithmetic.py",
-        "oger_recipe/cpu.py",  # is_without_cuda, where no run has said it
-        "oger_recipe/plugin/engine/engine_worker.py",
-        "oger_recipe/plugin/evaluation/sampler.py",
-        "oger_recipe/plugin/policy/trial.py",
+        "oger_recipe/base/arithmetic.py",
+        "oger_recipe/base/cpu.py",  # is_without_cuda, where no run has said it
+        "oger_recipe/pipeline/engine/engine_worker.py",
+        "oger_recipe/pipeline/engine/sampler.py",
+        "oger_recipe/pipeline/policy/trial.py",
     }
-    of_this_machine = {"oger_recipe/cli/doctor.py", "oger_recipe/run/memory.py"}  # its --gpu; what a GPU here has
-    assert asking == {"oger_recipe/machine.py"} | of_this_process | of_this_machine
+    of_this_machine = {"oger_recipe/cli/doctor.py", "oger_recipe/checks/memory.py"}  # its --gpu; what a GPU here has
+    assert asking == {"oger_recipe/base/machine.py"} | of_this_process | of_this_machine

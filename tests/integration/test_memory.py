@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import AutoModel, GPT2Config, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3MoeConfig
 
 from oger_recipe.algorithm.token_stats import token_log_probs_and_entropy
-from oger_recipe.run.activations import Live, body_held, of_body, of_head
-from oger_recipe.run.memory import BUCKET, LIVE, Shape, estimate
+from oger_recipe.checks.activations import Live, body_held, of_body, of_head
+from oger_recipe.checks.memory import BUCKET, LIVE, Shape, estimate
 
 ROWS, LENGTH, WIDTH, DEPTH = 2, 24, 64, 5
 # The proportions of models that people train, small.

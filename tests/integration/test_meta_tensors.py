@@ -18,15 +18,15 @@ from openrlhf.models import model as openrlhf_model
 from openrlhf.trainer.ppo_utils.experience import Experience
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2Model, Qwen2PreTrainedModel
 
-from oger_recipe.algorithm.loss_units import RATIO_LEVELS
+from oger_recipe.algorithm.batches import RATIO_LEVELS
 from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
 from oger_recipe.algorithm.token_stats import ENTROPY_POSITIONS, response_entropy
-from oger_recipe.plugin.experiences import teachers_tokens
-from oger_recipe.plugin.policy.chunked_actor import ChunkedActor
-from oger_recipe.plugin.policy.critic_actor import CountingValueLoss
-from oger_recipe.plugin.policy.kl_stop import KlStop
-from oger_recipe.plugin.policy.loss import HybridPolicyLoss
-from oger_recipe.plugin.policy.value_head import ValueHead
+from oger_recipe.pipeline.experiences import teachers_tokens
+from oger_recipe.pipeline.policy.chunked_actor import ChunkedActor
+from oger_recipe.pipeline.policy.critic_actor import CountingValueLoss
+from oger_recipe.pipeline.policy.kl_stop import KlStop
+from oger_recipe.pipeline.policy.loss import HybridPolicyLoss
+from oger_recipe.pipeline.policy.value_head import ValueHead
 
 ROWS, LENGTH, ACTIONS = 4, 4096, 3072
 # Two of its 28 layers, which are alike.

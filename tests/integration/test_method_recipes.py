@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from oger_recipe.run.plan import describe
+from oger_recipe.base.machine import ENCODER_SHARE
+from oger_recipe.checks.plan import describe
 from oger_recipe.settings.flags import defaults
-from oger_recipe.settings.machine import ENCODER_SHARE
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.recipe_file import read_recipe
 

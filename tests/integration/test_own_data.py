@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
+from oger_recipe.base.files import read_jsonl, write_jsonl
 from oger_recipe.cli import data, eval, train
 from oger_recipe.cli.run_settings import settings_of_run
 from oger_recipe.data.sources import Columns
 from oger_recipe.evaluation.benchmarks import load_benchmark
-from oger_recipe.files import read_jsonl, write_jsonl
-from oger_recipe.rewards.verifiers import verify
+from oger_recipe.grading.verifiers import verify
 from oger_recipe.settings.grading import grading_rules
 
 Run = Callable[..., tuple[dict[str, Any], dict[str, str], list[dict[str, Any]], list[dict[str, Any]]]]

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.imports import not_installed
 from oger_recipe.embedding.settings import PACKAGED_MODEL
-from oger_recipe.errors import RecipeError
-from oger_recipe.imports import not_installed
 from oger_recipe.settings.openrlhf_parser import SHIPPED, described, openrlhf_parser, shipped_parser
 from oger_recipe.settings.shipped import find_recipe, shipped
 

@@ -196,7 +196,7 @@ def process_with_cuda(seen: str) -> dict[str, Any]:
     if seen == "by torch":
         torch.cuda.is_available = lambda: True
     else:
-        from oger_recipe.plugin.driver.start_ray import run_environment
+        from oger_recipe.pipeline.driver.start_ray import run_environment
 
         os.environ |= {name: value for name, value in run_environment(cpu=False).items() if name.startswith("OGER_")}
     before = {name: getattr(torch.cuda, name) for name in CUDA_CALLS}
@@ -217,7 +217,7 @@ def process_that_imports(module: str, patched: str) -> dict[str, Any]:
     if patched == "no":
         for name in SPARING:
             _patch(name).apply = lambda: None
-    importlib.import_module(f"oger_recipe.plugin.{module}")
+    importlib.import_module(f"oger_recipe.pipeline.{module}")
     return {
         "came": [name for name in UNUSED if name in sys.modules],
         "compiled": _outcome(lambda: torch.compile(fullgraph=True)(len)([1, 2])),

@@ -13,9 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from oger_recipe.algorithm.token_stats import CHUNK_LOGITS, CHUNK_LOGITS_ON_GPU
-from oger_recipe.cli import train
-from oger_recipe.run import model_files
-from oger_recipe.run.memory import (
+from oger_recipe.checks import model_files
+from oger_recipe.checks.memory import (
     Memory,
     Shape,
     beside,
@@ -27,7 +26,8 @@ from oger_recipe.run.memory import (
     shared_gpu,
     surely_in_main_memory,
 )
-from oger_recipe.run.plan import planned_steps
+from oger_recipe.checks.plan import planned_steps
+from oger_recipe.cli import train
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from oger_recipe.models.plugin import Failed, Plugin
 from oger_recipe.rewards.kinds.classifier import ClassifierKeys
 from oger_recipe.rewards.kinds.judge import JudgeKeys
 from oger_recipe.rewards.kinds.step_judge import StepJudgeKeys
-from oger_recipe.rewards.models.plugin import Failed, Plugin
 from oger_recipe.rewards.sources import ANSWER
 
 Make = Callable[..., Plugin]

@@ -15,9 +15,9 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray import ppo_actor
 from openrlhf.trainer.ray.launcher import RayActorGroup
 
-from oger_recipe.algorithm.micro_batches import LengthSortedBatches
-from oger_recipe.plugin.policy.trainer import OgerActorPPOTrainer
-from oger_recipe.plugin.policy.updates import UpdateHealth
+from oger_recipe.algorithm.batches import LengthSortedBatches
+from oger_recipe.pipeline.policy.trainer import OgerActorPPOTrainer
+from oger_recipe.pipeline.policy.updates import UpdateHealth
 
 LENGTHS = [3, 9, 4, 4, 12, 2, 7, 5]  # of the responses; prompts have two tokens
 

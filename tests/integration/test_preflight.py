@@ -19,12 +19,12 @@ import torch
 import yaml
 from hang import HANG_S
 
+from oger_recipe.checks import preflight
+from oger_recipe.checks.job import Job
+from oger_recipe.checks.memory import readable
+from oger_recipe.checks.preflight import CHECKS, OK, PROBLEM, WARNING, Finding
 from oger_recipe.cli import doctor, train
-from oger_recipe.run import preflight
-from oger_recipe.run.job import Job
-from oger_recipe.run.memory import readable
-from oger_recipe.run.preflight import CHECKS, OK, PROBLEM, WARNING, Finding
-from oger_recipe.tasks.known_judges import save_prm
+from oger_recipe.lab.known_judges import save_prm
 
 KEY = "0123456789abcdef" * 2 + "76543210"
 
@@ -33,7 +33,7 @@ KEY = "0123456789abcdef" * 2 + "76543210"
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine without CUDA and without anybody's login, where nothing can start."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setitem(sys.modules, "oger_recipe.plugin.driver.launch", None)
+    monkeypatch.setitem(sys.modules, "oger_recipe.pipeline.driver.launch", None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     for name in ("WANDB_API_KEY", "WANDB_MODE", "RAY_ADDRESS", "RAY_TMPDIR", "OGER_EMBEDDING_API_KEY"):
@@ -153,7 +153,7 @@ def test_the_memory_that_a_model_needs_is_held_against_what_is_here(
 # ---- the user's own verifiers
 
 GRADING = """
-from oger_recipe.rewards.verifiers import Verdict
+from oger_recipe.grading.verifiers import Verdict
 
 def verify(response, answer):
     return Verdict(float(answer in response), float(answer in response), "looked for it")
@@ -195,7 +195,7 @@ def test_the_recipes_folder_and_the_working_directory_are_looked_in(
     (tmp_path / "grading_of_folder.py").write_text(GRADING)
     moved = recipe.rename(tmp_path / "recipes" / "recipe.yaml")
     own = ["--oger.verifiers", "a=grading_of_recipe:verify", "b=grading_of_folder:verify"]
-    with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.driver.launch"):
+    with pytest.raises(ModuleNotFoundError, match="oger_recipe.pipeline.driver.launch"):
         train.main(["--recipe", str(moved), *own])
     written = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
     assert written["oger"]["verifier_path"] == [str(tmp_path / "recipes"), str(tmp_path)]  # for a resumed run
@@ -337,7 +337,7 @@ def _hub(found_flags: list[str], endpoint: str, home: Path, **environment: str) 
     libraries read the endpoint once."""
     code = (
         "import sys; from pathlib import Path; from oger_recipe.cli.train_ppo_ray import build_parser;"
-        "from oger_recipe.run.job import Job; from oger_recipe.run.preflight import findings;"
+        "from oger_recipe.checks.job import Job; from oger_recipe.checks.preflight import findings;"
         "value = vars(build_parser(cpu=True).parse_args(sys.argv[1:]));"
         "what = 'Hugging Face hub', 'process reward models', 'judges';"
         "[print(each) for each in findings(Job(value, Path('run'), True)) if each.what in what]"
@@ -437,7 +437,7 @@ def test_doctor_refuses_what_train_refuses(tmp_path: Path) -> None:
 def test_a_run_says_only_what_is_not_right(
     recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ModuleNotFoundError, match="oger_recipe.plugin.driver.launch"):
+    with pytest.raises(ModuleNotFoundError, match="oger_recipe.pipeline.driver.launch"):
         train.main(["--recipe", str(recipe)])
     assert not [line for line in capsys.readouterr().out.splitlines() if line.startswith(("ok", "warning", "problem"))]
     monkeypatch.setenv("RAY_TMPDIR", "/nowhere")

@@ -13,16 +13,16 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from oger_recipe.base.files import read_jsonl, write_jsonl
 from oger_recipe.cli import prm
 from oger_recipe.data.labelled_steps import Solution, read_labelled_steps
 from oger_recipe.evaluation.sampling import Response
-from oger_recipe.files import read_jsonl, write_jsonl
+from oger_recipe.lab import tiny_policy
+from oger_recipe.lab.known_judges import save_prm
+from oger_recipe.models.keys import ProcessKeys
+from oger_recipe.models.step_text import StepWriter
 from oger_recipe.prm import trainer
 from oger_recipe.prm.rows import make_rows
-from oger_recipe.rewards.models.keys import ProcessKeys
-from oger_recipe.rewards.models.step_text import StepWriter
-from oger_recipe.tasks import tiny_policy
-from oger_recipe.tasks.known_judges import save_prm
 
 HEAD: list[str] = []  # trl is the format where none is named
 TAGS = ["--format", "math_shepherd", "--tag", "|"]
@@ -422,7 +422,7 @@ def test_a_step_is_as_good_as_the_rollouts_that_go_on_from_it(
 ) -> None:
     """Four rollouts a step; the last step is as right as its response; without room for a rollout nobody knows."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("oger_recipe.plugin.evaluation.sampler.Sampler", Scripted)
+    monkeypatch.setattr("oger_recipe.pipeline.engine.sampler.Sampler", Scripted)
     problem = {"uid": "c", "prompt": "make 96", "answer": json.dumps({"numbers": [3, 5, 12], "target": 96})}
     write_jsonl([problem | {"task": "countdown"}], tmp_path / "rows.jsonl")
     texts = [

@@ -10,8 +10,8 @@ from typing import Any
 
 from hang import HANG_S
 
-from oger_recipe.files import read_jsonl, write_jsonl
-from oger_recipe.tasks.known_judges import Star, save_judge
+from oger_recipe.base.files import read_jsonl, write_jsonl
+from oger_recipe.lab.known_judges import Star, save_judge
 
 
 def oger_prm(folder: Path, *words: str) -> str:

@@ -29,23 +29,22 @@ from transformers import (
 )
 
 from oger_recipe.algorithm.steps import CREDITS
-from oger_recipe.errors import RecipeError
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.lab.known_judges import good_until, save_prm
+from oger_recipe.models.in_process import ProcessPlace
+from oger_recipe.models.keys import ProcessKeys
+from oger_recipe.models.places import Cached
+from oger_recipe.models.plugin import Failed
+from oger_recipe.models.step_formats import FORMATS
+from oger_recipe.models.step_models import step_reply
+from oger_recipe.models.step_text import StepWriter, verdict_tokens
+from oger_recipe.models.tokens import load_tokenizer, plain_tokens, tokens_of
 from oger_recipe.rewards.compose import Rewards, rewards_of
-from oger_recipe.rewards.entries import entry_problems, sources_of
+from oger_recipe.rewards.kinds.entries import entry_problems, sources_of
 from oger_recipe.rewards.kinds.process import TaggedKeys
-from oger_recipe.rewards.models.cache import VerdictCache
-from oger_recipe.rewards.models.in_process import ProcessPlace
-from oger_recipe.rewards.models.keys import ProcessKeys
-from oger_recipe.rewards.models.place import StepPrompt
-from oger_recipe.rewards.models.places import Cached
-from oger_recipe.rewards.models.plugin import Failed
-from oger_recipe.rewards.models.step_formats import FORMATS
-from oger_recipe.rewards.models.step_models import step_reply
-from oger_recipe.rewards.models.step_text import StepWriter, verdict_tokens
-from oger_recipe.rewards.models.tokens import load_tokenizer, plain_tokens, tokens_of
+from oger_recipe.rewards.place import StepPrompt, VerdictCache
 from oger_recipe.rewards.sources import ANSWER, Group, Scores
 from oger_recipe.rewards.spec import SourceSpec, Surroundings
-from oger_recipe.tasks.known_judges import good_until, save_prm
 
 QUESTION = "What is 2 + 2 + 2?"
 

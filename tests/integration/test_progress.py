@@ -11,11 +11,11 @@ import termios
 import pytest
 from hang import HANG_S
 
-from oger_recipe import progress
+from oger_recipe.base import progress
 
 SCRIPT = """
 import time
-from oger_recipe.progress import progress
+from oger_recipe.base.progress import progress
 for item in progress(range(5), "tokens", "prompts", 5):
     time.sleep(0.05)
 """

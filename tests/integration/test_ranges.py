@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.ranges import FINITE
+from oger_recipe.checks.settings import RANGES, out_of_range
 from oger_recipe.cli import data, eval, prm, score, serve_judge, serve_reward
 from oger_recipe.cli.train_ppo_ray import parse
-from oger_recipe.errors import RecipeError
-from oger_recipe.ranges import FINITE
 from oger_recipe.settings.oger import SETTINGS
 from oger_recipe.settings.parser import ListAction
-from oger_recipe.settings.values import RANGES, out_of_range
 
 
 def _numeric(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:

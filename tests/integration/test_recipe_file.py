@@ -17,9 +17,9 @@ import yaml
 from hang import HANG_S
 
 import oger_recipe
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.checks.settings import check_run
 from oger_recipe.cli.train_ppo_ray import build_parser
-from oger_recipe.errors import RecipeError
-from oger_recipe.settings.checks import check_run
 from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.oger import SETTINGS
 from oger_recipe.settings.openrlhf_parser import openrlhf_parser

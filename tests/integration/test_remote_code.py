@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from oger_recipe import remote_code
+from oger_recipe.base import remote_code
+from oger_recipe.base.remote_code import Named, environment, may_run, untrusted
+from oger_recipe.checks.settings import models_of_run
 from oger_recipe.cli.train_ppo_ray import build_parser
-from oger_recipe.remote_code import Named, environment, may_run, untrusted
-from oger_recipe.settings.checks import models_of_run
 from oger_recipe.settings.flags import defaults
 
 CODE = """
@@ -260,7 +260,7 @@ def test_a_model_of_the_hub_is_refused_by_its_configuration(tmp_path: Path) -> N
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text(snapshot.name)
     program = (
-        "from oger_recipe.remote_code import policy_models, untrusted\n"
+        "from oger_recipe.base.remote_code import policy_models, untrusted\n"
         "value = {'oger.trust_remote_code': False, 'actor.model_name_or_path': 'org/model',\n"
         "         'critic.model_name_or_path': None, 'reward.model_name_or_path': 'other/model'}\n"
         "trusted = value | {'oger.trust_remote_code': True}\n"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hang import HANG_S
 
-from oger_recipe.files import read_jsonl
+from oger_recipe.base.files import read_jsonl
 from oger_recipe.report import console
 from oger_recipe.report.console import Console, evaluation_text, pace, step_line, waiting_line
 from oger_recipe.report.summary import Report, clock, kept_evaluations, last_attempts, result

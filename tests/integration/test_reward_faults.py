@@ -11,8 +11,8 @@ import pytest
 from hang import HANG_S
 from judge_server import Server
 
-from oger_recipe.errors import SourceFailed
-from oger_recipe.files import read_jsonl
+from oger_recipe.base.errors import SourceFailed
+from oger_recipe.base.files import read_jsonl
 
 GOOD, BAD, MUTE, BROKEN = "good", "bad", "mute", "broken"  # what the judge makes of a response
 FIRST, SECOND = [GOOD, BAD, GOOD, BAD], [GOOD, BAD, MUTE, BROKEN]  # the responses of two groups; all are right

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from oger_recipe.rewards import samples, verifiers
-from oger_recipe.rewards.samples import worst_examples
+from oger_recipe.grading import samples, verifiers
+from oger_recipe.grading.samples import worst_examples
 
 PROMPT = "<|im_start|>user\nUsing the numbers [3, 5, 12], ...<|im_end|>\n<|im_start|>assistant\n"
 RIGHT = "<think>need 96=8*12, need 8=3+5, found.</think>\n<answer>(3+5)*12</answer><|im_end|>"

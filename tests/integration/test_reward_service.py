@@ -27,7 +27,7 @@ import torch
 from hang import HANG_S
 
 from oger_recipe.cli.serve_reward import HEADER_TIMEOUT_S, main
-from oger_recipe.rewards.verdict import Graded
+from oger_recipe.grading.verdict import Graded
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\n"
@@ -35,7 +35,7 @@ PROMPT = "<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\n"
 VERIFIERS = """
 import time
 from pathlib import Path
-from oger_recipe.rewards.verifiers import Verdict
+from oger_recipe.grading.verifiers import Verdict
 
 def gated(response, answer):
     Path(answer, "started").touch()

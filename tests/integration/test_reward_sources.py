@@ -11,24 +11,24 @@ import pytest
 import torch
 from groups import group
 
-from oger_recipe.algorithm.similarity_curve import similarity_reward
+from oger_recipe.algorithm.exploration import similarity_reward
+from oger_recipe.base.files import read_jsonl
 from oger_recipe.embedding.base import Encoder
 from oger_recipe.embedding.cache import EmbeddingCache
 from oger_recipe.embedding.encoder import TrajectoryEncoder, make_encoder
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
-from oger_recipe.files import read_jsonl
+from oger_recipe.lab.tiny_policy import build_model
+from oger_recipe.models.likelihood import response_length
 from oger_recipe.rewards.compose import rewards_of
-from oger_recipe.rewards.entries import entry_problems, sources_of
 from oger_recipe.rewards.kinds import KINDS, SCORERS
+from oger_recipe.rewards.kinds.entries import entry_problems, sources_of
 from oger_recipe.rewards.kinds.similarity import Similarity, SimilarityKeys
-from oger_recipe.rewards.models.likelihood import response_length
-from oger_recipe.rewards.models.place import Reply, StepPrompt
+from oger_recipe.rewards.place import Reply, StepPrompt
 from oger_recipe.rewards.sources import Group, Scores
 from oger_recipe.rewards.spec import SourceSpec, Surroundings
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.settings.encoder import EmbeddingSettings
 from oger_recipe.settings.oger import OgerSettings
-from oger_recipe.tasks.tiny_policy import build_model
 
 # ---- similarity
 

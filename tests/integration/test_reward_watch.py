@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from oger_recipe.files import append_json, read_jsonl
-from oger_recipe.plugin.controller.reward_watch import DriftWatch
+from oger_recipe.base.files import append_json, read_jsonl
+from oger_recipe.pipeline.controller.reward_watch import DriftWatch
 from oger_recipe.rewards.sources import Scores
 from oger_recipe.settings.rewards import RewardSettings
 from oger_recipe.teachers.store import Teacher

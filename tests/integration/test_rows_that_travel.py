@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.data.sources import Columns, read_dataset
-from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.rules import GradingRules, travelled
+from oger_recipe.grading.rules import GradingRules, travelled
 from oger_recipe.run.rows import evaluation_rows, training_rows
 from oger_recipe.settings.grading import grading_rules
 

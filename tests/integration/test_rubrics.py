@@ -18,16 +18,16 @@ import torch
 import yaml
 from judge_server import Answer, Server
 
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.files import read_jsonl, write_jsonl
 from oger_recipe.cli import data, judge_eval
 from oger_recipe.cli import score as score_command
-from oger_recipe.errors import RecipeError
-from oger_recipe.files import read_jsonl, write_jsonl
-from oger_recipe.rewards.entries import entry_problems, sources_of
+from oger_recipe.grading.verifiers import look_in
+from oger_recipe.models.plugin import OF_RUBRICS, OF_STEPS, ready_made
+from oger_recipe.rewards.kinds.entries import entry_problems, sources_of
 from oger_recipe.rewards.kinds.rubric import ASKS, criteria_of
-from oger_recipe.rewards.models.plugin import OF_RUBRICS, OF_STEPS, ready_made
 from oger_recipe.rewards.sources import ANSWER, OVERFLOW, Group, Scores
 from oger_recipe.rewards.spec import Surroundings
-from oger_recipe.rewards.verifiers import look_in
 from oger_recipe.run.rows import training_rows
 
 _CRITERION = re.compile(r"^(\d+)\. Has (\w+)$", re.MULTILINE)

@@ -17,22 +17,22 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from oger_recipe.base.files import read_jsonl
 from oger_recipe.cli import data, eval
 from oger_recipe.cli.run_settings import settings_of_run
 from oger_recipe.data.train_files import Budget, PromptFormat, TeacherChoice, write_train_files
 from oger_recipe.evaluation.sampling import Model, Request, Response, Sampling
-from oger_recipe.files import read_jsonl
-from oger_recipe.rewards.grading import pool as grading_pool
-from oger_recipe.rewards.grading.pool import GradingPool
+from oger_recipe.grading import pool as grading_pool
+from oger_recipe.grading.pool import GradingPool
+from oger_recipe.offline import eval as evaluation
 from oger_recipe.rewards.reward_func import reward_func
-from oger_recipe.run import evaluation
 from oger_recipe.run.inputs import grading_settings
 from oger_recipe.settings.grading import grading_rules
 from oger_recipe.teachers.store import TeacherStore
 
 OWN = """
 import time
-from oger_recipe.rewards.verifiers import TaskSpec
+from oger_recipe.grading.verifiers import TaskSpec
 
 def grade(response, answer, strict_oat=False):
     return float(answer == response if strict_oat else answer in response)

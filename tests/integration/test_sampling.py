@@ -12,9 +12,9 @@ import vllm
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
-from oger_recipe.plugin.engine.rollout_engine import OgerRolloutActor
-from oger_recipe.seeds import stable_seed
+from oger_recipe.base.seeds import stable_seed
+from oger_recipe.pipeline.controller.samples_generator import OgerSamplesGenerator
+from oger_recipe.pipeline.engine.rollout_engine import OgerRolloutActor
 
 
 def _generator(args: Any, eval_dataloader: Any = None) -> OgerSamplesGenerator:

@@ -17,11 +17,11 @@ from judge_server import Server
 from replay import CASES, CONFIGS, FLAGS, HERE, replayed
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from oger_recipe import progress
+from oger_recipe.base import progress
+from oger_recipe.base.files import read_jsonl, write_jsonl
 from oger_recipe.cli import score
-from oger_recipe.files import read_jsonl, write_jsonl
-from oger_recipe.rewards.verifiers import look_in
-from oger_recipe.tasks.known_judges import Star, save_judge
+from oger_recipe.grading.verifiers import look_in
+from oger_recipe.lab.known_judges import Star, save_judge
 
 PLUGINS = Path(__file__).parent / "plugins"
 

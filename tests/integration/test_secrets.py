@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from oger_recipe.cli import train, train_ppo_ray
-from oger_recipe.rewards.entries import entry_problems, sources_of
-from oger_recipe.secrets import (
+from oger_recipe.base.secrets import (
     HIDDEN,
     PASSED_ON,
     SECRETS,
@@ -22,6 +20,8 @@ from oger_recipe.secrets import (
     secret_problems,
     without_keys,
 )
+from oger_recipe.cli import train, train_ppo_ray
+from oger_recipe.rewards.kinds.entries import entry_problems, sources_of
 
 KEY = "0123456789abcdef" * 2 + "76543210"
 COLUMNS = {

@@ -14,9 +14,9 @@ import pytest
 import torch
 from openrlhf.utils.config import hierarchize
 
+from oger_recipe.base.files import write_jsonl
 from oger_recipe.embedding.similarity import RerankerSimilarity, make_similarity
-from oger_recipe.files import write_jsonl
-from oger_recipe.plugin.policy.loss import HybridPolicyLoss
+from oger_recipe.pipeline.policy.loss import HybridPolicyLoss
 from oger_recipe.settings.encoder import EmbeddingSettings
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.teachers.store import Teacher, TeacherStore

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from openrlhf.utils.config import hierarchize
 
-from oger_recipe.errors import RecipeError
-from oger_recipe.settings.combinations import combination_problems
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.checks.combinations import combination_problems
 from oger_recipe.settings.credit import BonusSettings
 from oger_recipe.settings.derived import in_folder, in_prompts, with_template
 from oger_recipe.settings.flags import defaults, flags_of

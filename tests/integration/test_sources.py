@@ -15,9 +15,9 @@ import pytest
 import yaml
 from hang import HANG_S
 
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.cli import train
 from oger_recipe.data.sources import Columns, read_dataset
-from oger_recipe.errors import RecipeError
 
 GSM8K = Columns(prompt="question", task="gsm8k")
 
@@ -28,7 +28,7 @@ HUB = """
 import json, os, sys
 from pathlib import Path
 from oger_recipe.data.sources import Columns, read_dataset
-from oger_recipe.errors import RecipeError
+from oger_recipe.base.errors import RecipeError
 for source, split in json.loads(sys.argv[1]):
     try:
         rows = read_dataset(source, Columns(prompt="question", task="gsm8k"), split=split)
@@ -145,7 +145,7 @@ def test_a_folder_that_was_not_saved_by_datasets_is_refused(tmp_path: Path) -> N
 
 
 def test_gsm8k_as_published_has_an_answer_that_its_verifier_reads(tmp_path: Path) -> None:
-    from oger_recipe.rewards.verifiers import verify
+    from oger_recipe.grading.verifiers import verify
 
     file = Path(__file__).parents[2] / ".." / "shared" / "data" / "gsm8k" / "train.jsonl"
     if not file.exists():

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from hang import HANG_S
 
-from oger_recipe.imports import without_garbage_collection
-from oger_recipe.plugin.cpu_engine import kv_cache_bytes
-from oger_recipe.plugin.engine.rollout_engine import _main_module
+from oger_recipe.base.imports import without_garbage_collection
+from oger_recipe.pipeline.cpu_engine import kv_cache_bytes
+from oger_recipe.pipeline.engine.rollout_engine import _main_module
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,11 +69,11 @@ def test_a_spawned_process_imports_the_named_module_in_place_of_the_main_one():
     before = sys.modules["__main__"].__spec__
     ours, theirs = multiprocessing.Pipe()
     tell = "import sys; pipe.send(sys.modules['__mp_main__'].__file__)"
-    with _main_module("oger_recipe.seeds"):
+    with _main_module("oger_recipe.base.seeds"):
         process = multiprocessing.get_context("spawn").Process(target=exec, args=(tell, {"pipe": theirs}))
         process.start()
     process.join(30)
-    assert ours.poll() and ours.recv().endswith("oger_recipe/seeds.py")
+    assert ours.poll() and ours.recv().endswith("oger_recipe/base/seeds.py")
     assert sys.modules["__main__"].__spec__ is before
 
 

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from oger_recipe.rewards.entries import entry_problems, sources_of
-from oger_recipe.rewards.models.cache import VerdictCache
-from oger_recipe.rewards.models.place import Reply, Sampling
+from oger_recipe.base.seeds import stable_seed
+from oger_recipe.grading.verdict import Graded, Verdict
+from oger_recipe.grading.verifiers import look_in
+from oger_recipe.lab.known_judges import Star, save_judge
+from oger_recipe.rewards.kinds.entries import entry_problems, sources_of
+from oger_recipe.rewards.place import Reply, Sampling, VerdictCache
 from oger_recipe.rewards.sources import ANSWER, Group, Scores
 from oger_recipe.rewards.spec import Surroundings
-from oger_recipe.rewards.verdict import Graded, Verdict
-from oger_recipe.rewards.verifiers import look_in
-from oger_recipe.seeds import stable_seed
-from oger_recipe.tasks.known_judges import Star, save_judge
 
 QUESTION = "What is 2 + 2 + 2?"
 STEPS = [

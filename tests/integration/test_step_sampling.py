@@ -18,14 +18,14 @@ import torch
 from vllm import SamplingParams
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
+from oger_recipe.base.cutting import StepRule, StepSampling
 from oger_recipe.evaluation.sampling import Model, Request, Response, Sampling
-from oger_recipe.plugin.engine.executor import OgerExecutor
-from oger_recipe.plugin.engine.rollout_engine import OgerRolloutActor
-from oger_recipe.plugin.evaluation.sampler import Sampler
-from oger_recipe.plugin.step_sampling import SteppedResponse
+from oger_recipe.lab import tiny_policy
+from oger_recipe.pipeline.engine.executor import OgerExecutor
+from oger_recipe.pipeline.engine.rollout_engine import OgerRolloutActor
+from oger_recipe.pipeline.engine.sampler import Sampler
+from oger_recipe.pipeline.step_sampling import SteppedResponse
 from oger_recipe.rewards import reward_func
-from oger_recipe.steps import StepRule, StepSampling
-from oger_recipe.tasks import tiny_policy
 
 PROMPT = "Make 7."
 

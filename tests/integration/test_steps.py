@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from oger_recipe.steps import End, StepRule, cut_text, cut_tokens, end_of, step_texts, token_bytes
-from oger_recipe.tasks import tiny_policy
+from oger_recipe.base.cutting import End, StepRule, cut_text, cut_tokens, end_of, step_texts, token_bytes
+from oger_recipe.lab import tiny_policy
 
 WORDS = ["a", "B 1", " ", "\n", "\n\n", "\n\n\n", "日本", "é", "ки", "😀", ". ", "</answer>", "<|im_end|>", "Step 2:"]
 

@@ -19,22 +19,21 @@ from openrlhf.trainer.ppo_utils.experience import (
 )
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 
+from oger_recipe.base.cutting import StepCutter, StepRule, StepSampling, require_steps
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.files import append_json, read_jsonl
+from oger_recipe.checks.combinations import combination_problems
+from oger_recipe.checks.notes import notes
 from oger_recipe.cli import eval as eval_command
 from oger_recipe.data.responses import Response
-from oger_recipe.errors import RecipeError
-from oger_recipe.files import append_json, read_jsonl
-from oger_recipe.plugin.controller.reward_watch import GrowthWatch
-from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
-from oger_recipe.plugin.controller.trainer import OgerPPOTrainer
-from oger_recipe.rewards.verdict import Graded, Verdict
-from oger_recipe.run import score
-from oger_recipe.run.cutting import require_steps
-from oger_recipe.settings.combinations import combination_problems
+from oger_recipe.grading.verdict import Graded, Verdict
+from oger_recipe.offline import score
+from oger_recipe.pipeline.controller.reward_watch import GrowthWatch
+from oger_recipe.pipeline.controller.samples_generator import OgerSamplesGenerator
+from oger_recipe.pipeline.controller.trainer import OgerPPOTrainer
 from oger_recipe.settings.flags import defaults
-from oger_recipe.settings.notes import notes
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.rewards import RewardSettings
-from oger_recipe.steps import StepCutter, StepRule, StepSampling
 from oger_recipe.teachers.store import Teacher
 
 SOURCE = """

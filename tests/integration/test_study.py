@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from oger_recipe.files import read_jsonl
-from oger_recipe.report import arms, study, study_steps
+from oger_recipe.base.files import read_jsonl
+from oger_recipe.lab import arms, study, study_steps
 from oger_recipe.report.panels import sheet, styles
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from transformers import AutoTokenizer
 
-from oger_recipe.files import read_jsonl
-from oger_recipe.plugin.policy.sft import TeacherDataset
+from oger_recipe.base.files import read_jsonl
+from oger_recipe.pipeline.policy.sft import TeacherDataset
 from oger_recipe.run.sft import _write_examples
 from oger_recipe.teachers.store import Teacher, write_teacher_store
 

@@ -9,8 +9,8 @@ import pytest
 
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.data.train_files import Budget, PromptFormat, TeacherChoice, write_train_files
-from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
-from oger_recipe.rewards.rules import GradingRules
+from oger_recipe.grading.pool import GradingPool, GradingSettings
+from oger_recipe.grading.rules import GradingRules
 from oger_recipe.teachers.store import TeacherStore
 
 HARD = "If {x} = \\frac{1}{2} and {question} is {0} %s, give {{y}}.\n"

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from oger_recipe.tasks import countdown, tiny_policy
+from oger_recipe.lab import countdown, tiny_policy
 
 TEXTS = [
     "Using the numbers [3, 5, 12], create an equation that equals 96.",

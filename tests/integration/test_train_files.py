@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.data import train_files
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.data.train_files import Budget, PromptFormat, TeacherChoice, write_train_files
-from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
-from oger_recipe.rewards.rules import GradingRules
+from oger_recipe.grading.pool import GradingPool, GradingSettings
+from oger_recipe.grading.rules import GradingRules
 from oger_recipe.teachers.store import TeacherStore
 
 PLAIN_RULES = GradingRules()

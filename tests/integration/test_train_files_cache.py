@@ -21,8 +21,8 @@ from oger_recipe.data import train_files_cache
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.data.train_files import Budget, PromptFormat, TeacherChoice, write_train_files
 from oger_recipe.data.train_files_cache import content_key, write_train_files_once
-from oger_recipe.rewards.grading.pool import GradingPool, GradingSettings
-from oger_recipe.rewards.rules import GradingRules
+from oger_recipe.grading.pool import GradingPool, GradingSettings
+from oger_recipe.grading.rules import GradingRules
 
 ANSWER = '{"numbers":[3,5,12],"target":96}'
 RIGHT, WRONG = "<answer>(3+5)*12</answer>", "<answer>3*5+12</answer>"

@@ -14,10 +14,10 @@ import ray
 import torch
 from doubles import Strategy
 
-from oger_recipe.errors import RecipeError, RunStopped, SourceFailed
-from oger_recipe.files import read_jsonl, write_jsonl
-from oger_recipe.plugin.controller.samples_generator import OgerSamplesGenerator
-from oger_recipe.plugin.controller.trainer import OgerPPOTrainer
+from oger_recipe.base.errors import RecipeError, RunStopped, SourceFailed
+from oger_recipe.base.files import read_jsonl, write_jsonl
+from oger_recipe.pipeline.controller.samples_generator import OgerSamplesGenerator
+from oger_recipe.pipeline.controller.trainer import OgerPPOTrainer
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder.records import STOP_ASKED
 from oger_recipe.teachers.store import write_teacher_store

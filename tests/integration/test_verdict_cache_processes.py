@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from hang import HANG_S
 
-from oger_recipe.rewards.models.cache import VerdictCache
+from oger_recipe.rewards.place import VerdictCache
 
 WRITER = """
 import sys
 from pathlib import Path
-from oger_recipe.rewards.models.cache import VerdictCache
-from oger_recipe.rewards.models.place import Reply
+from oger_recipe.rewards.place import VerdictCache
+from oger_recipe.rewards.place import Reply
 name, count = sys.argv[2], int(sys.argv[3])
 cache = VerdictCache(Path(sys.argv[1]))
 for number in range(count):

@@ -3,7 +3,7 @@
 Counted on the CPU, where the same calls are made: numbers and lists of tensors, copies to the host, and what makes a
 tensor whose size depends on values. Steps are real but for DeepSpeed, whose own waits (the norm of the gradients, one
 a micro-batch with OpenRLHF) come on top, and for attention's kernels.
-plugin/policy/updates.py says what stays.
+pipeline/policy/updates.py says what stays.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from oger_recipe.algorithm.loss_units import RATIO_LEVELS
+from oger_recipe.algorithm.batches import RATIO_LEVELS
 from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES
-from oger_recipe.plugin.policy.chunked_actor import ChunkedActor
-from oger_recipe.plugin.policy.critic_actor import OgerCriticPPOTrainer
-from oger_recipe.plugin.policy.trainer import OgerActorPPOTrainer
-from oger_recipe.plugin.policy.updates import UpdateHealth
+from oger_recipe.pipeline.policy.chunked_actor import ChunkedActor
+from oger_recipe.pipeline.policy.critic_actor import OgerCriticPPOTrainer
+from oger_recipe.pipeline.policy.trainer import OgerActorPPOTrainer
+from oger_recipe.pipeline.policy.updates import UpdateHealth
 
 # Everything that adds to the loss or to the metrics.
 EVERYTHING = [

@@ -15,11 +15,11 @@ import pytest
 import ray
 import torch
 
-from oger_recipe.algorithm.engine_check import Agreement
-from oger_recipe.cpu import CPU_ENVIRONMENT
-from oger_recipe.plugin.driver.start_ray import start_ray
-from oger_recipe.plugin.driver.trial import PROMPTS, EngineTrial, Samples
-from oger_recipe.tasks.tiny_policy import build_model, build_tokenizer, renew
+from oger_recipe.algorithm.health import Agreement
+from oger_recipe.base.cpu import CPU_ENVIRONMENT
+from oger_recipe.lab.tiny_policy import build_model, build_tokenizer, renew
+from oger_recipe.pipeline.driver.start_ray import start_ray
+from oger_recipe.pipeline.driver.trial import PROMPTS, EngineTrial, Samples
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU's weight sync; CUDA has OpenRLHF's own")
 
@@ -54,7 +54,7 @@ def senders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engi
             environment.setenv(name, value)
         environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
         environment.setenv("OGER_RUN_DIR", str(folder))
-        from oger_recipe.plugin.driver.install import install
+        from oger_recipe.pipeline.driver.install import install
 
         _keep_names(environment)
         start_ray(CPU_ENVIRONMENT | {"OGER_RUN_DIR": str(folder)}, True, len(KINDS), False, Path(temporary.name))

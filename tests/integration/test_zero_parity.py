@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from oger_recipe.cli.train_ppo_ray import build_parser, parse
-from oger_recipe.plugin.policy.trial import CUTS, SETTINGS, apart
-from oger_recipe.tasks import tiny_policy
+from oger_recipe.lab import tiny_policy
+from oger_recipe.pipeline.policy.trial import CUTS, SETTINGS, apart
 
 # What has to be the same for both cuts: DeepSpeed's part first, then the recipe's losses.
 KINDS: dict[str, dict[str, Any]] = {

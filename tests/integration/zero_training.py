@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from oger_recipe.cpu import CPU_ENVIRONMENT
+from oger_recipe.base.cpu import CPU_ENVIRONMENT
 
 os.environ.update(CPU_ENVIRONMENT | {"OMP_NUM_THREADS": "1"})
 
-from oger_recipe.plugin.policy.trial import main, rows_of_step
+from oger_recipe.pipeline.policy.trial import main, rows_of_step
 
 __all__ = ["main", "rows_of_step"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from oger_recipe.files import atomic_folder
+from oger_recipe.base.files import atomic_folder
 
 CACHE = Path("~/.cache/oger/tests").expanduser()
 WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from oger_recipe.grading.verdict import Graded, Verdict
 from oger_recipe.rewards.sources import Group
-from oger_recipe.rewards.verdict import Graded, Verdict
 
 
 def group(

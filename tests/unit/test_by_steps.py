@@ -10,9 +10,9 @@ import pytest
 import torch
 from groups import group
 
-from oger_recipe.errors import RecipeError
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.rewards.compose import ON_ERROR, Rewards, rewards_of, with_fixed_rewards
-from oger_recipe.rewards.entries import DEFAULT
+from oger_recipe.rewards.kinds.entries import DEFAULT
 from oger_recipe.rewards.kinds.verifier import Verifier
 from oger_recipe.rewards.sources import Group, Scores
 from oger_recipe.rewards.spec import SourceSpec

@@ -14,10 +14,10 @@ from groups import group
 
 from oger_recipe.algorithm.exploration import exploration_bonus
 from oger_recipe.algorithm.normalize import Running
-from oger_recipe.errors import RecipeError
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.rewards.compose import Rewards, rewards_of
-from oger_recipe.rewards.entries import DEFAULT, sources_of
 from oger_recipe.rewards.kinds.bonus import Bonus
+from oger_recipe.rewards.kinds.entries import DEFAULT, sources_of
 from oger_recipe.rewards.kinds.verifier import Verifier
 from oger_recipe.rewards.sources import Group, Scores
 from oger_recipe.rewards.spec import GATES, NORMALIZE, SourceSpec

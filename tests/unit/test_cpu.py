@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from oger_recipe.cpu import CPU_ENVIRONMENT, ON_GPUS, free_memory, is_without_cuda, main_memory
+from oger_recipe.base.cpu import CPU_ENVIRONMENT, ON_GPUS, free_memory, is_without_cuda, main_memory
 
 CORES = str(len(os.sched_getaffinity(0)))
 
@@ -21,7 +21,8 @@ CORES = str(len(os.sched_getaffinity(0)))
 def test_what_omp_num_threads_says_holds_for_every_process_of_a_run(given: str | None, threads: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     said = subprocess.run(
-        [sys.executable, "-c", "from oger_recipe.cpu import *; print(THREADS, CPU_ENVIRONMENT['OMP_NUM_THREADS'])"],
+        [sys.executable, "-c",
+         "from oger_recipe.base import cpu as c; print(c.THREADS, c.CPU_ENVIRONMENT['OMP_NUM_THREADS'])"],
         env=environment | ({} if given is None else {"OMP_NUM_THREADS": given}),
         capture_output=True, text=True, check=True,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import pytest
 
 import oger_recipe
-from oger_recipe.files import append_json, read_jsonl, to_json, write_jsonl
+from oger_recipe.base.files import append_json, read_jsonl, to_json, write_jsonl
 
 RECORD = {
     "reward": math.nan,

@@ -9,12 +9,12 @@ import pytest
 import torch
 from groups import group
 
+from oger_recipe.grading.verdict import as_verdict
+from oger_recipe.grading.verifiers import allow, resolve, verify
 from oger_recipe.rewards.compose import rewards_of
-from oger_recipe.rewards.entries import entry_problems, sources_of
+from oger_recipe.rewards.kinds.entries import entry_problems, sources_of
 from oger_recipe.rewards.kinds.verifier import Verifier
 from oger_recipe.rewards.sources import Group, Scores
-from oger_recipe.rewards.verdict import as_verdict
-from oger_recipe.rewards.verifiers import allow, resolve, verify
 
 RULE = {"name": "rule", "kind": "verifier"}
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from oger_recipe.evaluation.judges import JudgedPair, Prices, Work, label_metrics, pair_metrics
+from oger_recipe.evaluation.judge_metrics import JudgedPair, Prices, Work, label_metrics, pair_metrics
 
 
 def test_pairs_by_hand() -> None:

@@ -2,7 +2,7 @@
 
 import torch
 
-from oger_recipe.algorithm.kl import KL_ESTIMATORS
+from oger_recipe.algorithm.token_stats import KL_ESTIMATORS
 
 
 def test_abs_is_the_size_of_the_log_ratio_and_pulls_towards_the_reference() -> None:

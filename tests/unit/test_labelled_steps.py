@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.data.labelled_steps import Solution, read_labelled_steps
-from oger_recipe.errors import RecipeError
 
 PROCESS_BENCH = {
     "id": "olympiadbench-7",

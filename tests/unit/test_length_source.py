@@ -7,7 +7,7 @@ import torch
 from groups import group
 
 from oger_recipe.rewards.compose import rewards_of
-from oger_recipe.rewards.entries import sources_of
+from oger_recipe.rewards.kinds.entries import sources_of
 from oger_recipe.rewards.kinds.verifier import Verifier
 
 

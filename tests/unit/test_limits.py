@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oger_recipe.rewards.models.limits import TokenBucket
+from oger_recipe.models.server import TokenBucket
 
 
 class Clock:

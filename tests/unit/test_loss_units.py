@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from oger_recipe.algorithm.loss_units import step_log_probs, unit_mask
+from oger_recipe.algorithm.batches import step_log_probs, unit_mask
 from oger_recipe.algorithm.policy_loss import hybrid_policy_loss
 from oger_recipe.algorithm.steps import step_ratio
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from oger_recipe.algorithm.lost_training import bad_numbers, collapsed
+from oger_recipe.algorithm.health import bad_numbers, collapsed
 
 FINE = {"policy_loss": -0.1, "actor_grad_norm": 1.0, "updates": 6.0, "skipped_updates": 5.0, "nonfinite_parameters": 0}
 

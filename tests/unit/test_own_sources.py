@@ -11,9 +11,9 @@ import pytest
 import torch
 from groups import group
 
-from oger_recipe.errors import RecipeError
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.rewards.compose import rewards_of
-from oger_recipe.rewards.entries import sources_of
+from oger_recipe.rewards.kinds.entries import sources_of
 from oger_recipe.rewards.kinds.own import OwnClass, OwnFunction
 from oger_recipe.rewards.sources import Group, Scores
 from oger_recipe.rewards.spec import SourceSpec

@@ -11,12 +11,12 @@ import pytest
 import torch
 from groups import group
 
+from oger_recipe.models.asking import Judged
+from oger_recipe.models.keys import ProcessKeys
 from oger_recipe.rewards.compose import rewards_of
-from oger_recipe.rewards.entries import entry_problems
+from oger_recipe.rewards.kinds.entries import entry_problems
 from oger_recipe.rewards.kinds.process import ProcessSource
-from oger_recipe.rewards.models.asking import Judged
-from oger_recipe.rewards.models.keys import ProcessKeys
-from oger_recipe.rewards.models.place import Reply
+from oger_recipe.rewards.place import Reply
 from oger_recipe.rewards.sources import ANSWER, Scores
 from oger_recipe.rewards.spec import SourceSpec
 

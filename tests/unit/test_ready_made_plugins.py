@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from oger_recipe.rewards.models.injection import ATTACKS, injected
-from oger_recipe.rewards.models.plugin_process import Unfit, numbers_of, step_values_of, texts_of
-from oger_recipe.rewards.models.plugins import (
+from oger_recipe.models.injection import ATTACKS, injected
+from oger_recipe.models.plugin_process import Unfit, numbers_of, step_values_of, texts_of
+from oger_recipe.models.plugins import (
     _conversation,
     _critique,
     _fence,
@@ -24,8 +24,8 @@ from oger_recipe.rewards.models.plugins import (
     json_fields,
     pairwise,
 )
-from oger_recipe.rewards.models.plugins._fence import asked, bare, fenced, harmless
-from oger_recipe.rewards.models.plugins._reply import last_object
+from oger_recipe.models.plugins._fence import asked, bare, fenced, harmless
+from oger_recipe.models.plugins._reply import last_object
 
 
 @pytest.mark.parametrize(

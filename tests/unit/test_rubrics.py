@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from oger_recipe.models.asking import Judged
+from oger_recipe.models.plugin_process import READ_OF, Unfit
+from oger_recipe.models.plugins import rubric, rubric_grade
 from oger_recipe.rewards.kinds.rubric import (
     Criterion,
     criteria_of,
@@ -17,10 +20,7 @@ from oger_recipe.rewards.kinds.rubric import (
     rubric_problem,
     rubric_value,
 )
-from oger_recipe.rewards.models.asking import Judged
-from oger_recipe.rewards.models.place import Reply
-from oger_recipe.rewards.models.plugin_process import READ_OF, Unfit
-from oger_recipe.rewards.models.plugins import rubric, rubric_grade
+from oger_recipe.rewards.place import Reply
 from oger_recipe.rewards.sources import OVERFLOW
 
 DOSE = {"title": "dose", "description": "Gives the dose", "weight": 5}

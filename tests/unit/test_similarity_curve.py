@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from oger_recipe.algorithm.similarity_curve import similarity_reward
+from oger_recipe.algorithm.exploration import similarity_reward
 
 
 def curve(*cosines: float, **shape: float) -> list[float]:

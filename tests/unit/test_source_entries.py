@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from oger_recipe.rewards.compose import ON_ERROR
-from oger_recipe.rewards.entries import DEFAULT, entry_problems, sources_of
 from oger_recipe.rewards.kinds import KINDS
 from oger_recipe.rewards.kinds.bonus import BonusKeys
 from oger_recipe.rewards.kinds.classifier import ClassifierKeys, CritiqueKeys
+from oger_recipe.rewards.kinds.entries import DEFAULT, entry_problems, sources_of
 from oger_recipe.rewards.kinds.own import OwnKeys
 from oger_recipe.rewards.kinds.pairwise import PairwiseKeys
 from oger_recipe.rewards.kinds.verifier import VerifierKeys

@@ -10,7 +10,7 @@ import torch
 from oger_recipe.data.labelled_steps import Solution, is_apart
 from oger_recipe.prm.learning import NO_LABEL, Collator, loss_of, step_loss
 from oger_recipe.prm.rows import Row
-from oger_recipe.rewards.models.place import StepPrompt
+from oger_recipe.rewards.place import StepPrompt
 
 
 def row(tokens: int, ends: tuple[int, ...], labels: tuple[float | None, ...]) -> Row:

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from oger_recipe.algorithm.value_loss import clipped_huber_loss
+from oger_recipe.algorithm.value import clipped_huber_loss
 
 
 def _huber(error: float, delta: float) -> tuple[float, float]:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from oger_recipe.algorithm.value_stats import clipped_tokens, explained_variance, value_sums
+from oger_recipe.algorithm.value import clipped_tokens, explained_variance, value_sums
 
 
 def _explained(values: list[float], returns: list[float]) -> float:

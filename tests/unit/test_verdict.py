@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from oger_recipe.rewards.verdict import Graded, NoVerdict, Verdict, as_verdict, verdict_columns
+from oger_recipe.grading.verdict import Graded, NoVerdict, Verdict, as_verdict, verdict_columns
 
 RETURNED: list[tuple[Any, tuple[float, float, str, dict[str, float], str | None]]] = [
     (True, (1.0, 1.0, "", {}, None)),

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from oger_recipe.models.keys import ProcessKeys
+from oger_recipe.models.places import Cached
 from oger_recipe.rewards.kinds.judge import JudgeKeys
-from oger_recipe.rewards.models.cache import VerdictCache
-from oger_recipe.rewards.models.keys import ProcessKeys
-from oger_recipe.rewards.models.place import Reply, Sampling, StepPrompt
-from oger_recipe.rewards.models.places import Cached
+from oger_recipe.rewards.place import Reply, Sampling, StepPrompt, VerdictCache
 
 KEYS = JudgeKeys(model="me/judge", plugin="a.py")
 SERVED = replace(KEYS, url="http://127.0.0.1:8000/v1")

@@ -11,15 +11,15 @@ import torch
 from groups import group
 
 from oger_recipe.algorithm.normalize import Running
+from oger_recipe.models.keys import ON_OVERFLOW
 from oger_recipe.rewards.compose import ON_ERROR, Rewards, rewards_of
-from oger_recipe.rewards.entries import DEFAULT
 from oger_recipe.rewards.kinds.classifier import ClassifierKeys
+from oger_recipe.rewards.kinds.entries import DEFAULT
 from oger_recipe.rewards.kinds.judge import JudgeKeys
 from oger_recipe.rewards.kinds.own import OwnClass, OwnFunction
 from oger_recipe.rewards.kinds.pairwise import PairwiseKeys
 from oger_recipe.rewards.kinds.similarity import SimilarityKeys
 from oger_recipe.rewards.kinds.verifier import Verifier
-from oger_recipe.rewards.models.keys import ON_OVERFLOW
 from oger_recipe.rewards.sources import ANSWER, OVERFLOW, Group, Scores
 from oger_recipe.rewards.spec import COMBINATIONS, GATES, NORMALIZE, Keys, SourceSpec
 

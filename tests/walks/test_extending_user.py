@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 ALGORITHM = Path("oger_recipe") / "algorithm"
 CONTRACTS = ["tests/unit/test_contracts.py", "tests/unit/test_exploration.py", "tests/unit/test_hybrid_group.py"]
 VERIFIER = """
-from oger_recipe.rewards.verifiers import Verdict
+from oger_recipe.grading.verifiers import Verdict
 
 
 def grade(response, answer):
@@ -24,7 +24,7 @@ def grade(response, answer):
 """
 # What `int` raises for one teacher's text is about that teacher; what it raises for the answer is about the row.
 STRICT = """
-from oger_recipe.rewards.verifiers import TaskSpec, UnreadableAnswer
+from oger_recipe.grading.verifiers import TaskSpec, UnreadableAnswer
 
 
 def grade(response, answer):

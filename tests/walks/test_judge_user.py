@@ -18,10 +18,10 @@ from hang import HANG_S
 from judge_server import Server
 from runs import ROOT, caches_in, lines
 
+from oger_recipe.base.files import write_jsonl
 from oger_recipe.cli import serve_judge
-from oger_recipe.files import write_jsonl
-from oger_recipe.tasks import tiny_policy
-from oger_recipe.tasks.known_judges import save_prm
+from oger_recipe.lab import tiny_policy
+from oger_recipe.lab.known_judges import save_prm
 
 PAGE = ROOT / "docs" / "judges.md"
 NUMBERS = range(1, 17)

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from oger_recipe.tasks.tiny_policy import build_tokenizer
+from oger_recipe.lab.tiny_policy import build_tokenizer
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT.parent / "shared" / "seeds" / "000_e39033487543f5dd.txt"
@@ -133,7 +133,7 @@ def test_an_untied_model_without_a_chat_template_is_accepted(desk: Path, model: 
     """As what reads it in a run: the policy's class, whose log-probabilities are those of transformers' own."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from oger_recipe.plugin.policy.chunked_actor import ChunkedActor
+    from oger_recipe.pipeline.policy.chunked_actor import ChunkedActor
 
     assert not AutoTokenizer.from_pretrained(desk / model).chat_template
     actor = ChunkedActor(str(desk / model), attn_implementation="eager")

@@ -11,8 +11,8 @@ import pytest
 from hang import HANG_S
 from runs import ROOT, lines, samples, train
 
-from oger_recipe.files import write_jsonl
-from oger_recipe.tasks import tiny_policy
+from oger_recipe.base.files import write_jsonl
+from oger_recipe.lab import tiny_policy
 
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
 MIX = ROOT / "docs" / "mixes" / "gsm8k_six_sources.yaml"

@@ -12,8 +12,8 @@ from hang import HANG_S
 from judge_server import Answer, Server
 from runs import ROOT, caches_in, lines
 
-from oger_recipe.files import write_jsonl
-from oger_recipe.tasks import tiny_policy
+from oger_recipe.base.files import write_jsonl
+from oger_recipe.lab import tiny_policy
 
 # As three files of users: the first two functions are TRL's, the next two verl's, and nobody could call the last.
 REWARDS = """

@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 from oger_recipe.algorithm.hybrid_group import REPLACE_MODES
+from oger_recipe.base.machine import ENCODER_SHARE
 from oger_recipe.convert.values import Get, NoEffect, Settings, Unsupported, one_of
 from oger_recipe.convert.verl.rules import ACTOR, KL_KINDS, REF, ROLLOUT, ranks
-from oger_recipe.settings.machine import ENCODER_SHARE
 
 
 def reward(value: Any, get: Get) -> Settings:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from oger_recipe.base.machine import ENCODER_SHARE
 from oger_recipe.convert.values import Get, NoEffect, Rule, Settings, Unsupported, one_of
 from oger_recipe.convert.verl.rules import ACTOR, KEEP_ALL, KL_KINDS, ROLLOUT, TENSOR_PARALLEL
-from oger_recipe.settings.machine import ENCODER_SHARE
 
 JUDGE = "reward_model."
 ENGINE = "reward_model.reward_vllm_rollout."

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
-from oger_recipe.rewards.keys import key
-from oger_recipe.rewards.models.asking import Judged, ModelSource, RewardModel, ask_place, shares
-from oger_recipe.rewards.models.keys import (
+from oger_recipe.models.asking import Judged, ModelSource, RewardModel, ask_place, shares
+from oger_recipe.models.keys import (
     OF_A_MODEL_HERE,
     OF_A_SERVER,
     ModelKeys,
@@ -17,10 +16,11 @@ from oger_recipe.rewards.models.keys import (
     ValueKeys,
     WriterKeys,
 )
-from oger_recipe.rewards.models.place import Place
-from oger_recipe.rewards.models.places import place_of
-from oger_recipe.rewards.models.plugin import FIRST, READY_MADE, Plugin, find_plugin, plugin_problem
-from oger_recipe.rewards.models.writer import Writer
+from oger_recipe.models.places import place_of
+from oger_recipe.models.plugin import FIRST, READY_MADE, Plugin, find_plugin, plugin_problem
+from oger_recipe.models.writer import Writer
+from oger_recipe.rewards.keys import key
+from oger_recipe.rewards.place import Place
 from oger_recipe.rewards.sources import Source
 from oger_recipe.rewards.spec import SourceSpec, Surroundings
 

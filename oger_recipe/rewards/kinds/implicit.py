@@ -14,17 +14,17 @@ from torch import Tensor
 
 from oger_recipe.algorithm.implicit import implicit_step_rewards, outcome_accuracy, pair_accuracy
 from oger_recipe.algorithm.steps import AGGREGATES
-from oger_recipe.errors import RecipeError
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.models.asking import Judged, ask_about, no_reply
+from oger_recipe.models.in_process import ProcessPlace
+from oger_recipe.models.keys import ModelKeys, Question, StepKeys, WriterKeys
+from oger_recipe.models.learning import Learner, LearningKeys
+from oger_recipe.models.likelihood import padded_log_probs, step_index, written
+from oger_recipe.models.plugin import Failed
+from oger_recipe.models.tokens import load_tokenizer
 from oger_recipe.rewards.keys import key
 from oger_recipe.rewards.kinds.process import ProcessSource
-from oger_recipe.rewards.models.asking import Judged, ask_about, no_reply
-from oger_recipe.rewards.models.in_process import ProcessPlace
-from oger_recipe.rewards.models.keys import ModelKeys, Question, StepKeys, WriterKeys
-from oger_recipe.rewards.models.learning import Learner, LearningKeys
-from oger_recipe.rewards.models.likelihood import padded_log_probs, step_index, written
-from oger_recipe.rewards.models.place import Likelihoods, Reply, StepPrompt
-from oger_recipe.rewards.models.plugin import Failed
-from oger_recipe.rewards.models.tokens import load_tokenizer
+from oger_recipe.rewards.place import Likelihoods, Reply, StepPrompt
 from oger_recipe.rewards.sources import Group, Scores, Source
 from oger_recipe.rewards.spec import SourceSpec, Surroundings
 

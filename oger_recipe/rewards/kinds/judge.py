@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oger_recipe.rewards.keys import key
-from oger_recipe.rewards.models.asking import Judged, ModelSource, RewardModel
-from oger_recipe.rewards.models.keys import Question, ValueKeys, WriterKeys
-from oger_recipe.rewards.models.plugin import (
+from oger_recipe.models.asking import Judged, ModelSource, RewardModel
+from oger_recipe.models.keys import Question, ValueKeys, WriterKeys
+from oger_recipe.models.plugin import (
     BOTH,
     EXAMPLE,
     OF_RUBRICS,
@@ -20,7 +19,8 @@ from oger_recipe.rewards.models.plugin import (
     plugin_problem,
     ready_made,
 )
-from oger_recipe.rewards.models.writer import Writer, judge_metrics
+from oger_recipe.models.writer import Writer, judge_metrics
+from oger_recipe.rewards.keys import key
 from oger_recipe.rewards.sources import Source
 from oger_recipe.rewards.spec import SourceSpec, Surroundings
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from oger_recipe.ranges import COUNT, COUNT_OR_NONE
+from oger_recipe.base.ranges import COUNT, COUNT_OR_NONE
 from oger_recipe.rewards.keys import key
 from oger_recipe.rewards.sources import Group, Scores, of_rows
 from oger_recipe.rewards.spec import Keys, SourceSpec, Surroundings

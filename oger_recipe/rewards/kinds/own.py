@@ -18,7 +18,6 @@ import contextlib
 import importlib
 import inspect
 import math
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -26,13 +25,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from oger_recipe.errors import RecipeError
-from oger_recipe.rewards.foreign import Form, answers_of, form_of, is_async
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.secrets import redacted, said_by
+from oger_recipe.grading.foreign import Form, answers_of, form_of, is_async
+from oger_recipe.grading.verdict import is_list
 from oger_recipe.rewards.keys import read_number, unknown
-from oger_recipe.rewards.sources import ANSWER, Group, Scores, Source, components_of
+from oger_recipe.rewards.sources import ANSWER, Group, Scores, Source, components_of, reason
 from oger_recipe.rewards.spec import Keys, SourceSpec, Surroundings, further_keys
-from oger_recipe.rewards.values import is_list
-from oger_recipe.secrets import redacted, said_by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,13 +220,6 @@ def _numbers(values: Any, size: int, what: str) -> list[float]:
     if bad := [number for number in numbers if not math.isfinite(number)]:
         raise ValueError(f"{what} has the value {bad[0]}, which is not finite")
     return numbers
-
-
-def reason(error: Exception) -> str:
-    """Say what was raised, and where if not in this file."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    at = "" if place.filename == __file__ else f" ({place.filename}:{place.lineno})"
-    return f"{said_by(error)}{at}"
 
 
 def imported(path: str) -> Any:

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from oger_recipe.models.asking import Judged, RewardModel, score_rows
+from oger_recipe.models.keys import Question
+from oger_recipe.models.plugin import OF_SEVERAL, Example, Failed
+from oger_recipe.models.writer import judge_metrics
 from oger_recipe.rewards.keys import key
 from oger_recipe.rewards.kinds.judge import JudgeKeys
-from oger_recipe.rewards.models.asking import Judged, RewardModel, score_rows
-from oger_recipe.rewards.models.keys import Question
-from oger_recipe.rewards.models.plugin import OF_SEVERAL, Example, Failed
-from oger_recipe.rewards.models.writer import judge_metrics
 from oger_recipe.rewards.sources import Group, Scores, Source
 from oger_recipe.rewards.spec import SourceSpec, Surroundings
 

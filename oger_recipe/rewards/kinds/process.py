@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from oger_recipe.algorithm.steps import CREDITS, aggregate_steps
-from oger_recipe.rewards.models.asking import Judged, Metrics, ask_about, score_rows, shares
-from oger_recipe.rewards.models.keys import ProcessKeys, StepKeys
-from oger_recipe.rewards.models.place import Place, Reply, StepPrompt
-from oger_recipe.rewards.models.places import place_of
-from oger_recipe.rewards.models.plugin import Failed
-from oger_recipe.rewards.models.step_text import StepWriter
-from oger_recipe.rewards.models.tokens import load_tokenizer
-from oger_recipe.rewards.models.window import window_of
+from oger_recipe.models.asking import Judged, Metrics, ask_about, score_rows, shares
+from oger_recipe.models.keys import ProcessKeys, StepKeys
+from oger_recipe.models.places import place_of
+from oger_recipe.models.plugin import Failed
+from oger_recipe.models.step_text import StepWriter
+from oger_recipe.models.tokens import load_tokenizer, window_of
+from oger_recipe.rewards.place import Place, Reply, StepPrompt
 from oger_recipe.rewards.sources import ANSWER, OVERFLOW, Group, Scores, Source
 from oger_recipe.rewards.spec import SourceSpec, Surroundings
 

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from oger_recipe.errors import shown
+from oger_recipe.base.errors import shown
+from oger_recipe.models.asking import Judged, score_rows
+from oger_recipe.models.keys import Question, ValueKeys, WriterKeys
+from oger_recipe.models.plugin import BOTH, OF_RUBRICS, Failed, Plugin, find_plugin, plugin_problem, ready_made
+from oger_recipe.models.writer import Writer, judge_metrics, unparsed
 from oger_recipe.rewards.keys import key
-from oger_recipe.rewards.models.asking import Judged, score_rows
-from oger_recipe.rewards.models.keys import Question, ValueKeys, WriterKeys
-from oger_recipe.rewards.models.place import Reply
-from oger_recipe.rewards.models.plugin import BOTH, OF_RUBRICS, Failed, Plugin, find_plugin, plugin_problem, ready_made
-from oger_recipe.rewards.models.writer import Writer, judge_metrics, unparsed
+from oger_recipe.rewards.place import Reply
 from oger_recipe.rewards.sources import Group, Scores, Source
 from oger_recipe.rewards.spec import SourceSpec, Surroundings
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from oger_recipe.algorithm.similarity_curve import similarity_reward
+from oger_recipe.algorithm.exploration import similarity_reward
+from oger_recipe.base.ranges import SHARE
 from oger_recipe.embedding import PARTS
 from oger_recipe.embedding.base import Encoder, part_of
 from oger_recipe.embedding.cache import EmbeddingCache
 from oger_recipe.embedding.settings import EncoderSettings
-from oger_recipe.ranges import SHARE
 from oger_recipe.rewards.keys import key
 from oger_recipe.rewards.sources import ANSWER, Group, Scores, Source
 from oger_recipe.rewards.spec import Keys, SourceSpec, Surroundings

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
-from oger_recipe.ranges import COUNT, PART, WEIGHT
-from oger_recipe.rewards.keys import key
-from oger_recipe.rewards.kinds.judge import JudgeKeys
-from oger_recipe.rewards.kinds.process import ProcessSource, worst_probability
-from oger_recipe.rewards.models.asking import Judged
-from oger_recipe.rewards.models.keys import ChatKeys, ModelKeys, PluginKeys, Question, StepKeys
-from oger_recipe.rewards.models.place import Reply
-from oger_recipe.rewards.models.plugin import (
+from oger_recipe.base.ranges import COUNT, PART, WEIGHT
+from oger_recipe.models.asking import Judged
+from oger_recipe.models.keys import ChatKeys, ModelKeys, PluginKeys, Question, StepKeys
+from oger_recipe.models.plugin import (
     BOTH,
     OF_SEVERAL,
     OF_STEPS,
@@ -21,7 +17,11 @@ from oger_recipe.rewards.models.plugin import (
     plugin_problem,
     ready_made,
 )
-from oger_recipe.rewards.models.writer import Writer, judge_metrics, unparsed
+from oger_recipe.models.writer import Writer, judge_metrics, unparsed
+from oger_recipe.rewards.keys import key
+from oger_recipe.rewards.kinds.judge import JudgeKeys
+from oger_recipe.rewards.kinds.process import ProcessSource, worst_probability
+from oger_recipe.rewards.place import Reply
 from oger_recipe.rewards.sources import Source
 from oger_recipe.rewards.spec import SourceSpec, Surroundings
 

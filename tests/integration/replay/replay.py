@@ -52,8 +52,8 @@ from safetensors.torch import save_file
 from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
 from oger_recipe.cli import train
 from oger_recipe.cli.train_ppo_ray import build_parser
-from oger_recipe.plugin.driver import launch  # its function launch(tokens, run_dir, *, environment, ...) starts Ray
-from oger_recipe.plugin.driver.install import install
+from oger_recipe.pipeline.driver import launch  # its function launch(tokens, run_dir, *, environment, ...) starts Ray
+from oger_recipe.pipeline.driver.install import install
 
 HERE = Path(__file__).parent
 CONFIGS = HERE.parents[2] / "configs"

@@ -1,0 +1,95 @@
+"""Whether the engine samples with the policy's weights, told from the log-probabilities that both give to its tokens.
+
+With d = log p(engine) - log p(policy) of a sampled token, in nats:
+
+    difference = mean |d|      rounding makes it what it is, from 0.004 (a tiny policy) to 0.04 (bfloat16, 49k tokens)
+    kl         = mean d        estimates KL(engine || policy); rounding cancels out, other weights do not
+
+Before its first update both hold the same weights: what a run shows there is its rounding. An engine that missed an
+update differs by the update as well.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+# Healthy runs showed up to 1.9 times their first step, one step in forty. Engines one update behind showed 3 times it
+# at a learning rate of 1e-4 and 9 times at 1e-3 (tests/integration/test_weight_sync.py).
+TIMES_BASELINE, MARGIN = 3.0, 0.002
+HIGHEST_KL = 0.02  # nats per token; healthy runs stay below 0.005
+_ERRORS = 3.0  # standard errors that a mean over few tokens may be off
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The distance of engine and policy on a step's rollouts: both means over tokens, with their standard errors."""
+
+    difference: float
+    difference_error: float
+    kl: float
+    kl_error: float
+
+    @classmethod
+    def of(cls, delta: Tensor, *, top_p: float, top_k: int) -> "Agreement":
+        """Measure d [tokens], less what sampling from a part of the vocabulary explains; zeros without a token.
+
+        The engine's log-probabilities are of the tokens it could choose from: with a nucleus of mass Z >= top_p they
+        are higher than the policy's by -log Z, at most -log top_p; with top_k there is no bound from above.
+        """
+        if not len(delta):
+            return cls(0.0, 0.0, 0.0, 0.0)
+        highest = math.inf if top_k > 0 else -math.log(top_p)
+        signed = delta.double().clamp(max=0) + (delta.double() - highest).clamp(min=0)
+        return cls(*_mean_and_error(signed.abs()), *_mean_and_error(signed))
+
+    def limit(self) -> float:
+        """Return the difference that later steps may show, where this is the first."""
+        return TIMES_BASELINE * self.difference + MARGIN
+
+    def is_stale(self, limit: float | None) -> bool:
+        """Say whether the engine's weights differ from the policy's; ``limit``: of the difference, None: not known."""
+        differs = limit is not None and self.difference - _ERRORS * self.difference_error > limit
+        return differs or self.kl - _ERRORS * self.kl_error > HIGHEST_KL
+
+
+def _mean_and_error(values: Tensor) -> tuple[float, float]:
+    error = values.std().item() / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return values.mean().item(), error
+
+
+# When the metrics of a step say that training is lost: numbers that are not finite, a policy that has collapsed.
+
+
+_LOST_STEPS, _BEFORE, _SOLVED = 3, 5, 0.05  # steps without a solution, the steps before, their mean solve rate
+
+
+def bad_numbers(metrics: Mapping[str, Any]) -> str | None:
+    """Say what is wrong with the policy or the critic after this step; return None where nothing is."""
+    for prefix, model, loss in (("", "policy", "policy_loss"), ("critic_", "critic", "critic_loss")):
+        norm = metrics.get("actor_grad_norm" if not prefix else "critic_grad_norm", 0.0)
+        updates, skipped = metrics.get(f"{prefix}updates", 0.0), metrics.get(f"{prefix}skipped_updates", 0.0)
+        advice = f"; a lower {'critic' if prefix else 'actor'}.adam.lr is the usual remedy"
+        if metrics.get(f"{prefix}nonfinite_parameters"):
+            return f"the {model} has parameters that are not finite{advice}"
+        if not math.isfinite(metrics.get(loss, 0.0)):
+            return f"the {model}'s loss is {metrics[loss]}{advice}"
+        if updates and skipped == updates:
+            return f"DeepSpeed skipped all {updates:.0f} updates of the {model}: no gradient was finite{advice}"
+        if not math.isfinite(norm):
+            return f"the norm of the {model}'s gradient is {norm}{advice}"
+    return None
+
+
+def collapsed(solve_rates: Sequence[float]) -> str | None:
+    """Return a warning where a policy that did solve problems has solved none in the last steps, else None."""
+    before = solve_rates[:-_LOST_STEPS][-_BEFORE:]
+    if not before or any(solve_rates[-_LOST_STEPS:]) or sum(before) / len(before) < _SOLVED:
+        return None
+    return (
+        f"WARNING: the policy has collapsed: it solved {sum(before) / len(before):.3f} of its rollouts, and none in "
+        f"the last {_LOST_STEPS} steps. A new run with a lower actor.adam.lr is the usual remedy; the newest "
+        "checkpoint of a step that solved something is kept"
+    )

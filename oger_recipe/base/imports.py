@@ -1,0 +1,92 @@
+"""How the processes of a run import what they need, and what is said where it is not installed."""
+
+import contextlib
+import gc
+import importlib
+import importlib.util
+import re
+import sys
+import sysconfig
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from traceback import walk_tb
+
+TRAINING = ("openrlhf", "ray", "vllm", "deepspeed")
+# Modules of packages that the metadata does not name, or names otherwise.
+_ALSO_OURS = {*TRAINING, "yaml"}
+_HOW = (
+    "on CPUs `pip install 'oger-recipe[cpu]'`, then `pip install --no-deps openrlhf==0.11.2`, on GPUs, after "
+    "torch, `pip install --no-build-isolation 'oger-recipe[gpu]'`; a checkout has scripts/setup.sh for both; then "
+    "ask `oger doctor`"
+)
+
+
+@contextlib.contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Pause the collector for imports of thousands of modules, a quarter faster so.
+
+    What they make is kept for good, yet the collector walks all of it, again and again while it grows. Afterwards it
+    leaves that alone.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.freeze()
+            gc.enable()
+
+
+def import_without(module: str, *absent: str) -> None:
+    """Import ``module`` as if the modules ``absent`` were not installed, those aside that are loaded already.
+
+    Whoever imports them afterwards gets them.
+    """
+    hidden = [name for name in absent if name not in sys.modules]
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        importlib.import_module(module)
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+
+
+def is_installed(module: str) -> bool:
+    """Say whether a module is there; a mere folder of its name, as a run's wandb/, is no package."""
+    spec = importlib.util.find_spec(module)
+    return spec is not None and spec.origin is not None
+
+
+def not_installed(*modules: str) -> str | None:
+    """Say which modules are not installed, with the commands; None where all are."""
+    missing = [name for name in modules if not is_installed(name)]
+    return _sentence(missing) if missing else None
+
+
+def missing_package(error: ModuleNotFoundError) -> str | None:
+    """Say so of a package of ours that an import lacks; None for other packages, and where a user's file imports."""
+    module = (error.name or "").partition(".")[0]
+    files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+    places = sysconfig.get_paths()
+    machinery = ("<frozen", f"{places['stdlib']}/importlib")
+    importing = next((file for file in reversed(files) if not file.startswith(machinery)), "")
+    here = Path(__file__).parents[1]
+    homes = (here, here.parent / "patches", *(places[name] for name in ("stdlib", "purelib", "platlib")))
+    return _sentence([module]) if module in _ours() and importing.startswith(tuple(map(str, homes))) else None
+
+
+def _ours() -> set[str]:
+    """Return the modules of all packages that we require, as far as they have the packages' names."""
+    try:
+        requirements = metadata.requires("oger-recipe") or []
+    except metadata.PackageNotFoundError:
+        requirements = []
+    names = (re.match(r"[\w.-]+", requirement) for requirement in requirements)
+    return {name[0].replace("-", "_").lower() for name in names if name} | _ALSO_OURS
+
+
+def _sentence(names: list[str]) -> str:
+    return f"{', '.join(names)} {'are' if len(names) > 1 else 'is'} not installed, which this needs: {_HOW}"

@@ -1,0 +1,296 @@
+"""Settings of the method that do not go together."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS, GROUP_ESTIMATORS, STEP_ESTIMATORS
+from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
+from oger_recipe.algorithm.policy_loss import reshape_probability
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.grading.verifiers import look_in
+from oger_recipe.rewards.compose import ON_ERROR, by_steps_problem
+from oger_recipe.rewards.kinds import kind_of
+from oger_recipe.rewards.kinds.entries import entry_problems
+from oger_recipe.rewards.kinds.length import LengthKeys
+from oger_recipe.rewards.spec import Keys
+from oger_recipe.settings.credit import AdvantageSettings
+from oger_recipe.settings.critic import CriticSettings
+from oger_recipe.settings.loss import LossSettings
+from oger_recipe.settings.oger import OgerSettings
+from oger_recipe.settings.teachers import PrefixSettings, TeacherSettings
+from oger_recipe.teachers.draw import weights
+
+
+def combination_problems(value: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for every combination in ``value``, settings by flag, that no machine could train with."""
+    oger = OgerSettings.of(value)
+    yield from _loss(oger.loss)
+    yield from _ratio_of_steps(value["algo.advantage.estimator"], oger.loss)
+    yield from _value_head(value, oger.critic)
+    yield from _kl_and_template(value, oger)
+    yield from _adaptive_kl(value)
+    yield from _draws(oger.teachers)
+    yield from _prefixes(value["rollout.n_samples_per_prompt"], oger.teachers, oger.prefix)
+    yield from _replacement(oger)
+    yield from _baselines(value, oger)
+    yield from _truncation(value["reward.stop_properly_penalty_coef"], oger.advantage)
+    yield from _sources(value, oger)
+    yield from _steps(value, oger)
+
+
+def _steps(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
+    """Yield what would keep responses from having steps of reasoning."""
+    steps, rollouts = oger.steps, oger.rollouts
+    try:
+        ends = steps.sampling
+    except RecipeError as error:
+        yield str(error)
+        return
+    if not oger.cuts_steps(value["algo.advantage.estimator"]) and ends is None:
+        return
+    if steps.sample_by_step and not steps.cuts:
+        yield (
+            "oger.steps.sample_by_step needs to know where a step ends: set oger.steps.delimiters, "
+            "oger.steps.delimiter_token_ids or oger.steps.max_step_tokens"
+        )
+    for delimiter in steps.delimiters:
+        for stop in rollouts.stop_texts:
+            if stop in delimiter:
+                yield (
+                    f"oger.steps.delimiters {delimiter!r} has {stop!r} in it, which ends a response (oger.stop, or "
+                    "the prompt template's): no response would have a second step; leave one of them out"
+                )
+    for token in sorted({*steps.delimiter_token_ids} & {*rollouts.stop_token_ids}):
+        yield (
+            f"oger.steps.delimiter_token_ids {token} is in oger.stop_token_ids, which ends a response: no response "
+            "would have a second step; leave one of them out"
+        )
+
+
+def _loss(loss: LossSettings) -> Iterator[str]:
+    for key in ("off_policy_reshape", "on_policy_reshape"):
+        try:
+            reshape_probability(torch.zeros(1), getattr(loss, key), 0.1, 0.5)
+        except ValueError as error:
+            yield f"oger.{key}: {error}"
+    if loss.on_policy_reshape == "logp" and not loss.loss_remove_clip:
+        yield (
+            "oger.on_policy_reshape logp is 0 before the first update, which clipping would lift to 1 - eps: "
+            "set oger.loss_remove_clip"
+        )
+
+
+_BY_TOKEN = ("gae", "tppo")  # estimators whose advantages differ within a step of reasoning
+
+
+def _ratio_of_steps(estimator: str, loss: LossSettings) -> Iterator[str]:
+    if loss.ratio_level != "step":
+        return
+    if estimator in _BY_TOKEN:
+        yield (
+            f"oger.ratio_level step has one advantage for each step of reasoning, and algo.advantage.estimator "
+            f"{estimator} one for each token: use appo, or oger.ratio_level token"
+        )
+    by_probability = {
+        "on_policy_reshape": loss.on_policy_reshape != "no_reshape",
+        "all_max_clip": loss.all_max_clip is not None,
+    }
+    for key in (key for key, is_set in by_probability.items() if is_set):
+        yield (
+            f"oger.{key} is by the probability of a token, and with oger.ratio_level step a rollout's steps are "
+            "weighed as a whole: leave it out, or use oger.ratio_level token"
+        )
+
+
+def _value_head(value: Mapping[str, Any], critic: CriticSettings) -> Iterator[str]:
+    if not critic.hidden_sizes:
+        return
+    others = {
+        "ds.load_in_4bit": (value["ds.load_in_4bit"], "its layers would be made 4-bit"),
+        "ds.tensor_parallel_size above 1": (value["ds.tensor_parallel_size"] > 1, "its layers would be torn apart"),
+    }
+    for flag, (is_set, reason) in others.items():
+        if is_set:
+            yield f"oger.critic.hidden_sizes does not go with {flag}: {reason}"
+
+
+def _kl_and_template(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
+    if oger.advantage.kl_penalty_coef > 0 and not (value["algo.kl.use_loss"] and value["algo.kl.init_coef"] > 0):
+        yield (
+            "oger.kl_penalty_coef is the in-reward KL beside a loss-side one: set algo.kl.use_loss and "
+            "algo.kl.init_coef above 0; for an in-reward KL alone use algo.kl.init_coef without algo.kl.use_loss"
+        )
+    template = oger.rollouts.prompt_template
+    chats = value["data.apply_chat_template"] and template != "chat"  # which says the same
+    if template and (chats or value["data.input_template"]):
+        yield f"oger.prompt_template {template} beside data.apply_chat_template or data.input_template: choose one"
+
+
+def _adaptive_kl(value: Mapping[str, Any]) -> Iterator[str]:
+    target, horizon = value["algo.kl.target"], value["algo.kl.horizon"]
+    rows = value["rollout.batch_size"] * value["rollout.n_samples_per_prompt"]
+    if not target:
+        return
+    if not value["algo.kl.init_coef"]:
+        yield f"algo.kl.target {target} steers a coefficient by factors, and algo.kl.init_coef is 0: set it above 0"
+    if rows >= 5 * horizon:  # a step's factor is 1 - 0.2 * rows / horizon at the least
+        yield (
+            f"algo.kl.horizon {horizon} is too short for the {rows} rollouts of a step: where the KL is far below "
+            f"algo.kl.target, a single step would leave nothing of the coefficient; use more than {rows // 5}, e.g. "
+            f"{10 * rows}"
+        )
+
+
+def _draws(teachers: TeacherSettings) -> Iterator[str]:
+    try:
+        weights(teachers.teacher_source_weights)
+    except ValueError as error:
+        yield f"oger.teacher_source_weights: {error}"
+    if teachers.teacher_source_weights and teachers.teacher_draw != "source_weights":
+        yield "oger.teacher_source_weights has no effect: set oger.teacher_draw source_weights"
+
+
+def _prefixes(samples: int, teachers: TeacherSettings, prefix: PrefixSettings) -> Iterator[str]:
+    if prefix.n_prefix != 0 and teachers.max_replace_num > 0:
+        yield (
+            "oger.n_prefix and oger.max_replace_num both bring teachers into a group, and the rollouts that teachers "
+            "began would be the first to make room: set oger.max_replace_num 0, or oger.n_prefix 0"
+        )
+    if prefix.n_prefix > samples:
+        yield f"oger.n_prefix {prefix.n_prefix} is above rollout.n_samples_per_prompt {samples}; -1 is all"
+    least, most = prefix.min_prefix_ratio, prefix.max_prefix_ratio
+    if least > most:
+        yield f"oger.min_prefix_ratio {least} is above oger.max_prefix_ratio {most}"
+
+
+def _replacement(oger: OgerSettings) -> Iterator[str]:
+    teachers, guides = oger.teachers, oger.prefix.n_prefix != 0
+    replaces_unsampled = teachers.max_replace_num > 0 and not teachers.replace_after_rm
+    if replaces_unsampled and teachers.replace_mode != "random":
+        yield (
+            f"oger.replace_mode {teachers.replace_mode} compares rollouts, but without oger.replace_after_rm "
+            "those that make room are never sampled: use oger.replace_mode random"
+        )
+    if oger.loss.use_off_policy_probs and (guides or not teachers.replace_after_rm):
+        yield "oger.use_off_policy_probs works for whole teachers that replace rollouts (oger.replace_after_rm)"
+    if not ALL_CORRECT_GROUPS[teachers.all_correct_group].teachers_enter and oger.teachers_enter_in_rollout:
+        yield (
+            f"oger.all_correct_group {teachers.all_correct_group} keeps teachers out of solved groups, but with "
+            "oger.n_prefix or without oger.replace_after_rm they are in before anything is graded: use keep or clip"
+        )
+
+
+def _baselines(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
+    estimator, n_prefix = value["algo.advantage.estimator"], oger.prefix.n_prefix
+    solved, ours = oger.teachers.all_correct_group, " and ".join(ESTIMATORS)
+    if ALL_CORRECT_GROUPS[solved].spares_teachers and estimator not in ESTIMATORS:
+        yield f"oger.all_correct_group {solved} is for {ours}, not {estimator}: use keep, online or skip"
+    if oger.advantage.advantage_baseline != "rollouts":
+        return
+    if estimator not in GROUP_ESTIMATORS:
+        yield f"oger.advantage_baseline rollouts is for {_listed(GROUP_ESTIMATORS)}, not {estimator}"
+    if n_prefix in (-1, value["rollout.n_samples_per_prompt"]):
+        yield (
+            f"oger.advantage_baseline rollouts with oger.n_prefix {n_prefix}: teachers begin every "
+            "rollout, and none is left to measure by; use oger.advantage_baseline group, or a smaller oger.n_prefix"
+        )
+    if estimator == "group_norm" and oger.has_bonus:
+        yield (
+            "oger.advantage_baseline rollouts with group_norm and a bonus: right rollouts differ by the bonus alone, "
+            "and a right teacher measured by so small a spread gets an advantage of -10; use "
+            "algo.advantage.estimator dr_grpo, oger.advantage_baseline group, or oger.bonus_weight 0"
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _truncation(stop_properly: float | None, advantage: AdvantageSettings) -> Iterator[str]:
+    fixed, penalty = advantage.non_stop_fixed_reward, advantage.non_stop_penalty
+    if fixed is not None and penalty:
+        yield "oger.non_stop_fixed_reward and oger.non_stop_penalty both change truncated rollouts; choose one"
+    if stop_properly is not None and (fixed is not None or penalty):
+        yield (
+            "reward.stop_properly_penalty_coef and oger.non_stop_* both change the reward of truncated rollouts; "
+            "choose one"
+        )
+
+
+def _sources(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
+    estimator = value["algo.advantage.estimator"]
+    look_in(oger.verifiers.verifier_path)
+    yield from entry_problems(oger.reward.sources)
+    if estimator in BATCH_ESTIMATORS:
+        yield from _in_its_order(value, estimator, oger)
+    listed, adds_bonus = oger.reward.sources, oger.has_bonus
+    if listed and not adds_bonus and all(entry.get("weight", 1) == 0 or entry["kind"] == "bonus" for entry in listed):
+        yield "oger.reward.sources: every weight is 0 (a bonus has oger.bonus_weight), and so would every reward be"
+    for entry in listed if value["rollout.n_samples_per_prompt"] == 1 else ():
+        if entry.get("normalize") == "group":
+            yield (
+                f"oger.reward.sources: {entry['name']!r} has normalize group, and with rollout.n_samples_per_prompt 1 "
+                "a value has no others to be compared with and would always be 0: use normalize running"
+            )
+    for entry in listed if estimator in STEP_ESTIMATORS else ():
+        pays_steps = (kind_of(entry) or Keys).reads_steps
+        if pays_steps and (entry.get("combine") == "mul" or entry.get("normalize", "none") != "none"):
+            yield f"oger.reward.sources: {by_steps_problem(entry['name'])}"
+    yield from _lengths(value, oger)
+    how = oger.reward.on_error
+    if ON_ERROR[how].drops_group and estimator not in (*GROUP_ESTIMATORS, "rloo"):
+        yield (
+            f"oger.reward.on_error {how} is for {_listed((*GROUP_ESTIMATORS, 'rloo'))}, not {estimator}, which "
+            "compares groups with each other, or trains a critic on all of them: use zero, neutral or stop"
+        )
+    for entry in listed if estimator not in (*GROUP_ESTIMATORS, "rloo") else ():
+        if entry.get("on_overflow") == "drop_group":
+            yield (
+                f"oger.reward.sources: {entry['name']!r} has on_overflow drop_group, which is for "
+                f"{_listed((*GROUP_ESTIMATORS, 'rloo'))}, not {estimator}: use worst"
+            )
+
+
+def _lengths(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
+    """Yield what keeps sources of kind length from counting, or counts the same twice."""
+    longest = value["rollout.max_new_tokens"] or value["data.max_len"]
+    for entry in oger.reward.sources:
+        if kind_of(entry) is not LengthKeys or [*LengthKeys.problems(entry)]:
+            continue
+        name, budget = entry["name"], LengthKeys.of(entry).budget
+        if budget >= longest:
+            yield (
+                f"oger.reward.sources: {name!r} has budget {budget}, and no response of this run has more than "
+                f"{longest} tokens (rollout.max_new_tokens): a smaller budget is needed"
+            )
+        if value["reward.overlong_buffer_len"] is not None:
+            yield (
+                f"reward.overlong_buffer_len and {name!r} of oger.reward.sources, of kind length, both charge for "
+                "tokens; choose one"
+            )
+
+
+def _in_its_order(value: Mapping[str, Any], estimator: str, oger: OgerSettings) -> Iterator[str]:
+    """Yield what keeps a BATCH_ESTIMATORS entry from adding up sources that were each compared in their group."""
+    for entry in oger.reward.sources:
+        name, how = entry["name"], entry.get("normalize", "group")
+        if how != "group":
+            yield (
+                f"algo.advantage.estimator {estimator} compares every source within its group, and {name!r} has "
+                f"normalize {how}: leave it out"
+            )
+        if entry.get("combine") == "mul":
+            yield f"algo.advantage.estimator {estimator} adds up its sources, and {name!r} has combine mul: use add"
+    after = {
+        "oger.non_stop_fixed_reward": oger.advantage.non_stop_fixed_reward,
+        "reward.stop_properly_penalty_coef": value["reward.stop_properly_penalty_coef"],
+        "reward.overlong_buffer_len": value["reward.overlong_buffer_len"],
+    }
+    for flag, setting in after.items():
+        if setting is not None:
+            yield (
+                f"{flag} changes the sum of the sources, and algo.advantage.estimator {estimator} compares each of "
+                "them before: leave it out, or use oger.non_stop_penalty or a source of kind length"
+            )

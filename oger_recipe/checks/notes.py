@@ -1,0 +1,87 @@
+"""Remarks on settings that work but are easily not meant, printed before a run."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
+from oger_recipe.checks.effects import without_effect
+from oger_recipe.checks.machine import gpus_by_role
+from oger_recipe.rewards.kinds.entries import sources_of
+from oger_recipe.settings.oger import OgerSettings
+from oger_recipe.settings.run import EvalSettings
+
+
+def notes(value: Mapping[str, Any], default: Callable[[str], Any]) -> list[str]:
+    """Return the remarks on ``value``, the settings by flag; ``default`` gives the default of a flag."""
+    remarks = list(without_effect(value, default))
+    oger = OgerSettings.of(value)
+    bonus, shaping = oger.bonus, oger.bonus.similarity_shaping
+    earns = oger.has_bonus and ALL_CORRECT_GROUPS[oger.teachers.all_correct_group].bonus
+    if shaping in ("group_minmax", "group_rank") and earns:
+        weight = max(bonus.bonus_weight, bonus.bonus_weight_end)
+        remarks.append(
+            f"oger.similarity_shaping {shaping} spreads the bonus of a group's right rollouts over 0 to {weight:g}, "
+            "so that in solved groups the least divergent of them are pushed down; a smaller oger.bonus_weight does "
+            "so less, oger.all_correct_group skip not at all"
+        )
+    if value["ckpt.save_steps"] == -1 and not value["ckpt.disable_ds"]:
+        remarks.append("ckpt.save_steps -1 saves the last step alone: a run that ends early has to begin anew")
+    evaluates = value["eval.steps"] > 0 and math.isfinite(value["eval.steps"])
+    if value["ckpt.save_steps"] == -1 and evaluates and not value["ckpt.disable_ds"]:
+        if value["ckpt.best_metric_key"] != "none" and (value["eval.dataset"] or value["oger.task.name"]):
+            remarks.append(
+                "ckpt.save_steps -1 does not keep evaluations from saving: each new best one writes a checkpoint with "
+                "optimizer states, about 7 times the policy's weights and as much again for a critic; "
+                "--ckpt.disable_ds --ckpt.save_hf keeps the policy's weights alone (no run can be continued from "
+                "them), --ckpt.best_metric_key none keeps no best"
+            )
+    if value["algo.kl.init_coef"] > 0:
+        gpus = gpus_by_role(value).get("reference")
+        where = f"takes {gpus} GPUs" if gpus else "shares the policy's GPUs"
+        remarks.append(f"KL is on (algo.kl.init_coef {value['algo.kl.init_coef']}): a reference model {where}")
+    samples = value["eval.n_samples_per_prompt"]
+    evaluated = value["eval.dataset"] or value["oger.task.name"]
+    if samples > 1 and evaluated and EvalSettings.of(value).is_greedy(value["eval.temperature"]):
+        remarks.append(
+            "evaluation is greedy (eval.temperature 0 or oger.eval.top_k 1), which gives the same answer every time: "
+            f"one sample of a problem is drawn, not eval.n_samples_per_prompt {samples}, and its figure is avg@1"
+        )
+    remarks += [*_of_steps(value, oger), *_of_worst(value, oger)]
+    if value["rollout.top_p"] < 1 or value["oger.top_k"] > 0:
+        remarks.append(
+            "rollouts are sampled from a part of the vocabulary (rollout.top_p, oger.top_k), while the policy's "
+            "log-probabilities are of all of it"
+        )
+    return remarks
+
+
+def _of_worst(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
+    """Yield a remark on sources whose worst value is not known; the recipe has passed its checks."""
+    unknown = [spec.name for spec in sources_of(oger.reward.sources) if spec.learns_lowest]
+    if unknown:
+        yield (
+            f"oger.reward.sources: how low values of {', '.join(unknown)} go is not known: a response that is too "
+            "long, or brings about another failure, is worth the worst value of the run so far, never more than 0; "
+            "the key worst declares another"
+        )
+
+
+def _of_steps(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
+    steps = oger.steps
+    if oger.cuts_steps(value["algo.advantage.estimator"]) and not steps.cuts:
+        yield (
+            "every response is one step of reasoning: oger.steps has no delimiters and no max_step_tokens that would "
+            "cut it"
+        )
+    for name, texts in (("delimiters", steps.delimiters), ("last_step_text", (steps.last_step_text or "",))):
+        if any("\\n" in text for text in texts):
+            yield (
+                f"oger.steps.{name} has a backslash and an n in it, not the end of a line: that takes double quotes "
+                "in a recipe file, and on the command line a JSON list"
+            )
+    if steps.sample_by_step and not value["vllm.enable_prefix_caching"]:
+        yield (
+            "oger.steps.sample_by_step asks for every step with the prompt and all steps before: without "
+            "vllm.enable_prefix_caching the engine computes these anew each time"
+        )

@@ -1,0 +1,288 @@
+"""A judge or a head on labelled pairs or answers: it is asked as in a run, and its values are held against labels."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.progress import ShownReplies
+from oger_recipe.checks.settings import loaded_for, require_loadable
+from oger_recipe.evaluation.judge_metrics import (
+    JudgedPair,
+    Prices,
+    Work,
+    criterion_metrics,
+    label_metrics,
+    pair_metrics,
+)
+from oger_recipe.evaluation.labelled import Answer, Pair, RatedAnswer
+from oger_recipe.evaluation.tables import aligned
+from oger_recipe.grading.verifiers import look_in
+from oger_recipe.models.asking import Judged, RewardModel
+from oger_recipe.models.keys import ModelKeys, ValueKeys
+from oger_recipe.models.tokens import load_tokenizer, plain_tokens
+from oger_recipe.offline.engines import engines_of
+from oger_recipe.rewards.kinds import KINDS
+from oger_recipe.rewards.kinds.entries import entry_problems, sources_of
+from oger_recipe.rewards.kinds.pairwise import TIE, compare
+from oger_recipe.rewards.place import Place, Reply, Sampling, StepPrompt
+from oger_recipe.rewards.spec import SourceSpec, Surroundings
+from oger_recipe.run.inputs import with_judges
+from oger_recipe.settings.oger import OgerSettings
+
+_ENTRY = "oger.reward.sources, entry 1: "  # the user has not written it there
+Case = dict[str, Any]  # a pair or an answer with what the judge said, as the file of results has it
+
+
+@dataclass(frozen=True)
+class Found:
+    """metrics: by name; work: what the verdicts took; cases: one by one."""
+
+    metrics: Mapping[str, Any]
+    work: Work
+    cases: list[Case]
+
+
+def judge_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
+    """Read an entry of oger.reward.sources. Raises RecipeError for one that is wrong, or asks no model for values."""
+    (entry,) = with_judges({**value, "oger.reward.sources": (entry,)})["oger.reward.sources"]
+    if problems := [each.removeprefix(_ENTRY) for each in entry_problems([entry])]:
+        raise RecipeError("\n  - ".join(["this judge cannot be asked:", *problems]))
+    (spec,) = sources_of([entry])
+    keys_of(spec)
+    return spec
+
+
+def keys_of(spec: SourceSpec) -> ValueKeys:
+    """Return the keys of a kind that asks a model for values. Raises RecipeError for another kind."""
+    if spec.keys.reads_steps:
+        raise RecipeError(f"{spec.name} is of kind {spec.kind}, which scores steps: `oger prm eval` is for it")
+    if not isinstance(spec.keys, ValueKeys):
+        kinds = ", ".join(name for name, kind in KINDS.items() if issubclass(kind, ValueKeys))
+        raise RecipeError(f"{spec.name} is of kind {spec.kind}: kinds {kinds} can be evaluated")
+    return spec.keys
+
+
+def on_pairs(spec: SourceSpec, pairs: Sequence[Pair], value: Mapping[str, Any]) -> Found:
+    """Judge pairs: kind pairwise reads both answers, in both orders; other kinds value each, the greater is better."""
+    if keys_of(spec).reads_rubric is not None:
+        raise RecipeError(f"{spec.name} reads a rubric with each answer: kind {spec.kind} needs --labels")
+    asked = _Asked(spec, value)
+    questions = [pair.question for pair in pairs]
+    if keys_of(spec).threshold is None:
+        with asked as judge:
+            compared = compare(judge, questions, [(pair.first, pair.second) for pair in pairs])
+        judged = [(each.forth, each.back) for each in compared]
+        metrics = pair_metrics(
+            [
+                JudgedPair(pair.first_is_better, _value(forth), _value(back))
+                for pair, (forth, back) in _zip(pairs, judged)
+            ]
+        )
+    else:
+        with asked as judge:
+            said = judge.judge(
+                [*questions, *questions], [pair.first for pair in pairs] + [pair.second for pair in pairs]
+            )
+        judged = list(zip(said[: len(pairs)], said[len(pairs) :], strict=True))
+        greater = [_greater(*both) for both in judged]
+        of_both = pair_metrics(
+            [
+                JudgedPair(pair.first_is_better, each, None if each is None else 1 - each)
+                for pair, each in _zip(pairs, greater)
+            ]
+        )
+        metrics = {name: of_both[name] for name in ("pairs", "accuracy", "accuracy_of_read", "ties", "unread")}
+    cases = [
+        {"pair": pair.name, "better": "first" if pair.first_is_better else "second"}
+        | {"forth": _case(both[0]), "back": _case(both[1])}
+        for pair, both in _zip(pairs, judged)
+    ]
+    return Found(metrics | _failures([each for both in judged for each in both]), asked.work, cases)
+
+
+def on_answers(
+    spec: SourceSpec, answers: Sequence[Answer], value: Mapping[str, Any], threshold: float | None
+) -> Found:
+    """Judge labelled answers. threshold: the least value that says label 1; None: the kind's own."""
+    of_kind = keys_of(spec).threshold
+    if of_kind is None:
+        kinds = [name for name, kind in KINDS.items() if getattr(kind, "threshold", None) is not None]
+        raise RecipeError(f"{spec.name} compares pairs: --labels needs one of the kinds {', '.join(kinds)}")
+    threshold = of_kind if threshold is None else threshold
+    asked = _Asked(spec, value)
+    with asked as judge:
+        judged = judge.judge([each.question for each in answers], [each.judged for each in answers])
+    labels = [each.label for each in answers]
+    metrics = label_metrics(labels, [_value(each) for each in judged], threshold)
+    cases = [{"answer": each.name, "label": each.label} | _case(said) for each, said in _zip(answers, judged)]
+    if any(said.criteria for said in judged):
+        rated = [(each.labels, said.criteria) for each, said in _zip(answers, judged) if isinstance(each, RatedAnswer)]
+        pairs = [(label, said.get(name)) for labels, said in rated for name, label in labels.items()]
+        metrics |= criterion_metrics(*zip(*pairs, strict=True)) if pairs else {}
+        cases = [case | {"criteria": said, "labels": labels} for case, (labels, said) in _zip(cases, rated)]
+    return Found(metrics | _failures(judged), asked.work, cases)
+
+
+def dead(found: Found) -> str | None:
+    """Say how the judge failed on every verdict; None where one came."""
+    verdicts = [verdict for case in found.cases for verdict in _cases_of(case)]
+    if not verdicts or not all("error" in verdict for verdict in verdicts):
+        return None
+    return f"the judge failed on all {len(verdicts)} verdicts, first with: {verdicts[0]['error']}"
+
+
+def report(found: Found, prices: Prices) -> str:
+    """Format the figures one below the other, without those that are not known."""
+    work, metrics = found.work, found.metrics
+    known = {name: number for name, number in metrics.items() if not math.isnan(number)}
+    lines = [
+        [name.replace("_", " "), str(number) if isinstance(number, int) else f"{number:.3f}"]
+        for name, number in known.items()
+    ]
+    lines += [["verdicts asked for", str(work.asked)]]
+    if work.asked:
+        lines += [["verdicts per second", f"{work.per_second():.2f}"], ["seconds of loading", f"{work.loading_s:.1f}"]]
+    if not math.isnan(cost := work.cost_per_1000(prices)):
+        lines += [["cost per 1,000 verdicts", f"{cost:.4g}"]]
+    unread = next((case for each in found.cases for case in _cases_of(each) if "error" in case), None)
+    example = [] if unread is None else [f"the first unread: {unread['error']}"]
+    return "\n".join([aligned(lines), *example])
+
+
+def figures(found: Found, prices: Prices) -> dict[str, Any]:
+    """Return metrics and work as JSON has them; None: not known."""
+    work = found.work
+    numbers = dict(found.metrics) | {
+        "asked": work.asked,
+        "verdicts_per_second": work.per_second(),
+        "loading_s": work.loading_s,
+        "tokens_read": work.tokens and work.tokens[0],
+        "tokens_written": work.tokens and work.tokens[1],
+        "cost_per_1000_verdicts": work.cost_per_1000(prices),
+    }
+    return {name: None if isinstance(each, float) and math.isnan(each) else each for name, each in numbers.items()}
+
+
+class _Asked:
+    """A judge or a head that is there between entering and leaving, and what asking it took."""
+
+    def __init__(self, spec: SourceSpec, value: Mapping[str, Any]) -> None:
+        self._spec, self._models = spec, spec.keys.models
+        require_loadable(value, (each for keys in self._models for each in loaded_for(spec.name, keys)))
+        self._settings, self._seed = OgerSettings.of(value), value["train.seed"]
+        look_in(self._settings.verifiers.verifier_path)
+        self._told = ShownReplies().told
+        self._engines = engines_of(self._models, self._settings.reward.engine_memory_gb, self._told)
+        self._meters: list[Metered] = []
+
+    def __enter__(self) -> RewardModel:
+        surroundings = Surroundings.of(self._settings, self._engines.__enter__(), self._seed)
+        surroundings = replace(surroundings, told=self._told, around=self._metered)
+        return keys_of(self._spec).reward_model(self._spec, surroundings)
+
+    def __exit__(self, *exception: Any) -> None:
+        self._engines.__exit__(*exception)
+
+    def _metered(self, keys: ModelKeys, place: Place) -> Place:
+        self._meters.append(Metered(keys, place))
+        return self._meters[-1]
+
+    @property
+    def work(self) -> Work:
+        """The work of all models of the entry; a critic and the head that reads it give one verdict."""
+        tokens = None  # a server that applies the template has a tokenizer that is not known here
+        if not any(keys.chats for keys in self._models):
+            read, written = zip(*(meter.tokens() for meter in self._meters), strict=True)
+            tokens = sum(read), sum(written)
+        return Work(
+            max(len(meter.replies) for meter in self._meters),
+            sum(meter.seconds for meter in self._meters),
+            sum(meter.loading_s for meter in self._meters),
+            tokens,
+        )
+
+
+@dataclass
+class Metered:
+    """A place whose work is recorded."""
+
+    keys: ModelKeys
+    place: Place
+    loading_s: float = 0.0
+    seconds: float = 0.0
+    prompts: list[str | StepPrompt] = field(default_factory=list)
+    replies: list[Reply] = field(default_factory=list)
+
+    def open(self) -> None:
+        started = time.monotonic()
+        self.place.open()
+        self.loading_s += time.monotonic() - started
+
+    def close(self) -> None:
+        self.place.close()
+
+    def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Reply]:
+        return self._asked(prompts, lambda: self.place.generate(prompts, sampling))
+
+    def classify(self, prompts: Sequence[str]) -> list[Reply]:
+        return self._asked(prompts, lambda: self.place.classify(prompts))
+
+    def classify_steps(self, prompts: Sequence[StepPrompt]) -> list[Reply]:
+        return self._asked(prompts, lambda: self.place.classify_steps(prompts))
+
+    def _asked(self, prompts: Sequence[str | StepPrompt], ask: Callable[[], list[Reply]]) -> list[Reply]:
+        started = time.monotonic()
+        replies = ask()
+        self.seconds += time.monotonic() - started
+        self.prompts += prompts
+        self.replies += replies
+        return replies
+
+    def tokens(self) -> tuple[int, int]:
+        """Count the tokens read and written."""
+        tokenizer = load_tokenizer(self.keys)
+        read, written = (
+            sum(len(plain_tokens(tokenizer, text) if isinstance(text, str) else text.tokens) for text in texts)
+            for texts in (self.prompts, [reply.text for reply in self.replies])
+        )
+        return read, written
+
+
+def _value(judged: Judged) -> float | None:
+    return None if judged.error is not None else judged.value
+
+
+def _greater(first: Judged, second: Judged) -> float | None:
+    """Return 1, 0 or TIE as a verdict on the first answer; None where a value is missing."""
+    one, other = _value(first), _value(second)
+    return None if one is None or other is None else TIE if one == other else float(one > other)
+
+
+def _failures(judged: Sequence[Judged]) -> dict[str, int]:
+    """Count the failures that make up `unread`, and cut replies."""
+    unparsed = sum(each.unparsed for each in judged)
+    return {
+        "unparsed_replies": unparsed,
+        "other_failures": sum(each.error is not None for each in judged) - unparsed,
+        "cut_replies": sum(each.reply is not None and each.reply.cut for each in judged),
+    }
+
+
+def _case(judged: Judged) -> Case:
+    wrote = judged.reply is not None and math.isnan(judged.reply.value)  # a head's reply is its number
+    reply = {"reply": judged.reply.text} if judged.reply is not None and wrote else {}
+    return {"value": _value(judged)} | reply | ({} if judged.error is None else {"error": judged.error})
+
+
+def _cases_of(case: Case) -> list[Case]:
+    """Return the cases of a pair's two orders, or that of an answer."""
+    return [case["forth"], case["back"]] if "forth" in case else [case]
+
+
+def _zip(one: Sequence[Any], other: Sequence[Any]) -> Any:
+    return zip(one, other, strict=True)

@@ -1,0 +1,315 @@
+"""OpenRLHF's experience maker with hybrid groups, the rewards of all sources, and advantages by name."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import ray
+import torch
+from openrlhf.models.utils import compute_reward
+from openrlhf.trainer.ppo_utils import experience_maker
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
+from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
+from ray.util.placement_group import PlacementGroup
+
+from oger_recipe.algorithm.advantage import BASELINES
+from oger_recipe.algorithm.batches import cut_for_ranks, of_first_token
+from oger_recipe.algorithm.credit import (
+    BATCH_ESTIMATORS,
+    ESTIMATORS,
+    STEP_ESTIMATORS,
+    hybrid_advantages,
+    token_advantages,
+)
+from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
+from oger_recipe.base.cpu import CORES, THREADS, is_without_cuda
+from oger_recipe.embedding.similarity import make_similarity
+from oger_recipe.pipeline.controller.credit_by_steps import HowToCredit, advantages_of_steps, credit_by_steps
+from oger_recipe.pipeline.controller.guards import EncoderReach, EngineGuard, say_no_advantage, stop_on_reward_errors
+from oger_recipe.pipeline.controller.hybrid_batch import (
+    UNKNOWN,
+    make_hybrid,
+    read_rollouts,
+    texts_of,
+    uid_of,
+)
+from oger_recipe.pipeline.controller.metrics import Credit, step_metrics
+from oger_recipe.pipeline.controller.reward_sources import RewardSources
+from oger_recipe.pipeline.controller.samples import sample_lines
+from oger_recipe.pipeline.encoder.actor_encoder import encoders_on
+from oger_recipe.pipeline.experiences import compute_approx_kl, teachers_tokens
+from oger_recipe.pipeline.judges.engines import RunEngines
+from oger_recipe.rewards.spec import Surroundings
+from oger_recipe.run_folder import checkpoints
+from oger_recipe.run_folder import records as run_folder
+from oger_recipe.settings.oger import OgerSettings
+from oger_recipe.teachers.draw import History
+from oger_recipe.teachers.store import TeacherStore
+
+experience_maker.compute_approx_kl = compute_approx_kl  # make_experience finds it by this name
+
+
+class OgerExperienceMaker(RemoteExperienceMaker):
+    """Lets teachers take the place of rollouts, asks the sources of reward, and compares the rows of a group."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.settings = settings = OgerSettings.of(self.args.oger)
+        guards, rollout = settings.guards, self.args.rollout
+        # Ray gives an actor without CPUs of its own a single thread, unless a run on CPUs says how many it has; this
+        # process only works while others wait.
+        torch.set_num_threads(THREADS if is_without_cuda() else CORES)
+        self.run_dir = Path(self.args.oger.run_dir)
+        self.size = rollout.n_samples_per_prompt
+        self.store = TeacherStore(self.run_dir / "data" / "teachers.arrow")
+        has_references = len(self.store) or settings.teachers.use_history_samples
+        shared_gpus = self._policys_gpus if self.args.train.colocate_all else None
+        encoder = encoders_on(settings.embedding.embedding_num_gpus, shared_gpus)
+        self.measure = make_similarity(settings.embedding, encoder) if has_references and settings.compares else None
+        self.history: History | None = None
+        self.reach = EncoderReach(self.measure, settings.embedding, self.run_dir)
+        self.engines = RunEngines(
+            cpu=is_without_cuda(), memory_gb=settings.reward.engine_memory_gb, shared_gpus=shared_gpus
+        )
+        self.engines.says = lambda text: run_folder.event(self.run_dir, "note", text=f"note: {text}")
+        surroundings = Surroundings.of(settings, self.engines.place, self.args.train.seed, encoder)
+        surroundings = replace(surroundings, told=self._replies_came)
+        self.reward_sources = RewardSources(surroundings, self.run_dir, self.args.algo.advantage.estimator)
+        self.engines.start()
+        self.engine_guard = EngineGuard(
+            guards.max_logprob_difference, top_p=rollout.top_p, top_k=settings.rollouts.top_k
+        )
+        counts = json.loads((self.run_dir / "data" / "counts.json").read_text())
+        self.dropped = {f"data/{name}": counts.get(name, 0) for name in ("teachers_too_long", "teachers_wrong")}
+        self.step = 0  # set by the trainer before every batch
+        self.planned_steps = 1  # of the run; set by the trainer
+        self.metrics: dict[str, float] = {}
+
+    def _replies_came(self, model: str, done: int, of: int) -> None:
+        """Tell how many replies came, of servers or of models in this process; who is told is set later."""
+        if self.engines.told is not None:
+            self.engines.told(model, done, of)
+
+    def _policys_gpus(self) -> PlacementGroup:
+        group: PlacementGroup = ray.get(self.actor_model_group._actor_handlers[0].placement_group.remote())
+        return group
+
+    def resume(self, step: int, planned_steps: int) -> None:
+        """Resume after ``step`` steps; called once, before the first batch."""
+        self.planned_steps = planned_steps
+        self.reward_sources.resume(step, checkpoints.of_sources(Path(self.args.ckpt.path), step))
+        if self.settings.teachers.use_history_samples:
+            self.history = History(self.run_dir / "history.jsonl", self.settings.teachers.history_size, step)
+
+    def rollout_arrived(self, sample: Experience) -> None:
+        """Encode a rollout of the next batch while others are still sampled."""
+        if self.measure is not None and uid_of(sample) in self.store:
+            self.measure.prefetch(texts_of([sample], self.tokenizer)[0])
+
+    @torch.no_grad()
+    def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
+        settings = self.settings
+        stop_on_reward_errors(rollout_samples, settings.guards.max_reward_error_rate, self.step, self.run_dir)
+        cuts = settings.cuts_steps(self.args.algo.advantage.estimator)
+        self.rollouts = read_rollouts(
+            rollout_samples,
+            self.tokenizer,
+            self.size,
+            find_repetition=settings.bonus.repeating_check,
+            step_rule=settings.steps.rule if cuts else None,
+        )
+        self.batch = make_hybrid(
+            self.rollouts, self.store, self.measure, self.history, settings.teachers, self.args.train.seed, self.step
+        )
+        self.entropy = torch.zeros(len(rollout_samples))
+        self.token_entropy = torch.zeros(len(rollout_samples))
+        experiences = super().make_experience_batch(self.batch.samples)
+        say_no_advantage(experiences, self.rewards.dropped, self.step, self.run_dir)
+        credit = self._credit(experiences)
+        self.metrics |= (
+            self.dropped
+            | {"oger/bonus_weight": self.bonus_weight}
+            | step_metrics(self.rollouts, self.batch, credit)
+            | self.reward_sources.watch.look_at(self.rollouts, self.batch, self.rewards, self.step)
+            | {"oger/embedding_share_read": self.reach.share_read(self.rollouts, self.batch)}
+        )
+        if run_folder.writes_samples(self.step, settings.run.samples_steps):
+            run_folder.write_samples(self.run_dir, self.step, sample_lines(self.rollouts, self.batch, credit))
+        self._remember()
+        return experiences
+
+    def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
+        """Cut rows of like length into micro-batches, longest first: little is padded. ``index`` says which rows.
+
+        All ranks get equally many rows, also where a last batch of the data has fewer. With dynamic batches, OpenRLHF
+        balances tokens itself.
+        """
+        if self.args.train.dynamic_batch_enable:
+            return super().split_rollout_samples(rollout_samples)
+        for row, sample in enumerate(rollout_samples):
+            sample.index = [row]
+        actor, ds = self.args.actor, self.args.ds
+        ranks = actor.num_nodes * actor.num_gpus_per_node // ds.ring_attn_size // ds.tensor_parallel_size
+        lengths = [sample.sequences.shape[1] for sample in rollout_samples]
+        return [
+            Experience.concat_experiences([rollout_samples[row] for row in rows], self.tokenizer.pad_token_id)
+            for rows in cut_for_ranks(lengths, self.args.rollout.micro_batch_size, ranks)
+        ]
+
+    # ---- the models' part
+
+    @torch.no_grad()
+    def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
+        """Make OpenRLHF's forward passes, keep the entropies, and compare engine and policy on the rollouts."""
+        action_masks = [samples.action_mask for samples in samples_list]
+        if not self._needs_old_log_probs_of_teachers():
+            for samples in samples_list:  # the policy leaves out rows without response tokens
+                samples.action_mask = samples.action_mask * ~self._is_injected(samples)
+        experiences = super().make_experience(samples_list)
+        for experience, action_mask in zip(experiences, action_masks, strict=True):
+            left_out = ~experience.action_mask.any(dim=1)
+            experience.action_mask = action_mask
+            for name in ("kl", "logprobs_diff"):  # means over no token there; any other nan has to stay visible
+                experience.info[name] = experience.info[name].masked_fill(left_out, 0.0)
+        deltas = []
+        for experience, (entropy, of_tokens) in zip(experiences, self._policy_entropies, strict=True):
+            self.entropy[experience.index] = entropy.float()
+            self.token_entropy[experience.index] = of_tokens.float()
+            rows = ~self.batch.is_teacher[experience.index]
+            mask = experience.action_mask.bool() & rows.unsqueeze(1)
+            deltas.append((experience.rollout_log_probs - experience.action_log_probs)[mask])
+            experience.rollout_log_probs = self._teacher_log_probs(experience)
+        self.metrics = self.engine_guard.compare(torch.cat(deltas), self.step)
+        if self.settings.advantage.kl_penalty_coef:
+            self._add_reward_kl(experiences)
+        return experiences
+
+    def _needs_old_log_probs_of_teachers(self) -> bool:
+        """Say whether teachers' rows need the policy's forward pass: for PPO's ratio, a critic or a KL."""
+        how = TEACHER_LOSSES[self.settings.loss.off_policy_loss]
+        return how.as_rollouts or self.critic_model_group is not None or self.initial_model_group is not None
+
+    def _is_injected(self, experience: Experience) -> torch.Tensor:
+        """Mark the teachers' trajectories that took rollouts' places, bool [B, 1]."""
+        return torch.tensor([row in self.batch.injected for row in experience.index]).unsqueeze(1)
+
+    def _teacher_log_probs(self, experience: Experience) -> torch.Tensor | None:
+        """Return teachers' own log-probabilities [B, A], UNKNOWN on rollouts (no engine correction); None: unused."""
+        if not self.settings.loss.use_off_policy_probs:
+            return None
+        return torch.where(self._is_injected(experience), experience.rollout_log_probs, torch.tensor(UNKNOWN))
+
+    def _add_reward_kl(self, experiences: list[Experience]) -> None:
+        """Set the reward's KL (k1) beside a loss-side one. compute_reward multiplies by the loss's coefficient."""
+        scale = self.settings.advantage.kl_penalty_coef / self.kl_ctl.value
+        for experience in experiences:
+            log_probs, base = experience.action_log_probs, experience.base_action_log_probs
+            experience.kl = scale * compute_approx_kl(log_probs, base, kl_estimator="k1") * experience.action_mask
+
+    def _flatten_results(self, refs, duplicate_factor):
+        """Keep the two entropies that the policy answers with; OpenRLHF expects the log-probabilities alone."""
+        results = super()._flatten_results(refs, duplicate_factor)
+        if results and isinstance(results[0], tuple):
+            self._policy_entropies = [entropies for _, *entropies in results]
+            return [log_probs for log_probs, *_ in results]
+        return results
+
+    # ---- rewards and advantages
+
+    @torch.no_grad()
+    def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
+        settings, estimator = self.settings.advantage, self.args.algo.advantage.estimator
+        self.bonus_weight = self.reward_sources.bonus_weight(self.step, self.planned_steps)
+        self.rewards = self.reward_sources.of(self.rollouts, self.batch, self.entropy, self.step, self.bonus_weight)
+        for experience in experiences:
+            experience.rewards = self.rewards.total.flatten()[experience.index]
+        left_out = self.rewards.dropped.repeat_interleave(self.size)
+        left_out = left_out | (self.batch.truncated & settings.disable_truncation_advantage)
+        if estimator in STEP_ESTIMATORS:
+            apply_length_penalties(experiences, self.args)
+            assert self.rewards.steps is not None
+            credit_by_steps(experiences, self.rewards.steps, left_out, self._how_to_credit(estimator))
+        elif estimator in ESTIMATORS or estimator in BATCH_ESTIMATORS:
+            apply_length_penalties(experiences, self.args)
+            advantages = hybrid_advantages(
+                self._by_row(experiences, lambda experience: experience.rewards).view(-1, self.size),
+                self.batch.scores.view(-1, self.size),
+                self.batch.is_teacher.view(-1, self.size),
+                estimator=estimator,
+                baseline=settings.advantage_baseline,
+                all_correct_group=self.settings.teachers.all_correct_group,
+            ).flatten()
+            for experience in experiences:
+                self._spread_over_tokens(experience, advantages[experience.index])
+        else:
+            experiences = super().compute_advantages_and_returns(experiences)
+        for experience in experiences:
+            experience.advantages = token_advantages(
+                experience.advantages,
+                teachers_tokens(experience),
+                left_out[experience.index],
+                alpha=settings.prefix_reward_weight_alpha,
+                beta=settings.prefix_reward_weight_beta,
+                fixed=settings.sft_prefix_reward_weight / self.size if settings.use_sft_prefix_reward else None,
+            )
+        return experiences
+
+    def _how_to_credit(self, estimator: str) -> HowToCredit:
+        advantage = self.args.algo.advantage
+        return HowToCredit(
+            STEP_ESTIMATORS[estimator],
+            advantage.gamma,
+            advantage.lambd,
+            max(self.kl_ctl.value, 0.0),
+            self.args.reward.clip_range,
+            divides_by_std=not advantage.no_std_norm,
+            baseline=BASELINES[self.settings.advantage.advantage_baseline](self.batch.is_teacher.view(-1, self.size)),
+        )
+
+    def _spread_over_tokens(self, experience: Experience, advantages: torch.Tensor) -> None:
+        """Put each row's advantage, [B], on its response tokens, less the KL penalty of the tokens from there on."""
+        clip_range = self.args.reward.clip_range
+        reward = compute_reward(advantages, self.kl_ctl.value, experience.kl, experience.action_mask, clip_range)
+        experience.returns = self.get_cumulative_returns(reward, experience.action_mask, 1.0)
+        experience.advantages = experience.returns.clone()
+        experience.info["return"] = reward.sum(dim=-1)
+        experience.kl = None
+
+    def _by_row(self, experiences: list[Experience], values) -> torch.Tensor:
+        """Bring ``values`` [B] of the experiences into the order of the flat list, [N]."""
+        by_row = torch.empty(len(self.batch.samples))
+        for experience in experiences:
+            by_row[experience.index] = values(experience)
+        return by_row
+
+    # ---- what is kept of a step
+
+    def _credit(self, experiences: list[Experience]) -> Credit:
+        paid = self.rewards.steps
+        return Credit(
+            self.entropy,
+            self.token_entropy,
+            self.reward_sources.bonus(self.rewards),
+            self.rewards.total.flatten(),
+            self._by_row(experiences, lambda each: of_first_token(each.advantages, each.action_mask)),
+            {name: values.flatten() for name, values in self.rewards.said.items()},
+            self.rewards.errors,
+            self.rewards.metrics,
+            self.settings.bonus.last_token_enp_reward,
+            {name: values.flatten(0, 1) for name, values in self.rewards.said_of_steps.items()},
+            None if paid is None else paid.rewards.flatten(0, 1),
+            None if paid is None else advantages_of_steps(experiences, paid.mask.shape[2]),
+            self.rewards.criteria,
+        )
+
+    def _remember(self) -> None:
+        """Keep the policy's own correct rollouts, also those that made room, as references of later steps."""
+        if self.history is None:
+            return
+        own = (self.rollouts.scores > 0) & ~self.rollouts.guided
+        rows = own.nonzero().flatten().tolist()
+        for row in rows:
+            self.history.add(self.step, self.rollouts.uids[row // self.size], self.rollouts.texts[row])
+        if self.measure is not None:
+            self.measure.remember([self.rollouts.texts[row] for row in rows])

@@ -1,0 +1,283 @@
+"""One step's groups: the rollouts, how similar they are to their teachers, and which of them teachers replace."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, REPLACE_MODES, select_replaced
+from oger_recipe.base.cutting import StepCutter, StepRule, step_texts
+from oger_recipe.base.seeds import stable_seed
+from oger_recipe.embedding.similarity import Similarity
+from oger_recipe.grading.rules import is_repetitive, travelled
+from oger_recipe.grading.verdict import Graded, Verdict
+from oger_recipe.pipeline.experiences import response_tokens, with_step_index
+from oger_recipe.rewards.sources import Group
+from oger_recipe.settings.teachers import TeacherSettings
+from oger_recipe.teachers.draw import History, draw, may_enter
+from oger_recipe.teachers.store import Teacher, TeacherStore
+
+UNKNOWN = 1.0  # in place of a teacher's own log-probability, which is never above 0
+
+
+@dataclass
+class Rollouts:
+    """What the engine returned for a step, in the order of OpenRLHF's flat list; groups are contiguous."""
+
+    samples: list[Experience]
+    texts: list[str]
+    labels: list[dict[str, Any]]  # one per group: uid, task, answer, and what else travels with a prompt
+    graded: list[Graded]
+    rewards: torch.Tensor  # [N], verified
+    scores: torch.Tensor  # [N], 0 or 1
+    guided: torch.Tensor  # [N], bool: begins with a teacher's tokens, or is a teacher's trajectory
+    repetitive: torch.Tensor  # [N], bool: goes round in circles, where that is looked at
+    steps: list[list[str]] = field(default_factory=list)  # texts, of reasoning; empty where the recipe has none
+    cutter: StepCutter | None = None  # what cuts teachers into them
+
+    @property
+    def size(self) -> int:
+        """How many rollouts a group has."""
+        return len(self.texts) // len(self.labels)
+
+    @property
+    def uids(self) -> list[str]:
+        """The groups' uids, in their order."""
+        return [label["uid"] for label in self.labels]
+
+
+@dataclass
+class HybridBatch:
+    """The rows that are trained on: rollouts, some replaced by teachers. Tensors are [N], like ``samples``."""
+
+    samples: list[Experience]
+    similarity: torch.Tensor  # of the row's rollout to the group's teachers; nan without teachers
+    is_teacher: torch.Tensor  # bool: at least one of the row's tokens is a teacher's
+    skipped: torch.Tensor  # bool: its group is all correct, and earns no bonus by oger.all_correct_group
+    rewards: torch.Tensor  # verified reward of the row
+    scores: torch.Tensor  # 0 or 1
+    truncated: torch.Tensor  # bool; a teacher's trajectory never counts as truncated
+    injected: dict[int, Teacher]  # row -> the teacher that took its place
+    teachers: list[list[Teacher]]  # of each group's prompt
+    prompts_without_teacher: int
+    steps: list[list[str]] = field(default_factory=list)  # as those of Rollouts, of the rows that are trained
+
+
+def read_rollouts(
+    samples: list[Experience],
+    tokenizer,
+    group_size: int,
+    *,
+    find_repetition: bool,
+    step_rule: StepRule | None = None,
+) -> Rollouts:
+    """Read texts (without special tokens), labels and verdicts of a flat list of rollouts, and cut them into steps of
+    reasoning where there is a rule."""
+    texts = texts_of(samples, tokenizer)
+    cutter = StepCutter(tokenizer, step_rule) if step_rule is not None else None
+    samples = [with_step_index(sample, cutter) for sample in samples]
+    return Rollouts(
+        samples,
+        texts,
+        [json.loads(sample.labels[0]) for sample in samples[::group_size]],
+        [sample.graded for sample in samples],
+        torch.cat([sample.rewards for sample in samples]).float(),
+        torch.cat([sample.scores for sample in samples]).float(),
+        torch.tensor([float(sample.info.get("off_policy_tokens", 0.0)) > 0 for sample in samples]),
+        torch.tensor([find_repetition and is_repetitive(text) for text in texts]),
+        [_steps_of(sample, tokenizer) for sample in samples] if cutter is not None else [],
+        cutter,
+    )
+
+
+def texts_of(samples: list[Experience], tokenizer) -> list[str]:
+    """Decode the responses, without special tokens."""
+    responses = [response_tokens(sample) for sample in samples]
+    return tokenizer.batch_decode(responses, skip_special_tokens=True)
+
+
+def _steps_of(sample: Experience, tokenizer) -> list[str]:
+    numbers = sample.step_index[sample.action_mask.bool()] - 1
+    return step_texts(response_tokens(sample).tolist(), numbers.tolist(), tokenizer)
+
+
+def uid_of(sample: Experience) -> str:
+    return json.loads(sample.labels[0])["uid"]
+
+
+def make_hybrid(
+    rollouts: Rollouts,
+    store: TeacherStore,
+    measure: Similarity | None,
+    history: History | None,
+    settings: TeacherSettings,
+    seed: int,
+    step: int,
+) -> HybridBatch:
+    """Replace rollouts by teachers' trajectories. Without a measure similarities are nan.
+
+    What is drawn for a prompt follows from the seed, its uid and the step: not from the order in which groups arrive.
+    """
+    teachers = [store[uid] for uid in rollouts.uids]
+    similarity = _similarity(rollouts, teachers, measure, history, settings.replace_mode)
+    all_correct = (rollouts.scores.view(-1, rollouts.size) > 0).all(dim=1)
+    rule = ALL_CORRECT_GROUPS[settings.all_correct_group]
+    entering = [may_enter(members, settings) for members in teachers]
+    injected: dict[int, Teacher] = {}
+    for group, members in enumerate(entering):
+        stays_online = all_correct[group] and not rule.teachers_enter
+        if members and settings.replace_after_rm and not stays_online:
+            generator = torch.Generator().manual_seed(stable_seed(seed, rollouts.uids[group], step))
+            injected |= _injected(rollouts, similarity[group], group, members, settings, generator, step)
+    samples, rewards, scores, is_teacher = _with_teachers(rollouts, injected)
+    return HybridBatch(
+        samples,
+        similarity.flatten(),
+        is_teacher,
+        (all_correct & (not rule.bonus)).repeat_interleave(rollouts.size),
+        rewards,
+        scores,
+        torch.cat([sample.truncated for sample in samples]).bool(),
+        injected,
+        teachers,
+        prompts_without_teacher=sum(not members for members in entering),
+        steps=_steps(rollouts, injected),
+    )
+
+
+def _injected(
+    rollouts: Rollouts,
+    similarity: torch.Tensor,
+    group: int,
+    teachers: list[Teacher],
+    settings: TeacherSettings,
+    generator: torch.Generator,
+    step: int,
+) -> dict[int, Teacher]:
+    """Choose the rows of one group that make room, and the teachers for them; ``similarity`` is the group's, [n]."""
+    first = group * rollouts.size
+    replaced = select_replaced(
+        _without_nan(similarity),
+        rollouts.scores[first : first + rollouts.size],
+        max_replace_num=min(settings.max_replace_num, len(teachers)),
+        mode=settings.replace_mode,
+        generator=generator,
+    )
+    drawn = draw(teachers, len(replaced), settings, generator, step)
+    return {first + int(row): teacher for row, teacher in zip(replaced, drawn, strict=True)}
+
+
+def _similarity(
+    rollouts: Rollouts,
+    teachers: list[list[Teacher]],
+    measure: Similarity | None,
+    history: History | None,
+    replace_mode: str,
+) -> torch.Tensor:
+    """Measure the similarity of every rollout to its references, [groups, n]; nan without measure."""
+    if measure is None:
+        return torch.full((len(teachers), rollouts.size), torch.nan)
+    references = [
+        list(dict.fromkeys([*(teacher.text for teacher in members), *(history[uid] if history else [])]))
+        for uid, members in zip(rollouts.uids, teachers, strict=True)
+    ]
+    groups = [rollouts.texts[start : start + rollouts.size] for start in range(0, len(rollouts.texts), rollouts.size)]
+    return measure.of_groups(groups, references, REPLACE_MODES[replace_mode].similarity or "mean")
+
+
+def _without_nan(similarity: torch.Tensor) -> torch.Tensor:
+    """Give a rollout that could not be embedded the mean of the others, 0 without others."""
+    known = similarity[similarity.isfinite()]
+    return torch.nan_to_num(similarity, nan=known.mean().item() if len(known) else 0.0)
+
+
+def _with_teachers(
+    rollouts: Rollouts, injected: dict[int, Teacher]
+) -> tuple[list[Experience], torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Put the teachers in their places; return the samples, and rewards, scores and who is a teacher, [N]."""
+    samples, rewards, scores = list(rollouts.samples), rollouts.rewards.clone(), rollouts.scores.clone()
+    is_teacher = rollouts.guided.clone()
+    for row, teacher in injected.items():
+        samples[row] = with_step_index(teacher_experience(samples[row], teacher), rollouts.cutter)
+        rewards[row], scores[row], is_teacher[row] = teacher.reward, teacher.score, True
+    for sample in samples:
+        sample.info.setdefault("off_policy_tokens", torch.zeros(1))
+    return samples, rewards, scores, is_teacher
+
+
+def _steps(rollouts: Rollouts, injected: dict[int, Teacher]) -> list[list[str]]:
+    if rollouts.cutter is None:
+        return []
+    taught = {row: rollouts.cutter.texts(teacher.tokens) for row, teacher in injected.items()}
+    return [taught.get(row, steps) for row, steps in enumerate(rollouts.steps)]
+
+
+def reward_groups(
+    rollouts: Rollouts, batch: HybridBatch, entropy: torch.Tensor, may_earn: torch.Tensor
+) -> list[Group]:
+    """Make the groups that sources of reward are asked about; ``entropy`` (nats) and ``may_earn`` (bool) are [N]."""
+    texts, graded = list(rollouts.texts), list(rollouts.graded)
+    for row, teacher in batch.injected.items():
+        texts[row] = teacher.text
+        graded[row] = Graded(Verdict(teacher.reward, teacher.score, "a teacher's trajectory"))
+    groups = []
+    for number, label in enumerate(rollouts.labels):
+        rows = slice(number * rollouts.size, (number + 1) * rollouts.size)
+        groups.append(
+            Group(
+                uid=label["uid"],
+                prompt=rollouts.samples[rows.start].prompts[0],
+                task=label["task"],
+                answer=label["answer"],
+                **travelled(label),
+                teachers=[teacher.text for teacher in batch.teachers[number]],
+                responses=texts[rows],
+                graded=graded[rows],
+                is_teacher=batch.is_teacher[rows].tolist(),
+                truncated=batch.truncated[rows].tolist(),
+                may_earn=may_earn[rows].tolist(),
+                similarity=batch.similarity[rows].tolist(),
+                entropy=entropy[rows].tolist(),
+                steps=batch.steps[rows],
+                tokens=[int(sample.response_length[0]) for sample in batch.samples[rows]],
+            )
+        )
+    return groups
+
+
+def teacher_experience(rollout: Experience, teacher: Teacher) -> Experience:
+    """Put the teacher's trajectory behind the rollout's prompt, [1, T], with the rollout's fields and info keys."""
+    prompt_length = int(rollout.action_mask[0].long().argmax()) + 1
+    response = torch.tensor(teacher.tokens)
+    sequences = torch.cat([rollout.sequences[0, :prompt_length], response]).unsqueeze(0)
+    action_mask = torch.zeros_like(sequences)[:, 1:]
+    action_mask[:, prompt_length - 1 :] = 1
+    info = {key: torch.zeros_like(value) for key, value in rollout.info.items()}
+    info["reward"], info["score"] = torch.tensor([teacher.reward]), torch.tensor([teacher.score])
+    info["off_policy_tokens"] = torch.tensor([float(len(response))])
+    return Experience(
+        sequences=sequences,
+        attention_mask=torch.ones_like(sequences),
+        action_mask=action_mask,
+        rollout_log_probs=_teacher_log_probs(teacher, prompt_length),
+        prompts=rollout.prompts,
+        labels=rollout.labels,
+        images=rollout.images,
+        mm_train_inputs=rollout.mm_train_inputs,
+        rewards=torch.tensor([teacher.reward]),
+        scores=torch.tensor([teacher.score]),
+        response_length=torch.tensor([len(response)]),
+        truncated=torch.zeros_like(rollout.truncated),
+        total_length=torch.tensor([float(sequences.shape[1])]),
+        info=info,
+    )
+
+
+def _teacher_log_probs(teacher: Teacher, prompt_length: int) -> torch.Tensor:
+    """Return the teacher's own log-probabilities on its tokens, [1, T-1]; UNKNOWN where the data has none."""
+    log_probs = torch.full((prompt_length - 1 + len(teacher.tokens),), UNKNOWN)
+    if teacher.probs is not None:
+        log_probs[prompt_length - 1 :] = torch.tensor(teacher.probs).clamp(max=1).log()  # data may say 1.0001
+    return log_probs.unsqueeze(0)

@@ -1,0 +1,194 @@
+"""The metrics of one step that the controller knows: of rollouts, teachers, bonus and advantages."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS, spread_within_groups
+from oger_recipe.algorithm.hybrid_group import own_or_all, solve_rates
+from oger_recipe.pipeline.controller.hybrid_batch import HybridBatch, Rollouts
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What the rows of a step were given; tensors are [N].
+
+    entropy: at oger.entropy_position; token_entropy: the mean over the response; bonus: with its weight; rewards: of
+    all sources together; said: what each source said, by ``source`` and ``source/component``, nan where it said
+    nothing; errors: source -> row -> why it has no value; of_sources: ``source/name`` -> a number that it says of the
+    step; entropy_weight: a name of ENTROPY_WEIGHTS; said_of_steps: what sources said of steps of reasoning, [N, S],
+    nan where there is none; step_rewards: what these were paid, [N, S], None where only responses are;
+    step_advantages: means over their tokens, likewise; criteria: source -> row -> verdicts on the criteria of a
+    rubric.
+    """
+
+    entropy: torch.Tensor
+    token_entropy: torch.Tensor
+    bonus: torch.Tensor
+    rewards: torch.Tensor
+    advantages: torch.Tensor
+    said: Mapping[str, torch.Tensor]
+    errors: Mapping[str, Mapping[int, str]]
+    of_sources: Mapping[str, float]
+    entropy_weight: str
+    said_of_steps: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    step_rewards: torch.Tensor | None = None
+    step_advantages: torch.Tensor | None = None
+    criteria: Mapping[str, Mapping[int, Mapping[str, float | None]]] = field(default_factory=dict)
+
+
+def info_value(sample: Experience, key: str) -> float:
+    """Return a number that the reward function reported of a single rollout, 0 where it reported none."""
+    return float(sample.info[key].item()) if key in sample.info else 0.0
+
+
+def step_metrics(rollouts: Rollouts, batch: HybridBatch, credit: Credit) -> dict[str, float]:
+    """Return the step's metrics; the keys never change, but for components that a failing source does not name.
+
+    ``rollout/*`` are of the policy's own rollouts as sampled, before any bonus or replacement; ``oger/*`` of the rows
+    that are trained, ``reward/*`` of the rollouts among them. Where teachers began every rollout of a group,
+    ``rollout/*`` are of these; but see _mean_token_entropy.
+    """
+    groups = (-1, rollouts.size)
+    unguided = ~rollouts.guided.view(groups)
+    own, solved = own_or_all(unguided).flatten(), solve_rates(rollouts.scores.view(groups), unguided)
+    lengths = token_counts(rollouts.samples)[own]
+    truncated = torch.cat([sample.truncated for sample in rollouts.samples]).float()[own]
+    prompts = token_counts(rollouts.samples, "prompt")
+    return {
+        "rollout/solve_rate": _mean(rollouts.scores[own]),
+        "rollout/solve_all": (solved == 1).float().mean().item(),
+        "rollout/solve_none": (solved == 0).float().mean().item(),
+        "rollout/reward": _mean(rollouts.rewards[own]),
+        "rollout/reward_error": sum(info_value(sample, "reward_error") for sample in rollouts.samples),
+        "rollout/reward_timeout": sum(info_value(sample, "reward_timeout") for sample in rollouts.samples),
+        **_spread("rollout/response_length", lengths),
+        "rollout/response_tokens": lengths.sum().item(),
+        **_spread("rollout/prompt_length", prompts),
+        "rollout/truncated": _mean(truncated),
+        **_of_steps(rollouts, own, lengths, truncated),
+        "rollout/repetitive": _mean(rollouts.repetitive[own].float()),
+        "rollout/entropy": _mean_token_entropy(batch, credit.token_entropy),
+        **_teacher_metrics(rollouts, batch, credit.advantages, credit.rewards),
+        **_bonus_metrics(batch, credit, rollouts.size),
+        **_source_metrics(batch, credit),
+    }
+
+
+def _of_steps(
+    rollouts: Rollouts, own: torch.Tensor, lengths: torch.Tensor, truncated: torch.Tensor
+) -> dict[str, float]:
+    """Return metrics of the steps of reasoning of the ``own`` rollouts, whose tokens are ``lengths``; {} where the
+    recipe has no steps.
+
+    A response that was truncated in the last step that it may have was ended by the cap of steps.
+    """
+    if rollouts.cutter is None:
+        return {}
+    steps = torch.tensor([float(len(each)) for each in rollouts.steps])[own]
+    most = rollouts.cutter.rule.max_steps
+    ended = {} if most is None else {"rollout/ended_by_max_steps": _mean(truncated * (steps >= most))}
+    return _spread("rollout/steps", steps) | {"rollout/step_length": _mean(lengths / steps)} | ended
+
+
+def _mean_token_entropy(batch: HybridBatch, entropy: torch.Tensor) -> float:
+    """Average the rows' means ``entropy`` [N] (nats) over the tokens of the rollouts that are trained on.
+
+    Rows with a teacher's tokens do not count, neither do rollouts that made room for a teacher: no model reads these.
+    nan where teachers began every rollout.
+    """
+    lengths = token_counts(batch.samples)
+    own = ~batch.is_teacher & (lengths > 0)
+    return (entropy[own] @ lengths[own] / lengths[own].sum()).item() if own.any() else math.nan
+
+
+def _teacher_metrics(
+    rollouts: Rollouts, batch: HybridBatch, advantages: torch.Tensor, rewards: torch.Tensor
+) -> dict[str, float]:
+    off, on = batch.is_teacher, ~batch.is_teacher
+    lengths = token_counts(batch.samples)
+    teacher_tokens = torch.tensor([info_value(sample, "off_policy_tokens") for sample in batch.samples])
+    replaced = torch.tensor(sorted(batch.injected), dtype=torch.long)
+    correct = rollouts.scores[replaced].sum().item()
+    return {
+        "oger/replaced": float(len(batch.injected)),
+        "oger/replaced_correct": correct,
+        "oger/replaced_wrong": len(batch.injected) - correct,
+        "oger/prompts_without_teacher": float(batch.prompts_without_teacher),
+        "oger/prefix_ratio": _mean(teacher_tokens / lengths.clamp(min=1)),
+        "oger/off_on_ratio": off.sum().item() / max(on.sum().item(), 1),
+        "oger/on_response_length": _mean(lengths[on]),
+        "oger/off_response_length": _mean(lengths[off]),
+        "oger/on_score": _mean(batch.scores[on]),
+        "oger/off_score": _mean(batch.scores[off]),
+        "oger/on_reward": _mean(rewards[on]),
+        "oger/teacher_reward": _mean(batch.rewards[off]),
+        "oger/teacher_advantage": _mean(advantages[off]),
+        "oger/rollout_advantage_abs": _mean(advantages[on].abs()),
+        "oger/advantage_max": advantages.max().item(),
+        "oger/advantage_min": advantages.min().item(),
+    }
+
+
+def _bonus_metrics(batch: HybridBatch, credit: Credit, size: int) -> dict[str, float]:
+    on, bonus, entropy = ~batch.is_teacher, credit.bonus, credit.entropy
+    correct = on & (batch.scores > 0)
+    similarity = batch.similarity[on & ~batch.similarity.isnan()]
+    weight = ENTROPY_WEIGHTS[credit.entropy_weight](entropy[on])
+    earned = bonus[correct]
+    return {
+        "oger/similarity": _mean(similarity),
+        "oger/similarity_std": _std(similarity),
+        "oger/divergence": _mean(1 - similarity),
+        "oger/divergence_std": _std(1 - similarity),
+        "oger/entropy": _mean(entropy[on]),
+        "oger/entropy_p90": _quantile(entropy[on], 0.9),
+        "oger/entropy_weight": _mean(weight),
+        "oger/entropy_weight_std": _std(weight),
+        "oger/bonus": _mean(bonus[on]),
+        "oger/bonus_of_correct": _mean(earned),
+        "oger/bonus_of_correct_std": _std(earned),
+        "oger/bonus_of_correct_std_in_group": spread_within_groups(bonus.view(-1, size), correct.view(-1, size)),
+    }
+
+
+def _source_metrics(batch: HybridBatch, credit: Credit) -> dict[str, float]:
+    """Average what the sources said of rollouts, count the rows on which they failed, and add numbers of their own.
+
+    nan where a source said nothing of any: a judge that is gone must not look like one that says 0.
+    """
+    on = ~batch.is_teacher
+    means = {f"reward/{name}": values[on].nanmean().item() for name, values in credit.said.items()}
+    failed = {f"reward/{name}/failed": float(len(rows)) for name, rows in credit.errors.items()}
+    return means | failed | {f"reward/{name}": float(value) for name, value in credit.of_sources.items()}
+
+
+def token_counts(samples: list[Experience], of: str = "response") -> torch.Tensor:
+    """Count the tokens of the responses, or of the prompts, [N]."""
+    responses = torch.cat([sample.response_length for sample in samples]).float()
+    if of == "response":
+        return responses
+    return torch.tensor([float(sample.attention_mask.sum()) for sample in samples]) - responses
+
+
+def _spread(name: str, values: torch.Tensor) -> dict[str, float]:
+    return {
+        name: _mean(values),
+        f"{name}_max": values.max().item() if len(values) else 0.0,
+        f"{name}_min": values.min().item() if len(values) else 0.0,
+    }
+
+
+def _mean(values: torch.Tensor) -> float:
+    return values.mean().item() if len(values) else 0.0
+
+
+def _std(values: torch.Tensor) -> float:
+    return values.std().item() if len(values) > 1 else 0.0
+
+
+def _quantile(values: torch.Tensor, share: float) -> float:
+    return values.quantile(share).item() if len(values) else 0.0

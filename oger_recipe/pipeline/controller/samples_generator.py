@@ -1,0 +1,154 @@
+"""Prompts to vLLM with the recipe's sampling: stop rules, top-k, and seeds that no order of requests can change."""
+
+import heapq
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
+from vllm import SamplingParams
+
+from oger_recipe.algorithm.prefix import prefix_length, prefix_ratios
+from oger_recipe.base.seeds import stable_seed
+from oger_recipe.grading.rules import TIMES_ASKED
+from oger_recipe.settings.oger import OgerSettings
+from oger_recipe.teachers.draw import draw, may_enter
+from oger_recipe.teachers.store import TeacherStore
+
+
+class OgerSamplesGenerator(SamplesGenerator):
+    """Ends the data where the run ends, and leaves out a last batch that does not fill an optimizer step."""
+
+    steps_left: int | None = None
+    step = 0  # the trainer's: of the batch that is sampled, or was last; set when a run is resumed
+    arrived: Callable[[Experience], None] | None = None  # told of every rollout of a training batch as it comes
+    counted: Callable[[str, int, int], None] | None = None  # told how many "rollouts" or "answers" came, of how many
+    stop_is_asked: Callable[[], bool] | None = None  # of the run, before every batch
+    asked = come = 0  # responses of the batch or evaluation; dynamic filtering asks for more as it leaves some out
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.settings = OgerSettings.of(self.args.oger)
+        self._store: TeacherStore | None = None
+
+    def generate_samples(self, **generate_kwargs):
+        if self.steps_left == 0 or (self.stop_is_asked is not None and self.stop_is_asked()):
+            return [], None, 0, True
+        self.step += 1
+        self.asked = self.come = 0
+        generate_kwargs["guided"] = self.settings.teachers_enter_in_rollout
+        samples, pass_rate, consumed, exhausted = super().generate_samples(**generate_kwargs)
+        if len(samples) % self.args.train.batch_size:
+            samples = []
+        if not samples:  # the end of an episode is no step
+            self.step -= 1
+        if self.steps_left is not None and samples:
+            self.steps_left -= 1
+        return samples, pass_rate, consumed, exhausted
+
+    def _process_response_into_experience(self, response, **generate_kwargs) -> Experience:
+        experience = super()._process_response_into_experience(response, **generate_kwargs)
+        experience.graded = response["graded"]  # while rollouts are single: batches keep fields of tensors alone
+        if "guided" in generate_kwargs and self.arrived is not None:  # evaluation does not say
+            self.arrived(experience)
+        self.come += 1
+        self._tell_count(generate_kwargs)
+        return experience
+
+    def _tell_count(self, generate_kwargs: dict[str, Any]) -> None:
+        if self.counted is not None:
+            self.counted("rollouts" if "guided" in generate_kwargs else "answers", self.come, self.asked)
+
+    def generate_eval_samples(self, **generate_kwargs) -> list[Experience]:
+        """Return the rollouts in the order of the evaluation data, those of each problem together."""
+        self.asked = self.come = 0
+        samples = super().generate_eval_samples(**generate_kwargs)
+        order = {label: position for position, label in enumerate(self._eval_labels())}
+        return sorted(samples, key=lambda sample: order[sample.labels[0]])  # stable: a group stays together
+
+    def _eval_labels(self) -> list[str]:
+        return [label for _, _, labels, _ in self.eval_dataloader for label in labels]
+
+    def _dispatch_prompts_to_vllm(
+        self, prompts: list[str], labels: list[str], *, images: list | None = None, **generate_kwargs: Any
+    ) -> list[ray.ObjectRef]:
+        """Send each prompt, with the recipe's sampling settings, to the least busy engine, as OpenRLHF does."""
+        params = self._sampling_params(generate_kwargs)
+        samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
+        loads = ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines])
+        heap = [(load, index) for index, load in enumerate(loads)]
+        heapq.heapify(heap)
+        refs = []
+        guided, steps = generate_kwargs.get("guided", False), self.settings.steps.sampling
+        for prompt, label, image in zip(prompts, labels, images or [None] * len(prompts), strict=True):
+            more: dict[str, Any] = {"prefixes": self._prefixes(json.loads(label)["uid"])} if guided else {}
+            more |= {"steps": steps} if steps is not None else {}
+            count = 1 if generate_kwargs.get("greedy") else samples * json.loads(label).get(TIMES_ASKED, 1)
+            self.asked += count
+            load, index = heapq.heappop(heap)
+            heapq.heappush(heap, (load + count, index))
+            refs.append(
+                self.vllm_engines[index].generate_responses.remote(
+                    prompt=prompt,
+                    label=label,
+                    sampling_params=params,
+                    max_length=generate_kwargs.get("max_len", 2048),
+                    hf_tokenizer=self.tokenizer,
+                    num_samples=count,
+                    images=image,
+                    **more,
+                )
+            )
+        self._tell_count(generate_kwargs)
+        return refs
+
+    def _prefixes(self, uid: str) -> list[list[int]]:
+        """Return the teacher's tokens that each rollout of a group begins with; none for a prompt without teachers."""
+        settings, n = self.settings.teachers, self.args.rollout.n_samples_per_prompt
+        if self._store is None:
+            self._store = TeacherStore(Path(self.args.oger.run_dir) / "data" / "teachers.arrow")
+        teachers = may_enter(self._store[uid], settings)
+        if not teachers:
+            return [[] for _ in range(n)]
+        generator = torch.Generator().manual_seed(stable_seed(self.args.train.seed, uid, self.step))
+        if not settings.replace_after_rm:
+            chosen = draw(teachers, settings.max_replace_num, settings, generator, self.step)
+            return [teacher.tokens for teacher in chosen] + [[] for _ in range(n - len(chosen))]
+        ratios = self._prefix_ratios(n, generator)
+        chosen = draw(teachers, n, settings, generator, self.step)
+        tokens = [chosen[row % len(chosen)].tokens for row in range(n)]
+        return [whole[: prefix_length(len(whole), ratio)] for whole, ratio in zip(tokens, ratios, strict=True)]
+
+    def _prefix_ratios(self, n: int, generator: torch.Generator) -> list[float]:
+        settings = self.settings.prefix
+        return prefix_ratios(
+            n,
+            n_prefix=settings.n_prefix,
+            strategy=settings.prefix_strategy,
+            min_ratio=settings.min_prefix_ratio,
+            max_ratio=settings.max_prefix_ratio,
+            steps=settings.prefix_steps,
+            linear_max_ratio=settings.prefix_linear_max_ratio,
+            share=settings.prefix_share_across_samples,
+            step=self.step,
+            generator=generator,
+        )
+
+    def _sampling_params(self, generate_kwargs: dict[str, Any]) -> SamplingParams:
+        rollouts = self.settings.rollouts
+        return SamplingParams(
+            temperature=generate_kwargs.get("temperature", 1.0),
+            top_p=generate_kwargs.get("top_p", 1.0),
+            top_k=generate_kwargs.get("top_k", rollouts.top_k),
+            max_tokens=generate_kwargs.get("max_new_tokens"),  # None: what the prompt leaves
+            min_tokens=generate_kwargs.get("min_new_tokens", 1),
+            skip_special_tokens=generate_kwargs.get("skip_special_tokens", False),
+            stop=list(rollouts.stop) or None,
+            stop_token_ids=list(rollouts.stop_token_ids) or None,
+            include_stop_str_in_output=True,
+            seed=generate_kwargs.get("seed"),
+        )

@@ -1,0 +1,284 @@
+"""The controller: OpenRLHF's PPO trainer with the recipe's experience maker, evaluation and records."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from openrlhf.trainer import ppo_trainer
+
+from oger_recipe.algorithm.health import bad_numbers, collapsed
+from oger_recipe.base.errors import RecipeError, RunStopped, SourceFailed
+from oger_recipe.base.files import append_json, read_jsonl
+from oger_recipe.evaluation.tables import headlines
+from oger_recipe.pipeline.controller.answers import evaluate_samples
+from oger_recipe.pipeline.controller.experience_maker import OgerExperienceMaker
+from oger_recipe.pipeline.controller.reward_watch import REWARD, DriftWatch, GrowthWatch
+from oger_recipe.pipeline.controller.samples_generator import OgerSamplesGenerator
+from oger_recipe.pipeline.ray_actor import undecorated
+from oger_recipe.run_folder import checkpoints
+from oger_recipe.run_folder import records as run_folder
+from oger_recipe.settings.rewards import RewardSettings
+from oger_recipe.settings.run import EvalSettings, RunSettings
+
+# PPOTrainer and BasePPOTrainer build these by name, which is looked up in this process.
+ppo_trainer.SamplesGenerator = OgerSamplesGenerator
+ppo_trainer.RemoteExperienceMaker = OgerExperienceMaker
+
+# Means over all trained rows, teachers included; kept apart from metrics of the policy's own rollouts.
+HYBRID_KEYS = (
+    "reward", "score", "return", "response_length", "total_length", "truncated", "response_clip_ratio", "kl",
+    "logprobs_diff", "reward_format", "reward_error", "reward_timeout", "off_policy_tokens", "group_reward_std",
+)  # fmt: skip
+KL_COEFFICIENT = "kl_coefficient"  # of the next step, in a checkpoint; of the step, among its metrics
+
+
+class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
+    """Evaluates on scores before and after, records every step, and can stop after a number of steps."""
+
+    best_eval_metric_value: float
+
+    def __init__(self, pretrain, strategy, *args, **kwargs) -> None:
+        torch.manual_seed(strategy.args.train.seed)  # the sampler of the prompts draws its order's seed from here
+        super().__init__(pretrain, strategy, *args, **kwargs)
+        self.settings = RunSettings.of(self.args.oger)
+        self.run_dir = Path(self.args.oger.run_dir)
+        self.checkpoints = Path(self.args.ckpt.path)
+        # Saving is _save's: upstream would save in the middle of save_logs_and_checkpoints and nothing after the last.
+        self.save_steps, self.args.ckpt.save_steps = self.args.ckpt.save_steps, math.inf
+        self.phases = run_folder.Phases(self.run_dir)
+        self.evaluation: dict[str, Any] = {}  # the metrics of this attempt's last one
+        self.drift = DriftWatch(RewardSettings.of(self.args.oger), self.run_dir)
+        self.growth = GrowthWatch(RewardSettings.of(self.args.oger), self.run_dir)
+
+    def get_max_steps(self) -> int:
+        """Count the optimizer steps of the run, for the learning-rate schedule."""
+        limit = self.settings.total_training_steps
+        rows = self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt
+        per_step = rows // self.args.train.batch_size * self.args.train.max_epochs
+        return self.max_steps if limit is None else min(self.max_steps, limit * per_step)
+
+    def planned_steps(self) -> int:
+        """Count the rollout steps of the run."""
+        per_episode = len(self.prompts_dataloader) // self.args.rollout.batch_size
+        planned = per_episode * self.args.train.num_episodes
+        limit = self.settings.total_training_steps
+        return planned if limit is None else min(planned, limit)
+
+    def fit(self, global_step: int = 0) -> None:
+        states = self.init_checkpoint_states()
+        resumed_at = states["global_step"]
+        if self.args.algo.kl.target:
+            self.kl_ctl.value = states.get(KL_COEFFICIENT, self.kl_ctl.value)
+        if self.settings.total_training_steps is not None:
+            self.samples_generator.steps_left = max(self.settings.total_training_steps - resumed_at, 0)
+        self.samples_generator.step = resumed_at
+        self.samples_generator.arrived = self.experience_maker.rollout_arrived
+        self.samples_generator.counted = self._responses_came
+        self.samples_generator.stop_is_asked = self._stop_is_asked
+        self.experience_maker.engines.told = self._replies_came
+        self.experience_maker.resume(resumed_at, self.planned_steps())
+        for facts in ray.get([engine.engine_facts.remote() for engine in self.vllm_engines[:1]]):  # all are alike
+            run_folder.write_engine(self.run_dir, facts)
+        sources = self.experience_maker.reward_sources.names
+        run_folder.event(self.run_dir, "ready", steps=self.planned_steps(), resumed_at=resumed_at, sources=sources)
+        if self.settings.val_before_train and not resumed_at:
+            self._evaluate_as("before", 0)
+        self.last_step = self.saved_step = resumed_at
+        self.client_states: dict[str, Any] | None = None
+        self.solve_rates = [step["rollout/solve_rate"] for step in read_jsonl(self.run_dir / "metrics.jsonl")]
+        run_folder.event(self.run_dir, "training")
+        with self._trackers_kept_open():
+            super().fit(global_step)
+            run_folder.event(self.run_dir, "trained", steps=self.last_step)
+            self._save_last()
+            if self._stop_is_asked():
+                raise RunStopped
+            if self.settings.val_after_train:
+                self._evaluate_after()
+        run_folder.event(self.run_dir, "finished")
+
+    @contextlib.contextmanager
+    def _trackers_kept_open(self) -> Iterator[None]:
+        """Keep trackers open, which OpenRLHF closes with the last step: the final evaluation is logged after it."""
+        trackers = [tracker for tracker in (self.wandb_logger, self.tensorboard_logger) if tracker]
+        closing = [tracker.close for tracker in trackers]
+        for tracker in trackers:
+            tracker.close = lambda: None
+        try:
+            yield
+        finally:
+            for close in closing:
+                close()
+
+    def _evaluate_after(self) -> None:
+        if self.evaluation and self.last_step and self.last_step % self.args.eval.steps == 0:  # it was evaluated then
+            run_folder.event(self.run_dir, "evaluated", when="after", step=self.last_step, **self.evaluation)
+        else:
+            logs = self._evaluate_as("after", self.last_step)
+            if math.isfinite(self.args.eval.steps):  # best checkpoints are kept: this may be one
+                self.save_best_checkpoint(logs, self.last_step, self.client_states)
+
+    def _responses_came(self, phase: str, done: int, of: int) -> None:
+        self.phases.at(phase, step=self.samples_generator.step, done=done, of=of)
+
+    def _replies_came(self, model: str, done: int, of: int) -> None:
+        self.phases.at("judges" if of else "loading", step=self.experience_maker.step, model=model, done=done, of=of)
+
+    def train_step(self, rollout_samples, global_step: int):
+        self.experience_maker.step = global_step + 1
+        self.phases.at("experience", step=global_step + 1)
+        of_kl = self._kl_coefficient()
+        try:
+            status, global_step = super().train_step(rollout_samples, global_step)
+        except SourceFailed:  # before the policy was trained: the steps so far are not lost
+            if not self.experience_maker.reward_sources.learns:  # which is a step ahead
+                self._save_last()
+            raise
+        status = {f"hybrid_batch/{key}" if key in HYBRID_KEYS else key: value for key, value in status.items()}
+        return status | of_kl | self.experience_maker.metrics, global_step
+
+    def _kl_coefficient(self) -> dict[str, float]:
+        """Return the KL coefficient where it adapts; else it is algo.kl.init_coef."""
+        return {KL_COEFFICIENT: float(self.kl_ctl.value)} if self.args.algo.kl.target else {}
+
+    def ppo_train(self, global_steps: int) -> dict[str, float]:
+        self.phases.at("training", step=global_steps + 1)
+        return super().ppo_train(global_steps)
+
+    def broadcast_to_vllm(self) -> None:
+        self.phases.at("weights", step=self.samples_generator.step)
+        super().broadcast_to_vllm()
+
+    def _compute_rollout_stats(self, experiences) -> dict[str, float]:
+        """Return no metrics: upstream's count teachers as rollouts; the experience maker has the rollouts' own."""
+        return {}
+
+    def save_logs_and_checkpoints(self, global_step: int, logs_dict=None, client_states=None) -> None:
+        client_states = (client_states or {}) | self._kl_coefficient()
+        self.last_step, self.client_states = global_step, client_states
+        metrics = {key: value for key, value in (logs_dict or {}).items() if key != "generated_samples"}
+        metrics["tokens_per_second"] = metrics["rollout/response_tokens"] / metrics["timing/step_total"]
+        metrics |= self.drift.stepped(global_step, metrics[REWARD])
+        self.growth.stepped(global_step, metrics)
+        append_json(self.run_dir / "metrics.jsonl", {"step": global_step} | metrics)
+        if bad := bad_numbers(metrics):
+            raise RecipeError(f"step {global_step} went wrong and is not saved: {bad}")
+        run_folder.event(self.run_dir, "step", step=global_step, **metrics)
+        self._warn_of_collapse(metrics["rollout/solve_rate"])
+        super().save_logs_and_checkpoints(global_step, (logs_dict or {}) | metrics, client_states)
+        if global_step % self.save_steps == 0:
+            self.phases.at("saving", step=global_step)
+            self._save(global_step)
+        elif self._stop_is_asked():  # an evaluation may be due, and not be waited for
+            self._save_last()
+
+    def _stop_is_asked(self) -> bool:
+        return (self.run_dir / run_folder.STOP_ASKED).exists()
+
+    def _warn_of_collapse(self, solve_rate: float) -> None:
+        before = collapsed(self.solve_rates)
+        self.solve_rates.append(solve_rate)
+        if (lost := collapsed(self.solve_rates)) and not before:
+            run_folder.event(self.run_dir, "note", text=lost)
+
+    def _save_last(self) -> None:
+        """Save the checkpoint of the last step, where there is none yet."""
+        if self.saved_step != self.last_step and not self.args.ckpt.disable_ds:
+            self._save(self.last_step)
+
+    def _save(self, step: int) -> None:
+        """Save the checkpoint of the step, whole, before an older one goes."""
+        checkpoints.remove(self.checkpoints, step)  # of an attempt that broke off
+        checkpoints.begin(self.checkpoints, step)
+        best = {
+            "best_eval_metric_key": self.best_eval_metric_key,
+            "best_eval_metric_value": self.best_eval_metric_value,
+            "latest_eval_metric_value": self._latest_eval_metric_value,
+        }
+        shared = {"tag": f"global_step{step}", "metric_value": self._latest_eval_metric_value,
+                  "metric_key": self.best_eval_metric_key or None}  # fmt: skip
+        states = (self.client_states or {}) | best
+        refs = self.actor_model_group.async_run_method("save_checkpoint", client_states=states, **shared)
+        if self.critic_model_group is not None:
+            refs += self.critic_model_group.async_run_method("save_checkpoint", **shared)
+        self._save_sources(self.checkpoints, step)
+        ray.get(refs)
+        solved = bool(self.solve_rates) and self.solve_rates[-1] > 0
+        checkpoints.seal(self.checkpoints, step, solved=solved)
+        self.saved_step = step
+        limits = {"max_num": self.args.ckpt.max_num, "max_bytes": self.args.ckpt.max_mem * 1024**3}
+        for older in checkpoints.removable(checkpoints.found(self.checkpoints), step, **limits):
+            checkpoints.remove(self.checkpoints, older)
+
+    def _save_sources(self, folder: Path, step: int) -> None:
+        self.experience_maker.reward_sources.save(checkpoints.of_sources(folder, step))
+
+    def save_best_checkpoint(self, eval_metrics, global_step: int, client_states=None) -> None:
+        """Save upstream's checkpoint where this is a new best; the older one goes after that."""
+        folder, best = self.checkpoints / checkpoints.BEST, self.best_eval_metric_value
+        super().save_best_checkpoint(eval_metrics, global_step, client_states)
+        if self.best_eval_metric_value == best:
+            return
+        key = self.best_eval_metric_key
+        self._save_sources(folder, global_step)
+        checkpoints.seal(folder, global_step, metric=key, value=self.best_eval_metric_value)
+        for older in checkpoints.found(folder):
+            if older.step != global_step:
+                checkpoints.remove(folder, older.step)
+
+    def restore_best_checkpoint_state(self, checkpoint_states) -> None:
+        """Restore upstream's state; the checkpoint may be older than the best one, which knows its own value."""
+        super().restore_best_checkpoint_state(checkpoint_states)
+        for best in checkpoints.found(self.checkpoints / checkpoints.BEST) if checkpoint_states["global_step"] else ():
+            if best.facts.get("metric") == self.best_eval_metric_key:
+                self.best_eval_metric_value = max(self.best_eval_metric_value, best.facts["value"])
+
+    def _evaluate_as(self, when: str, step: int) -> dict[str, float]:
+        if self.eval_dataloader is None:
+            return {}
+        return self.evaluate(step, when=when, **self.generate_kwargs)
+
+    @torch.no_grad()
+    def evaluate(self, global_step: int, *, when: str = "during", **generate_kwargs) -> dict[str, float]:
+        """Evaluate in OpenRLHF's place: on 0/1 scores, with sampling settings of its own, every answer on disk.
+
+        The seed of every sample follows from train.seed, its problem and its number: evaluations of one run, and of
+        runs with one seed, differ by the policy alone.
+        """
+        run_folder.event(self.run_dir, "evaluating", when=when, step=global_step)
+        samples = self.samples_generator.generate_eval_samples(**(generate_kwargs | self._eval_sampling()))
+        result = evaluate_samples(samples, self.eval_dataloader, self.tokenizer)
+        run_folder.write_evaluation(self.run_dir, global_step, result.records, result.result)
+        self.evaluation = result.metrics | {"benchmarks": headlines(result.result)}
+        run_folder.event(self.run_dir, "evaluated", when=when, step=global_step, **self.evaluation)
+        self.drift.evaluated(global_step, result.result["average"])
+        for tracker in (self.wandb_logger, self.tensorboard_logger):
+            if tracker:
+                tracker.log_eval(global_step, result.logs)
+        return result.logs
+
+    def _eval_sampling(self) -> dict[str, Any]:
+        evaluation, rollout = self.args.eval, self.args.rollout
+        own = EvalSettings.of(self.args.oger)
+        return {
+            "temperature": evaluation.temperature,
+            "n_samples_per_prompt": evaluation.n_samples_per_prompt,
+            "greedy": own.is_greedy(evaluation.temperature),
+            "seed": self.args.train.seed,
+            **own.sampling(rollout.top_p, rollout.max_new_tokens),
+        }
+
+    def _detect_eval_metric_key(self, eval_metrics):
+        """Find the best checkpoint's metric: ckpt.best_metric_key, else the average of avg@n over the benchmarks."""
+        if not self.best_eval_metric_key:
+            self.best_eval_metric_key = next(key for key in eval_metrics if key.startswith("eval_average_avg_at_"))
+        if self.best_eval_metric_key not in ("none", *eval_metrics):
+            raise ValueError(
+                f"ckpt.best_metric_key {self.best_eval_metric_key}: no such metric; known: "
+                + ", ".join(sorted(eval_metrics))
+            )
+        return super()._detect_eval_metric_key(eval_metrics)

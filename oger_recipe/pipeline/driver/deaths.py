@@ -1,0 +1,214 @@
+"""What ended a run, in a sentence: which of its processes died and of what, or what one of them raised."""
+
+import re
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError
+
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.run_folder.worker_logs import JUDGE, ROLES, workers
+
+_INTERVAL_S = 1.0
+_FULL = 16 * 2**20  # bytes: a disk with less left is full
+_NO_SPACE = ("No space left on device", "PytorchStreamWriter failed writing")
+_ROOM = "make room, or send files elsewhere (ckpt.path, RAY_TMPDIR)"
+
+
+@dataclass
+class _Process:
+    parent: int
+    role: str
+    title: str
+    peak: int  # bytes
+
+
+class Processes(threading.Thread):
+    """Follows what the driver has started while it runs: roles and peaks of memory."""
+
+    def __init__(self, driver: int) -> None:
+        super().__init__(daemon=True)
+        self._driver = driver
+        self._ended = threading.Event()
+        self._seen: dict[int, _Process] = {}
+        self._kills = _kills_for_want_of_memory()
+
+    def __enter__(self) -> "Processes":
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ended.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self._ended.wait(_INTERVAL_S):
+            self.look()
+
+    def look(self) -> None:
+        parents = {int(path.name): _parent(path) for path in Path("/proc").glob("[0-9]*")}
+        for pid, parent in parents.items():
+            if parent is not None and self._driver in _ancestors(pid, parents):
+                self._note(pid, parent)
+
+    def _note(self, pid: int, parent: int) -> None:
+        try:
+            title = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace").strip()
+            status = Path(f"/proc/{pid}/status").read_text()
+        except OSError:  # it ended meanwhile
+            return
+        role = _role(title)
+        if role and (peak := re.search(r"VmHWM:\s+(\d+) kB", status)):
+            self._seen[pid] = _Process(parent, role, title, int(peak[1]) * 1024)
+
+    def gone(self) -> list[int]:
+        """Return those that ended by themselves: neither with the process that had started them, nor by plan."""
+        ended = {pid for pid in self._seen if _parent(Path(f"/proc/{pid}")) is None}
+        return [
+            pid
+            for pid in sorted(ended)
+            if self._seen[pid].parent not in ended and self._seen[pid].role != f"the {JUDGE}"
+        ]
+
+    def parent(self, pid: int) -> int:
+        return self._seen[pid].parent
+
+    def sentence(self, pid: int) -> str:
+        process = self._seen[pid]
+        cause = "was killed or crashed without a word (SIGKILL leaves none)"
+        if _kills_for_want_of_memory() > self._kills:
+            cause = "was killed by the kernel, which was out of memory"
+        return f"{process.role} died ({process.title}, pid {pid}): it {cause}{self.peak(pid)}"
+
+    def peak(self, pid: int) -> str:
+        known = self._seen.get(pid)
+        return f"; its memory had peaked at {known.peak / 2**30:.1f} GiB" if known else ""
+
+
+def _parent(process: Path) -> int | None:
+    """Return the parent of a process, None where it has ended, reaped or not."""
+    try:
+        state, parent = (process / "stat").read_text().rpartition(")")[2].split()[:2]
+    except (OSError, ValueError):
+        return None
+    return None if state in "ZX" else int(parent)
+
+
+def _ancestors(pid: int | None, parents: dict[int, int | None]) -> Iterator[int]:
+    while pid and (pid := parents.get(pid)):
+        yield pid
+
+
+def _role(title: str) -> str | None:
+    if title.startswith("VLLM::"):
+        return "the engine's process"
+    role = ROLES.get(title.removeprefix("ray::").split(".")[0]) if title.startswith("ray::") else None
+    return f"the {role}".replace("-", " ") if role else None
+
+
+def _kills_for_want_of_memory() -> int:
+    try:
+        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0
+
+
+def why(error: BaseException, processes: Processes, session_logs: Path, run_dir: Path) -> str:
+    """Say in a sentence why the run ended: what went wrong first, of all that may stand behind ``error``."""
+    raised, origin = _unwrapped(error)
+    if sentence := _full_disk(error, (run_dir, session_logs)) or _rays_own_dead(run_dir / "logs"):
+        return sentence
+    if isinstance(raised, RecipeError):  # the controller's own decision
+        return str(raised)
+    if "in its creation task" in str(raised):
+        return _last_error(str(raised))
+    if isinstance(raised, OutOfMemoryError):
+        return _out_of_memory(str(raised))
+    logs = {pid: run_dir / "logs" / f"{name}.log" for pid, name in workers(session_logs).items()}
+    if sentence := _gone(processes, logs):
+        return sentence
+    if isinstance(raised, ActorDiedError):
+        return _of_actor(str(raised))
+    return _raised(raised, origin, processes, logs)
+
+
+def _full_disk(error: BaseException, folders: tuple[Path, ...]) -> str | None:
+    for folder in folders:
+        if shutil.disk_usage(folder).free < _FULL:
+            return f"no space is left on the disk of {folder}; {_ROOM}"
+    if any(words in str(error) for words in _NO_SPACE):
+        return f"no space is left on a disk: {str(error).splitlines()[-1]}; {_ROOM}"
+    return None
+
+
+def _gone(processes: Processes, logs: dict[int, Path]) -> str:
+    """Say which processes ended by themselves; an empty text where none did."""
+    gone = processes.gone()
+    known = [logs.get(pid) or logs.get(processes.parent(pid)) for pid in gone]  # the engine writes to its actor's
+    where = sorted({str(log) for log in known if log})
+    return "; ".join(map(processes.sentence, gone)) + (f"; its log: {', '.join(where)}" if where else "")
+
+
+def _raised(raised: BaseException, origin: tuple[str, int] | None, processes: Processes, logs: dict[int, Path]) -> str:
+    if origin is None:
+        return f"{type(raised).__name__}: {raised}"
+    title, pid = origin
+    peak = processes.peak(pid) if "OutOfMemory" in type(raised).__name__ or isinstance(raised, MemoryError) else ""
+    log = f"; its log: {logs[pid]}" if pid in logs else ""
+    return f"{_role(title) or title} (pid {pid}) stopped with {type(raised).__name__}: {raised}{peak}{log}"
+
+
+def _unwrapped(error: BaseException) -> tuple[BaseException, tuple[str, int] | None]:
+    """Return what was raised first, under Ray's wrapping, and title and pid of the process that raised it."""
+    processes = re.findall(r"(ray::[\w.]+)\(\)\S* \(pid=(\d+)", str(error))  # the wrapping's own text has all of them
+    while isinstance(error, RayTaskError) and isinstance(error.cause, BaseException):
+        error = error.cause
+    return error, (processes[-1][0], int(processes[-1][1])) if processes else None
+
+
+def _last_error(text: str) -> str:
+    """Return the error under a printed traceback."""
+    starts = [found.start() for found in re.finditer(r"^[\w.]*(Error|Exception)\b", text, re.MULTILINE)]
+    return text[starts[-1] :].strip() if starts else text
+
+
+def _out_of_memory(text: str) -> str:
+    """Shorten Ray's page on the workers that it ended before the kernel would."""
+    memory = re.search(r"was ([\d.]+)GB / ([\d.]+)GB", text)
+    ended = re.findall(r"task name=(\w+)[^\]]*?pid=(\d+), actual memory used=([\d.]+)GB", text)
+    if not memory or not ended:
+        return f"OutOfMemoryError: {text}"
+    named = " and ".join(f"the {ROLES.get(name, name)} (pid {pid}, {used} GB)" for name, pid, used in ended)
+    return (
+        f"the machine's memory was full ({memory[1]} of {memory[2]} GB), and Ray ended {named}; lower "
+        "train.micro_batch_size, rollout.micro_batch_size or vllm.num_engines, or end what else runs there"
+    )
+
+
+def _of_actor(text: str) -> str:
+    """Shorten Ray's page on an actor that died where its process cannot be seen, on another node of a cluster."""
+    facts = {key: found[1] for key in ("class_name", "pid", "ip") if (found := re.search(rf"{key}: (\S+)", text))}
+    role = ROLES.get(facts.get("class_name", ""), facts.get("class_name", "an actor"))
+    detail = text[at:] if (at := text.find("The actor is dead")) >= 0 else text
+    return f"the {role} died (pid {facts.get('pid')} on {facts.get('ip')}): {detail}"
+
+
+def _rays_own_dead(logs: Path) -> str | None:
+    """Say which of the Ray processes that the driver started died: their exit codes are known."""
+    node = ray._private.worker._global_node
+    started: dict[str, Any] = node.all_processes if node is not None else {}
+    for name, processes in started.items():
+        for each in processes:
+            code = each.process.poll()
+            if name in ("raylet", "gcs_server") and code is not None:
+                how = f"of {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+                log = logs / f"{name.split('_')[0]}.log"
+                return f"Ray itself died ({name}, pid {each.process.pid}) {how}; its log: {log}"
+    return None

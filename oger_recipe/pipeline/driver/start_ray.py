@@ -1,0 +1,108 @@
+"""Ray on this machine, with a folder that goes when the driver has ended, or the cluster at RAY_ADDRESS."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from oger_recipe.base.cpu import CPU_ENVIRONMENT, ON_GPUS
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.files import ray_folder
+
+_CLEAR_UP_S = 30  # what the watcher may take
+
+
+def run_environment(cpu: bool) -> dict[str, str]:
+    """Set this process's environment for Ray and return its workers'; of defaults, what the user has set stays."""
+    of_machine = CPU_ENVIRONMENT if cpu else {ON_GPUS: "1"}
+    os.environ.update(of_machine)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    defaults = {"TOKENIZERS_PARALLELISM": "false", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
+    return {name: os.environ.get(name, value) for name, value in defaults.items()} | of_machine
+
+
+@contextlib.contextmanager
+def cleared_up(logs: Path | None = None, lock: int | None = None) -> Iterator[Path]:
+    """Yield a folder for what the run's processes keep for the while; afterwards it is gone, and all of them with it.
+
+    Also when this process is killed: see watcher.py. Workers' logs end up in ``logs``; ``lock`` is held until then.
+    """
+    parent = ray_folder()
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="oger-", dir=parent))
+    ended, alive = os.pipe()
+    command = [
+        sys.executable,
+        "-m",
+        "oger_recipe.pipeline.driver.watcher",
+        str(folder),
+        *([str(logs)] if logs else []),
+    ]
+    # In a session of its own: Ctrl-C in the terminal does not reach it.
+    held = () if lock is None else (lock,)
+    watcher = subprocess.Popen(command, stdin=ended, pass_fds=held, start_new_session=True, stdout=subprocess.DEVNULL)
+    os.close(ended)
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = str(folder)  # vLLM's sockets, by every worker's environment
+    try:
+        yield folder
+    finally:
+        os.environ.pop("TMPDIR") if before is None else os.environ.update(TMPDIR=before)
+        os.close(alive)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            watcher.wait(_CLEAR_UP_S)
+
+
+def start_ray(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool, folder: Path | None) -> Any:
+    """Start Ray with its files in ``folder``, or join the cluster at RAY_ADDRESS without one; return its context."""
+    on_term = signal.getsignal(signal.SIGTERM)
+    try:
+        return _started(environment, cpu, logical_gpus, verbose, folder)
+    finally:
+        signal.signal(signal.SIGTERM, on_term)  # Ray has put its own
+
+
+def _started(environment: dict[str, str], cpu: bool, logical_gpus: int, verbose: bool, folder: Path | None) -> Any:
+    shared: dict[str, Any] = {"log_to_driver": verbose, "logging_level": "warning"}
+    if folder is None:
+        context = ray.init(runtime_env={"env_vars": environment}, **shared)
+        _check_cluster(logical_gpus)
+        return context
+    # What a worker has started ends with it. A killed rollout actor left its engine alive, and where that was waited
+    # for (a broadcast of weights) the run hung.
+    os.environ.setdefault("RAY_process_group_cleanup_enabled", "true")
+    shared["_temp_dir"] = str(folder)
+    if not cpu:
+        return ray.init(runtime_env={"env_vars": environment}, **shared)
+    os.environ.update(environment)  # Ray hands it to the workers that it starts, those in advance too
+    # Ray's switch for machines outside any cluster: what it starts then listens on loopback only. The constant was
+    # read from the variable when ray was imported; the processes that Ray starts read the variable.
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
+    # Logical resources: Ray only counts them, and OpenRLHF asks for GPUs by number.
+    return ray.init(
+        num_cpus=logical_gpus + 2,
+        num_gpus=logical_gpus,
+        include_dashboard=False,
+        object_store_memory=512 * 1024**2,
+        _node_ip_address="127.0.0.1",
+        **shared,
+    )
+
+
+def _check_cluster(gpus: int) -> None:
+    """Raise RecipeError for too few GPUs: the run would wait for ever."""
+    there = int(ray.cluster_resources().get("GPU", 0))
+    if there < gpus:
+        ray.shutdown()
+        raise RecipeError(
+            f"the Ray cluster at RAY_ADDRESS={os.environ['RAY_ADDRESS']} has {there} GPUs and the run needs {gpus}; "
+            "`oger train --dry-run` shows what for"
+        )

@@ -1,0 +1,10 @@
+"""The processes that hold a model to train or to compare with: policy, critic, reference, reward model.
+
+Whoever imports a module of this package gets its process prepared first.
+"""
+
+from oger_recipe.patches import apply_training_patches
+from oger_recipe.pipeline.ray_actor import give_way_to_engine
+
+give_way_to_engine()
+apply_training_patches()

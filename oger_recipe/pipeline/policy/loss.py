@@ -1,0 +1,102 @@
+"""The hybrid loss in the place of OpenRLHF's policy loss."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+import torch
+
+from oger_recipe.algorithm.batches import step_log_probs, unit_mask
+from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES, hybrid_policy_loss
+from oger_recipe.settings.loss import LossSettings
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Tokens (or steps) of one kind in an optimizer step, over all ranks, and rows that have any; None: not known."""
+
+    tokens: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, upstream: dict[str, Any]) -> Self:
+        return cls(upstream["batch_num_tokens"], upstream["global_batch_size"])
+
+
+class HybridPolicyLoss(torch.nn.Module):
+    """hybrid_policy_loss behind OpenRLHF's PolicyLoss; the trainer sets the masks and the totals first.
+
+    off_policy_mask [B, A] marks teacher tokens; with ``by_step`` step_index [B, A] is the experience's, and of_units
+    the totals of what loss_units counts.
+    """
+
+    def __init__(self, args: Any) -> None:
+        super().__init__()
+        settings = LossSettings.of(args.oger)
+        clip_low, clip_high = args.actor.eps_clip_low_high
+        how, aggregation = TEACHER_LOSSES[settings.off_policy_loss], AGGREGATIONS[settings.loss_aggregation]
+        self.by_step = settings.ratio_level == "step"
+        self._counts_rollout_tokens = how.apart
+        self._counts_rollout_rows = how.apart and aggregation.rows_with_tokens
+        self._loss = partial(
+            hybrid_policy_loss,
+            reshape=settings.off_policy_reshape,
+            reshape_weight=settings.off_policy_reshape_weight,
+            reshape_power=settings.off_policy_reshape_pow_exp,
+            clip_low=clip_low,
+            clip_high=clip_high,
+            use_clip=not settings.loss_remove_clip,
+            aggregation=settings.loss_aggregation,
+            teacher_loss=settings.off_policy_loss,
+            sft_loss_coef=settings.sft_loss_coef,
+            off_policy_max_clip=settings.off_policy_max_clip,
+            off_policy_min_clip=settings.off_policy_min_clip,
+            all_max_clip=settings.all_max_clip,
+            on_policy_reshape=settings.on_policy_reshape,
+            on_policy_reshape_weight=settings.on_policy_reshape_weight,
+            on_policy_reshape_power=settings.on_policy_reshape_pow_exp,
+            max_response_length=args.rollout.max_new_tokens or args.data.max_len,
+        )
+        self.off_policy_mask: torch.Tensor | None = None
+        self.step_index: torch.Tensor | None = None
+        self.of_teachers = self.of_rollouts = self.of_units = Totals()  # of the optimizer step, as upstream's are
+        self.metrics: dict[str, torch.Tensor] = {}
+
+    def forward(
+        self,
+        log_probs,
+        old_log_probs,
+        advantages,
+        action_mask,
+        rollout_log_probs,
+        dp_size,
+        batch_num_tokens,
+        global_batch_size,
+    ):
+        """Return OpenRLHF's five values: loss, clip ratio, policy KL, and None twice (no engine correction).
+
+        Tensors of tokens are [B, A]. ``batch_num_tokens`` and ``global_batch_size`` are the totals of the optimizer
+        step, divided by the number of micro-batches where DeepSpeed scales every loss by that (not with dynamic
+        batches); ``dp_size`` undoes the averaging over ranks.
+        ``rollout_log_probs`` is None, or the teachers' own log-probabilities.
+        """
+        teacher_probs = None
+        if rollout_log_probs is not None:
+            teacher_probs = torch.where(rollout_log_probs <= 0, rollout_log_probs.exp(), torch.nan)
+        units, num_units = action_mask, batch_num_tokens
+        if self.by_step:
+            where = (action_mask, self.off_policy_mask, self.step_index)
+            log_probs, old_log_probs = (step_log_probs(each, *where) for each in (log_probs, old_log_probs))
+            units, num_units = unit_mask(*where), self.of_units.tokens
+        loss, self.metrics = self._loss(
+            log_probs,
+            old_log_probs,
+            advantages,
+            units,
+            self.off_policy_mask,
+            num_rows=self.of_rollouts.rows if self._counts_rollout_rows else global_batch_size,
+            num_tokens=self.of_rollouts.tokens if self._counts_rollout_tokens else num_units,
+            teacher_probs=teacher_probs,
+            num_teacher_tokens=self.of_teachers.tokens,
+        )
+        return loss * dp_size, self.metrics["clip_fraction"], self.metrics["ppo_kl"], None, None

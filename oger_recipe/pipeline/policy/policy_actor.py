@@ -1,0 +1,77 @@
+"""OpenRLHF's policy actor: entropies come from the forward pass that gives log-probabilities."""
+
+import ray
+import torch
+from openrlhf.trainer.ray import ppo_actor
+from ray.util.placement_group import PlacementGroup
+
+from oger_recipe.algorithm.token_stats import response_entropy
+from oger_recipe.pipeline.policy.chunked_actor import ChunkedActor
+from oger_recipe.pipeline.policy.trainer import OgerActorPPOTrainer
+from oger_recipe.pipeline.policy.updates import UpdateHealth
+from oger_recipe.pipeline.ray_actor import undecorated
+from oger_recipe.run_folder.checkpoints import place
+from oger_recipe.settings.credit import BonusSettings
+from oger_recipe.settings.loss import LossSettings
+
+# PolicyModelActor builds its trainer by this name, which is looked up in this process.
+ppo_actor.ActorPPOTrainer = OgerActorPPOTrainer
+
+
+class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ignore[misc]
+    """OpenRLHF's policy actor whose forward pass also returns the entropies that weigh the bonus."""
+
+    def placement_group(self) -> PlacementGroup | None:
+        """Return the group whose GPUs it shares."""
+        return ray.util.get_current_placement_group()
+
+    def init_model_from_pretrained(self, strategy, *args, **kwargs):
+        self.bonus = BonusSettings.of(strategy.args.oger)
+        if LossSettings.of(strategy.args.oger).chunked_token_stats:
+            ppo_actor.Actor = ChunkedActor  # upstream builds its model by this name
+        return super().init_model_from_pretrained(strategy, *args, **kwargs)
+
+    def fit(self, kl_ctl: float = 0) -> dict[str, float]:
+        health = UpdateHealth(self.strategy, self.actor.model)
+        return super().fit(kl_ctl) | health.since()
+
+    def save_checkpoint(self, tag, *args, **kwargs) -> None:
+        with place(self.strategy.args.ckpt, tag) as name:
+            super().save_checkpoint(name, *args, **kwargs)
+
+    def forward(self, sequences, action_mask, attention_mask, **kwargs) -> tuple[torch.Tensor, ...]:
+        """Return log-probabilities [B, A] (0 where masked) and two entropies [B] (nats) of the response: at
+        ``oger.entropy_position``, and the mean over its tokens.
+
+        Rows without response tokens do not pass through the model; their entropies are nan.
+        """
+        device = torch.cuda.current_device()
+        asked = action_mask.any(dim=1)
+        rows = asked.clone()
+        rows[0] |= not asked.any()  # with sharded weights every rank takes part in every forward pass
+        log_probs, entropies = torch.zeros(action_mask.shape), torch.full((2, len(asked)), torch.nan)
+        log_probs[rows], entropies[:, rows] = self._forward(
+            sequences[rows].to(device), action_mask[rows].to(device), attention_mask[rows].to(device)
+        )
+        entropies[:, ~asked] = torch.nan
+        return log_probs, *entropies
+
+    def _forward(self, sequences, action_mask, attention_mask) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probabilities [B, A], and the two entropies of each row, [2, B]."""
+        self.actor.eval()
+        with torch.no_grad():
+            log_probs, output = self.actor(
+                sequences,
+                action_mask,
+                attention_mask,
+                ring_attn_group=self.strategy.ring_attn_group,
+                return_output=True,
+                return_entropy=True,
+            )
+            of_tokens = output.entropy[:, -action_mask.shape[1] :]
+            entropies = [
+                response_entropy(of_tokens, action_mask, position=position, top_share=self.bonus.entropy_top_share)
+                for position in (self.bonus.entropy_position, "mean")
+            ]
+        self.actor.train()
+        return log_probs.float().cpu(), torch.stack(entropies).float().cpu()

@@ -1,9 +1,0 @@
-"""What vLLM's engine process imports first, in place of the script of the Ray worker that starts it (CPU only)."""
-
-import importlib
-
-from oger_recipe.imports import without_garbage_collection
-
-with without_garbage_collection():
-    importlib.import_module("vllm.v1.engine.core")
-    importlib.import_module("vllm.v1.worker.cpu_worker")

@@ -1,1 +1,0 @@
-"""The process of `oger eval`: a model in vLLM that answers benchmarks."""

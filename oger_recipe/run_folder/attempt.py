@@ -1,0 +1,194 @@
+"""The attempts at one run share its folder: one at a time, each beginning where the last one broke off or anew."""
+
+import contextlib
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from oger_recipe.base.errors import RecipeError
+from oger_recipe.base.files import atomic_write, read_jsonl, write_jsonl
+from oger_recipe.run_folder import checkpoints, own_files
+
+_LOCK = ".oger-lock"
+_CLEARED_WITHIN_S = 40  # what the watcher of a killed run may take
+_NAMED = 5  # files in a message
+
+
+@contextlib.contextmanager
+def locked(run_dir: Path) -> Iterator[int]:
+    """Hold the run folder's lock for this process, and for the watcher that gets the descriptor.
+
+    Raises:
+        RecipeError: a live run writes there.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / _LOCK).open("a+") as lock:
+        _take(lock.fileno(), run_dir)
+        lock.truncate(0)
+        lock.write(f"{os.getpid()} {socket.gethostname()}\n")
+        lock.flush()
+        yield lock.fileno()
+
+
+def check_free(run_dir: Path) -> None:
+    """Raise RecipeError where a live run writes to the folder. Creates nothing."""
+    if (run_dir / _LOCK).exists():
+        with (run_dir / _LOCK).open() as lock:
+            _take(lock.fileno(), run_dir, fcntl.LOCK_SH)
+
+
+def _take(lock: int, run_dir: Path, how: int = fcntl.LOCK_EX) -> None:
+    deadline = time.monotonic() + _CLEARED_WITHIN_S
+    while True:
+        try:
+            fcntl.flock(lock, how | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            pid, _, host = (run_dir / _LOCK).read_text().strip().partition(" ")
+            killed = host == socket.gethostname() and not Path(f"/proc/{pid}").exists()
+            if not killed or time.monotonic() > deadline:
+                raise RecipeError(
+                    f"a run is going on in {run_dir} (process {pid} on {host}): wait for its end or end it, or choose "
+                    "another oger.run_dir"
+                ) from None
+            time.sleep(0.2)  # what the killed run left is being cleared away
+        except OSError as error:  # some file systems of clusters have no locks
+            print(f"note: {run_dir} cannot be locked ({error}): start no other run there", flush=True)
+            return
+
+
+def trained(run_dir: Path) -> bool:
+    """Say whether the folder holds a run that got somewhere: a trained step, or a checkpoint."""
+    return bool(read_jsonl(run_dir / "metrics.jsonl") or checkpoints.found(run_dir / "checkpoints"))
+
+
+def is_free(run_dir: Path) -> bool:
+    """Say whether a run may begin in the folder."""
+    try:
+        check_folder(run_dir, run_dir / "checkpoints", overwrite=False)
+    except RecipeError:
+        return False
+    return True
+
+
+def check_folder(run_dir: Path, checkpoint_folder: Path, *, overwrite: bool) -> None:
+    """Check that a run may begin anew in the folder, which need not exist. Makes and removes nothing.
+
+    Raises:
+        RecipeError: an earlier run would be lost without ``overwrite``, or files there are of others.
+    """
+    _check_is_ours(run_dir, own_files.in_the_way(run_dir))
+    if overwrite and not own_files.is_marked(run_dir) and _others(run_dir):
+        raise RecipeError(
+            f"--overwrite: {run_dir} is not a run's folder (it has no {own_files.MARKER}, which a run writes); "
+            "nothing was removed"
+        )
+    if trained(run_dir) and not overwrite:
+        raise RecipeError(
+            f"oger.run_dir {run_dir} holds an earlier run; choose another folder, continue it with "
+            "--ckpt.load_enable, or remove it with --overwrite"
+        )
+    for folder in _with_best(checkpoint_folder):
+        there = checkpoints.found(folder)
+        checkpoints.refuse_foreign(folder, there)
+        if there and not overwrite:
+            raise RecipeError(
+                f"ckpt.path {folder} holds checkpoints of an earlier run, the last one of step {there[-1].step}; "
+                "choose another folder, continue that run with --ckpt.load_enable, or remove them with --overwrite"
+            )
+
+
+def check_inputs(run_dir: Path, value: Mapping[str, Any]) -> None:
+    """Check that a run that begins anew removes no file that it has to read.
+
+    Raises:
+        RecipeError: a setting names a file or folder of the earlier run.
+    """
+    gone = [run_dir / "checkpoints", *(run_dir / name for name in own_files.own(run_dir))]
+    for key, setting in value.items():
+        if isinstance(setting, str) and not key.startswith(("ckpt.", "logger.")) and key != "oger.run_dir":
+            path = Path(setting).expanduser().absolute()
+            holds = [each for each in gone if path in (each, *each.parents) or each in path.parents]
+            if run_dir in path.parents and path.exists() and holds:
+                raise RecipeError(
+                    f"{key} {setting} is of the earlier run in oger.run_dir {run_dir}, which begins anew: nothing was "
+                    "removed; copy it elsewhere, or choose another oger.run_dir"
+                )
+
+
+def check_continued(run_dir: Path) -> None:
+    """Check that a run may resume in the folder, also one of an earlier version, which wrote no marker.
+
+    Raises:
+        RecipeError: it would write over files that no run has written.
+    """
+    strange = [name for name in own_files.in_the_way(run_dir) if not own_files.is_of_model(name)]
+    if own_files.is_of_earlier_version(run_dir):
+        strange = [name for name in strange if (run_dir / name).is_symlink()]
+    _check_is_ours(run_dir, strange)
+
+
+def _check_is_ours(run_dir: Path, strange: Sequence[str]) -> None:
+    if not strange:
+        return
+    named = ", ".join(strange[:_NAMED]) + (f" and {len(strange) - _NAMED} more" if len(strange) > _NAMED else "")
+    earlier = (
+        f"the run there is of an earlier version, which wrote no {own_files.MARKER}: continue it with "
+        "--ckpt.load_enable, choose another oger.run_dir, or move what is there away yourself"
+        if own_files.is_of_earlier_version(run_dir)
+        else "move it away, or choose another oger.run_dir"
+    )
+    raise RecipeError(
+        f"the run would write over what no run is known to have written in oger.run_dir {run_dir}: {named}; nothing "
+        f"was removed, and --overwrite does not remove it: {earlier}"
+    )
+
+
+def _with_best(folder: Path) -> tuple[Path, Path]:
+    return folder, folder / checkpoints.BEST
+
+
+def _others(run_dir: Path) -> bool:
+    return run_dir.is_dir() and any(path.name != _LOCK for path in run_dir.iterdir())
+
+
+def begin_anew(run_dir: Path, checkpoint_folder: Path, *, overwrite: bool) -> None:
+    """Remove what an earlier attempt wrote in the folder, and mark it as a run's.
+
+    Raises:
+        RecipeError: see `check_folder`.
+    """
+    check_folder(run_dir, checkpoint_folder, overwrite=overwrite)
+    for folder in dict.fromkeys([*_with_best(checkpoint_folder), *_with_best(run_dir / "checkpoints")]):
+        for checkpoint in checkpoints.found(folder):
+            checkpoints.remove(folder, checkpoint.step)
+    if own_files.is_marked(run_dir):
+        for name in own_files.remove(run_dir, logs=overwrite):
+            print(f"note: kept: {run_dir / name}, which no run is known to have written", flush=True)
+    own_files.begin(run_dir)
+
+
+def go_on(run_dir: Path) -> None:
+    """Mark the folder of a run that resumes, unless a run of an earlier version is there: that stays unmarked.
+
+    Raises:
+        RecipeError: see `check_continued`.
+    """
+    check_continued(run_dir)
+    if not own_files.is_of_earlier_version(run_dir):
+        own_files.begin(run_dir)
+
+
+def cut_back(run_dir: Path, step: int) -> None:
+    """Remove what was recorded after ``step``, from which the run resumes: it will come again."""
+    for path in (run_dir / name for name in own_files.RECORDS):
+        if path.exists():
+            kept = [record for record in read_jsonl(path) if record.get("step", 0) <= step]
+            with atomic_write(path) as partial:
+                write_jsonl(kept, partial)
+    for name in own_files.of_steps_after(run_dir, step):
+        (run_dir / name).unlink()
