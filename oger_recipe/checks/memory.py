@@ -202,7 +202,7 @@ def beside(value: Mapping[str, Any], *, cpu: bool = False) -> dict[str, float]:
     settings = OgerSettings.of(value)
     found = {"encoder": parameters_of(value["oger.embedding_model"]) * 4.0} if settings.embeds else {}
     for name, keys in models_of(settings.reward.sources):
-        width = _BYTES.get(keys.dtype, 4 if cpu or keys.runs_on == "process" else 2)
+        width = _BYTES.get(keys.dtype, 4 if cpu or keys.runs_on == "in_process" else 2)
         if keys.runs_on != "server":
             found[name] = parameters_of(keys.model) * width / keys.tensor_parallel_size
     return {name: size for name, size in found.items() if size}

@@ -115,7 +115,9 @@ def _entry(args: argparse.Namespace, settings: Mapping[str, Any]) -> Mapping[str
         raise RecipeError(
             f"--judge {args.judge!r}: an entry such as '{{model: org/judge, plugin: pairwise}}' is needed"
         )
-    return {"name": "judge", "kind": "pairwise" if args.pairs else "judge", **entry}
+    from oger_recipe.rewards.kinds.entries import as_today
+
+    return as_today({"name": "judge", "kind": "pairwise" if args.pairs else "judge", **entry})
 
 
 def _prices(args: argparse.Namespace) -> Prices:

@@ -170,7 +170,7 @@ def _train(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: lis
         raise RecipeError("\n  - ".join(["this training cannot be:", *problems]))
     if args.out.exists():
         raise RecipeError(f"--out {args.out} exists: remove it, or choose another one")
-    entry = {"model": args.model, "format": args.format, "place": "process"}
+    entry = {"model": args.model, "format": args.format, "place": "in_process"}
     entry |= {name: vars(args)[name] for name in ("revision", *_FORMAT_KEYS) if vars(args)[name] is not None}
     solutions, shapes = read_labelled_steps(args.data, args.split)
     print(_read(shapes, len(solutions)), flush=True)
@@ -283,7 +283,9 @@ def _entry(args: argparse.Namespace, settings: Mapping[str, Any]) -> Mapping[str
         raise RecipeError(f"--prm is no YAML: {' '.join(str(error).split())}") from None
     if not isinstance(entry, dict):
         raise RecipeError(f"--prm {args.prm!r}: an entry such as '{{model: org/prm, format: qwen_prm}}' is needed")
-    return {"name": "prm", "kind": "process", **entry}
+    from oger_recipe.rewards.kinds.entries import as_today
+
+    return as_today({"name": "prm", "kind": "process", **entry})
 
 
 # ---- label

@@ -24,7 +24,7 @@ _BATCH = 8
 _UNBOUNDED = 2**31  # tokens, of a model that says no limit
 
 
-class ProcessPlace:
+class InProcess:
     """A small model in this process; on CPUs it computes in float32 unless `dtype` says otherwise."""
 
     def __init__(self, keys: ModelKeys, *, told: Told | None = None) -> None:

@@ -18,7 +18,7 @@ from oger_recipe.rewards.keys import key
 from oger_recipe.rewards.place import Place, Reply, Sampling, StepPrompt
 from oger_recipe.rewards.spec import Keys, SourceSpec, Surroundings
 
-PLACES = ("engine", "process", "server")
+PLACES = ("engine", "in_process", "server")
 APIS = ("chat", "completions")
 HEADS = ("classify", "pooling", "embeddings")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
@@ -183,7 +183,7 @@ class ModelKeys(Keys):
                 yield f"{each.name} is for a server, and there is no url"
             elif each.name in OF_A_MODEL_HERE and self.url is not None:
                 yield f"{each.name} is the server's own affair: leave it out, or leave out url"
-            elif each.name in _OF_AN_ENGINE and self.runs_on == "process":
+            elif each.name in _OF_AN_ENGINE and self.runs_on == "in_process":
                 yield f"{each.name} is for an engine, and this model runs in this process"
         if self.on_overflow == "truncate" and not self.truncates:
             yield (

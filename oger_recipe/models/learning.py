@@ -14,7 +14,7 @@ from torch import Tensor
 from oger_recipe.algorithm.implicit import implicit_step_rewards, outcome_losses
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.ranges import COUNT, POSITIVE, SHARE
-from oger_recipe.models.in_process import ProcessPlace, padded
+from oger_recipe.models.in_process import InProcess, padded
 from oger_recipe.models.keys import StepKeys
 from oger_recipe.models.likelihood import padded_log_probs, response_log_probs, step_index
 from oger_recipe.rewards.keys import key
@@ -50,7 +50,7 @@ class Learnt:
 class Learner:
     """Trains the model of a place, with AdamW, without weight decay and dropout. Weights and optimizer are float32."""
 
-    def __init__(self, keys: LearningKeys, place: ProcessPlace) -> None:
+    def __init__(self, keys: LearningKeys, place: InProcess) -> None:
         assert keys.learning_rate
         self._keys, self._place = keys, place
         self._optimizer: torch.optim.Optimizer | None = None

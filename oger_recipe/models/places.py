@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from oger_recipe.base.files import fingerprint
-from oger_recipe.models.in_process import ProcessPlace
+from oger_recipe.models.in_process import InProcess
 from oger_recipe.models.keys import ModelKeys
 from oger_recipe.models.server import ServerPlace
 from oger_recipe.rewards.place import Place, Reply, Sampling, StepPrompt, VerdictCache
@@ -25,7 +25,7 @@ def place_of(keys: ModelKeys, surroundings: Surroundings) -> Place:
     """Make the place that an entry names, behind the cache of replies where there is one."""
     makers: dict[str, Callable[[ModelKeys], Place]] = {
         "server": lambda keys: ServerPlace(keys, told=surroundings.told),
-        "process": lambda keys: ProcessPlace(keys, told=surroundings.told),
+        "in_process": lambda keys: InProcess(keys, told=surroundings.told),
         "engine": surroundings.engine,
     }
     place = surroundings.around(keys, makers[keys.runs_on](keys))

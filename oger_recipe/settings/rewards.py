@@ -10,7 +10,7 @@ from oger_recipe.base.ranges import COUNT, PART, SHARE, WEIGHT
 from oger_recipe.models.keys import ModelKeys
 from oger_recipe.rewards.compose import ON_ERROR
 from oger_recipe.rewards.kinds import kind_of
-from oger_recipe.rewards.kinds.entries import DEFAULT
+from oger_recipe.rewards.kinds.entries import DEFAULT, as_today
 from oger_recipe.rewards.spec import Keys
 from oger_recipe.settings.fields import Section, setting
 
@@ -19,7 +19,7 @@ def named_source(item: Any) -> dict[str, Any]:
     """Read one entry of oger.reward.sources; raise ArgumentTypeError for what is none."""
     if not isinstance(item, Mapping) or not all(isinstance(item.get(key), str) for key in ("name", "kind")):
         raise ArgumentTypeError("a list of mappings with a name and a kind, such as [{name: rule, kind: verifier}]")
-    entry = dict(item)
+    entry = as_today(item)
     for key in ("weight", "worst"):
         if isinstance(entry.get(key), str):  # YAML reads 1e-3 as a text
             with contextlib.suppress(ValueError):

@@ -17,7 +17,7 @@ from transformers import Qwen3Config, Qwen3ForTokenClassification
 
 from oger_recipe.lab.tiny_policy import build_tokenizer
 
-SIDES = {"rule alone": None, "PRM in the controller": "process", "PRM in an engine": "engine"}
+SIDES = {"rule alone": None, "PRM in the controller": "in_process", "PRM in an engine": "engine"}
 PHASES = ("generation", "make_experience", "ppo_train", "step_total")
 
 

@@ -53,7 +53,7 @@ def test_a_prm_of_few_steps_is_kept_with_what_it_reaches(tmp_path: Path, monkeyp
     monkeypatch.setitem(
         judges.PRMS, "countdown-prm", countdown_prm.Data(solutions=256, written_by_model=0.5, epochs=1)
     )
-    entry = {"name": "prm", "kind": "process", "model": "countdown-prm", "place": "process", "format": "trl"}
+    entry = {"name": "prm", "kind": "process", "model": "countdown-prm", "place": "in_process", "format": "trl"}
     folder = Path(judges.with_folders(entry, str(tmp_path))["model"])
     report = json.loads((folder / "prm.json").read_text())
     assert report["counts"]["rows"] + report["held_out_counts"]["rows"] > 200 and report["held_out"]

@@ -39,7 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory, policy_folder: Path) -> tup
 
 
 def source_of(**keys: Any) -> Any:
-    entry = {"name": "prime", "kind": "process", "scorer": "implicit", "place": "process", **keys}
+    entry = {"name": "prime", "kind": "process", "scorer": "implicit", "place": "in_process", **keys}
     assert [*entry_problems([entry])] == []
     (spec,) = sources_of([entry])
     return spec.source(Surroundings(None, None))  # type: ignore[arg-type]

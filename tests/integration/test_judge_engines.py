@@ -30,7 +30,7 @@ from oger_recipe.embedding.cache import EmbeddingCache
 from oger_recipe.embedding.encoder import TrajectoryEncoder
 from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
 from oger_recipe.embedding.similarity import EmbeddingSimilarity
-from oger_recipe.models.in_process import ProcessPlace
+from oger_recipe.models.in_process import InProcess
 from oger_recipe.models.keys import ModelKeys, ProcessKeys, WriterKeys
 from oger_recipe.models.likelihood import written
 from oger_recipe.models.step_text import StepWriter
@@ -172,7 +172,7 @@ def test_an_engine_and_this_process_find_a_response_equally_likely(
     written_ones = [written(letters, prompt, each) for prompt, each in zip(PROMPTS, steps, strict=False)]
     prompts = [each for each in written_ones if isinstance(each, StepPrompt)]
     too_long = StepPrompt((1,) * (LONGEST + 1), (3, LONGEST))
-    here = ProcessPlace(WriterKeys(model=str(models["judge"]), place="process"))
+    here = InProcess(WriterKeys(model=str(models["judge"]), place="in_process"))
     replies = judge.log_probs([*prompts, too_long])
     for prompt, reply, other in zip(prompts, replies, here.log_probs(prompts), strict=False):
         assert reply.error is None and len(reply.log_probs) == prompt.ends[-1] - prompt.ends[0]
@@ -273,7 +273,7 @@ def test_a_prm_says_in_an_engine_what_it_says_in_this_process(
     )  # fmt: skip
     write = StepWriter(prm, AutoTokenizer.from_pretrained(prms[model]))
     prompts = [write.write(*each) for each in STEPS]
-    here, place = ProcessPlace(prm), engines.place(prm)
+    here, place = InProcess(prm), engines.place(prm)
     place.open()
     replies = place.classify_steps(prompts)
     assert [reply.steps for reply in place.classify_steps(prompts[::-1])] == [

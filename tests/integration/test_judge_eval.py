@@ -39,7 +39,7 @@ def evaluated(
         folder = tmp_path / "judge"
         if rule is not None and not folder.exists():
             save_judge(rule, folder)
-        entry = ({} if rule is None else {"model": str(folder), "max_new_tokens": 8}) | {"place": "process"} | keys
+        entry = ({} if rule is None else {"model": str(folder), "max_new_tokens": 8}) | {"place": "in_process"} | keys
         judge_eval.main(["--judge", yaml.safe_dump(entry), "--out", "out.json", "--oger.reward.cache=kept", *flags])
         return json.loads((tmp_path / "out.json").read_text()), "".join(capsys.readouterr())
 

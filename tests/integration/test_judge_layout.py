@@ -41,7 +41,7 @@ def settings(parser: argparse.ArgumentParser, *entries: dict[str, Any], **change
     [
         ([JUDGE, HEAD, SERVED], {}, {"judges": 4}),  # one at a time: as many as the largest needs
         ([HEAD], {}, {"judges": 2}),
-        ([SERVED, JUDGE | {"place": "process", "tensor_parallel_size": 1}], {}, {}),
+        ([SERVED, JUDGE | {"place": "in_process", "tensor_parallel_size": 1}], {}, {}),
         ([JUDGE | {"gpu_memory_utilization": 7}], {}, {}),  # which is refused elsewhere
         ([{"name": "c", "kind": "critique_classifier", "model": "a", "critic": "b"}], {}, {"judges": 1}),
         ([], {"oger.embedding_num_gpus": 0.25}, {}),  # nothing is compared: there is no encoder

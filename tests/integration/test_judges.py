@@ -29,7 +29,7 @@ from oger_recipe.base import progress
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.seeds import stable_seed
 from oger_recipe.grading.verifiers import look_in
-from oger_recipe.models.in_process import Noise, ProcessPlace
+from oger_recipe.models.in_process import InProcess, Noise
 from oger_recipe.models.keys import ModelKeys
 from oger_recipe.models.plugin import Failed, Plugin, ready_made
 from oger_recipe.models.plugins import _critique
@@ -180,8 +180,8 @@ def head_folder(tmp_path_factory: pytest.TempPathFactory, policy_folder: Path) -
     return folder
 
 
-def process_place(model: Path, **keys: Any) -> ProcessPlace:
-    return ProcessPlace(ModelKeys(model=str(model), place="process", **keys))
+def process_place(model: Path, **keys: Any) -> InProcess:
+    return InProcess(ModelKeys(model=str(model), place="in_process", **keys))
 
 
 def test_a_heads_number_does_not_depend_on_its_neighbours(head_folder: Path) -> None:
@@ -444,7 +444,7 @@ def test_values_move_with_their_rows(policy_folder: Path, tmp_path: Path) -> Non
     """A judge in this process: each row's value is what it is for that row alone, whatever order rows and groups are
     in, and rows that are not wanted are not asked about."""
     (tmp_path / "letters.py").write_text(VALUE_OF_LETTERS)
-    keys = {"model": str(policy_folder), "place": "process", "plugin": "letters.py", "max_new_tokens": 8}
+    keys = {"model": str(policy_folder), "place": "in_process", "plugin": "letters.py", "max_new_tokens": 8}
     keys |= {"temperature": 1.0}
     texts = [f"answer {number} {'long ' * number}" for number in range(6)]
     questions = ["Which?", "Why is that so?"]
@@ -469,7 +469,7 @@ def test_a_classifier_reads_prompt_and_response_in_the_models_template(
 ) -> None:
     monkeypatch.setattr(progress, "_EVERY_S", 0.0)
     groups = [group(["two", "three is a longer answer"]), group(["four", "five<|im_end|>"], "What is 2 + 2?")]
-    scores = score(None, groups, kind="classifier", model=str(head_folder), place="process")
+    scores = score(None, groups, kind="classifier", model=str(head_folder), place="in_process")
     assert "replies" not in capsys.readouterr().err  # a run prints no progress of its models
     texts = [
         "<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n<|im_start|>assistant\ntwo<|im_end|>\n",
@@ -488,14 +488,14 @@ def test_a_classifiers_text_may_be_a_plugins(head_folder: Path, tmp_path: Path) 
         "    return [f'{p}|{r}' for p, r in zip(prompts, responses)]"
     )
     scores = score(
-        None, [group(["two"])], kind="classifier", model=str(head_folder), place="process", plugin="text.py"
+        None, [group(["two"])], kind="classifier", model=str(head_folder), place="in_process", plugin="text.py"
     )
     (reply,) = process_place(head_folder).classify(["What is 1 + 1?|two"])
     assert scores.values.item() == pytest.approx(reply.value, abs=1e-5)
 
 
 def test_a_critique_is_read_behind_prompt_and_response(policy_folder: Path, head_folder: Path) -> None:
-    keys = {"model": str(head_folder), "critic": str(policy_folder), "place": "process", "max_new_tokens": 6}
+    keys = {"model": str(head_folder), "critic": str(policy_folder), "place": "in_process", "max_new_tokens": 6}
     scores = score(None, [group(["two", "three"])], kind="critique_classifier", temperature=1.0, **keys)
     sampling = Sampling(1.0, 1.0, 6, stable_seed(7, "rider"))
     tokenizer = AutoTokenizer.from_pretrained(policy_folder)

@@ -381,7 +381,7 @@ def test_a_hub_that_does_not_answer_is_asked_once_and_said_once(tmp_path: Path) 
 def test_a_reward_model_that_cannot_come_is_said_once_and_not_asked_for_again(tmp_path: Path) -> None:
     """Libraries ask a hub that does not answer for a minute each; a tokenizer's loading would say so in pages."""
     endpoint = f"http://127.0.0.1:{_closed_port()}"
-    for place in ("process", "engine"):
+    for place in ("in_process", "engine"):
         entry = {"name": "prm", "kind": "process", "model": "me/prm", "format": "math_shepherd", "place": place}
         lines = _hub(["--oger.reward.sources", json.dumps([entry])], endpoint, tmp_path)
         (problem,) = [line for line in lines if line.startswith("problem")]
@@ -484,7 +484,7 @@ def test_a_run_whose_answers_may_be_longer_than_a_judge_reads_is_warned(
         given["plugin"] = str(tmp_path / given["plugin"])
     if "reference" in given:
         model = save_prm(tmp_path / "other", tag="|")
-    listed = {"name": "s", "place": "process", "max_model_len": 100, "model": str(model)} | given
+    listed = {"name": "s", "place": "in_process", "max_model_len": 100, "model": str(model)} | given
     found_here = found("judges' windows", "--oger.reward.sources", json.dumps([listed]), f"--data.max_len={max_len}")
     assert [each in f"{one.state} {one.text}" for each, one in zip(said, found_here, strict=True)] == [True] * len(
         said

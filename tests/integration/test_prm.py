@@ -72,7 +72,7 @@ def evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..
     """What the command's file says of a PRM, and what it printed."""
 
     def run(entry: dict[str, Any], *flags: str) -> tuple[dict[str, Any], str]:
-        written = yaml.safe_dump({"place": "process"} | entry, allow_unicode=True)
+        written = yaml.safe_dump({"place": "in_process"} | entry, allow_unicode=True)
         prm.main(["eval", "--prm", written, "--out", "out.json", "--oger.reward.cache=", *flags])
         document = json.loads((tmp_path / "out.json").read_text(), parse_constant=pytest.fail)  # NaN is no JSON
         return document, "".join(capsys.readouterr())

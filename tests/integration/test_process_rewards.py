@@ -31,7 +31,7 @@ from transformers import (
 from oger_recipe.algorithm.steps import CREDITS
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.lab.known_judges import good_until, save_prm
-from oger_recipe.models.in_process import ProcessPlace
+from oger_recipe.models.in_process import InProcess
 from oger_recipe.models.keys import ProcessKeys
 from oger_recipe.models.places import Cached
 from oger_recipe.models.plugin import Failed
@@ -62,7 +62,7 @@ def group(steps: Sequence[Sequence[str]], **others: Any) -> Group:
 
 
 def asked(entry: dict[str, Any], groups: list[Group], wanted: torch.Tensor | None = None) -> Scores:
-    entry = {"name": "prm", "kind": "process", "place": "process"} | entry
+    entry = {"name": "prm", "kind": "process", "place": "in_process"} | entry
     assert not [*entry_problems([entry])]
     (spec,) = sources_of([entry])
     source = spec.source(Surroundings(None, None))  # type: ignore[arg-type]
@@ -365,7 +365,7 @@ def test_a_score_is_the_probability_of_good_whatever_is_asked_beside_it(
     keys = ProcessKeys(model=str(folder), adapter=str(on_top) if on_top else None, format=form, **more)
     write = StepWriter(keys, AutoTokenizer.from_pretrained(folder))
     prompts = [write.write(*text) for text in TEXTS]
-    place = ProcessPlace(keys)
+    place = InProcess(keys)
     together = [reply.steps for reply in place.classify_steps(prompts * 3)]
     thirds = [together[:4], together[4:8], together[8:]]
     for by_hand, *said in zip(expected(folder, on_top, good, prompts), *thirds, strict=True):
@@ -379,7 +379,7 @@ def test_a_score_is_the_probability_of_good_whatever_is_asked_beside_it(
 
 def refused(**keys: Any) -> str:
     with pytest.raises(RecipeError) as told:
-        ProcessPlace(
+        InProcess(
             ProcessKeys(**{name: str(key) if isinstance(key, Path) else key for name, key in keys.items()})
         ).open()
     return str(told.value)
@@ -427,11 +427,11 @@ def test_scores_are_kept_for_the_same_question_alone(random_models: dict[str, Pa
     cache = VerdictCache(tmp_path)
 
     def cached(**keys: Any) -> list[bool]:
-        known = {"model": str(random_models["writes"]), "format": "math_shepherd", "place": "process"}
+        known = {"model": str(random_models["writes"]), "format": "math_shepherd", "place": "in_process"}
         made = ProcessKeys(**known | keys)
         write = StepWriter(made, AutoTokenizer.from_pretrained(made.model))
-        replies = Cached(ProcessPlace(made), made, cache).classify_steps([write.write(*text) for text in TEXTS])
-        fresh = ProcessPlace(made).classify_steps([write.write(*text) for text in TEXTS])
+        replies = Cached(InProcess(made), made, cache).classify_steps([write.write(*text) for text in TEXTS])
+        fresh = InProcess(made).classify_steps([write.write(*text) for text in TEXTS])
         for kept, new in zip(replies, fresh, strict=True):
             assert kept.steps == pytest.approx(new.steps, abs=1e-6)
         return [reply.cached for reply in replies]
@@ -455,7 +455,7 @@ PADDED = [WRONG[0], WRONG[1] + " and so" * 50]  # past a window of 100 tokens
 
 def paid(entry: dict[str, Any], rows: list[list[str]], *, by_steps: bool) -> Rewards:
     """The rewards of one group by a PRM with a window of 100 tokens."""
-    listed = {"name": "prm", "kind": "process", "place": "process", "max_model_len": 100} | entry
+    listed = {"name": "prm", "kind": "process", "place": "in_process", "max_model_len": 100} | entry
     assert not [*entry_problems([listed])]
     (spec,) = sources_of([listed])
     source = spec.source(Surroundings(None, None))  # type: ignore[arg-type]
@@ -481,7 +481,7 @@ def test_a_negative_weight_pays_the_least_for_the_highest_score(known) -> None:
     rewards = paid({"model": str(known["trl"]), "format": "trl"}, [WRONG, PADDED, STEPS[0]], by_steps=False)
     assert rewards.total[0].tolist() == pytest.approx([0, 0, 1], abs=1e-4)
     listed = SourceSpec("prm", "process", -1.0, keys=TaggedKeys(
-        model=str(known["trl"]), format="trl", place="process", max_model_len=100))  # fmt: skip
+        model=str(known["trl"]), format="trl", place="in_process", max_model_len=100))  # fmt: skip
     source = listed.source(Surroundings(None, None))  # type: ignore[arg-type]
     rewards = rewards_of([group([WRONG, PADDED, STEPS[0]])], [source], [listed], on_error="zero")
     assert rewards.total[0].tolist() == pytest.approx([0, -1, -1], abs=1e-4)

@@ -110,11 +110,11 @@ def test_scoring_refuses_a_model_with_code_and_obeys_the_same_switch(model: Path
 
 def test_a_judge_and_a_prm_that_bring_code_are_refused_where_they_are_evaluated(model: Path, marker: Path) -> None:
     (model.parent / "labels.jsonl").write_text('{"question": "2 + 2?", "text": "4", "label": 1}\n')
-    judge = "{kind: classifier, place: process, model: model}"
+    judge = "{kind: classifier, place: in_process, model: model}"
     message = _oger("judge_eval", "--judge", judge, "--labels", "labels.jsonl", folder=model.parent)
     assert "\noger judge-eval: oger.reward.sources, judge: model brings code of its own" in message
     (model.parent / "steps.jsonl").write_text('{"prompt": "2 + 2?", "completions": ["4"], "labels": [true]}\n')
-    prm = "{format: math_shepherd, place: process, model: model}"
+    prm = "{format: math_shepherd, place: in_process, model: model}"
     message = _oger("prm", "eval", "--prm", prm, "--data", "steps.jsonl", folder=model.parent)
     assert "\noger prm eval: oger.reward.sources, prm: model brings code of its own" in message
     assert not marker.exists()
@@ -188,7 +188,7 @@ def test_who_says_to_be_qwens_process_reward_model_is_refused_in_every_other_pla
     assert list(untrusted(value | {other: True}, models_of_run(value), hub=False)) == [said]
 
 
-@pytest.mark.parametrize("place", ["process", "engine"])
+@pytest.mark.parametrize("place", ["in_process", "engine"])
 def test_as_a_source_of_kind_process_it_is_loaded_by_our_class(place: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWENS))
     value = _settings(**_sources(PRM | {"model": str(tmp_path), "place": place}))

@@ -167,7 +167,7 @@ def test_a_plugin_of_the_seeds_kind_scores_as_its_code_does_by_hand(
     texts = ["4*", "It is 4", "5*", "four"]
     sources = [
         {"name": "rule", "kind": "verifier"},
-        {"name": "rider", "kind": "judge", "model": str(folder), "place": "process", "plugin": "rider_reward.py",
+        {"name": "rider", "kind": "judge", "model": str(folder), "place": "in_process", "plugin": "rider_reward.py",
          "weight": 0.3, "gate": "rule_equals_1", "max_new_tokens": 16},
     ]  # fmt: skip
     found = scored(_answers(*((2, text) for text in texts)), sources, verifier_path=[str(PLUGINS)])
@@ -377,7 +377,7 @@ def test_a_model_that_cannot_come_is_said_without_asking_the_hub_again_and_again
     """The tokenizer of a judge at a server is its model's, where prompts are written here."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     served = {"name": "good", "kind": "judge", "model": "judge", "url": "http://127.0.0.1:9/v1", "plugin": "binary"}
-    here = {"name": "good", "kind": "judge", "model": "me/judge", "place": "process", "plugin": "binary"}
+    here = {"name": "good", "kind": "judge", "model": "me/judge", "place": "in_process", "plugin": "binary"}
     of_tokenizer = (
         "oger.reward.sources, good, tokenizer (default: model): judge is neither here nor in the hub's cache"
     )

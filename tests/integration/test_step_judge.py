@@ -94,7 +94,7 @@ def steps_of(scores: Scores) -> list[list[float]]:
 
 
 def test_steps_before_the_first_wrong_one_are_good(judge: Path, tmp_path: Path) -> None:
-    keys = {"model": str(judge), "place": "process", "max_new_tokens": 8}
+    keys = {"model": str(judge), "place": "in_process", "max_new_tokens": 8}
     source = source_of(cache=VerdictCache(tmp_path / "cache"), **keys)
     for share in (0.0, 1.0):  # the second time replies are kept ones
         scores = asked(source)

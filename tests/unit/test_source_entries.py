@@ -11,11 +11,12 @@ from oger_recipe.rewards.compose import ON_ERROR
 from oger_recipe.rewards.kinds import KINDS
 from oger_recipe.rewards.kinds.bonus import BonusKeys
 from oger_recipe.rewards.kinds.classifier import ClassifierKeys, CritiqueKeys
-from oger_recipe.rewards.kinds.entries import DEFAULT, entry_problems, sources_of
+from oger_recipe.rewards.kinds.entries import DEFAULT, as_today, entry_problems, sources_of
 from oger_recipe.rewards.kinds.own import OwnKeys
 from oger_recipe.rewards.kinds.pairwise import PairwiseKeys
 from oger_recipe.rewards.kinds.verifier import VerifierKeys
 from oger_recipe.rewards.spec import COMBINATIONS, SourceSpec
+from oger_recipe.settings.rewards import named_source
 
 
 def listed(*entries: Any) -> list[str]:
@@ -173,6 +174,16 @@ def test_what_users_recipes_name_is_there() -> None:
     names = {"verifier", "bonus", "similarity", "judge", "pairwise", "classifier", "critique_classifier", "process"}
     assert {*names, "length", "rubric"} <= KINDS.keys() and {"add", "mul"} <= COMBINATIONS.keys()
     assert {"zero", "neutral", "drop_group", "stop"} <= ON_ERROR.keys()
+
+
+def test_an_earlier_word_is_taken_and_one_note_says_what_to_write(capsys: pytest.CaptureFixture[str]) -> None:
+    head = {"name": "h", "kind": "classifier", "model": "m"}
+    assert [as_today(head | {"place": "process"}) for _ in "12"] == [head | {"place": "in_process"}] * 2
+    assert capsys.readouterr().out.count("write place: in_process") == 1
+    assert named_source(head | {"place": "process"})["place"] == "in_process"
+    assert listed(head | {"place": "in_process"}) == []
+    own = {"name": "own", "kind": "mine:Own", "place": "process"}
+    assert as_today(own) == own and as_today(head) == head
 
 
 def test_a_kind_says_how_each_of_its_models_is_asked() -> None:

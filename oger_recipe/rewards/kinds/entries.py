@@ -5,6 +5,7 @@ Without any the list is DEFAULT: r = R + beta * B.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,25 @@ from oger_recipe.rewards.kinds.bonus import BonusKeys
 from oger_recipe.rewards.kinds.verifier import VerifierKeys
 from oger_recipe.rewards.spec import COMMON, Keys, SourceSpec, further_keys
 
+# (key, its earlier word) -> today's.
+_EARLIER = {("place", "process"): "in_process"}
+
 DEFAULT = (SourceSpec("rule", "verifier", keys=VerifierKeys()), SourceSpec("explore", "bonus", keys=BonusKeys()))
+
+
+def as_today(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Put today's words into an entry that the user wrote; print a note on each earlier one."""
+    new = dict(entry)
+    for (name, earlier), word in _EARLIER.items():
+        if entry.get(name) == earlier and ":" not in str(entry.get("kind")):  # a class of the user's has its own words
+            new[name] = word
+            _note(f"{name} {earlier} of oger.reward.sources is called {word} today: write {name}: {word}")
+    return new
+
+
+@functools.cache  # settings are read several times
+def _note(text: str) -> None:
+    print(f"note: {text}", flush=True)
 
 
 def sources_of(entries: Sequence[Mapping[str, Any]] | None, estimator: str = "") -> tuple[SourceSpec, ...]:

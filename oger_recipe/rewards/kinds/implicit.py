@@ -16,7 +16,7 @@ from oger_recipe.algorithm.implicit import implicit_step_rewards, outcome_accura
 from oger_recipe.algorithm.steps import AGGREGATES
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.models.asking import Judged, ask_about, no_reply
-from oger_recipe.models.in_process import ProcessPlace
+from oger_recipe.models.in_process import InProcess
 from oger_recipe.models.keys import ModelKeys, Question, StepKeys, WriterKeys
 from oger_recipe.models.learning import Learner, LearningKeys
 from oger_recipe.models.likelihood import padded_log_probs, step_index, written
@@ -58,7 +58,7 @@ class ImplicitKeys(LearningKeys):
 
     @property
     def runs_on(self) -> str:
-        return self.place or ("server" if self.url else "process" if self.learns else "engine")
+        return self.place or ("server" if self.url else "in_process" if self.learns else "engine")
 
     @property
     def models(self) -> tuple[ModelKeys, ...]:
@@ -78,7 +78,7 @@ class ImplicitKeys(LearningKeys):
     def source(self, spec: SourceSpec, surroundings: Surroundings) -> Source:
         model, reference = (_place_of(each, surroundings) for each in self.models)
         scorer = ImplicitScorer(self, model, reference)
-        if not isinstance(model, ProcessPlace) or not self.learns:
+        if not isinstance(model, InProcess) or not self.learns:
             return ImplicitSource(self, scorer)
         return LearningSource(self, scorer, Learner(self, model))
 
@@ -90,7 +90,7 @@ class ImplicitKeys(LearningKeys):
                 "likely a given text is; leave out url"
             )
         if self.learns and self.runs_on == "engine":
-            yield "learning_rate with place engine: what an engine has loaded does not learn; use place process"
+            yield "learning_rate with place engine: what an engine has loaded does not learn; use place in_process"
         if self.learns and self.dtype not in ("auto", "float32"):
             yield f"dtype {self.dtype} with learning_rate: a model that learns is kept in float32; leave dtype out"
         if not self.learns and self.reference in (None, self.model):
@@ -256,6 +256,6 @@ def _pair_accuracy(
 
 
 def _place_of(keys: ModelKeys, surroundings: Surroundings) -> Likelihoods:
-    place = ProcessPlace(keys, told=surroundings.told) if keys.runs_on == "process" else surroundings.engine(keys)
+    place = InProcess(keys, told=surroundings.told) if keys.runs_on == "in_process" else surroundings.engine(keys)
     assert isinstance(place, Likelihoods)
     return place
