@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from forks import Forks
 
 from oger_recipe.grading.pool import ENVIRONMENT, GradingPool, GradingSettings, Limits
 from oger_recipe.grading.rules import GradingRules
@@ -26,6 +27,7 @@ def grade(response, answer):
 TASK = "hidden:grade"
 REFUSAL = f"task {TASK!r} is code, which is not run because data name it: read it, then set --oger.allow_task {TASK!r}"
 TEACHER = {"source": "t", "text": "4"}
+Oger = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture()
@@ -44,11 +46,14 @@ def _rows(folder: Path, *tasks: str) -> Path:
     return folder / "rows.jsonl"
 
 
-def _oger(folder: Path, *words: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", f"oger_recipe.cli.{words[0]}", *words[1:]]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stdout + done.stderr
+@pytest.fixture()
+def oger(forks: Forks, tmp_path: Path) -> Oger:
+    def run(*words: str) -> tuple[int, str]:
+        done = forks.run("-m", f"oger_recipe.cli.{words[0]}", *words[1:], cwd=tmp_path)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode, done.stdout + done.stderr
+
+    return run
 
 
 def _mix(folder: Path, source: str = "") -> None:
@@ -80,25 +85,25 @@ COMMANDS = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_refuses_rows_that_name_code_before_it_is_imported(
-    name: str, tmp_path: Path, marker: Path, policy_folder: Path
+    name: str, tmp_path: Path, marker: Path, policy_folder: Path, oger: Oger
 ) -> None:
     _rows(tmp_path, "math").rename(tmp_path / "good.jsonl")
     _rows(tmp_path, TASK, TASK)
     _mix(tmp_path)
     _recipe(tmp_path, policy_folder)
-    status, said = _oger(tmp_path, *COMMANDS[name])
+    status, said = oger(*COMMANDS[name])
     assert status == 1 and f"rows.jsonl:1: {REFUSAL}" in said, said
     assert not marker.exists()
 
 
 @pytest.mark.parametrize("flag", ["--allow_task", "--oger.allow_task"])
-def test_what_the_user_allows_is_run(flag: str, tmp_path: Path, marker: Path) -> None:
+def test_what_the_user_allows_is_run(flag: str, tmp_path: Path, marker: Path, oger: Oger) -> None:
     _rows(tmp_path, TASK)
     _mix(tmp_path)
-    status, said = _oger(tmp_path, *COMMANDS["validate"], flag, TASK)
+    status, said = oger(*COMMANDS["validate"], flag, TASK)
     assert status == 0 and f"usable: 1 ({TASK} 1)" in said, said
     assert marker.exists()
-    assert _oger(tmp_path, *PREPARE, flag, TASK)[0] == 0
+    assert oger(*PREPARE, flag, TASK)[0] == 0
     (row,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
     assert [teacher["correct"] for teacher in row["teachers"]] == [True]
 
@@ -106,31 +111,33 @@ def test_what_the_user_allows_is_run(flag: str, tmp_path: Path, marker: Path) ->
 @pytest.mark.parametrize(
     "flags", [("--oger.task_name", TASK), ("--oger.verifiers", f"mine={TASK}")], ids=lambda flags: flags[0]
 )
-def test_rows_may_name_what_other_settings_name(flags: tuple[str, ...], tmp_path: Path, marker: Path) -> None:
+def test_rows_may_name_what_other_settings_name(
+    flags: tuple[str, ...], tmp_path: Path, marker: Path, oger: Oger
+) -> None:
     _rows(tmp_path, TASK, *(["mine"] if flags[1] != TASK else []))
-    status, said = _oger(tmp_path, *COMMANDS["validate"], *flags)
+    status, said = oger(*COMMANDS["validate"], *flags)
     assert status == 0, said
     _rows(tmp_path, "hidden:other")
-    assert _oger(tmp_path, *COMMANDS["validate"], *flags)[0] == 1
+    assert oger(*COMMANDS["validate"], *flags)[0] == 1
 
 
-def test_the_task_of_a_mix_is_the_users_own(tmp_path: Path, marker: Path) -> None:
+def test_the_task_of_a_mix_is_the_users_own(tmp_path: Path, marker: Path, oger: Oger) -> None:
     (tmp_path / "rows.jsonl").write_text('{"q": "2 + 2?", "a": "4", "t": "4"}\n')
     _mix(tmp_path, f', task: "{TASK}", columns: {{prompt: q, answer: a, teacher: t}}')
-    status, said = _oger(tmp_path, *PREPARE)
+    status, said = oger(*PREPARE)
     assert status == 0 and marker.exists(), said
 
 
-def test_a_path_that_is_allowed_and_leads_nowhere_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_allowed_and_leads_nowhere_is_refused(tmp_path: Path, oger: Oger) -> None:
     _rows(tmp_path, "math")
-    status, said = _oger(tmp_path, *COMMANDS["validate"], "--allow_task", "nowhere:grade")
+    status, said = oger(*COMMANDS["validate"], "--allow_task", "nowhere:grade")
     assert status == 1 and "oger.allow_task: task 'nowhere:grade' is no verifier: No module named" in said
 
 
-def test_many_rows_with_one_task_are_one_sentence(tmp_path: Path, policy_folder: Path) -> None:
+def test_many_rows_with_one_task_are_one_sentence(tmp_path: Path, policy_folder: Path, oger: Oger) -> None:
     _rows(tmp_path, *[TASK] * 30)
     _recipe(tmp_path, policy_folder)
-    _, said = _oger(tmp_path, *COMMANDS["dry run"])
+    _, said = oger(*COMMANDS["dry run"])
     assert said.count("is code") == 1 and "rows.jsonl:1: " in said and "(and so in 29 more rows: 2, " in said
 
 
@@ -171,7 +178,7 @@ def test_the_pool_grades_no_task_that_is_not_allowed(importable: Path, bounded: 
     assert importable.exists()
 
 
-def test_a_label_that_names_code_is_not_graded_by_a_run(tmp_path: Path, marker: Path) -> None:
+def test_a_label_that_names_code_is_not_graded_by_a_run(tmp_path: Path, marker: Path, forks: Forks) -> None:
     """As OpenRLHF calls the reward function, whose process gets the settings of the run by its environment."""
     label = json.dumps({"uid": "a", "answer": "4", "task": TASK})
     program = (
@@ -181,6 +188,6 @@ def test_a_label_that_names_code_is_not_graded_by_a_run(tmp_path: Path, marker: 
     for allowed, reward in (((), "0.0"), ((TASK,), "1.0")):
         settings = GradingSettings(1, allowed=allowed, path=(str(tmp_path),))
         environment = os.environ | {ENVIRONMENT: settings.to_json()}
-        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        done = forks.run("-c", program, env=environment)
         assert done.stdout.strip() == reward, done.stderr
         assert marker.exists() == bool(allowed) and (REFUSAL in done.stderr) != bool(allowed)

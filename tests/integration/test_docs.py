@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import io
 import pkgutil
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -101,13 +101,13 @@ _HELP: dict[str, set[str]] = {}
 
 def _flags(command: str) -> set[str]:
     if command not in _HELP:
-        run = [sys.executable, "-m", "oger_recipe.cli.main", command]
         parts = {"data": ("prepare", "validate"), "prm": ("train", "eval", "label")}.get(command, ("",))
-        shown = [
-            subprocess.run([*run, *part.split(), "--help"], capture_output=True, text=True, check=True).stdout
-            for part in parts
-        ]
-        _HELP[command] = set(re.findall(r"--\w[\w-]*", "".join(shown))) | {"--help"}
+        main = importlib.import_module(f"oger_recipe.cli.{command.replace('-', '_')}").main
+        with contextlib.redirect_stdout(io.StringIO()) as shown:
+            for part in parts:
+                with contextlib.suppress(SystemExit):
+                    main([*part.split(), "--help"])
+        _HELP[command] = set(re.findall(r"--\w[\w-]*", shown.getvalue())) | {"--help"}
     return _HELP[command]
 
 

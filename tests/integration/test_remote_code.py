@@ -7,11 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import Forks
 
 from oger_recipe.base import remote_code
 from oger_recipe.base.remote_code import Named, environment, may_run, untrusted
@@ -29,6 +30,7 @@ pathlib.Path({marker!r}).write_text("imported")
 class OwnTokenizer(PreTrainedTokenizerFast):
     pass
 """
+Oger = Callable[..., str]
 ROW = '{"prompt": "2 + 2 =", "answer": "4", "task": "math"}\n'
 
 
@@ -58,40 +60,41 @@ def model(policy_folder: Path, tmp_path: Path, marker: Path) -> Path:
     return folder
 
 
-def _oger(command: str, *flags: str, folder: Path, status: int = 1) -> str:
+@pytest.fixture()
+def oger(forks: Forks, tmp_path: Path) -> Oger:
     """What the command prints; it has to stop with a message, if nothing else is asked."""
-    environment = os.environ | {"HF_MODULES_CACHE": str(folder / "modules"), "HF_HUB_OFFLINE": "1"}
-    line = [sys.executable, "-m", f"oger_recipe.cli.{command}", *flags]
-    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    assert done.returncode == status, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout + done.stderr
+
+    def run(command: str, *flags: str, status: int = 1) -> str:
+        done = forks.run("-m", f"oger_recipe.cli.{command}", *flags, cwd=tmp_path)
+        assert done.returncode == status, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout + done.stderr
+
+    return run
 
 
-def _train(folder: Path, *flags: str) -> str:
-    (folder / "recipe.yaml").write_text(
+def test_a_run_refuses_a_model_with_code_before_anything_is_loaded(model: Path, marker: Path, oger: Oger) -> None:
+    (model.parent / "recipe.yaml").write_text(
         "actor: {model_name_or_path: model}\ndata: {prompt_dataset: rows.jsonl}\n"
         "oger: {bonus_weight: 0, max_replace_num: 0}\n"
     )
-    return _oger("train", "--recipe", "recipe.yaml", *flags, folder=folder)
-
-
-def test_a_run_refuses_a_model_with_code_before_anything_is_loaded(model: Path, marker: Path) -> None:
-    message = _train(model.parent)
+    message = oger("train", "--recipe", "recipe.yaml")
     assert "actor.model_name_or_path: model brings code of its own, which its tokenizer_config.json names" in message
     assert "own.OwnTokenizer" in message and "set oger.trust_remote_code" in message
     assert not marker.exists() and not (model.parent / "runs").exists()
-    assert "1 prompts do not fill one step" in _train(model.parent, "--oger.trust_remote_code")  # the tokenizer works
+    assert "1 prompts do not fill one step" in oger(
+        "train", "--recipe", "recipe.yaml", "--oger.trust_remote_code"
+    )  # the tokenizer works
     assert marker.exists()
 
 
-def test_an_evaluation_refuses_a_model_with_code(model: Path, marker: Path) -> None:
-    message = _oger("eval", "model", "--benchmark", "mine=rows.jsonl", folder=model.parent)
+def test_an_evaluation_refuses_a_model_with_code(model: Path, marker: Path, oger: Oger) -> None:
+    message = oger("eval", "model", "--benchmark", "mine=rows.jsonl")
     assert message.startswith("oger eval: model: model brings code of its own") and "oger.trust_remote_code" in message
     assert not marker.exists()
 
 
-def test_scoring_refuses_a_model_with_code_and_obeys_the_same_switch(model: Path, marker: Path) -> None:
+def test_scoring_refuses_a_model_with_code_and_obeys_the_same_switch(model: Path, marker: Path, oger: Oger) -> None:
     """Responses are cut into steps, for which the policy's tokenizer is needed."""
     (model.parent / "recipe.yaml").write_text(
         "actor: {model_name_or_path: model}\ndata: {prompt_dataset: rows.jsonl}\n"
@@ -101,21 +104,23 @@ def test_scoring_refuses_a_model_with_code_and_obeys_the_same_switch(model: Path
     (model.parent / "rows.jsonl").write_text('{"uid": "a", "prompt": "2 + 2 =", "answer": "4", "task": "math"}\n')
     (model.parent / "responses.jsonl").write_text('{"uid": "a", "text": "4"}\n')
     words = ("--recipe", "recipe.yaml", "--responses", "responses.jsonl", "--out", "out.jsonl")
-    message = _oger("score", *words, folder=model.parent)
+    message = oger("score", *words)
     assert message.startswith("oger score: actor.model_name_or_path: model brings code of its own"), message
     assert not marker.exists()
-    _oger("score", *words, "--oger.trust_remote_code", folder=model.parent, status=0)
+    oger("score", *words, "--oger.trust_remote_code", status=0)
     assert marker.exists()
 
 
-def test_a_judge_and_a_prm_that_bring_code_are_refused_where_they_are_evaluated(model: Path, marker: Path) -> None:
+def test_a_judge_and_a_prm_that_bring_code_are_refused_where_they_are_evaluated(
+    model: Path, marker: Path, oger: Oger
+) -> None:
     (model.parent / "labels.jsonl").write_text('{"question": "2 + 2?", "text": "4", "label": 1}\n')
     judge = "{kind: classifier, place: in_process, model: model}"
-    message = _oger("judge_eval", "--judge", judge, "--labels", "labels.jsonl", folder=model.parent)
+    message = oger("judge_eval", "--judge", judge, "--labels", "labels.jsonl")
     assert "\noger judge-eval: oger.reward.sources, judge: model brings code of its own" in message
     (model.parent / "steps.jsonl").write_text('{"prompt": "2 + 2?", "completions": ["4"], "labels": [true]}\n')
     prm = "{format: math_shepherd, place: in_process, model: model}"
-    message = _oger("prm", "eval", "--prm", prm, "--data", "steps.jsonl", folder=model.parent)
+    message = oger("prm", "eval", "--prm", prm, "--data", "steps.jsonl")
     assert "\noger prm eval: oger.reward.sources, prm: model brings code of its own" in message
     assert not marker.exists()
 
@@ -241,12 +246,9 @@ print(seen)
 """
 
 
-def test_a_trusted_encoder_is_all_that_may_bring_code_in_its_process(model: Path, marker: Path) -> None:
+def test_a_trusted_encoder_is_all_that_may_bring_code_in_its_process(model: Path, marker: Path, forks: Forks) -> None:
     """The controller has the policy's tokenizer as well; a thread of it does not get the encoder's leave."""
-    env = os.environ | {"OGER_TRUST_REMOTE_CODE": "0", "HF_MODULES_CACHE": str(model.parent / "modules")}
-    done = subprocess.run(
-        [sys.executable, "-c", OF_A_RUN], cwd=model.parent, env=env, capture_output=True, text=True, check=False
-    )
+    done = forks.run("-c", OF_A_RUN, cwd=model.parent, env=os.environ | {"OGER_TRUST_REMOTE_CODE": "0"})
     assert done.returncode == 0, done.stderr
     closed = ["ValueError", "loaded", False]  # by a class of transformers, in the second case
     assert done.stdout.splitlines()[-1] == str([*closed, "ValueError", "loaded", True, "ValueError"])
