@@ -17,7 +17,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
     """Starts Python programs, in processes of their own, from one that has imported everything."""
-    modules = str(tmp_path_factory.mktemp("modules"))  # of models' own code, by transformers
-    forks = Forks(os.environ | {"HF_MODULES_CACHE": modules})
+    modules = tmp_path_factory.mktemp("modules")  # of models' own code, by transformers
+    forks = Forks(os.environ | {"HF_MODULES_CACHE": str(modules), "OMP_NUM_THREADS": "1"})  # threads are not forked
     yield forks
     forks.end()

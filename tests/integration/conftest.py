@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import socket
-import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from forks import Forks
 from hang import HANG_S
 
 from oger_recipe.base.files import read_jsonl, write_jsonl
@@ -169,7 +169,7 @@ def letters() -> Any:
 
 
 @pytest.fixture(scope="session")
-def run_ranks() -> Callable[[Path, int, Path], None]:
+def run_ranks(forks: Forks) -> Callable[[Path, int, Path], None]:
     """Runs ``python SCRIPT RANK RANKS PORT FOLDER`` for every rank at once, and fails with their logs."""
 
     def run(script: Path, ranks: int, folder: Path) -> None:
@@ -180,8 +180,8 @@ def run_ranks() -> Callable[[Path, int, Path], None]:
         processes = []
         for rank, log in enumerate(logs):
             with log.open("w") as file:
-                command = [sys.executable, str(script), str(rank), str(ranks), str(port), str(folder)]
-                processes.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT))
+                words = [str(script), str(rank), str(ranks), str(port), str(folder)]
+                processes.append(forks.start(*words, stdout=file, stderr=file))
         try:
             codes = [process.wait(timeout=HANG_S) for process in processes]
         finally:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import random
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import Forks
 from hang import HANG_S
 
 N = 3
@@ -47,12 +47,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory, countdown_rows: list[dict[s
 
 
 @pytest.fixture(scope="module")
-def run(folder: Path, policy_folder: Path) -> Run:
+def run(folder: Path, policy_folder: Path, forks: Forks) -> Run:
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-m", "oger_recipe.cli.eval", str(policy_folder), *SETTINGS, *arguments]
-        return subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=HANG_S)
+        line = ["-m", "oger_recipe.cli.eval", str(policy_folder), *SETTINGS, *arguments]
+        return forks.run(*line, cwd=folder, timeout=HANG_S)
 
-    command.policy = str(policy_folder)
     return command
 
 
@@ -170,15 +169,15 @@ def test_more_samples_and_another_benchmark_are_added_to_a_folder(
     assert (folder / "grown" / "results.md").read_text() == first_results
 
 
-def test_the_recipes_rules_grade_and_its_settings_sample(run: Run, folder: Path) -> None:
+def test_the_recipes_rules_grade_and_its_settings_sample(forks: Forks, policy_folder: Path, folder: Path) -> None:
     """GSM8K's answers with OAT's strings and a stop text, as a recipe says; options on the command line win."""
     recipe = folder / "recipe.yaml"
     recipe.write_text(
         "oger: {gsm8k_strict_oat: true, stop: ['e'], stop_kept: [], eval: {max_new_tokens: 9}}\n"
         "eval: {n_samples_per_prompt: 2, temperature: 0.7, dataset: gsm8k=gsm8k.jsonl}\ntrain: {seed: 11}\n"
     )
-    line = [sys.executable, "-m", "oger_recipe.cli.eval", run.policy, "--recipe", "recipe.yaml", "--out", "ruled"]
-    done = subprocess.run([*line, "--temperature", "0.8"], cwd=folder, capture_output=True, text=True, timeout=HANG_S)
+    line = ["-m", "oger_recipe.cli.eval", str(policy_folder), "--recipe", "recipe.yaml", "--out", "ruled"]
+    done = forks.run(*line, "--temperature", "0.8", cwd=folder, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     settings = json.loads((folder / "ruled" / "results.json").read_text())["settings"]
     assert settings["sampling"] | {"top_k": -1} == {
@@ -190,16 +189,15 @@ def test_the_recipes_rules_grade_and_its_settings_sample(run: Run, folder: Path)
     assert len(_records(folder / "ruled" / "answers" / "gsm8k.jsonl")) == 12
 
 
-def test_a_template_ends_answers_at_its_stop_texts_which_stay(folder: Path, policy_folder: Path) -> None:
+def test_a_template_ends_answers_at_its_stop_texts_which_stay(forks: Forks, folder: Path, policy_folder: Path) -> None:
     """r1 has </answer>, which noise never holds; here they are letters. Without --out the folder is under evals/."""
     script = (
         "import sys; from oger_recipe.cli import eval\n"
         "from oger_recipe.data.templates import PromptTemplate, TEMPLATES\n"
         "TEMPLATES['r1'] = PromptTemplate('User: {question}', stop=tuple('aeinorst1'))\neval.main(sys.argv[1:])"
     )
-    line = [sys.executable, "-c", script, str(policy_folder), "--benchmark", "gsm8k=gsm8k.jsonl", *SETTINGS]
-    line += ["--max_new_tokens", "200", "--prompt_template", "r1"]
-    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=HANG_S)
+    line = ["-c", script, str(policy_folder), "--benchmark", "gsm8k=gsm8k.jsonl", *SETTINGS]
+    done = forks.run(*line, "--max_new_tokens", "200", "--prompt_template", "r1", cwd=folder, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     [out] = (folder / "evals").iterdir()
     records = _records(out / "answers" / "gsm8k.jsonl")

@@ -186,12 +186,28 @@ def _become(program: dict[str, Any]) -> None:
 
 
 def _import_all() -> None:
-    from oger_recipe.patches import apply_training_patches, apply_vllm_import_patches
+    """Apply no patches but those that say how a library is imported: the others are for the program to apply."""
+    from oger_recipe.patches import (
+        flash_attn_padding,
+        torch_compile,
+        transformers_optional_imports,
+        vllm_audio,
+        vllm_env_override,
+    )
 
-    apply_training_patches()
-    apply_vllm_import_patches()
+    for patch in (torch_compile, vllm_env_override, transformers_optional_imports, vllm_audio, flash_attn_padding):
+        patch.apply()
     import oger_recipe.cli
 
+    for name in (
+        "datasets",
+        "deepspeed",
+        "math_verify",
+        "openrlhf.trainer.ppo_trainer",
+        "ray",
+        "vllm.entrypoints.llm",
+    ):
+        importlib.import_module(name)
     for each in pkgutil.iter_modules(oger_recipe.cli.__path__, "oger_recipe.cli."):
         importlib.import_module(each.name)
 
