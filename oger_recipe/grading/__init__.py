@@ -1,1 +1,1 @@
-"""Grading in processes that can be killed."""
+"""Verifiers, what they say of a response, and the processes that grade, which can be killed."""

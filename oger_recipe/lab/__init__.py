@@ -1,1 +1,1 @@
-"""Built-in tasks: problems made on the spot, with teacher trajectories, that need no download."""
+"""The built-in task, which needs no download: problems, teachers, tiny models, judges with known answers; studies."""

@@ -1,1 +1,1 @@
-"""Rule verifiers, one per task, and the reward function that OpenRLHF calls for each rollout."""
+"""What a source of reward is, how sources make one reward, and the function that OpenRLHF calls for each rollout."""
