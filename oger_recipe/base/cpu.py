@@ -1,4 +1,4 @@
-"""Cores, threads and main memory, and what every process needs in its environment on a machine without CUDA."""
+"""Cores, threads, main memory, an engine's key-value cache, and the environment on a machine without CUDA."""
 
 import contextlib
 import os
@@ -71,9 +71,6 @@ def is_without_cuda() -> bool:
     import torch  # not above: this module is for commands that load nothing, too
 
     return not torch.cuda.is_available()
-
-
-# What the key-value cache of an engine takes.
 
 
 def kv_bytes_per_token(config: Any) -> int:

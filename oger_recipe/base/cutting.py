@@ -1,5 +1,7 @@
 """How a response is cut into steps of reasoning: behind each delimiter, and at the caps of a step and a response.
 
+The last functions look whether the responses of a model can be cut, before anything of it is loaded.
+
 A step ends with the token that completes a delimiter; what else that token holds belongs to the step as well. A blank
 step is none: it belongs to the step before it, and to the first one where there is none before.
 """
@@ -224,9 +226,6 @@ def _bytes_of(tokenizer: Any, token: int, is_first: bool, skip_special_tokens: b
     if all(character in _BYTES for character in written):
         return bytes(_BYTES[character] for character in written)
     return text.encode()
-
-
-# Whether the responses of a model can be cut into steps of reasoning, looked at before anything of it is loaded.
 
 
 _PROBE = "So 3 + 4 = 7.\n\nThen, \u00e9\u65e5\U0001f600 \\frac{1}{2}\n"

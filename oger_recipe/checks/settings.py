@@ -290,9 +290,6 @@ def _model_folder(name: str, key: str) -> Iterator[str]:
         yield f"{key}: {name}: no such model folder"
 
 
-# The check of every single number: it is in its range.
-
-
 RANGES: dict[str, Range] = upstream.RANGES | {each.flag: each.range for each in SETTINGS if each.range}
 
 

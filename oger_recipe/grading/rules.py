@@ -1,4 +1,4 @@
-"""The rules by which a run, an evaluation or a dataset is graded: options, own verifiers, and what text is read."""
+"""The rules by which responses are graded: options, own verifiers, what text is read, what counts as repetition."""
 
 from __future__ import annotations
 
@@ -165,9 +165,6 @@ def graded_text(response: str, cut: Sequence[str] = (), strip: bool = False) -> 
     ends = [position for stop in cut if (position := response.find(stop)) >= 0]
     text = response[: min(ends)] if ends else response
     return text.strip() if strip else text
-
-
-# Degenerate repetition: text that goes round in circles.
 
 
 WINDOW = 1000  # bytes of UTF-8

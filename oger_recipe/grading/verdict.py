@@ -1,4 +1,7 @@
-"""What grading says of one response: a `Verdict`, and a `Graded` around it that also tells of failures."""
+"""What grading says of one response: a `Verdict`, and a `Graded` around it that also tells of failures.
+
+The last functions read what code of others gives for several rows or steps at once.
+"""
 
 from __future__ import annotations
 
@@ -162,9 +165,6 @@ def _extracted(value: Any) -> str | None:
     if isinstance(value, int | float):
         return str(value)
     raise NoVerdict(f"extracted is of type {type(value).__name__}, not a text")
-
-
-# What code of others gives for several rows or steps at once.
 
 
 def is_list(values: Any) -> bool:

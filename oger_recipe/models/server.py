@@ -284,9 +284,6 @@ def _asked_once(keys: ModelKeys) -> ServerPlace:
     return ServerPlace(replace(keys, attempts=1, request_limit_s=min(keys.request_limit_s, _PROBE_S)))
 
 
-# How fast a server is asked.
-
-
 class TokenBucket:
     """Gives `per_minute` tokens a minute, one at a time: no minute has more of them, wherever it begins."""
 

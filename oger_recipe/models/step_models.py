@@ -1,4 +1,4 @@
-"""Process reward models in this process: how they are loaded, and what they say at the ends of steps."""
+"""Process reward models: how they are loaded, what they say at the ends of steps, and what vLLM is told of them."""
 
 from __future__ import annotations
 
@@ -165,9 +165,6 @@ def step_reply(keys: ProcessKeys, logits: Tensor) -> Reply:
     if not logits.isfinite().all():
         return Reply(error="the model gives a number that is not finite", cause=ANSWER)
     return Reply(steps=tuple(logits.double().softmax(dim=1)[:, good].tolist()))
-
-
-# A process reward model for vLLM: what it has to be told, and an adapter merged into files of its own.
 
 
 def step_arguments(keys: ProcessKeys) -> dict[str, Any]:

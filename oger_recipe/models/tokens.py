@@ -1,4 +1,4 @@
-"""The tokenizer of a model, and the tokens of a text as the model reads it."""
+"""The tokenizer of a model, the tokens of a text as the model reads it, and how many tokens it can read."""
 
 from __future__ import annotations
 
@@ -32,9 +32,6 @@ def tokens_of(tokenizer: Any, text: str) -> list[int]:
 def plain_tokens(tokenizer: Any, text: str) -> list[int]:
     """Return the tokens of a text that is a part of another."""
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-
-# How many tokens a model reads, as far as that can be told without loading it.
 
 
 _NAMES = ("max_position_embeddings", "n_positions")  # in a model's config.json

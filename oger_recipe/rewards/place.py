@@ -1,4 +1,7 @@
-"""Where reward models run, as the sources see it: a place is opened, asked about many prompts at once, and closed."""
+"""Where reward models run, as the sources see it: a place is opened, asked about many prompts at once, and closed.
+
+Replies are kept on disk (`VerdictCache`), so that a resumed or repeated run, or one with another plugin, pays once.
+"""
 
 from __future__ import annotations
 
@@ -93,9 +96,6 @@ class Likelihoods(Protocol):
 
     def log_probs(self, prompts: Sequence[StepPrompt]) -> list[Reply]:
         """Give the log-probability of each token behind the first of a prompt's ends, in float32."""
-
-
-# Replies of models on disk, so that a run that is resumed or repeated, or has another plugin, pays for each once.
 
 
 _T = TypeVar("_T")

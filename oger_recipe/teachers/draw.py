@@ -1,4 +1,4 @@
-"""Draw the teachers that enter a prompt's group."""
+"""The teachers that enter a prompt's group, and the policy's own correct rollouts as references for later ones."""
 
 from __future__ import annotations
 
@@ -57,9 +57,6 @@ def weights(entries: tuple[str, ...] | list[str]) -> dict[str, float]:
             raise ValueError(f"{entry!r} is not name=weight with a weight of 0 or more")
         found[name] = weight
     return found
-
-
-# The policy's own earlier correct rollouts, kept as further references for its later ones.
 
 
 class History:
