@@ -29,9 +29,9 @@ from oger_recipe.algorithm.policy_loss import hybrid_policy_loss
 from oger_recipe.algorithm.token_stats import token_log_probs_and_entropy
 from oger_recipe.base.cpu import CPU_ENVIRONMENT, main_memory
 from oger_recipe.base.files import read_jsonl, to_json
-from oger_recipe.checks.job import Job
+from oger_recipe.checks.job import PROBLEM, Job
 from oger_recipe.checks.memory import GIB, estimate, shape_of
-from oger_recipe.checks.preflight import PROBLEM, findings
+from oger_recipe.checks.preflight import findings
 from oger_recipe.lab import tiny_policy
 
 Numbers = dict[str, float | str]

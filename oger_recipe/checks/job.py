@@ -1,12 +1,14 @@
-"""A run that is to start: made of the command line once, and read by everything that comes before Ray."""
+"""A run that is to start, made of the command line once and read by everything before Ray; and what checks find."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from oger_recipe.run_folder.attempt import is_free
 from oger_recipe.settings.derived import in_folder, in_prompts
+
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
 
 
 @dataclass(frozen=True)
@@ -45,3 +47,18 @@ def _run_dir(value: Mapping[str, Any], recipe: Path | None, *, overwrite: bool) 
         number += 1
         folder = wanted.with_name(f"{wanted.name}-{number}")
     return folder
+
+
+@dataclass(frozen=True)
+class Finding:
+    """state: OK, WARNING or PROBLEM; text: what was found and, unless ok, what to do; what: the name of the check."""
+
+    state: str
+    text: str
+    what: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.state:8} {self.what:18} {self.text}"
+
+
+Found = Iterator[Finding]

@@ -267,20 +267,21 @@ def test_a_dry_run_refuses_what_the_run_refuses_in_the_same_sentence(
     trace = error.__traceback__
     while trace.tb_next:
         trace = trace.tb_next
-    RAISED[cause] = f"{Path(trace.tb_frame.f_code.co_filename).stem}.{trace.tb_frame.f_code.co_name}"
+    module = Path(trace.tb_frame.f_code.co_filename).relative_to(PACKAGE).with_suffix("")
+    RAISED[cause] = f"{module}.{trace.tb_frame.f_code.co_name}"
 
 
 RAISED: dict[str, str] = {}  # cause -> module and function that refused
 ON_THE_WAY = (
-    *(f"run/{name}" for name in (
-        "training", "inputs", "rows", "shortage", "attempt", "resume", "cutting", "preflight", "job", "sft")),
-    "data/train_files", "tasks/build", "settings/checks",
+    *(f"run/{name}" for name in ("training", "inputs", "rows", "resume", "sft")),
+    *(f"checks/{name}" for name in ("preflight", "settings", "shortage", "job")),
+    "run_folder/attempt", "data/train_files", "lab/build",
 )  # fmt: skip
 NOT_HERE = {
-    "training._plan": "says the refusals of others",
-    "training._check_here": "asks the hub: tests of remote code have a server for it",
-    "checks.require_loadable": "of other commands than oger train",
-    "sft.supervise": "its training failed, which a dry run does not do",
+    "run/training._plan": "says the refusals of others",
+    "run/training._check_here": "asks the hub: tests of remote code have a server for it",
+    "checks/settings.require_loadable": "of other commands than oger train",
+    "run/sft.supervise": "its training failed, which a dry run does not do",
 }
 
 
@@ -291,7 +292,7 @@ def test_every_function_that_refuses_before_the_start_has_a_row() -> None:
     for name in ON_THE_WAY:
         for node in ast.walk(ast.parse((PACKAGE / f"{name}.py").read_text())):
             if isinstance(node, ast.FunctionDef) and any(_refuses(inside) for inside in ast.walk(node)):
-                there.add(f"{Path(name).name}.{node.name}")
+                there.add(f"{name}.{node.name}")
     assert there - {*RAISED.values()} == {*NOT_HERE}
 
 

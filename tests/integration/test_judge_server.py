@@ -18,8 +18,8 @@ import pytest
 from judge_server import Answer, Handler, Server, prompt_of, said
 
 from oger_recipe.base.errors import RecipeError
-from oger_recipe.checks.job import Job
-from oger_recipe.checks.preflight import CHECKS, OK, PROBLEM
+from oger_recipe.checks.job import OK, PROBLEM, Job
+from oger_recipe.checks.preflight import CHECKS
 from oger_recipe.models.keys import ProcessKeys
 from oger_recipe.models.places import Cached
 from oger_recipe.models.server import ServerPlace, probe

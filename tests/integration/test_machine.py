@@ -19,8 +19,8 @@ from hang import HANG_S
 
 import oger_recipe
 from oger_recipe.base.machine import machine, of_cluster
-from oger_recipe.checks.job import Job
-from oger_recipe.checks.preflight import CHECKS, OK, PROBLEM, Finding
+from oger_recipe.checks.job import OK, PROBLEM, Finding, Job
+from oger_recipe.checks.preflight import CHECKS
 from oger_recipe.cli import train
 from oger_recipe.settings.parser import build_parser
 
@@ -178,8 +178,8 @@ def _asks(tree: ast.AST) -> bool:
 
 def test_one_place_decides_for_a_run() -> None:
     """Rooms that are left out, and modules that are named, work in one process, whose own device it is."""
-    rooms = [PACKAGE / room for room in ("cli", "convert", "plugin", "run", "settings")] + [PACKAGE.parent / "patches"]
-    deciding = [*PACKAGE.glob("*.py"), *(module for room in rooms for module in room.rglob("*.py"))]
+    rooms = [PACKAGE / room for room in ("base", "checks", "cli", "convert", "pipeline", "run", "settings")] + [PACKAGE.parent / "patches"]
+    deciding = [module for room in rooms for module in room.rglob("*.py")]
     asking = {str(each.relative_to(PACKAGE.parent)) for each in deciding if _asks(ast.parse(each.read_text()))}
     of_this_process = {
         "oger_recipe/base/arithmetic.py",

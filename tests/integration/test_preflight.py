@@ -19,10 +19,11 @@ import torch
 import yaml
 from hang import HANG_S
 
-from oger_recipe.checks import preflight
-from oger_recipe.checks.job import Job
+from oger_recipe.base.imports import is_installed
+from oger_recipe.checks import packages
+from oger_recipe.checks.job import OK, PROBLEM, WARNING, Finding, Job
 from oger_recipe.checks.memory import readable
-from oger_recipe.checks.preflight import CHECKS, OK, PROBLEM, WARNING, Finding
+from oger_recipe.checks.preflight import CHECKS
 from oger_recipe.cli import doctor, train
 from oger_recipe.lab.known_judges import save_prm
 
@@ -93,8 +94,8 @@ def test_the_installed_packages_are_the_pinned_ones(found: Callable[..., list[Fi
 def test_a_library_that_was_made_for_another_torch_is_found_before_transformers_imports_it(
     found: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(preflight, "_BESIDE_TORCH", ("made_for_another",))
-    monkeypatch.setattr(preflight.metadata, "version", lambda name: "9.9")
+    monkeypatch.setattr(packages, "_BESIDE_TORCH", ("made_for_another",))
+    monkeypatch.setattr(packages.metadata, "version", lambda name: "9.9")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert found("beside torch") == []
     (tmp_path / "made_for_another.py").write_text("raise OSError('undefined symbol')")
@@ -113,7 +114,7 @@ def test_wandb_is_looked_for_before_a_worker_needs_it(
     """Installed or not, with a key or a login or neither, and without a connection."""
     assert found("Weights & Biases") == []
     on = ("Weights & Biases", "--logger.wandb.key", "env")
-    if not preflight.is_installed("wandb"):
+    if not is_installed("wandb"):
         assert "wandb is not installed: pip install wandb, or leave it out" in found(*on)[0].text
         (tmp_path / "packages").mkdir()
         (tmp_path / "packages" / "wandb.py").write_text("")
