@@ -22,8 +22,9 @@ from typing import Self
 from oger_recipe.base.cpu import CPU_ENVIRONMENT
 from oger_recipe.base.files import to_json
 from oger_recipe.base.secrets import redacted, said_by
-from oger_recipe.checks import gpu_checks
-from oger_recipe.checks.gpu_checks import Check, Failed, Here, Numbers, Skipped, machine
+from oger_recipe.checks import gpu_models
+from oger_recipe.checks.gpu_checks import Check
+from oger_recipe.checks.gpu_here import Failed, Here, Numbers, Skipped, machine
 
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 _END_S = 60  # for Ray to end
@@ -120,7 +121,7 @@ def _serve(connection: Connection, here: Here, log: Path) -> None:
     written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):
         os.dup2(written, stream)
-    with gpu_checks.STARTED, contextlib.suppress(EOFError):  # the other side has closed
+    with gpu_models.STARTED, contextlib.suppress(EOFError):  # the other side has closed
         while True:
             connection.send(_of(connection.recv(), here))
 

@@ -59,11 +59,7 @@ def shared_memory(job: Job) -> Found:
 
 
 _TEMPORARY = 2 * 2**30  # bytes
-
-
 _FULL = 0.95  # where Ray stops using a disk
-
-
 # Of a socket's path, below the folder: Linux takes 107 bytes.
 _LONGEST = 107 - len("/oger-abcdefgh/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
 

@@ -90,7 +90,8 @@ def _gpu(args: argparse.Namespace, flags: list[str]) -> None:
         raise RecipeError("--device cpu is for machines without GPUs, and torch sees one here: leave it out")
     from oger_recipe.base.files import ray_folder
     from oger_recipe.base.imports import TRAINING, not_installed
-    from oger_recipe.checks.gpu_checks import CHECKS, Here
+    from oger_recipe.checks.gpu_checks import CHECKS
+    from oger_recipe.checks.gpu_here import Here
     from oger_recipe.checks.gpu_report import FAILED, run_checks, write_report
     from oger_recipe.cli.train_ppo_ray import build_parser, parse
 

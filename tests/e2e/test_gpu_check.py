@@ -8,7 +8,8 @@ from pathlib import Path
 from hang import HANG_S
 from runs import lines
 
-from oger_recipe.checks.gpu_checks import CHECKS, Here, figures
+from oger_recipe.checks.gpu_checks import CHECKS, figures
+from oger_recipe.checks.gpu_here import Here
 
 
 def test_a_cpu_passes_every_check_that_needs_no_gpu(tmp_path: Path) -> None:

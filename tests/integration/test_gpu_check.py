@@ -12,8 +12,9 @@ import odd_checks
 import pytest
 import torch
 
-from oger_recipe.checks import gpu_checks
-from oger_recipe.checks.gpu_checks import CHECKS, ONE_GPU, TWO_STEPS, Check, Failed, Here, Skipped, run_flags
+from oger_recipe.checks import gpu_models, gpu_numbers
+from oger_recipe.checks.gpu_checks import CHECKS, ONE_GPU, TWO_STEPS, Check, run_flags
+from oger_recipe.checks.gpu_here import Failed, Here, Skipped
 from oger_recipe.checks.gpu_report import FAILED, OK, SKIPPED, run_checks, shareable, write_report
 from oger_recipe.checks.machine import machine_problems
 from oger_recipe.checks.memory import estimate, shape_of
@@ -96,7 +97,7 @@ def _of_device(dtype: torch.dtype, change) -> Any:
     ids=["TF32", "labels", "labels bf16", "scale bf16"],
 )  # fmt: skip
 def test_a_device_that_computes_otherwise_is_found_out(here: Here, monkeypatch, name: str, dtype, change) -> None:
-    monkeypatch.setattr(gpu_checks, "token_log_probs_and_entropy", _of_device(dtype, change))
+    monkeypatch.setattr(gpu_numbers, "token_log_probs_and_entropy", _of_device(dtype, change))
     with pytest.raises(Failed, match="further from the CPU's than rounding explains") as failed:
         CHECKS[name].find(here)
     assert max(failed.value.numbers.values()) > 1
@@ -111,7 +112,7 @@ def test_a_loss_that_lost_a_token_is_found_out(here: Here, monkeypatch) -> None:
 
     from oger_recipe.algorithm.policy_loss import hybrid_policy_loss
 
-    monkeypatch.setattr(gpu_checks, "hybrid_policy_loss", lossy)
+    monkeypatch.setattr(gpu_numbers, "hybrid_policy_loss", lossy)
     with pytest.raises(Failed, match="the loss"):
         CHECKS["loss"].find(here)
 
@@ -137,7 +138,7 @@ def test_dynamic_batches_that_lose_a_micro_batch_are_found_out(here: Here, monke
         whole = {"change": {"w": torch.ones(4)}, "norms": [1.0, 1.0]}
         return {"static": whole, "dynamic": {"change": {"w": kept * torch.ones(4)}, "norms": [1.0, 1.0]}}
 
-    monkeypatch.setattr(gpu_checks, "_ranks", of_ranks)
+    monkeypatch.setattr(gpu_models, "_ranks", of_ranks)
     if kept == 1:
         CHECKS["dynamic batches"].find(here)
         return
@@ -199,7 +200,7 @@ def test_an_engine_that_does_not_do_as_told_is_found_out(here, letters, monkeypa
     trial = _InProcess(letters, *faults)
     free = iter([0, 0 if "memory" in faults else 2**30])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (next(free), 2**40))
-    monkeypatch.setattr(gpu_checks, "_engine", lambda *_: trial)
+    monkeypatch.setattr(gpu_models, "_engine", lambda *_: trial)
     if said is None:
         CHECKS[name].find(here)
         return
@@ -208,7 +209,7 @@ def test_an_engine_that_does_not_do_as_told_is_found_out(here, letters, monkeypa
 
 
 def test_a_peak_far_from_the_estimate_is_found_out(here: Here, policy_folder: Path) -> None:
-    near = partial(gpu_checks.against_estimate, here.settings, policy_folder)
+    near = partial(gpu_models.against_estimate, here.settings, policy_folder)
     estimated = sum(estimate(here.settings, shape_of(str(policy_folder))).policy.values())
     near(int(estimated))
     for wrong in (0.4, 1.3):

@@ -3,7 +3,7 @@
 import os
 import time
 
-from oger_recipe.checks.gpu_checks import Here, Numbers, Skipped
+from oger_recipe.checks.gpu_here import Here, Numbers, Skipped
 
 
 def fine(here: Here) -> Numbers:
