@@ -77,7 +77,7 @@ def _asked(address: str) -> tuple[Mapping[str, float], str | None]:
     try:
         if host and port.isdigit():
             socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
-        command = [sys.executable, "-m", "oger_recipe.pipeline.driver.cluster"]
+        command = [sys.executable, "-m", "oger_recipe.pipeline.driver.start_ray"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S)
         return json.loads(done.stdout.splitlines()[-1]), None
     except subprocess.TimeoutExpired:

@@ -19,7 +19,7 @@ import ray
 from openrlhf.trainer import ppo_trainer
 from openrlhf.trainer.ray import ppo_actor, vllm_engine
 
-from oger_recipe.pipeline.ray_actor import undecorated
+from oger_recipe.pipeline import undecorated
 from oger_recipe.run_folder import records as run_folder
 
 

@@ -26,8 +26,8 @@ from stand_in_gpu import CPU, GPU, PACKAGES, OnGpu, process_on
 import oger_recipe.patches
 from oger_recipe.models.learning import Learner
 from oger_recipe.pipeline.policy.critic_actor import OgerCriticPPOTrainer
+from oger_recipe.pipeline.policy.policy_trainer import OgerActorPPOTrainer
 from oger_recipe.pipeline.policy.sft import TeacherDataset
-from oger_recipe.pipeline.policy.trainer import OgerActorPPOTrainer
 from oger_recipe.pipeline.policy.updates import UpdateHealth
 from oger_recipe.rewards.place import StepPrompt
 
@@ -35,8 +35,8 @@ _OURS, _THEIRS = "oger_recipe/pipeline/policy", "openrlhf/trainer"
 
 # Place -> the test below that runs it on the stand-in, which fails where a tensor is on the CPU.
 RUN = {
-    f"{_OURS}/trainer.py: ppo_train": "policy",  # by upstream's iter_grad_accum_global_norm, once for each total
-    f"{_OURS}/trainer.py: _set_totals_of_dynamic_step": "policy",
+    f"{_OURS}/policy_trainer.py: ppo_train": "policy",  # by upstream's iter_grad_accum_global_norm, for each total
+    f"{_OURS}/policy_trainer.py: _set_totals_of_dynamic_step": "policy",
     f"{_OURS}/kl_stop.py: trained": "policy",
     f"{_OURS}/updates.py: since": "policy",
     f"{_OURS}/critic_actor.py: _explained_variance": "critic",
@@ -62,9 +62,9 @@ _BARRIER = "a barrier, which has a tensor of NCCL's own"
 _SHARDS = "DeepSpeed's shards, which are on the rank's device"
 _UNUSED = "no run of ours comes there"
 READ = {
-    f"{_OURS}/trainer.py: training_step": _TOTALS,
+    f"{_OURS}/policy_trainer.py: training_step": _TOTALS,
     f"{_OURS}/critic_actor.py: training_step": _TOTALS,
-    f"{_OURS}/trainer.py: <module>": "no sum: keeps upstream's iter_grad_accum_global_norm",
+    f"{_OURS}/policy_trainer.py: <module>": "no sum: keeps upstream's iter_grad_accum_global_norm",
     f"{_THEIRS}/ray/ppo_actor.py: training_step": "never: ours has asked for the totals",
     f"{_THEIRS}/ray/ppo_critic.py: training_step": "never: ours has asked for the totals",
     f"{_OURS}/updates.py: sum_together": "no sum: what it makes of upstream's is in all that is run",

@@ -37,7 +37,7 @@ from oger_recipe.pipeline.controller.hybrid_batch import (
     teacher_experience,
 )
 from oger_recipe.pipeline.policy.loss import HybridPolicyLoss
-from oger_recipe.pipeline.policy.trainer import OgerActorPPOTrainer
+from oger_recipe.pipeline.policy.policy_trainer import OgerActorPPOTrainer
 from oger_recipe.settings.loss import LossSettings
 from oger_recipe.settings.teachers import TeacherSettings
 from oger_recipe.teachers.draw import History

@@ -178,10 +178,8 @@ def _asks(tree: ast.AST) -> bool:
 
 def test_one_place_decides_for_a_run() -> None:
     """Rooms that are left out, and modules that are named, work in one process, whose own device it is."""
-    rooms = [PACKAGE / room for room in ("base", "checks", "cli", "convert", "pipeline", "run", "settings")] + [
-        PACKAGE.parent / "patches"
-    ]
-    deciding = [module for room in rooms for module in room.rglob("*.py")]
+    rooms = [PACKAGE / room for room in ("base", "checks", "cli", "convert", "pipeline", "run", "settings")]
+    deciding = [module for room in (*rooms, PACKAGE.parent / "patches") for module in room.rglob("*.py")]
     asking = {str(each.relative_to(PACKAGE.parent)) for each in deciding if _asks(ast.parse(each.read_text()))}
     of_this_process = {
         "oger_recipe/base/arithmetic.py",

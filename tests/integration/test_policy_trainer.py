@@ -16,7 +16,7 @@ from openrlhf.trainer.ray import ppo_actor
 from openrlhf.trainer.ray.launcher import RayActorGroup
 
 from oger_recipe.algorithm.batches import LengthSortedBatches
-from oger_recipe.pipeline.policy.trainer import OgerActorPPOTrainer
+from oger_recipe.pipeline.policy.policy_trainer import OgerActorPPOTrainer
 from oger_recipe.pipeline.policy.updates import UpdateHealth
 
 LENGTHS = [3, 9, 4, 4, 12, 2, 7, 5]  # of the responses; prompts have two tokens

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from hang import HANG_S
 
+from oger_recipe.base.cpu import kv_cache_bytes
 from oger_recipe.base.imports import without_garbage_collection
-from oger_recipe.pipeline.cpu_engine import kv_cache_bytes
 from oger_recipe.pipeline.engine.rollout_engine import _main_module
 
 ROOT = Path(__file__).parents[2]

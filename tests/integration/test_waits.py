@@ -29,7 +29,7 @@ from oger_recipe.algorithm.batches import RATIO_LEVELS
 from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES
 from oger_recipe.pipeline.policy.chunked_actor import ChunkedActor
 from oger_recipe.pipeline.policy.critic_actor import OgerCriticPPOTrainer
-from oger_recipe.pipeline.policy.trainer import OgerActorPPOTrainer
+from oger_recipe.pipeline.policy.policy_trainer import OgerActorPPOTrainer
 from oger_recipe.pipeline.policy.updates import UpdateHealth
 
 # Everything that adds to the loss or to the metrics.

@@ -56,7 +56,7 @@ PROCESSES = {
     "pipeline": "",
     "engine": "pipeline",
     "policy": "pipeline",
-    "judges": "pipeline",
+    "judges": "",
     "encoder": "",
     "controller": "encoder judges pipeline",
     "driver": "controller engine judges pipeline policy",

@@ -14,11 +14,11 @@ from oger_recipe.algorithm.health import bad_numbers, collapsed
 from oger_recipe.base.errors import RecipeError, RunStopped, SourceFailed
 from oger_recipe.base.files import append_json, read_jsonl
 from oger_recipe.evaluation.tables import headlines
+from oger_recipe.pipeline import undecorated
 from oger_recipe.pipeline.controller.answers import evaluate_samples
 from oger_recipe.pipeline.controller.experience_maker import OgerExperienceMaker
 from oger_recipe.pipeline.controller.reward_watch import REWARD, DriftWatch, GrowthWatch
 from oger_recipe.pipeline.controller.samples_generator import OgerSamplesGenerator
-from oger_recipe.pipeline.ray_actor import undecorated
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder import records as run_folder
 from oger_recipe.settings.rewards import RewardSettings

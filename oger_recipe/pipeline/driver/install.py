@@ -3,7 +3,7 @@
 # First these packages, which prepare the process.
 from oger_recipe.pipeline.controller import trainer
 from oger_recipe.pipeline.engine import rollout_engine
-from oger_recipe.pipeline.policy import critic_actor, policy_actor, reference_actor
+from oger_recipe.pipeline.policy import critic_actor, policy_actor
 
 # isort: split
 import openrlhf.utils.config
@@ -25,8 +25,8 @@ def install() -> None:
     _keep_critic()
     if not is_without_cuda():
         return
-    launcher.ReferenceModelActor = on_gpu(reference_actor.OgerReferenceModelActor)
-    launcher.RewardModelActor = on_gpu(reference_actor.OgerRewardModelActor)
+    launcher.ReferenceModelActor = on_gpu(policy_actor.OgerReferenceModelActor)
+    launcher.RewardModelActor = on_gpu(policy_actor.OgerRewardModelActor)
     _keep_attention_for_cpu()
 
 

@@ -1,6 +1,12 @@
-"""Ray on this machine, with a folder that goes when the driver has ended, or the cluster at RAY_ADDRESS."""
+"""Ray on this machine, with a folder that goes when the driver has ended, or the cluster at RAY_ADDRESS.
+
+``python -m oger_recipe.pipeline.driver.start_ray`` prints that cluster's resources as JSON, for base/machine.py: a
+process of its own, as Ray ends the one in which it cannot join.
+"""
 
 import contextlib
+import json
+import logging
 import os
 import signal
 import subprocess
@@ -106,3 +112,8 @@ def _check_cluster(gpus: int) -> None:
             f"the Ray cluster at RAY_ADDRESS={os.environ['RAY_ADDRESS']} has {there} GPUs and the run needs {gpus}; "
             "`oger train --dry-run` shows what for"
         )
+
+
+if __name__ == "__main__":
+    ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    print(json.dumps(ray.cluster_resources()))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import ray
 
-from oger_recipe.base.cpu import free_memory, is_without_cuda, main_memory
+from oger_recipe.base.cpu import engine_arguments, free_memory, is_without_cuda, main_memory
 from oger_recipe.base.imports import without_garbage_collection
 from oger_recipe.base.remote_code import may_run
 from oger_recipe.models.keys import ModelKeys
@@ -79,13 +79,11 @@ class JudgeActor:
             from vllm.engine.arg_utils import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
-            from oger_recipe.pipeline.cpu_engine import cpu_arguments
-
         arguments = model_arguments(keys, cpu=self._cpu)
         if self._cpu:
             length = keys.max_model_len or EngineArgs(**arguments).create_model_config().max_model_len
             float32 = arguments["dtype"] == "float32"
-            arguments |= cpu_arguments(keys.model, length, revision=keys.revision, float32=float32)
+            arguments |= engine_arguments(keys.model, length, revision=keys.revision, float32=float32)
         else:
             arguments |= {"gpu_memory_utilization": keys.gpu_memory_utilization, "enable_sleep_mode": True}
         self._engine: Any = LLMEngine.from_engine_args(

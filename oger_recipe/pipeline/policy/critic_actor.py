@@ -9,9 +9,9 @@ from openrlhf.utils.loss_utils import get_loss_batch_info
 from oger_recipe.algorithm.credit import STEP_ESTIMATORS
 from oger_recipe.algorithm.step_tensors import first_tokens
 from oger_recipe.algorithm.value import clipped_huber_loss, clipped_tokens, explained_variance, value_sums
+from oger_recipe.pipeline import undecorated
 from oger_recipe.pipeline.policy.updates import UpdateHealth, accumulate_until_last, sum_together
 from oger_recipe.pipeline.policy.value_head import value_heads
-from oger_recipe.pipeline.ray_actor import undecorated
 from oger_recipe.run_folder.checkpoints import place
 from oger_recipe.settings.critic import CriticSettings
 

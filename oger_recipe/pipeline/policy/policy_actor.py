@@ -1,15 +1,15 @@
-"""OpenRLHF's policy actor: entropies come from the forward pass that gives log-probabilities."""
+"""OpenRLHF's actors of models: the policy's gives entropies from the forward pass that gives log-probabilities."""
 
 import ray
 import torch
-from openrlhf.trainer.ray import ppo_actor
+from openrlhf.trainer.ray import launcher, ppo_actor
 from ray.util.placement_group import PlacementGroup
 
 from oger_recipe.algorithm.token_stats import response_entropy
+from oger_recipe.pipeline import undecorated
 from oger_recipe.pipeline.policy.chunked_actor import ChunkedActor
-from oger_recipe.pipeline.policy.trainer import OgerActorPPOTrainer
+from oger_recipe.pipeline.policy.policy_trainer import OgerActorPPOTrainer
 from oger_recipe.pipeline.policy.updates import UpdateHealth
-from oger_recipe.pipeline.ray_actor import undecorated
 from oger_recipe.run_folder.checkpoints import place
 from oger_recipe.settings.credit import BonusSettings
 from oger_recipe.settings.loss import LossSettings
@@ -75,3 +75,11 @@ class OgerPolicyModelActor(undecorated(ppo_actor.PolicyModelActor)):  # type: ig
             ]
         self.actor.train()
         return log_probs.float().cpu(), torch.stack(entropies).float().cpu()
+
+
+class OgerReferenceModelActor(undecorated(launcher.ReferenceModelActor)):  # type: ignore[misc]
+    """Unchanged: exists so that the worker applies the machine's patches first, by importing this package."""
+
+
+class OgerRewardModelActor(undecorated(launcher.RewardModelActor)):  # type: ignore[misc]
+    """Unchanged, for the same reason."""
