@@ -7,6 +7,7 @@ Rows of a step are [groups, n]: the rollouts of each prompt, some of them replac
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,11 +24,30 @@ from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, solve_rates
 from oger_recipe.algorithm.normalize import batch_normalized
 from oger_recipe.algorithm.step_credit import StepEstimator, appo, process_grpo, process_grpo_batch, process_rloo, tppo
 
-# Rewards [groups, n] and the rows that set the baseline (bool [groups, n], None: all) to advantages [groups, n].
+
+@dataclass(frozen=True)
+class Estimator:
+    """Rewards [groups, n] and the rows that set the baseline (bool [groups, n], None: all) to advantages [groups, n].
+
+    What holds for the advantages of a group whose rows all set the baseline: shift_invariant: a number added to all
+    its rewards changes none; scale_invariant: nor does a factor above 0; sums_to_zero: they add up to 0.
+    """
+
+    advantages: Callable[[Tensor, Tensor | None], Tensor]
+    shift_invariant: bool = True
+    scale_invariant: bool = False
+    sums_to_zero: bool = True
+
+    def __call__(self, rewards: Tensor, baseline: Tensor | None) -> Tensor:
+        return self.advantages(rewards, baseline)
+
+
 # A new estimator is a function and a line here; those of OpenRLHF that are missing here are computed by OpenRLHF.
-ESTIMATORS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
-    "group_norm": lambda rewards, baseline: group_advantage(rewards, use_std=True, baseline_mask=baseline),
-    "dr_grpo": lambda rewards, baseline: group_advantage(rewards, use_std=False, baseline_mask=baseline),
+ESTIMATORS: dict[str, Estimator] = {
+    "group_norm": Estimator(
+        lambda rewards, baseline: group_advantage(rewards, use_std=True, baseline_mask=baseline), scale_invariant=True
+    ),
+    "dr_grpo": Estimator(lambda rewards, baseline: group_advantage(rewards, use_std=False, baseline_mask=baseline)),
 }
 
 # Rewards [groups, n] to advantages [groups, n], where all groups are compared with each other. Each source of the
@@ -44,14 +64,14 @@ STEP_ESTIMATORS: dict[str, StepEstimator] = {
     "process_rloo": StepEstimator(in_group=process_rloo, whitened="tokens"),
 }
 
-# The recipe's estimators that compare the rows of a group, and no group with another.
-GROUP_ESTIMATORS = (
-    *ESTIMATORS,
-    *(name for name, each in STEP_ESTIMATORS.items() if each.in_group is not None and not each.compares_groups),
-)
-
 # Estimators of OpenRLHF and of the recipe for which a critic is trained.
 CRITIC_ESTIMATORS = ("gae", *(name for name, each in STEP_ESTIMATORS.items() if each.needs_critic))
+
+
+def group_estimators() -> list[str]:
+    """Name the recipe's estimators, and the user's, that compare the rows of a group, and no group with another."""
+    of_steps = [name for name, each in STEP_ESTIMATORS.items() if each.in_group and not each.compares_groups]
+    return [*ESTIMATORS, *of_steps]
 
 
 def penalise_truncated(rewards: Tensor, truncated: Tensor, penalty: float, fixed: float | None) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS, GROUP_ESTIMATORS, STEP_ESTIMATORS
+from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS, STEP_ESTIMATORS, group_estimators
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
 from oger_recipe.algorithm.policy_loss import reshape_probability
 from oger_recipe.base.errors import RecipeError
@@ -184,22 +184,23 @@ def _replacement(oger: OgerSettings) -> Iterator[str]:
 
 def _baselines(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
     estimator, n_prefix = value["algo.advantage.estimator"], oger.prefix.n_prefix
-    solved, ours = oger.teachers.all_correct_group, " and ".join(ESTIMATORS)
+    solved, ours = oger.teachers.all_correct_group, _listed([*ESTIMATORS])
     if ALL_CORRECT_GROUPS[solved].spares_teachers and estimator not in ESTIMATORS:
         yield f"oger.all_correct_group {solved} is for {ours}, not {estimator}: use keep, online or skip"
     if oger.advantage.advantage_baseline != "rollouts":
         return
-    if estimator not in GROUP_ESTIMATORS:
-        yield f"oger.advantage_baseline rollouts is for {_listed(GROUP_ESTIMATORS)}, not {estimator}"
+    if estimator not in group_estimators():
+        yield f"oger.advantage_baseline rollouts is for {_listed(group_estimators())}, not {estimator}"
     if n_prefix in (-1, value["rollout.n_samples_per_prompt"]):
         yield (
             f"oger.advantage_baseline rollouts with oger.n_prefix {n_prefix}: teachers begin every "
             "rollout, and none is left to measure by; use oger.advantage_baseline group, or a smaller oger.n_prefix"
         )
-    if estimator == "group_norm" and oger.has_bonus:
+    how = ESTIMATORS.get(estimator)
+    if how and how.shift_invariant and how.scale_invariant and oger.has_bonus:
         yield (
-            "oger.advantage_baseline rollouts with group_norm and a bonus: right rollouts differ by the bonus alone, "
-            "and a right teacher measured by so small a spread gets an advantage of -10; use "
+            f"oger.advantage_baseline rollouts with {estimator} and a bonus: right rollouts differ by the bonus "
+            "alone, and a right teacher measured by so small a spread gets an advantage of -10; use "
             "algo.advantage.estimator dr_grpo, oger.advantage_baseline group, or oger.bonus_weight 0"
         )
 
@@ -239,17 +240,17 @@ def _sources(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
         if pays_steps and (entry.get("combine") == "mul" or entry.get("normalize", "none") != "none"):
             yield f"oger.reward.sources: {by_steps_problem(entry['name'])}"
     yield from _lengths(value, oger)
-    how = oger.reward.on_error
-    if ON_ERROR[how].drops_group and estimator not in (*GROUP_ESTIMATORS, "rloo"):
+    how, in_groups = oger.reward.on_error, [*group_estimators(), "rloo"]
+    if ON_ERROR[how].drops_group and estimator not in in_groups:
         yield (
-            f"oger.reward.on_error {how} is for {_listed((*GROUP_ESTIMATORS, 'rloo'))}, not {estimator}, which "
+            f"oger.reward.on_error {how} is for {_listed(in_groups)}, not {estimator}, which "
             "compares groups with each other, or trains a critic on all of them: use zero, neutral or stop"
         )
-    for entry in listed if estimator not in (*GROUP_ESTIMATORS, "rloo") else ():
+    for entry in listed if estimator not in in_groups else ():
         if entry.get("on_overflow") == "drop_group":
             yield (
                 f"oger.reward.sources: {entry['name']!r} has on_overflow drop_group, which is for "
-                f"{_listed((*GROUP_ESTIMATORS, 'rloo'))}, not {estimator}: use worst"
+                f"{_listed(in_groups)}, not {estimator}: use worst"
             )
 
 

@@ -4,13 +4,15 @@ The exact values of the members have tests of their own beside these.
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import fields
 from itertools import combinations
 
 import pytest
 import torch
 
 from oger_recipe.algorithm.advantage import BASELINES, group_advantage
-from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS
+from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS, Estimator
 from oger_recipe.algorithm.exploration import (
     ENTROPY_WEIGHTS,
     REDUCTIONS,
@@ -277,9 +279,37 @@ def test_an_estimator_compares_the_rows_of_a_group_alone(name: str) -> None:
         alone = ESTIMATORS[name](rewards[1:2], rows if rows is None else rows[1:2])
         torch.testing.assert_close(alone, found[1:2])
         assert torch.equal(found.argsort(dim=1), rewards.argsort(dim=1)), "a higher reward has a lower advantage"
-    # What all rows of a group earn alike is no reason to prefer one of them.
-    torch.testing.assert_close(ESTIMATORS[name](rewards + 2, None), ESTIMATORS[name](rewards, None), atol=1e-5, rtol=0)
-    assert ESTIMATORS[name](torch.full((2, 4), 0.7), None).tolist() == [[0.0] * 4] * 2
+    for reward in (0.7, 0.0):  # where all earn the same there is no reason to prefer one
+        assert ESTIMATORS[name](torch.full((2, 4), reward), None).tolist() == [[0.0] * 4] * 2
+
+
+def _properties(estimator: Callable[[torch.Tensor, None], torch.Tensor]) -> dict[str, bool]:
+    """Find which of an Estimator's properties hold for what a function makes of a few groups."""
+    torch.manual_seed(0)
+    rewards = torch.rand(3, 8, dtype=torch.float64)
+    found = estimator(rewards, None)
+    return {
+        "shift_invariant": torch.allclose(estimator(rewards + 2, None), found, atol=1e-4),
+        "scale_invariant": torch.allclose(estimator(4 * rewards, None), found, atol=1e-4),
+        "sums_to_zero": torch.allclose(found.sum(dim=1), torch.zeros(3, dtype=found.dtype), atol=1e-4),
+    }
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_an_estimator_has_the_properties_that_it_claims_and_claims_those_that_it_has(name: str) -> None:
+    names = [each.name for each in fields(Estimator) if isinstance(each.default, bool)]
+    claims = {each: getattr(ESTIMATORS[name], each) for each in names}
+    assert claims == _properties(ESTIMATORS[name]), f"say in ESTIMATORS what holds of {name}"
+
+
+def test_the_properties_tell_published_estimators_apart() -> None:
+    def of(estimator: Callable[[torch.Tensor], torch.Tensor]) -> list[bool]:
+        return [*_properties(lambda rewards, baseline: estimator(rewards)).values()]  # shift, scale, sum
+
+    assert of(lambda rewards: rewards - rewards.mean(dim=1, keepdim=True)) == [True, False, True]
+    assert of(lambda rewards: rewards / rewards.mean(dim=1, keepdim=True) - 1) == [False, True, True]
+    assert of(lambda rewards: rewards - rewards.median(dim=1, keepdim=True).values) == [True, False, False]
+    assert of(lambda rewards: rewards) == [False, False, False]
 
 
 @pytest.mark.parametrize("name", BATCH_ESTIMATORS)
