@@ -11,7 +11,6 @@ from oger_recipe.checks.job import OK, PROBLEM, WARNING, Finding, Found, Job
 from oger_recipe.checks.machine import judge_engines
 from oger_recipe.checks.model_files import fault
 from oger_recipe.checks.model_loading import problems_of
-from oger_recipe.embedding.settings import EncoderSettings
 from oger_recipe.lab.built_in_models import PRMS
 from oger_recipe.rewards.kinds.entries import models_of, sources_of
 from oger_recipe.settings.grading import VerifierSettings, grading_rules
@@ -89,7 +88,7 @@ def encoder(job: Job) -> Found:
         return
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # its progress bars
-            encoder = make_encoder(EncoderSettings.of(embedding), embedding.embedding_batch_size)
+            encoder = make_encoder(embedding.encoder, embedding.embedding_batch_size)
             encoder.encode(["A text."])
         yield Finding(OK, f"{embedding.embedding_model} loads, {encoder.dimension} numbers a vector")
     except Exception as error:  # whatever can be wrong with a model's files

@@ -14,7 +14,7 @@ from oger_recipe.base.secrets import WANDB_KEY
 from oger_recipe.checks.job import OK, PROBLEM, WARNING, Finding, Found, Job
 from oger_recipe.checks.settings import reward_models
 from oger_recipe.data.sources import is_hub_name
-from oger_recipe.embedding.settings import PACKAGED_MODEL, EncoderSettings
+from oger_recipe.embedding.settings import PACKAGED_MODEL
 from oger_recipe.evaluation.benchmarks import BENCHMARKS
 from oger_recipe.lab.built_in_models import PRMS
 from oger_recipe.rewards.kinds.entries import models_of
@@ -91,7 +91,7 @@ def embedding_server(job: Job) -> Found:
     if not oger.embedding.embedding_url or not oger.embeds:
         return
     try:
-        length = probe(EncoderSettings.of(oger.embedding))
+        length = probe(oger.embedding.encoder)
         yield Finding(OK, f"{oger.embedding.embedding_model} answers, {length} numbers a vector")
     except ValueError as error:
         yield Finding(PROBLEM, f"oger.embedding_url: {error}; start the server or correct the url, or leave it out")

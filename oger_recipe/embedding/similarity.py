@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
@@ -16,8 +16,24 @@ from oger_recipe.embedding.encoder import MakeEncoder, make_encoder
 from oger_recipe.embedding.reranker import Reranker
 from oger_recipe.embedding.settings import EncoderSettings
 
-if TYPE_CHECKING:
-    from oger_recipe.settings.encoder import EmbeddingSettings
+
+class MeasureSettings(Protocol):
+    """What a run's settings say of the measure (settings/encoder.py)."""
+
+    @property
+    def encoder(self) -> EncoderSettings: ...
+
+    @property
+    def similarity_reranker(self) -> str | None: ...
+
+    @property
+    def embedding_batch_size(self) -> int: ...
+
+    @property
+    def embedding_cache(self) -> str: ...
+
+    @property
+    def max_embedding_error_rate(self) -> float: ...
 
 
 class EmbeddingSimilarity:
@@ -114,12 +130,12 @@ class RerankerSimilarity:
 Similarity = EmbeddingSimilarity | RerankerSimilarity
 
 
-def make_similarity(settings: EmbeddingSettings, make: MakeEncoder = make_encoder) -> Similarity:
+def make_similarity(settings: MeasureSettings, make: MakeEncoder = make_encoder) -> Similarity:
     """Load the measure that the settings ask for; `make` gives its encoder."""
+    read, batch_size = settings.encoder, settings.embedding_batch_size
     if settings.similarity_reranker:
-        trust, batch_size = settings.embedding_trust_remote_code, settings.embedding_batch_size
-        reranker = Reranker(settings.similarity_reranker, settings.embedding_max_tokens, batch_size, trust)
-        return RerankerSimilarity(reranker, settings.embedding_part)
-    encoder = make(EncoderSettings.of(settings), settings.embedding_batch_size)
+        reranker = Reranker(settings.similarity_reranker, read.max_tokens, batch_size, read.trust_remote_code)
+        return RerankerSimilarity(reranker, read.part)
+    encoder = make(read, batch_size)
     cache = EmbeddingCache(encoder, Path(settings.embedding_cache))
     return EmbeddingSimilarity(encoder, cache, settings.max_embedding_error_rate)

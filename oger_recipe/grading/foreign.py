@@ -8,25 +8,11 @@ Both are called with keyword arguments: those that the signature names, or all w
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from oger_recipe.grading.verdict import plain_number
-
-if TYPE_CHECKING:
-    from oger_recipe.rewards.sources import Group
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a function: the rows of its group that it is about, and its keyword arguments."""
-
-    rows: Sequence[int]
-    arguments: Mapping[str, Any]
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -34,8 +20,7 @@ class Form:
     """How another trainer calls a reward function.
 
     marks: arguments, one of which tells that a function is of this form; given: those that it gets here; withheld:
-    those that it gets there alone -> what to do about it; columns: it gets the columns of the data as well; calls:
-    makes those for a group's rows; read: returns values (None: not applicable) and components of an answer.
+    those that it gets there alone -> what to do about it; columns: it gets the columns of the data as well.
     """
 
     trainer: str
@@ -43,8 +28,6 @@ class Form:
     given: frozenset[str]
     withheld: Mapping[str, str]
     columns: bool
-    calls: Callable[[Group, Sequence[int]], list[Call]]
-    read: Callable[[Any], tuple[Sequence[float | None], Mapping[str, float]]]
 
     def required_columns(self, function: Callable[..., Any]) -> list[str]:
         """Return the data's columns without which the function cannot be called."""
@@ -63,16 +46,6 @@ class Form:
                 )
 
 
-def _trl_calls(group: Group, rows: Sequence[int]) -> list[Call]:
-    columns = {**group.row, "uid": group.uid, "task": group.task, "answer": group.answer}
-    chat = bool(group.messages)
-    texts = [group.responses[row] for row in rows]
-    arguments = {name: [copy.deepcopy(value) for _ in rows] for name, value in columns.items()}
-    arguments["prompts"] = [copy.deepcopy(group.messages) if chat else group.question for _ in rows]
-    arguments["completions"] = [[{"role": "assistant", "content": text}] if chat else text for text in texts]
-    return [Call(rows, arguments)] if rows else []
-
-
 def verl_arguments(response: str, answer: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return what verl's reward managers hand over; ``row``: the data's further columns."""
     return {
@@ -81,27 +54,6 @@ def verl_arguments(response: str, answer: str, row: Mapping[str, Any]) -> dict[s
         "ground_truth": answer,
         "extra_info": copy.deepcopy(row.get("extra_info")) or {},
     }
-
-
-def _verl_calls(group: Group, rows: Sequence[int]) -> list[Call]:
-    return [Call([row], verl_arguments(group.responses[row], group.answer, group.row)) for row in rows]
-
-
-def _verl_read(answer: Any) -> tuple[Sequence[float | None], Mapping[str, float]]:
-    """Read the score, and as components the other numbers alone."""
-    if not isinstance(answer, Mapping):
-        return [_number(answer)], {}
-    if "score" not in answer:
-        raise ValueError('it returned a dict without "score"')
-    others = {str(name): plain_number(value) for name, value in answer.items() if name != "score"}
-    return [_number(answer["score"])], {name: float(value) for name, value in others.items() if value is not None}
-
-
-def _number(value: Any) -> float:
-    number = plain_number(value)
-    if number is None:
-        raise TypeError(f'it returned {type(value).__name__}, neither a number nor a dict with a number as "score"')
-    return float(number)
 
 
 _TOKENS = "responses are texts here; the kind length counts tokens"
@@ -114,8 +66,6 @@ FORMS = (
         withheld={"completion_ids": _TOKENS, "completions_ids": _TOKENS}
         | {name: _STATE for name in ("trainer_state", "log_extra", "log_metric", "environments")},
         columns=True,
-        calls=_trl_calls,
-        read=lambda answer: (answer, {}),
     ),
     Form(
         "verl",
@@ -123,8 +73,6 @@ FORMS = (
         given=frozenset(verl_arguments("", "", {})),
         withheld={},
         columns=False,
-        calls=_verl_calls,
-        read=_verl_read,
     ),
 )
 
@@ -146,28 +94,6 @@ def accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict
         return dict(arguments)
     names = {each.name for each in parameters}
     return {name: value for name, value in arguments.items() if name in names}
-
-
-def answers_of(function: Callable[..., Any], calls: Sequence[Call]) -> list[Any]:
-    """Call the function, one call after the other; await an async one for all calls together.
-
-    What a call raises stands in place of its answer.
-    """
-    if is_async(function):
-        return asyncio.run(_awaited(function, calls))
-    return [_tried(function, call) for call in calls]
-
-
-async def _awaited(function: Callable[..., Any], calls: Sequence[Call]) -> list[Any]:
-    answers = (function(**accepted(function, call.arguments)) for call in calls)
-    return await asyncio.gather(*answers, return_exceptions=True)
-
-
-def _tried(function: Callable[..., Any], call: Call) -> Any:
-    try:
-        return function(**accepted(function, call.arguments))
-    except Exception as error:  # whatever the user's function raises
-        return error
 
 
 def _required(function: Callable[..., Any]) -> list[str]:

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from oger_recipe.base.ranges import COUNT, SHARE
 from oger_recipe.embedding import LONG_TEXTS, PARTS
+from oger_recipe.embedding.settings import EncoderSettings
 from oger_recipe.settings.fields import Section, setting
 
 
@@ -47,3 +48,9 @@ class EmbeddingSettings(Section):
     embedding_cache: str = setting(
         "~/.cache/oger/embeddings", "folder of the teachers' embeddings, shared between runs"
     )
+
+    @property
+    def encoder(self) -> EncoderSettings:
+        """Those that decide a vector."""
+        names = ("model", "revision", "max_tokens", "long_texts", "part", "trust_remote_code", "url")
+        return EncoderSettings(**{name: getattr(self, f"embedding_{name}") for name in names})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
@@ -12,13 +12,18 @@ from oger_recipe.algorithm.hybrid_group import draw_teachers
 from oger_recipe.base.files import append_json, atomic_write, read_jsonl, write_jsonl
 from oger_recipe.teachers.store import Teacher
 
-if TYPE_CHECKING:
-    from oger_recipe.settings.teachers import TeacherSettings
+
+class Draw(Protocol):
+    """How teachers are drawn, as a run's settings say (settings/teachers.py)."""
+
+    @property
+    def teacher_draw(self) -> str: ...
+
+    @property
+    def teacher_source_weights(self) -> tuple[str, ...]: ...
 
 
-def draw(
-    teachers: list[Teacher], count: int, settings: TeacherSettings, generator: torch.Generator, turn: int
-) -> list[Teacher]:
+def draw(teachers: list[Teacher], count: int, settings: Draw, generator: torch.Generator, turn: int) -> list[Teacher]:
     """Draw at most ``count`` distinct teachers as ``oger.teacher_draw`` says; ``turn`` moves round_robin on."""
     chosen = draw_teachers(
         [teacher.source for teacher in teachers],
@@ -32,7 +37,7 @@ def draw(
     return [teachers[index] for index in chosen]
 
 
-def may_enter(teachers: list[Teacher], settings: TeacherSettings) -> list[Teacher]:
+def may_enter(teachers: list[Teacher], settings: Draw) -> list[Teacher]:
     """Return those that a draw can choose: all but sources of weight 0 under ``oger.teacher_draw`` source_weights."""
     if settings.teacher_draw != "source_weights":
         return teachers

@@ -3,7 +3,7 @@
 A function gets one Group at a time and returns one number for each of its rows, or a pair of these and of components
 ``{name: one number for each row}``.
 
-A function that TRL or verl calls works as it is (rewards.foreign). It is asked about the rows whose gate is open; an
+A function that TRL or verl calls works as it is (foreign.py). It is asked about the rows whose gate is open; an
 async one while sources that are none are asked.
 
 A class is made with the further keys of its entry as keyword arguments. Its ``score(groups, wanted)`` gets all groups
@@ -27,9 +27,9 @@ from torch import Tensor
 
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.secrets import redacted, said_by
-from oger_recipe.grading.foreign import Form, answers_of, form_of, is_async
-from oger_recipe.grading.verdict import is_list
+from oger_recipe.grading.foreign import form_of, is_async
 from oger_recipe.rewards.keys import read_number, unknown
+from oger_recipe.rewards.kinds.foreign import ForeignFunction, numbers_of
 from oger_recipe.rewards.sources import ANSWER, Group, Scores, Source, components_of, reason
 from oger_recipe.rewards.spec import Keys, SourceSpec, Surroundings, further_keys
 
@@ -113,47 +113,6 @@ class OwnFunction:
 
 
 @dataclass(frozen=True)
-class ForeignFunction:
-    """A function of the user's that another trainer calls. What goes wrong with a call is its rows' own error."""
-
-    function: Callable[..., Any]
-    form: Form
-
-    @property
-    def overlaps(self) -> bool:
-        return is_async(self.function)
-
-    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
-        calls = [
-            (number, call)
-            for number, group in enumerate(groups)
-            for call in self.form.calls(group, wanted[number].nonzero().flatten().tolist())
-        ]
-        answers = answers_of(self.function, [call for _, call in calls])
-        values, silent = torch.full(wanted.shape, math.nan), torch.zeros_like(wanted)
-        components: list[list[dict[str, float]]] = [[{} for _ in group.responses] for group in groups]
-        errors: dict[tuple[int, int], str] = {}
-        for (number, call), answer in zip(calls, answers, strict=True):
-            try:
-                if isinstance(answer, BaseException):
-                    raise answer
-                found, parts = self.form.read(answer)
-                said = [value is not None for value in found] if is_list(found) else []
-                values_or_0 = [0 if value is None else value for value in found] if said else found
-                numbers = _numbers(values_or_0, len(call.rows), "it")
-                for name, part in parts.items():
-                    _numbers([part], 1, f"its component {name!r}")
-            except Exception as error:
-                errors |= {(number, row): reason(error) for row in call.rows}  # any answer may be at fault
-                continue
-            for row, value, is_said in zip(call.rows, numbers, said, strict=True):
-                values[number, row], silent[number, row] = value if is_said else math.nan, not is_said
-                components[number][row] = dict(parts)
-        causes = dict.fromkeys(errors, ANSWER)
-        return Scores(values, components_of(components), errors, causes=causes, silent=silent)
-
-
-@dataclass(frozen=True)
 class OwnClass:
     """An object of the user's class. A value that is no finite number is its row's error."""
 
@@ -206,20 +165,9 @@ def _checked(answer: Any, size: int) -> tuple[list[float], dict[str, list[float]
     """Read the values and components of `size` rows. Raises ValueError or TypeError for anything else."""
     is_pair = isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping)
     values, parts = answer if is_pair else (answer, {})
-    return _numbers(values, size, "it"), {
-        str(name): _numbers(part, size, f"its component {name!r}") for name, part in parts.items()
+    return numbers_of(values, size, "it"), {
+        str(name): numbers_of(part, size, f"its component {name!r}") for name, part in parts.items()
     }
-
-
-def _numbers(values: Any, size: int, what: str) -> list[float]:
-    if not is_list(values):
-        raise TypeError(f"{what} is of type {type(values).__name__}, no list with a number for each response")
-    numbers = [float(value) for value in values]
-    if len(numbers) != size:
-        raise ValueError(f"{what} has {len(numbers)} values for {size} responses")
-    if bad := [number for number in numbers if not math.isfinite(number)]:
-        raise ValueError(f"{what} has the value {bad[0]}, which is not finite")
-    return numbers
 
 
 def imported(path: str) -> Any:

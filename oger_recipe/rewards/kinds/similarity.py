@@ -15,7 +15,6 @@ from oger_recipe.base.ranges import SHARE
 from oger_recipe.embedding import PARTS
 from oger_recipe.embedding.base import Encoder, part_of
 from oger_recipe.embedding.cache import EmbeddingCache
-from oger_recipe.embedding.settings import EncoderSettings
 from oger_recipe.rewards.keys import key
 from oger_recipe.rewards.sources import ANSWER, Group, Scores, Source
 from oger_recipe.rewards.spec import Keys, SourceSpec, Surroundings
@@ -49,7 +48,7 @@ class SimilarityKeys(Keys):
 
         settings = surroundings.settings.embedding
         make = surroundings.encoder or make_encoder
-        encoder = make(replace(EncoderSettings.of(settings), part="all"), settings.embedding_batch_size)
+        encoder = make(replace(settings.encoder, part="all"), settings.embedding_batch_size)
         return Similarity(self, encoder, EmbeddingCache(encoder, Path(settings.embedding_cache)))
 
 
