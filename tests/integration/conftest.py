@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import socket
+import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -22,8 +23,9 @@ from oger_recipe.cli import train
 from oger_recipe.cli.train_ppo_ray import build_parser, parse
 from oger_recipe.convert.dialect import Dialect
 from oger_recipe.convert.values import UNSET, Flag, NoEffect, checked
-from oger_recipe.grading import verifiers
+from oger_recipe.grading import processes, verifiers
 from oger_recipe.lab import countdown, tiny_policy
+from oger_recipe.models import plugin
 from oger_recipe.patches import apply_training_patches, apply_vllm_import_patches
 from oger_recipe.settings.recipe_file import read_recipe
 
@@ -166,6 +168,21 @@ def recipe(tmp_path: Path, policy_folder: Path) -> Path:
 def letters() -> Any:
     """A tokenizer without merges: one token for each ASCII character and for each tag."""
     return tiny_policy.build_tokenizer([], vocab_size=3 + 256 + 4)
+
+
+@pytest.fixture(scope="module")
+def quick_processes(forks: Forks) -> Iterator[None]:
+    """Processes of plugins and of graders as they are, but from the process that has imported what they import."""
+
+    def forked(command: list[str], **how: Any) -> subprocess.Popen[bytes]:
+        assert command[0] == sys.executable
+        return forks.start(*command[1:], **how)
+
+    quick = types.SimpleNamespace(**vars(subprocess) | {"Popen": forked})
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (plugin, processes):
+            patch.setattr(module, "subprocess", quick)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ from unittest.mock import ANY
 import groups
 import pytest
 import torch
+from forks import Forks
 from hang import HANG_S
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
 
@@ -42,6 +42,7 @@ from oger_recipe.rewards.place import Reply, Sampling
 from oger_recipe.rewards.sources import OVERFLOW, Group, Scores, Source
 from oger_recipe.rewards.spec import Surroundings
 
+pytestmark = pytest.mark.usefixtures("quick_processes")
 PLUGINS = Path(__file__).parent / "plugins"
 
 
@@ -364,7 +365,7 @@ def test_a_plugin_sees_no_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     plugin.close()
 
 
-def test_the_process_of_a_plugin_ends_with_what_asks(tmp_path: Path) -> None:
+def test_the_process_of_a_plugin_ends_with_what_asks(tmp_path: Path, forks: Forks) -> None:
     """Also in the middle of a call that never returns, and what it has started ends with it."""
     program = tmp_path / "asks.py"
     program.write_text(
@@ -379,7 +380,7 @@ def test_the_process_of_a_plugin_ends_with_what_asks(tmp_path: Path) -> None:
         "time.sleep(0.5)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=HANG_S)
+    done = forks.run(str(program), timeout=HANG_S)
     pids = [int(word) for word in done.stdout.split()]
     assert len(pids) == 2
     for _ in range(300):
