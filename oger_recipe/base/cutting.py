@@ -33,7 +33,7 @@ class StepRule:
 
     def __post_init__(self) -> None:
         if "" in (*self.delimiters, self.last_step_text):
-            raise ValueError("an empty text is everywhere: delimiters and last_step_text need some text")
+            raise ValueError("delimiters and last_step_text must not be empty: an empty text is found everywhere")
 
     @property
     def ends_responses(self) -> bool:
@@ -236,19 +236,20 @@ def require_steps(tokenizer: Any, rule: StepRule) -> None:
     for token in rule.delimiter_token_ids:
         if token >= len(tokenizer):
             raise RecipeError(
-                f"oger.steps.delimiter_token_ids: {token} is no token of actor.model_name_or_path, which has 0 to "
+                f"oger.steps.delimiter_token_ids: {token} is not a token of actor.model_name_or_path, whose "
+                "tokens are 0 to "
                 f"{len(tokenizer) - 1}"
             )
     for text, token in tokenizer.get_added_vocab().items():
         holders = [each for each in rule.delimiters if text in each]
         if holders and not tokenizer.decode([token], skip_special_tokens=True):
             raise RecipeError(
-                f"oger.steps.delimiters: {holders[0]!r} has the special token {text} in it, which the texts of "
-                f"responses do not have: set oger.steps.delimiter_token_ids [{token}] instead"
+                f"oger.steps.delimiters: {holders[0]!r} contains the special token {text}, and texts of "
+                f"responses have no special tokens: set oger.steps.delimiter_token_ids [{token}] instead"
             )
     tokens = tokenizer.encode(_PROBE, add_special_tokens=False)
     if "".join(StepCutter(tokenizer, rule).texts(tokens)) != tokenizer.decode(tokens, skip_special_tokens=True):
         raise RecipeError(
-            "oger.steps: the tokenizer of actor.model_name_or_path changes texts where tokens meet, so that a "
-            "response cannot be cut between tokens into steps of reasoning"
+            "oger.steps: responses cannot be cut into steps between two tokens: the tokenizer of "
+            "actor.model_name_or_path changes the text there"
         )

@@ -62,7 +62,7 @@ def checked_address(url: str, key_variable: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.host:
         raise ValueError(f"{url!r} is not the http(s) address of an endpoint, e.g. http://localhost:8000/v1")
     if parts.userinfo or parts.query or parts.fragment:  # not shown: it may be a secret
-        raise ValueError(f"the address of {parts.host} must end with its path; a key belongs into ${key_variable}")
+        raise ValueError(f"the address of {parts.host} must end with its path; put a key into ${key_variable}")
     return url.rstrip("/")
 
 
@@ -154,7 +154,7 @@ class Endpoint:
                 raise Failed(why, status=answer.status_code)
             wish = _retry_after(answer)
             if wish > _LONGEST_WISH_S:
-                raise Failed(f"{why} (it asks to come again in {wish:.0f} s)", lasts=True)
+                raise Failed(f"{why} (it asks to retry after {wish:.0f} s)", lasts=True)
             pause = max(pause, wish)
         attempts = f" (after {self.attempts} attempts)" if self.attempts > 1 else ""
         raise Failed(why + attempts, lasts=True, is_refused=is_refused, is_stuck=is_stuck)
@@ -169,7 +169,7 @@ def _json(answer: httpx.Response) -> Any:
     try:
         return answer.json()
     except (ValueError, RecursionError) as error:
-        raise Failed(f"the answer is no JSON ({type(error).__name__})") from None
+        raise Failed(f"the answer is not JSON ({type(error).__name__})") from None
 
 
 def _retry_after(answer: httpx.Response) -> float:

@@ -42,7 +42,7 @@ def refusal(kind: str, name: str, revision: str | None = None) -> str | None:
     except RevisionNotFoundError:
         return f"the {kind} {name} has no revision {revision}"
     except HFValidationError:
-        return f"{name} is no file or folder here, and no name of the hub"
+        return f"{name} is not a file or folder here, and not a name on the hub"
     except (httpx.HTTPError, HfHubHTTPError, OSError) as error:
         raise Unreachable(" ".join(str(error).split())[:200] or type(error).__name__) from None
     return None

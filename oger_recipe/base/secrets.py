@@ -78,13 +78,13 @@ def _hide_token(url: str) -> str:
 def secret_problems(value: Mapping[str, Any]) -> list[str]:
     """Say where a value that has to be a secret is none; it is not repeated: it may be a part of one."""
     problems = [
-        f"{name} is neither a key nor the word {FROM_ENVIRONMENT}, which takes the key from {variable} or from "
-        "`wandb login`"
+        f"{name} must be a key or the word {FROM_ENVIRONMENT}, which takes the key from {variable} or "
+        "from `wandb login`"
         for name, variable in SECRETS.items()
         if value[name] not in (None, "", FROM_ENVIRONMENT)
     ]
     if _TOKEN_IN_URL.search(value[REWARD_URL] or ""):
-        problems.append(f"{REWARD_URL} has tokens that differ: give its servers one, in {_REWARD_TOKEN}")
+        problems.append(f"{REWARD_URL} has different tokens: give all its servers the same one, in {_REWARD_TOKEN}")
     return problems
 
 

@@ -177,7 +177,7 @@ def _column(record: dict[str, Any], column: str, where: str) -> Any:
     for name in column.split("."):
         if not isinstance(value, dict) or name not in value:
             there = cut(", ".join(map(repr, record)), 300)
-            raise RecipeError(f"{where}: there is no column {column!r}; there are {there}")
+            raise RecipeError(f"{where}: no column {column!r}; the columns are {there}")
         value = value[name]
     return value
 
@@ -235,8 +235,8 @@ def _name(problems: dict[str, _Problem]) -> None:
         uid = problem.row["uid"]
         if uid in used:
             raise RecipeError(
-                f"{problem.uid_where}: uid {shown(uid)} is that of another problem, {used[uid]}; without a uid "
-                "column, uids are made from the questions"
+                f"{problem.uid_where}: uid {shown(uid)} belongs to another problem, {used[uid]}; leave the uid "
+                "column out to make uids from the questions"
             )
         used[uid] = problem.uid_where
 

@@ -38,8 +38,8 @@ class DiskList(Sequence[_T]):
                 written += self._file.write(content[written:])
         except OSError as error:
             raise RecipeError(
-                f"{tempfile.gettempdir()}: a dataset's rows are put aside here while they are prepared, and there is "
-                f"no room ({error.strerror}): set TMPDIR to a folder with room for twice the dataset"
+                f"{tempfile.gettempdir()} has no room for a dataset's rows while they are prepared "
+                f"({error.strerror}): set TMPDIR to a folder with room for twice the dataset"
             ) from None
         self._starts.append(start)
         self._sizes.append(len(content))

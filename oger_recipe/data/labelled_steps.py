@@ -79,7 +79,7 @@ def read_labelled_steps(sources: Sequence[str], split: str = "train") -> tuple[l
     solutions: list[Solution] = []
     shapes: Counter[str] = Counter()
     for source in sources:
-        made = made_of_records(source, split, _solutions, "there are no labelled steps in this file")
+        made = made_of_records(source, split, _solutions, "no labelled steps in this file")
         shapes.update(shape for shape, _ in made)
         solutions += [each for _, of_row in made for each in of_row]
     return solutions, dict(shapes)
@@ -107,7 +107,7 @@ def _solutions(record: Any, where: str) -> tuple[str, list[Solution]]:
     shape = next((name for name, (columns, _) in _SHAPES.items() if columns <= record.keys()), None)
     if shape is None:
         known = "; ".join(f"{name}: {', '.join(sorted(columns))}" for name, (columns, _) in _SHAPES.items())
-        raise RecipeError(f"{where}: the columns are of no known shape ({known}); there are {', '.join(record)}")
+        raise RecipeError(f"{where}: the columns fit no known shape ({known}); they are {', '.join(record)}")
     return shape, list(_SHAPES[shape][1](_Row(record, where)))
 
 
@@ -159,7 +159,7 @@ def _math_shepherd(row: _Row) -> Iterator[Solution]:
     for number, part in enumerate(parts, start=1):
         at += len(part) + 1
         if labelled[at - 1 - len(part) : at - 1] != part or labelled[at - 1 : at] not in _SIGNS:
-            raise row.wrong("label", f"the input with + or - in place of its tags, which it is not at step {number}",
+            raise row.wrong("label", f"the input with + or - in place of its tags; step {number} differs",
                             labelled[at - 1 - len(part) : at])  # fmt: skip
         signs.append(_SIGNS[labelled[at - 1]])
     question, _, first = parts[0].partition(_FIRST_STEP)

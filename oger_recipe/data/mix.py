@@ -76,12 +76,12 @@ def read_mix(path: Path) -> Mix:
     values = _checked(document, Mix, str(path))
     sources = tuple(_source(entry, f"{path}: source {number}") for number, entry in enumerate(values["sources"], 1))
     if all(source.held_out for source in sources):
-        raise RecipeError(f"{path}: 'sources' lists nothing that is not held out")
+        raise RecipeError(f"{path}: 'sources' lists held-out sources alone: at least one must not be")
     mix = Mix(**(values | {"sources": sources}))
     if mix.tokenizer is None and (mix.max_prefix_len or mix.max_prompt_length):
         raise RecipeError(f"{path}: max_prefix_len and max_prompt_length count tokens: set 'tokenizer'")
     if wrong := [name for name in mix.keep if not isinstance(name, str) or name in WRITTEN]:
-        raise RecipeError(f"{path}: 'keep' names further columns than {', '.join(WRITTEN)}, found {wrong[0]!r}")
+        raise RecipeError(f"{path}: 'keep' takes columns other than {', '.join(WRITTEN)}, found {wrong[0]!r}")
     return mix
 
 
@@ -99,7 +99,7 @@ def _source(entry: Any, where: str) -> Source:
         if values.get("task") is None:
             raise RecipeError(f"{where}: 'task' is missing: the verifier of its answers, such as math or gsm8k")
     if values.get("answer_from") not in (None, *ANSWERS):
-        raise RecipeError(f"{where}: answer_from is one of {', '.join(ANSWERS)}, found {values['answer_from']!r}")
+        raise RecipeError(f"{where}: answer_from must be one of {', '.join(ANSWERS)}, found {values['answer_from']!r}")
     return Source(**values)
 
 
@@ -122,6 +122,6 @@ def _refuse_unknown(found: Mapping[str, Any], known: Iterable[str], where: str) 
     for key in found:
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
-            hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(known)}"
+            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
             hint += f"; a top-level key that only holds anchors begins with {' or '.join(HOLDERS)}" * (not near)
             raise RecipeError(f"{where}: unknown key '{key}'; {hint}")

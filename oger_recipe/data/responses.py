@@ -42,12 +42,12 @@ def read_responses(path: Path, uids: Collection[str], rows: str) -> list[Respons
         made = _response(record, where)
         if made.uid not in uids:
             raise RecipeError(
-                f"{where}: no row of {rows} has the uid {shown(made.uid)} (rows without a uid get one made of "
-                "prompt and answer: give them one)"
+                f"{where}: no row of {rows} has the uid {shown(made.uid)} (give rows a uid: without one "
+                "it is made of prompt and answer)"
             )
         return made
 
-    return made_of_records(str(path), "train", response, "there are no responses in this file")
+    return made_of_records(str(path), "train", response, "no responses in this file")
 
 
 def _response(record: Any, where: str) -> Response:

@@ -177,7 +177,7 @@ def to_row(record: Any, columns: Columns, where: str) -> Any:
 
 def _no_column(name: str, flag: str, record: dict[str, Any], where: str) -> RecipeError:
     return RecipeError(
-        f"{where}: there is no column {name!r} ({flag}); there are {cut(', '.join(map(repr, record)), 300)}"
+        f"{where}: no column {name!r} ({flag}); the columns are {cut(', '.join(map(repr, record)), 300)}"
     )
 
 
@@ -310,7 +310,7 @@ def _saved(path: Path, split: str) -> Iterable[Any]:
 
 def _split(dataset: Any, split: str, source: str) -> Iterable[Any]:
     if split not in dataset:
-        raise RecipeError(f"{source}: there is no split {split!r}; there are {', '.join(dataset)}")
+        raise RecipeError(f"{source}: no split {split!r}; the splits are {', '.join(dataset)}")
     rows: Iterable[Any] = dataset[split]
     return rows
 
@@ -329,6 +329,6 @@ def _hub(source: str, split: str) -> Iterable[Any]:
         elif "unknown split" in reason.lower():
             hint = "The flags are data.prompt_split and eval.split"
         raise RecipeError(
-            f"{source}: neither a file here nor a Hub dataset that can be loaded (split {split!r}): {reason}. {hint}"
+            f"{source}: not a file here, and it cannot be loaded from the Hub (split {split!r}): {reason}. {hint}"
         ) from None
     return rows

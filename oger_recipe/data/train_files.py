@@ -175,7 +175,8 @@ def _refuse_shared_uids(rows: Sequence[Row]) -> None:
     uids = Counter(row["uid"] for row in rows)
     refuse_rows(
         [
-            f"uid {uid!r} is used by {'two' if count == 2 else count} rows; uids have to differ between dataset files"
+            f"uid {uid!r} is used by {'two' if count == 2 else count} rows; give every problem a uid of its "
+            "own, across dataset files"
             for uid, count in uids.items()
             if count > 1  # else one problem would be given the teachers of another
         ]
@@ -247,7 +248,8 @@ def _candidate(row: Row, teacher: dict[str, Any], text: str, tokens: list[int]) 
     if probs is not None and len(probs) != len(tokens):
         raise RecipeError(
             f"row {row['uid']!r}: teacher {shown(teacher['source'])} has {len(probs)} token probabilities and, with "
-            f"the end of sequence, {len(tokens)} tokens: they are for another tokenizer or template; leave 'probs' out"
+            f"the end of sequence, {len(tokens)} tokens: they belong to another tokenizer or template; leave "
+            "'probs' out"
         )
     return _Candidate(row, teacher["source"], text, tokens, probs, teacher.get("correct"))
 
@@ -341,7 +343,7 @@ class _Teachers:
         refuse_rows(list(self._unreadable.values()))
         if self._failed:
             self._counts["teachers_ungraded"] = len(self._failed)
-            first = f"{len(self._failed)} of {self._of_all} teachers could not be graded, one {self._failed[0]}"
+            first = f"{len(self._failed)} of {self._of_all} teachers could not be graded, the first {self._failed[0]}"
             print(f"warning: {first}", flush=True)
 
 

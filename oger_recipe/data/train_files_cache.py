@@ -125,8 +125,8 @@ def _keep(folder: Path, places: Mapping[str, Path], counts: Counter[str], most_g
         _is_removed(folder)  # an incomplete one
         if size > most_gb or not _has_room(folder.parent, most_gb - size):
             print(
-                f"note: the prepared data is not kept for later runs: its {size:.3g} GB do not fit into the "
-                f"{most_gb:g} of oger.data_cache_gb",
+                f"note: the prepared data is not kept for later runs: its {size:.3g} GB exceed "
+                f"oger.data_cache_gb {most_gb:g}",
                 flush=True,
             )
             return
@@ -147,7 +147,7 @@ def _has_room(cache: Path, most_gb: float) -> bool:
             left, removed = left - size, removed + size
     if removed:
         what = f"{removed:.3g} GB of data prepared for earlier runs"
-        print(f"{what} are removed from {cache} (oger.data_cache_gb)", flush=True)
+        print(f"removed {what} from {cache} (oger.data_cache_gb)", flush=True)
     return left <= most_gb
 
 

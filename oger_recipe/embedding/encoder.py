@@ -109,7 +109,7 @@ class TrajectoryEncoder(Encoder):
         limit, special = self._model.max_seq_length, self._model.tokenizer.num_special_tokens_to_add()
         if limit <= special:
             raise ValueError(
-                f"{limit} tokens leave no room for a text beside {self.settings.model}'s {special} of its own"
+                f"{limit} tokens leave no room for a text beside the {special} special tokens of {self.settings.model}"
             )
 
     def _check_plain_input(self) -> None:
@@ -117,6 +117,6 @@ class TrajectoryEncoder(Encoder):
         plain = model.tokenizer(sample)["input_ids"]
         if model.default_prompt_name is not None or model.preprocess([sample])["input_ids"][0].tolist() != plain:
             raise ValueError(
-                f"{self.settings.model} puts more than its special tokens around a text; with it, long texts can only "
-                f"be cut at their end (head), not {self.settings.long_texts}"
+                f"{self.settings.model} puts more than its special tokens around a text, so that long texts can only "
+                f"be cut at their end: set head, not {self.settings.long_texts}"
             )

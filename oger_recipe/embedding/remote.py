@@ -114,7 +114,9 @@ def _in_order(answer: Any, count: int) -> torch.Tensor:
         vectors = torch.tensor([item["embedding"] for item in items], dtype=torch.float32)
         indices = [item["index"] for item in items]
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise Failed(f"the answer is no list of embeddings ({type(error).__name__}: {error})") from None
+        raise Failed(f"the answer is not a list of embeddings ({type(error).__name__}: {error})") from None
     if indices != list(range(count)) or vectors.ndim != 2:
-        raise Failed(f"the answer to {count} texts has a tensor {list(vectors.shape)} with the indices {indices[:20]}")
+        raise Failed(
+            f"the answer to {count} texts has embeddings of shape {list(vectors.shape)} and indices {indices[:20]}"
+        )
     return vectors

@@ -38,11 +38,12 @@ class Form:
         for name in _required(function):
             if name in self.withheld:
                 why = self.withheld[name]
-                yield f"it needs {name!r}, which {self.trainer} hands over and this recipe does not: {why}"
+                yield f"it needs {name!r}, which {self.trainer} passes and this recipe does not: {why}"
             elif name not in self.given and not self.columns:
                 yield (
-                    f"it needs {name!r}, which is none of {self.trainer}'s {', '.join(sorted(self.given))}: give it a "
-                    "default, or write a function around it"
+                    f"it needs {name!r}, which {self.trainer} does not pass ({', '.join(sorted(self.given))}): "
+                    "give it "
+                    "a default, or wrap the function"
                 )
 
 

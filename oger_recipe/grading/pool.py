@@ -177,7 +177,7 @@ class GradingPool:
                     worker.close()
                     worker = None
         except OSError as error:
-            reason = f"no grading process could be started: {error}"
+            reason = f"could not start a grading process: {error}"
             results += [Graded.failed(reason)] * (len(answers) - len(results))
         finally:
             self._free.put(worker)

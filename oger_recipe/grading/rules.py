@@ -157,7 +157,7 @@ def _as_json(value: Any) -> Any:
             return _as_json(getattr(value, method)())
     if isinstance(value, Decimal):
         return float(value)
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    raise TypeError(f"{type(value).__name__} is not JSON")
 
 
 def graded_text(response: str, cut: Sequence[str] = (), strip: bool = False) -> str:

@@ -95,7 +95,7 @@ def _response_of(query: str, prompt: str) -> str:
     # A prompt that was cut from the left, or that decoding did not give back exactly, is no prefix of the query.
     before, turn, response = query.rpartition(_ASSISTANT_TURN)
     if not turn:  # a prompt that is graded as well may hold the answer
-        raise ValueError("the query does not begin with its prompt: where the response begins cannot be told")
+        raise ValueError("the query does not begin with its prompt, so the start of the response is unknown")
     return response
 
 

@@ -265,7 +265,7 @@ async def _refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     reason = error.detail
     if error.status_code == 404:
-        reason = f"there is nothing here; answers are graded by POST {GRADE_PATH}"
+        reason = f"not found; grade answers by POST {GRADE_PATH}"
     if error.status_code == 405:
         reason = f"this path takes {(error.headers or {}).get('Allow')} only"
     kind = _RefusalOfBody if error.status_code == 413 else JSONResponse

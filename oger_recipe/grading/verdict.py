@@ -102,7 +102,7 @@ def _fields(returned: Any) -> dict[Any, Any]:
         return dict(vars(returned))
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
         if "reward" in returned[1]:
-            raise NoVerdict("the verifier returned two rewards: in front of its dict and in it")
+            raise NoVerdict("the verifier returned two rewards: one before its dict and one in it")
         return {**returned[1], "reward": returned[0]}
     if not isinstance(returned, Mapping):
         if plain_number(returned) is None:

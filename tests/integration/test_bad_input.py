@@ -494,9 +494,12 @@ def test_an_in_reward_kl_needs_a_loss_side_one_beside_it(refused: Callable[..., 
         (["--oger.task_name", "gsm8"], "oger.task_name: no verifier for task 'gsm8'; known: "),
         (
             ["--oger.task_name", "nowhere:grade"],
-            "oger.task_name: task 'nowhere:grade' is no verifier: No module named",
+            "oger.task_name: task 'nowhere:grade' is not a verifier: No module named",
         ),
-        (["--oger.verifiers", "mine=json:grade"], "oger.verifiers: task 'json:grade' is no verifier: module 'json'"),
+        (
+            ["--oger.verifiers", "mine=json:grade"],
+            "oger.verifiers: task 'json:grade' is not a verifier: module 'json'",
+        ),
     ],
 )
 def test_a_verifier_that_does_not_exist_is_refused(refused: Callable[..., str], flags: list[str], reason: str) -> None:
@@ -510,9 +513,9 @@ def test_what_is_wrong_with_a_verifiers_file_is_said_once(refused: Callable[...,
     own = ["mine=broken:grade", "other=broken:another", "third=sound:nothing", "fourth=sound:none"]
     flags = ["--oger.verifiers", *own, "--oger.task_name", "mine"]
     assert refused(*flags) == _problems(
-        "oger.verifiers: task 'broken:grade' is no verifier: SyntaxError: expected ':' (broken.py, line 1)",
-        "oger.verifiers: task 'sound:nothing' is no verifier: module 'sound' has no attribute 'nothing'",
-        "oger.verifiers: task 'sound:none' is no verifier: module 'sound' has no attribute 'none'",
+        "oger.verifiers: task 'broken:grade' is not a verifier: SyntaxError: expected ':' (broken.py, line 1)",
+        "oger.verifiers: task 'sound:nothing' is not a verifier: module 'sound' has no attribute 'nothing'",
+        "oger.verifiers: task 'sound:none' is not a verifier: module 'sound' has no attribute 'none'",
     )
 
 

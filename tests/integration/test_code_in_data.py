@@ -25,7 +25,7 @@ def grade(response, answer):
     return 1.0 if response == answer else 0.0
 """
 TASK = "hidden:grade"
-REFUSAL = f"task {TASK!r} is code, which is not run because data name it: read it, then set --oger.allow_task {TASK!r}"
+REFUSAL = f"task {TASK!r} is code, and data alone do not make it run: read it, then set --oger.allow_task {TASK!r}"
 TEACHER = {"source": "t", "text": "4"}
 Oger = Callable[..., tuple[int, str]]
 
@@ -131,7 +131,7 @@ def test_the_task_of_a_mix_is_the_users_own(tmp_path: Path, marker: Path, oger: 
 def test_a_path_that_is_allowed_and_leads_nowhere_is_refused(tmp_path: Path, oger: Oger) -> None:
     _rows(tmp_path, "math")
     status, said = oger(*COMMANDS["validate"], "--allow_task", "nowhere:grade")
-    assert status == 1 and "oger.allow_task: task 'nowhere:grade' is no verifier: No module named" in said
+    assert status == 1 and "oger.allow_task: task 'nowhere:grade' is not a verifier: No module named" in said
 
 
 def test_many_rows_with_one_task_are_one_sentence(tmp_path: Path, policy_folder: Path, oger: Oger) -> None:

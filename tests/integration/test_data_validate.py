@@ -109,7 +109,7 @@ def test_every_planted_defect_is_found_at_its_line(tmp_path: Path, capsys: pytes
     assert reasons[5] == "uid 'a' is already used by line 1"
     assert reasons[7].startswith("unknown task 'chess'; known: ")
     assert reasons[8] == "teacher 1: 'text' must be a non-empty string, found None"
-    assert reasons[9] == "GSM8K answer without a number: 'two'"
+    assert reasons[9] == "a GSM8K answer must have a number: 'two'"
     assert reasons[11] == "uid 'b' is already used by line 3"
     assert reasons[12] == "a row is a JSON object, found list"
     assert reasons[13] == "teacher 0: 'probs' must be a list of numbers above 0 and at most 1, or null"

@@ -247,7 +247,7 @@ def test_columns_of_other_names_are_read_from_every_kind_of_source(tmp_path: Pat
         assert _gsm8k(tmp_path / name) == EXPECTED
     assert _gsm8k(tmp_path / "saved", split="test") == EXPECTED
     assert _gsm8k(tmp_path / "a.json", limit=1) == EXPECTED[:1]
-    with pytest.raises(RecipeError, match="there is no split 'train'; there are test"):
+    with pytest.raises(RecipeError, match="no split 'train'; the splits are test"):
         _gsm8k(tmp_path / "saved")
 
 

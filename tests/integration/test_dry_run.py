@@ -221,7 +221,7 @@ REFUSALS: dict[str, tuple[Callable[[SimpleNamespace], Any], list[str], str]] = {
     ),
     "two files with the same uids": (
         lambda desk: shutil.copy("rows.jsonl", "more.jsonl"),
-        ["--data.prompt_dataset", "rows.jsonl,more.jsonl"], "uids have to differ between dataset files",
+        ["--data.prompt_dataset", "rows.jsonl,more.jsonl"], "give every problem a uid of its own",
     ),
     "chats without a template": (_rows(CHAT, CHAT), [], "prompts are chat messages"),
     "chats for a template of questions": (_rows(CHAT, CHAT), ["--oger.prompt_template", "r1"], "takes a question"),

@@ -428,7 +428,7 @@ FILE = ("--benchmark", "gsm8k=gsm8k.jsonl")
         ([*FILE, "--eval.temperature=1"], "--eval.temperature is --temperature here"),
         (
             [*FILE, "--oger.verifiers", "gsm8k=nowhere:grade"],
-            "answers cannot be graded by these settings:\n  - oger.verifiers: task 'nowhere:grade' is no verifier",
+            "answers cannot be graded by these settings:\n  - oger.verifiers: task 'nowhere:grade' is not a verifier",
         ),
     ],
 )

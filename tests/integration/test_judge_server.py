@@ -303,7 +303,7 @@ def test_a_server_that_says_when_to_come_again_is_believed(server: Server) -> No
 def test_a_server_that_says_to_come_tomorrow_is_not_waited_for(server: Server, tomorrow: str) -> None:
     server.answer, server.more_headers = lambda prompt, count: (503, {}), {"Retry-After": tomorrow}
     (reply,) = ask(judge(server), ["a"])
-    assert reply.error and re.fullmatch(r"HTTP status 503: {} \(it asks to come again in \d{5} s\)", reply.error)
+    assert reply.error and re.fullmatch(r"HTTP status 503: {} \(it asks to retry after \d{5} s\)", reply.error)
     assert server.prompts == ["a"]
 
 
@@ -477,8 +477,8 @@ def test_a_key_that_fits_into_no_header_is_refused_and_not_shown(
 @pytest.mark.parametrize(
     ("entry", "problem"),
     [
-        ({"url": f"http://user:{KEY}@host/v1"}, "url: the address of host must end with its path; a key belongs "),
-        ({"url": f"http://host/v1?key={KEY}"}, "url: the address of host must end with its path; a key belongs "),
+        ({"url": f"http://user:{KEY}@host/v1"}, "url: the address of host must end with its path; put a key into "),
+        ({"url": f"http://host/v1?key={KEY}"}, "url: the address of host must end with its path; put a key into "),
         ({"url": "host:8000/v1"}, "url: 'host:8000/v1' is not the http"),
         ({"url": "http://host/v1", "api_key_env": KEY}, "api_key_env has to be the name of an environment variable"),
         ({"url": "http://host/v1", "place": "engine"}, "place engine has no url"),

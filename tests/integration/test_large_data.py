@@ -211,7 +211,10 @@ def test_a_disk_without_room_is_a_sentence(tmp_path: Path, monkeypatch: pytest.M
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))
     try:
-        with pytest.raises(RecipeError, match="there is no room .File too large.: set TMPDIR to a folder") as error:
+        with pytest.raises(
+            RecipeError,
+            match="has no room for a dataset's rows while they are prepared .File too large.: set TMPDIR to a folder",
+        ) as error:
             there.append(b"x" * 200_000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)

@@ -208,7 +208,7 @@ def test_the_recipes_folder_and_the_working_directory_are_looked_in(
     ):
         with pytest.raises(SystemExit) as stop:
             train.main(["--recipe", str(moved), "--oger.run_dir", "other", "--oger.verifiers", f"a={entry}"])
-        assert f"oger.verifiers: task '{entry}' is no verifier: {reason}" in str(stop.value.code), stop.value.code
+        assert f"oger.verifiers: task '{entry}' is not a verifier: {reason}" in str(stop.value.code), stop.value.code
 
 
 def test_a_judges_plugin_starts_with_its_tokenizer_or_the_run_does_not(
@@ -247,7 +247,7 @@ def test_a_prms_texts_and_adapter_are_tried_before_the_run(
 
 def test_a_module_that_breaks_when_it_is_imported_is_said_so(recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "grading_broken.py").write_text("def verify(response, answer:\n")
-    with pytest.raises(SystemExit, match="task 'grading_broken:verify' is no verifier: SyntaxError: "):
+    with pytest.raises(SystemExit, match="task 'grading_broken:verify' is not a verifier: SyntaxError: "):
         train.main(["--recipe", str(recipe), "--oger.verifiers", "a=grading_broken:verify"])
 
 

@@ -203,7 +203,7 @@ def test_the_answer_says_why_a_query_was_not_graded(service: Service, tmp_path: 
     assert status == 200 and result["extra_logs"]["reward_error"] == [0.0, 1.0, 0.0, 1.0, 1.0, 1.0]
     right, broken, wrong, unknown, slow, unread = result["errors"]
     assert right is None and wrong is None
-    assert "GSM8K answer without a number: 'no number'" in broken
+    assert "a GSM8K answer must have a number: 'no number'" in broken
     assert "no verifier for task 'chess'" in unknown
     assert slow == "grading took more than 10.0 s"
     assert unread.startswith("JSONDecodeError: ")

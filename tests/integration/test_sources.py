@@ -80,7 +80,7 @@ def test_what_the_hub_does_not_have_is_one_sentence_that_says_what_to_do(hub: Ca
     split, config, absent = hub(("main@openai/gsm8k", "val"), ("openai/gsm8k", "test"), ("own/data", "train"))
     assert "'train', 'test'" in split and split.endswith("The flags are data.prompt_split and eval.split")
     assert "socratic" in config and config.endswith("A configuration goes in front: CONFIG@openai/gsm8k")
-    assert absent.startswith("own/data: neither a file here nor a Hub dataset that can be loaded (split 'train'): ")
+    assert absent.startswith("own/data: not a file here, and it cannot be loaded from the Hub (split 'train'): ")
     assert absent.endswith("Without the Hub, give a .jsonl or .parquet file")
     assert not any("\n" in message for message in (split, config, absent))
 

@@ -275,8 +275,8 @@ NO_CUT = {"oger.steps.delimiters": ()}
         ({"algo.advantage.estimator": "process_grpo", "oger.stop": ("\n\n",)}, "no response would have a second step"),
         (BY_STEP | {"oger.steps.delimiter_token_ids": (3, 4), "oger.stop_token_ids": (4,)}, "delimiter_token_ids 4"),
         ({"oger.stop": ("\n\n",)}, None),  # there are no steps
-        ({"oger.steps.delimiters": ("",)}, "an empty text is everywhere"),
-        ({"oger.steps.last_step_text": ""}, "an empty text is everywhere"),
+        ({"oger.steps.delimiters": ("",)}, "an empty text is found everywhere"),
+        ({"oger.steps.last_step_text": ""}, "an empty text is found everywhere"),
         (BY_STEP, None),
         (BY_STEP | NO_CUT | {"oger.steps.max_step_tokens": 9}, None),
     ],
@@ -308,9 +308,11 @@ def test_settings_of_steps_that_are_easily_not_meant_are_said(parser, given, rem
 
 def test_delimiters_that_the_tokenizer_does_not_write_are_refused(letters):
     require_steps(letters, StepRule(("\n\n", "</think>"), (letters.eos_token_id,)))
-    with pytest.raises(RecipeError, match=f"{len(letters)} is no token of actor.model_name_or_path, which has 0 to"):
+    with pytest.raises(
+        RecipeError, match=f"{len(letters)} is not a token of actor.model_name_or_path, whose tokens are 0 to"
+    ):
         require_steps(letters, StepRule(delimiter_token_ids=(len(letters),)))
-    with pytest.raises(RecipeError, match=r"special token <\|im_end\|> in it.*delimiter_token_ids \[2\] instead"):
+    with pytest.raises(RecipeError, match=r"special token <\|im_end\|>.*delimiter_token_ids \[2\] instead"):
         require_steps(letters, StepRule(("\n", "<|im_end|>\n")))
 
 
@@ -324,7 +326,7 @@ def test_a_tokenizer_whose_tokens_have_no_texts_of_their_own_is_refused(letters)
         def decode(self, tokens: list[int], **kwargs: Any) -> str:
             return " ".join(letters.decode([token], **kwargs) for token in tokens).replace(" .", ".")
 
-    with pytest.raises(RecipeError, match="changes texts where tokens meet"):
+    with pytest.raises(RecipeError, match="cannot be cut into steps between two tokens"):
         require_steps(Spaced(), StepRule())
 
 

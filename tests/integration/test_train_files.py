@@ -212,7 +212,7 @@ def test_chat_prompts_need_the_chat_template(prepared: Callable[..., Any]) -> No
 
 
 def test_a_uid_that_two_files_share_is_refused(prepared: Callable[..., Any]) -> None:
-    with pytest.raises(RecipeError, match="uid 'p-1' is used by two rows; uids have to differ between dataset files"):
+    with pytest.raises(RecipeError, match="uid 'p-1' is used by two rows; give every problem a uid of its own"):
         prepared(_row(RIGHT), _row(WRONG))
 
 
@@ -278,10 +278,13 @@ def test_a_value_error_of_a_users_verifier_is_about_that_answer_and_ends_nothing
     rows = [_row("2.0", "two", task="mine", answer="2")]
     counts, _, store = prepared(*rows, rules=GradingRules(own={"mine": "own_float:verify"}))
     assert counts["teachers_ungraded"] == 1
-    said = "1 of 2 teachers could not be graded, one of source 's1' in row 'p-1': ValueError: could not convert string"
+    said = (
+        "1 of 2 teachers could not be graded, the first of source 's1' in row 'p-1': ValueError: could "
+        "not convert string"
+    )
     assert f"warning: {said}" in capsys.readouterr().out
     assert [(teacher.text, teacher.reward, teacher.score) for teacher in store["p-1"]] == [("2.0", 1.0, 1.0)]
-    with pytest.raises(RecipeError, match="row 'p-1': GSM8K answer without a number"):  # the recipe's own word
+    with pytest.raises(RecipeError, match="row 'p-1': a GSM8K answer must have a number"):  # the recipe's own word
         prepared(_row("2", task="gsm8k", answer="none"))
 
 

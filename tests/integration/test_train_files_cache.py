@@ -259,7 +259,7 @@ def test_what_was_used_longest_ago_makes_room_in_one_line(
     c = one("c")
     assert [folder.is_dir() for folder in (a, b, c)] == [True, False, True]
     [line] = [line for line in capsys.readouterr().out.splitlines() if "removed" in line]
-    assert line.endswith(f"GB of data prepared for earlier runs are removed from {a.parent} (oger.data_cache_gb)")
+    assert line.endswith(f"GB of data prepared for earlier runs from {a.parent} (oger.data_cache_gb)")
     assert one("d", sets=1.5).is_dir() and not a.exists() and not c.exists()
 
 
@@ -311,4 +311,4 @@ def test_a_set_larger_than_the_bound_is_not_kept_and_removes_nothing(
     one("b", sets=0.9)
     one("b", sets=0.0)
     assert [path.name for path in a.parent.iterdir()] == [a.name] and len(list(a.iterdir())) == 3
-    assert "do not fit into the 0 of oger.data_cache_gb" in capsys.readouterr().out
+    assert "exceed oger.data_cache_gb 0" in capsys.readouterr().out

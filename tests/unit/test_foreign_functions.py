@@ -133,15 +133,15 @@ def test_what_is_no_score_is_its_rows_error(monkeypatch: pytest.MonkeyPatch, ans
     [
         (
             "of_tokens",
-            "is a function for TRL: it needs 'completion_ids', which TRL hands over and this recipe does not",
+            "is a function for TRL: it needs 'completion_ids', which TRL passes and this recipe does not",
         ),
         (
             "by_progress",
-            "is a function for TRL: it needs 'trainer_state', which TRL hands over and this recipe does not",
+            "is a function for TRL: it needs 'trainer_state', which TRL passes and this recipe does not",
         ),
         (
             "to_a_router",
-            "is a function for verl: it needs 'reward_router_address', which is none of verl's data_source",
+            "is a function for verl: it needs 'reward_router_address', which verl does not pass (data_source",
         ),
         (
             "batched",
@@ -179,7 +179,7 @@ def test_a_function_of_verls_is_a_verifier_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("in_form", "it is a function for TRL, of several completions at once; list it in oger.reward.sources"),
+        ("in_form", "it is a function for TRL and takes several completions at once; list it in oger.reward.sources"),
         ("of_sums", "list it in oger.reward.sources: {name: mine, kind: 'functions_of_trainers:of_sums'}"),
         ("awaited", "it is async"),
         ("to_a_router", "it is a function for verl, and it needs 'reward_router_address'"),
@@ -189,6 +189,6 @@ def test_a_function_of_verls_is_a_verifier_as_it_is() -> None:
 def test_what_can_be_no_verifier_is_refused(name: str, said: str) -> None:
     task = f"functions_of_trainers:{name}"
     allow([task])
-    with pytest.raises(ValueError, match="is no verifier") as raised:
+    with pytest.raises(ValueError, match="is not a verifier") as raised:
         resolve(task)
     assert said in str(raised.value)

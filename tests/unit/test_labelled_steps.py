@@ -169,7 +169,7 @@ def test_files_of_several_shapes_are_read_together(tmp_path: Path) -> None:
             PRM800K | {"label": {"steps": [step([rated("a", 1)], 1)]}},
             r"'label.steps\[0\].chosen_completion' has to be",
         ),
-        ({"text": 1}, "the columns are of no known shape .*; there are text"),
+        ({"text": 1}, "the columns fit no known shape .*; they are text"),
         ([1], "a JSON object is needed, found list"),
     ],
 )

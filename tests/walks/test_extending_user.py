@@ -146,7 +146,7 @@ def test_wrong_pieces_die_by_name(checkout: Path) -> None:
 def test_a_misspelt_piece_is_refused_before_anything_starts(checkout: Path) -> None:
     (checkout / "mine.py").write_text(VERIFIER)
     refused = dry_run(checkout, "--oger.verifiers", "countdown=mine:grades")
-    assert refused.returncode == 1 and "oger.verifiers: task 'mine:grades' is no verifier" in refused.stderr
+    assert refused.returncode == 1 and "oger.verifiers: task 'mine:grades' is not a verifier" in refused.stderr
     refused = dry_run(checkout, "--oger.replace_mode", "ordinary")
     assert refused.returncode == 1 and "invalid choice: 'ordinary'" in refused.stderr
     assert "similarity_mean_des" in refused.stderr and "Traceback" not in refused.stderr

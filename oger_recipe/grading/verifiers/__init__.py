@@ -124,7 +124,7 @@ def not_allowed(task: str) -> str | None:
     if ":" not in task or task in _allowed:
         return None
     return (
-        f"task {shown(task)} is code, which is not run because data name it: read it, then set --oger.allow_task "
+        f"task {shown(task)} is code, and data alone do not make it run: read it, then set --oger.allow_task "
         f"{shown(task)}"
     )
 
@@ -147,10 +147,10 @@ def resolve(task: str) -> TaskSpec:
         found = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         places = ", ".join([*_looked_in, "the installed packages"])
-        raise ValueError(f"task {task!r} is no verifier: {redacted(str(error))} (looked in {places})") from error
+        raise ValueError(f"task {task!r} is not a verifier: {redacted(str(error))} (looked in {places})") from error
     except Exception as error:  # whatever the user's module does when it is imported
         kind = "" if isinstance(error, ImportError | AttributeError | ValueError) else f"{type(error).__name__}: "
-        raise ValueError(f"task {task!r} is no verifier: {kind}{redacted(str(error))}") from error
+        raise ValueError(f"task {task!r} is not a verifier: {kind}{redacted(str(error))}") from error
     spec = found if isinstance(found, TaskSpec) else TaskSpec(found)
     _require_two_texts(task, spec.verify)
     return spec
@@ -181,24 +181,27 @@ _looked_in: list[str] = []
 def _require_two_texts(task: str, verifier: Any) -> None:
     if not callable(verifier):
         raise ValueError(
-            f"task {task!r} is no verifier: it is a {type(verifier).__name__}, not a function or a TaskSpec"
+            f"task {task!r} is not a verifier: it is a {type(verifier).__name__}, not a function or a TaskSpec"
         )
     if is_async(verifier):
-        raise ValueError(f"task {task!r} is no verifier: it is async; a function around it can run its event loop")
+        raise ValueError(
+            f"task {task!r} is not a verifier: it is async; wrap it in a function that runs its event loop"
+        )
     if (form := form_of(verifier)) is not None:
         if form.columns:
             raise ValueError(
-                f"task {task!r} is no verifier: it is a function for {form.trainer}, of several completions at once; "
+                f"task {task!r} is not a verifier: it is a function for {form.trainer} and takes several "
+                "completions at once; "
                 f"list it in oger.reward.sources: {{name: mine, kind: {task!r}}}"
             )
         for problem in form.problems(verifier):
-            raise ValueError(f"task {task!r} is no verifier: it is a function for {form.trainer}, and {problem}")
+            raise ValueError(f"task {task!r} is not a verifier: it is a function for {form.trainer}, and {problem}")
         return
     try:
         inspect.signature(verifier).bind("", "", **{name: None for name in _CONTEXT if _takes(verifier, name)})
     except TypeError as error:
         raise ValueError(
-            f"task {task!r} is no verifier: it cannot be called with (response, answer): {error}"
+            f"task {task!r} is not a verifier: it cannot be called with (response, answer): {error}"
         ) from None
     except ValueError:  # a function without a signature, as some of C have none
         pass

@@ -82,7 +82,7 @@ def _grade_as_oat(text: str, numbers: list[int], target: int) -> Verdict:
         return _verdict("does not use each number once")
     value = oat_value(text) if _OAT_CHARS.match(text) else None
     if value is None:
-        return _verdict("is no expression with a value", numbers_ok=True)
+        return _verdict("is not an expression with a value", numbers_ok=True)
     correct = abs(value - target) < 1e-5
     return _verdict("right" if correct else f"equals {value:g}, not {target}", numbers_ok=True, correct=correct)
 
@@ -183,8 +183,8 @@ def _python_value(node: ast.expr) -> float:
         raise ValueError("not an arithmetic expression")
     left, right = _python_value(node.left), _python_value(node.right)
     if isinstance(node.op, ast.Pow) and abs(right) > 64:
-        raise OverflowError("a power that no target has")
+        raise OverflowError("a power larger than any target")
     value = _PYTHON_OPERATIONS[type(node.op)](left, right)
     if isinstance(value, complex) or abs(value) > 1e300:
-        raise OverflowError("a value that no target has")
+        raise OverflowError("a value larger than any target")
     return value

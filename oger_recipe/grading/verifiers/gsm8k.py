@@ -37,7 +37,7 @@ def verify_gsm8k(
         raise ValueError(f"answer_format={answer_format!r} is unknown; valid values: {', '.join(GSM8K_FORMATS)}")
     reference = _last_number(answer.rpartition("####")[2])
     if reference is None:
-        raise UnreadableAnswer(f"GSM8K answer without a number: {shown(answer)}")
+        raise UnreadableAnswer(f"a GSM8K answer must have a number: {shown(answer)}")
     marked = _READERS[answer_format](response)
     text = response if marked is None else marked
     if not strict_oat:

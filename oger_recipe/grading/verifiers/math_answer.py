@@ -137,7 +137,7 @@ def _rule(rule: str, extract: Sequence[str]) -> MathRule:
         raise ValueError(f"rule={rule!r} is unknown; valid values: {', '.join(MATH_RULES)}")
     unknown = set(extract) - set(EXTRACTIONS)
     if unknown or not extract:
-        raise ValueError(f"extract={tuple(extract)} has to name some of {', '.join(EXTRACTIONS)}")
+        raise ValueError(f"extract={tuple(extract)} must name some of {', '.join(EXTRACTIONS)}")
     return MATH_RULES[rule]
 
 
@@ -154,7 +154,7 @@ def _reference(answer: str) -> _Expression:
     boxed = last_boxed(answer)
     expression = _boxed_expression(answer if boxed is None else boxed)
     if not expression.text:
-        raise UnreadableAnswer(f"a math answer is not empty: {shown(answer)}")
+        raise UnreadableAnswer(f"a math answer must not be empty: {shown(answer)}")
     return expression
 
 
