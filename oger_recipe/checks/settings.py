@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, CRITIC_ESTIMATORS, GROUP_ESTIMATORS
+from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, CRITIC_ESTIMATORS, group_estimators
 from oger_recipe.base import hub
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.ranges import Range
@@ -48,12 +48,9 @@ def recipe_problems(value: Mapping[str, Any], where: Mapping[str, str] | None = 
     return [*problems, *combination_problems(value), *grading_problems(value), *_unsupported(value), *_paths(value)]
 
 
-_COMPARES_GROUPS = ("rloo", "reinforce_baseline", *GROUP_ESTIMATORS, *BATCH_ESTIMATORS)
-
-
 def _lengths_and_batches(value: Mapping[str, Any], where: Mapping[str, str]) -> Iterator[str]:
     samples, estimator = value["rollout.n_samples_per_prompt"], value["algo.advantage.estimator"]
-    compares_groups = estimator in _COMPARES_GROUPS
+    compares_groups = estimator in ("rloo", "reinforce_baseline", *group_estimators(), *BATCH_ESTIMATORS)
     if samples < 2 and compares_groups:
         yield (
             f"rollout.n_samples_per_prompt is {samples}: {estimator} compares the rollouts of a group, and a group of "
