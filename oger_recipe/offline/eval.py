@@ -43,7 +43,7 @@ from oger_recipe.evaluation.tables import markdown_table
 from oger_recipe.grading.pool import GradingPool, GradingSettings
 from oger_recipe.grading.rules import GradingRules
 from oger_recipe.grading.verdict import Graded
-from oger_recipe.pipeline.engine.sampler import Sampler
+from oger_recipe.pipeline.sampler import Sampler
 
 _BATCHES_KEPT = 4  # batches of the engine between two moments at which answers are put on disk
 

@@ -202,7 +202,7 @@ class _Labeller:
 
     def _loaded(self) -> Any:
         if self._sampler is None:
-            from oger_recipe.pipeline.engine.sampler import Sampler
+            from oger_recipe.pipeline.sampler import Sampler
 
             self._sampler = Sampler(self._how.model)
             self._context = self._sampler.context()

@@ -185,7 +185,7 @@ def test_one_place_decides_for_a_run() -> None:
         "oger_recipe/base/arithmetic.py",
         "oger_recipe/base/cpu.py",  # is_without_cuda, where no run has said it
         "oger_recipe/pipeline/engine/engine_worker.py",
-        "oger_recipe/pipeline/engine/sampler.py",
+        "oger_recipe/pipeline/sampler.py",
         "oger_recipe/pipeline/policy/trial.py",
     }
     of_this_machine = {"oger_recipe/cli/doctor.py", "oger_recipe/checks/memory.py"}  # its --gpu; what a GPU here has

@@ -422,7 +422,7 @@ def test_a_step_is_as_good_as_the_rollouts_that_go_on_from_it(
 ) -> None:
     """Four rollouts a step; the last step is as right as its response; without room for a rollout nobody knows."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("oger_recipe.pipeline.engine.sampler.Sampler", Scripted)
+    monkeypatch.setattr("oger_recipe.pipeline.sampler.Sampler", Scripted)
     problem = {"uid": "c", "prompt": "make 96", "answer": json.dumps({"numbers": [3, 5, 12], "target": 96})}
     write_jsonl([problem | {"task": "countdown"}], tmp_path / "rows.jsonl")
     texts = [

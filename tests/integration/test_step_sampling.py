@@ -23,7 +23,7 @@ from oger_recipe.evaluation.sampling import Model, Request, Response, Sampling
 from oger_recipe.lab import tiny_policy
 from oger_recipe.pipeline.engine.executor import OgerExecutor
 from oger_recipe.pipeline.engine.rollout_engine import OgerRolloutActor
-from oger_recipe.pipeline.engine.sampler import Sampler
+from oger_recipe.pipeline.sampler import Sampler
 from oger_recipe.pipeline.step_sampling import SteppedResponse
 from oger_recipe.rewards import reward_func
 
