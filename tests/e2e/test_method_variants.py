@@ -10,6 +10,7 @@ import yaml
 from hang import HANG_S
 from runs import ROOT, dataset, lines, samples, train
 
+pytestmark = pytest.mark.full
 DOCUMENT = ROOT.parent / "shared" / "seeds" / "000_e39033487543f5dd.txt"
 
 

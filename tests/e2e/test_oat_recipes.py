@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from runs import lines, samples, train
 
+pytestmark = pytest.mark.full
 # The smoke recipe's sizes: its data and its warm start are in the cache already.
 SMALL = [
     "--oger.task.train_problems", "64", "--oger.task.eval_problems", "16",

@@ -20,6 +20,7 @@ from oger_recipe.lab.built_in_models import folder_of
 from oger_recipe.lab.known_judges import value
 from oger_recipe.run_folder import checkpoints
 
+pytestmark = pytest.mark.full
 RANKS = [
     "--actor.num_gpus_per_node", "2", "--train.micro_batch_size", "32",
     "--algo.kl.init_coef", "0.001", "--algo.kl.use_loss", "--algo.kl.estimator", "k3",

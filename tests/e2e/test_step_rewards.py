@@ -69,6 +69,7 @@ def _learns_from_teachers(rows: list[Row], metrics: list[dict[str, float]]) -> N
         assert step["oger/replaced"] == 16 and step["off_policy_loss"] != 0
 
 
+@pytest.mark.full
 def test_appo_samples_step_by_step_up_to_the_caps_and_trains_a_critic_of_steps(cache, tmp_path, prm):
     caps = ["--oger.steps.max_steps", "4", "--oger.steps.max_step_tokens", "12", "--rollout.n_samples_per_prompt", "2"]
     run_dir = _run("openr_math_appo_cpu", prm, cache, tmp_path, *caps)
@@ -85,6 +86,7 @@ def test_appo_samples_step_by_step_up_to_the_caps_and_trains_a_critic_of_steps(c
         assert step["rollout/steps_max"] == 4 and 0 < step["rollout/ended_by_max_steps"] <= step["rollout/truncated"]
 
 
+@pytest.mark.full
 def test_tppo_with_teachers_and_a_rule_cuts_by_tokens_and_passes_twice(cache, tmp_path, prm):
     more = ["--train.max_epochs", "2", "--train.dynamic_batch_enable", "--train.max_tokens_per_gpu", "800"]
     more += ["--ds.packing_samples", "--oger.kl_stop", "5", "--train.batch_size", "64"]
@@ -95,6 +97,7 @@ def test_tppo_with_teachers_and_a_rule_cuts_by_tokens_and_passes_twice(cache, tm
         assert step["critic_loss"] > 0 and step["critic_grad_norm"] > 0
 
 
+@pytest.mark.full
 def test_openrs_grpo_compares_all_steps_of_a_batch(cache, tmp_path, prm):
     run_dir = _run("openr_math_grpo_cpu", prm, cache, tmp_path)
     _metrics(run_dir)

@@ -1,7 +1,7 @@
 """One run that is killed again and again, in one folder, by one who types commands and looks at what is left.
 
-About 150 s: four starts of the whole pipeline. Steps 1 to 4 are one pass over the data, so that
-every problem comes once in them if each attempt goes on exactly where the last checkpoint was.
+Its tests follow one another, and each attempt goes on from what those before have left. Steps 1 to 4 are one pass over
+the data, so that every problem comes once in them if each attempt goes on exactly where the last checkpoint was.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from runs import ROOT, caches_in, lines, samples
 from oger_recipe.run_folder import checkpoints
 
 STEPS = 4
+TO_THE_END = ("--oger.total_training_steps", str(STEPS))
+RESUMED = (*TO_THE_END, "--ckpt.load_enable")
 KEY = "0123456789abcdef0123456789abcdef76543210"
 # In the place of W&B's package, which need not be installed: keeps what it is given.
 WANDB = """
@@ -50,9 +52,11 @@ class Terminal:
     def __init__(self, run_dir: Path, cache: Path, modules: Path, temporary: Path) -> None:
         self.run_dir, self.cache, self.modules, self.temporary = run_dir, cache, modules, temporary
         self.received = modules / "wandb.jsonl"  # what W&B was given
+        self.attempts = 0
         (modules / "wandb.py").write_text(WANDB)
 
     def type(self, *flags: str, key: str = "env") -> subprocess.Popen[str]:
+        self.attempts += 1
         command = [sys.executable, "-m", "oger_recipe.cli.train"]
         command += [
             "--recipe",
@@ -84,10 +88,14 @@ class Terminal:
         """Its checkpoint is whole: what is next is the generation of another step."""
         return (self.run_dir / "checkpoints" / f"global_step{step}.json").exists
 
+    def kept(self) -> list[checkpoints.Checkpoint]:
+        return checkpoints.found(self.run_dir / "checkpoints")
+
     def refused(self, *flags: str) -> str:
         done = self.type(*flags)
         _, shown = done.communicate(timeout=HANG_S)
         assert done.returncode == 1
+        self.attempts -= 1
         return shown
 
 
@@ -119,9 +127,9 @@ def updates_of(folder: Path, step: int) -> int:
     return int(state[0]["step"])
 
 
-def test_a_run_survives_what_kills_its_processes(terminal: Terminal):
-    # The rollout actor is killed while it generates: a sentence, and nothing of it is left.
-    running = terminal.type("--oger.total_training_steps", str(STEPS), key=KEY)
+def test_an_engine_that_is_killed_ends_the_run_with_a_sentence_and_leaves_nothing(terminal: Terminal):
+    """The rollout actor, while it generates."""
+    running = terminal.type(*TO_THE_END, key=KEY)
     terminal.until(running, terminal.trained(1))
     processes = started_by(running)
     actor = named(processes, "ray::OgerRolloutActor")
@@ -135,8 +143,10 @@ def test_a_run_survives_what_kills_its_processes(terminal: Terminal):
     assert "Traceback" not in shown and "Traceback" in (terminal.run_dir / "logs" / "error.log").read_text()
     assert not alive(processes) and not list(terminal.temporary.iterdir())
 
-    # Ctrl-C in the next attempt.
-    running = terminal.type("--oger.total_training_steps", str(STEPS), "--ckpt.load_enable")
+
+@pytest.mark.full
+def test_ctrl_c_ends_an_attempt_with_a_line(terminal: Terminal):
+    running = terminal.type(*RESUMED)
     terminal.until(running, terminal.trained(2))
     processes = started_by(running)
     running.send_signal(signal.SIGINT)
@@ -147,17 +157,10 @@ def test_a_run_survives_what_kills_its_processes(terminal: Terminal):
     assert line.endswith("--ckpt.load_enable")
     assert not alive(processes) and not list(terminal.temporary.iterdir())
 
-    # Settings that the checkpoint decides cannot change. What was not written to its end does not count.
-    resumed = ["--oger.total_training_steps", str(STEPS), "--ckpt.load_enable"]
-    other = terminal.refused(*resumed, "--actor.adam.lr", "0.01", "--train.seed", "7")
-    assert "actor.adam.lr was 0.0003 -> is 0.01" in other and "train.seed was 42 -> is 7" in other
-    (terminal.run_dir / "checkpoints" / "_actor" / "global_step3").mkdir()
-    (terminal.run_dir / "checkpoints" / "_actor" / "latest").write_text("global_step3")
 
-    # The command itself is killed, beside which another one is refused.
-    running = terminal.type(*resumed)
-    terminal.until(running, lambda: str(running.pid) in (terminal.run_dir / ".oger-lock").read_text())
-    assert f"a run is going on in {terminal.run_dir} (process {running.pid}" in terminal.refused(*resumed)
+@pytest.mark.full
+def test_a_command_that_is_killed_takes_its_processes_with_it(terminal: Terminal):
+    running = terminal.type(*RESUMED)
     terminal.until(running, terminal.trained(3))
     processes = started_by(running)
     running.kill()
@@ -167,13 +170,25 @@ def test_a_run_survives_what_kills_its_processes(terminal: Terminal):
         time.sleep(0.1)
     assert not left
 
-    # To the end.
-    running = terminal.type(*resumed)
+
+def test_the_last_attempt_goes_on_to_the_end(terminal: Terminal):
+    # Settings that the checkpoint decides cannot change. What was not written to its end does not count.
+    other = terminal.refused(*RESUMED, "--actor.adam.lr", "0.01", "--train.seed", "7")
+    assert "actor.adam.lr was 0.0003 -> is 0.01" in other and "train.seed was 42 -> is 7" in other
+    done = max(each.step for each in terminal.kept() if each.fault is None)
+    (terminal.run_dir / "checkpoints" / "_actor" / f"global_step{done + 1}").mkdir()
+    (terminal.run_dir / "checkpoints" / "_actor" / "latest").write_text(f"global_step{done + 1}")
+
+    # Another command beside it is refused.
+    running = terminal.type(*RESUMED)
+    terminal.until(running, lambda: str(running.pid) in (terminal.run_dir / ".oger-lock").read_text())
+    assert f"a run is going on in {terminal.run_dir} (process {running.pid}" in terminal.refused(*RESUMED)
     shown, errors = running.communicate(timeout=HANG_S)
     assert running.returncode == 0, errors
     steps = lines(terminal.run_dir / "metrics.jsonl")
     assert [record["step"] for record in steps] == [1, 2, 3, 4]
     events = lines(terminal.run_dir / "events.jsonl")
+    assert [event["resumed_at"] for event in events if event["event"] == "ready"][-1] == done > 0
     assert [event["step"] for event in events if event["event"] == "step"] == [1, 2, 3, 4]
     uids = [{row["uid"] for row in samples(terminal.run_dir, step)} for step in range(1, 5)]
     assert sum(map(len, uids)) == len(set.union(*uids)) == 64
@@ -184,13 +199,13 @@ def test_a_run_survives_what_kills_its_processes(terminal: Terminal):
     assert {"controller.log", "policy-0.log", "engine-0.log", "raylet.log"} <= logs
     assert not any(name.startswith("worker-") for name in logs)
     # ckpt.max_num 1: the last one, and the last of a step that solved something where that is another.
-    kept = checkpoints.found(terminal.run_dir / "checkpoints")
+    kept = terminal.kept()
     assert kept[-1].step == STEPS and kept[-1].fault is None and len(kept) <= 2
     assert len(list((terminal.run_dir / "checkpoints").glob("*_hf"))) == len(kept)
     assert not list(terminal.temporary.iterdir())
 
     # W&B had its key in every attempt, and no file has it.
-    assert len(lines(terminal.received)) == 4
+    assert len(lines(terminal.received)) == terminal.attempts
     for key, folder, settings in lines(terminal.received):
         assert (key, folder) == (KEY, str(terminal.run_dir)) and KEY not in settings
     for file in terminal.run_dir.rglob("*"):
