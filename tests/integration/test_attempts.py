@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import Forks
 
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import read_jsonl, write_jsonl
@@ -209,8 +210,8 @@ def test_a_run_that_goes_on_in_another_folder_writes_over_nothing(tmp_path: Path
     assert own_files.is_marked(tmp_path / "data") and not own_files.is_marked(tmp_path)
 
 
-def test_two_runs_cannot_hold_one_folder(tmp_path: Path) -> None:
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+def test_two_runs_cannot_hold_one_folder(tmp_path: Path, forks: Forks) -> None:
+    holder = forks.start("-c", HOLD, str(tmp_path), stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None and holder.stdout.readline() == "held\n"
     with pytest.raises(RecipeError, match=f"a run is going on in {tmp_path} .process {holder.pid} on "):
         with locked(tmp_path):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from forks import Forks
 from hang import HANG_S
 
 from oger_recipe.cli import train, train_ppo_ray
@@ -800,13 +801,12 @@ def test_a_second_run_does_not_write_into_the_folder_of_the_first(refused: Calla
     ids=["misspelt key", "batch that does not divide", "malformed row"],
 )
 def test_the_command_says_one_thing_on_stderr_and_fails(
-    recipe: Path, tmp_path: Path, changes: dict[str, Any], rows: str, message: str
+    recipe: Path, tmp_path: Path, changes: dict[str, Any], rows: str, message: str, forks: Forks
 ) -> None:
     settings = yaml.safe_load(recipe.read_text()) | {"oger": {"run_dir": "run"}} | changes
     settings["data"]["prompt_dataset"] = "rows.jsonl"
     recipe.write_text(yaml.safe_dump(settings))
     (tmp_path / "rows.jsonl").write_text(rows)
-    command = [sys.executable, "-m", "oger_recipe.cli.train", "--recipe", "recipe.yaml"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S)
+    done = forks.run("-m", "oger_recipe.cli.train", "--recipe", "recipe.yaml", cwd=tmp_path, timeout=HANG_S)
     assert done.returncode == 1
     assert done.stderr.rstrip("\n") == message

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from forks import Forks
 from hang import HANG_S
 from ray.exceptions import RayTaskError
 
@@ -78,15 +79,15 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_ends_in_one_line_that_says_how_to_go_on(run_dir: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_in_one_line_that_says_how_to_go_on(run_dir: Path, number: signal.Signals, forks: Forks) -> None:
     (run_dir / "checkpoints" / "_actor" / "global_step2").mkdir(parents=True)
     (run_dir / "checkpoints" / "_actor" / "global_step2" / "states.pt").write_bytes(b"s")
     seal(run_dir / "checkpoints", 2)
     (run_dir / "events.jsonl").write_text(
         '{"event": "ready", "steps": 60}\n{"event": "step", "step": 1}\n{"event": "step", "step": 2}\n'
     )
-    command = [sys.executable, "-c", STOPPED, str(run_dir)]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    running = forks.start("-c", STOPPED, str(run_dir), **piped)
     assert running.stdout is not None and running.stdout.readline() == "begun\n"
     running.send_signal(number)
     _, shown = running.communicate(timeout=HANG_S)
@@ -249,7 +250,7 @@ def test_rays_page_on_full_memory_is_a_sentence() -> None:
     ids=["with a checkpoint", "without a new one", "without one", "a failure"],
 )  # fmt: skip
 def test_a_run_that_is_asked_ends_after_its_step_with_a_code_of_its_own(
-    run_dir: Path, ends: str, saved: str, code: int, last_line: str
+    run_dir: Path, ends: str, saved: str, code: int, last_line: str, forks: Forks
 ) -> None:
     """A failure after that is one, not an end that was asked for; an attempt that got no further is none to repeat."""
 
@@ -261,8 +262,8 @@ def test_a_run_that_is_asked_ends_after_its_step_with_a_code_of_its_own(
     if saved == "before":
         save()
     (run_dir / "events.jsonl").write_text('{"event": "ready", "steps": 60}\n{"event": "step", "step": 2}\n')
-    command = [sys.executable, "-c", ASKED, str(run_dir), ends]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    running = forks.start("-c", ASKED, str(run_dir), ends, **piped)
     assert running.stdout is not None and running.stdout.readline() == "begun\n"
     if saved == "then":
         save()

@@ -8,13 +8,13 @@ from __future__ import annotations
 import ast
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from forks import Forks
 from hang import HANG_S
 
 import oger_recipe
@@ -54,11 +54,10 @@ def without_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
+def cluster(forks: Forks) -> Iterator[str]:
     """The address of a cluster, for the tests of this file alone: one start takes seconds."""
     with tempfile.TemporaryDirectory(prefix="oger-") as folder:
-        command = [sys.executable, "-c", HEAD, folder]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as head:
+        with forks.start("-c", HEAD, folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as head:
             assert head.stdin and head.stdout
             try:
                 yield head.stdout.readline().strip()
@@ -113,10 +112,10 @@ def test_a_head_without_gpus_plans_for_those_of_its_cluster(
 
 
 def test_the_driver_and_what_it_starts_are_told_what_the_cluster_has(
-    cluster: str, monkeypatch: pytest.MonkeyPatch
+    cluster: str, monkeypatch: pytest.MonkeyPatch, forks: Forks
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", cluster)
-    done = subprocess.run([sys.executable, "-c", JOINS], capture_output=True, text=True)
+    done = forks.run("-c", JOINS)
     assert done.stdout.split() == ["False", "False"], done.stderr
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forks import Forks
 from torch import Tensor
 from transformers import AutoModel, GPT2Config, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3MoeConfig
 
@@ -121,11 +120,11 @@ def test_the_output_layer_is_counted_as_it_runs(rows: int) -> None:
     assert found > 4 * vocabulary * width + 8 * chunk * vocabulary
 
 
-def test_states_of_training_are_those_that_deepspeed_holds(parser: argparse.ArgumentParser) -> None:
+def test_states_of_training_are_those_that_deepspeed_holds(parser: argparse.ArgumentParser, forks: Forks) -> None:
     """By stage, in bytes a parameter of one of four ranks."""
     script = Path(__file__).with_name("memory_counted.py")
     path = {"PYTHONPATH": str(script.parents[2])}
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=os.environ | path)
+    done = forks.run(str(script), env=os.environ | path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["bucket"], found["live"]) == (BUCKET, LIVE)

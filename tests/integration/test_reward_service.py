@@ -10,7 +10,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -24,6 +23,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from forks import Forks
 from hang import HANG_S
 
 from oger_recipe.cli.serve_reward import HEADER_TIMEOUT_S, main
@@ -105,7 +105,7 @@ NONE = ("It is 17", "no JSON")
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+def start(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Iterator[Start]:
     """Starts services with the flags it is called with; ends those that are left."""
     folder = tmp_path_factory.mktemp("service")
     (folder / "own_service.py").write_text(VERIFIERS)
@@ -114,10 +114,10 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     def started(*flags: str, **environment: str) -> Service:
         log = folder / f"log_{len(services)}"
         search = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-        command = [sys.executable, "-m", "oger_recipe.cli.serve_reward", "--port", "0", "--workers", "2", *flags]
+        words = ["-m", "oger_recipe.cli.serve_reward", "--port", "0", "--workers", "2", *flags]
         with log.open("wb") as file:
-            process = subprocess.Popen(
-                command,
+            process = forks.start(
+                *words,
                 cwd=ROOT,
                 stdout=file,
                 stderr=file,
@@ -463,24 +463,22 @@ def test_impossible_settings_end_in_one_sentence(
     assert message.startswith("oger serve-reward: ") and reason in message and "\n" not in message
 
 
-def test_a_port_in_use_is_refused_by_both_names_of_the_command() -> None:
+def test_a_port_in_use_is_refused_by_both_names_of_the_command(forks: Forks) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for module in (["serve_reward"], ["main", "serve-reward"]):
-            command = [sys.executable, "-m", f"oger_recipe.cli.{module[0]}", *module[1:], "--port", port]
-            ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S)
+            words = ["-m", f"oger_recipe.cli.{module[0]}", *module[1:], "--port", port]
+            ended = forks.run(*words, cwd=ROOT, timeout=HANG_S)
             assert ended.returncode == 1
             assert ended.stderr.startswith("oger serve-reward: ") and f"port {port}" in ended.stderr
             assert ended.stderr.count("\n") == 1
 
 
-def test_no_answer_is_lost_or_mixed_up_under_load(tmp_path: Path) -> None:
+def test_no_answer_is_lost_or_mixed_up_under_load(tmp_path: Path, forks: Forks) -> None:
     out = tmp_path / "load.json"
     script = ROOT / "scripts" / "bench" / "reward_service.py"
     flags = ["--seconds", "5", "--clients", "50", "--out", str(out), "--time_limit", "1"]
-    ended = subprocess.run(
-        [sys.executable, str(script), *flags], cwd=ROOT, capture_output=True, text=True, timeout=HANG_S
-    )
+    ended = forks.run(str(script), *flags, cwd=ROOT, timeout=HANG_S)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     result = json.loads(out.read_text())
     assert result["requests"] >= 50 and result["hostile"] >= 1

@@ -6,8 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import Forks
 from transformers import AutoTokenizer
 
 from oger_recipe.base.files import read_jsonl
@@ -96,13 +95,13 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def service(own: Path) -> Iterator[str]:
+def service(own: Path, forks: Forks) -> Iterator[str]:
     """`oger serve-reward`, which has no settings: options come with the labels, limits with the tasks."""
-    command = [sys.executable, "-m", "oger_recipe.cli.serve_reward", "--port", "0", "--workers", "1"]
-    command += [f"--allow_task=same_grading:{name}" for name in ("grade", "strict", "hasty", "patient")]
+    words = ["-m", "oger_recipe.cli.serve_reward", "--port", "0", "--workers", "1"]
+    words += [f"--allow_task=same_grading:{name}" for name in ("grade", "strict", "hasty", "patient")]
     log = own / "service.log"
     with log.open("w") as file:
-        process = subprocess.Popen(command, cwd=own, stdout=file, stderr=file)
+        process = forks.start(*words, cwd=own, stdout=file, stderr=file)
     while "remote_url" not in log.read_text():
         assert process.poll() is None, log.read_text()
         time.sleep(0.05)

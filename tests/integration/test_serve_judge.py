@@ -11,7 +11,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ import httpx
 import psutil
 import pytest
 import yaml
+from forks import Forks
 from hang import HANG_S
 
 from oger_recipe.cli import serve_judge
@@ -73,13 +73,11 @@ def _free_port() -> int:
 class Served:
     """A running command, and the process ids of its server and the server's child."""
 
-    def __init__(self, folder: Path, how: str = "works") -> None:
+    def __init__(self, forks: Forks, folder: Path, how: str = "works") -> None:
         (folder / "stand_in.py").write_text(STAND_IN)
         self.port, self.ids = _free_port(), folder / "ids"
         words = [str(self.port), str(folder / "stand_in.py"), str(self.port), str(self.ids), how]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        self.process = forks.start("-c", SERVE, *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def ready_line(self) -> str:
         assert self.process.stdout
@@ -102,8 +100,8 @@ def _runs(process: int) -> bool:
 
 
 @pytest.fixture()
-def served(tmp_path: Path) -> Iterator[Served]:
-    served = Served(tmp_path)
+def served(tmp_path: Path, forks: Forks) -> Iterator[Served]:
+    served = Served(forks, tmp_path)
     yield served
     served.process.kill()
     served.process.communicate()
@@ -122,8 +120,8 @@ def test_nothing_of_the_server_outlives_the_command(served: Served, end: signal.
     assert served.left() == []
 
 
-def test_a_server_that_fails_is_said_and_leaves_nothing(tmp_path: Path) -> None:
-    served = Served(tmp_path, "fails")
+def test_a_server_that_fails_is_said_and_leaves_nothing(tmp_path: Path, forks: Forks) -> None:
+    served = Served(forks, tmp_path, "fails")
     out, errors = served.process.communicate(timeout=HANG_S)
     assert (out, served.process.returncode) == ("", 1)
     starts, ended = errors.splitlines()
