@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from forks import Forks
 from hang import HANG_S
 
 from oger_recipe.base.imports import is_installed
@@ -27,6 +27,8 @@ from oger_recipe.checks.preflight import CHECKS
 from oger_recipe.cli import doctor, train
 from oger_recipe.lab.known_judges import save_prm
 
+Hub = Callable[..., list[str]]
+pytestmark = pytest.mark.usefixtures("quick_processes")
 KEY = "0123456789abcdef" * 2 + "76543210"
 
 
@@ -333,7 +335,8 @@ def test_an_embedding_server_that_is_not_there_stops_the_run_at_once(recipe: Pat
     assert not (recipe.parent / "run").exists()
 
 
-def _hub(found_flags: list[str], endpoint: str, home: Path, **environment: str) -> list[str]:
+@pytest.fixture()
+def hub(forks: Forks, tmp_path: Path) -> Hub:
     """The lines of the hub's check, and of those that load from it, in a process of its own, as
     libraries read the endpoint once."""
     code = (
@@ -343,22 +346,23 @@ def _hub(found_flags: list[str], endpoint: str, home: Path, **environment: str) 
         "what = 'Hugging Face hub', 'process reward models', 'judges';"
         "[print(each) for each in findings(Job(value, Path('run'), True)) if each.what in what]"
     )
-    variables = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_TOKEN": "", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *found_flags],
-        capture_output=True, text=True, timeout=HANG_S, env=os.environ | variables | environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+
+    def lines(flags: list[str], endpoint: str, **environment: str) -> list[str]:
+        home = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "HF_TOKEN": "", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        done = forks.run("-c", code, *flags, timeout=HANG_S, env=os.environ | home | environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    return lines
 
 
 NAMES = ["--actor.model_name_or_path", "me/policy", "--data.prompt_dataset", "me/gated,main@me/rows"]
 NAMES += ["--eval.dataset", "math500", "--oger.embedding_model", "all-mini"]
 
 
-def test_names_of_the_hub_are_looked_for_once_each(server: Callable[..., _Server], tmp_path: Path) -> None:
+def test_names_of_the_hub_are_looked_for_once_each(server: Callable[..., _Server], tmp_path: Path, hub: Hub) -> None:
     answering = server({"me/policy": 404, "me/gated": 403}, {"id": "x", "_id": "x"})
-    lines = [line for line in _hub(NAMES, answering.url, tmp_path) if not line.startswith("looking")]
+    lines = [line for line in hub(NAMES, answering.url) if not line.startswith("looking")]
     assert [line.split()[0] for line in lines] == ["problem", "ok", "problem", "ok", "ok"]
     assert "actor.model_name_or_path: the hub has no model me/policy, or it is private" in lines[0]
     assert lines[1].endswith("oger.embedding_model: sentence-transformers/all-mini is there")
@@ -368,9 +372,9 @@ def test_names_of_the_hub_are_looked_for_once_each(server: Callable[..., _Server
     assert len(answering.asked) == 5
 
 
-def test_a_hub_that_does_not_answer_is_asked_once_and_said_once(tmp_path: Path) -> None:
+def test_a_hub_that_does_not_answer_is_asked_once_and_said_once(tmp_path: Path, hub: Hub) -> None:
     endpoint = f"http://127.0.0.1:{_closed_port()}"
-    first, line = _hub(NAMES, endpoint, tmp_path)
+    first, line = hub(NAMES, endpoint)
     assert first == "looking for the model me/policy on the Hugging Face hub ..."
     assert line.startswith("problem ") and "the hub cannot be reached (" in line
     assert (
@@ -379,24 +383,24 @@ def test_a_hub_that_does_not_answer_is_asked_once_and_said_once(tmp_path: Path) 
     assert "`hf download NAME`" in line and "set HF_HUB_OFFLINE=1" in line
 
 
-def test_a_reward_model_that_cannot_come_is_said_once_and_not_asked_for_again(tmp_path: Path) -> None:
+def test_a_reward_model_that_cannot_come_is_said_once_and_not_asked_for_again(tmp_path: Path, hub: Hub) -> None:
     """Libraries ask a hub that does not answer for a minute each; a tokenizer's loading would say so in pages."""
     endpoint = f"http://127.0.0.1:{_closed_port()}"
     for place in ("in_process", "engine"):
         entry = {"name": "prm", "kind": "process", "model": "me/prm", "format": "math_shepherd", "place": place}
-        lines = _hub(["--oger.reward.sources", json.dumps([entry])], endpoint, tmp_path)
+        lines = hub(["--oger.reward.sources", json.dumps([entry])], endpoint)
         (problem,) = [line for line in lines if line.startswith("problem")]
         assert "me/prm (oger.reward.sources, prm)" in problem and not any("vLLM" in line for line in lines)
 
 
-def test_what_the_cache_has_needs_no_hub(tmp_path: Path) -> None:
+def test_what_the_cache_has_needs_no_hub(tmp_path: Path, hub: Hub) -> None:
     (tmp_path / "hub" / "models--me--policy" / "snapshots" / "0123").mkdir(parents=True)
     endpoint = f"http://127.0.0.1:{_closed_port()}"
     flags = ["--actor.model_name_or_path", "me/policy"]
-    assert _hub(flags, endpoint, tmp_path)[-1].startswith("warning ")
-    (line,) = _hub(flags, endpoint, tmp_path, HF_HUB_OFFLINE="1")
+    assert hub(flags, endpoint)[-1].startswith("warning ")
+    (line,) = hub(flags, endpoint, HF_HUB_OFFLINE="1")
     assert line.startswith("ok ") and line.endswith("the cache has me/policy (actor.model_name_or_path)")
-    (line,) = _hub(["--actor.model_name_or_path", "me/other"], endpoint, tmp_path, HF_HUB_OFFLINE="1")
+    (line,) = hub(["--actor.model_name_or_path", "me/other"], endpoint, HF_HUB_OFFLINE="1")
     assert line.startswith("problem ") and "HF_HUB_OFFLINE is set, and me/other" in line
 
 

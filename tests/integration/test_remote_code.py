@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -254,7 +252,7 @@ def test_a_trusted_encoder_is_all_that_may_bring_code_in_its_process(model: Path
     assert done.stdout.splitlines()[-1] == str([*closed, "ValueError", "loaded", True, "ValueError"])
 
 
-def test_a_model_of_the_hub_is_refused_by_its_configuration(tmp_path: Path) -> None:
+def test_a_model_of_the_hub_is_refused_by_its_configuration(tmp_path: Path, forks: Forks) -> None:
     """As its configuration lies in the Hub's cache once it is fetched; the file of the code itself is not there."""
     folder = tmp_path / "models--org--model"
     snapshot = folder / "snapshots" / "0123456789abcdef"
@@ -274,5 +272,5 @@ def test_a_model_of_the_hub_is_refused_by_its_configuration(tmp_path: Path) -> N
         ('{"model_type": "llama"}', "[] []"),  # and what is not in reach is not refused
     ):
         (snapshot / "config.json").write_text(text)
-        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        done = forks.run("-c", program, env=environment)
         assert done.returncode == 0 and done.stdout.startswith(said) and done.stdout.endswith(" []\n"), done.stderr

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from forks import Forks
 from hang import HANG_S
 
 from oger_recipe.base.errors import RecipeError
@@ -39,7 +38,7 @@ for source, split in json.loads(sys.argv[1]):
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Any]]:
+def hub(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Callable[..., list[Any]]:
     """Reads (source, split) pairs in a process that is offline and has two configurations of a dataset in its cache,
     as a download leaves them."""
     import datasets
@@ -61,8 +60,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Any]]:
 
     def read(*pairs: tuple[str, str]) -> list[Any]:
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache")}
-        command = [sys.executable, "-c", HUB, json.dumps(pairs)]
-        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=HANG_S)
+        done = forks.run("-c", HUB, json.dumps(pairs), env=environment, cwd=folder, timeout=HANG_S)
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -29,6 +29,7 @@ from typing import Any
 
 _LARGEST = 2**17  # bytes of a program's words and environment
 _ABOVE = 500  # descriptors of a server are below
+_READS_VARIABLES = ("huggingface_hub.constants", "datasets.config")  # where they are imported; others ask these
 
 
 class Forks:
@@ -167,6 +168,8 @@ def _become(program: dict[str, Any]) -> None:
     os.chdir(program["cwd"])
     os.environ.clear()
     os.environ.update(program["env"])
+    for name in _READS_VARIABLES:
+        importlib.reload(sys.modules[name])
     first, *words = program["words"]
     path = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *sys.path[1:]]
     if first == "-m":
