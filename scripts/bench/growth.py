@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.pipeline.controller.hybrid_batch import make_hybrid, read_rollouts
-from oger_recipe.pipeline.controller.metrics import Credit, step_metrics
+from oger_recipe.pipeline.controller.metrics import metrics_of
 from oger_recipe.pipeline.controller.reward_sources import RewardSources
 from oger_recipe.pipeline.controller.samples import sample_lines
+from oger_recipe.pipeline.controller.training_step import TrainingStep
 from oger_recipe.pipeline.judges.engines import RunEngines
 
 # isort: split
@@ -129,18 +130,18 @@ def measure(encoder: TrajectoryEncoder, sizes: dict[str, int], folder: Path, ste
             known = similarity.of_groups(groups, references, "mean")
         with clock("groups"):
             batch = make_hybrid(rollouts, store, Known(known), None, settings.teachers, step, step)
-        entropy = torch.rand(prompts * group)
+        now = TrainingStep(step, rollouts, batch, bonus_weight=1.0)
+        now.entropy = now.token_entropy = torch.rand(prompts * group)
+        now.entropy_weight, now.step_advantages = torch.exp(-now.entropy), None
         with clock("bonus and advantages"):
-            rewards = sources.of(rollouts, batch, entropy, step, 1.0)
-            of_groups = (rewards.total, batch.scores.view(prompts, group), batch.is_teacher.view(prompts, group))
+            now.rewards = sources.of(now)
+            now.bonus = sources.bonus(now.rewards)
+            of_groups = (now.rewards.total, batch.scores.view(prompts, group), batch.is_teacher.view(prompts, group))
             names = {"estimator": "dr_grpo", "baseline": "group", "all_correct_group": "keep"}
-            advantages = hybrid_advantages(*of_groups, **names).flatten()
+            advantages = now.advantages = hybrid_advantages(*of_groups, **names).flatten()
         with clock("metrics and records"):
-            bonus, total = sources.bonus(rewards), rewards.total.flatten()
-            said = {name: values.flatten() for name, values in rewards.said.items()}
-            credit = Credit(entropy, entropy, bonus, total, advantages, said, rewards.errors, {}, "exp_neg_entropy")
-            step_metrics(rollouts, batch, credit)
-            write_samples(folder, step, sample_lines(rollouts, batch, credit))
+            metrics_of(now)
+            write_samples(folder, step, sample_lines(now))
         log_probs = -torch.rand(prompts * group, length)
         old, mask = log_probs.clone(), torch.ones(prompts * group, length, dtype=torch.bool)
         log_probs.requires_grad_()

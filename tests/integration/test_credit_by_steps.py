@@ -332,7 +332,7 @@ def test_length_penalties_join_the_last_step(step, estimator):
     text = "ee.ff"
     total = sum(WEIGHT * of(each) for each in steps_of(text))
     assert total and found[text]["return"] == pytest.approx(0.25 * total)
-    assert maker.rewards.total[0, 2].item() == pytest.approx(total)  # as the sources said
+    assert maker.current.rewards.total[0, 2].item() == pytest.approx(total)  # as the sources said
     rows = trained()["u"]
     rows[2] = (text, -0.75 * total)
     plain = whitened(estimator, expected(estimator, found, 0.9, 0.8, u=rows))
@@ -354,14 +354,14 @@ def test_rewards_of_steps_are_held_within_openrlhfs_range(step):
 def test_a_group_on_which_a_process_source_failed_can_be_dropped(step):
     maker, found = step("--oger.reward.on_error=drop_group", estimator="process_rloo", fail="d")
     assert not any(any(found[text]["advantages"]) for text, _ in trained()["u"])
-    assert any(found["n.oo"]["advantages"]) and maker.rewards.dropped.tolist() == [True, False]
+    assert any(found["n.oo"]["advantages"]) and maker.current.rewards.dropped.tolist() == [True, False]
 
 
 def test_a_row_on_which_it_failed_has_the_reward_of_its_outcome_alone(step):
     maker, found = step(estimator="process_rloo", fail="a.bb.ccc")
-    assert maker.rewards.steps.rewards[0, 0, :3].tolist() == [0.0, 0.0, 1.0]
+    assert maker.current.rewards.steps.rewards[0, 0, :3].tolist() == [0.0, 0.0, 1.0]
     assert found["a.bb.ccc"]["return"] == 1.0
-    assert maker.rewards.errors["prm"] == {0: "gone"}
+    assert maker.current.rewards.errors["prm"] == {0: "gone"}
 
 
 def test_samples_say_what_a_row_was_paid_in_all(step):

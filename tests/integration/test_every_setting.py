@@ -161,7 +161,7 @@ def test_a_share_of_texts_without_an_embedding_may_be_borne(controller, models, 
     with pytest.raises(EmbeddingError, match="1 of 4 texts"):
         made()
     borne = made("--oger.max_embedding_error_rate", "0.25")
-    assert borne.batch.similarity.isnan().tolist() == [False, True, False, False]
+    assert borne.current.batch.similarity.isnan().tolist() == [False, True, False, False]
 
 
 def test_flags_of_the_processes_beside_the_policy(controller, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_flags_that_cut_a_response_into_steps(controller, rollout, letters, flag
         flags = [flags[0], str(letters.encode(";")[0])]
     maker = controller("--algo.advantage.estimator", "process_rloo", "--oger.max_replace_num", "0", *flags)
     maker.make_experience_batch([rollout("ab.c;d"), *map(rollout, "xyz")])
-    assert maker.rollouts.steps[:1] == cut
+    assert maker.current.rollouts.steps[:1] == cut
 
 
 def test_guards_of_a_run(controller, models, rollout) -> None:

@@ -20,8 +20,10 @@ from oger_recipe.base.files import read_jsonl
 from oger_recipe.embedding.similarity import EmbeddingSimilarity
 from oger_recipe.grading.verdict import Graded, Verdict
 from oger_recipe.pipeline.controller.guards import EncoderReach, stop_on_reward_errors
-from oger_recipe.pipeline.controller.hybrid_batch import UNKNOWN, HybridBatch, Rollouts
-from oger_recipe.pipeline.controller.metrics import Credit, step_metrics
+from oger_recipe.pipeline.controller.hybrid_batch import UNKNOWN
+from oger_recipe.pipeline.controller.metrics import metrics_of as metrics_of_step
+from oger_recipe.pipeline.controller.training_step import HybridBatch, Rollouts, TrainingStep
+from oger_recipe.rewards.compose import Rewards
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.parser import build_parser
 from oger_recipe.teachers.store import Teacher
@@ -64,7 +66,7 @@ def test_the_fine_enters_the_group_mean_however_the_step_is_cut(controller, grou
     maker = controller(*NO_BONUS, "--oger.non_stop_penalty=-1", f"--rollout.micro_batch_size={micro_batch}")
     advantages = by_row(maker.make_experience_batch(group))  # rewards 1, 0, 0, -1: their mean is 0
     assert advantages == [pytest.approx([value] * 3) for value in (1.0, 0.0, 0.0, -1.0)]
-    assert maker.rewards.total.tolist() == [[1.0, 0.0, 0.0, -1.0]]
+    assert maker.current.rewards.total.tolist() == [[1.0, 0.0, 0.0, -1.0]]
     assert [line["reward"] for line in lines(maker)] == REWARDS  # as it was verified
 
 
@@ -125,7 +127,7 @@ def test_reinforce_trains_on_what_all_sources_say_where_their_gates_are_open(
     rows += [rollout(text, 0.0, uid="v") for text in TEXTS]
     maker = controller(*flags, "--algo.advantage.estimator", estimator)
     assert first_tokens(maker.make_experience_batch(rows)) == pytest.approx(expected)
-    assert maker.rewards.total.tolist() == [[2.0, 0.0, 2.0, 0.5], [0.0] * 4]
+    assert maker.current.rewards.total.tolist() == [[2.0, 0.0, 2.0, 0.5], [0.0] * 4]
 
 
 def test_an_estimator_that_is_registered_can_be_chosen_and_trains(controller, group, monkeypatch):
@@ -198,9 +200,12 @@ def test_a_group_that_is_paid_for_form_alone_is_not_solved(controller, models, r
     rows = [rollout(text, 0.1, score=0.0) for text in TEXTS]
     rows += [rollout(text, 1.0, uid="v") for text in TEXTS]
     maker.make_experience_batch(rows)
-    assert [row // 4 for row in maker.batch.injected] == [0]
-    assert maker.batch.skipped.tolist() == [False] * 4 + [not ALL_CORRECT_GROUPS[rule].bonus] * 4
-    assert (maker.metrics["rollout/solve_none"], maker.metrics["rollout/solve_all"]) == (0.5, 0.5)
+    assert [row // 4 for row in maker.current.batch.injected] == [0]
+    assert maker.current.batch.skipped.tolist() == [False] * 4 + [not ALL_CORRECT_GROUPS[rule].bonus] * 4
+    assert (maker.current.metrics["rollout/solve_none"], maker.current.metrics["rollout/solve_all"]) == (
+        0.5,
+        0.5,
+    )
 
 
 def test_wrong_ones_that_are_paid_for_form_make_room_first(controller, models, rollout):
@@ -208,7 +213,7 @@ def test_wrong_ones_that_are_paid_for_form_make_room_first(controller, models, r
     maker = controller("--oger.replace_mode", "wrong_first_similarity_mean_des", teachers={"u": [TEACHER]})
     rows = zip(TEXTS, (0.1, 1.0, 0.1, 1.0), (0.0, 1.0, 0.0, 1.0), strict=True)
     maker.make_experience_batch([rollout(text, reward, score=score) for text, reward, score in rows])
-    assert list(maker.batch.injected) == [2]
+    assert list(maker.current.batch.injected) == [2]
 
 
 def test_a_group_with_one_that_is_paid_for_form_does_not_spare_its_teacher(controller, models, rollout):
@@ -244,13 +249,17 @@ def test_the_figures_of_a_step_with_a_teacher_in_the_place_of_a_right_rollout(co
         "bonus_of_correct": mean((bonus[0], bonus[2])), "bonus_of_correct_std": stdev((bonus[0], bonus[2])),
         "bonus_of_correct_std_in_group": stdev((bonus[0], bonus[2])), "embedding_share_read": 1.0,
     }  # fmt: skip
-    found = {name.removeprefix("oger/"): value for name, value in maker.metrics.items() if name.startswith("oger/")}
+    found = {
+        name.removeprefix("oger/"): value for name, value in maker.current.metrics.items() if name.startswith("oger/")
+    }
     assert found == pytest.approx(expected, abs=1e-6)
     of_rollouts = {
         "solve_rate": 3 / 4, "solve_all": 0.0, "solve_none": 0.0, "reward": 3.1 / 4, "entropy": 3.0,
         "response_length": 3.0, "response_tokens": 12.0,
     }  # fmt: skip
-    assert {name: maker.metrics[f"rollout/{name}"] for name in of_rollouts} == pytest.approx(of_rollouts, abs=1e-6)
+    assert {name: maker.current.metrics[f"rollout/{name}"] for name in of_rollouts} == pytest.approx(
+        of_rollouts, abs=1e-6
+    )
 
 
 # ---- what the forward passes are asked, and what is kept of them; the teacher takes the place of "gh"
@@ -296,10 +305,10 @@ def test_entropies_are_kept_by_row_and_the_engine_is_compared_on_the_policys_own
     maker, experiences = taught("--oger.off_policy_loss", "ppo", "--rollout.micro_batch_size=2")
     trained = [line for line in lines(maker) if not line.get("replaced")]
     assert [line["entropy"] for line in trained] == pytest.approx([0.1, 0.2, 0.3, 0.0])
-    assert maker.metrics["rollout/entropy"] == pytest.approx(2.0)  # the response's means are ten times as much
-    assert maker.metrics["vllm_logprob_difference"] == pytest.approx(0.05 / 3, rel=1e-4)
-    assert maker.metrics["vllm_kl"] == pytest.approx(0.01, rel=1e-4)
-    assert maker.metrics["vllm_logprob_limit"] == pytest.approx(0.05 + 0.002, rel=1e-4)
+    assert maker.current.metrics["rollout/entropy"] == pytest.approx(2.0)  # the response's means are ten times as much
+    assert maker.current.metrics["vllm_logprob_difference"] == pytest.approx(0.05 / 3, rel=1e-4)
+    assert maker.current.metrics["vllm_kl"] == pytest.approx(0.01, rel=1e-4)
+    assert maker.current.metrics["vllm_logprob_limit"] == pytest.approx(0.05 + 0.002, rel=1e-4)
     assert all(experience.rollout_log_probs is None for experience in experiences)  # f(p) is reshaped
 
 
@@ -318,9 +327,9 @@ def test_a_run_stops_where_engine_and_policy_part(controller, models, group):
         maker.make_experience_batch(group)
 
     step(0.001)
-    assert maker.metrics["vllm_logprob_limit"] == pytest.approx(0.005, abs=1e-6)
+    assert maker.current.metrics["vllm_logprob_limit"] == pytest.approx(0.005, abs=1e-6)
     step(0.0045)
-    assert maker.metrics["vllm_logprob_limit"] == pytest.approx(0.005, abs=1e-6)  # the first step's
+    assert maker.current.metrics["vllm_logprob_limit"] == pytest.approx(0.005, abs=1e-6)  # the first step's
     with pytest.raises(RuntimeError, match="the weights that vLLM samples from are not those that are trained"):
         step(0.006)
 
@@ -381,7 +390,7 @@ def test_a_sample_says_how_it_was_graded_and_what_each_source_said(taught, model
     assert replaced["components"] == {"format": 0.0} and "advantage" not in replaced
     assert (teacher["text"], teacher["source"], teacher["off_policy"]) == ("ok", "a source", True)
     assert (teacher["sources"], teacher["total_reward"]) == ({"rule": 1.0, "explore": 0.0}, 1.0)
-    metrics = maker.metrics
+    metrics = maker.current.metrics
     assert metrics["reward/rule"] == pytest.approx(2 / 3)  # of the three rollouts that are trained
     assert metrics["reward/rule/format"] == 1.0
     assert metrics["reward/explore"] == pytest.approx((0.4 + 0.4) / 3)
@@ -417,8 +426,13 @@ def batch_of(rollouts: Rollouts, teachers: list[list[Teacher]] | None = None) ->
 def metrics_of(rollouts: Rollouts, bonus: list[float], token_entropy: list[float] | None = None) -> dict[str, float]:
     no = torch.zeros(len(bonus))
     of_tokens = no if token_entropy is None else torch.tensor(token_entropy)
-    given = Credit(no, of_tokens, torch.tensor(bonus), no, no, {}, {}, {}, "none")
-    return step_metrics(rollouts, batch_of(rollouts), given)
+    step = TrainingStep(1, rollouts, batch_of(rollouts), 1.0)
+    step.entropy, step.token_entropy, step.entropy_weight, step.advantages = no, of_tokens, no + 1, no
+    step.rewards, step.bonus = (
+        Rewards(no.view(-1, 2), {}, {}, {}, no.view(-1, 2)[:, 0].bool(), {}, {}),
+        torch.tensor(bonus),
+    )
+    return metrics_of_step(step)
 
 
 def test_the_entropy_is_the_mean_over_the_tokens_of_the_policys_own_rollouts():
@@ -525,13 +539,14 @@ def test_a_source_of_the_users_scores_whole_groups_as_they_are_trained(sources):
     maker, experiences = sources()
     # The teacher's eight letters earn 1/16, the rollouts' two 1/4; where the source failed its value is 0.
     expected = [[1.25, 0.25, 1.25, 1.0625], [1.0, 0.0, 1.0, 0.0], [1.25, 0.25, 1.25, 0.25]]
-    assert maker.rewards.total.tolist() == expected
+    assert maker.current.rewards.total.tolist() == expected
     means = [sum(rewards) / 4 for rewards in expected]
     centred = [reward - mean for rewards, mean in zip(expected, means, strict=True) for reward in rewards]
     assert first_tokens(experiences) == pytest.approx(centred)
     own = [1.25, 0.25, 1.25, *expected[1], *expected[2]]
     assert (
-        maker.metrics["oger/on_reward"] == pytest.approx(sum(own) / 11) and maker.metrics["oger/teacher_reward"] == 1
+        maker.current.metrics["oger/on_reward"] == pytest.approx(sum(own) / 11)
+        and maker.current.metrics["oger/teacher_reward"] == 1
     )
     assert all(line["bonus"] == 0.0 for line in lines(maker) if "bonus" in line)  # it is not listed
     first = lines(maker)[0]
@@ -540,8 +555,8 @@ def test_a_source_of_the_users_scores_whole_groups_as_they_are_trained(sources):
 
 def test_a_source_that_fails_is_counted_leaves_an_example_and_is_told_each_step(sources, rollout):
     maker, _ = sources()
-    assert maker.metrics["reward/short/failed"] == 4.0 and maker.metrics["reward/rule/failed"] == 0.0
-    assert maker.metrics["reward/short"] == 0.5  # over the rollouts that it scored
+    assert maker.current.metrics["reward/short/failed"] == 4.0 and maker.current.metrics["reward/rule/failed"] == 0.0
+    assert maker.current.metrics["reward/short"] == 0.5  # over the rollouts that it scored
     (failed,) = [line for line in lines(maker) if line["uid"] == "bad" and line["text"] == "ab"]
     assert failed["errors"]["short"].startswith("KeyError: 'no such column'")
     assert "short" not in failed["sources"] and failed["total_reward"] == 1.0
@@ -579,7 +594,7 @@ def test_a_fixed_reward_of_truncated_rollouts_is_theirs_whatever_the_sources_say
     flags = [f"--oger.reward.sources={json.dumps(listed)}", f'--oger.verifier_path=["{tmp_path}"]']
     maker = controller(*NO_BONUS, *flags, "--oger.non_stop_fixed_reward=-0.5")
     maker.make_experience_batch(group)
-    assert maker.rewards.total.tolist() == [[2.0, 1.0, -0.5, -0.5]]
+    assert maker.current.rewards.total.tolist() == [[2.0, 1.0, -0.5, -0.5]]
 
 
 def test_samples_are_written_of_the_first_step_and_of_every_so_many(controller, group):

@@ -82,10 +82,10 @@ def notes(maker: Any) -> list[str]:
 @pytest.mark.parametrize("on_error", ["zero", "neutral", "drop_group"])
 def test_what_a_failed_verdict_costs(step, server, on_error):
     maker = step(server, "--oger.reward.on_error", on_error)
-    assert maker.rewards.total.flatten().tolist() == [2, 0, 2, 0, 2, 0, 0, 0]
+    assert maker.current.rewards.total.flatten().tolist() == [2, 0, 2, 0, 2, 0, 0, 0]
     assert advantages(maker) == pytest.approx([1, -1, 1, -1, 1.5, -0.5, -0.5, -0.5])  # the group's mean is 0.5
 
-    metrics = maker.metrics
+    metrics = maker.current.metrics
     assert (metrics["reward/judge/failed"], metrics["reward/rule/failed"]) == (2, 0)
     assert metrics["reward/judge"] == pytest.approx(3 / 6)  # of the rows that have a verdict
     rows = read_jsonl(maker.run_dir / "samples" / "step_00001.jsonl")
@@ -112,7 +112,7 @@ def test_what_a_failed_verdict_costs(step, server, on_error):
 def test_what_no_answer_brings_about_costs_what_on_error_says(step, server, on_error, totals, expected):
     server.answer = lambda prompt, count: (429, {}) if prompt in (MUTE, BROKEN) else judged(prompt, count)
     maker = step(server, "--oger.reward.on_error", on_error)
-    assert maker.rewards.total.flatten().tolist() == totals
+    assert maker.current.rewards.total.flatten().tolist() == totals
     assert advantages(maker) == pytest.approx(expected)
 
 
@@ -145,7 +145,7 @@ def test_the_limit_is_of_the_rows_that_were_asked_about(step, server, broken, li
     texts = [BROKEN] * broken + [GOOD] * (8 - broken)
     groups, flag = [texts[:4], texts[4:]], f"--oger.reward.max_error_rate={limit}"
     if goes_on:
-        assert step(server, flag, groups=groups).metrics["reward/judge/failed"] == broken
+        assert step(server, flag, groups=groups).current.metrics["reward/judge/failed"] == broken
     else:
         with pytest.raises(SourceFailed, match=f"{broken} of the last 8 rows"):
             step(server, flag, groups=groups)
@@ -154,7 +154,7 @@ def test_the_limit_is_of_the_rows_that_were_asked_about(step, server, broken, li
 def test_steps_of_few_rows_are_taken_together_until_the_source_answers_again(step, server):
     """One group of four is too few for a share."""
     maker = step(server, groups=[[BROKEN] * 4], cache=False)
-    rows = maker.rollouts.samples
+    rows = maker.current.rollouts.samples
 
     def goes_on(number, answers):
         maker.step, server.answer = number, answers
@@ -162,7 +162,7 @@ def test_steps_of_few_rows_are_taken_together_until_the_source_answers_again(ste
 
     goes_on(2, lambda prompt, count: says("1"))
     goes_on(3, judged)
-    assert maker.metrics["reward/judge/failed"] == 4
+    assert maker.current.metrics["reward/judge/failed"] == 4
     with pytest.raises(SourceFailed, match="judge failed on 4 of 4 rows of step 4.* on 8 of the last 8 rows"):
         goes_on(4, judged)
 
@@ -170,7 +170,7 @@ def test_steps_of_few_rows_are_taken_together_until_the_source_answers_again(ste
 def test_every_step_says_what_failed_and_that_nothing_is_learnt_from_it(step, server):
     maker = step(server, "--oger.reward.max_error_rate=1", "--oger.reward.on_error=drop_group")
     maker.step = 2
-    maker.make_experience_batch(maker.rollouts.samples)
+    maker.make_experience_batch(maker.current.rollouts.samples)
     first, second = notes(maker)
     assert "judge failed on 2 of 8 rows of step 1" in first and "judge failed on 2 of 8 rows of step 2" in second
     server.answer = lambda prompt, count: (429, {}) if prompt in (MUTE, BROKEN) else judged(prompt, count)
@@ -190,7 +190,7 @@ def test_rows_that_are_too_long_for_the_judge_do_not_say_that_it_is_dead(step, s
     server.answer = lambda prompt, count: (400, {"message": TOO_LONG}) if prompt == PADDED else judged(prompt, count)
     groups = [[PADDED] * 4, [PADDED] * 4, others[:4], others[4:]]
     if goes_on:
-        assert step(server, groups=groups).metrics["reward/judge/failed"] == 12
+        assert step(server, groups=groups).current.metrics["reward/judge/failed"] == 12
     else:
         with pytest.raises(SourceFailed, match="5 of the last 8 rows"):
             step(server, groups=groups)
@@ -199,7 +199,7 @@ def test_rows_that_are_too_long_for_the_judge_do_not_say_that_it_is_dead(step, s
 def test_the_verifier_has_a_limit_of_its_own(controller, rollout):
     maker = controller("--oger.max_reward_error_rate=1", "--oger.bonus_weight=0", "--oger.max_replace_num=0")
     maker.make_experience_batch([rollout(text, error="the verifier died") for text in "abcdefgh"])
-    assert maker.metrics["reward/rule/failed"] == 8
+    assert maker.current.metrics["reward/rule/failed"] == 8
 
 
 def test_a_reason_is_one_short_line_of_a_note(step, server):
@@ -222,14 +222,14 @@ def values(maker: Any) -> list[float | None]:
 def test_a_dead_server_costs_every_row_its_verdict_and_the_next_step_asks_again(step, server):
     server.end()
     maker = step(server, groups=[FIRST])
-    assert values(maker) == [None] * 4 and maker.metrics["reward/judge/failed"] == 4
-    assert maker.rewards.total.tolist() == [[0.0] * 4] and advantages(maker) == [0.0] * 4
+    assert values(maker) == [None] * 4 and maker.current.metrics["reward/judge/failed"] == 4
+    assert maker.current.rewards.total.tolist() == [[0.0] * 4] and advantages(maker) == [0.0] * 4
     again = Server(server.server_port)
     again.answer = judged
     try:
         maker.step = 2
-        maker.make_experience_batch(maker.rollouts.samples)
-        assert values(maker) == FINE and maker.metrics["reward/judge/failed"] == 0
+        maker.make_experience_batch(maker.current.rollouts.samples)
+        assert values(maker) == FINE and maker.current.metrics["reward/judge/failed"] == 0
     finally:
         again.end()
 
@@ -240,7 +240,7 @@ def test_a_server_that_dies_in_a_step_costs_what_it_did_not_answer_and_that_is_a
     server.answer = lambda prompt, count: says(prompt) if len(server.asked) <= 3 else None
     groups = [texts[:4], texts[4:]]
     maker = step(server, "--oger.reward.max_error_rate=1", groups=groups, concurrency=1)
-    assert values(maker) == [0.5, 1, 0] + [None] * 5 and maker.metrics["reward/judge/failed"] == 5
+    assert values(maker) == [0.5, 1, 0] + [None] * 5 and maker.current.metrics["reward/judge/failed"] == 5
     asked = len(server.asked)
     server.answer = lambda prompt, count: says(prompt)
     assert values(step(server, groups=groups, number=2)) == [float(text) for text in texts]
@@ -262,13 +262,13 @@ def test_a_server_that_dies_in_a_step_costs_what_it_did_not_answer_and_that_is_a
 def test_what_is_no_answer_costs_the_row_that_it_came_for(step, server, garbage):
     server.answer = lambda prompt, count: garbage if prompt == BAD else judged(prompt, count)
     maker = step(server, groups=[FIRST])
-    assert values(maker) == [1, None, 1, None] and maker.metrics["reward/judge/failed"] == 2
+    assert values(maker) == [1, None, 1, None] and maker.current.metrics["reward/judge/failed"] == 2
 
 
 def test_a_server_that_is_busy_for_a_moment_costs_nothing_but_time(step, server):
     server.answer = lambda prompt, count: (429, {}) if prompt == BAD and count == 1 else judged(prompt, count)
     maker = step(server, groups=[FIRST], attempts=2)
-    assert values(maker) == FINE and maker.metrics["reward/judge/failed"] == 0
+    assert values(maker) == FINE and maker.current.metrics["reward/judge/failed"] == 0
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_a_plugin_that_fails_costs_its_own_rows(step, server, tmp_path, plugin, 
     (tmp_path / "bad.py").write_text(maker_plugin)
     limit = 1 if said == "more than 1 s" else HANG_S
     maker = step(server, groups=[FIRST], plugin="bad.py", plugin_limit_s=limit)
-    assert values(maker) == found and maker.metrics["reward/judge/failed"] == found.count(None)
+    assert values(maker) == found and maker.current.metrics["reward/judge/failed"] == found.count(None)
     if said:
         assert said in read_jsonl(maker.run_dir / "source_errors.jsonl")[0]["error"]
 
@@ -299,14 +299,14 @@ def test_a_run_that_goes_on_pays_for_the_verdicts_of_its_lost_step_once(step, se
     """The first run is killed behind the step, and another process makes the step again; errors are asked anew."""
     first = step(server)
     asked = len(server.asked)
-    assert asked == 4 and first.metrics["reward/judge/cached"] == pytest.approx(
+    assert asked == 4 and first.current.metrics["reward/judge/cached"] == pytest.approx(
         4 / 7
     )  # equal questions are asked once
     server.answer = lambda prompt, count: says("0.5") if prompt == BROKEN else (500, {})
     second = step(server)
     assert values(second) == [1, 0, 1, 0, 1, 0, None, 0.5]
     assert len(server.asked) == asked + 1  # the refusal is a reply: it is kept
-    assert second.metrics["reward/judge/cached"] == pytest.approx(7 / 8)
+    assert second.current.metrics["reward/judge/cached"] == pytest.approx(7 / 8)
     other = step(server, "--oger.reward.max_error_rate=1", number=2, cache=False)
     assert values(other)[:6] == [None] * 6 and len(server.asked) > asked + 1
 
@@ -339,8 +339,13 @@ def test_a_wrong_answer_earns_no_more_where_it_keeps_the_judge_from_a_verdict(st
     ways = [[GOOD, BAD, PADDED, FILTERED], [GOOD, BROKEN, MUTE, BAD]]
     maker = step(server, "--oger.reward.on_error", on_error, groups=ways, combine="add", weight=1, plugin="rider.py",
                  **worst)  # fmt: skip
-    assert maker.rewards.total.tolist() == [[1, 0, 0, 0], [1, 0, 0, 0]]  # the rule's 1, less what the rider takes off
-    assert maker.metrics["reward/judge/overflow"] == 1 / 8 and maker.metrics["reward/judge/failed"] == 4
+    assert maker.current.rewards.total.tolist() == [
+        [1, 0, 0, 0],
+        [1, 0, 0, 0],
+    ]  # the rule's 1, less what the rider takes off
+    assert (
+        maker.current.metrics["reward/judge/overflow"] == 1 / 8 and maker.current.metrics["reward/judge/failed"] == 4
+    )
     assert values(maker) == [0, -1, None, None, 0, None, None, -1]  # of those it said nothing
 
 
@@ -350,10 +355,10 @@ def test_the_worst_of_the_run_so_far_outlasts_a_step_in_which_nobody_gets_a_verd
     keys = {"combine": "add", "weight": 1, "plugin": "rider.py"}
     maker = step(server, groups=[[GOOD, BAD, GOOD, GOOD]], **keys)
     again = step(server, groups=[[PADDED] * 4], number=2, **keys)
-    assert again.rewards.total.tolist() == [[1] * 4]  # this one knows nothing of the step before
+    assert again.current.rewards.total.tolist() == [[1] * 4]  # this one knows nothing of the step before
     again.reward_sources.resume(1, maker.run_dir)  # a run that goes on does
-    again.make_experience_batch(again.rollouts.samples)
-    assert again.rewards.total.tolist() == [[0] * 4]
+    again.make_experience_batch(again.current.rollouts.samples)
+    assert again.current.rewards.total.tolist() == [[0] * 4]
 
 
 def test_a_server_that_answers_nobody_is_no_answers_doing(step, server, tmp_path):
@@ -361,7 +366,7 @@ def test_a_server_that_answers_nobody_is_no_answers_doing(step, server, tmp_path
     (tmp_path / "rider.py").write_text(RIDER)
     keys = {"worst": -1.0, "combine": "add", "plugin": "rider.py"}
     maker = step(server, "--oger.reward.on_error", "drop_group", groups=[FIRST], **keys)
-    assert maker.rewards.dropped.tolist() == [True] and advantages(maker) == [0] * 4
+    assert maker.current.rewards.dropped.tolist() == [True] and advantages(maker) == [0] * 4
 
 
 def test_the_group_of_a_row_that_is_too_long_may_be_left_out_instead(step, server, tmp_path):
@@ -369,5 +374,5 @@ def test_the_group_of_a_row_that_is_too_long_may_be_left_out_instead(step, serve
     (tmp_path / "rider.py").write_text(RIDER)
     ways = [[GOOD, BAD, PADDED, BAD], [GOOD, BAD, FILTERED, BAD]]
     maker = step(server, groups=ways, combine="add", weight=1, plugin="rider.py", on_overflow="drop_group")
-    assert maker.rewards.dropped.tolist() == [True, False]
-    assert maker.rewards.total.tolist() == [[1, 0, 1, 0], [1, 0, 0, 0]]
+    assert maker.current.rewards.dropped.tolist() == [True, False]
+    assert maker.current.rewards.total.tolist() == [[1, 0, 1, 0], [1, 0, 0, 0]]

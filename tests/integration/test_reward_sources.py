@@ -206,7 +206,7 @@ def test_gdpo_compares_each_source_in_its_group_and_then_the_sums_in_the_batch(m
         for one, other in zip(compared(rules), compared([float(len(text)) for text in texts]), strict=True)
     ]
     assert found == pytest.approx(compared(sums), abs=1e-4)
-    assert made.metrics["reward/long"] == pytest.approx(25 / 8)  # as it was said
+    assert made.current.metrics["reward/long"] == pytest.approx(25 / 8)  # as it was said
     assert not (made.run_dir / "reward_statistics.jsonl").exists()  # nothing of earlier steps is used
 
 
@@ -223,7 +223,7 @@ def test_a_resumed_run_compares_with_the_same_values_as_one_that_went_on(maker, 
         for step in range(first, last + 1):
             made.step = step
             made.make_experience_batch(rows(steps[step - 1]))
-            totals.append(made.rewards.total.flatten().tolist())
+            totals.append(made.current.rewards.total.flatten().tolist())
         return totals
 
     through = maker(source)
@@ -257,9 +257,9 @@ def test_a_resumed_run_pays_what_an_implicit_prm_had_learnt(maker, rows, letters
     def train(made: Any, step: int) -> tuple[Any, list[float], dict[str, float]]:
         made.step = step
         found = advantages(made.make_experience_batch(rows(texts)))
-        known = {name: value for name, value in made.metrics.items() if name.startswith("reward/prime")}
-        assert not made.rewards.errors["prime"] and known["reward/prime/learnt_rows"] == 8
-        return made.rewards.steps.rewards, found, {**known, "reward/prime/seconds": 0.0}
+        known = {name: value for name, value in made.current.metrics.items() if name.startswith("reward/prime")}
+        assert not made.current.rewards.errors["prime"] and known["reward/prime/learnt_rows"] == 8
+        return made.current.rewards.steps.rewards, found, {**known, "reward/prime/seconds": 0.0}
 
     through = maker(prime, flags=flags)
     steps = []
@@ -281,8 +281,8 @@ def test_a_class_reads_question_and_columns_of_the_data_and_its_numbers_become_m
     )
     made.make_experience_batch(rows(question="Why?", row={"level": 2.0}))
     # 2 x 4 letters x 0.5 = 4 where the rule says 1
-    assert made.rewards.total.tolist() == [[5.0, 0.0, 0.0, 5.0], [5.0, 5.0, 0.0, 5.0]]
-    assert made.metrics["reward/words/asked"] == 5.0 and made.metrics["reward/words/failed"] == 0.0
+    assert made.current.rewards.total.tolist() == [[5.0, 0.0, 0.0, 5.0], [5.0, 5.0, 0.0, 5.0]]
+    assert made.current.metrics["reward/words/asked"] == 5.0 and made.current.metrics["reward/words/failed"] == 0.0
 
 
 # ---- behind a gate

@@ -51,7 +51,7 @@ def step(controller, rollout, monkeypatch) -> Callable[..., dict[str, float]]:
                 ]
             )
         makers.append(maker)
-        return maker.metrics
+        return maker.current.metrics
 
     steps.notes = lambda: [  # type: ignore[attr-defined]
         each["text"] for each in read_jsonl(makers[-1].run_dir / "events.jsonl") if each["event"] == "note"
@@ -162,7 +162,7 @@ def test_steps_of_reasoning_are_compared_by_what_they_are_paid_together(controll
         maker = controller(*flags, f"--algo.advantage.estimator={estimator}")
         maker.step = 1
         maker.make_experience_batch([rollout(text, 0.0, uid=f"u{group}") for group in range(GROUPS) for text in TEXTS])
-        assert maker.metrics["reward/mine/length_correlation"] == pytest.approx(r)
+        assert maker.current.metrics["reward/mine/length_correlation"] == pytest.approx(r)
         notes = [each for each in read_jsonl(maker.run_dir / "events.jsonl") if each["event"] == "note"]
         assert f"mine pays for {kind} answers" in notes[-1]["text"]
 

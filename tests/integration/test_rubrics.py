@@ -306,7 +306,9 @@ def test_the_samples_of_a_step_have_the_verdict_on_each_criterion(
         {"apple": 1, "pear": 1, "worm": 0}, {"apple": 1, "pear": 0, "worm": 1}, {"apple": 0, "pear": 0, "worm": 1},
         None, None, {"Has carrot": 0}, {"Has carrot": 0}, {"Has carrot": 1},
     ]  # fmt: skip
-    assert made.metrics["reward/rubric/met"] == 4 / 9 and made.metrics["reward/rubric/pitfalls"] == 2 / 3
+    assert (
+        made.current.metrics["reward/rubric/met"] == 4 / 9 and made.current.metrics["reward/rubric/pitfalls"] == 2 / 3
+    )
 
 
 # ---- how good such a judge is

@@ -105,8 +105,8 @@ def test_a_checkout_uses_its_own_patches_whichever_one_is_installed(tmp_path: Pa
 
 @pytest.mark.parametrize(
     "module",
-    ["cli.data", "data.rows", "data.command_prepare", "data.command_validate", "plugin.driver.launch",
-     "plugin.driver.watcher"],
+    ["cli.data", "data.rows", "data.command_prepare", "data.command_validate", "pipeline.driver.launch",
+     "pipeline.driver.watcher"],
 )  # fmt: skip
 def test_the_data_commands_and_the_start_of_ray_wait_for_no_torch(module: str):
     code = f"import sys, oger_recipe.{module}; print('torch' in sys.modules)"

@@ -97,7 +97,9 @@ def test_every_token_that_is_trained_has_its_step_those_of_teachers_too(step, le
 def test_a_recipe_without_steps_has_none(step):
     maker, experiences = step(estimator="dr_grpo")
     assert all(each.step_index is None for each in experiences)
-    assert maker.batch.steps == [] and not [name for name in maker.metrics if name.startswith("rollout/step")]
+    assert maker.current.batch.steps == [] and not [
+        name for name in maker.current.metrics if name.startswith("rollout/step")
+    ]
     assert all("steps_of_reasoning" not in line for line in _lines(maker))
 
 
@@ -136,19 +138,19 @@ def test_samples_show_the_advantage_of_each_step(step):
 
 def test_the_metrics_count_steps_of_the_policys_own_rollouts(step):
     """Three of them, one of which a teacher replaced afterwards; the one that he began does not count."""
-    metrics = step("--oger.steps.max_steps=3")[0].metrics
+    metrics = step("--oger.steps.max_steps=3")[0].current.metrics
     assert metrics["rollout/steps"] == pytest.approx((3 + 1 + 1) / 3)
     assert (metrics["rollout/steps_max"], metrics["rollout/steps_min"]) == (3.0, 1.0)
     assert metrics["rollout/step_length"] == pytest.approx((7 / 3 + 3 + 3) / 3)
     assert metrics["rollout/ended_by_max_steps"] == 0.0
-    assert "rollout/ended_by_max_steps" not in step()[0].metrics
+    assert "rollout/ended_by_max_steps" not in step()[0].current.metrics
 
 
 def test_a_rollout_that_the_cap_of_steps_ended_is_counted(step, monkeypatch):
     monkeypatch.setattr(
         f"{__name__}.ROWS", [("a.bb.", True, 0), ("dd", True, 0), ("ee.f", False, 0), ("zz", False, 0)]
     )
-    assert step("--oger.steps.max_steps=2")[0].metrics["rollout/ended_by_max_steps"] == 0.25
+    assert step("--oger.steps.max_steps=2")[0].current.metrics["rollout/ended_by_max_steps"] == 0.25
 
 
 # ---- OpenRLHF's batches

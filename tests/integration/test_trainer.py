@@ -120,17 +120,17 @@ def test_the_last_step_is_evaluated_unless_this_attempt_did_so_already(
     asked: list[tuple[str, int]] = []
     monkeypatch.setattr(OgerPPOTrainer, "_evaluate_as", lambda _, when, step: asked.append((when, step)) or {})
     monkeypatch.setattr(OgerPPOTrainer, "save_best_checkpoint", lambda *_: None)
-    trainer.last_step, trainer.client_states = 4, None
+    trainer.progress.step = 4
     trainer._evaluate_after()
     assert asked == [("after", 4)] and not (trainer.run_dir / "events.jsonl").exists()
-    trainer.evaluation = {"avg_at_8": 0.5}
+    trainer.progress.evaluation = {"avg_at_8": 0.5}
     trainer._evaluate_after()
     (event,) = read_jsonl(trainer.run_dir / "events.jsonl")
     assert asked == [("after", 4)] and (event["when"], event["step"], event["avg_at_8"]) == ("after", 4, 0.5)
 
 
 def test_the_previous_checkpoint_goes_after_the_new_one_is_whole(trainer: OgerPPOTrainer) -> None:
-    trainer.client_states, trainer.solve_rates = {}, [0.5]
+    trainer.progress.solve_rates = [0.5]
     trainer._save(1)
     trainer.actor_model_group.fails = True
     with pytest.raises(OSError):
@@ -145,9 +145,8 @@ def test_the_previous_checkpoint_goes_after_the_new_one_is_whole(trainer: OgerPP
 def test_a_step_that_solved_nothing_does_not_cost_the_last_good_checkpoint(
     trainer: OgerPPOTrainer,
 ) -> None:
-    trainer.client_states = {}
     for step, solve_rate in enumerate((0.5, 0.0, 0.0, 0.0), start=1):
-        trainer.solve_rates = [solve_rate]
+        trainer.progress.solve_rates = [solve_rate]
         trainer._save(step)
     assert [one.step for one in checkpoints.found(trainer.checkpoints)] == [1, 4]
 
@@ -156,6 +155,7 @@ def _steps(trainer: OgerPPOTrainer, kls: list[float], begun: int = 0) -> list[di
     """The metrics of steps whose policy says these KLs; one row stands for their experiences."""
     row = SimpleNamespace(sequences=torch.zeros(1, 2, dtype=torch.long), info={"reward": torch.zeros(1)})
     trainer.experience_maker.make_experience_batch = lambda samples: [row]
+    trainer.experience_maker.current = SimpleNamespace(metrics={})
     trainer.actor_model_group.kls = list(kls)
     return [trainer.train_step([], step)[0] for step in range(begun, begun + len(kls))]
 
@@ -187,7 +187,7 @@ def test_a_resumed_run_goes_on_with_the_coefficient_of_its_checkpoint(
 ) -> None:
     first = make_trainer(*ADAPTIVE)
     metrics = {"rollout/response_tokens": 1, "timing/step_total": 1, "rollout/solve_rate": 0.5, "oger/on_reward": 0.5}
-    first.solve_rates, first.save_steps = [], 1
+    first.save_steps = 1
     _steps(first, [0.3, 0.09])
     first.save_logs_and_checkpoints(2, metrics, {"global_step": 2})
     states = first.actor_model_group.states
@@ -196,7 +196,6 @@ def test_a_resumed_run_goes_on_with_the_coefficient_of_its_checkpoint(
     monkeypatch.setattr(OgerPPOTrainer, "init_checkpoint_states", lambda _: states)
     monkeypatch.setattr(OgerPPOTrainer.__base__, "fit", lambda trainer, step: None)
     second.samples_generator = SimpleNamespace()
-    second.last_step = second.saved_step = 2
     second.settings = dataclasses.replace(second.settings, val_before_train=False, val_after_train=False)
     second.fit()
     assert second.kl_ctl.value == pytest.approx(goes_on_with)
@@ -224,7 +223,7 @@ def test_what_a_source_has_learnt_is_part_of_the_checkpoint(
         "name": "prime", "kind": "process", "scorer": "implicit", "model": str(policy_folder), "learning_rate": 0.01,
     }  # fmt: skip
     trainer = make_trainer(f"--oger.reward.sources={json.dumps([{'name': 'rule', 'kind': 'verifier'}, prime])}")
-    trainer.client_states, trainer.solve_rates = {}, [0.5]
+    trainer.progress.solve_rates = [0.5]
     (source,) = trainer.experience_maker.reward_sources._learning().values()
     _, model = source._learner._place.writer()
 
@@ -260,10 +259,9 @@ def test_a_dead_source_ends_the_run_before_it_is_trained_and_the_steps_so_far_ar
     """A source that learns has learnt from the step that is not trained: its last checkpoint is gone on from."""
     listed = [{"name": "rule", "kind": "verifier"}, *([PRIME | {"model": str(policy_folder)}] if learns else [])]
     trainer = make_trainer(f"--oger.reward.sources={json.dumps(listed)}")
-    trainer.save_steps, trainer.solve_rates = 30, []
+    trainer.save_steps = 30
     metrics = {"rollout/response_tokens": 1, "timing/step_total": 1, "rollout/solve_rate": 0.5, "oger/on_reward": 0.5}
     _steps(trainer, [0.1])
-    trainer.saved_step = 0
     trainer.save_logs_and_checkpoints(1, metrics, {"global_step": 1})
     assert not checkpoints.found(trainer.checkpoints)
 
@@ -306,7 +304,7 @@ def test_a_run_that_is_asked_to_stop_ends_after_its_step_with_a_checkpoint(
     monkeypatch.setattr(OgerPPOTrainer, "evaluate", during)
     _steps(trainer, [])
     trainer.actor_model_group.kls = [0.1] * 3
-    trainer.experience_maker.metrics = {
+    trainer.experience_maker.current.metrics = {
         "rollout/response_tokens": 1, "rollout/solve_rate": 0.5, "oger/on_reward": 0.5,
     }  # fmt: skip
     trainer.eval_dataloader = ["a problem"]

@@ -22,6 +22,7 @@ from oger_recipe.algorithm.credit import (
     hybrid_advantages,
     token_advantages,
 )
+from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS
 from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
 from oger_recipe.base.cpu import CORES, THREADS, is_without_cuda
 from oger_recipe.embedding.similarity import make_similarity
@@ -34,9 +35,10 @@ from oger_recipe.pipeline.controller.hybrid_batch import (
     texts_of,
     uid_of,
 )
-from oger_recipe.pipeline.controller.metrics import Credit, step_metrics
+from oger_recipe.pipeline.controller.metrics import metrics_of
 from oger_recipe.pipeline.controller.reward_sources import RewardSources
 from oger_recipe.pipeline.controller.samples import sample_lines
+from oger_recipe.pipeline.controller.training_step import TrainingStep
 from oger_recipe.pipeline.encoder.actor_encoder import encoders_on
 from oger_recipe.pipeline.experiences import compute_approx_kl, teachers_tokens
 from oger_recipe.pipeline.judges.engines import RunEngines
@@ -84,7 +86,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.dropped = {f"data/{name}": counts.get(name, 0) for name in ("teachers_too_long", "teachers_wrong")}
         self.step = 0  # set by the trainer before every batch
         self.planned_steps = 1  # of the run; set by the trainer
-        self.metrics: dict[str, float] = {}
+        self.current: TrainingStep  # made and filled by make_experience_batch and what it calls
 
     def _replies_came(self, model: str, done: int, of: int) -> None:
         """Tell how many replies came, of servers or of models in this process; who is told is set later."""
@@ -109,35 +111,41 @@ class OgerExperienceMaker(RemoteExperienceMaker):
 
     @torch.no_grad()
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
+        self.current = step = self._begun(rollout_samples)
+        experiences = super().make_experience_batch(step.batch.samples)
+        say_no_advantage(experiences, step.rewards.dropped, step.number, self.run_dir)
+        step.advantages = self._by_row(experiences, lambda each: of_first_token(each.advantages, each.action_mask))
+        paid = step.rewards.steps
+        step.step_advantages = None if paid is None else advantages_of_steps(experiences, paid.mask.shape[2])
+        step.metrics = (
+            step.of_engine
+            | self.dropped
+            | {"oger/bonus_weight": step.bonus_weight}
+            | metrics_of(step)
+            | self.reward_sources.watch.look_at(step)
+            | {"oger/embedding_share_read": self.reach.share_read(step.rollouts, step.batch)}
+        )
+        if run_folder.writes_samples(step.number, self.settings.run.samples_steps):
+            run_folder.write_samples(self.run_dir, step.number, sample_lines(step))
+        self._remember(step)
+        return experiences
+
+    def _begun(self, samples: list[Experience]) -> TrainingStep:
+        """Read the rollouts of a step and let teachers in. Raises RuntimeError where too many were not graded."""
         settings = self.settings
-        stop_on_reward_errors(rollout_samples, settings.guards.max_reward_error_rate, self.step, self.run_dir)
+        stop_on_reward_errors(samples, settings.guards.max_reward_error_rate, self.step, self.run_dir)
         cuts = settings.cuts_steps(self.args.algo.advantage.estimator)
-        self.rollouts = read_rollouts(
-            rollout_samples,
+        rollouts = read_rollouts(
+            samples,
             self.tokenizer,
             self.size,
             find_repetition=settings.bonus.repeating_check,
             step_rule=settings.steps.rule if cuts else None,
         )
-        self.batch = make_hybrid(
-            self.rollouts, self.store, self.measure, self.history, settings.teachers, self.args.train.seed, self.step
-        )
-        self.entropy = torch.zeros(len(rollout_samples))
-        self.token_entropy = torch.zeros(len(rollout_samples))
-        experiences = super().make_experience_batch(self.batch.samples)
-        say_no_advantage(experiences, self.rewards.dropped, self.step, self.run_dir)
-        credit = self._credit(experiences)
-        self.metrics |= (
-            self.dropped
-            | {"oger/bonus_weight": self.bonus_weight}
-            | step_metrics(self.rollouts, self.batch, credit)
-            | self.reward_sources.watch.look_at(self.rollouts, self.batch, self.rewards, self.step)
-            | {"oger/embedding_share_read": self.reach.share_read(self.rollouts, self.batch)}
-        )
-        if run_folder.writes_samples(self.step, settings.run.samples_steps):
-            run_folder.write_samples(self.run_dir, self.step, sample_lines(self.rollouts, self.batch, credit))
-        self._remember()
-        return experiences
+        seed = self.args.train.seed
+        batch = make_hybrid(rollouts, self.store, self.measure, self.history, settings.teachers, seed, self.step)
+        bonus_weight = self.reward_sources.bonus_weight(self.step, self.planned_steps)
+        return TrainingStep(self.step, rollouts, batch, bonus_weight)
 
     def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
         """Cut rows of like length into micro-batches, longest first: little is padded. ``index`` says which rows.
@@ -172,15 +180,17 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             experience.action_mask = action_mask
             for name in ("kl", "logprobs_diff"):  # means over no token there; any other nan has to stay visible
                 experience.info[name] = experience.info[name].masked_fill(left_out, 0.0)
-        deltas = []
-        for experience, (entropy, of_tokens) in zip(experiences, self._policy_entropies, strict=True):
-            self.entropy[experience.index] = entropy.float()
-            self.token_entropy[experience.index] = of_tokens.float()
-            rows = ~self.batch.is_teacher[experience.index]
+        step, deltas = self.current, []
+        step.entropy, step.token_entropy = torch.zeros(2, len(step.batch.samples))
+        for experience, (entropy, of_tokens) in zip(experiences, step.answered, strict=True):
+            step.entropy[experience.index] = entropy.float()
+            step.token_entropy[experience.index] = of_tokens.float()
+            rows = ~step.batch.is_teacher[experience.index]
             mask = experience.action_mask.bool() & rows.unsqueeze(1)
             deltas.append((experience.rollout_log_probs - experience.action_log_probs)[mask])
             experience.rollout_log_probs = self._teacher_log_probs(experience)
-        self.metrics = self.engine_guard.compare(torch.cat(deltas), self.step)
+        step.entropy_weight = ENTROPY_WEIGHTS[self.settings.bonus.last_token_enp_reward](step.entropy)
+        step.of_engine = self.engine_guard.compare(torch.cat(deltas), step.number)
         if self.settings.advantage.kl_penalty_coef:
             self._add_reward_kl(experiences)
         return experiences
@@ -192,7 +202,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
 
     def _is_injected(self, experience: Experience) -> torch.Tensor:
         """Mark the teachers' trajectories that took rollouts' places, bool [B, 1]."""
-        return torch.tensor([row in self.batch.injected for row in experience.index]).unsqueeze(1)
+        return torch.tensor([row in self.current.batch.injected for row in experience.index]).unsqueeze(1)
 
     def _teacher_log_probs(self, experience: Experience) -> torch.Tensor | None:
         """Return teachers' own log-probabilities [B, A], UNKNOWN on rollouts (no engine correction); None: unused."""
@@ -211,7 +221,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         """Keep the two entropies that the policy answers with; OpenRLHF expects the log-probabilities alone."""
         results = super()._flatten_results(refs, duplicate_factor)
         if results and isinstance(results[0], tuple):
-            self._policy_entropies = [entropies for _, *entropies in results]
+            self.current.answered = [entropies for _, *entropies in results]
             return [log_probs for log_probs, *_ in results]
         return results
 
@@ -220,22 +230,23 @@ class OgerExperienceMaker(RemoteExperienceMaker):
     @torch.no_grad()
     def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
         settings, estimator = self.settings.advantage, self.args.algo.advantage.estimator
-        self.bonus_weight = self.reward_sources.bonus_weight(self.step, self.planned_steps)
-        self.rewards = self.reward_sources.of(self.rollouts, self.batch, self.entropy, self.step, self.bonus_weight)
+        step, batch = self.current, self.current.batch
+        step.rewards = self.reward_sources.of(step)
+        step.bonus = self.reward_sources.bonus(step.rewards)
         for experience in experiences:
-            experience.rewards = self.rewards.total.flatten()[experience.index]
-        left_out = self.rewards.dropped.repeat_interleave(self.size)
-        left_out = left_out | (self.batch.truncated & settings.disable_truncation_advantage)
+            experience.rewards = step.rewards.total.flatten()[experience.index]
+        left_out = step.rewards.dropped.repeat_interleave(self.size)
+        left_out = left_out | (batch.truncated & settings.disable_truncation_advantage)
         if estimator in STEP_ESTIMATORS:
             apply_length_penalties(experiences, self.args)
-            assert self.rewards.steps is not None
-            credit_by_steps(experiences, self.rewards.steps, left_out, self._how_to_credit(estimator))
+            assert step.rewards.steps is not None
+            credit_by_steps(experiences, step.rewards.steps, left_out, self._how_to_credit(estimator))
         elif estimator in ESTIMATORS or estimator in BATCH_ESTIMATORS:
             apply_length_penalties(experiences, self.args)
             advantages = hybrid_advantages(
                 self._by_row(experiences, lambda experience: experience.rewards).view(-1, self.size),
-                self.batch.scores.view(-1, self.size),
-                self.batch.is_teacher.view(-1, self.size),
+                batch.scores.view(-1, self.size),
+                batch.is_teacher.view(-1, self.size),
                 estimator=estimator,
                 baseline=settings.advantage_baseline,
                 all_correct_group=self.settings.teachers.all_correct_group,
@@ -264,7 +275,9 @@ class OgerExperienceMaker(RemoteExperienceMaker):
             max(self.kl_ctl.value, 0.0),
             self.args.reward.clip_range,
             divides_by_std=not advantage.no_std_norm,
-            baseline=BASELINES[self.settings.advantage.advantage_baseline](self.batch.is_teacher.view(-1, self.size)),
+            baseline=BASELINES[self.settings.advantage.advantage_baseline](
+                self.current.batch.is_teacher.view(-1, self.size)
+            ),
         )
 
     def _spread_over_tokens(self, experience: Experience, advantages: torch.Tensor) -> None:
@@ -278,38 +291,19 @@ class OgerExperienceMaker(RemoteExperienceMaker):
 
     def _by_row(self, experiences: list[Experience], values) -> torch.Tensor:
         """Bring ``values`` [B] of the experiences into the order of the flat list, [N]."""
-        by_row = torch.empty(len(self.batch.samples))
+        by_row = torch.empty(len(self.current.batch.samples))
         for experience in experiences:
             by_row[experience.index] = values(experience)
         return by_row
 
-    # ---- what is kept of a step
-
-    def _credit(self, experiences: list[Experience]) -> Credit:
-        paid = self.rewards.steps
-        return Credit(
-            self.entropy,
-            self.token_entropy,
-            self.reward_sources.bonus(self.rewards),
-            self.rewards.total.flatten(),
-            self._by_row(experiences, lambda each: of_first_token(each.advantages, each.action_mask)),
-            {name: values.flatten() for name, values in self.rewards.said.items()},
-            self.rewards.errors,
-            self.rewards.metrics,
-            self.settings.bonus.last_token_enp_reward,
-            {name: values.flatten(0, 1) for name, values in self.rewards.said_of_steps.items()},
-            None if paid is None else paid.rewards.flatten(0, 1),
-            None if paid is None else advantages_of_steps(experiences, paid.mask.shape[2]),
-            self.rewards.criteria,
-        )
-
-    def _remember(self) -> None:
+    def _remember(self, step: TrainingStep) -> None:
         """Keep the policy's own correct rollouts, also those that made room, as references of later steps."""
         if self.history is None:
             return
-        own = (self.rollouts.scores > 0) & ~self.rollouts.guided
+        rollouts = step.rollouts
+        own = (rollouts.scores > 0) & ~rollouts.guided
         rows = own.nonzero().flatten().tolist()
         for row in rows:
-            self.history.add(self.step, self.rollouts.uids[row // self.size], self.rollouts.texts[row])
+            self.history.add(step.number, rollouts.uids[row // self.size], rollouts.texts[row])
         if self.measure is not None:
-            self.measure.remember([self.rollouts.texts[row] for row in rows])
+            self.measure.remember([rollouts.texts[row] for row in rows])

@@ -12,8 +12,8 @@ from oger_recipe.base.errors import SourceFailed, cut
 from oger_recipe.base.files import append_json
 from oger_recipe.embedding.similarity import Similarity
 from oger_recipe.grading.samples import worst_examples
-from oger_recipe.pipeline.controller.hybrid_batch import HybridBatch, Rollouts
 from oger_recipe.pipeline.controller.metrics import info_value
+from oger_recipe.pipeline.controller.training_step import HybridBatch, Rollouts
 from oger_recipe.rewards.compose import ON_ERROR, Rewards, cost_of_failures
 from oger_recipe.rewards.sources import Group
 from oger_recipe.rewards.spec import SourceSpec

@@ -1,8 +1,6 @@
 """One step's groups: the rollouts, how similar they are to their teachers, and which of them teachers replace."""
 
 import json
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
@@ -13,6 +11,7 @@ from oger_recipe.base.seeds import stable_seed
 from oger_recipe.embedding.similarity import Similarity
 from oger_recipe.grading.rules import is_repetitive, travelled
 from oger_recipe.grading.verdict import Graded, Verdict
+from oger_recipe.pipeline.controller.training_step import HybridBatch, Rollouts
 from oger_recipe.pipeline.experiences import response_tokens, with_step_index
 from oger_recipe.rewards.sources import Group
 from oger_recipe.settings.teachers import TeacherSettings
@@ -20,49 +19,6 @@ from oger_recipe.teachers.draw import History, draw, may_enter
 from oger_recipe.teachers.store import Teacher, TeacherStore
 
 UNKNOWN = 1.0  # in place of a teacher's own log-probability, which is never above 0
-
-
-@dataclass
-class Rollouts:
-    """What the engine returned for a step, in the order of OpenRLHF's flat list; groups are contiguous."""
-
-    samples: list[Experience]
-    texts: list[str]
-    labels: list[dict[str, Any]]  # one per group: uid, task, answer, and what else travels with a prompt
-    graded: list[Graded]
-    rewards: torch.Tensor  # [N], verified
-    scores: torch.Tensor  # [N], 0 or 1
-    guided: torch.Tensor  # [N], bool: begins with a teacher's tokens, or is a teacher's trajectory
-    repetitive: torch.Tensor  # [N], bool: goes round in circles, where that is looked at
-    steps: list[list[str]] = field(default_factory=list)  # texts, of reasoning; empty where the recipe has none
-    cutter: StepCutter | None = None  # what cuts teachers into them
-
-    @property
-    def size(self) -> int:
-        """How many rollouts a group has."""
-        return len(self.texts) // len(self.labels)
-
-    @property
-    def uids(self) -> list[str]:
-        """The groups' uids, in their order."""
-        return [label["uid"] for label in self.labels]
-
-
-@dataclass
-class HybridBatch:
-    """The rows that are trained on: rollouts, some replaced by teachers. Tensors are [N], like ``samples``."""
-
-    samples: list[Experience]
-    similarity: torch.Tensor  # of the row's rollout to the group's teachers; nan without teachers
-    is_teacher: torch.Tensor  # bool: at least one of the row's tokens is a teacher's
-    skipped: torch.Tensor  # bool: its group is all correct, and earns no bonus by oger.all_correct_group
-    rewards: torch.Tensor  # verified reward of the row
-    scores: torch.Tensor  # 0 or 1
-    truncated: torch.Tensor  # bool; a teacher's trajectory never counts as truncated
-    injected: dict[int, Teacher]  # row -> the teacher that took its place
-    teachers: list[list[Teacher]]  # of each group's prompt
-    prompts_without_teacher: int
-    steps: list[list[str]] = field(default_factory=list)  # as those of Rollouts, of the rows that are trained
 
 
 def read_rollouts(

@@ -1,43 +1,13 @@
-"""The metrics of one step that the controller knows: of rollouts, teachers, bonus and advantages."""
+"""The metrics of one training step that the controller knows: of rollouts, teachers, bonus and advantages."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS, spread_within_groups
+from oger_recipe.algorithm.exploration import spread_within_groups
 from oger_recipe.algorithm.hybrid_group import own_or_all, solve_rates
-from oger_recipe.pipeline.controller.hybrid_batch import HybridBatch, Rollouts
-
-
-@dataclass(frozen=True)
-class Credit:
-    """What the rows of a step were given; tensors are [N].
-
-    entropy: at oger.entropy_position; token_entropy: the mean over the response; bonus: with its weight; rewards: of
-    all sources together; said: what each source said, by ``source`` and ``source/component``, nan where it said
-    nothing; errors: source -> row -> why it has no value; of_sources: ``source/name`` -> a number that it says of the
-    step; entropy_weight: a name of ENTROPY_WEIGHTS; said_of_steps: what sources said of steps of reasoning, [N, S],
-    nan where there is none; step_rewards: what these were paid, [N, S], None where only responses are;
-    step_advantages: means over their tokens, likewise; criteria: source -> row -> verdicts on the criteria of a
-    rubric.
-    """
-
-    entropy: torch.Tensor
-    token_entropy: torch.Tensor
-    bonus: torch.Tensor
-    rewards: torch.Tensor
-    advantages: torch.Tensor
-    said: Mapping[str, torch.Tensor]
-    errors: Mapping[str, Mapping[int, str]]
-    of_sources: Mapping[str, float]
-    entropy_weight: str
-    said_of_steps: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    step_rewards: torch.Tensor | None = None
-    step_advantages: torch.Tensor | None = None
-    criteria: Mapping[str, Mapping[int, Mapping[str, float | None]]] = field(default_factory=dict)
+from oger_recipe.pipeline.controller.training_step import HybridBatch, Rollouts, TrainingStep
 
 
 def info_value(sample: Experience, key: str) -> float:
@@ -45,14 +15,14 @@ def info_value(sample: Experience, key: str) -> float:
     return float(sample.info[key].item()) if key in sample.info else 0.0
 
 
-def step_metrics(rollouts: Rollouts, batch: HybridBatch, credit: Credit) -> dict[str, float]:
+def metrics_of(step: TrainingStep) -> dict[str, float]:
     """Return the step's metrics; the keys never change, but for components that a failing source does not name.
 
     ``rollout/*`` are of the policy's own rollouts as sampled, before any bonus or replacement; ``oger/*`` of the rows
     that are trained, ``reward/*`` of the rollouts among them. Where teachers began every rollout of a group,
     ``rollout/*`` are of these; but see _mean_token_entropy.
     """
-    groups = (-1, rollouts.size)
+    rollouts, groups = step.rollouts, (-1, step.rollouts.size)
     unguided = ~rollouts.guided.view(groups)
     own, solved = own_or_all(unguided).flatten(), solve_rates(rollouts.scores.view(groups), unguided)
     lengths = token_counts(rollouts.samples)[own]
@@ -71,10 +41,10 @@ def step_metrics(rollouts: Rollouts, batch: HybridBatch, credit: Credit) -> dict
         "rollout/truncated": _mean(truncated),
         **_of_steps(rollouts, own, lengths, truncated),
         "rollout/repetitive": _mean(rollouts.repetitive[own].float()),
-        "rollout/entropy": _mean_token_entropy(batch, credit.token_entropy),
-        **_teacher_metrics(rollouts, batch, credit.advantages, credit.rewards),
-        **_bonus_metrics(batch, credit, rollouts.size),
-        **_source_metrics(batch, credit),
+        "rollout/entropy": _mean_token_entropy(step.batch, step.token_entropy),
+        **_teacher_metrics(step),
+        **_bonus_metrics(step),
+        **_source_metrics(step),
     }
 
 
@@ -105,14 +75,13 @@ def _mean_token_entropy(batch: HybridBatch, entropy: torch.Tensor) -> float:
     return (entropy[own] @ lengths[own] / lengths[own].sum()).item() if own.any() else math.nan
 
 
-def _teacher_metrics(
-    rollouts: Rollouts, batch: HybridBatch, advantages: torch.Tensor, rewards: torch.Tensor
-) -> dict[str, float]:
+def _teacher_metrics(step: TrainingStep) -> dict[str, float]:
+    batch, advantages = step.batch, step.advantages
     off, on = batch.is_teacher, ~batch.is_teacher
     lengths = token_counts(batch.samples)
     teacher_tokens = torch.tensor([info_value(sample, "off_policy_tokens") for sample in batch.samples])
     replaced = torch.tensor(sorted(batch.injected), dtype=torch.long)
-    correct = rollouts.scores[replaced].sum().item()
+    correct = step.rollouts.scores[replaced].sum().item()
     return {
         "oger/replaced": float(len(batch.injected)),
         "oger/replaced_correct": correct,
@@ -124,7 +93,7 @@ def _teacher_metrics(
         "oger/off_response_length": _mean(lengths[off]),
         "oger/on_score": _mean(batch.scores[on]),
         "oger/off_score": _mean(batch.scores[off]),
-        "oger/on_reward": _mean(rewards[on]),
+        "oger/on_reward": _mean(step.rewards.total.flatten()[on]),
         "oger/teacher_reward": _mean(batch.rewards[off]),
         "oger/teacher_advantage": _mean(advantages[off]),
         "oger/rollout_advantage_abs": _mean(advantages[on].abs()),
@@ -133,19 +102,20 @@ def _teacher_metrics(
     }
 
 
-def _bonus_metrics(batch: HybridBatch, credit: Credit, size: int) -> dict[str, float]:
-    on, bonus, entropy = ~batch.is_teacher, credit.bonus, credit.entropy
+def _bonus_metrics(step: TrainingStep) -> dict[str, float]:
+    batch, bonus, size = step.batch, step.bonus, step.rollouts.size
+    on = ~batch.is_teacher
+    entropy, weight = step.entropy[on], step.entropy_weight[on]
     correct = on & (batch.scores > 0)
     similarity = batch.similarity[on & ~batch.similarity.isnan()]
-    weight = ENTROPY_WEIGHTS[credit.entropy_weight](entropy[on])
     earned = bonus[correct]
     return {
         "oger/similarity": _mean(similarity),
         "oger/similarity_std": _std(similarity),
         "oger/divergence": _mean(1 - similarity),
         "oger/divergence_std": _std(1 - similarity),
-        "oger/entropy": _mean(entropy[on]),
-        "oger/entropy_p90": _quantile(entropy[on], 0.9),
+        "oger/entropy": _mean(entropy),
+        "oger/entropy_p90": _quantile(entropy, 0.9),
         "oger/entropy_weight": _mean(weight),
         "oger/entropy_weight_std": _std(weight),
         "oger/bonus": _mean(bonus[on]),
@@ -155,15 +125,15 @@ def _bonus_metrics(batch: HybridBatch, credit: Credit, size: int) -> dict[str, f
     }
 
 
-def _source_metrics(batch: HybridBatch, credit: Credit) -> dict[str, float]:
+def _source_metrics(step: TrainingStep) -> dict[str, float]:
     """Average what the sources said of rollouts, count the rows on which they failed, and add numbers of their own.
 
     nan where a source said nothing of any: a judge that is gone must not look like one that says 0.
     """
-    on = ~batch.is_teacher
-    means = {f"reward/{name}": values[on].nanmean().item() for name, values in credit.said.items()}
-    failed = {f"reward/{name}/failed": float(len(rows)) for name, rows in credit.errors.items()}
-    return means | failed | {f"reward/{name}": float(value) for name, value in credit.of_sources.items()}
+    on, rewards = ~step.batch.is_teacher, step.rewards
+    means = {f"reward/{name}": values[on].nanmean().item() for name, values in step.said.items()}
+    failed = {f"reward/{name}/failed": float(len(rows)) for name, rows in rewards.errors.items()}
+    return means | failed | {f"reward/{name}": float(value) for name, value in rewards.metrics.items()}
 
 
 def token_counts(samples: list[Experience], of: str = "response") -> torch.Tensor:

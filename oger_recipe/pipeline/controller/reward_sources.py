@@ -14,8 +14,9 @@ from oger_recipe.algorithm.normalize import Running
 from oger_recipe.base.files import append_json, read_jsonl
 from oger_recipe.grading.verifiers import look_in
 from oger_recipe.pipeline.controller.guards import SourceGuard
-from oger_recipe.pipeline.controller.hybrid_batch import HybridBatch, Rollouts, reward_groups
+from oger_recipe.pipeline.controller.hybrid_batch import reward_groups
 from oger_recipe.pipeline.controller.reward_watch import SourceWatch
+from oger_recipe.pipeline.controller.training_step import TrainingStep
 from oger_recipe.rewards.compose import Rewards, rewards_of, with_fixed_rewards
 from oger_recipe.rewards.kinds.entries import sources_of
 from oger_recipe.rewards.sources import Learning
@@ -75,22 +76,20 @@ class RewardSources:
             schedule=bonus.bonus_schedule,
         )
 
-    def of(
-        self, rollouts: Rollouts, batch: HybridBatch, entropy: torch.Tensor, step: int, bonus_weight: float
-    ) -> Rewards:
-        """Ask the sources about a step; ``entropy`` [N] (nats). Raises SourceFailed where one fails on too many."""
-        fixed = self._settings.advantage.non_stop_fixed_reward
-        may_earn = ~batch.is_teacher & ~batch.skipped & ~rollouts.repetitive
+    def of(self, step: TrainingStep) -> Rewards:
+        """Ask the sources about a step whose entropies are known. Raises SourceFailed where one fails on too many."""
+        fixed, batch = self._settings.advantage.non_stop_fixed_reward, step.batch
+        may_earn = ~batch.is_teacher & ~batch.skipped & ~step.rollouts.repetitive
         if fixed is not None:
             may_earn &= ~batch.truncated  # their reward is fixed, without anything on top
-        groups = reward_groups(rollouts, batch, entropy, may_earn)
-        specs = [replace(spec, weight=bonus_weight) if spec.keys.is_bonus else spec for spec in self._specs]
+        groups = reward_groups(step.rollouts, batch, step.entropy, may_earn)
+        specs = [replace(spec, weight=step.bonus_weight) if spec.keys.is_bonus else spec for spec in self._specs]
         rewards = rewards_of(
             groups, self._sources, specs, on_error=self._on_error, running=self._running, by_steps=self._by_steps
         )
-        self._guard.look_at(rewards, groups, step)
+        self._guard.look_at(rewards, groups, step.number)
         self._running = rewards.running
-        keep_running(self._run_dir, step, self._running)
+        keep_running(self._run_dir, step.number, self._running)
         return with_fixed_rewards(rewards, groups, fixed)
 
     def bonus(self, rewards: Rewards) -> torch.Tensor:

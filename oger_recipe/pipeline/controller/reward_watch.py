@@ -13,8 +13,8 @@ import torch
 from oger_recipe.algorithm.reward_watch import Drift, comoments, correlation, disagreement, drift, growth, pair_orders
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.grading.verdict import Verdict
-from oger_recipe.pipeline.controller.hybrid_batch import HybridBatch, Rollouts
 from oger_recipe.pipeline.controller.metrics import token_counts
+from oger_recipe.pipeline.controller.training_step import TrainingStep
 from oger_recipe.rewards.compose import Rewards
 from oger_recipe.rewards.spec import GATES, SourceSpec
 from oger_recipe.run_folder.records import event
@@ -65,19 +65,19 @@ class SourceWatch:
         self._steps: deque[dict[str, torch.Tensor]] = deque(maxlen=settings.watch_steps)
         self._said: set[str] = set()
 
-    def look_at(self, rollouts: Rollouts, batch: HybridBatch, rewards: Rewards, step: int) -> dict[str, float]:
+    def look_at(self, step: TrainingStep) -> dict[str, float]:
         """Return the metrics of the steps up to this one, and warn once of each that passes its limit."""
         self._steps.append({})
         found = {}
-        lengths = token_counts(batch.samples)
-        in_form = torch.tensor([float(_in_form(graded.verdict)) for graded in rollouts.graded])
+        lengths = token_counts(step.batch.samples)
+        in_form = torch.tensor([float(_in_form(graded.verdict)) for graded in step.rollouts.graded])
         for spec in self._specs:
-            for end, sums in _sums(spec, batch, rewards, lengths, in_form, rollouts.size).items():
+            for end, sums in _sums(spec, step, lengths, in_form).items():
                 name = f"reward/{spec.name}/{end}"
                 self._steps[-1][name] = sums
                 found[name] = _WATCHED[end].made_of(torch.stack([each[name] for each in self._steps]).sum(dim=0))
                 if not spec.keys.is_rule and not (spec.keys.is_length and end == "length_correlation"):
-                    self._warn(spec.name, name, _WATCHED[end], found[name], step)
+                    self._warn(spec.name, name, _WATCHED[end], found[name], step.number)
         return found
 
     def _warn(self, source: str, metric: str, watched: _Watched, value: float, step: int) -> None:
@@ -94,12 +94,15 @@ class SourceWatch:
 
 
 def _sums(
-    spec: SourceSpec, batch: HybridBatch, rewards: Rewards, lengths: torch.Tensor, in_form: torch.Tensor, size: int
+    spec: SourceSpec, step: TrainingStep, lengths: torch.Tensor, in_form: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     """Sum what a source's metrics are made of, but for teachers' rows, those that it failed on and those behind its
-    gate. lengths (tokens), in_form (1 or 0): [N], of groups of ``size``."""
+    gate. lengths (tokens), in_form (1 or 0): [N]."""
+    batch, size = step.batch, step.rollouts.size
     sign = -1.0 if spec.weight < 0 else 1.0  # more of what has a weight below 0 is worth less
-    said = (sign * _worth(spec.name, rewards)).where(GATES[spec.gate](batch.rewards) & ~batch.is_teacher, torch.nan)
+    said = (sign * _worth(spec.name, step.rewards)).where(
+        GATES[spec.gate](batch.rewards) & ~batch.is_teacher, torch.nan
+    )
     compared = (-1, size) if size > 1 else (1, -1)  # without groups rows are compared with the whole step's
     sums = {
         "length_correlation": comoments(said.view(compared), lengths.view(compared)),

@@ -1,30 +1,27 @@
-"""The lines of samples/*.jsonl: every rollout and every injected teacher of a step."""
+"""The lines of samples/*.jsonl: every rollout and every injected teacher of a training step."""
 
 from collections.abc import Iterator
 from typing import Any
 
-from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS
 from oger_recipe.grading.verdict import verdict_columns
-from oger_recipe.pipeline.controller.hybrid_batch import HybridBatch, Rollouts
-from oger_recipe.pipeline.controller.metrics import Credit
+from oger_recipe.pipeline.controller.training_step import Rollouts, TrainingStep
 from oger_recipe.rewards.by_steps import step_lines
 from oger_recipe.teachers.store import Teacher
 
 Line = dict[str, Any]
 
 
-def sample_lines(rollouts: Rollouts, batch: HybridBatch, credit: Credit) -> Iterator[Line]:
+def sample_lines(step: TrainingStep) -> Iterator[Line]:
     """Yield one line for each rollout; where a teacher took its place, ``replaced`` and without the columns of rows
     that are trained, followed by the teacher's line."""
-    weight = ENTROPY_WEIGHTS[credit.entropy_weight](credit.entropy)
-    for row in range(len(rollouts.texts)):
-        teacher, trained = batch.injected.get(row), _trained(row, credit)
-        rollout, steps = _rollout(rollouts, batch, row), _steps(batch.steps, row, credit)
+    for row in range(len(step.rollouts.texts)):
+        teacher, rollout, trained = step.batch.injected.get(row), _rollout(step, row), _trained(step, row)
         if teacher is None:
-            yield rollout | {"bonus": credit.bonus[row].item(), "entropy_weight": weight[row].item()} | trained | steps
+            weight = step.entropy_weight[row].item()
+            yield rollout | {"bonus": step.bonus[row].item(), "entropy_weight": weight} | trained
         else:
             yield rollout | {"replaced": True}
-            yield _prompt(rollouts, row) | _teacher(teacher) | trained | steps
+            yield _prompt(step.rollouts, row) | _teacher(teacher) | trained
 
 
 def _prompt(rollouts: Rollouts, row: int) -> Line:
@@ -33,8 +30,9 @@ def _prompt(rollouts: Rollouts, row: int) -> Line:
     return {"uid": label["uid"], "prompt": prompt, "task": label["task"], "answer": label["answer"]}
 
 
-def _rollout(rollouts: Rollouts, batch: HybridBatch, row: int) -> Line:
+def _rollout(step: TrainingStep, row: int) -> Line:
     """Return what is known of a rollout, trained or not."""
+    rollouts, batch = step.rollouts, step.batch
     line = _prompt(rollouts, row) | {"truncated": bool(rollouts.samples[row].truncated[0])}
     if rollouts.guided[row]:
         line["off_policy_tokens"] = int(batch.samples[row].info["off_policy_tokens"])
@@ -55,25 +53,26 @@ def _teacher(teacher: Teacher) -> Line:
     }  # fmt: skip
 
 
-def _steps(steps: list[list[str]], row: int, credit: Credit) -> Line:
-    """Return a trained row's steps of reasoning, with what sources said of each, its pay and its advantage."""
-    if not steps:
-        return {}
-    said = {name: values[row].tolist() for name, values in credit.said_of_steps.items()}
-    of_steps = {"reward": credit.step_rewards, "advantage": credit.step_advantages}
-    given = {name: values[row].tolist() for name, values in of_steps.items() if values is not None}
-    return {"steps_of_reasoning": step_lines(steps[row], said, given)}
-
-
-def _trained(row: int, credit: Credit) -> Line:
+def _trained(step: TrainingStep, row: int) -> Line:
     """Return what a row that is trained was given."""
-    errors = {source: rows[row] for source, rows in credit.errors.items() if row in rows}
-    criteria = {source: rows[row] for source, rows in credit.criteria.items() if row in rows}
+    rewards = step.rewards
+    errors = {source: rows[row] for source, rows in rewards.errors.items() if row in rows}
+    criteria = {source: rows[row] for source, rows in rewards.criteria.items() if row in rows}
     return {
-        "entropy": credit.entropy[row].item(),
-        "sources": {name: values[row].item() for name, values in credit.said.items() if not values[row].isnan()},
+        "entropy": step.entropy[row].item(),
+        "sources": {name: values[row].item() for name, values in step.said.items() if not values[row].isnan()},
         **({"errors": errors} if errors else {}),
         **({"criteria": criteria} if criteria else {}),
-        "total_reward": credit.rewards[row].item(),
-        "advantage": credit.advantages[row].item(),
+        "total_reward": rewards.total.flatten()[row].item(),
+        "advantage": step.advantages[row].item(),
+        **({"steps_of_reasoning": _steps(step, row)} if step.batch.steps else {}),
     }
+
+
+def _steps(step: TrainingStep, row: int) -> list[Line]:
+    """Return a row's steps of reasoning, with what sources said of each, its pay and its advantage."""
+    said = {name: values.flatten(0, 1)[row].tolist() for name, values in step.rewards.said_of_steps.items()}
+    paid = None if step.rewards.steps is None else step.rewards.steps.rewards.flatten(0, 1)
+    given = {"reward": paid, "advantage": step.step_advantages}
+    known = {name: values[row].tolist() for name, values in given.items() if values is not None}
+    return step_lines(step.batch.steps[row], said, known)

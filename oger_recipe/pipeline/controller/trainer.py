@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,17 @@ HYBRID_KEYS = (
 KL_COEFFICIENT = "kl_coefficient"  # of the next step, in a checkpoint; of the step, among its metrics
 
 
+@dataclass
+class Progress:
+    """How far this attempt of a run has come; every field is set in the one place that is named, once it has begun."""
+
+    solve_rates: list[float]  # of all steps of the run: _warn_of_collapse
+    step: int = 0  # the last that was trained: save_logs_and_checkpoints
+    client_states: dict[str, Any] = field(default_factory=dict)  # that step's, for its checkpoint: likewise
+    saved: int = 0  # the step of the newest checkpoint: _save
+    evaluation: dict[str, Any] = field(default_factory=dict)  # the metrics of the last one: evaluate
+
+
 class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
     """Evaluates on scores before and after, records every step, and can stop after a number of steps."""
 
@@ -50,7 +62,8 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         # Saving is _save's: upstream would save in the middle of save_logs_and_checkpoints and nothing after the last.
         self.save_steps, self.args.ckpt.save_steps = self.args.ckpt.save_steps, math.inf
         self.phases = run_folder.Phases(self.run_dir)
-        self.evaluation: dict[str, Any] = {}  # the metrics of this attempt's last one
+        steps = read_jsonl(self.run_dir / "metrics.jsonl")
+        self.progress = Progress([step["rollout/solve_rate"] for step in steps])
         self.drift = DriftWatch(RewardSettings.of(self.args.oger), self.run_dir)
         self.growth = GrowthWatch(RewardSettings.of(self.args.oger), self.run_dir)
 
@@ -87,13 +100,11 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         run_folder.event(self.run_dir, "ready", steps=self.planned_steps(), resumed_at=resumed_at, sources=sources)
         if self.settings.val_before_train and not resumed_at:
             self._evaluate_as("before", 0)
-        self.last_step = self.saved_step = resumed_at
-        self.client_states: dict[str, Any] | None = None
-        self.solve_rates = [step["rollout/solve_rate"] for step in read_jsonl(self.run_dir / "metrics.jsonl")]
+        self.progress.step = self.progress.saved = resumed_at
         run_folder.event(self.run_dir, "training")
         with self._trackers_kept_open():
             super().fit(global_step)
-            run_folder.event(self.run_dir, "trained", steps=self.last_step)
+            run_folder.event(self.run_dir, "trained", steps=self.progress.step)
             self._save_last()
             if self._stop_is_asked():
                 raise RunStopped
@@ -115,12 +126,13 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
                 close()
 
     def _evaluate_after(self) -> None:
-        if self.evaluation and self.last_step and self.last_step % self.args.eval.steps == 0:  # it was evaluated then
-            run_folder.event(self.run_dir, "evaluated", when="after", step=self.last_step, **self.evaluation)
+        done, step = self.progress.evaluation, self.progress.step
+        if done and step and step % self.args.eval.steps == 0:  # it was evaluated then
+            run_folder.event(self.run_dir, "evaluated", when="after", step=step, **done)
         else:
-            logs = self._evaluate_as("after", self.last_step)
+            logs = self._evaluate_as("after", step)
             if math.isfinite(self.args.eval.steps):  # best checkpoints are kept: this may be one
-                self.save_best_checkpoint(logs, self.last_step, self.client_states)
+                self.save_best_checkpoint(logs, step, self.progress.client_states)
 
     def _responses_came(self, phase: str, done: int, of: int) -> None:
         self.phases.at(phase, step=self.samples_generator.step, done=done, of=of)
@@ -139,7 +151,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
                 self._save_last()
             raise
         status = {f"hybrid_batch/{key}" if key in HYBRID_KEYS else key: value for key, value in status.items()}
-        return status | of_kl | self.experience_maker.metrics, global_step
+        return status | of_kl | self.experience_maker.current.metrics, global_step
 
     def _kl_coefficient(self) -> dict[str, float]:
         """Return the KL coefficient where it adapts; else it is algo.kl.init_coef."""
@@ -159,7 +171,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
 
     def save_logs_and_checkpoints(self, global_step: int, logs_dict=None, client_states=None) -> None:
         client_states = (client_states or {}) | self._kl_coefficient()
-        self.last_step, self.client_states = global_step, client_states
+        self.progress.step, self.progress.client_states = global_step, client_states
         metrics = {key: value for key, value in (logs_dict or {}).items() if key != "generated_samples"}
         metrics["tokens_per_second"] = metrics["rollout/response_tokens"] / metrics["timing/step_total"]
         metrics |= self.drift.stepped(global_step, metrics[REWARD])
@@ -180,15 +192,15 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         return (self.run_dir / run_folder.STOP_ASKED).exists()
 
     def _warn_of_collapse(self, solve_rate: float) -> None:
-        before = collapsed(self.solve_rates)
-        self.solve_rates.append(solve_rate)
-        if (lost := collapsed(self.solve_rates)) and not before:
+        before = collapsed(self.progress.solve_rates)
+        self.progress.solve_rates.append(solve_rate)
+        if (lost := collapsed(self.progress.solve_rates)) and not before:
             run_folder.event(self.run_dir, "note", text=lost)
 
     def _save_last(self) -> None:
         """Save the checkpoint of the last step, where there is none yet."""
-        if self.saved_step != self.last_step and not self.args.ckpt.disable_ds:
-            self._save(self.last_step)
+        if self.progress.saved != self.progress.step and not self.args.ckpt.disable_ds:
+            self._save(self.progress.step)
 
     def _save(self, step: int) -> None:
         """Save the checkpoint of the step, whole, before an older one goes."""
@@ -201,15 +213,15 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         }
         shared = {"tag": f"global_step{step}", "metric_value": self._latest_eval_metric_value,
                   "metric_key": self.best_eval_metric_key or None}  # fmt: skip
-        states = (self.client_states or {}) | best
+        states = self.progress.client_states | best
         refs = self.actor_model_group.async_run_method("save_checkpoint", client_states=states, **shared)
         if self.critic_model_group is not None:
             refs += self.critic_model_group.async_run_method("save_checkpoint", **shared)
         self._save_sources(self.checkpoints, step)
         ray.get(refs)
-        solved = bool(self.solve_rates) and self.solve_rates[-1] > 0
+        solved = any(rate > 0 for rate in self.progress.solve_rates[-1:])
         checkpoints.seal(self.checkpoints, step, solved=solved)
-        self.saved_step = step
+        self.progress.saved = step
         limits = {"max_num": self.args.ckpt.max_num, "max_bytes": self.args.ckpt.max_mem * 1024**3}
         for older in checkpoints.removable(checkpoints.found(self.checkpoints), step, **limits):
             checkpoints.remove(self.checkpoints, older)
@@ -253,8 +265,8 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         samples = self.samples_generator.generate_eval_samples(**(generate_kwargs | self._eval_sampling()))
         result = evaluate_samples(samples, self.eval_dataloader, self.tokenizer)
         run_folder.write_evaluation(self.run_dir, global_step, result.records, result.result)
-        self.evaluation = result.metrics | {"benchmarks": headlines(result.result)}
-        run_folder.event(self.run_dir, "evaluated", when=when, step=global_step, **self.evaluation)
+        self.progress.evaluation = result.metrics | {"benchmarks": headlines(result.result)}
+        run_folder.event(self.run_dir, "evaluated", when=when, step=global_step, **self.progress.evaluation)
         self.drift.evaluated(global_step, result.result["average"])
         for tracker in (self.wandb_logger, self.tensorboard_logger):
             if tracker:
