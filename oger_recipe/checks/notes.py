@@ -4,11 +4,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from oger_recipe.algorithm.credit import STEP_ESTIMATORS
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
-from oger_recipe.checks.effects import without_effect
 from oger_recipe.checks.machine import gpus_by_role
+from oger_recipe.rewards.kinds import kind_of
 from oger_recipe.rewards.kinds.entries import sources_of
-from oger_recipe.settings.oger import OgerSettings
+from oger_recipe.rewards.spec import Keys
+from oger_recipe.settings.fields import either
+from oger_recipe.settings.oger import RULES, OgerSettings
 from oger_recipe.settings.run import EvalSettings
 
 
@@ -84,4 +87,35 @@ def _of_steps(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
         yield (
             "oger.steps.sample_by_step asks for every step with the prompt and all steps before: without "
             "vllm.enable_prefix_caching the engine computes these anew each time"
+        )
+
+
+def without_effect(value: Mapping[str, Any], default: Callable[[str], Any]) -> Iterator[str]:
+    """Yield a sentence for every flag of ``value`` that is not at its default and changes nothing, and for a bonus
+    that is listed and adds nothing."""
+    oger = OgerSettings.of(value)
+    for flag, rules in RULES.items():
+        missing = next((need for need in rules.needs if not need.holds(oger, value)), None)
+        if missing and value[flag] != default(flag):
+            yield f"{flag} has no effect: it needs {missing.text}"
+    for entry in oger.reward.sources:
+        if entry["kind"] == "bonus" and not oger.bonus.is_on:
+            yield f"oger.reward.sources: {entry['name']!r} adds nothing: oger.bonus_weight is 0"
+    yield from _steps_unpaid(oger, value["algo.advantage.estimator"])
+
+
+def _steps_unpaid(oger: OgerSettings, estimator: str) -> Iterator[str]:
+    """Yield sentences for step rewards that no estimator takes, and for an estimator of them that gets none."""
+    pays = [entry for entry in oger.reward.sources if (kind_of(entry) or Keys).reads_steps]
+    if estimator not in STEP_ESTIMATORS:
+        for entry in pays:
+            if entry.get("credit", "sum") != "sum":
+                yield (
+                    f"oger.reward.sources: credit of {entry['name']!r} has no effect: it needs "
+                    f"algo.advantage.estimator {either(STEP_ESTIMATORS)}; with {estimator} a row has its aggregate"
+                )
+    elif not pays and not any(":" in entry["kind"] for entry in oger.reward.sources):  # a user's kind may pay steps
+        yield (
+            f"algo.advantage.estimator {estimator} goes by steps of reasoning, and no source of oger.reward.sources "
+            "speaks of them: all rewards are at the last step; a source of kind process says them"
         )

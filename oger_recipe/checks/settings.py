@@ -19,12 +19,12 @@ from oger_recipe.data.sources import is_hub_name
 from oger_recipe.embedding.settings import PACKAGED_MODEL
 from oger_recipe.models.keys import ModelKeys
 from oger_recipe.rewards.kinds.entries import models_of
-from oger_recipe.settings import upstream
 from oger_recipe.settings.critic import SAVED_SIZES, CriticSettings
 from oger_recipe.settings.encoder import EmbeddingSettings
 from oger_recipe.settings.grading import grading_problems
-from oger_recipe.settings.oger import SETTINGS, OgerSettings
+from oger_recipe.settings.oger import RULES, OgerSettings
 from oger_recipe.settings.rewards import RewardSettings
+from oger_recipe.settings.upstream import ORDERED
 
 
 def check_run(value: Mapping[str, Any], *, cpu: bool, gpus_here: int | None) -> None:
@@ -287,7 +287,7 @@ def _model_folder(name: str, key: str) -> Iterator[str]:
         yield f"{key}: {name}: no such model folder"
 
 
-RANGES: dict[str, Range] = upstream.RANGES | {each.flag: each.range for each in SETTINGS if each.range}
+RANGES: dict[str, Range] = {flag: rules.range for flag, rules in RULES.items() if rules.range}
 
 
 def out_of_range(value: Mapping[str, Any], where: Mapping[str, str] | None = None) -> Iterator[str]:
@@ -303,7 +303,7 @@ def out_of_range(value: Mapping[str, Any], where: Mapping[str, str] | None = Non
                 continue
             text = allowed.text if math.isfinite(number) else "a finite number"
             yield f"{key} is {number}: it has to be {text}{places.get(key, '')}"
-    for key in upstream.ORDERED:
+    for key in ORDERED:
         pair = value[key]
         if pair and len(pair) == 2 and pair[0] > pair[1]:
             yield f"{key} is {pair[0]} {pair[1]}: the first is the smaller one{places.get(key, '')}"

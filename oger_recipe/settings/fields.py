@@ -1,7 +1,8 @@
-"""What a setting is: a field of a frozen dataclass that carries its default, meaning, choices and range.
+"""What a setting is: a field of a frozen dataclass that carries all that is declared of it.
 
-The dataclasses beside this file are the one place where the recipe's own settings are declared. The parser, the checks
-of single values, ``oger train --help`` and docs/settings.md are made from their fields.
+The dataclasses beside this file are the one place where the recipe's own settings are declared, upstream.py the one
+for OpenRLHF's. The parser, the checks of single values, the notes on settings without effect, what a resumed run may
+change, ``oger train --help`` and docs/settings.md are made from them.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -13,6 +14,43 @@ from oger_recipe.base.ranges import Range
 
 OWN = "oger."  # what the recipe's own flags begin with
 
+# Why a resumed run has to keep a setting; FREE: it may change it, and nothing is said.
+FREE = ""
+OF_OPTIMIZER = "the checkpoint holds the optimizer and its schedule; another value would have no effect"
+OF_STEPS = "a step would be of another size than those before"
+OF_DATA = "the place in the data is a number of prompts"
+OF_LENGTHS = f"other prompts would be left out, and {OF_DATA}"
+OF_WEIGHTS = "the checkpoint holds the weights"
+
+
+@dataclass(frozen=True)
+class Need:
+    """What gives a setting an effect.
+
+    holds: whether it is there, of the run's OgerSettings and of all its settings by flag.
+    """
+
+    text: str
+    holds: Callable[[Any, Mapping[str, Any]], bool]
+
+
+def need(flag: str, *choices: str) -> Need:
+    """Make the need for one of these choices of another setting; without choices for any value but none, 0 and off."""
+    if choices:
+        return Need(f"{flag} {either(choices)}", lambda oger, value: value[flag] in choices)
+    return Need(flag, lambda oger, value: bool(value[flag]))
+
+
+def need_reader(flag: str, name: str, registry: Mapping[str, Any]) -> Need:
+    """Make the need for a choice of ``flag`` whose entry in the registry reads the setting ``name``."""
+    return need(flag, *(choice for choice, entry in registry.items() if name in entry.reads))
+
+
+def either(names: Collection[str]) -> str:
+    """Write names as a list: a, b or c."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
+
 
 def setting(
     default: Any,
@@ -21,17 +59,35 @@ def setting(
     range: Range | None = None,
     choices: Collection[str] | None = None,
     read: Callable[[Any], Any] | None = None,
+    needs: Need | tuple[Need, ...] = (),
+    resume: str | None = None,
 ) -> Any:
     """Declare a field of a section. Every number has a range.
 
     choices: the registry whose names are the choices; read: makes the value, or an item of it, from what a file or a
-    command line has, and raises ArgumentTypeError (default: the field's type).
+    command line has, and raises ArgumentTypeError (default: the field's type); needs, resume: see `Rules` (resume's
+    default: the section's).
     """
-    return field(default=default, metadata={"help": help, "range": range, "choices": choices, "read": read})
+    needs = (needs,) if isinstance(needs, Need) else needs
+    known = {"help": help, "range": range, "choices": choices, "read": read, "needs": needs, "resume": resume}
+    return field(default=default, metadata=known)
 
 
-@dataclass(frozen=True)
-class Setting:
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What holds for a setting, the recipe's own or OpenRLHF's.
+
+    needs: where one of them is missing it has no effect; resume: why a resumed run has to keep it, FREE, or None: a
+    run follows another value, with a note.
+    """
+
+    range: Range | None = None
+    needs: tuple[Need, ...] = ()
+    resume: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting(Rules):
     """A field as the parser, the checks and the pages see it. ``read``: its type, or what makes a value from text;
     ``many``: the value is a tuple of such items."""
 
@@ -39,9 +95,8 @@ class Setting:
     default: Any
     help: str
     read: Callable[[Any], Any]
-    many: bool
+    many: bool = False
     choices: Collection[str] | None
-    range: Range | None
 
     @property
     def name(self) -> str:
@@ -53,12 +108,14 @@ class Setting:
 class Section:
     """The settings of one concern.
 
-    title, about: its name and line in ``oger train --help``; prefix: what its flags have behind ``oger.``.
+    title, about: its name and line in ``oger train --help``; prefix: what its flags have behind ``oger.``; resume: for
+    fields that declare none.
     """
 
     title: ClassVar[str]
     about: ClassVar[str]
     prefix: ClassVar[str] = ""
+    resume: ClassVar[str | None] = None
 
     @classmethod
     def of(cls, settings: Mapping[str, Any] | SimpleNamespace) -> Self:
@@ -75,12 +132,10 @@ class Section:
         found = []
         for each in fields(cls):
             kind, many = _item_type(hints[each.name])
-            known = each.metadata
-            read = known["read"] or kind
-            found.append(
-                Setting(f"{OWN}{cls.prefix}{each.name}", each.default, known["help"], read, many, known["choices"],
-                        known["range"])
-            )  # fmt: skip
+            known = dict(each.metadata)
+            known["read"] = known["read"] or kind
+            known["resume"] = cls.resume if known["resume"] is None else known["resume"]
+            found.append(Setting(flag=f"{OWN}{cls.prefix}{each.name}", default=each.default, many=many, **known))
         return tuple(found)
 
 

@@ -9,7 +9,7 @@ from oger_recipe.base.ranges import COUNT, POSITIVE
 from oger_recipe.data.templates import TEMPLATES
 from oger_recipe.grading.rules import EXTRACTIONS, GSM8K_FORMATS, MATH_EXTRACT, MATH_RULES, GradingRules
 from oger_recipe.grading.verifiers import VERIFIERS, allow, look_in, resolve, resolved
-from oger_recipe.settings.fields import Section, setting
+from oger_recipe.settings.fields import FREE, Section, setting
 from oger_recipe.settings.rollouts import RolloutSettings
 
 
@@ -44,10 +44,10 @@ class VerifierSettings(Section):
         (), "folders where your own verifiers' modules lie (default: the recipe file's and the working directory)"
     )
     grading_workers: int | None = setting(
-        None, "processes that grade, per engine (default: cores, at most 8)", range=COUNT
+        None, "processes that grade, per engine (default: cores, at most 8)", range=COUNT, resume=FREE
     )
-    grading_time_limit: float = setting(5.0, "seconds that grading one answer may take", range=POSITIVE)
-    grading_memory_limit: int = setting(2048, "MiB that grading one answer may take", range=COUNT)
+    grading_time_limit: float = setting(5.0, "seconds that grading one answer may take", range=POSITIVE, resume=FREE)
+    grading_memory_limit: int = setting(2048, "MiB that grading one answer may take", range=COUNT, resume=FREE)
 
     @property
     def own(self) -> dict[str, str]:

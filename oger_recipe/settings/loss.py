@@ -1,12 +1,34 @@
 """Settings of the policy loss (LUFFY, arXiv 2504.14945, and OGER)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from oger_recipe.algorithm.batches import RATIO_LEVELS
 from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES
+from oger_recipe.algorithm.reshape import RESHAPES
 from oger_recipe.base.ranges import POSITIVE, WEIGHT
-from oger_recipe.settings.fields import Section, setting
+from oger_recipe.settings.fields import Need, Section, need, need_reader, setting
+from oger_recipe.settings.teachers import TEACHER_TOKENS
+
+_RESHAPED = (
+    TEACHER_TOKENS,
+    need("oger.off_policy_loss", *(name for name, each in TEACHER_LOSSES.items() if each.reshapes)),
+)
+_SUPERVISED = (
+    TEACHER_TOKENS,
+    need("oger.off_policy_loss", *(name for name, each in TEACHER_LOSSES.items() if each.apart)),
+)
+
+
+def _of_reshape(name: str) -> Need:
+    chosen = f"{name.partition('_reshape')[0]}_reshape"  # off_policy_reshape_weight is for off_policy_reshape
+    return need_reader(f"oger.{chosen}", name, RESHAPES)
+
+
+def _updates_again(oger: Any, value: Mapping[str, Any]) -> bool:
+    rows = value["rollout.batch_size"] * value["rollout.n_samples_per_prompt"]
+    return bool(rows // value["train.batch_size"] * value["train.max_epochs"] > 1)
 
 
 @dataclass(frozen=True)
@@ -14,21 +36,36 @@ class LossSettings(Section):
     title: ClassVar[str] = "oger.loss"
     about: ClassVar[str] = "the loss of teacher tokens and of rollouts"
 
-    off_policy_reshape: str = setting("p_div_p_0.1", "f(p) of teacher tokens: no_reshape, logp, ..., p_div_p_<gamma>")
-    off_policy_reshape_weight: float = setting(0.1, "c of logp and p_logp", range=WEIGHT)
-    off_policy_reshape_pow_exp: float = setting(0.5, "k of pow", range=WEIGHT)
-    off_policy_max_clip: float | None = setting(None, "upper bound of f(p)", range=WEIGHT)
-    off_policy_min_clip: float | None = setting(None, "lower bound of f(p)", range=WEIGHT)
+    off_policy_reshape: str = setting(
+        "p_div_p_0.1", "f(p) of teacher tokens: no_reshape, logp, ..., p_div_p_<gamma>", needs=_RESHAPED
+    )
+    off_policy_reshape_weight: float = setting(
+        0.1, "c of logp and p_logp", range=WEIGHT, needs=(*_RESHAPED, _of_reshape("off_policy_reshape_weight"))
+    )
+    off_policy_reshape_pow_exp: float = setting(
+        0.5, "k of pow", range=WEIGHT, needs=(*_RESHAPED, _of_reshape("off_policy_reshape_pow_exp"))
+    )
+    off_policy_max_clip: float | None = setting(None, "upper bound of f(p)", range=WEIGHT, needs=_RESHAPED)
+    off_policy_min_clip: float | None = setting(None, "lower bound of f(p)", range=WEIGHT, needs=_RESHAPED)
     use_off_policy_probs: bool = setting(
-        False, "p / (the teacher's own probability) in place of f(p), where the data has it"
+        False, "p / (the teacher's own probability) in place of f(p), where the data has it", needs=_RESHAPED
     )
     off_policy_loss: str = setting(
-        "reshape", "loss of teacher tokens: -A f(p), PPO's, or supervised", choices=TEACHER_LOSSES
+        "reshape",
+        "loss of teacher tokens: -A f(p), PPO's, or supervised",
+        choices=TEACHER_LOSSES,
+        needs=TEACHER_TOKENS,
     )
-    sft_loss_coef: float = setting(1.0, "weight of the supervised loss under off_policy_loss sft", range=WEIGHT)
+    sft_loss_coef: float = setting(
+        1.0, "weight of the supervised loss under off_policy_loss sft", range=WEIGHT, needs=_SUPERVISED
+    )
     on_policy_reshape: str = setting("no_reshape", "the same family for rollout tokens; no_reshape: the plain ratio")
-    on_policy_reshape_weight: float = setting(0.1, "c of p_logp", range=WEIGHT)
-    on_policy_reshape_pow_exp: float = setting(0.5, "k of pow", range=WEIGHT)
+    on_policy_reshape_weight: float = setting(
+        0.1, "c of p_logp", range=WEIGHT, needs=_of_reshape("on_policy_reshape_weight")
+    )
+    on_policy_reshape_pow_exp: float = setting(
+        0.5, "k of pow", range=WEIGHT, needs=_of_reshape("on_policy_reshape_pow_exp")
+    )
     all_max_clip: float | None = setting(None, "tokens of a larger probability are left out of the loss", range=WEIGHT)
     loss_remove_clip: bool = setting(False, "rollout tokens without PPO's clipping")
     loss_aggregation: str = setting(
@@ -45,5 +82,9 @@ class LossSettings(Section):
         "no further optimizer step on a batch of rollouts once approx_kl (k3 of the rollouts' policy to the one that "
         "is trained, of what ratio_level says, in the last optimizer step) is above it; the critic goes on",
         range=POSITIVE,
+        needs=Need(
+            "more than one optimizer step on a batch of rollouts: train.max_epochs, or a smaller train.batch_size",
+            _updates_again,
+        ),
     )
     chunked_token_stats: bool = setting(True, "the policy makes its logits a few tokens at a time and keeps none")

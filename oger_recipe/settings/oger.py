@@ -7,10 +7,11 @@ from typing import Any, Self, get_type_hints
 
 from oger_recipe.algorithm.credit import STEP_ESTIMATORS
 from oger_recipe.algorithm.hybrid_group import REPLACE_MODES
+from oger_recipe.settings import upstream
 from oger_recipe.settings.credit import AdvantageSettings, BonusSettings
 from oger_recipe.settings.critic import CriticSettings
 from oger_recipe.settings.encoder import EmbeddingSettings
-from oger_recipe.settings.fields import Section, Setting
+from oger_recipe.settings.fields import Rules, Section, Setting
 from oger_recipe.settings.grading import VerifierSettings
 from oger_recipe.settings.loss import LossSettings
 from oger_recipe.settings.rewards import RewardSettings
@@ -98,3 +99,4 @@ class OgerSettings:
 
 SECTIONS: tuple[type[Section], ...] = tuple(get_type_hints(OgerSettings).values())
 SETTINGS: tuple[Setting, ...] = tuple(each for section in SECTIONS for each in section.settings())
+RULES: dict[str, Rules] = upstream.RULES | {each.flag: each for each in SETTINGS}  # by flag

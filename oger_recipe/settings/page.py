@@ -16,7 +16,9 @@ Written by `python -m oger_recipe.settings.page > docs/settings.md`, from the fi
 
 Each setting is a flag of `oger train`, `--oger.bonus_weight 0.5`, and a line of a recipe file,
 `oger: {bonus_weight: 0.5}`. `oger train --help SECTION` shows a section in the terminal, OpenRLHF's own flags too.
-A value outside of what it may be is refused before anything starts; nan and infinity always are.
+A value outside of what it may be is refused before anything starts; nan and infinity always are. Where something is
+missing that a setting needs, it has no effect, and a note says so. A resumed run has to keep what is *fixed*; it may
+change what is *free*, and all else with a note.
 """
 
 
@@ -27,12 +29,17 @@ def page() -> str:
 
 def _section(section: type[Section]) -> Iterator[str]:
     yield f"## {section.title}: {section.about}\n"
-    yield "| flag | default | may be | meaning |\n|---|---|---|---|"
+    yield "| flag | default | may be | resumed | meaning |\n|---|---|---|---|---|"
     for each in section.settings():
         meaning, default = _said(each)
-        cells = (f"`--{each.flag}`", default, _may_be(each), meaning.replace("<", "&lt;"))
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+        needs = "".join(f"; needs {need.text}" for need in each.needs)
+        resumed = "noted" if each.resume is None else "fixed" if each.resume else "free"
+        yield _row(f"`--{each.flag}`", default, _may_be(each), resumed, meaning + needs)
     yield ""
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|').replace('<', '&lt;') for cell in cells)} |"
 
 
 def _sources() -> Iterator[str]:
@@ -68,15 +75,16 @@ def _keys(listed: Sequence[tuple[Field[Any], type]]) -> Iterator[str]:
         known, types = each.metadata, get_args(hints[each.name]) or (hints[each.name],)
         read = next(kind for kind in types if kind is not type(None))
         default = None if each.default is MISSING else each.default
-        setting = Setting(each.name, default, known["help"], read, False, known["choices"], known["range"])
-        meaning, said = _said(setting)
-        cells = (
-            f"`{each.name}`",
-            "needed" if each.default is MISSING else said,
-            _may_be(setting),
-            meaning.replace("<", "&lt;"),
+        setting = Setting(
+            flag=each.name,
+            default=default,
+            help=known["help"],
+            read=read,
+            choices=known["choices"],
+            range=known["range"],
         )
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+        meaning, said = _said(setting)
+        yield _row(f"`{each.name}`", "needed" if each.default is MISSING else said, _may_be(setting), meaning)
     yield ""
 
 

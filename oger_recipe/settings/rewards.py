@@ -10,9 +10,9 @@ from oger_recipe.base.ranges import COUNT, PART, SHARE, WEIGHT
 from oger_recipe.models.keys import ModelKeys
 from oger_recipe.rewards.compose import ON_ERROR
 from oger_recipe.rewards.kinds import kind_of
-from oger_recipe.rewards.kinds.entries import DEFAULT, as_today
+from oger_recipe.rewards.kinds.entries import DEFAULT, as_today, models_of
 from oger_recipe.rewards.spec import Keys
-from oger_recipe.settings.fields import Section, setting
+from oger_recipe.settings.fields import FREE, Need, Section, setting
 
 
 def named_source(item: Any) -> dict[str, Any]:
@@ -52,6 +52,10 @@ class RewardSettings(Section):
         "without those that are too long for its model (1: never); steps of fewer than 8 such rows count together, "
         "and the verifier has oger.max_reward_error_rate",
         range=SHARE,
+        needs=Need(
+            "a source besides verifier and bonus (oger.reward.sources)",
+            lambda oger, value: bool({*oger.reward.kinds} - {"verifier", "bonus"}),
+        ),
     )
     engine_memory_gb: float | None = setting(
         None,
@@ -59,9 +63,16 @@ class RewardSettings(Section):
         "cannot sleep; 0: each ends after its turn (default: from its second turn on each stays while a quarter of "
         "the machine's memory is left)",
         range=WEIGHT,
+        needs=Need(
+            "a source whose model runs in an engine (oger.reward.sources)",
+            lambda oger, value: any(keys.runs_on == "engine" for _, keys in models_of(oger.reward.sources)),
+        ),
     )
     cache: str = setting(
-        "~/.cache/oger/verdicts", "folder of the replies of judges and heads, shared between runs; empty: none is kept"
+        "~/.cache/oger/verdicts",
+        "folder of the replies of judges and heads, shared between runs; empty: none is kept",
+        needs=Need("a source that asks a model (oger.reward.sources)", lambda oger, value: oger.reward.asks_models),
+        resume=FREE,
     )
     watch_steps: int = setting(10, "steps over which the watch over the sources looks back", range=COUNT)
     watch_length_correlation: float = setting(

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from oger_recipe.base.ranges import COUNT, COUNT_OR_NONE, TOP_K, WEIGHT
 from oger_recipe.data.templates import TEMPLATES
-from oger_recipe.settings.fields import Section, setting
+from oger_recipe.settings.fields import FREE, OF_LENGTHS, Section, setting
 
 
 @dataclass(frozen=True)
@@ -13,15 +13,21 @@ class RolloutSettings(Section):
     title: ClassVar[str] = "oger.rollouts"
     about: ClassVar[str] = "prompt templates, stops, prepared data"
 
-    data_cache: str = setting("~/.cache/oger/data", "folder of prepared prompts and teachers, by content")
+    data_cache: str = setting("~/.cache/oger/data", "folder of prepared prompts and teachers, by content", resume=FREE)
     data_cache_gb: float = setting(
-        50.0, "most that it takes, in GB: what was used longest ago is removed; 0: nothing is kept", range=WEIGHT
+        50.0,
+        "most that it takes, in GB: what was used longest ago is removed; 0: nothing is kept",
+        range=WEIGHT,
+        resume=FREE,
     )
     prompt_template: str | None = setting(
         None, "named prompt format, in place of data.apply_chat_template", choices=TEMPLATES
     )
     max_prompt_length: int | None = setting(
-        None, "longest prompt in tokens (default: what data.max_len allows)", range=COUNT
+        None,
+        "longest prompt in tokens (default: what data.max_len allows)",
+        range=COUNT,
+        resume=OF_LENGTHS,
     )
     overlong_prompts: str = setting(
         "drop",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from oger_recipe.base.ranges import COUNT, COUNT_OR_NONE, PART, SHARE, TOP_K, WEIGHT
-from oger_recipe.settings.fields import Section, setting
+from oger_recipe.settings.fields import FREE, OF_STEPS, Section, need, setting
 
 
 @dataclass(frozen=True)
@@ -13,25 +13,29 @@ class RunSettings(Section):
     about: ClassVar[str] = "run folder, steps, evaluation before and after"
 
     run_dir: str | None = setting(
-        None, "folder that receives everything the run writes (default: runs/<name of the recipe>)"
+        None, "folder that receives everything the run writes (default: runs/<name of the recipe>)", resume=FREE
     )
     prompts_per_update: int | None = setting(
-        None, "prompts per optimizer step; sets train.batch_size, which counts rollouts", range=COUNT
+        None, "prompts per optimizer step; sets train.batch_size, which counts rollouts", range=COUNT, resume=OF_STEPS
     )
     total_training_steps: int | None = setting(
         None,
         "stop after this many steps; 0 evaluates alone, after oger.sft if that is set (default: after the episodes)",
         range=COUNT_OR_NONE,
+        resume=FREE,
     )
-    val_before_train: bool = setting(True, "evaluate on --eval.dataset before the first step")
-    val_after_train: bool = setting(True, "evaluate on --eval.dataset after the last step")
+    val_before_train: bool = setting(True, "evaluate on --eval.dataset before the first step", resume=FREE)
+    val_after_train: bool = setting(True, "evaluate on --eval.dataset after the last step", resume=FREE)
     samples_steps: int = setting(
         1, "write the rollouts of the first step and of every so many steps to samples/ (1: of all)", range=COUNT
     )
     logical_gpus: int | None = setting(
-        None, "GPUs declared to Ray on a machine without CUDA (default: as many as are asked)", range=COUNT
+        None,
+        "GPUs declared to Ray on a machine without CUDA (default: as many as are asked)",
+        range=COUNT,
+        resume=FREE,
     )
-    verbose: bool = setting(False, "show the log of every worker, not only the progress")
+    verbose: bool = setting(False, "show the log of every worker, not only the progress", resume=FREE)
     trust_remote_code: bool = setting(False, "run code that the model's folder or repository brings")
 
 
@@ -40,6 +44,7 @@ class EvalSettings(Section):
     title: ClassVar[str] = "oger.eval"
     about: ClassVar[str] = "what evaluation does otherwise than rollouts"
     prefix: ClassVar[str] = "eval."
+    resume: ClassVar[str] = FREE
 
     top_p: float | None = setting(None, "nucleus of the evaluation (default: that of the rollouts)", range=PART)
     top_k: int = setting(-1, "top-k of the evaluation; -1: all tokens", range=TOP_K)
@@ -65,17 +70,23 @@ class EvalSettings(Section):
         }
 
 
+_SFT = need("oger.sft.epochs")
+
+
 @dataclass(frozen=True)
 class SftSettings(Section):
     title: ClassVar[str] = "oger.sft"
     about: ClassVar[str] = "supervised training on the teachers first"
     prefix: ClassVar[str] = "sft."
+    resume: ClassVar[str] = "it was done before the first step"
 
     epochs: int = setting(0, "epochs over the teacher trajectories; 0: none", range=COUNT_OR_NONE)
-    max_samples: int | None = setting(None, "teacher trajectories to learn from (default: all)", range=COUNT)
-    batch_size: int = setting(64, "teacher trajectories per optimizer step", range=COUNT)
-    micro_batch_size: int = setting(8, "of them, per forward pass and device", range=COUNT)
-    lr: float = setting(1e-5, "peak learning rate", range=SHARE)
+    max_samples: int | None = setting(
+        None, "teacher trajectories to learn from (default: all)", range=COUNT, needs=_SFT
+    )
+    batch_size: int = setting(64, "teacher trajectories per optimizer step", range=COUNT, needs=_SFT)
+    micro_batch_size: int = setting(8, "of them, per forward pass and device", range=COUNT, needs=_SFT)
+    lr: float = setting(1e-5, "peak learning rate", range=SHARE, needs=_SFT)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,31 @@
 """Settings of steps: how responses are cut into steps of reasoning, and sampled by them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from oger_recipe.algorithm.credit import STEP_ESTIMATORS
 from oger_recipe.base.cutting import StepRule, StepSampling
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.ranges import COUNT, COUNT_OR_NONE
-from oger_recipe.settings.fields import Section, setting
+from oger_recipe.settings.fields import Need, Section, either, setting
+
+
+def _are_used(oger: Any, value: Mapping[str, Any]) -> bool:
+    steps = oger.steps
+    ends = steps.sample_by_step or steps.max_steps is not None or steps.last_step_text is not None
+    return ends or oger.cuts_steps(value["algo.advantage.estimator"])
+
+
+_USED = Need(
+    "steps of reasoning: a source that reads them (oger.reward.sources), algo.advantage.estimator "
+    f"{either(STEP_ESTIMATORS)}, oger.ratio_level step, or a response that ends by them (oger.steps)",
+    _are_used,
+)
+_CUT = Need(
+    "something that ends a step: oger.steps.delimiters, oger.steps.delimiter_token_ids or oger.steps.max_step_tokens",
+    lambda oger, value: oger.steps.cuts,
+)
 
 
 @dataclass(frozen=True)
@@ -15,11 +34,15 @@ class StepSettings(Section):
     about: ClassVar[str] = "responses in steps of reasoning"
     prefix: ClassVar[str] = "steps."
 
-    delimiters: tuple[str, ...] = setting(("\n\n",), "texts behind which a step ends")
-    delimiter_token_ids: tuple[int, ...] = setting((), "tokens behind which a step ends", range=COUNT_OR_NONE)
-    max_step_tokens: int | None = setting(None, "longest step, in tokens", range=COUNT)
-    max_steps: int | None = setting(None, "most steps of a response", range=COUNT)
-    last_step_text: str | None = setting(None, "the response ends with the step that has this text, in any case")
+    delimiters: tuple[str, ...] = setting(("\n\n",), "texts behind which a step ends", needs=_USED)
+    delimiter_token_ids: tuple[int, ...] = setting(
+        (), "tokens behind which a step ends", range=COUNT_OR_NONE, needs=_USED
+    )
+    max_step_tokens: int | None = setting(None, "longest step, in tokens", range=COUNT, needs=_USED)
+    max_steps: int | None = setting(None, "most steps of a response", range=COUNT, needs=_CUT)
+    last_step_text: str | None = setting(
+        None, "the response ends with the step that has this text, in any case", needs=_CUT
+    )
     sample_by_step: bool = setting(False, "each step is a request of its own")
 
     @property

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from oger_recipe.base.ranges import COUNT, SEED, SHARE, Range
-from oger_recipe.settings.fields import Section, setting
+from oger_recipe.settings.fields import FREE, OF_DATA, Section, setting
 
 _NUMBERS = Range("2 to 6", 2, 6)
 
@@ -14,9 +14,10 @@ class TaskSettings(Section):
     title: ClassVar[str] = "oger.task"
     about: ClassVar[str] = "the built-in Countdown task"
     prefix: ClassVar[str] = "task."
+    resume: ClassVar[str] = OF_DATA
 
     name: str | None = setting(None, "a task whose data and policy the recipe builds itself", choices=("countdown",))
-    cache: str = setting("~/.cache/oger/tasks", "folder of built data and policies, by content")
+    cache: str = setting("~/.cache/oger/tasks", "folder of built data and policies, by content", resume=FREE)
     num_numbers: int = setting(3, "numbers of a Countdown problem", range=_NUMBERS)
     max_number: int = setting(20, "largest number of a Countdown problem", range=Range("2 or more", 2))
     max_target: int = setting(100, "largest target of a Countdown problem", range=COUNT)

@@ -6,7 +6,25 @@ from typing import ClassVar
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, DRAWS, REPLACE_MODES
 from oger_recipe.algorithm.prefix import PREFIX_STRATEGIES
 from oger_recipe.base.ranges import COUNT, COUNT_OR_NONE, SHARE, Range
-from oger_recipe.settings.fields import Section, setting
+from oger_recipe.settings.fields import Need, Section, need, need_reader, setting
+
+TEACHER_TOKENS = Need(
+    "tokens of teachers (oger.max_replace_num or oger.n_prefix)", lambda oger, value: oger.teachers_enter
+)
+COMPARISON = Need(
+    "a comparison of rollouts with teachers (oger.bonus_weight, or a similarity in oger.replace_mode)",
+    lambda oger, value: oger.compares,
+)
+_TEACHERS = Need(
+    "teachers (oger.max_replace_num, oger.n_prefix, a bonus, or oger.sft.epochs)",
+    lambda oger, value: oger.uses_teachers,
+)
+_REPLACED = need("oger.max_replace_num")
+_GUIDED = need("oger.n_prefix")
+
+
+def _of_strategy(name: str) -> tuple[Need, ...]:
+    return _GUIDED, need_reader("oger.prefix_strategy", name, PREFIX_STRATEGIES)
 
 
 @dataclass(frozen=True)
@@ -21,34 +39,48 @@ class TeacherSettings(Section):
         "similarity_mean_des",
         "which rollouts make room; the mean, max or min over the teachers that it names is the bonus's, too",
         choices=REPLACE_MODES,
+        needs=_REPLACED,
     )
     replace_after_rm: bool = setting(
         True,
         "teachers take the place of graded rollouts; false: of rollouts that are then never sampled, as in LUFFY",
+        needs=_REPLACED,
     )
     all_correct_group: str = setting(
         "keep",
         "a group whose rollouts are all correct: keep (as the paper), clip (zero the teacher's negative advantage), "
         "online (no teacher enters), skip (no teacher and no bonus)",
         choices=ALL_CORRECT_GROUPS,
+        needs=TEACHER_TOKENS,
     )
     teacher_key: str = setting(
-        "teachers", "column of a prompt's teacher trajectories: a text, a list of texts, or a list of {source, text}"
+        "teachers",
+        "column of a prompt's teacher trajectories: a text, a list of texts, or a list of {source, text}",
+        needs=_TEACHERS,
     )
-    keep_wrong_teachers: bool = setting(False, "keep teacher trajectories that the verifier rejects")
-    teacher_draw: str = setting("uniform", "which of a prompt's teachers enters its group", choices=DRAWS)
-    teacher_sources: tuple[str, ...] = setting((), "sources whose teachers are used (default: all)")
+    keep_wrong_teachers: bool = setting(False, "keep teacher trajectories that the verifier rejects", needs=_TEACHERS)
+    teacher_draw: str = setting(
+        "uniform", "which of a prompt's teachers enters its group", choices=DRAWS, needs=TEACHER_TOKENS
+    )
+    teacher_sources: tuple[str, ...] = setting((), "sources whose teachers are used (default: all)", needs=_TEACHERS)
     teacher_source_weights: tuple[str, ...] = setting(
         (), "for teacher_draw source_weights: source=weight (default: 1)"
     )
     max_prefix_len: int | None = setting(
-        None, "tokens of a teacher trajectory (default: what the response may have)", range=COUNT
+        None, "tokens of a teacher trajectory (default: what the response may have)", range=COUNT, needs=_TEACHERS
     )
     long_teachers: str = setting(
-        "drop", "longer teacher trajectories: drop, or truncate", choices=("drop", "truncate")
+        "drop", "longer teacher trajectories: drop, or truncate", choices=("drop", "truncate"), needs=_TEACHERS
     )
-    use_history_samples: bool = setting(False, "the policy's own earlier correct rollouts are references too")
-    history_size: int = setting(4, "earlier correct rollouts kept for each prompt, the newest", range=COUNT)
+    use_history_samples: bool = setting(
+        False, "the policy's own earlier correct rollouts are references too", needs=COMPARISON
+    )
+    history_size: int = setting(
+        4,
+        "earlier correct rollouts kept for each prompt, the newest",
+        range=COUNT,
+        needs=need("oger.use_history_samples"),
+    )
 
 
 @dataclass(frozen=True)
@@ -62,12 +94,27 @@ class PrefixSettings(Section):
         range=Range("-1 (all) or 0 or more", 0, also=(-1,)),
     )
     prefix_strategy: str = setting(
-        "random", "how the share of the teacher's tokens is chosen", choices=PREFIX_STRATEGIES
+        "random", "how the share of the teacher's tokens is chosen", choices=PREFIX_STRATEGIES, needs=_GUIDED
     )
-    min_prefix_ratio: float = setting(0.0, "smallest share of the teacher's tokens", range=SHARE)
+    min_prefix_ratio: float = setting(
+        0.0, "smallest share of the teacher's tokens", range=SHARE, needs=_of_strategy("min_prefix_ratio")
+    )
     max_prefix_ratio: float = setting(
-        1.0, "largest share of the teacher's tokens; 1: the whole trajectory", range=SHARE
+        1.0,
+        "largest share of the teacher's tokens; 1: the whole trajectory",
+        range=SHARE,
+        needs=_of_strategy("max_prefix_ratio"),
     )
-    prefix_steps: int = setting(1000, "steps over which linear, linear_max and reverse_linear move", range=COUNT)
-    prefix_linear_max_ratio: float = setting(0.8, "largest share under linear_max and reverse_linear", range=SHARE)
-    prefix_share_across_samples: bool = setting(False, "one share for all guided rollouts of a prompt")
+    prefix_steps: int = setting(
+        1000,
+        "steps over which linear, linear_max and reverse_linear move",
+        range=COUNT,
+        needs=_of_strategy("prefix_steps"),
+    )
+    prefix_linear_max_ratio: float = setting(
+        0.8,
+        "largest share under linear_max and reverse_linear",
+        range=SHARE,
+        needs=_of_strategy("prefix_linear_max_ratio"),
+    )
+    prefix_share_across_samples: bool = setting(False, "one share for all guided rollouts of a prompt", needs=_GUIDED)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS
-from oger_recipe.checks.effects import NEEDS, UPSTREAM_NEEDS, without_effect
+from oger_recipe.checks.notes import without_effect
 from oger_recipe.settings.flags import defaults
-from oger_recipe.settings.oger import SETTINGS
+from oger_recipe.settings.oger import RULES
 from oger_recipe.settings.parser import build_parser
 from oger_recipe.settings.recipe_file import read_recipe
 
@@ -140,11 +141,23 @@ def test_what_changes_nothing_is_named_and_what_does_is_not(parser, off, setting
     assert not [note for note in _notes(parser, off) if note.startswith(("oger." + name, name))]  # not set, not said
 
 
-def test_every_setting_of_the_table_has_a_case_or_a_sibling_with_one(parser) -> None:
-    names = {each.name for each in SETTINGS}
-    for settings, _, _ in (*NEEDS, *UPSTREAM_NEEDS):
-        assert all(name in names or name in vars(parser.parse_args([])) for name in settings)
-        assert any(set(setting) & set(settings) for _, setting, _ in CASES), settings
+def test_everything_that_a_setting_needs_has_a_case_with_one_that_needs_it(parser) -> None:
+    known = vars(parser.parse_args([]))
+    assert RULES.keys() <= known.keys()
+    held = {name if name in known else f"oger.{name}" for _, setting, _ in CASES for name in setting}
+    for need in {need for rules in RULES.values() for need in rules.needs}:
+        assert any(need in RULES[flag].needs for flag in held), need.text
+
+
+@pytest.mark.parametrize("flag", RULES)
+def test_what_a_setting_needs_is_named_as_it_is_typed(parser, flag: str) -> None:
+    choices = {each.dest: each.choices for each in parser._actions}
+    for text in (need.text for need in RULES[flag].needs):
+        named = re.findall(r"(?:oger|algo|train|critic|actor)\.[\w.]*\w", text)
+        assert named and all(any(each == flag or flag.startswith(f"{each}.") for flag in choices) for each in named)
+        first, _, words = text.partition(" ")
+        if words and choices.get(first):
+            assert set(re.split(", | or ", words)) < {*choices[first]}
 
 
 ESTIMATORS = next(each.choices for each in build_parser(cpu=True)._actions if each.dest == ESTIMATOR)

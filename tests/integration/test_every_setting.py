@@ -5,6 +5,7 @@ A new one needs a case here or in test_seed_flags.py, or the name of the test th
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from pathlib import Path
@@ -24,8 +25,7 @@ from oger_recipe.teachers.store import Teacher
 TESTS = Path(__file__).parent
 PACKAGE = Path(__file__).parents[2] / "oger_recipe"
 # Where a setting is named without an effect on a run: conversion, and in settings what only looks at it.
-ONLY_NAMED_THERE = ("convert", "checks/settings.py", "checks/effects.py", "checks/notes.py")
-_DECLARED = re.compile(r"^    \w+: .* = setting\(", re.MULTILINE)
+ONLY_NAMED_THERE = ("convert", "checks/settings.py", "checks/notes.py")
 
 # Not of the method, and tested where they are used: the run, its data and its verifiers, and the built-in task.
 OTHERS = (RunSettings, EvalSettings, RolloutSettings, VerifierSettings, SftSettings, TaskSettings)
@@ -131,10 +131,21 @@ def test_every_setting_of_the_method_has_a_case_here_or_a_test_that_holds_it() -
         assert [name for name in names if name.rpartition(".")[2] not in code] == [], test
 
 
+class _WithoutDeclarations(ast.NodeTransformer):
+    def visit_Call(self, node: ast.Call) -> ast.AST:  # noqa: N802
+        is_one = getattr(node.func, "id", "") in ("setting", "need", "need_reader", "Need")
+        return ast.Constant(None) if is_one else self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:  # noqa: N802
+        is_field = getattr(getattr(node.value, "func", None), "id", "") == "setting"
+        return ast.Pass() if is_field else self.generic_visit(node)
+
+
 def test_every_setting_is_read_by_the_code_that_it_is_for() -> None:
     names = {path: str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py")}
     files = [path for path, name in names.items() if not name.startswith(ONLY_NAMED_THERE)]
-    code = _DECLARED.sub("", "\n".join(path.read_text() for path in files))
+    trees = [_WithoutDeclarations().visit(ast.parse(path.read_text())) for path in files]
+    code = "\n".join(map(ast.unparse, trees))
     leaves = {each.name: each.name.rpartition(".")[2] for each in SETTINGS}
     assert [name for name, leaf in leaves.items() if not re.search(rf"\b{leaf}\b", code)] == []
 

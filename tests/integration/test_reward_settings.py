@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oger_recipe.checks.combinations import combination_problems
-from oger_recipe.checks.effects import without_effect
+from oger_recipe.checks.notes import without_effect
 
 RULE = {"name": "rule", "kind": "verifier"}
 SIMILAR = {"name": "similar", "kind": "similarity"}

@@ -66,15 +66,18 @@ def test_the_page_of_all_settings_is_current() -> None:
 def test_the_page_says_default_choices_range_and_meaning() -> None:
     rows = page().splitlines()
     for row in (
-        "| `--oger.sft.lr` | `1e-05` | 0 to 1 | peak learning rate |",
-        "| `--oger.eval.top_p` | that of the rollouts | above 0 and at most 1 | nucleus of the evaluation |",
-        "| `--oger.teacher_sources` | all | several: text | sources whose teachers are used |",
-        "| `--oger.verbose` | off | on or off | show the log of every worker, not only the progress |",
-        "| `--oger.long_teachers` | `drop` | `drop`, `truncate` | longer teacher trajectories: drop, or truncate |",
-        "| `--oger.task.num_numbers` | `3` | whole, 2 to 6 | numbers of a Countdown problem |",
+        "| `--oger.sft.lr` | `1e-05` | 0 to 1 | fixed | peak learning rate; needs oger.sft.epochs |",
+        "| `--oger.eval.top_p` | that of the rollouts | above 0 and at most 1 | free | nucleus of the evaluation |",
+        "| `--oger.stop` | the prompt template's | several: text | noted | texts that end a response |",
+        "| `--oger.verbose` | off | on or off | free | show the log of every worker, not only the progress |",
+        "| `--oger.steps.sample_by_step` | off | on or off | noted | each step is a request of its own |",
+        "| `--oger.math_rule` | `math_verify` | `deepscaler`, `deepscaler_format`, `deepscaler_no_think`, "
+        "`math_verify_think`, `math_verify` | noted | what a right answer to a math problem has to look like |",
+        "| `--oger.task.num_numbers` | `3` | whole, 2 to 6 | fixed | numbers of a Countdown problem |",
     ):
         assert row in rows
-    assert all(row.replace(r"\|", "").count("|") == 5 for row in rows if row.startswith("| "))
+    cells = {row.replace(r"\|", "").count("|") for row in rows if row.startswith("| `--oger.")}
+    assert cells == {6} and all(row.count("|") == 5 for row in rows if row.startswith("| `") and "--oger." not in row)
     assert sum(row.startswith("| `--oger.") for row in rows) == len(SETTINGS)
 
 
