@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from traceback import walk_tb
+from typing import Any
+
+from oger_recipe.base.secrets import said_by
 
 TRAINING = ("openrlhf", "ray", "vllm", "deepspeed")
 # Modules of packages that the metadata does not name, or names otherwise.
@@ -52,6 +55,15 @@ def import_without(module: str, *absent: str) -> None:
     finally:
         for name in hidden:
             del sys.modules[name]
+
+
+def at_path(path: str) -> Any:
+    """Import what ``module:name`` names. Raises ValueError where there is nothing."""
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as error:  # whatever the user's module does when it is imported
+        raise ValueError(f"cannot be imported: {said_by(error)}") from error
 
 
 def is_installed(module: str) -> bool:

@@ -23,6 +23,7 @@ from oger_recipe.settings.critic import SAVED_SIZES, CriticSettings
 from oger_recipe.settings.encoder import EmbeddingSettings
 from oger_recipe.settings.grading import grading_problems
 from oger_recipe.settings.oger import RULES, OgerSettings
+from oger_recipe.settings.own_functions import adopt
 from oger_recipe.settings.rewards import RewardSettings
 from oger_recipe.settings.upstream import ORDERED
 
@@ -43,7 +44,8 @@ def refuse(problems: list[str]) -> None:
 
 def recipe_problems(value: Mapping[str, Any], where: Mapping[str, str] | None = None) -> list[str]:
     """Return the problems that a recipe has on any machine; ``where`` see out_of_range."""
-    problems = [*out_of_range(value, where), *secret_problems(value)]
+    own = adopt(value["algo.advantage.estimator"], OgerSettings.of(value))
+    problems = [*out_of_range(value, where), *secret_problems(value), *own]
     problems += [] if problems else _lengths_and_batches(value, where or {})  # it divides by the sizes
     return [*problems, *combination_problems(value), *grading_problems(value), *_unsupported(value), *_paths(value)]
 

@@ -33,7 +33,6 @@ from oger_recipe.evaluation.scores import Column, score_table
 from oger_recipe.grading.pool import GradingPool
 from oger_recipe.grading.rules import is_repetitive, labelled_answer, travelled
 from oger_recipe.grading.verdict import Graded
-from oger_recipe.grading.verifiers import look_in
 from oger_recipe.offline.engines import engines_of
 from oger_recipe.rewards.by_steps import step_lines
 from oger_recipe.rewards.compose import ON_ERROR, Rewards, cost_of_failures, rewards_of, with_fixed_rewards
@@ -43,6 +42,7 @@ from oger_recipe.rewards.spec import SourceSpec, Surroundings
 from oger_recipe.run.inputs import budget_of, grading_settings, preparation, with_judges, with_task, writes_chats
 from oger_recipe.run.rows import DATA, EVAL, training_rows
 from oger_recipe.settings.oger import OgerSettings
+from oger_recipe.settings.own_functions import adopt
 from oger_recipe.teachers.store import TeacherStore
 
 Settings = Mapping[str, Any]
@@ -113,8 +113,8 @@ def score(value: Settings, file: Path, out: Path) -> tuple[str, list[str]]:
 def check(value: Settings) -> None:
     """Raise RecipeError for what keeps the rewards of a recipe from being computed."""
     settings = OgerSettings.of(value)
-    look_in(settings.verifiers.verifier_path)
-    problems = [*out_of_range(value), *entry_problems(settings.reward.sources)]
+    problems = [*out_of_range(value), *adopt(value["algo.advantage.estimator"], settings)]
+    problems += entry_problems(settings.reward.sources)
     if not value[DATA] and value["oger.task.name"] is None:
         problems.append("there are no rows: give --rows FILE, or set data.prompt_dataset")
     if problems:

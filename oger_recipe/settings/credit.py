@@ -8,7 +8,7 @@ from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS, SCHEDULES, SHAPIN
 from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
 from oger_recipe.algorithm.token_stats import ENTROPY_POSITIONS
 from oger_recipe.base.ranges import COUNT, FINITE, PART, WEIGHT
-from oger_recipe.settings.fields import Need, Section, need, setting
+from oger_recipe.settings.fields import Need, OrOwn, Section, need, setting
 from oger_recipe.settings.teachers import TEACHER_TOKENS
 
 _TEACHER_ADVANTAGES = (
@@ -18,7 +18,8 @@ _TEACHER_ADVANTAGES = (
 _LISTED = Need("a source of kind bonus (oger.reward.sources)", lambda oger, value: "bonus" in oger.reward.kinds)
 _BONUS = Need("a bonus (oger.bonus_weight, and its place in oger.reward.sources)", lambda oger, value: oger.has_bonus)
 _SCHEDULE = need("oger.bonus_schedule", *(name for name in SCHEDULES if name != "constant"))
-_ENTROPY = (_BONUS, need("oger.last_token_enp_reward", *(name for name in ENTROPY_WEIGHTS if name != "none")))
+_WEIGHT = "oger.last_token_enp_reward"
+_ENTROPY = (_BONUS, Need(f"{_WEIGHT} other than none", lambda oger, value: value[_WEIGHT] != "none"))
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,11 @@ class BonusSettings(Section):
         False, "wrong rollouts earn the opposite measure: closeness to the teachers", needs=_BONUS
     )
     similarity_shaping: str = setting(
-        "none", "map of the rewarded measure before it is weighed", choices=SHAPINGS, needs=_BONUS
+        "none", "map of the rewarded measure before it is weighed", choices=OrOwn.of(SHAPINGS), needs=_BONUS
     )
     repeating_check: bool = setting(False, "degenerate repetition earns no bonus", needs=_BONUS)
     last_token_enp_reward: str = setting(
-        "exp_neg_entropy", "entropy weight of the bonus", choices=ENTROPY_WEIGHTS, needs=_BONUS
+        "exp_neg_entropy", "entropy weight of the bonus", choices=OrOwn.of(ENTROPY_WEIGHTS), needs=_BONUS
     )
     entropy_position: str = setting(
         "last",

@@ -5,7 +5,7 @@ for OpenRLHF's. The parser, the checks of single values, the notes on settings w
 change, ``oger train --help`` and docs/settings.md are made from them.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from types import SimpleNamespace, UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
@@ -50,6 +50,17 @@ def either(names: Collection[str]) -> str:
     """Write names as a list: a, b or c."""
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last
+
+
+class OrOwn(tuple[str, ...]):
+    """The names of a registry, and any import path of a function of the user's own (settings/own_functions.py)."""
+
+    @classmethod
+    def of(cls, registry: Iterable[str]) -> Self:
+        return cls((*registry, "module:name"))
+
+    def __contains__(self, value: object) -> bool:
+        return super().__contains__(value) or (isinstance(value, str) and ":" in value)
 
 
 def setting(

@@ -8,7 +8,7 @@ from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS, STEP_ESTI
 from oger_recipe.algorithm.token_stats import KL_ESTIMATORS
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.ranges import NEGATIVE
-from oger_recipe.settings.fields import Setting
+from oger_recipe.settings.fields import OrOwn, Setting
 from oger_recipe.settings.oger import SETTINGS
 from oger_recipe.settings.openrlhf_parser import openrlhf_parser
 from oger_recipe.settings.upstream import CPU_DEFAULTS, METHOD_DEFAULTS
@@ -71,12 +71,13 @@ def extend_parser(parser: argparse.ArgumentParser, *, cpu: bool) -> None:
             kind = {"action": argparse.BooleanOptionalAction}
         group.add_argument(f"--{each.flag}", default=each.default, help=each.help.replace("%", "%%"), **kind)
     ours = {
-        "algo.advantage.estimator": (*ESTIMATORS, *BATCH_ESTIMATORS, *STEP_ESTIMATORS),
+        "algo.advantage.estimator": OrOwn.of((*ESTIMATORS, *BATCH_ESTIMATORS, *STEP_ESTIMATORS)),
         "algo.kl.estimator": (*KL_ESTIMATORS,),
     }
     for action in parser._actions:
         if action.dest in ours:
-            action.choices = list(dict.fromkeys([*(action.choices or ()), *ours[action.dest]]))
+            names = dict.fromkeys([*(action.choices or ()), *ours[action.dest]])
+            action.choices = type(ours[action.dest])(names)
     _add_opposites(parser)
     parser.set_defaults(**METHOD_DEFAULTS, **(CPU_DEFAULTS if cpu else {}))
 

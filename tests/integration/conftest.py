@@ -18,6 +18,8 @@ import yaml
 from forks import Forks
 from hang import HANG_S
 
+from oger_recipe.algorithm.credit import ESTIMATORS
+from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS, SHAPINGS
 from oger_recipe.base.files import read_jsonl, write_jsonl
 from oger_recipe.cli import train
 from oger_recipe.cli.train_ppo_ray import build_parser, parse
@@ -36,8 +38,12 @@ apply_vllm_import_patches()
 
 @pytest.fixture(autouse=True)
 def no_folders_of_an_earlier_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process has one run, whose folders are looked in for the user's modules; here it has many."""
+    """A process has one run, whose folders are looked in for the user's modules and whose functions join registries;
+    here it has many."""
     monkeypatch.setattr(verifiers, "_looked_in", [])
+    for registry in (ESTIMATORS, ENTROPY_WEIGHTS, SHAPINGS):
+        for path in [name for name in registry if ":" in name]:
+            del registry[path]
 
 
 @pytest.fixture(scope="session")

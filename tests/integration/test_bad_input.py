@@ -15,6 +15,7 @@ import yaml
 from forks import Forks
 from hang import HANG_S
 
+from oger_recipe.algorithm.credit import ESTIMATORS, group_estimators
 from oger_recipe.cli import train, train_ppo_ray
 from oger_recipe.rewards.kinds import KINDS
 from oger_recipe.run_folder import own_files
@@ -70,6 +71,10 @@ def refused(recipe: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., s
         return stop.value.code.removeprefix(name)
 
     return message
+
+
+def _listed(names: list[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _problems(*sentences: str) -> str:
@@ -326,7 +331,7 @@ def _with_prm(more: dict[str, Any]) -> str:
         *(
             (
                 ["--oger.all_correct_group", "clip", "--algo.advantage.estimator", estimator],
-                "oger.all_correct_group clip is for group_norm and dr_grpo, not "
+                f"oger.all_correct_group clip is for {_listed([*ESTIMATORS])}, not "
                 f"{estimator}: use keep, online or skip",
             )
             for estimator in ("rloo", "gae")
@@ -340,7 +345,7 @@ def _with_prm(more: dict[str, Any]) -> str:
         *(
             (
                 ["--oger.reward.on_error", "drop_group", "--algo.advantage.estimator", estimator],
-                "oger.reward.on_error drop_group is for group_norm, dr_grpo, process_grpo, process_rloo and rloo, not "
+                f"oger.reward.on_error drop_group is for {_listed([*group_estimators(), 'rloo'])}, not "
                 f"{estimator}, which compares groups with each other, or trains a critic on all of them: use zero, "
                 "neutral or stop",
             )
@@ -382,8 +387,7 @@ def _with_prm(more: dict[str, Any]) -> str:
         *(
             (
                 ["--oger.advantage_baseline", "rollouts", "--algo.advantage.estimator", estimator],
-                "oger.advantage_baseline rollouts is for group_norm, dr_grpo, process_grpo and process_rloo, not "
-                f"{estimator}",
+                f"oger.advantage_baseline rollouts is for {_listed(group_estimators())}, not {estimator}",
             )
             for estimator in ("tppo", "process_grpo_batch")
         ),
@@ -523,6 +527,59 @@ def test_what_is_wrong_with_a_verifiers_file_is_said_once(refused: Callable[...,
 def test_the_engine_correction_is_refused_and_top_p_is_named(refused: Callable[..., str]) -> None:
     message = refused("--algo.advantage.is_correction_level", "token")
     assert "no engine correction" in message and "rollout.top_p below 1" in message and "nucleus" in message
+
+
+OWN_METHOD = """
+import torch
+from oger_recipe.algorithm.credit import Estimator
+
+number = 3
+by_spread = Estimator(lambda rewards, baseline: rewards - rewards.mean(1, keepdim=True), scale_invariant=True)
+def good(rewards, baseline): return rewards - rewards.mean(1, keepdim=True)
+def naive(rewards, baseline): return rewards / rewards.mean(1, keepdim=True) - 1
+def alone(rewards): return rewards
+def mean(rewards, baseline): return rewards.mean(1)
+def whole(rewards, baseline): return rewards.long()
+def listed(rewards, baseline): return rewards.tolist()
+def writing(rewards, baseline): return rewards.sub_(1)
+def weight(entropy): return 1 / entropy
+def shaping(measure): return measure
+"""
+_ESTIMATOR, _CALLED = "--algo.advantage.estimator", "when it is called with (rewards, baseline)"
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ([_ESTIMATOR, "own_wrong:none"], "own_wrong:none' cannot be imported: AttributeError: module 'own_wrong' has"),
+        ([_ESTIMATOR, "nowhere:none"], "'nowhere:none' cannot be imported: ModuleNotFoundError: No module named"),
+        ([_ESTIMATOR, "own_wrong:number"], f"fails {_CALLED}: TypeError: 'int' object is not callable"),
+        ([_ESTIMATOR, "own_wrong:alone"], f"fails {_CALLED}: TypeError: alone() takes 1 positional argument but 2"),
+        ([_ESTIMATOR, "own_wrong:mean"], f"returns a tensor [2] of torch.float32 {_CALLED}, not a tensor [2, 4] of"),
+        ([_ESTIMATOR, "own_wrong:whole"], f"returns a tensor [2, 4] of torch.int64 {_CALLED}, not a tensor [2, 4] of"),
+        ([_ESTIMATOR, "own_wrong:listed"], f"returns list {_CALLED}, not a tensor [2, 4] of floating-point numbers"),
+        ([_ESTIMATOR, "own_wrong:writing"], f"writes into its first argument {_CALLED}: return a new tensor"),
+        (
+            [_ESTIMATOR, "own_wrong:naive"],
+            "[nan, nan, nan, nan]] when it is called with (rewards, baseline) where the",
+        ),
+        (["--oger.last_token_enp_reward", "own_wrong:weight"], "reward: 'own_wrong:weight' returns [inf, 2.0, 0.5, "),
+        (["--oger.similarity_shaping", "own_wrong:shaping"], "with (measure, counted): TypeError: shaping() takes 1"),
+    ],
+)
+def test_a_function_of_the_users_own_that_cannot_be_used_is_refused(
+    refused: Callable[..., str], tmp_path: Path, flags: list[str], reason: str
+) -> None:
+    (tmp_path / "own_wrong.py").write_text(OWN_METHOD)
+    message = refused(*flags)
+    assert message.startswith(_problems(f"{flags[0].removeprefix('--')}: '")) and reason in message
+
+
+def test_checks_of_an_estimator_hold_for_one_of_the_users_own(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "own_wrong.py").write_text(OWN_METHOD)
+    assert "own_wrong:good compares the rollouts of a group" in refused(*_ONE, _ESTIMATOR, "own_wrong:good")
+    rollouts = ["--oger.advantage_baseline", "rollouts", _ESTIMATOR]
+    assert "rollouts with own_wrong:by_spread and a bonus: right" in refused(*rollouts, "own_wrong:by_spread")
 
 
 @pytest.mark.parametrize("estimator", ["gae", "reinforce", "flash_reinforce", "appo", "tppo", "process_grpo_batch"])

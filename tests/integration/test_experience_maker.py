@@ -28,6 +28,7 @@ from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.settings.parser import build_parser
 from oger_recipe.teachers.store import Teacher
 
+PLUGINS = Path(__file__).with_name("plugins")
 TEXTS = ["ab", "cd", "ef", "gh"]  # three tokens each, with the end of sequence
 REWARDS = [1.0, 0.0, 1.0, 0.0]
 TRUNCATED = [False, False, True, True]
@@ -187,6 +188,19 @@ def test_the_bonus_weight_follows_its_schedule(bonus):
 def test_a_consolation_prize_for_a_wrong_answer_earns_no_bonus(bonus):
     """Countdown gives 0.1 for a well-formed wrong answer: reward 0.1, score 0."""
     assert bonus(rewards=[1.0, 1.0, 0.1, 0.1], scores=[1, 1, 0, 0]) == pytest.approx([0.8, 0.6, 0.0, 0.0])
+
+
+def test_weight_shaping_and_estimator_of_the_users_own_make_bonus_and_advantages(controller, models, rollout):
+    """Right ones earn D squared / (1 + H): 0.64 / 2 and 0.16 / 4; the mean of 1.32, 0, 1.04 and 0 is 0.59."""
+    models.similarity = dict(zip(TEXTS, (0.2, 0.4, 0.6, 0.8), strict=True))
+    models.entropy = dict(zip(TEXTS, (1.0, 0.5, 3.0, 0.5), strict=True))
+    flags = ["--algo.advantage.estimator=own_method:over_mean", "--oger.last_token_enp_reward=own_method:half"]
+    flags += ["--oger.similarity_shaping=own_method:squared", f"--oger.verifier_path={PLUGINS}"]
+    maker = controller("--oger.max_replace_num=0", *flags, teachers={"u": [TEACHER]})
+    rows = [rollout(text, reward) for text, reward in zip(TEXTS, REWARDS, strict=True)]
+    advantages = first_tokens(maker.make_experience_batch(rows))
+    assert [line["bonus"] for line in lines(maker)] == pytest.approx([0.32, 0.0, 0.04, 0.0])
+    assert advantages == pytest.approx([1.32 / 0.59 - 1, -1.0, 1.04 / 0.59 - 1, -1.0])
 
 
 # ---- 0.1 is paid for form: what a rollout is worth is not whether it is right

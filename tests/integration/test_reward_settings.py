@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from oger_recipe.algorithm.credit import ESTIMATORS, group_estimators
 from oger_recipe.checks.combinations import combination_problems
 from oger_recipe.checks.notes import without_effect
 
@@ -25,6 +26,10 @@ ALONE = [
 ]
 
 
+def listed_names(names: list[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
 def listed(*entries: dict[str, Any]) -> str:
     return f"--oger.reward.sources={json.dumps(entries)}"
 
@@ -39,12 +44,12 @@ def said(parser: argparse.ArgumentParser):
     [
         (
             [*GDPO, "--oger.advantage_baseline", "rollouts"],
-            "oger.advantage_baseline rollouts is for group_norm, dr_grpo, process_grpo and process_rloo, not gdpo",
+            f"oger.advantage_baseline rollouts is for {listed_names(group_estimators())}, not gdpo",
         ),
-        ([*GDPO, "--oger.all_correct_group", "clip"], "oger.all_correct_group clip is for group_norm and dr"),
+        ([*GDPO, "--oger.all_correct_group", "clip"], f"clip is for {listed_names([*ESTIMATORS])}, not gdpo"),
         (
             [*GDPO, "--oger.reward.on_error", "drop_group"],
-            "drop_group is for group_norm, dr_grpo, process_grpo, process_rloo and rloo, not gdpo, which compares",
+            f"drop_group is for {listed_names([*group_estimators(), 'rloo'])}, not gdpo, which compares",
         ),
         (
             [*GDPO, listed(RULE, SIMILAR | {"normalize": "running"})],

@@ -55,7 +55,9 @@ AS_A_RUN = {
 # The same with teachers in the places of rollouts; those of wrong ones first, so that right ones alone are left.
 _TAUGHT = ["--oger.max_replace_num=4", "--oger.replace_mode=wrong_first_similarity_mean_des"]
 AS_A_RUN |= {f"{name} with teachers": [*flags, *_TAUGHT] for name, flags in AS_A_RUN.items()}
-AS_A_RUN["failures"] = [
+AS_A_RUN["failures, and functions of the user's own"] = [
+    "--algo.advantage.estimator=own_method:over_mean", "--oger.last_token_enp_reward=own_method:half",
+    "--oger.similarity_shaping=own_method:squared",
     f'--oger.verifier_path=["{PLUGINS}"]', "--oger.reward.sources="
     '[{"name": "rule", "kind": "verifier"}, {"name": "explore", "kind": "bonus"}, '
     '{"name": "short", "kind": "now_and_then:NowAndThen", "weight": 0.5, "worst": -3, "normalize": "group"}]',
@@ -86,7 +88,7 @@ def test_a_response_gets_the_reward_that_a_run_gave_it(
     trained = [(line, found) for line, found in pairs if "replaced" not in line]
     assert len(trained) == 96 and any(line["truncated"] for line, _ in trained)
     assert len({line["sources"]["explore"] for line, _ in trained}) > 10
-    assert any("errors" in line for line, _ in trained) is (name == "failures")
+    assert any("errors" in line for line, _ in trained) is name.startswith("failures")
     taught = [found for line, found in trained if "source" in line]
     assert bool(taught) is ("with teachers" in name)
     assert len(pairs) == 96 + len(taught) and all(found["off_policy"] for found in taught)

@@ -53,10 +53,10 @@ RULE_ENTRY = {"name": "rule", "kind": "verifier"}
         ("verifier", "'verifier' is not a mapping: {name: ..., kind: ...}"),
         ({"kind": "bonus"}, "name None: a name of letters"),
         ({"name": "a/b", "kind": "bonus"}, "name 'a/b': a name of letters"),
-        ({"name": "a", "kind": "critic"}, "kind 'critic' is unknown; known: verifier, bonus, similarity, "),
+        ({"name": "a", "kind": "critic"}, f"kind 'critic' is unknown; known: {', '.join(KINDS)}"),
         (
             {"name": "a", "kind": "bonuss"},
-            "kind 'bonuss' is unknown; did you mean 'bonus'? known: verifier, bonus, similarity, ",
+            f"kind 'bonuss' is unknown; did you mean 'bonus'? known: {', '.join(KINDS)}",
         ),
         ({"name": "a"}, "kind None is unknown"),
         ({"name": "a", "kind": "bonus", "wieght": 1}, "key 'wieght' is unknown; did you mean 'weight'? known: name"),

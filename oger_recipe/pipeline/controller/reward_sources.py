@@ -11,8 +11,8 @@ import torch
 from oger_recipe.algorithm.credit import STEP_ESTIMATORS
 from oger_recipe.algorithm.exploration import scheduled_weight
 from oger_recipe.algorithm.normalize import Running
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import append_json, read_jsonl
-from oger_recipe.grading.verifiers import look_in
 from oger_recipe.pipeline.controller.guards import SourceGuard
 from oger_recipe.pipeline.controller.hybrid_batch import reward_groups
 from oger_recipe.pipeline.controller.reward_watch import SourceWatch
@@ -21,6 +21,7 @@ from oger_recipe.rewards.compose import Rewards, rewards_of, with_fixed_rewards
 from oger_recipe.rewards.kinds.entries import sources_of
 from oger_recipe.rewards.sources import Learning
 from oger_recipe.rewards.spec import Surroundings
+from oger_recipe.settings.own_functions import adopt
 
 
 class RewardSources:
@@ -29,7 +30,8 @@ class RewardSources:
     def __init__(self, surroundings: Surroundings, run_dir: Path, estimator: str) -> None:
         settings = surroundings.settings
         self._settings, self._run_dir, self._on_error = settings, run_dir, settings.reward.on_error
-        look_in(settings.verifiers.verifier_path)
+        for problem in adopt(estimator, settings):
+            raise RecipeError(problem)
         self._specs, self._by_steps = sources_of(settings.reward.sources, estimator), estimator in STEP_ESTIMATORS
         self._sources = [spec.source(surroundings) for spec in self._specs]
         self._guard = SourceGuard(run_dir, settings.reward, self._specs)

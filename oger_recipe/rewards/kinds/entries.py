@@ -50,14 +50,15 @@ def sources_of(entries: Sequence[Mapping[str, Any]] | None, estimator: str = "")
 
 
 def _spec(entry: Mapping[str, Any]) -> SourceSpec:
-    _declare_key(entry)
+    declare_key_of(entry)
     further = further_keys(entry)
     kind = kind_of(entry)
     assert kind is not None, entry
     return SourceSpec(**{name: entry[name] for name in entry.keys() - further.keys()}, keys=kind.of(entry))
 
 
-def _declare_key(entry: Mapping[str, Any]) -> None:
+def declare_key_of(entry: Mapping[str, Any]) -> None:
+    """Have the key of an entry's server cleaned out of what code of others says."""
     if isinstance(variable := entry.get("api_key_env"), str):
         declare_key(variable)
 
@@ -79,7 +80,7 @@ def entry_problems(entries: Sequence[Mapping[str, Any]] | None) -> Iterator[str]
         if not isinstance(entry, Mapping):
             yield f"{where}: {entry!r} is not a mapping: {{name: ..., kind: ...}}"
             continue
-        _declare_key(entry)  # before code of the user's is loaded
+        declare_key_of(entry)  # before code of the user's is loaded
         yield from (f"{where}: {problem}" for problem in _of_entry(entry, first=number == 1))
         names.append(entry.get("name"))
         kinds.append(entry.get("kind"))

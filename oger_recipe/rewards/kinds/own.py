@@ -15,7 +15,6 @@ while the policy is trained.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,8 @@ import torch
 from torch import Tensor
 
 from oger_recipe.base.errors import RecipeError
-from oger_recipe.base.secrets import redacted, said_by
+from oger_recipe.base.imports import at_path
+from oger_recipe.base.secrets import redacted
 from oger_recipe.grading.foreign import form_of, is_async
 from oger_recipe.rewards.keys import read_number, unknown
 from oger_recipe.rewards.kinds.foreign import ForeignFunction, numbers_of
@@ -172,11 +172,10 @@ def _checked(answer: Any, size: int) -> tuple[list[float], dict[str, list[float]
 
 def imported(path: str) -> Any:
     """Import the source at ``module:name``. Raises ValueError where there is nothing that can be one."""
-    module, _, name = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
-    except Exception as error:  # whatever the user's module does when it is imported
-        raise ValueError(f"{path!r} cannot be imported: {said_by(error)}") from error
+        found = at_path(path)
+    except ValueError as error:
+        raise ValueError(f"{path!r} {error}") from error
     if inspect.isclass(found):
         if not callable(getattr(found, "score", None)):
             raise ValueError(f"{path!r} is a class without a method score(groups, wanted)")
