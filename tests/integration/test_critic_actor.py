@@ -28,7 +28,7 @@ KINDS = {
 }
 HEAD = ["--oger.critic.hidden_sizes", "24", "12"]
 CLIP = 0.05  # of values that start around 0 and whose old ones are within 0.3 of it
-STEPS = 8  # of the critic that learns
+STEPS = {"learnt": 8, "frozen": 2}  # of the critic that learns, and of one that does not
 GOOD, BAD = 5, 6  # first response tokens that end well and badly
 
 
@@ -244,7 +244,7 @@ def main() -> None:
         for name, rate in (("learnt", 3e-3), ("frozen", 0.0)):
             flags = ["--train.micro_batch_size=8", "--train.max_epochs=4", "--critic.value_clip=10"]
             actor = _critic([*flags, f"--critic.adam.lr={rate}"], rank, ranks, port, folder)
-            results[name] = _learn(actor, STEPS)
+            results[name] = _learn(actor, STEPS[name])
         for name, stage in (("whole", 2), ("sharded", 3)):
             at = folder / name
             at.mkdir()

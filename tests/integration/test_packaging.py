@@ -80,12 +80,13 @@ def _declared(wheel: Path) -> set[Path]:
         for wanted in {"", *requirement.extras} - {extra for name, extra in seen if name == _name(requirement.name)}:
             seen.add((_name(requirement.name), wanted))
             waiting += [(text, wanted) for text in metadata.requires(requirement.name) or []]
-        for file in metadata.distribution(requirement.name).files or []:
-            if file.parts[0] not in ("..", "__pycache__"):
-                paths.add(Path(str(metadata.distribution(requirement.name).locate_file(file.parts[0]))))
+        installed = metadata.distribution(requirement.name)
+        folders = {file.parts[0] for file in installed.files or []} - {"..", "__pycache__"}
+        paths |= {Path(str(installed.locate_file(folder))) for folder in folders}
     return paths
 
 
+@pytest.mark.full
 def test_a_wheel_with_what_it_declares_converts_and_prepares_and_says_what_training_lacks(clean) -> None:
     script = "python3 -m verl.mix_src.main_mix_ppo data.train_files=x.parquet actor_rollout_ref.rollout.n=8 "
     script += "actor_rollout_ref.model.path=my/model algorithm.adv_estimator=grpo\n"
@@ -112,9 +113,9 @@ def test_a_wheel_with_what_it_declares_converts_and_prepares_and_says_what_train
     ("command", "lacks"),
     [
         (["train", "--recipe", "countdown_cpu_smoke"], "openrlhf, ray, vllm, deepspeed"),
-        (["eval", "no/model", "--benchmark", "m=rows.jsonl"], "vllm"),
+        pytest.param(["eval", "no/model", "--benchmark", "m=rows.jsonl"], "vllm", marks=pytest.mark.full),
         (["serve-reward"], "uvicorn"),
-        (["serve-judge", "no/model"], "vllm"),
+        pytest.param(["serve-judge", "no/model"], "vllm", marks=pytest.mark.full),
     ],
     ids=lambda words: words[0],
 )
