@@ -83,7 +83,7 @@ def trained(request, tmp_path_factory: pytest.TempPathFactory, run_ranks) -> dic
         folder = tmp_path_factory.mktemp(f"ranks{ranks}")
         tokenizer = tiny_policy.build_tokenizer([], vocab_size=3 + 256 + 4)
         torch.manual_seed(0)
-        model = tiny_policy.build_model(tokenizer, hidden_size=32, num_layers=2).to(torch.bfloat16)
+        model = tiny_policy.build_model(tokenizer, hidden_size=32, num_layers=1).to(torch.bfloat16)
         model.save_pretrained(folder / "policy")
         tokenizer.save_pretrained(folder / "policy")
         cases = [
