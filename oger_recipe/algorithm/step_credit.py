@@ -25,41 +25,43 @@ from oger_recipe.algorithm.steps import step_gae, token_gae_by_steps
 
 
 @dataclass(frozen=True)
-class ValuedSteps:
-    """Rows with a critic's values. rewards, mask (bool) [B, S]; values, step_index [B, A]: of the state that each
-    token is sampled in, and the token's step from 0, -1 where there is none."""
+class StepRewards:
+    """What rows are paid for their steps of reasoning, and for their responses as a whole.
+
+    rewards, mask (bool): [groups, n, S], 0 and not set where a row has no such step; of_response [groups, n]: the part
+    of the last step's reward that is for the whole response.
+    """
 
     rewards: Tensor
     mask: Tensor
-    values: Tensor
-    step_index: Tensor
-
-
-@dataclass(frozen=True)
-class GroupedSteps:
-    """Groups of rows. rewards, mask (bool) and tokens, the tokens of each step, are [groups, n, S]; of_response
-    [groups, n]: the part of the last step's reward that is for the whole response; baseline (bool [groups, n]): the
-    rows that all rows of a group are held against, where that is said (None: all)."""
-
-    rewards: Tensor
-    mask: Tensor
-    tokens: Tensor
     of_response: Tensor
-    baseline: Tensor | None = None
+
+    @property
+    def total(self) -> Tensor:
+        """The sums over rows' steps, [groups, n]."""
+        return self.rewards.sum(dim=2)
+
+    def with_responses(self, of_response: Tensor, where: Tensor) -> "StepRewards":
+        """Replace a row's rewards by that of its whole response [groups, n] where set (bool [groups, n])."""
+        alone = torch.where(last_steps(self.mask), of_response.unsqueeze(2), 0.0)
+        rewards = torch.where(where.unsqueeze(2), alone, self.rewards)
+        return StepRewards(rewards, self.mask, torch.where(where, of_response, self.of_response))
 
 
 @dataclass(frozen=True)
 class StepEstimator:
     """The way from steps to advantages, by one of the first two.
 
-    with_values: (rows, gamma, lam) to advantages and returns [B, A], towards which a critic is trained; in_group: to
-    advantages [groups, n, S]; values_steps: the critic is trained at the steps' first tokens alone; whitened: the
-    advantages of a batch are brought to mean 0 and std 1 afterwards, over "steps" or "tokens"; compares_groups: groups
-    are measured by each other's rewards.
+    with_values: (rewards [B, S], mask [B, S], values [B, A], step_index [B, A], gamma, lam) to advantages and returns
+    [B, A], towards which a critic is trained; values are of the states that tokens are sampled in. in_group: (rewards,
+    the tokens of each step [groups, n, S], the rows that all rows of a group are held against: bool [groups, n], None:
+    all) to advantages [groups, n, S]. values_steps: the critic is trained at the steps' first tokens alone; whitened:
+    the advantages of a batch are brought to mean 0 and std 1 afterwards, over "steps" or "tokens"; compares_groups:
+    groups are measured by each other's rewards.
     """
 
-    with_values: Callable[[ValuedSteps, float, float], tuple[Tensor, Tensor]] | None = None
-    in_group: Callable[[GroupedSteps], Tensor] | None = None
+    with_values: Callable[[Tensor, Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tensor]] | None = None
+    in_group: Callable[[StepRewards, Tensor, Tensor | None], Tensor] | None = None
     values_steps: bool = False
     whitened: str | None = None
     compares_groups: bool = False
@@ -69,25 +71,28 @@ class StepEstimator:
         return self.with_values is not None
 
 
-def appo(rows: ValuedSteps, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+def appo(
+    rewards: Tensor, mask: Tensor, values: Tensor, step_index: Tensor, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
     """Take each step as an action, with the critic's value before its first token (step_gae).
 
     Advantages and returns are [B, A]. The returns stand on the first tokens alone, where the critic is trained, and
     are 0 elsewhere.
     """
-    first = first_places(rows.step_index, rows.mask.shape[1])
-    values = pad(rows.values, (0, 1)).gather(1, first)
-    advantages, returns = step_gae(rows.rewards, values, rows.mask, gamma=gamma, lam=lam)
-    of_tokens = torch.where(first_tokens(rows.step_index), over_tokens(returns, rows.step_index), 0.0)
-    return over_tokens(advantages, rows.step_index), of_tokens
+    before = pad(values, (0, 1)).gather(1, first_places(step_index, mask.shape[1]))
+    advantages, returns = step_gae(rewards, before, mask, gamma=gamma, lam=lam)
+    of_tokens = torch.where(first_tokens(step_index), over_tokens(returns, step_index), 0.0)
+    return over_tokens(advantages, step_index), of_tokens
 
 
-def tppo(rows: ValuedSteps, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+def tppo(
+    rewards: Tensor, mask: Tensor, values: Tensor, step_index: Tensor, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
     """Take each token as an action, and let time pass with the steps (token_gae_by_steps); both results are [B, A]."""
-    return token_gae_by_steps(rows.rewards, rows.values, rows.step_index, gamma=gamma, lam=lam)
+    return token_gae_by_steps(rewards, values, step_index, gamma=gamma, lam=lam)
 
 
-def process_grpo(rows: GroupedSteps) -> Tensor:
+def process_grpo(paid: StepRewards, tokens: Tensor, baseline: Tensor | None = None) -> Tensor:
     """Compare all step rewards of a group with each other, and add up those from each step on: [groups, n, S].
 
         z_s = (r_s - mean(r)) / (std(r) + 1e-6)        A_s = sum of z_k over k >= s
@@ -95,17 +100,17 @@ def process_grpo(rows: GroupedSteps) -> Tensor:
     GRPO with process supervision (DeepSeekMath, arXiv 2402.03300, section 4.1.3); the std is over n - 1. With a
     baseline both are of its rows' steps, by the rules of group_advantage.
     """
-    groups, n, steps = rows.mask.shape
-    rewards = rows.rewards.reshape(groups, n * steps)
-    if rows.baseline is None:
-        z = group_normalized(rewards, rows.mask.reshape(groups, n * steps))
+    groups, n, steps = paid.mask.shape
+    rewards = paid.rewards.reshape(groups, n * steps)
+    if baseline is None:
+        z = group_normalized(rewards, paid.mask.reshape(groups, n * steps))
     else:
-        counted = (rows.mask & rows.baseline.unsqueeze(2)).reshape(groups, n * steps)
+        counted = (paid.mask & baseline.unsqueeze(2)).reshape(groups, n * steps)
         z = group_advantage(rewards, use_std=True, baseline_mask=counted)
-    return from_here_on(z.view(groups, n, steps), rows.mask)
+    return from_here_on(z.view(groups, n, steps), paid.mask)
 
 
-def process_grpo_batch(rows: GroupedSteps) -> Tensor:
+def process_grpo_batch(paid: StepRewards, tokens: Tensor, baseline: Tensor | None = None) -> Tensor:
     """Compare all step rewards of a batch with each other, whatever problem and place they have: [groups, n, S].
 
         A_s = (r_s - mean(r)) / (std(r) + 1e-8)
@@ -113,14 +118,14 @@ def process_grpo_batch(rows: GroupedSteps) -> Tensor:
     GRPO as OpenR has it (arXiv 2410.09671; train/mat/utils/language_buffer.py): no groups, no later steps; the std is
     over n.
     """
-    count = rows.mask.sum().clamp(min=1)
-    exact = torch.where(rows.mask, rows.rewards.double(), 0.0)
-    centred = torch.where(rows.mask, exact - exact.sum() / count, 0.0)
+    count = paid.mask.sum().clamp(min=1)
+    exact = torch.where(paid.mask, paid.rewards.double(), 0.0)
+    centred = torch.where(paid.mask, exact - exact.sum() / count, 0.0)
     std = (centred.square().sum() / count).sqrt()
-    return (centred / (std + 1e-8)).to(real(rows.rewards))
+    return (centred / (std + 1e-8)).to(real(paid.rewards))
 
 
-def process_rloo(rows: GroupedSteps) -> Tensor:
+def process_rloo(paid: StepRewards, tokens: Tensor, baseline: Tensor | None = None) -> Tensor:
     """Compare what each step still earns with what a token of the group's other rows still earns (PURE, arXiv
     2504.15275), and the reward of the whole response with theirs (RLOO, arXiv 2402.14740): [groups, n, S].
 
@@ -135,16 +140,15 @@ def process_rloo(rows: GroupedSteps) -> Tensor:
     that longer answers are worth more where these are negative, and leaves out the tokens that end a step. With a
     baseline the others are its rows. A row with no others is held against 0.
     """
-    exact = torch.where(rows.mask, rows.rewards.double(), 0.0)
-    last = last_steps(rows.mask)
-    outcome = torch.where(rows.mask.any(dim=2), rows.of_response.double(), 0.0)
-    earned = from_here_on(exact - outcome.unsqueeze(2) * last, rows.mask)
-    tokens = torch.where(rows.mask, rows.tokens.double(), 0.0)
-    compared = torch.ones_like(outcome) if rows.baseline is None else rows.baseline.double()
-    baseline = _of_others(compared * (tokens * earned).sum(dim=2), compared * tokens.sum(dim=2))
+    exact = torch.where(paid.mask, paid.rewards.double(), 0.0)
+    outcome = torch.where(paid.mask.any(dim=2), paid.of_response.double(), 0.0)
+    earned = from_here_on(exact - outcome.unsqueeze(2) * last_steps(paid.mask), paid.mask)
+    counts = torch.where(paid.mask, tokens.double(), 0.0)
+    compared = torch.ones_like(outcome) if baseline is None else baseline.double()
+    of_steps = _of_others(compared * (counts * earned).sum(dim=2), compared * counts.sum(dim=2))
     against = _of_others(compared * outcome, compared)
-    advantages = earned - baseline.unsqueeze(2) + (outcome - against).unsqueeze(2)
-    return torch.where(rows.mask, advantages, 0.0).to(real(rows.rewards))
+    advantages = earned - of_steps.unsqueeze(2) + (outcome - against).unsqueeze(2)
+    return torch.where(paid.mask, advantages, 0.0).to(real(paid.rewards))
 
 
 def whitening(values: Tensor, *, divide: bool) -> tuple[float, float]:

@@ -9,51 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from oger_recipe.algorithm.step_credit import StepRewards
 from oger_recipe.algorithm.step_tensors import last_steps
 from oger_recipe.rewards.sources import Group, Scores
-
-
-@dataclass(frozen=True)
-class StepRewards:
-    """The rewards of a batch's steps of reasoning.
-
-    rewards, mask: [groups, n, S], 0 and not set where a row has no such step; of_response [groups, n]: the part of the
-    last step's reward that is for the whole response.
-    """
-
-    rewards: Tensor
-    mask: Tensor
-    of_response: Tensor
-
-    @property
-    def total(self) -> Tensor:
-        """[groups, n]."""
-        return self.rewards.sum(dim=2)
-
-    def with_responses(self, of_response: Tensor, where: Tensor) -> StepRewards:
-        """Replace a row's rewards by that of its whole response [groups, n] where set (bool [groups, n])."""
-        alone = torch.where(last_steps(self.mask), of_response.unsqueeze(2), 0.0)
-        return StepRewards(
-            torch.where(where.unsqueeze(2), alone, self.rewards),
-            self.mask,
-            torch.where(where, of_response, self.of_response),
-        )
-
-
-@dataclass(frozen=True)
-class Term:
-    """A source's weighted values [groups, n] or weighted rewards of steps [groups, n, S]; counts (bool [groups, n]):
-    rows where it is not passed by; multiplies: it is a factor of the total so far, in place of a summand."""
-
-    values: Tensor
-    counts: Tensor
-    multiplies: bool = False
 
 
 def step_mask(groups: Sequence[Group]) -> Tensor:
@@ -93,21 +57,27 @@ def weighted_steps(steps: Tensor, weight: float, has_value: Tensor, mask: Tensor
     return weight * torch.where(mask & has_value.unsqueeze(2) & fitted.isfinite(), fitted, 0.0)
 
 
-def compose_steps(terms: Sequence[Term], mask: Tensor) -> StepRewards:
-    """Fold terms from the left, as compose does, over the steps of the mask (bool [groups, n, S])."""
+def compose_steps(
+    terms: Sequence[Tensor], counts: Sequence[Tensor], combine: Sequence[str], mask: Tensor
+) -> StepRewards:
+    """Fold terms from the left, as compose does, over the steps of the mask (bool [groups, n, S]).
+
+    A term is a source's weighted values [groups, n], or its weighted rewards of steps [groups, n, S]; one to multiply
+    with is the former.
+    """
     last = last_steps(mask)
     rewards, of_response = torch.zeros(mask.shape), torch.zeros(mask.shape[:2])
     begun = torch.zeros(mask.shape[:2], dtype=torch.bool)
-    for term in terms:
-        pays_steps = term.values.ndim == 3
-        whole = torch.zeros_like(of_response) if pays_steps else term.values
-        paid = term.values if pays_steps else torch.where(last, whole.unsqueeze(2), 0.0)
-        is_factor = begun & term.multiplies
+    for term, counted, how in zip(terms, counts, combine, strict=True):
+        pays_steps = term.ndim == 3
+        whole = torch.zeros_like(of_response) if pays_steps else term
+        paid = term if pays_steps else torch.where(last, whole.unsqueeze(2), 0.0)
+        is_factor = begun & (how == "mul")
         joined = torch.where(is_factor.unsqueeze(2), rewards * whole.unsqueeze(2), rewards + paid)
-        rewards = torch.where(term.counts.unsqueeze(2), joined, rewards)
+        rewards = torch.where(counted.unsqueeze(2), joined, rewards)
         joined = torch.where(is_factor, of_response * whole, of_response + whole)
-        of_response = torch.where(term.counts, joined, of_response)
-        begun = begun | term.counts
+        of_response = torch.where(counted, joined, of_response)
+        begun = begun | counted
     return StepRewards(rewards, mask, of_response)
 
 

@@ -7,6 +7,15 @@
 A value is 0 where its gate is closed; elsewhere it is what the source said, by NORMALIZE compared with other values.
 A row that has none because of what its response says (Scores.causes) gets the worst that the source gives, before it
 is compared with others: whatever a policy does to a judge, it earns no more by it than by the worst verdict.
+
+From a step of reasoning to its tokens' advantages, where an estimator goes by steps:
+
+    Scores.steps        what one source says of each step (sources.py)
+    _Contribution       the same, with the worst value or none where it failed, weighted: its term
+    StepRewards         all terms, folded (by_steps.py); Rewards.steps, whose sums over rows are Rewards.total
+    in_group            StepRewards to advantages of steps, by comparing rows (algorithm/step_credit.py)
+    with_values         or, with a critic's values, to advantages of tokens
+    credit_by_steps     to the tokens of OpenRLHF's experiences (pipeline/controller/credit_by_steps.py)
 """
 
 from __future__ import annotations
@@ -21,10 +30,9 @@ from torch import Tensor
 
 from oger_recipe.algorithm.credit import penalise_truncated
 from oger_recipe.algorithm.normalize import Running
+from oger_recipe.algorithm.step_credit import StepRewards
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.rewards.by_steps import (
-    StepRewards,
-    Term,
     compose_steps,
     step_errors,
     step_mask,
@@ -102,20 +110,23 @@ def rewards_of(
     wanted = [GATES[spec.gate](rule) for spec in specs]
     mask, how, before, size = step_mask(groups) if by_steps else None, ON_ERROR[on_error], running or {}, rule.shape[1]
     heard = {
-        spec.name: _Heard(spec, scores, asked, mask, before.get(spec.name, Running()))
+        spec.name: _Contribution(spec, scores, asked, mask, before.get(spec.name, Running()))
         for spec, scores, asked in zip(specs, _asked(sources, groups, wanted), wanted, strict=True)
     }
     every = [*heard.values()]
     terms, counts = [each.term() for each in every], [each.counts(how) for each in every]
+    combine = [spec.combine for spec in specs]
+    steps = None if mask is None else compose_steps(terms, counts, combine, mask)
     dropped = [each.without if how.drops_group else each.left_out for each in every]
-    rewards = Rewards(
-        total=compose(terms, counts, [spec.combine for spec in specs]),
-        terms=dict(zip(heard, terms, strict=True)),
+    return Rewards(
+        total=compose(terms, counts, combine) if steps is None else steps.total,
+        terms={name: term.sum(dim=2) if term.ndim == 3 else term for name, term in zip(heard, terms, strict=True)},
         said={place: values for each in every for place, values in each.as_said()},
         errors={name: _by_row(each.said.errors, size) for name, each in heard.items()},
         dropped=torch.stack(dropped).any(dim=0).any(dim=1),
         metrics={f"{name}/{what}": value for name, each in heard.items() for what, value in each.said.metrics.items()},
         running={name: each.running for name, each in heard.items() if each.is_compared},
+        steps=steps,
         said_of_steps={
             name: torch.where(each.failed.unsqueeze(2), torch.nan, each.said.steps)
             for name, each in heard.items()
@@ -125,11 +136,10 @@ def rewards_of(
         too_long={name: len(_too_long(each.said)) for name, each in heard.items()},
         criteria={name: _by_row(each.said.criteria, size) for name, each in heard.items() if each.said.criteria},
     )
-    return rewards if mask is None else _paid_by_steps(rewards, every, counts, mask)
 
 
-class _Heard:
-    """What one source said in a step, and what its rows are worth. All masks are bool [groups, n].
+class _Contribution:
+    """What one source contributes to the rewards of a training step. All masks are bool [groups, n].
 
     said: its scores; failed: rows that it failed on; scores: said, with the worst value where the response made it
     fail; without: rows that have no value even so; silent: rows that do not concern it; valued: rows that have a
@@ -137,7 +147,7 @@ class _Heard:
     """
 
     def __init__(self, spec: SourceSpec, scores: Scores, wanted: Tensor, mask: Tensor | None, before: Running) -> None:
-        self.spec, self.wanted = spec, wanted
+        self.spec, self.wanted, self.mask = spec, wanted, mask
         self.said = scores if mask is None else _with_steps(spec, scores, wanted, mask)
         self.failed = _failed(self.said)
         self.silent = torch.zeros_like(wanted) if self.said.silent is None else self.said.silent
@@ -155,7 +165,9 @@ class _Heard:
         return self.spec.normalize == "running" or self.spec.learns_lowest
 
     def term(self) -> Tensor:
-        """Normalize and weigh values [groups, n]; 0 where a row has none."""
+        """Normalize and weigh values [groups, n], or weigh steps [groups, n, S]; 0 where a row has none."""
+        if self.mask is not None and self.scores.steps is not None:
+            return weighted_steps(self.scores.steps, self.spec.weight, self.valued, self.mask)
         values = NORMALIZE[self.spec.normalize](self.scores.values, self.valued, self.running)
         return self.spec.weight * torch.where(self.valued, values, 0.0)
 
@@ -172,20 +184,6 @@ class _Heard:
 def _by_row(found: Mapping[tuple[int, int], _T], size: int) -> dict[int, _T]:
     """Key what was found by the row's number over all groups."""
     return {group * size + row: each for (group, row), each in found.items()}
-
-
-def _paid_by_steps(rewards: Rewards, heard: Sequence[_Heard], counts: Sequence[Tensor], mask: Tensor) -> Rewards:
-    """Add the rewards of steps, and make total and terms the sums over a row's steps."""
-    paid = {
-        each.spec.name: rewards.terms[each.spec.name]
-        if each.scores.steps is None
-        else weighted_steps(each.scores.steps, each.spec.weight, each.valued, mask)
-        for each in heard
-    }
-    factors = [each.spec.combine == "mul" for each in heard]
-    steps = compose_steps([Term(*each) for each in zip(paid.values(), counts, factors, strict=True)], mask)
-    sums = {name: term.sum(dim=2) if term.ndim == 3 else term for name, term in paid.items()}
-    return replace(rewards, total=steps.total, terms=sums, steps=steps)
 
 
 def _with_steps(spec: SourceSpec, scores: Scores, wanted: Tensor, mask: Tensor) -> Scores:

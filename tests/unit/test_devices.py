@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import oger_recipe.algorithm
 from oger_recipe.algorithm import credit, exploration, hybrid_group, policy_loss, reshape, steps, token_stats
 from oger_recipe.algorithm.normalize import Running
-from oger_recipe.algorithm.step_credit import GroupedSteps, ValuedSteps
+from oger_recipe.algorithm.step_credit import StepRewards
 
 # Ask for values, and give numbers or check what came: the controller calls them, whose tensors lie on the CPU, and the
 # critic for the rows of its buffer, which do so too.
@@ -35,12 +35,15 @@ READ_VALUES = {
 
 # By the names of parameters: four rows of six places, unless it is said here.
 _MASKS = {"mask", "action_mask", "off_policy_mask", "teacher_mask", "baseline_mask", "is_teacher", "of_teachers",
-          "truncated", "may_earn", "earns", "fails", "counted", "own"}  # fmt: skip
+          "truncated", "may_earn", "earns", "fails", "counted", "own", "baseline", "where"}  # fmt: skip
 _SHAPES = {
     "all_correct": (4,), "left_out": (4,), "off_policy_tokens": (4,), "next_value": (4,), "labels": (4,),
     "num_rows": (), "num_tokens": (), "num_teacher_tokens": (),
 }  # fmt: skip
 _OF_FUNCTION: dict[str, dict[str, tuple[int, ...]]] = {
+    "process_grpo": {"tokens": (2, 4, 6), "baseline": (2, 4)},
+    "process_rloo": {"tokens": (2, 4, 6), "baseline": (2, 4)},
+    "StepRewards.with_responses": {"of_response": (2, 4), "where": (2, 4)},
     "select_replaced": {"similarity": (6,), "reward": (6,)},
     "correlation": {"sums": (4,)}, "explained_variance": {"sums": (5,)}, "disagreement": {"counts": (2,)},
     "whitening": {"values": (6,)}, "Agreement.of": {"delta": (6,)}, "Running.joined_by": {"values": (6,)},
@@ -55,14 +58,10 @@ _NAMES = {
     "position": token_stats.ENTROPY_POSITIONS,
 }  # fmt: skip
 _MADE = {
-    "ValuedSteps": lambda make: ValuedSteps(
-        *(make(name, (4, 6)) for name in ("rewards", "mask", "values", "step_index"))
+    "StepRewards": lambda make: StepRewards(
+        make("rewards", (2, 4, 6)), make("mask", (2, 4, 6)), make("", (2, 4))
     ),
-    "GroupedSteps": lambda make: GroupedSteps(
-        make("rewards", (2, 4, 6)), make("mask", (2, 4, 6)), make("tokens", (2, 4, 6)), make("", (2, 4)),
-        make("own", (2, 4)),
-    ),
-    "self": lambda make: Running(3, 0.5, 1.5, 0.0, 1.0),
+    "Running": lambda make: Running(3, 0.5, 1.5, 0.0, 1.0),
 }  # fmt: skip
 
 
@@ -92,7 +91,7 @@ def _public_functions() -> dict[str, Callable[..., Any]]:
 
 def _takes_tensors(function: Callable[..., Any]) -> bool:
     kinds = [str(each.annotation) for each in inspect.signature(function).parameters.values()]
-    return any(word in kind for kind in kinds for word in ("Tensor", "ValuedSteps", "GroupedSteps"))
+    return any(word in kind for kind in kinds for word in ("Tensor", "StepRewards"))
 
 
 FUNCTIONS = _public_functions()
@@ -102,8 +101,8 @@ def _calls(name: str, device: str) -> Iterator[dict[str, Any]]:
     """Arguments of the function, with all tensors; of each registry that it takes a name from, all names in turn."""
     given, of_registry = {}, {}
     for key, parameter in inspect.signature(FUNCTIONS[name]).parameters.items():
-        kind = str(parameter.annotation)
-        made = next((make for word, make in _MADE.items() if word in kind or word == key), None)
+        kind = name.partition(".")[0] if key == "self" else str(parameter.annotation)
+        made = next((make for word, make in _MADE.items() if word in kind), None)
         if made is not None:
             given[key] = made(lambda each, shape: _tensor(each, shape, device))
         elif "Tensor" in kind:

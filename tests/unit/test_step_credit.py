@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 from statistics import mean, pstdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,8 +14,7 @@ from torch import Tensor
 
 from oger_recipe.algorithm.credit import CRITIC_ESTIMATORS, STEP_ESTIMATORS
 from oger_recipe.algorithm.step_credit import (
-    GroupedSteps,
-    ValuedSteps,
+    StepRewards,
     appo,
     process_grpo,
     process_grpo_batch,
@@ -33,7 +31,7 @@ IN_GROUP = {"process_grpo": process_grpo, "process_grpo_batch": process_grpo_bat
 
 def groups_of(
     seed: int, *, more: int = 0, groups: int = 3, n: int = 4
-) -> tuple[GroupedSteps, list[list[list[float]]]]:
+) -> tuple[tuple[StepRewards, Tensor], list[list[list[float]]]]:
     """Random groups, and their rewards as lists of lists; ``more`` columns are added to all."""
     draw = random.Random(seed)
     counts = [[draw.randrange(5) for _ in range(n)] for _ in range(groups)]
@@ -52,21 +50,22 @@ def groups_of(
             tokens[group, row, : len(steps)] = torch.tensor([draw.randint(1, 9) for _ in steps], dtype=torch.long)
             plain[-1].append(steps)
     mask = torch.arange(longest) < torch.tensor(counts).unsqueeze(2)
-    return GroupedSteps(rewards, mask, tokens, outcome), plain
+    return (StepRewards(rewards, mask, outcome), tokens), plain
 
 
-def plain(name: str, rows: GroupedSteps, rewards: list[list[list[float]]]) -> list[list[list[float]]]:
+def plain(name: str, rows: tuple[StepRewards, Tensor], rewards: list[list[list[float]]]) -> list[list[list[float]]]:
     if name == "process_grpo":
         return [plain_process_grpo(group) for group in rewards]
     if name == "process_grpo_batch":
         every = [reward for group in rewards for row in group for reward in row]
         middle, spread = mean(every), pstdev(every)
         return [[[(reward - middle) / (spread + 1e-8) for reward in row] for row in group] for group in rewards]
+    paid, counts = rows
     tokens = [
         [row[: len(steps)] for row, steps in zip(group, of, strict=True)]
-        for group, of in zip(rows.tokens.tolist(), rewards, strict=True)
+        for group, of in zip(counts.tolist(), rewards, strict=True)
     ]
-    return [plain_process_rloo(*group) for group in zip(rewards, tokens, rows.of_response.tolist(), strict=True)]
+    return [plain_process_rloo(*group) for group in zip(rewards, tokens, paid.of_response.tolist(), strict=True)]
 
 
 def padded(values: list[list[list[float]]], steps: int) -> Tensor:
@@ -78,23 +77,24 @@ def padded(values: list[list[list[float]]], steps: int) -> Tensor:
 @pytest.mark.parametrize("name", IN_GROUP)
 def test_groups_are_compared_as_in_plain_python(name: str, seed: int) -> None:
     rows, rewards = groups_of(seed, more=seed % 3)
-    found = IN_GROUP[name](rows)
-    expected = padded(plain(name, rows, rewards), rows.mask.shape[2])
+    found = IN_GROUP[name](*rows)
+    expected = padded(plain(name, rows, rewards), rows[1].shape[2])
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", IN_GROUP)
 def test_padding_and_the_order_of_rows_and_groups_change_nothing(name: str) -> None:
     rows, _ = groups_of(5)
-    found = IN_GROUP[name](rows)
-    wider = IN_GROUP[name](groups_of(5, more=4)[0])
+    found = IN_GROUP[name](*rows)
+    wider = IN_GROUP[name](*groups_of(5, more=4)[0])
     torch.testing.assert_close(wider[..., : found.shape[2]], found, rtol=0, atol=1e-12)
     assert not wider[..., found.shape[2] :].any()
     order, of_groups = torch.tensor([2, 0, 3, 1]), torch.tensor([1, 2, 0])
-    moved = GroupedSteps(
-        *(each[of_groups][:, order] for each in (rows.rewards, rows.mask, rows.tokens, rows.of_response))
+    paid, tokens = rows
+    *moved, of_tokens = (each[of_groups][:, order] for each in (paid.rewards, paid.mask, paid.of_response, tokens))
+    torch.testing.assert_close(
+        IN_GROUP[name](StepRewards(*moved), of_tokens), found[of_groups][:, order], rtol=0, atol=1e-12
     )
-    torch.testing.assert_close(IN_GROUP[name](moved), found[of_groups][:, order], rtol=0, atol=1e-12)
 
 
 def steps(*rewards: list[float], outcome: list[float] | None = None, tokens: list[list[int]] | None = None) -> Any:
@@ -106,36 +106,36 @@ def steps(*rewards: list[float], outcome: list[float] | None = None, tokens: lis
     for row, each in enumerate(tokens or []):
         counts[row, : len(each)] = torch.tensor(each)
     own = torch.tensor(outcome or [0.0] * len(rewards))
-    return GroupedSteps(filled.unsqueeze(0), mask.unsqueeze(0), counts.unsqueeze(0), own.unsqueeze(0))
+    return StepRewards(filled.unsqueeze(0), mask.unsqueeze(0), own.unsqueeze(0)), counts.unsqueeze(0)
 
 
 def test_process_grpo_by_hand() -> None:
     # 1, 1, 0, 0, 1, 0: mean 0.5, squares 6 * 0.25 = 1.5, / 5, std sqrt(0.3); +-d with d = 0.5 / std
     d = 0.5 / (math.sqrt(0.3) + 1e-6)
-    found = process_grpo(steps([1.0, 1.0, 0.0], [0.0, 1.0, 0.0]))
+    found = process_grpo(*steps([1.0, 1.0, 0.0], [0.0, 1.0, 0.0]))
     assert found.tolist() == [[pytest.approx([d, 0, -d], abs=1e-6), pytest.approx([-d, 0, -d], abs=1e-6)]]
-    assert process_grpo(steps([0.1, 0.1], [0.1])).tolist() == [[[0.0, 0.0], [0.0, 0.0]]]  # nothing to compare
-    assert process_grpo(steps([0.7])).tolist() == [[[0.0]]]
+    assert process_grpo(*steps([0.1, 0.1], [0.1])).tolist() == [[[0.0, 0.0], [0.0, 0.0]]]  # nothing to compare
+    assert process_grpo(*steps([0.7])).tolist() == [[[0.0]]]
 
 
 def test_process_grpo_batch_by_hand() -> None:
     # 2, 0, 0, 2, over n: mean 1, std 1
-    found = process_grpo_batch(steps([2.0, 0.0, 0.0], [2.0]))
+    found = process_grpo_batch(*steps([2.0, 0.0, 0.0], [2.0]))
     assert found.tolist() == [[pytest.approx([1, -1, -1]), pytest.approx([1, 0, 0])]]
-    assert process_grpo_batch(steps([0.1, 0.1], [0.1])).tolist() == [[[0.0, 0.0], [0.0, 0.0]]]
+    assert process_grpo_batch(*steps([0.1, 0.1], [0.1])).tolist() == [[[0.0, 0.0], [0.0, 0.0]]]
 
 
 def test_process_rloo_by_hand() -> None:
     # Earned from each step on, without the outcomes 1 and 0: 0.5, 0.25 (2 and 1 tokens) and -1 (3 tokens).
     # b of the first row: -1; of the second: (2 * 0.5 + 0.25) / 3 = 5/12. Outcomes: 1 - 0 and 0 - 1.
     rows = steps([0.25, 1.25], [-1.0], outcome=[1.0, 0.0], tokens=[[2, 1], [3]])
-    assert process_rloo(rows).tolist() == [[pytest.approx([2.5, 2.25]), pytest.approx([-1 - 5 / 12 - 1, 0])]]
+    assert process_rloo(*rows).tolist() == [[pytest.approx([2.5, 2.25]), pytest.approx([-1 - 5 / 12 - 1, 0])]]
 
 
 def test_process_rloo_of_outcomes_alone_is_rloo() -> None:
     # 1, 0, 0, 1 less the means of the others: 1/3, 2/3, 2/3, 1/3, in whatever number of steps
     rows = steps([0.0, 0.0, 1.0], [0.0], [0.0, 0.0], [1.0], outcome=[1.0, 0.0, 0.0, 1.0])
-    found = process_rloo(rows)[0]
+    found = process_rloo(*rows)[0]
     expected = [[2 / 3] * 3, [-2 / 3, 0, 0], [-2 / 3, -2 / 3, 0], [2 / 3, 0, 0]]
     assert found.tolist() == [pytest.approx(row) for row in expected]
 
@@ -144,20 +144,20 @@ def test_process_rloo_does_not_pay_for_steps_or_tokens() -> None:
     """What answers of one worth are worth does not depend on how many steps or tokens say it."""
     for worth in (0.5, -0.5):
         rows = steps([0.0, 0.0, worth], [worth], [worth], tokens=[[3, 3, 3], [1], [50]])
-        assert process_rloo(rows).abs().max().item() == pytest.approx(0, abs=1e-7)
+        assert process_rloo(*rows).abs().max().item() == pytest.approx(0, abs=1e-7)
 
 
 def test_a_row_with_no_others_is_held_against_nothing() -> None:
-    assert process_rloo(steps([0.5, 1.5], outcome=[1.0])).tolist() == [[[2.0, 1.5]]]
-    assert process_rloo(steps([0.5, 1.5], [], outcome=[1.0, 9.0])).tolist() == [[[2.0, 1.5], [0.0, 0.0]]]
+    assert process_rloo(*steps([0.5, 1.5], outcome=[1.0])).tolist() == [[[2.0, 1.5]]]
+    assert process_rloo(*steps([0.5, 1.5], [], outcome=[1.0, 9.0])).tolist() == [[[2.0, 1.5], [0.0, 0.0]]]
 
 
 def test_with_a_baseline_its_rows_alone_are_compared_with() -> None:
     rows = steps([1.0, 3.0], [2.0], [9.0, 9.0], outcome=[1.0, 0.0, 5.0])
-    split = replace(rows, baseline=torch.tensor([[True, True, False]]))
+    split = torch.tensor([[True, True, False]])
     # 1, 3 and 2: mean 2, std 1
     scale = 1 + 1e-6
-    assert process_grpo(split).tolist() == [
+    assert process_grpo(*rows, split).tolist() == [
         [
             pytest.approx([0, 1 / scale], abs=1e-6),
             pytest.approx([0, 0], abs=1e-6),
@@ -166,31 +166,38 @@ def test_with_a_baseline_its_rows_alone_are_compared_with() -> None:
     ]
     # Without the outcomes: earned 3, 2 and 2 and 13, 4. b of the third row: (3 + 2 + 2) / 3, and its others' mean 0.5;
     # the first is held against the second, the second against the first: 2.5.
-    assert process_rloo(split).tolist() == [
+    assert process_rloo(*rows, split).tolist() == [
         [
             pytest.approx([3 - 2 + 1, 2 - 2 + 1]),
             pytest.approx([2 - 2.5 - 1, 0]),
             pytest.approx([13 - 7 / 3 + 4.5, 4 - 7 / 3 + 4.5]),
         ]
     ]
-    everyone = replace(rows, baseline=torch.ones(1, 3, dtype=torch.bool))
+    everyone = torch.ones(1, 3, dtype=torch.bool)
     for compare in (process_grpo, process_rloo):
-        torch.testing.assert_close(compare(everyone), compare(rows))
+        torch.testing.assert_close(compare(*rows, everyone), compare(*rows))
 
 
 # ---- with a critic
 
 
-def valued(rows: list[Tree], seed: int) -> ValuedSteps:
+class Valued(NamedTuple):
+    rewards: Tensor
+    mask: Tensor
+    values: Tensor
+    step_index: Tensor
+
+
+def valued(rows: list[Tree], seed: int) -> Valued:
     index, mask = index_of(rows, more=1), mask_of(rows, more=2)
-    return ValuedSteps(filled(mask, seed), mask, filled(index >= 0, seed + 1), index)
+    return Valued(filled(mask, seed), mask, filled(index >= 0, seed + 1), index)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_appo_values_a_step_by_the_state_before_its_first_token(seed: int) -> None:
     rows = trees(seed)
     given = valued(rows, seed)
-    advantages, returns = appo(given, 0.9, 0.8)
+    advantages, returns = appo(*given, 0.9, 0.8)
     before = torch.zeros(given.mask.shape, dtype=torch.float64)
     for i, row in enumerate(rows):
         for s, places in enumerate(row.steps):
@@ -209,7 +216,7 @@ def test_appo_reads_no_value_but_those_of_first_tokens() -> None:
     given = valued(trees(1), 1)
     poisoned = torch.where(first_tokens(given.step_index), given.values, math.nan)
     for one, other in zip(
-        appo(given, 0.9, 0.8), appo(ValuedSteps(given.rewards, given.mask, poisoned, given.step_index), 0.9, 0.8),
+        appo(*given, 0.9, 0.8), appo(*given._replace(values=poisoned), 0.9, 0.8),
         strict=True,
     ):  # fmt: skip
         torch.testing.assert_close(one, other)
@@ -219,18 +226,18 @@ def test_appo_reads_no_value_but_those_of_first_tokens() -> None:
 def test_tppo_is_the_gae_of_tokens_by_steps(seed: int) -> None:
     given = valued(trees(seed), seed)
     expected = token_gae_by_steps(given.rewards, given.values, given.step_index, gamma=0.9, lam=0.8)
-    for one, other in zip(tppo(given, 0.9, 0.8), expected, strict=True):
+    for one, other in zip(tppo(*given, 0.9, 0.8), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def test_rows_without_tokens_and_batches_without_rows_are_worth_nothing() -> None:
     none = torch.zeros(2, 0)
-    rows = ValuedSteps(none, none.bool(), none, none.long())
+    rows = (none, none.bool(), none, none.long())
     for estimate in (appo, tppo):
-        assert [each.shape for each in estimate(rows, 1.0, 1.0)] == [(2, 0), (2, 0)]
-    empty = GroupedSteps(torch.zeros(1, 2, 0), torch.zeros(1, 2, 0).bool(), torch.zeros(1, 2, 0), torch.ones(1, 2))
+        assert [each.shape for each in estimate(*rows, 1.0, 1.0)] == [(2, 0), (2, 0)]
+    empty = StepRewards(torch.zeros(1, 2, 0), torch.zeros(1, 2, 0).bool(), torch.ones(1, 2))
     for compare in IN_GROUP.values():
-        assert compare(empty).shape == (1, 2, 0)
+        assert compare(empty, torch.zeros(1, 2, 0)).shape == (1, 2, 0)
 
 
 def test_estimators_are_known_by_name_and_say_what_they_need() -> None:

@@ -6,67 +6,57 @@ afterwards, from the advantages of this step and all before it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from torch import Tensor
 
-from oger_recipe.algorithm.step_credit import GroupedSteps, StepEstimator, ValuedSteps, whitening
+from oger_recipe.algorithm.credit import STEP_ESTIMATORS
+from oger_recipe.algorithm.step_credit import StepRewards, whitening
 from oger_recipe.algorithm.step_tensors import first_tokens, from_here_on, last_steps, of_steps, over_tokens
-from oger_recipe.rewards.by_steps import StepRewards
 
 
-@dataclass(frozen=True)
-class HowToCredit:
-    """An estimator, with OpenRLHF's settings of advantages and rewards; kl_coefficient: of the KL in the reward;
-    baseline: see GroupedSteps."""
-
-    estimator: StepEstimator
-    gamma: float
-    lam: float
-    kl_coefficient: float
-    clip_range: tuple[float, float] | None
-    divides_by_std: bool
-    baseline: Tensor | None
-
-
-def credit_by_steps(experiences: Sequence[Experience], paid: StepRewards, left_out: Tensor, how: HowToCredit) -> None:
-    """Give the experiences of a step advantages and returns [B, A].
+def credit_by_steps(
+    experiences: Sequence[Experience],
+    paid: StepRewards,
+    left_out: Tensor,
+    args: Any,
+    *,
+    kl_coefficient: float,
+    baseline: Tensor | None,
+) -> None:
+    """Give the experiences of a training step advantages and returns [B, A], by OpenRLHF's settings ``args``.
 
     An experience says with ``index`` which rows of ``paid`` it has, and with ``rewards`` what these are worth by now.
-    Rows ``left_out`` (bool [N]) are not trained, and do not count where advantages are whitened.
+    Rows ``left_out`` (bool [N]) are not trained, and do not count where advantages are whitened; ``kl_coefficient``:
+    of the KL in the reward; ``baseline``: the rows to be held against, as StepEstimator has it.
     Raises RuntimeError where a row has other steps in its tokens than in its text.
     """
-    groups, size, steps = paid.mask.shape
-    mask = paid.mask.flatten(0, 1)
+    how, settings, size = STEP_ESTIMATORS[args.algo.advantage.estimator], args.algo.advantage, paid.mask.shape[1]
+    mask, steps = paid.mask.flatten(0, 1), paid.mask.shape[2]
     _require_equal_steps(experiences, mask)
-    rewards, of_response = _as_worth_by_now(experiences, paid, how.clip_range)
-    tokens = _tokens_of_steps(experiences, steps)
-    kl = how.kl_coefficient * _by_steps(experiences, steps, lambda each: each.kl)
-    totals = rewards.sum(dim=1).view(groups, size)
+    worth = _as_worth_by_now(experiences, paid, args.reward.clip_range)
+    rewards = worth.rewards.flatten(0, 1)
+    kl = kl_coefficient * _by_steps(experiences, steps, lambda each: each.kl)
     compared = torch.zeros_like(rewards)
-    if how.estimator.in_group is not None:
-        shape = (groups, size, steps)
-        grouped = GroupedSteps(
-            rewards.view(shape), paid.mask, tokens.view(shape), of_response.view(groups, size), how.baseline
-        )
-        advantages = how.estimator.in_group(grouped)
-        compared = advantages.flatten(0, 1) - from_here_on(kl, mask)
+    if how.in_group is not None:
+        tokens = _tokens_of_steps(experiences, steps).view(paid.mask.shape)
+        compared = how.in_group(worth, tokens, baseline).flatten(0, 1) - from_here_on(kl, mask)
     for experience in experiences:
         at, index = experience.index, _index_of(experience)
-        if how.estimator.with_values is not None:
-            valued = ValuedSteps(rewards[at] - kl[at], mask[at], experience.values.float(), index)
-            experience.advantages, experience.returns = how.estimator.with_values(valued, how.gamma, how.lam)
+        if how.with_values is not None:
+            given = rewards[at] - kl[at], mask[at], experience.values.float(), index
+            experience.advantages, experience.returns = how.with_values(*given, settings.gamma, settings.lambd)
         else:
             experience.advantages = over_tokens(compared[at], index)
             experience.returns = experience.advantages.clone()
         experience.info["return"] = (rewards - kl)[at].sum(dim=1)
         if size > 1:  # as OpenRLHF has it
-            experience.info["group_reward_std"] = totals.std(dim=1).repeat_interleave(size)[at]
+            experience.info["group_reward_std"] = worth.total.std(dim=1).repeat_interleave(size)[at]
         experience.kl = None
-    if how.estimator.whitened is not None:
-        _whiten(experiences, left_out, over_steps=how.estimator.whitened == "steps", divide=how.divides_by_std)
+    if how.whitened is not None:
+        _whiten(experiences, left_out, over_steps=how.whitened == "steps", divide=not settings.no_std_norm)
 
 
 def _index_of(experience: Experience) -> Tensor:
@@ -108,16 +98,15 @@ def _require_equal_steps(experiences: Sequence[Experience], mask: Tensor) -> Non
 
 def _as_worth_by_now(
     experiences: Sequence[Experience], paid: StepRewards, clip_range: tuple[float, float] | None
-) -> tuple[Tensor, Tensor]:
-    """Return steps' rewards after penalties and clipping [N, S], and what of each last one is the response's, [N]."""
-    rewards, last = paid.rewards.flatten(0, 1), last_steps(paid.mask).flatten(0, 1)
-    worth = torch.empty(len(rewards))
+) -> StepRewards:
+    """Return what rows are paid after penalties and clipping; both change what is for the whole response."""
+    last, worth = last_steps(paid.mask), torch.empty(paid.of_response.numel())
     for experience in experiences:
         worth[experience.index] = experience.rewards.float()
-    now = rewards + last * (worth - paid.total.flatten()).unsqueeze(1)
+    now = paid.rewards + last * (worth.view_as(paid.of_response) - paid.total).unsqueeze(2)
     if clip_range:
         now = now.clamp(*clip_range)
-    return now, paid.of_response.flatten() + (last * (now - rewards)).sum(dim=1)
+    return StepRewards(now, paid.mask, paid.of_response + (last * (now - paid.rewards)).sum(dim=2))
 
 
 def _whiten(experiences: Sequence[Experience], left_out: Tensor, *, over_steps: bool, divide: bool) -> None:

@@ -26,7 +26,7 @@ from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS
 from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
 from oger_recipe.base.cpu import CORES, THREADS, is_without_cuda
 from oger_recipe.embedding.similarity import make_similarity
-from oger_recipe.pipeline.controller.credit_by_steps import HowToCredit, advantages_of_steps, credit_by_steps
+from oger_recipe.pipeline.controller.credit_by_steps import advantages_of_steps, credit_by_steps
 from oger_recipe.pipeline.controller.guards import EncoderReach, EngineGuard, say_no_advantage, stop_on_reward_errors
 from oger_recipe.pipeline.controller.hybrid_batch import (
     UNKNOWN,
@@ -239,8 +239,11 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         left_out = left_out | (batch.truncated & settings.disable_truncation_advantage)
         if estimator in STEP_ESTIMATORS:
             apply_length_penalties(experiences, self.args)
-            assert step.rewards.steps is not None
-            credit_by_steps(experiences, step.rewards.steps, left_out, self._how_to_credit(estimator))
+            baseline = BASELINES[settings.advantage_baseline](batch.is_teacher.view(-1, self.size))
+            coefficient = max(self.kl_ctl.value, 0.0)
+            paid = step.rewards.steps
+            assert paid is not None
+            credit_by_steps(experiences, paid, left_out, self.args, kl_coefficient=coefficient, baseline=baseline)
         elif estimator in ESTIMATORS or estimator in BATCH_ESTIMATORS:
             apply_length_penalties(experiences, self.args)
             advantages = hybrid_advantages(
@@ -265,20 +268,6 @@ class OgerExperienceMaker(RemoteExperienceMaker):
                 fixed=settings.sft_prefix_reward_weight / self.size if settings.use_sft_prefix_reward else None,
             )
         return experiences
-
-    def _how_to_credit(self, estimator: str) -> HowToCredit:
-        advantage = self.args.algo.advantage
-        return HowToCredit(
-            STEP_ESTIMATORS[estimator],
-            advantage.gamma,
-            advantage.lambd,
-            max(self.kl_ctl.value, 0.0),
-            self.args.reward.clip_range,
-            divides_by_std=not advantage.no_std_norm,
-            baseline=BASELINES[self.settings.advantage.advantage_baseline](
-                self.current.batch.is_teacher.view(-1, self.size)
-            ),
-        )
 
     def _spread_over_tokens(self, experience: Experience, advantages: torch.Tensor) -> None:
         """Put each row's advantage, [B], on its response tokens, less the KL penalty of the tokens from there on."""
