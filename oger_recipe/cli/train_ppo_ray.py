@@ -21,6 +21,7 @@ from oger_recipe.convert.foreign import recognised_flags
 from oger_recipe.settings.derived import two_step_sizes, with_verifier_path, without_outdone
 from oger_recipe.settings.parser import build_parser
 from oger_recipe.settings.recipe_file import read_recipe
+from oger_recipe.settings.removed import gone
 from oger_recipe.settings.upstream import CPU_DEFAULTS
 
 
@@ -97,6 +98,8 @@ def _one_by_one(
 
 def _unknown(flag: str, parser: argparse.ArgumentParser) -> str:
     name = flag.partition("=")[0]
+    if sentence := gone(name.removeprefix("--")):
+        return sentence
     near = difflib.get_close_matches(name, parser._option_string_actions, n=1, cutoff=0.5)
     is_secret = any(secret in near[0] for secret in SECRETS) if near else False  # then its value is not shown
     return f"unknown flag '{name if is_secret else flag}'" + (f"; did you mean '{near[0]}'?" if near else "")

@@ -9,6 +9,7 @@ from oger_recipe.embedding.settings import EncoderSettings
 from oger_recipe.settings.fields import FREE, Need, Section, setting
 from oger_recipe.settings.teachers import COMPARISON
 
+_TEXTS, _TOKENS = 32, 8192  # at a time, at the most
 _OR_SIMILARITY = "or a reward source of kind similarity"
 _READS = Need(f"{COMPARISON.text}, {_OR_SIMILARITY}", lambda oger, value: oger.compares or oger.embeds)
 _EMBEDS = Need(
@@ -59,9 +60,6 @@ class EmbeddingSettings(Section):
             lambda oger, value: oger.embeds_references,
         ),
     )
-    embedding_batch_size: int = setting(
-        32, "trajectories per forward pass of the encoder", range=COUNT, needs=_READS, resume=FREE
-    )
     embedding_num_gpus: float = setting(
         0.0,
         "share of a GPU that the encoder has, in a process of its own; 0: it works in the controller, on its cores",
@@ -76,7 +74,19 @@ class EmbeddingSettings(Section):
     )
 
     @property
+    def embedding_batch_size(self) -> int:
+        """The trajectories of a forward pass of the encoder, or of a request to its server."""
+        return max(1, min(_TEXTS, _TOKENS // self.embedding_max_tokens))
+
+    @property
     def encoder(self) -> EncoderSettings:
         """Those that decide a vector."""
-        names = ("model", "revision", "max_tokens", "long_texts", "part", "trust_remote_code", "url")
-        return EncoderSettings(**{name: getattr(self, f"embedding_{name}") for name in names})
+        return EncoderSettings(
+            model=self.embedding_model,
+            revision=self.embedding_revision,
+            max_tokens=self.embedding_max_tokens,
+            long_texts=self.embedding_long_texts,
+            part=self.embedding_part,
+            trust_remote_code=self.embedding_trust_remote_code,
+            url=self.embedding_url,
+        )

@@ -18,6 +18,7 @@ from oger_recipe.base.secrets import SECRETS
 from oger_recipe.data.mix import HOLDERS
 from oger_recipe.settings.derived import two_step_sizes, without_outdone
 from oger_recipe.settings.parser import ListAction
+from oger_recipe.settings.removed import REMOVED, gone
 from oger_recipe.settings.shipped import shipped
 
 EXTENDS = "extends"  # a recipe file's key for the file it builds on
@@ -53,7 +54,7 @@ def _decided(path: Path, parser: argparse.ArgumentParser) -> dict[str, tuple[Any
             is_secret = key in SECRETS  # which is not repeated
             mistakes.append(f"{_at(file, node)}: '{key}' takes one text" if is_secret else str(mistake))
             continue
-        if key in actions:  # else a section without settings
+        if key in actions:  # else a section without settings, or a setting that is gone
             decided.pop(actions[key].dest, None)
         if value is not None:
             decided[actions[key].dest] = (value, _at(file, node))
@@ -188,7 +189,12 @@ _SWITCHES = argparse._StoreTrueAction | argparse._StoreFalseAction | argparse.Bo
 
 
 def _no_setting(key: str, node: yaml.Node, actions: Mapping[str, argparse.Action], where: str) -> None:
-    """Raise RecipeError unless the key is a section whose settings are all commented out."""
+    """Raise RecipeError unless the key is a section whose settings are all commented out, or a setting that is gone at
+    what was its default."""
+    if key in REMOVED and yaml.safe_load(yaml.serialize(node)) in (None, REMOVED[key][0]):
+        return
+    if key in REMOVED:
+        raise RecipeError(f"{where}: {gone(key)}")
     if any(name.startswith(key + ".") for name in actions):
         if node.tag == _NULL:
             return

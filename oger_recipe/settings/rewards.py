@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from oger_recipe.base.ranges import COUNT, PART, SHARE, WEIGHT
+from oger_recipe.base.ranges import COUNT, SHARE, WEIGHT
 from oger_recipe.models.keys import ModelKeys
 from oger_recipe.rewards.compose import ON_ERROR
 from oger_recipe.rewards.kinds import kind_of
@@ -75,25 +75,10 @@ class RewardSettings(Section):
         resume=FREE,
     )
     watch_steps: int = setting(10, "steps over which the watch over the sources looks back", range=COUNT)
-    watch_length_correlation: float = setting(
-        0.5,
-        "warn of a source whose values correlate with the length of the answers by more than this within groups, "
-        "either way (1: never)",
-        range=PART,
-    )
-    watch_format_correlation: float = setting(
-        0.9, "the same for whether an answer was found in the expected form (1: never)", range=PART
-    )
-    watch_rule_disagreement: float = setting(
-        0.6,
-        "warn of a source that orders more than this share of the pairs within groups against the rule (1: never)",
-        range=PART,
-    )
-    watch_accuracy_fall: float = setting(
-        0.05,
-        "warn when held-out accuracy has fallen by more than this below its best while the trained reward has risen "
-        "(1: never)",
-        range=PART,
+    watch: bool = setting(
+        True,
+        "warn of a source that pays for length or form, or orders answers against the rule, and of held-out accuracy "
+        "that falls while the trained reward rises",
     )
 
     @property

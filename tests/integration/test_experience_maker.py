@@ -367,7 +367,7 @@ def test_a_limit_is_a_share_as_it_is_written(rollout, tmp_path):
 
 
 def test_rollouts_that_arrive_are_encoded_ahead_where_their_prompt_has_teachers(controller, models, rollout):
-    maker = controller("--oger.embedding_batch_size=1", teachers={"u": [TEACHER]})
+    maker = controller("--oger.embedding_max_tokens=8192", teachers={"u": [TEACHER]})
     asked: list[str] = []
     encode = maker.measure._encoder.encode_each
     maker.measure._encoder.encode_each = lambda texts: (asked.extend(texts), encode(texts))[1]

@@ -115,7 +115,7 @@ def _item_type(action: argparse.Action) -> Any:
         ("oger.task.eval_numbers", (3, 7), "oger.task.eval_numbers is 7: it has to be 2 to 6"),
         ("actor.adam.betas", [0.9, 1.0], "actor.adam.betas is 1.0: it has to be 0 or more and below 1"),
         ("oger.non_stop_penalty", math.inf, "oger.non_stop_penalty is inf: it has to be a finite number"),
-        ("oger.embedding_batch_size", 0, "oger.embedding_batch_size is 0: it has to be 1 or more"),
+        ("oger.embedding_max_tokens", 0, "oger.embedding_max_tokens is 0: it has to be 1 or more"),
         ("eval.temperature", -0.1, "eval.temperature is -0.1: it has to be 0 (greedy) to 10"),
         ("oger.bonus_weight", -0.5, "oger.bonus_weight is -0.5: it has to be 0 or more"),
         ("oger.bonus_weight", math.nan, "oger.bonus_weight is nan: it has to be a finite number"),

@@ -72,7 +72,7 @@ def test_a_source_that_pays_for_length_is_seen_and_warned_of_once(step):
     length, rule = step.notes()
     assert "step 1: reward source mine pays for longer answers: reward/mine/length_correlation is 1.00" in length
     assert "over the last 1 steps (limit" in length
-    assert "(limit: 0.5, oger.reward.watch_length_correlation). Read in samples/" in length
+    assert "(limit: 0.5). Read in samples/" in length
     assert "reward source mine orders 100% of the pairs within groups against the rule" in rule
 
 
@@ -86,16 +86,23 @@ def test_a_penalty_is_worth_the_less_the_more_it_says_and_kind_length_is_not_tol
     assert metrics["reward/mine/length_correlation"] == pytest.approx(-1.0) and step.notes() == [note]
 
 
-LIMITS = ("watch_length_correlation", "watch_format_correlation", "watch_rule_disagreement")
+LENGTH, FORM, RULE = ("length_correlation", "0.5"), ("format_correlation", "0.9"), ("rule_disagreement", "0.6")
 
 
-@pytest.mark.parametrize("silent", [None, *LIMITS])
-def test_each_warning_has_a_limit_of_its_own(step, silent):
-    """The source pays for length and for form, and the rule orders them the other way round. 1 is never passed."""
-    flags = [] if silent is None else [f"--oger.reward.{silent}=1"]
-    step(paid(1, 1, 4, 4), formats=(0, 0, 1, 1), flags=flags)
-    said = {name for note in step.notes() for name in re.findall(r"oger\.reward\.(\w+)", note)}
-    assert said == {*LIMITS} - {silent}
+@pytest.mark.parametrize(
+    ("formats", "flags", "said"),
+    [
+        ((0, 0, 1, 1), [], [LENGTH, FORM, RULE]),
+        ((0, 1, 1, 1), [], [LENGTH, RULE]),  # a correlation of 0.58 with the form
+        ((0, 0, 1, 1), ["--no-oger.reward.watch"], []),
+    ],
+)
+def test_each_warning_has_a_limit_of_its_own_and_the_watch_can_be_silent(step, formats, flags, said):
+    """The source pays for length and for form, and the rule orders them the other way round."""
+    step(paid(1, 1, 4, 4), formats=formats, flags=flags)
+    assert [re.findall(r"reward/mine/(\w+) is .* \(limit: ([\d.]+)\)", note) for note in step.notes()] == [
+        [each] for each in said
+    ]
 
 
 def test_the_watch_looks_back_over_some_steps(step):
@@ -167,13 +174,6 @@ def test_steps_of_reasoning_are_compared_by_what_they_are_paid_together(controll
         assert f"mine pays for {kind} answers" in notes[-1]["text"]
 
 
-@pytest.mark.parametrize("setting", ["length_correlation", "rule_disagreement"])
-def test_a_warning_can_be_put_off_and_its_limit_set(step, setting):
-    step(paid(1, 2, 3, 4), flags=[f"--oger.reward.watch_{setting}=1"])  # r = 1; all four pairs against the rule
-    (note,) = step.notes()
-    assert setting not in note
-
-
 def test_few_rows_are_not_judged(step, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "GROUPS", 24)  # 96 rows, 96 pairs
     metrics = step(paid(1, 2, 3, 4))
@@ -214,13 +214,13 @@ def test_a_reward_that_rises_while_accuracy_falls_is_warned_of_once_also_by_a_ru
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "rewards", "limit"),
-    [((0.5, 0.4), (0.5, 0.25), 0.05), ((0.5, 0.6), (0.25, 0.5), 0.05), ((0.5, 0.0), (0.25, 0.5), 1.0)],
+    ("accuracy", "rewards", "watches"),
+    [((0.5, 0.4), (0.5, 0.25), True), ((0.5, 0.6), (0.25, 0.5), True), ((0.5, 0.0), (0.25, 0.5), False)],
 )
 def test_no_drift_is_a_reward_that_falls_too_an_accuracy_that_rises_or_one_nobody_asks_for(
-    tmp_path: Path, accuracy, rewards, limit
+    tmp_path: Path, accuracy, rewards, watches
 ):
-    watch = DriftWatch(settings(watch_accuracy_fall=limit), tmp_path)
+    watch = DriftWatch(settings(watch=watches), tmp_path)
     for step, (held_out, reward) in enumerate(zip(accuracy, rewards, strict=True)):
         watch.stepped(step + 1, reward)
         watch.evaluated(step + 1, {"avg_at_4": held_out})

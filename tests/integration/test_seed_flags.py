@@ -253,16 +253,15 @@ def test_flags_that_choose_the_measure(arguments, monkeypatch: pytest.MonkeyPatc
         make_similarity(embedding(arguments("--oger.similarity_reranker", "a/model"))),
         RerankerSimilarity,
     )
-    flags = ["--oger.embedding_max_tokens", "64", "--oger.embedding_batch_size", "5"]
-    flags.append("--oger.embedding_trust_remote_code")
+    flags = ["--oger.embedding_max_tokens", "512", "--oger.embedding_trust_remote_code"]
     make_similarity(embedding(arguments("--oger.similarity_reranker", "a/model", *flags)))
-    assert made == [("a/model", 256, 32, False), ("a/model", 64, 5, True)]
+    assert made == [("a/model", 256, 32, False), ("a/model", 512, 16, True)]
 
     chosen = []
 
     def encoder(settings, batch_size):
         chosen.append(settings)
-        assert batch_size == 5
+        assert batch_size == 16
         return SimpleNamespace(settings=settings, dimension=3)
 
     flags += ["--oger.embedding_model", "b/model", "--oger.embedding_long_texts", "tail"]
@@ -271,7 +270,7 @@ def test_flags_that_choose_the_measure(arguments, monkeypatch: pytest.MonkeyPatc
     flags += ["--oger.embedding_revision", "c"]
     make_similarity(embedding(arguments(*flags)), encoder)
     assert any(tmp_path.iterdir())
-    assert (chosen[0].revision, chosen[0].max_tokens, chosen[0].trust_remote_code) == ("c", 64, True)
+    assert (chosen[0].revision, chosen[0].max_tokens, chosen[0].trust_remote_code) == ("c", 512, True)
     assert (chosen[0].model, chosen[0].long_texts, chosen[0].url) == ("b/model", "tail", "http://127.0.0.1:1/v1")
     assert chosen[0].part == "answer"
 

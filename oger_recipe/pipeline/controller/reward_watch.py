@@ -21,14 +21,16 @@ from oger_recipe.run_folder.records import event
 from oger_recipe.settings.rewards import RewardSettings
 
 REWARD = "oger/on_reward"  # the metric of a step that the drift is taken of
+FALL = 0.05  # of the share that is right; a larger one is warned of
 
 
 @dataclass(frozen=True)
 class _Watched:
-    """made_of: makes the metric of a window's sums; limit: its setting; means, advice: what a warning says."""
+    """made_of: makes the metric of a window's sums; limit: above it a source is warned of; means, advice: what the
+    warning says."""
 
     made_of: Callable[[torch.Tensor], float]
-    limit: str
+    limit: float
     means: Callable[[float], str]
     advice: str
 
@@ -37,19 +39,19 @@ class _Watched:
 _WATCHED = {
     "length_correlation": _Watched(
         correlation,
-        "watch_length_correlation",
+        0.5,
         lambda r: f"pays for {'longer' if r > 0 else 'shorter'} answers",
         "A lower weight, gate rule_equals_1 behind a verifier, or telling a judge that length does not count may help",
     ),
     "format_correlation": _Watched(
         correlation,
-        "watch_format_correlation",
+        0.9,
         lambda r: f"pays for answers {'in' if r > 0 else 'out of'} form, whatever they say",
         "Gate rule_equals_1 leaves the form to the rule",
     ),
     "rule_disagreement": _Watched(
         disagreement,
-        "watch_rule_disagreement",
+        0.6,
         lambda share: f"orders {share:.0%} of the pairs within groups against the rule",
         "With gate rule_equals_1 it decides between right answers alone",
     ),
@@ -81,14 +83,13 @@ class SourceWatch:
         return found
 
     def _warn(self, source: str, metric: str, watched: _Watched, value: float, step: int) -> None:
-        limit = getattr(self._settings, watched.limit)
-        if metric in self._said or not abs(value) > limit:
+        if metric in self._said or not self._settings.watch or not abs(value) > watched.limit:
             return
         self._said.add(metric)
         text = (
             f"WARNING: step {step}: reward source {source} {watched.means(value)}: {metric} is {value:.2f} over the "
-            f"last {len(self._steps)} steps (limit: {limit:g}, oger.reward.{watched.limit}). Read in samples/ what it "
-            f"pays for. {watched.advice}"
+            f"last {len(self._steps)} steps (limit: {watched.limit:g}). Read in samples/ what it pays for. "
+            f"{watched.advice}"
         )
         event(self._run_dir, "note", text=text)
 
@@ -131,7 +132,7 @@ class DriftWatch:
     """Sees the trained reward rise while held-out accuracy falls; a resumed run knows what was before."""
 
     def __init__(self, settings: RewardSettings, run_dir: Path) -> None:
-        self._settings, self._run_dir, self._said = settings, run_dir, False
+        self._settings, self._run_dir, self._said = settings, run_dir, not settings.watch
         steps = read_jsonl(run_dir / "metrics.jsonl")
         self._rewards = {each["step"]: each[REWARD] for each in steps if each.get(REWARD) is not None}
         self._accuracy = {
@@ -149,14 +150,14 @@ class DriftWatch:
     def evaluated(self, step: int, average: Mapping[str, Any]) -> None:
         """Record an evaluation, the average over its benchmarks; warn once of a drift."""
         self._accuracy[step] = _accuracy(average)
-        found, limit = self._drift(), self._settings.watch_accuracy_fall
-        if self._said or found is None or found.fall <= limit or found.rise <= 0:
+        found = self._drift()
+        if self._said or found is None or found.fall <= FALL or found.rise <= 0:
             return
         self._said = True
         text = (
             f"WARNING: step {step}: since step {found.since} the trained reward has risen by {found.rise:.3f} and "
-            f"held-out accuracy has fallen by {found.fall:.3f} (limit: {limit:g}, oger.reward.watch_accuracy_fall): "
-            "the policy learns what the sources pay for and not what is right. Compare reward/* of both steps: the "
+            f"held-out accuracy has fallen by {found.fall:.3f} (limit: {FALL:g}): the policy "
+            "learns what the sources pay for and not what is right. Compare reward/* of both steps: the "
             "source that rose is the one to weigh less or to gate"
         )
         event(self._run_dir, "note", text=text)
@@ -175,7 +176,7 @@ class GrowthWatch:
     resumed run knows what was before."""
 
     def __init__(self, settings: RewardSettings, run_dir: Path) -> None:
-        self._settings, self._run_dir, self._said = settings, run_dir, False
+        self._settings, self._run_dir, self._said = settings, run_dir, not settings.watch
         self._steps: dict[int, Mapping[str, float]] = {}
         for each in read_jsonl(run_dir / "metrics.jsonl"):
             self._remember(each["step"], each)
@@ -183,19 +184,19 @@ class GrowthWatch:
     def stepped(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record a step's metrics; warn once where responses grow and solve less."""
         self._remember(step, metrics)
-        limit, window = self._settings.watch_accuracy_fall, self._settings.watch_steps
+        window = self._settings.watch_steps
         solved = {each: metrics[SOLVED] for each, metrics in self._steps.items()}
         for metric, what in GROWING.items():
             sizes = {each: metrics[metric] for each, metrics in self._steps.items()}
             found = growth(sizes, solved, window)
-            if self._said or found is None or found.fall <= limit or found.factor < GREW:
+            if self._said or found is None or found.fall <= FALL or found.factor < GREW:
                 continue
             self._said = True
             text = (
                 f"WARNING: step {step}: responses have {found.factor:.1f} times the {what} ({metric}) that they had "
                 f"in the {window} steps up to step {found.since}, and the share that is right has fallen by "
-                f"{found.fall:.3f} (limit: {limit:g}, oger.reward.watch_accuracy_fall): a policy that is paid by the "
-                "step learns to write more of them. Read steps_of_reasoning in samples/. credit min_ahead, a lower "
+                f"{found.fall:.3f} (limit: {FALL:g}): a policy that is paid by the step "
+                "learns to write more of them. Read steps_of_reasoning in samples/. credit min_ahead, a lower "
                 "weight, a verifier beside it or oger.steps.max_steps are the usual remedies"
             )
             event(self._run_dir, "note", text=text)

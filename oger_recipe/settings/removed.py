@@ -1,0 +1,22 @@
+"""Settings that are gone, with what holds now. A recipe file may still name one at what its default was."""
+
+from typing import Any
+
+_WATCH = "the limit is {limit}, and --no-oger.reward.watch puts off all warnings of this kind"
+
+# Flag -> what its default was, and what holds now.
+REMOVED: dict[str, tuple[Any, str]] = {
+    "oger.embedding_batch_size": (
+        32,
+        "the encoder takes 32 trajectories at a time, and fewer where oger.embedding_max_tokens is above 256",
+    ),
+    "oger.reward.watch_length_correlation": (0.5, _WATCH.format(limit=0.5)),
+    "oger.reward.watch_format_correlation": (0.9, _WATCH.format(limit=0.9)),
+    "oger.reward.watch_rule_disagreement": (0.6, _WATCH.format(limit=0.6)),
+    "oger.reward.watch_accuracy_fall": (0.05, _WATCH.format(limit=0.05)),
+}
+
+
+def gone(flag: str) -> str:
+    """Say what holds now in place of a removed setting; nothing for any other flag."""
+    return f"'{flag}' is no longer a setting: {REMOVED[flag][1]}; leave it out" if flag in REMOVED else ""
