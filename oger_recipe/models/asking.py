@@ -10,7 +10,6 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from oger_recipe.models.plugin import Failed
 from oger_recipe.rewards.place import Likelihoods, Place, Reply, Sampling
 from oger_recipe.rewards.sources import OVERFLOW, Group, Scores
 
@@ -20,10 +19,12 @@ _PROMPT = "rm_prompt"  # the column that is read where an entry names none
 
 @dataclass(frozen=True)
 class Judged:
-    """What came of one question: a value, or an error; unparsed: the judge replied, without a verdict in it; steps:
-    rewards of the steps of reasoning in what was judged; cause: OVERFLOW or ANSWER of sources.py where what was judged
-    may have brought the error about, and OVERFLOW also where some of it was left out; criteria: verdicts on
-    those of a rubric, None where there is none."""
+    """What a kind makes of a model's reply about one row: a value, or an error.
+
+    unparsed: the judge replied, without a verdict in it; steps: rewards of the steps of reasoning in what was judged;
+    cause: that of the error, and OVERFLOW also where some of what was judged was left out; criteria: verdicts on those
+    of a rubric, None where there is none.
+    """
 
     value: float = float("nan")
     error: str | None = None
@@ -35,7 +36,7 @@ class Judged:
 
     @classmethod
     def failed(cls, reply: Reply) -> Judged:
-        """Make the outcome of a question that got no reply."""
+        """Make what comes of a reply with an error."""
         return cls(error=reply.error, cause=reply.cause)
 
 
@@ -51,35 +52,53 @@ Metrics = Mapping[str, float]  # of a step
 Ask = Callable[[list[str], list[Any]], tuple[Sequence[Judged], Metrics]]
 
 
-def score_rows(
-    groups: Sequence[Group],
-    wanted: Tensor,
-    column: str | None,
-    ask: Ask,
-    judged_of: Callable[[Group, int], Any] = lambda group, row: group.responses[row],
-) -> Scores:
-    """Ask once about wanted rows (bool [groups, n]); `judged_of` returns what is judged, or Failed. Others are nan."""
-    started = time.monotonic()
-    places = [(group, row) for group, row in wanted.nonzero().tolist()]
-    questions = [_question(groups[group], column, judged_of(groups[group], row)) for group, row in places]
-    there = [question for question in questions if not isinstance(question, Failed)]
-    found, metrics = ask([prompt for prompt, _ in there], [judged for _, judged in there]) if there else ([], {})
-    replies = iter(found)
-    values, errors, steps = torch.full(wanted.shape, torch.nan), {}, {}
-    causes, criteria = {}, {}
-    for place, question in zip(places, questions, strict=True):
-        each = Judged.failed(no_reply(question)) if isinstance(question, Failed) else next(replies)
-        values[place], steps[place] = each.value, each.steps
-        if each.error is not None:
-            errors[place] = each.error
-        if each.cause is not None:
-            causes[place] = each.cause
-        if each.criteria:
-            criteria[place] = each.criteria
-    overflow = sum(cause == OVERFLOW for cause in causes.values()) / max(len(places), 1)
-    metrics = {**metrics, "overflow": overflow, "seconds": time.monotonic() - started}
-    of_steps = _of_steps(steps, wanted)
-    return Scores(values, errors=errors, metrics=metrics, steps=of_steps, causes=causes, criteria=criteria)
+@dataclass(frozen=True)
+class ModelSource:
+    """A source that asks a model once a step, about all wanted rows.
+
+    judged_of: what is judged of a row, or a Reply with an error, where there is nothing to ask about.
+    """
+
+    prompt_column: str | None
+    overlaps: bool
+    ask: Ask
+    judged_of: Callable[[Group, int], Any] = lambda group, row: group.responses[row]
+
+    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
+        started = time.monotonic()
+        places = [(group, row) for group, row in wanted.nonzero().tolist()]
+        questions = [self._question(groups[group], row) for group, row in places]
+        there = [question for question in questions if not isinstance(question, Reply)]
+        prompts, asked = [prompt for prompt, _ in there], [what for _, what in there]
+        found, metrics = self.ask(prompts, asked) if there else ([], {})
+        given = iter(found)
+        judged = {
+            place: Judged.failed(question) if isinstance(question, Reply) else next(given)
+            for place, question in zip(places, questions, strict=True)
+        }
+        values = torch.full(wanted.shape, torch.nan)
+        for place, each in judged.items():
+            values[place] = each.value
+        causes = {place: each.cause for place, each in judged.items() if each.cause is not None}
+        overflow = sum(cause == OVERFLOW for cause in causes.values()) / max(len(places), 1)
+        return Scores(
+            values,
+            errors={place: each.error for place, each in judged.items() if each.error is not None},
+            metrics={**metrics, "overflow": overflow, "seconds": time.monotonic() - started},
+            steps=_of_steps({place: each.steps for place, each in judged.items()}, wanted),
+            causes=causes,
+            criteria={place: each.criteria for place, each in judged.items() if each.criteria},
+        )
+
+    def _question(self, group: Group, row: int) -> tuple[str, Any] | Reply:
+        judged, column = self.judged_of(group, row), self.prompt_column
+        if isinstance(judged, Reply):
+            return judged
+        is_problem = column is None and _PROMPT not in group.row
+        prompt = group.question if is_problem else group.row.get(column or _PROMPT)
+        if not isinstance(prompt, str):
+            return Reply(error=f"the row's column {column or _PROMPT} holds no text, but a {type(prompt).__name__}")
+        return prompt, judged
 
 
 def _of_steps(steps: Mapping[tuple[int, int], Sequence[float]], wanted: Tensor) -> Tensor | None:
@@ -93,48 +112,21 @@ def _of_steps(steps: Mapping[tuple[int, int], Sequence[float]], wanted: Tensor) 
     return made
 
 
-def _question(group: Group, column: str | None, judged: Any) -> tuple[str, Any] | Failed:
-    if isinstance(judged, Failed):
-        return judged
-    name = column or _PROMPT
-    prompt = group.question if column is None and _PROMPT not in group.row else group.row.get(name)
-    if not isinstance(prompt, str):
-        return Failed(f"the row's column {name} holds no text, but a {type(prompt).__name__}")
-    return prompt, judged
-
-
-@dataclass(frozen=True)
-class ModelSource:
-    """What a judge or a head says of each row, and ``metrics`` of a step's answers."""
-
-    prompt_column: str | None
-    model: RewardModel
-    metrics: Callable[[Sequence[Judged]], Metrics]
-    overlaps: bool
-
-    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
-        return score_rows(groups, wanted, self.prompt_column, self._ask)
-
-    def _ask(self, prompts: list[str], responses: list[str]) -> tuple[list[Judged], Metrics]:
-        judged = self.model.judge(prompts, responses)
-        return judged, self.metrics(judged)
-
-
-def ask_place(place: Place, texts: Sequence[str | Failed], sampling: Sampling | None) -> list[Reply]:
-    """Ask a place about texts that have not Failed: what it writes, or without sampling the head's number."""
+def ask_place(place: Place, texts: Sequence[str | Reply], sampling: Sampling | None) -> list[Reply]:
+    """Ask a place what it writes to each text, or without sampling for the head's number; see `ask_about`."""
     return ask_about(
         place, texts, place.classify if sampling is None else lambda there: place.generate(there, sampling)
     )
 
 
 def ask_about(
-    place: Place | Likelihoods, texts: Sequence[_T | Failed], ask: Callable[[list[_T]], list[Reply]]
+    place: Place | Likelihoods, texts: Sequence[_T | Reply], ask: Callable[[list[_T]], list[Reply]]
 ) -> list[Reply]:
-    """Open a place, `ask` about the texts that have not Failed, and close it.
+    """Open a place, `ask` about the texts, and close it. A Reply in place of a text stays as it is.
 
     Raises RuntimeError where replies are missing.
     """
-    there = [text for text in texts if not isinstance(text, Failed)]
+    there = [text for text in texts if not isinstance(text, Reply)]
     replies: list[Reply] = []
     if there:
         place.open()
@@ -145,11 +137,7 @@ def ask_about(
     if len(replies) != len(there):
         raise RuntimeError(f"{len(replies)} replies came to {len(there)} prompts")
     given = iter(replies)
-    return [no_reply(text) if isinstance(text, Failed) else next(given) for text in texts]
-
-
-def no_reply(failed: Failed) -> Reply:
-    return Reply(error=failed.reason, cause=failed.cause)
+    return [text if isinstance(text, Reply) else next(given) for text in texts]
 
 
 def shares(judged: Sequence[Judged]) -> dict[str, float]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from oger_recipe.algorithm.steps import AGGREGATES, CREDITS
 from oger_recipe.base.ranges import COUNT, COUNT_OR_NONE, PART, POSITIVE, WEIGHT
 from oger_recipe.base.seeds import stable_seed
-from oger_recipe.models.asking import RewardModel
+from oger_recipe.models.asking import Ask, Judged, Metrics, ModelSource, RewardModel, shares
 from oger_recipe.models.plugin import EXAMPLE, Example, Plugin
 from oger_recipe.models.step_formats import FORMATS, SCORERS, Format
 from oger_recipe.rewards.keys import key
 from oger_recipe.rewards.place import Place, Reply, Sampling, StepPrompt
+from oger_recipe.rewards.sources import Group, Source
 from oger_recipe.rewards.spec import Keys, SourceSpec, Surroundings
 
 PLACES = ("engine", "in_process", "server")
@@ -129,6 +131,11 @@ class ModelKeys(Keys):
     def models(self) -> tuple[ModelKeys, ...]:
         """The models of the entry, each with its own keys."""
         return (self,)
+
+    @property
+    def is_served(self) -> bool:
+        """Whether all models of the entry are at servers."""
+        return all(model.runs_on == "server" for model in self.models)
 
     def questions(self) -> list[Question]:
         """Return how each of the entry's models is asked; start nothing."""
@@ -310,6 +317,27 @@ class ValueKeys(PluginKeys):
     def reward_model(self, spec: SourceSpec, surroundings: Surroundings) -> RewardModel:
         """Make the judge or the head."""
         raise NotImplementedError
+
+    def source(self, spec: SourceSpec, surroundings: Surroundings) -> Source:
+        return self.asking(partial(self.ask_model, self.reward_model(spec, surroundings)))
+
+    def asking(self, ask: Ask) -> Source:
+        """Make a source that asks about what is `judged_of` each row."""
+        return ModelSource(self.prompt_column, self.is_served, ask, self.judged_of)
+
+    def judged_of(self, group: Group, row: int) -> Any:
+        """Return what the model judges of a row, or a Reply that says why there is nothing."""
+        return group.responses[row]
+
+    def ask_model(
+        self, model: RewardModel, prompts: Sequence[str], judged: Sequence[Any]
+    ) -> tuple[Sequence[Judged], Metrics]:
+        """Ask about all of `judged` at once; return what came of each, and the step's metrics."""
+        said = model.judge(prompts, judged)
+        return said, self.metrics(said)
+
+    def metrics(self, judged: Sequence[Judged]) -> Metrics:
+        return shares(judged)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,26 +10,25 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from oger_recipe.models.plugin import Failed
 from oger_recipe.models.tokens import plain_tokens, tokens_of
 from oger_recipe.rewards.place import Reply, StepPrompt
 from oger_recipe.rewards.sources import ANSWER
 
 
-def written(tokenizer: Any, prompt: str, steps: Sequence[str]) -> StepPrompt | Failed:
+def written(tokenizer: Any, prompt: str, steps: Sequence[str]) -> StepPrompt | Reply:
     """Write a prompt and the steps behind it, each tokenised on its own: where a step ends, a token ends.
 
     The ends are the last token of the prompt, and then that of each step.
     """
     tokens = tokens_of(tokenizer, prompt)
     if not tokens:
-        return Failed("the prompt has no token that the response could follow")
+        return Reply(error="the prompt has no token that the response could follow")
     ends = [len(tokens) - 1]
     for number, step in enumerate(steps, start=1):
         tokens += plain_tokens(tokenizer, step)
         ends.append(len(tokens) - 1)
         if ends[-1] == ends[-2]:
-            return Failed(f"step {number} of {len(steps)} has no token", ANSWER)
+            return Reply(error=f"step {number} of {len(steps)} has no token", cause=ANSWER)
     return StepPrompt(tuple(tokens), tuple(ends))
 
 

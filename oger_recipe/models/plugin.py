@@ -19,7 +19,6 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +28,7 @@ from oger_recipe.grading.messages import ask
 from oger_recipe.grading.processes import end
 from oger_recipe.grading.verifiers import looked_in
 from oger_recipe.models.plugin_process import LOAD, READ_OF, SIGNALLED, Unfit
+from oger_recipe.rewards.place import Reply
 from oger_recipe.rewards.sources import ANSWER
 
 READY_MADE = Path(__file__).parent / "plugins"
@@ -43,14 +43,6 @@ OF_SEVERAL: Example = ("What is 1 + 1?", ("2", "3"))  # two answers, or steps
 _LARGEST_REPLY = 2**30  # bytes: the prompts of a step have less
 _LOGGED = 2**16  # bytes of what it prints about the rows of a step
 _START_LIMIT_S = 300.0  # importing libraries and reading a tokenizer on a busy machine
-
-
-@dataclass(frozen=True)
-class Failed:
-    """In place of a value: why there is none; cause: OVERFLOW or ANSWER of sources.py."""
-
-    reason: str
-    cause: str | None = None
 
 
 class _Raised(Exception):
@@ -143,12 +135,12 @@ class Plugin:
         self._process: _Process | None = None
         self._has_started = False
 
-    def preprocess(self, prompts: Sequence[Any], responses: Sequence[Any]) -> list[str | Failed]:
-        """Give the judge's prompt for each response."""
+    def preprocess(self, prompts: Sequence[Any], responses: Sequence[Any]) -> list[str | Reply]:
+        """Give the judge's prompt for each response, or a Reply with an error."""
         return self._each("rm_preprocess", [list(prompts), list(responses)])
 
     def postprocess(self, results: Sequence[str]) -> list[Any]:
-        """Give the value of each reply, None (no verdict) or Failed."""
+        """Give the value of each reply, None (no verdict), or a Reply with an error."""
         return self._each("rm_postprocess", [list(results)])
 
     def start(self) -> None:
@@ -165,7 +157,7 @@ class Plugin:
         self._process = None
 
     def _each(self, function: str, columns: list[list[Any]]) -> list[Any]:
-        """Ask about all rows together; where that fails about each alone, so that only those at fault are Failed."""
+        """Ask about all rows together; where that fails about each alone, so that only those at fault fail."""
         size, found = len(columns[0]), []
         if not size:
             return []
@@ -181,9 +173,9 @@ class Plugin:
                 try:
                     found += self._asked(function, [[value] for value in row], deadline)
                 except _Raised as error:
-                    found.append(Failed(str(error), ANSWER))
+                    found.append(Reply(error=str(error), cause=ANSWER))
         except _Lost as error:
-            found += [Failed(str(error), error.cause)] * (size - len(found))
+            found += [Reply(error=str(error), cause=error.cause)] * (size - len(found))
         return found
 
     def _asked(self, function: str, columns: list[list[Any]], deadline: float) -> list[Any]:

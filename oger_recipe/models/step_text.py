@@ -11,11 +11,10 @@ from typing import Any
 
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.models.keys import ProcessKeys
-from oger_recipe.models.plugin import Failed
 from oger_recipe.models.plugins._fence import harmless
 from oger_recipe.models.step_formats import Format
 from oger_recipe.models.tokens import plain_tokens, tokens_of
-from oger_recipe.rewards.place import StepPrompt
+from oger_recipe.rewards.place import Reply, StepPrompt
 from oger_recipe.rewards.sources import ANSWER
 
 
@@ -38,7 +37,7 @@ class StepWriter:
         if self._format.chat and not tokenizer.chat_template:
             raise RecipeError(f"{keys.tokenizer_files[0]} has no chat template, which format {keys.format} needs")
 
-    def write(self, question: str, steps: Sequence[str]) -> StepPrompt | Failed:
+    def write(self, question: str, steps: Sequence[str]) -> StepPrompt | Reply:
         """Write a prompt whose ends are those of the steps, in order; spaces around a step do not count."""
         question = harmless(question, (), self._tokenizer)
         steps = [self._untagged(harmless(step.strip(), (), self._tokenizer)) for step in steps]
@@ -48,8 +47,8 @@ class StepWriter:
         tokens = tokens_of(self._tokenizer, text)
         ends = [place for place, token in enumerate(tokens) if [token] == self._tag_ids]
         if len(ends) != len(steps):
-            text = f"the text for the model has {len(ends)} tags for {len(steps)} steps of reasoning"
-            return Failed(text, ANSWER)
+            why = f"the text for the model has {len(ends)} tags for {len(steps)} steps of reasoning"
+            return Reply(error=why, cause=ANSWER)
         return StepPrompt(tuple(tokens), tuple(ends))
 
     def _piece_by_piece(self, question: str, steps: Sequence[str]) -> StepPrompt:

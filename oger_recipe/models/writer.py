@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from oger_recipe.models.asking import Judged, ask_place, shares
 from oger_recipe.models.keys import WriterKeys
 from oger_recipe.models.places import place_of
-from oger_recipe.models.plugin import Failed, Plugin
+from oger_recipe.models.plugin import Plugin
 from oger_recipe.rewards.place import Place, Reply, Sampling
 from oger_recipe.rewards.sources import ANSWER
 from oger_recipe.rewards.spec import SourceSpec, Surroundings
@@ -47,8 +47,8 @@ class Writer:
             if reply.error is not None:
                 return Judged.failed(reply)
             said = next(found)
-            if isinstance(said, Failed):
-                return Judged(error=said.reason, reply=reply, cause=said.cause)
+            if isinstance(said, Reply):
+                return Judged(error=said.error, reply=reply, cause=said.cause)
             return unparsed(reply) if said is None else read(reply, said, each)
 
         return [judged(*both) for both in zip(replies, asked, strict=True)]

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from oger_recipe.data.labelled_steps import Label, Solution
-from oger_recipe.models.plugin import Failed
 from oger_recipe.models.step_text import StepWriter
-from oger_recipe.rewards.place import StepPrompt
+from oger_recipe.rewards.place import Reply, StepPrompt
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ def make_rows(solutions: Sequence[Solution], writer: StepWriter, max_length: int
     )
     for solution in solutions:
         prompt = _fitting(solution, writer, max_length)
-        if isinstance(prompt, Failed):
+        if isinstance(prompt, Reply):
             counts["unwritable"] += 1
             continue
         labels = solution.labels[: len(prompt.ends)]
@@ -54,12 +53,12 @@ def make_rows(solutions: Sequence[Solution], writer: StepWriter, max_length: int
     return rows, dict(counts)
 
 
-def _fitting(solution: Solution, writer: StepWriter, max_length: int) -> StepPrompt | Failed:
+def _fitting(solution: Solution, writer: StepWriter, max_length: int) -> StepPrompt | Reply:
     """Write as many first steps as fit: none, where not even one does."""
     count = len(solution.steps)
     while count:
         prompt = writer.write(solution.question, solution.steps[:count])
-        if isinstance(prompt, Failed) or len(prompt.tokens) <= max_length:
+        if isinstance(prompt, Reply) or len(prompt.tokens) <= max_length:
             return prompt
         # What stands behind the last end is there whatever the number of steps.
         behind = len(prompt.tokens) - 1 - prompt.ends[-1]

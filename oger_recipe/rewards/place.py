@@ -37,11 +37,12 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model says to one prompt: a text, the number of its head, a number for each step of reasoning in it, or
-    how likely it finds each token of a response; ``error`` says why there is none of these.
+    """What a place returns to one prompt: a text, the number of a head, a number for each step of reasoning, or how
+    likely the model finds each token of a response; ``error``, also of what never got to a place, says why there is
+    none of these.
 
     cut: the text ended at its longest; cached: it was not asked again; cause: OVERFLOW or ANSWER of sources.py where
-    the prompt may have brought the error about.
+    what was asked about may have brought the error about.
     """
 
     text: str = ""

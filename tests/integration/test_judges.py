@@ -31,7 +31,7 @@ from oger_recipe.base.seeds import stable_seed
 from oger_recipe.grading.verifiers import look_in
 from oger_recipe.models.in_process import InProcess, Noise
 from oger_recipe.models.keys import ModelKeys
-from oger_recipe.models.plugin import Failed, Plugin, ready_made
+from oger_recipe.models.plugin import Plugin, ready_made
 from oger_recipe.models.plugins import _critique
 from oger_recipe.models.writer import Writer
 from oger_recipe.rewards.compose import rewards_of
@@ -334,7 +334,7 @@ def test_what_a_plugin_has_started_ends_with_its_process(how: str, tmp_path: Pat
     if how == "close":
         plugin.close()
     else:
-        assert isinstance(plugin.postprocess([how])[0], Failed)
+        assert isinstance(plugin.postprocess([how])[0], Reply)
     try:
         assert not _runs(pid)
     finally:

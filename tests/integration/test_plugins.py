@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from oger_recipe.models.plugin import Failed, Plugin
+from oger_recipe.models.plugin import Plugin
 from oger_recipe.rewards.kinds.classifier import ClassifierKeys
 from oger_recipe.rewards.kinds.judge import JudgeKeys
 from oger_recipe.rewards.kinds.step_judge import StepJudgeKeys
+from oger_recipe.rewards.place import Reply
 from oger_recipe.rewards.sources import ANSWER
 
 Make = Callable[..., Plugin]
@@ -135,13 +136,13 @@ def test_what_a_plugins_process_replies_is_looked_at_again(above: str, before: s
     """A plugin, or what it has started, can write what it likes in place of its process."""
     plugin = made(ECHO.format(above=above, before=before))
     found = plugin.preprocess(["?"] * 2, ["a", "b"])
-    assert all(isinstance(each, Failed) and "cannot be trusted" in each.reason for each in found)
-    assert [(each.cause, said in each.reason) for each in found if isinstance(each, Failed)] == [(ANSWER, True)] * 2
+    assert all(isinstance(each, Reply) and "cannot be trusted" in each.error for each in found)
+    assert [(each.cause, said in each.error) for each in found if isinstance(each, Reply)] == [(ANSWER, True)] * 2
 
 
 def test_a_value_of_a_plugins_process_that_is_no_number_is_none(made: Make) -> None:
     plugin = made(ECHO.format(above=FORGES.format(forged="[1.0, 'high']"), before=""))
-    (reason, same) = (each.reason for each in plugin.postprocess(["a", "b"]))
+    (reason, same) = (each.error for each in plugin.postprocess(["a", "b"]))
     assert reason == same and reason.endswith(
         "cannot be trusted: rm_postprocess gave str 'high', which is no finite number"
     )
@@ -149,7 +150,7 @@ def test_a_value_of_a_plugins_process_that_is_no_number_is_none(made: Make) -> N
 
 def test_a_plugin_that_takes_too_much_memory_costs_the_rows_that_make_it_do_so(made: Make) -> None:
     text = ECHO.format(above="", before="kept = bytearray(2**29 if 'much' in text_responses else 2**26)")
-    failed = Failed("it took more memory than plugin_memory_limit_mb allows", ANSWER)
+    failed = Reply(error="it took more memory than plugin_memory_limit_mb allows", cause=ANSWER)
     assert made(text, memory_limit_mb=256).preprocess(["?"] * 3, ["a", "much", "b"]) == ["a", failed, "b"]
     assert made(text, memory_limit_mb=32).preprocess(["?"], ["a"]) == [failed]
 
@@ -165,7 +166,7 @@ def test_the_limits_of_an_entry_are_those_of_its_plugin(
     plugin = keys(**entry, plugin_memory_limit_mb=32, plugin_limit_s=5.0).questions()[0].plugin
     try:
         memory, late = plugin.preprocess(["?"], ["much"]) + plugin.preprocess(["?"], ["slow"])
-        assert "plugin_memory_limit_mb" in memory.reason and "took more than 5 s" in late.reason
+        assert "plugin_memory_limit_mb" in memory.error and "took more than 5 s" in late.error
     finally:
         plugin.close()
 
@@ -193,9 +194,9 @@ def test_what_a_plugin_prints_goes_to_the_log_up_to_a_limit_for_each_step_and_wi
 def test_what_a_plugin_says_last_is_in_the_log(made: Make, capfd: pytest.CaptureFixture[str]) -> None:
     plugin = made(ECHO.format(above="", before="os.system('echo a child'); sys.stderr.write('my end'); os._exit(3)"))
     (lost,) = plugin.preprocess(["?"], ["a"])
-    assert isinstance(lost, Failed) and capfd.readouterr().err == "a child\nmy end"
+    assert isinstance(lost, Reply) and capfd.readouterr().err == "a child\nmy end"
     plugin = made(ECHO.format(above="", before="print('a word') if 'a' in text_responses else os._exit(3)"))
-    assert plugin.preprocess(["?"], ["a"]) == ["a"] and isinstance(plugin.preprocess(["?"], ["b"])[0], Failed)
+    assert plugin.preprocess(["?"], ["a"]) == ["a"] and isinstance(plugin.preprocess(["?"], ["b"])[0], Reply)
     assert capfd.readouterr().err == "a word\n"
 
 
@@ -222,4 +223,4 @@ def test_no_error_of_a_plugin_has_a_key(
     monkeypatch.setenv("OGER_PASS_ENV", "MY_API_KEY" if passed_on else "")
     above = f"KEY = open({str(tmp_path / 'key')!r}).read()"
     (lost,) = made(ECHO.format(above=above, before=before)).preprocess(["?"], ["a"])
-    assert isinstance(lost, Failed) and said in lost.reason and "k-0" not in lost.reason
+    assert isinstance(lost, Reply) and said in lost.error and "k-0" not in lost.error

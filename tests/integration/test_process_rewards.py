@@ -34,7 +34,6 @@ from oger_recipe.lab.known_judges import good_until, save_prm
 from oger_recipe.models.in_process import InProcess
 from oger_recipe.models.keys import ProcessKeys
 from oger_recipe.models.places import Cached
-from oger_recipe.models.plugin import Failed
 from oger_recipe.models.step_formats import FORMATS
 from oger_recipe.models.step_models import step_reply
 from oger_recipe.models.step_text import StepWriter, verdict_tokens
@@ -42,7 +41,7 @@ from oger_recipe.models.tokens import load_tokenizer, plain_tokens, tokens_of
 from oger_recipe.rewards.compose import Rewards, rewards_of
 from oger_recipe.rewards.kinds.entries import entry_problems, sources_of
 from oger_recipe.rewards.kinds.process import TaggedKeys
-from oger_recipe.rewards.place import StepPrompt, VerdictCache
+from oger_recipe.rewards.place import Reply, StepPrompt, VerdictCache
 from oger_recipe.rewards.sources import ANSWER, Group, Scores
 from oger_recipe.rewards.spec import SourceSpec, Surroundings
 
@@ -145,7 +144,7 @@ def writer(known: dict[str, Path], form: str, **keys: Any) -> tuple[StepWriter, 
     return StepWriter(ProcessKeys(model=str(known[form]), format=form, **keys), tokenizer), tokenizer
 
 
-def text_of(tokenizer: Any, prompt: StepPrompt | Failed) -> str:
+def text_of(tokenizer: Any, prompt: StepPrompt | Reply) -> str:
     """The text with a mark behind each token where a score is said."""
     assert isinstance(prompt, StepPrompt)
     begins = [0, *(end + 1 for end in prompt.ends)]
@@ -269,8 +268,8 @@ def test_a_tag_that_text_makes_in_another_way_costs_the_row_and_shifts_nothing(l
     tokenizer.backend_tokenizer.normalizer = normalizers.Replace("\u2460", "*")
     write = StepWriter(ProcessKeys(model="m", format="math_shepherd", tag="*"), tokenizer)
     assert write.write("?", ["a * b", "c"]) == write.write("?", ["a   b", "c"])
-    assert write.write("?", ["a \u2460 b", "c"]) == Failed(
-        "the text for the model has 3 tags for 2 steps of reasoning", ANSWER
+    assert write.write("?", ["a \u2460 b", "c"]) == Reply(
+        error="the text for the model has 3 tags for 2 steps of reasoning", cause=ANSWER
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
-from oger_recipe.models.asking import Judged, ModelSource, RewardModel, ask_place, shares
+from oger_recipe.models.asking import Judged, Metrics, RewardModel, ask_place, shares
 from oger_recipe.models.keys import (
     OF_A_MODEL_HERE,
     OF_A_SERVER,
@@ -21,7 +21,6 @@ from oger_recipe.models.plugin import FIRST, READY_MADE, Plugin, find_plugin, pl
 from oger_recipe.models.writer import Writer
 from oger_recipe.rewards.keys import key
 from oger_recipe.rewards.place import Place
-from oger_recipe.rewards.sources import Source
 from oger_recipe.rewards.spec import SourceSpec, Surroundings
 
 
@@ -48,14 +47,8 @@ class ClassifierKeys(ValueKeys):
     def reward_model(self, spec: SourceSpec, surroundings: Surroundings) -> Head:
         return Head(place_of(self, surroundings), self._plugin())
 
-    def source(self, spec: SourceSpec, surroundings: Surroundings) -> Source:
-        model = self.reward_model(spec, surroundings)  # it writes nothing that could be cut
-        return ModelSource(
-            self.prompt_column,
-            model,
-            lambda judged: {"cached": shares(judged)["cached"]},
-            overlaps=self.runs_on == "server",
-        )
+    def metrics(self, judged: Sequence[Judged]) -> Metrics:
+        return {"cached": shares(judged)["cached"]}  # it writes nothing that could be cut
 
     def _plugin(self) -> Plugin:
         path = READY_MADE / "_conversation.py" if self.plugin is None else find_plugin(self.plugin)
@@ -104,10 +97,6 @@ class CritiqueKeys(WriterKeys, ValueKeys):
         critic, head = self.models
         writer = Writer.of(critic, self._plugin(), spec, surroundings)
         return CriticAndHead(writer, head.reward_model(spec, surroundings))
-
-    def source(self, spec: SourceSpec, surroundings: Surroundings) -> Source:
-        is_served = all(each.runs_on == "server" for each in self.models)
-        return ModelSource(self.prompt_column, self.reward_model(spec, surroundings), shares, overlaps=is_served)
 
     def _plugin(self) -> Plugin:
         """Make the critic's plugin."""

@@ -15,12 +15,11 @@ from torch import Tensor
 from oger_recipe.algorithm.implicit import implicit_step_rewards, outcome_accuracy, pair_accuracy
 from oger_recipe.algorithm.steps import AGGREGATES
 from oger_recipe.base.errors import RecipeError
-from oger_recipe.models.asking import Judged, ask_about, no_reply
+from oger_recipe.models.asking import Judged, ask_about
 from oger_recipe.models.in_process import InProcess
 from oger_recipe.models.keys import ModelKeys, Question, StepKeys, WriterKeys
 from oger_recipe.models.learning import Learner, LearningKeys
 from oger_recipe.models.likelihood import padded_log_probs, step_index, written
-from oger_recipe.models.plugin import Failed
 from oger_recipe.models.tokens import load_tokenizer
 from oger_recipe.rewards.keys import key
 from oger_recipe.rewards.kinds.process import ProcessSource
@@ -137,7 +136,7 @@ class ImplicitScorer:
     def tokenizer(self) -> Any:
         return _common_tokenizer(self._keys)
 
-    def write(self, prompts: Sequence[str], steps: Sequence[Sequence[str]]) -> list[StepPrompt | Failed]:
+    def write(self, prompts: Sequence[str], steps: Sequence[Sequence[str]]) -> list[StepPrompt | Reply]:
         return [written(self.tokenizer, prompt, cut) for prompt, cut in zip(prompts, steps, strict=True)]
 
     def turn(self, question: str) -> str:
@@ -146,11 +145,11 @@ class ImplicitScorer:
         turn = [{"role": "user", "content": question}]
         return str(self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
 
-    def by_reference(self, texts: Sequence[StepPrompt | Failed]) -> list[Reply]:
+    def by_reference(self, texts: Sequence[StepPrompt | Reply]) -> list[Reply]:
         """Ask the reference about each text, once until `forget`."""
         new = [text for text in dict.fromkeys(texts) if isinstance(text, StepPrompt) and text not in self._known]
         self._known |= dict(zip(new, ask_about(self._reference, new, self._reference.log_probs), strict=True))
-        return [no_reply(text) if isinstance(text, Failed) else self._known[text] for text in texts]
+        return [text if isinstance(text, Reply) else self._known[text] for text in texts]
 
     def forget(self) -> None:
         self._known.clear()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oger_recipe.models.asking import Judged, ModelSource, RewardModel
+from oger_recipe.models.asking import Judged, Metrics, RewardModel
 from oger_recipe.models.keys import Question, ValueKeys, WriterKeys
 from oger_recipe.models.plugin import (
     BOTH,
@@ -21,7 +21,6 @@ from oger_recipe.models.plugin import (
 )
 from oger_recipe.models.writer import Writer, judge_metrics
 from oger_recipe.rewards.keys import key
-from oger_recipe.rewards.sources import Source
 from oger_recipe.rewards.spec import SourceSpec, Surroundings
 
 
@@ -54,9 +53,8 @@ class JudgeKeys(WriterKeys, ValueKeys):
     def reward_model(self, spec: SourceSpec, surroundings: Surroundings) -> RewardModel:
         return Judge(Writer.of(self, self._plugin(), spec, surroundings))
 
-    def source(self, spec: SourceSpec, surroundings: Surroundings) -> Source:
-        model = self.reward_model(spec, surroundings)
-        return ModelSource(self.prompt_column, model, judge_metrics, overlaps=self.runs_on == "server")
+    def metrics(self, judged: Sequence[Judged]) -> Metrics:
+        return judge_metrics(judged)
 
     def _plugin(self) -> Plugin:
         return self.plugin_at(find_plugin(self.plugin), BOTH, example=self.example)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torch import Tensor
-
-from oger_recipe.models.asking import Judged, RewardModel, score_rows
+from oger_recipe.models.asking import Judged, Metrics, RewardModel
 from oger_recipe.models.keys import Question
-from oger_recipe.models.plugin import OF_SEVERAL, Example, Failed
-from oger_recipe.models.writer import judge_metrics
+from oger_recipe.models.plugin import OF_SEVERAL, Example
 from oger_recipe.rewards.keys import key
 from oger_recipe.rewards.kinds.judge import JudgeKeys
-from oger_recipe.rewards.sources import Group, Scores, Source
-from oger_recipe.rewards.spec import SourceSpec, Surroundings
+from oger_recipe.rewards.place import Reply
+from oger_recipe.rewards.sources import Group
 
 OTHERS = ("answer", "teacher")
 TIE = 0.5
@@ -50,8 +47,24 @@ class PairwiseKeys(JudgeKeys):
         (question,) = super().questions()
         return [replace(question, example=["x", "x"], responses=2 if self.reads_teachers else 1)]
 
-    def source(self, spec: SourceSpec, surroundings: Surroundings) -> Source:
-        return PairwiseSource(self, self.reward_model(spec, surroundings))
+    def judged_of(self, group: Group, row: int) -> Pair | Reply:
+        if self.against == "answer":
+            return group.responses[row], group.answer
+        return (
+            (group.responses[row], group.teachers[0]) if group.teachers else Reply(error="the prompt has no teacher")
+        )
+
+    def ask_model(
+        self, model: RewardModel, prompts: Sequence[str], judged: Sequence[Pair]
+    ) -> tuple[list[Judged], Metrics]:
+        """Value a response that is better than the other answer 1, one that is as good 0.5, a worse one 0."""
+        compared = compare(model, prompts, judged)
+        both = [each for pair in compared for each in (pair.forth, pair.back)]
+        changes = sum(each.order_changes for each in compared) / max(sum(each.error is None for each in compared), 1)
+        return [Judged(each.value, each.error, cause=each.cause) for each in compared], {
+            **self.metrics(both),
+            "order_changes": changes,
+        }
 
 
 @dataclass(frozen=True)
@@ -86,33 +99,3 @@ def compare(judge: RewardModel, prompts: Sequence[str], pairs: Sequence[Pair]) -
     turned = [(second, first) for first, second in pairs]
     judged = judge.judge([*prompts, *prompts], [*pairs, *turned])
     return [Compared(*both) for both in zip(judged[: len(pairs)], judged[len(pairs) :], strict=True)]
-
-
-@dataclass(frozen=True)
-class PairwiseSource:
-    """Whether a response is better (1) than the reference answer or a teacher's, as good (0.5), or worse (0)."""
-
-    keys: PairwiseKeys
-    model: RewardModel
-
-    @property
-    def overlaps(self) -> bool:
-        return self.keys.runs_on == "server"
-
-    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
-        return score_rows(groups, wanted, self.keys.prompt_column, self._ask, self._pair)
-
-    def _pair(self, group: Group, row: int) -> Pair | Failed:
-        if self.keys.against == "answer":
-            return group.responses[row], group.answer
-        return (group.responses[row], group.teachers[0]) if group.teachers else Failed("the prompt has no teacher")
-
-    def _ask(self, prompts: list[str], pairs: list[Pair]) -> tuple[list[Judged], Mapping[str, float]]:
-        compared = compare(self.model, prompts, pairs)
-        both = [judged for each in compared for judged in (each.forth, each.back)]
-        read = max(sum(each.error is None for each in compared), 1)
-        changes = sum(each.order_changes for each in compared) / read
-        return [Judged(each.value, each.error, cause=each.cause) for each in compared], {
-            **judge_metrics(both),
-            "order_changes": changes,
-        }

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from oger_recipe.algorithm.steps import CREDITS, aggregate_steps
-from oger_recipe.models.asking import Judged, Metrics, ask_about, score_rows, shares
+from oger_recipe.models.asking import Judged, Metrics, ModelSource, ask_about, shares
 from oger_recipe.models.keys import ProcessKeys, StepKeys
 from oger_recipe.models.places import place_of
-from oger_recipe.models.plugin import Failed
 from oger_recipe.models.step_text import StepWriter
 from oger_recipe.models.tokens import load_tokenizer, window_of
 from oger_recipe.rewards.place import Place, Reply, StepPrompt
@@ -65,16 +64,16 @@ class TaggedSteps:
             for each, text in zip(steps, says, strict=True)
         ]
 
-    def _cut(self, text: StepPrompt | Failed) -> StepPrompt | Failed:
+    def _cut(self, text: StepPrompt | Reply) -> StepPrompt | Reply:
         """Cut off what is behind the model's window: the score of a step depends on nothing that comes later."""
-        if self._window is None or isinstance(text, Failed) or len(text.tokens) <= self._window:
+        if self._window is None or isinstance(text, Reply) or len(text.tokens) <= self._window:
             return text
         ends = tuple(end for end in text.ends if end < self._window)
         return StepPrompt(text.tokens[: self._window], ends) if ends else text
 
 
-def _judged(reply: Reply, text: StepPrompt | Failed, count: int) -> Judged:
-    if reply.error is not None or isinstance(text, Failed):
+def _judged(reply: Reply, text: StepPrompt | Reply, count: int) -> Judged:
+    if reply.error is not None or isinstance(text, Reply):
         return Judged.failed(reply)
     return Judged(reply=reply, steps=reply.steps, cause=OVERFLOW if len(text.ends) < count else None)
 
@@ -91,10 +90,10 @@ class ProcessSource:
 
     @property
     def overlaps(self) -> bool:
-        return self.keys.runs_on == "server"
+        return self.keys.is_served
 
     def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
-        return score_rows(groups, wanted, self.prompt_column, self._ask, _steps_of)
+        return ModelSource(self.prompt_column, self.overlaps, self._ask, _steps_of).score(groups, wanted)
 
     def _ask(self, prompts: list[str], steps: list[Any]) -> tuple[list[Judged], Metrics]:
         judged = [
@@ -136,10 +135,10 @@ def _rewarded(judged: Judged, value: float, rewards: Sequence[float], count: int
     return replace(judged, value=value, steps=tuple(rewards[:count]))
 
 
-def _steps_of(group: Group, row: int) -> list[str] | Failed:
+def _steps_of(group: Group, row: int) -> list[str] | Reply:
     if row >= len(group.steps):
-        return Failed("the row's steps of reasoning are not known")
-    return list(group.steps[row]) or Failed("the row has no steps of reasoning", ANSWER)
+        return Reply(error="the row's steps of reasoning are not known")
+    return list(group.steps[row]) or Reply(error="the row has no steps of reasoning", cause=ANSWER)
 
 
 def padded_scores(rows: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from oger_recipe.base.errors import shown
-from oger_recipe.models.asking import Judged, score_rows
+from oger_recipe.models.asking import Judged, Metrics
 from oger_recipe.models.keys import Question, ValueKeys, WriterKeys
-from oger_recipe.models.plugin import BOTH, OF_RUBRICS, Failed, Plugin, find_plugin, plugin_problem, ready_made
+from oger_recipe.models.plugin import BOTH, OF_RUBRICS, Plugin, find_plugin, plugin_problem, ready_made
 from oger_recipe.models.writer import Writer, judge_metrics, unparsed
 from oger_recipe.rewards.keys import key
 from oger_recipe.rewards.place import Reply
-from oger_recipe.rewards.sources import Group, Scores, Source
+from oger_recipe.rewards.sources import Group, Source
 from oger_recipe.rewards.spec import SourceSpec, Surroundings
 
 ASKS = ("each", "together")
@@ -69,8 +67,20 @@ class RubricKeys(WriterKeys, ValueKeys):
     def reward_model(self, spec: SourceSpec, surroundings: Surroundings) -> RubricJudge:
         return RubricJudge(Writer.of(self, self._plugin(), spec, surroundings), self.ask == "each")
 
+    def judged_of(self, group: Group, row: int) -> Rated | Reply:
+        try:
+            return group.responses[row], criteria_of(group.row.get(self.rubric_column))
+        except ValueError as error:  # the rows of a run are looked at before it starts
+            return Reply(error=f"the row's column {self.rubric_column}: {error}")
+
     def source(self, spec: SourceSpec, surroundings: Surroundings) -> Source:
-        return RubricSource(self, self.reward_model(spec, surroundings))
+        model = self.reward_model(spec, surroundings)
+
+        def ask(prompts: Sequence[str], rated: Sequence[Rated]) -> tuple[list[Judged], Metrics]:
+            rows, parts = model.ask(prompts, rated)
+            return rows, judge_metrics(parts) | rubric_metrics([rubric for _, rubric in rated], rows)
+
+        return self.asking(ask)
 
     def _plugin(self) -> Plugin:
         return self.plugin_at(find_plugin(self.plugin), BOTH, "rubrics", None)
@@ -230,29 +240,3 @@ def rubric_metrics(rubrics: Sequence[Sequence[Criterion]], rows: Sequence[Judged
         "pitfalls": sum(pitfalls) / max(len(pitfalls), 1),
         "unread": sum(verdict is None for _, verdict in said) / max(len(said), 1),
     }
-
-
-@dataclass(frozen=True)
-class RubricSource:
-    """The share of a rubric's weights that each response earns, by what a judge says of the criteria."""
-
-    keys: RubricKeys
-    model: RubricJudge
-
-    @property
-    def overlaps(self) -> bool:
-        return self.keys.runs_on == "server"
-
-    def score(self, groups: Sequence[Group], wanted: Tensor) -> Scores:
-        return score_rows(groups, wanted, self.keys.prompt_column, self._ask, self._rated)
-
-    def _rated(self, group: Group, row: int) -> Rated | Failed:
-        column = self.keys.rubric_column
-        try:
-            return group.responses[row], criteria_of(group.row.get(column))
-        except ValueError as error:  # the rows of a run are looked at before it starts
-            return Failed(f"the row's column {column}: {error}")
-
-    def _ask(self, prompts: list[str], rated: list[Rated]) -> tuple[list[Judged], Mapping[str, float]]:
-        rows, parts = self.model.ask(prompts, rated)
-        return rows, judge_metrics(parts) | rubric_metrics([rubric for _, rubric in rated], rows)
