@@ -8,7 +8,7 @@ from oger_recipe.algorithm.exploration import ENTROPY_WEIGHTS, SCHEDULES, SHAPIN
 from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
 from oger_recipe.algorithm.token_stats import ENTROPY_POSITIONS
 from oger_recipe.base.ranges import COUNT, FINITE, PART, WEIGHT
-from oger_recipe.settings.fields import Need, OrOwn, Section, need, setting
+from oger_recipe.settings.fields import Need, OrOwn, Section, either, need, setting
 from oger_recipe.settings.teachers import TEACHER_TOKENS
 
 _TEACHER_ADVANTAGES = (
@@ -19,7 +19,8 @@ _LISTED = Need("a source of kind bonus (oger.reward.sources)", lambda oger, valu
 _BONUS = Need("a bonus (oger.bonus_weight, and its place in oger.reward.sources)", lambda oger, value: oger.has_bonus)
 _SCHEDULE = need("oger.bonus_schedule", *(name for name in SCHEDULES if name != "constant"))
 _WEIGHT = "oger.last_token_enp_reward"
-_ENTROPY = (_BONUS, Need(f"{_WEIGHT} other than none", lambda oger, value: value[_WEIGHT] != "none"))
+_WEIGHTS = OrOwn.of(name for name in ENTROPY_WEIGHTS if name != "none")
+_ENTROPY = (_BONUS, Need(f"{_WEIGHT} {either(_WEIGHTS)}", lambda oger, value: value[_WEIGHT] in _WEIGHTS))
 
 
 @dataclass(frozen=True)
