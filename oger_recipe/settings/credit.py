@@ -18,9 +18,14 @@ _TEACHER_ADVANTAGES = (
 _LISTED = Need("a source of kind bonus (oger.reward.sources)", lambda oger, value: "bonus" in oger.reward.kinds)
 _BONUS = Need("a bonus (oger.bonus_weight, and its place in oger.reward.sources)", lambda oger, value: oger.has_bonus)
 _SCHEDULE = need("oger.bonus_schedule", *(name for name in SCHEDULES if name != "constant"))
-_WEIGHT = "oger.last_token_enp_reward"
-_WEIGHTS = OrOwn.of(name for name in ENTROPY_WEIGHTS if name != "none")
-_ENTROPY = (_BONUS, Need(f"{_WEIGHT} {either(_WEIGHTS)}", lambda oger, value: value[_WEIGHT] in _WEIGHTS))
+_WEIGHTS, _SHAPINGS = OrOwn.of(ENTROPY_WEIGHTS), OrOwn.of(SHAPINGS)
+_ENTROPY = (
+    _BONUS,
+    Need(
+        f"oger.last_token_enp_reward {either([name for name in _WEIGHTS if name != 'none'])}",
+        lambda oger, value: oger.bonus.last_token_enp_reward != "none",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -86,11 +91,11 @@ class BonusSettings(Section):
         False, "wrong rollouts earn the opposite measure: closeness to the teachers", needs=_BONUS
     )
     similarity_shaping: str = setting(
-        "none", "map of the rewarded measure before it is weighed", choices=OrOwn.of(SHAPINGS), needs=_BONUS
+        "none", "map of the rewarded measure before it is weighed", choices=_SHAPINGS, needs=_BONUS
     )
     repeating_check: bool = setting(False, "degenerate repetition earns no bonus", needs=_BONUS)
     last_token_enp_reward: str = setting(
-        "exp_neg_entropy", "entropy weight of the bonus", choices=OrOwn.of(ENTROPY_WEIGHTS), needs=_BONUS
+        "exp_neg_entropy", "entropy weight of the bonus", choices=_WEIGHTS, needs=_BONUS
     )
     entropy_position: str = setting(
         "last",
