@@ -73,7 +73,7 @@ for value in ${left[@]+"${left[@]}"}; do
     echo "sweep: $flag $value"
     code=0
     train "$value" "$@" || code=$?
-    if [[ $code -eq 130 || $code -eq 143 ]]; then # stopped by a signal: so is the sweep
+    if [[ $code =~ ^(130|143|138|75)$ ]]; then # stopped by a signal, 138 and 75 as it was asked: so is the sweep
         exit "$code"
     elif [[ $code -ne 0 ]]; then
         failed+=("$value")

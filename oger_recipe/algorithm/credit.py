@@ -117,8 +117,15 @@ def hybrid_advantages(
 
     scores and is_teacher (bool) are [groups, n] too. An estimator of BATCH_ESTIMATORS has no baseline and spares no
     teacher.
-    Raises KeyError for an unknown name.
+    Raises ValueError for an unknown name.
     """
+    for name, given, known in (
+        ("estimator", estimator, (*ESTIMATORS, *BATCH_ESTIMATORS)),
+        ("baseline", baseline, BASELINES),
+        ("all_correct_group", all_correct_group, ALL_CORRECT_GROUPS),
+    ):
+        if given not in known:
+            raise ValueError(f"{name}={given!r} is unknown; valid values: {', '.join(known)}")
     if estimator in BATCH_ESTIMATORS:
         return BATCH_ESTIMATORS[estimator](rewards)
     advantages = ESTIMATORS[estimator](rewards, BASELINES[baseline](is_teacher))

@@ -99,7 +99,7 @@ def kv_cache_bytes(model: str, rows: int, length: int, *, revision: str | None =
     """
     from transformers import AutoConfig
 
-    limit = int(os.environ.pop("VLLM_CPU_KVCACHE_SPACE", 1)) * 2**30  # vLLM would take this in place of the argument
+    limit = int(float(os.environ.pop("VLLM_CPU_KVCACHE_SPACE", 1)) * 2**30)  # vLLM would prefer it to the argument
     config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=may_run()).get_text_config()
     blocks = rows * math.ceil(length / KV_BLOCK) + 1  # vLLM keeps one to itself
     return min(blocks * KV_BLOCK * kv_bytes_per_token(config) * (2 if float32 else 1), limit)

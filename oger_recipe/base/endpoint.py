@@ -154,7 +154,7 @@ class Endpoint:
                 raise Failed(why, status=answer.status_code)
             wish = _retry_after(answer)
             if wish > _LONGEST_WISH_S:
-                raise Failed(f"{why} (it asks to retry after {wish:.0f} s)", lasts=True)
+                raise Failed(f"{why} (it asks to retry after {wish:.0f} s)", lasts=True, is_stuck=is_stuck)
             pause = max(pause, wish)
         attempts = f" (after {self.attempts} attempts)" if self.attempts > 1 else ""
         raise Failed(why + attempts, lasts=True, is_refused=is_refused, is_stuck=is_stuck)

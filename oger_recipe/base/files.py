@@ -81,11 +81,20 @@ def write_jsonl(records: Iterable[dict[str, Any]], path: Path) -> None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Read the records of a JSONL file: none where it does not exist, and not a last one that a kill cut off."""
+    """Read the records of a JSONL file: none where it does not exist, and no line that a kill or a full disk tore."""
     if not path.exists():
         return []
-    with path.open(encoding="utf-8") as file:  # str.splitlines would cut at U+2028, which texts may have
-        return [json.loads(line) for line in file if line.endswith("\n")]
+    with path.open("rb") as file:  # str.splitlines would cut at U+2028, which texts may have
+        lines = (_record(line) for line in file if line.endswith(b"\n"))
+        return [record for record in lines if record is not None]
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record: dict[str, Any] = json.loads(line)
+        return record
+    except ValueError:  # no JSON, or no UTF-8
+        return None
 
 
 def append_json(path: Path, record: dict[str, Any]) -> None:

@@ -20,15 +20,16 @@ class Progress:
         """Start at ``done`` of ``total``, which were done before. what: the work, as its line names it."""
         self._what, self._unit, self._total, self._done = what, unit, total, done
         self._bar = tqdm(total=total, initial=done, desc=what, unit=f" {unit}", leave=False, disable=None)
-        self._said = time.monotonic()
+        self._said, self._lock = time.monotonic(), threading.Lock()
 
     def add(self, count: int = 1) -> None:
-        self._done += count
-        self._bar.update(count)
-        if self._bar.disable and time.monotonic() - self._said >= _EVERY_S:
-            self._said = time.monotonic()
-            of = f" of {self._total:,}" if self._total is not None else ""
-            print(f"{self._what}: {self._done:,}{of} {self._unit}", file=sys.stderr, flush=True)
+        with self._lock:
+            self._done += count
+            self._bar.update(count)
+            if self._bar.disable and time.monotonic() - self._said >= _EVERY_S:
+                self._said = time.monotonic()
+                of = f" of {self._total:,}" if self._total is not None else ""
+                print(f"{self._what}: {self._done:,}{of} {self._unit}", file=sys.stderr, flush=True)
 
     def __enter__(self) -> "Progress":
         return self

@@ -156,7 +156,7 @@ def _as_json(value: Any) -> Any:
         if hasattr(value, method):
             return _as_json(getattr(value, method)())
     if isinstance(value, Decimal):
-        return float(value)
+        return float(value) if value.is_finite() else None
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 

@@ -10,10 +10,11 @@ import json
 import logging
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from oger_recipe.base.errors import cut, kind_of
-from oger_recipe.base.files import to_json
+from oger_recipe.base.files import read_jsonl, to_json
 from oger_recipe.base.secrets import redacted, said_by
 from oger_recipe.grading.pool import shared_pool
 from oger_recipe.grading.processes import Answer
@@ -119,20 +120,10 @@ def _record(entry: dict[str, Any]) -> None:
         logger.error("could not write %s in %s", ERRORS, run_dir, exc_info=True)
 
 
-def _entry(line: str) -> dict[str, Any] | None:
-    """Read a line; a full disk or a crash may have torn it."""
-    try:
-        entry: dict[str, Any] = json.loads(line)
-        return entry
-    except ValueError:
-        return None
-
-
 def worst_examples(run_dir: str | os.PathLike[str], n: int = 3) -> list[str]:
     """Say `n` recorded failures in a line each: different errors first, among them those that took longest."""
     try:
-        with open(os.path.join(run_dir, ERRORS), encoding="utf-8", errors="replace") as file:
-            entries = [entry for line in file if (entry := _entry(line)) is not None]
+        entries = read_jsonl(Path(run_dir) / ERRORS)
     except OSError:
         return []
     entries.sort(key=lambda entry: entry["seconds"], reverse=True)

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from oger_recipe.evaluation.prompts import prompt_tokens
 from oger_recipe.evaluation.sampling import Model, Request, Sampling
 from oger_recipe.grading.pool import GradingPool
 from oger_recipe.grading.rules import question_of
+from oger_recipe.grading.verdict import Graded
 from oger_recipe.offline.score import check
 from oger_recipe.run.inputs import grading_settings, preparation, with_task
 from oger_recipe.run.rows import DATA, EVAL, training_rows
@@ -117,6 +119,15 @@ def _done(
     return len(there) - 1
 
 
+def label_of(graded: Sequence[Graded], estimate: str) -> Label:
+    """Return the label of a step by the grades of the responses that go on from it; None without a verdict, where
+    there was no room for a rollout or the verifier failed."""
+    right = [each.verdict.score >= 1 for each in graded if each.error is None]
+    if not right:
+        return None
+    return sum(right) / len(right) if estimate == "share" else float(any(right))
+
+
 class _Labeller:
     """What labels responses; it loads the policy with the first of them."""
 
@@ -170,17 +181,13 @@ class _Labeller:
         asked = [(responses[row].uid, prefix + text) for (row, prefix), texts in zip(prefixes, drawn, strict=True)
                  for text in texts]  # fmt: skip
         asked += [(response.uid, response.text) for response in responses]
-        graded = self._pool.grade_many([self._rules.answer(self._rows[uid], text) for uid, text in asked])
-        right = iter(float(each.verdict.score >= 1) for each in graded)
+        graded = iter(self._pool.grade_many([self._rules.answer(self._rows[uid], text) for uid, text in asked]))
         labels: list[list[Label]] = [[] for _ in responses]
         for (row, _), texts in zip(prefixes, drawn, strict=True):
-            found = [next(right) for _ in texts]
-            share = sum(found) / len(found) if found else None  # no room for a rollout
-            labels[row].append(share if share is None or self._how.estimate == "share" else float(share > 0))
-        for row, texts in enumerate(steps):
-            outcome = next(right)
+            labels[row].append(label_of([*islice(graded, len(texts))], self._how.estimate))
+        for row, (texts, outcome) in enumerate(zip(steps, graded, strict=True)):
             if texts:
-                labels[row].append(outcome)
+                labels[row].append(label_of([outcome], self._how.estimate))
         return labels
 
     def _rollouts(self, asked: Sequence[tuple[str, str]]) -> list[list[str]]:
@@ -217,4 +224,4 @@ def _summary(lines: Sequence[Mapping[str, Any]]) -> str:
     known = [each for each in labels if each is not None]
     said = f"{len(lines)} responses, {len(labels)} steps: {sum(each > 0 for each in known)} good, {known.count(0)} bad"
     unknown = len(labels) - len(known)
-    return said + (f", {unknown} without a label (no room for a rollout)" if unknown else "")
+    return said + (f", {unknown} without a label (no room for a rollout, or the verifier failed)" if unknown else "")

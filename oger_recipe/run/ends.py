@@ -1,7 +1,6 @@
 """How a run ends in a terminal: stopped by a signal or by a failure, in a sentence and with an exit code."""
 
 import contextlib
-import json
 import os
 import shlex
 import signal
@@ -10,6 +9,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from oger_recipe.base.errors import RecipeError, RunDied, RunStopped
 from oger_recipe.base.files import read_jsonl
@@ -105,7 +105,9 @@ def explained(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> It
 
 def progress(run_dir: Path, *, in_step: bool = True) -> str:
     """Say how far the run has come, by its events. ``in_step``: in a step, or between two."""
-    events = _readable(run_dir / "events.jsonl")
+    events: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError):
+        events = read_jsonl(run_dir / "events.jsonl")
     totals = [event["steps"] for event in events if event.get("event") == "ready"]
     steps = [event["step"] for event in events if event.get("event") == "step"]
     total, last = (totals[-1] if totals else None), (steps[-1] if steps else 0)
@@ -114,13 +116,6 @@ def progress(run_dir: Path, *, in_step: bool = True) -> str:
     if total is None:
         return f"at step {last + 1}" if last else "before the first step"
     return f"after step {last} of {total}" if last >= total else f"at step {last + 1} of {total}"
-
-
-def _readable(path: Path) -> list[dict]:
-    try:
-        return read_jsonl(path)
-    except (OSError, json.JSONDecodeError):
-        return []
 
 
 def _rest(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from oger_recipe.base import remote_code
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import to_json
+from oger_recipe.base.machine import machine
 from oger_recipe.base.secrets import handed_on
 from oger_recipe.checks.job import Job
 from oger_recipe.checks.machine import gpus_by_role, gpus_found, machine_problems
@@ -156,7 +157,7 @@ def _plan(job: Job, refusals: list[str]) -> None:
         print("\n  ".join(["\nnot looked at:", *not_looked_at]))
     if refusals:
         raise RecipeError("\n".join([*refusals, "  What is above is the plan; here the run would refuse to start."]))
-    print("\non this machine:\n  nothing speaks against the run", flush=True)
+    print(f"\non {machine()}:\n  nothing speaks against the run", flush=True)
 
 
 def _unseen(value: Mapping[str, Any], refusals: list[str], *, has_own_model: bool) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import email.utils
 import json
 import logging
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hang import HANG_S
 from judge_server import Answer, Handler, Server, prompt_of, said
 
+from oger_recipe.base.endpoint import Endpoint, Failed
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.checks.job import OK, PROBLEM, Job
 from oger_recipe.checks.preflight import CHECKS
@@ -305,6 +308,19 @@ def test_a_server_that_says_to_come_tomorrow_is_not_waited_for(server: Server, t
     (reply,) = ask(judge(server), ["a"])
     assert reply.error and re.fullmatch(r"HTTP status 503: {} \(it asks to retry after \d{5} s\)", reply.error)
     assert server.prompts == ["a"]
+
+
+def test_a_request_that_breaks_the_server_is_known_by_that_also_where_it_says_to_come_tomorrow(server: Server) -> None:
+    server.answer, server.more_headers = lambda prompt, count: (500, {}), {"Retry-After": "86400"}
+    endpoint = Endpoint(server.url, "", attempts=2, limit_s=HANG_S, first_pause_s=0.0)
+
+    async def post() -> None:
+        async with endpoint.client(1) as client:
+            await endpoint.post(client, "/completions", {"prompt": "a"})
+
+    with pytest.raises(Failed, match="it asks to retry after 86400 s") as failed:
+        asyncio.run(post())
+    assert failed.value.lasts and failed.value.is_stuck
 
 
 @pytest.mark.parametrize("when", ["soon", "inf", "-5", "²", "0", "Wed, 21 Oct 2015 07:28:00 GMT", ""])

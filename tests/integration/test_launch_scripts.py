@@ -348,9 +348,13 @@ def test_a_sweep_removes_only_when_it_is_told_to(sweep: Sweep) -> None:
     assert not any({"--overwrite", "--ckpt.load_enable"} & set(call) for call in sweep.calls())
 
 
-def test_a_sweep_that_is_stopped_trains_no_further_value(sweep: Sweep) -> None:
-    code, _ = sweep.run("1", "2", FAIL="1", CODE="130")
-    assert code == 130 and sweep.trained() == ["1"]
+@pytest.mark.parametrize("stopped", ["130", "143", "138", "75"])
+def test_a_sweep_that_is_stopped_trains_no_further_value(sweep: Sweep, stopped: str) -> None:
+    """By a signal, or after a step, as a run was asked to: 75 and 138."""
+    code, output = sweep.run("1", "2", FAIL="1", CODE=stopped)
+    assert code == int(stopped) and sweep.trained() == ["1"] and "failed" not in output
+    code, _ = sweep.run("1", "2")
+    assert code == 0 and sweep.trained() == ["1", "2"]
 
 
 def test_no_value_of_a_sweep_leads_out_of_its_folder(sweep: Sweep) -> None:

@@ -111,6 +111,23 @@ def test_a_head_without_gpus_plans_for_those_of_its_cluster(
     )
 
 
+def test_a_dry_run_says_of_which_machine_it_speaks(
+    cluster: str,
+    recipe: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "flash_attn-2.8.3.dist-info").mkdir()  # which the checks of a machine with GPUs look for
+    (tmp_path / "flash_attn-2.8.3.dist-info" / "METADATA").write_text("Name: flash-attn\nVersion: 2.8.3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("RAY_ADDRESS", cluster)
+    alone = ("--actor.num_gpus_per_node", "1", "--ds.attn_implementation", "sdpa", "--algo.kl.init_coef", "0")
+    train.main(["--recipe", str(recipe), "--dry-run", *alone])
+    there = f"on the Ray cluster at RAY_ADDRESS={cluster}, with 2 GPUs (H100):"
+    assert capsys.readouterr().out.endswith(f"\n{there}\n  nothing speaks against the run\n")
+
+
 def test_the_driver_and_what_it_starts_are_told_what_the_cluster_has(
     cluster: str, monkeypatch: pytest.MonkeyPatch, forks: Forks
 ) -> None:

@@ -7,6 +7,8 @@ import pty
 import subprocess
 import sys
 import termios
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hang import HANG_S
@@ -30,6 +32,23 @@ def test_elsewhere_than_on_a_terminal_a_line_comes_when_the_last_is_old(
     assert capsys.readouterr().err.splitlines() == [
         "tokens: 2 of 46,000 prompts", "tokens: 5 of 46,000 prompts",
     ]  # fmt: skip
+
+
+class _Late(int):
+    """A count that is added late: between reading the sum and writing it."""
+
+    def __radd__(self, other: int) -> int:
+        time.sleep(0.05)
+        return int(self) + other
+
+
+def test_threads_lose_no_count(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = progress.Progress("tokens", "prompts")
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(shown.add, [_Late(1)] * 4))
+    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
+    shown.add()
+    assert capsys.readouterr().err == "tokens: 5 prompts\n"
 
 
 def test_a_terminal_shows_a_bar() -> None:

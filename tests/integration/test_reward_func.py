@@ -49,7 +49,7 @@ BAD_LABELS: list[Any] = [
 @pytest.fixture()
 def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.delenv("OGER_RUN_DIR", raising=False)
-    path = Path(samples.__file__).with_name("reward_func.py")
+    path = Path(samples.__file__).parents[1] / "rewards" / "reward_func.py"
     spec = importlib.util.spec_from_file_location("reward_func", str(path))
     assert spec and spec.loader
     loaded = importlib.util.module_from_spec(spec)

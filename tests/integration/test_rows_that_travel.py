@@ -16,7 +16,7 @@ import pytest
 
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.data.sources import Columns, read_dataset
-from oger_recipe.grading.rules import GradingRules, travelled
+from oger_recipe.grading.rules import GradingRules, other_columns, travelled
 from oger_recipe.run.rows import evaluation_rows, training_rows
 from oger_recipe.settings.grading import grading_rules
 
@@ -44,6 +44,11 @@ def test_question_and_other_columns_travel_where_a_source_reads_them_and_nowhere
         "uid": "u", "answer": "a", "task": "math", "question": "Q",
     }  # fmt: skip
     assert travelled({"question": "Q"}) == {"question": "Q", "messages": [], "row": {}}
+
+
+@pytest.mark.parametrize("number", ["NaN", "sNaN", "-Infinity"])
+def test_a_decimal_that_is_not_finite_is_null(number: str) -> None:
+    assert other_columns({"price": Decimal(number), "more": [Decimal("1.5")]}) == {"price": None, "more": [1.5]}
 
 
 def test_what_parquet_holds_travels_as_json(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def test_the_collector_pauses_for_imports_and_goes_on_after_them():
         (3, 128, None, (3 + 1) * 128 * 128),
         (2**20, 128, None, 2**30),
         (2**20, 128, "2", 2**31),
+        (2**20, 128, "0.5", 2**29),
     ],
 )
 def test_the_kv_cache_holds_the_rows_that_run_at_a_time_within_its_limit(

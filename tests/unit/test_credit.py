@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from oger_recipe.algorithm import credit
-from oger_recipe.algorithm.credit import earned_bonus, hybrid_advantages, penalise_truncated, token_advantages
+from oger_recipe.algorithm.credit import (
+    BATCH_ESTIMATORS,
+    earned_bonus,
+    hybrid_advantages,
+    penalise_truncated,
+    token_advantages,
+)
 
 REWARDS = torch.tensor([[1.0, 0.0, 1.0, 0.0]])
 TRUNCATED = torch.tensor([[False, False, True, True]])
@@ -82,6 +88,13 @@ def test_the_baseline_is_the_groups_mean_or_that_of_its_rollouts() -> None:
     assert _advantages(REWARDS) == [pytest.approx([0.5, -0.5, 0.5, -0.5])]
     # Of the rollouts 1, 1, 0 the mean is 2/3; the teacher is measured by it too.
     assert _advantages(REWARDS, baseline="rollouts") == [pytest.approx([1 / 3, -2 / 3, 1 / 3, -2 / 3])]
+
+
+@pytest.mark.parametrize("name", ["estimator", "baseline", "all_correct_group"])
+@pytest.mark.parametrize("estimator", ["dr_grpo", *BATCH_ESTIMATORS])
+def test_an_unknown_name_is_answered_with_the_known_ones(name: str, estimator: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}='grpoo' is unknown; valid values: [a-z]"):
+        _advantages(REWARDS, **{"estimator": estimator, name: "grpoo"})
 
 
 def test_the_estimator_is_chosen_by_name() -> None:

@@ -45,6 +45,12 @@ def test_numbers_that_are_not_finite_are_null_however_deep(tmp_path: Path) -> No
     assert _strict(to_json(RECORD, indent=1, ensure_ascii=True)) == READ
 
 
+def test_a_line_that_a_kill_or_a_full_disk_has_torn_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"a": "\xc3\n{"a": 2}{"a"\n{"a": 3}\n{"a": "\xc3')
+    assert read_jsonl(path) == [{"a": 1}, {"a": 3}]
+
+
 def test_what_is_written_elsewhere_is_made_by_the_same_function() -> None:
     """A writer of its own would write NaN and Infinity."""
     writes = {"write", "writelines", "write_text", "write_bytes"}

@@ -10,6 +10,8 @@ import pytest
 
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.data.labelled_steps import Solution, read_labelled_steps
+from oger_recipe.grading.verdict import Graded, Verdict
+from oger_recipe.offline.prm_labels import label_of
 
 PROCESS_BENCH = {
     "id": "olympiadbench-7",
@@ -147,8 +149,8 @@ def test_files_of_several_shapes_are_read_together(tmp_path: Path) -> None:
         (PROCESS_BENCH | {"problem": None}, "'problem' has to be a text, found None"),
         (STEPWISE | {"labels": [True]}, "'labels' has to be a list with a label for each of the 2 completions"),
         (STEPWISE | {"labels": [True, 2]}, r"'labels\[1\]' has to be true, false, a number from 0 to 1, or null"),
-        (SHEPHERD | {"label": SHEPHERD["label"].replace("She", "He")}, "'label' has to be the input .* at step 1"),
-        (SHEPHERD | {"label": SHEPHERD["label"].replace("4 -", "4 ?")}, "'label' has to be the input .* at step 2"),
+        (SHEPHERD | {"label": SHEPHERD["label"].replace("She", "He")}, "'label' .* at step 1"),
+        (SHEPHERD | {"label": SHEPHERD["label"].replace("4 -", "4 ?")}, "'label' .* at step 2"),
         (SHEPHERD | {"input": "no tag"}, "'input' has to be a question and steps that end with 'ки' each"),
         (SHEPHERD | {"input": "Q ки", "label": "Q +"}, "'input' has to be a question, and 'Step 1:' behind it"),
         (PRM_BENCH | {"error_steps": [4]}, "'error_steps' has to be a list of numbers from 1 to 3"),
@@ -176,3 +178,22 @@ def test_files_of_several_shapes_are_read_together(tmp_path: Path) -> None:
 def test_a_wrong_row_is_named_with_file_line_and_field(tmp_path: Path, record: Any, message: str) -> None:
     with pytest.raises(RecipeError, match=rf"rows.jsonl:2: {message}"):
         read(tmp_path, STEPWISE, record)
+
+
+RIGHT, WRONG, FAILED = Graded(Verdict(1.0, 1.0, "")), Graded(Verdict(0.0, 0.0, "")), Graded.failed("it took too long")
+
+
+@pytest.mark.parametrize(
+    ("graded", "share", "hard"),
+    [
+        ([RIGHT, WRONG, WRONG, WRONG], 0.25, 1.0),
+        ([WRONG, WRONG], 0.0, 0.0),
+        ([RIGHT, WRONG, FAILED, FAILED], 0.5, 1.0),
+        ([FAILED, FAILED], None, None),
+        ([], None, None),
+    ],
+)
+def test_a_verifier_that_fails_says_nothing_of_the_step(
+    graded: list[Graded], share: float | None, hard: float | None
+) -> None:
+    assert (label_of(graded, "share"), label_of(graded, "any")) == (share, hard)
