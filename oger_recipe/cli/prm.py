@@ -16,7 +16,7 @@ from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import atomic_write, to_json
 from oger_recipe.cli.run_settings import CommandParser, require_writable, settings_of_run
 from oger_recipe.models.step_formats import FORMATS
-from oger_recipe.prm.settings import ESTIMATES, Training
+from oger_recipe.prm.options import ESTIMATES, Training
 
 _PROCESSBENCH, _SPLITS = "Qwen/ProcessBench", ("gsm8k", "math", "olympiadbench", "omnimath")
 _FORMAT_KEYS = ("tag", "good", "bad")
@@ -174,7 +174,7 @@ def _train(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: lis
     entry |= {name: vars(args)[name] for name in ("revision", *_FORMAT_KEYS) if vars(args)[name] is not None}
     solutions, shapes = read_labelled_steps(args.data, args.split)
     print(_read(shapes, len(solutions)), flush=True)
-    from oger_recipe.prm.training import THRESHOLD, entry_of, train
+    from oger_recipe.prm.command_train import THRESHOLD, entry_of, train
 
     report = train(entry, solutions, args.data, how, args.out)
     print(f"\n{_of_held_out(report['held_out'], THRESHOLD)}")

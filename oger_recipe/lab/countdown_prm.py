@@ -23,7 +23,7 @@ from oger_recipe.lab.countdown import Difficulty, build_rows, generate_problems,
 from oger_recipe.lab.countdown_problem import Problem, random_expression, value_of
 from oger_recipe.lab.countdown_steps import STEPS, step_labels
 from oger_recipe.lab.countdown_teachers import TEACHERS
-from oger_recipe.prm.settings import Training
+from oger_recipe.prm.options import Training
 
 _COUNTS = {3: 450, 4: 3000}  # numbers of a problem -> problems
 _OPERATORS = "+-"
@@ -47,7 +47,7 @@ _TEMPERATURES, _AT_ONCE, _LONGEST = (1.0, 1.25), 256, 80
 
 def save_prm(base: Path, data: Data, folder: Path) -> Path:
     """Train the model of `save_base` to score steps, format trl; prm.json: what it reaches on held-out problems."""
-    from oger_recipe.prm.training import train
+    from oger_recipe.prm.command_train import train
 
     entry = {"model": str(base), "format": "trl"}
     how = Training(

@@ -21,8 +21,8 @@ from oger_recipe.lab import tiny_policy
 from oger_recipe.lab.known_judges import save_prm
 from oger_recipe.models.keys import ProcessKeys
 from oger_recipe.models.step_text import StepWriter
-from oger_recipe.prm import trainer
-from oger_recipe.prm.rows import make_rows
+from oger_recipe.prm import hf_trainer
+from oger_recipe.prm.learning import make_rows
 
 HEAD: list[str] = []  # trl is the format where none is named
 TAGS = ["--format", "math_shepherd", "--tag", "|"]
@@ -121,7 +121,7 @@ def test_the_seed_decides_everything(trained: Any) -> None:
 
 def test_an_interrupted_training_goes_on_to_the_same_end(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, _ = trained("whole", "--epochs", "2")
-    on_log = trainer.Lines.on_log
+    on_log = hf_trainer.Lines.on_log
 
     def interrupted(self: Any, args: Any, state: Any, *more: Any, **others: Any) -> None:
         on_log(self, args, state, *more, **others)
@@ -129,7 +129,7 @@ def test_an_interrupted_training_goes_on_to_the_same_end(trained: Any, monkeypat
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(SystemExit, match="the same command goes on"):
-        patched.setattr(trainer.Lines, "on_log", interrupted)
+        patched.setattr(hf_trainer.Lines, "on_log", interrupted)
         trained("cut", "--epochs", "2")
     assert not Path("cut").exists() and list(Path("cut.training").glob("checkpoint-*"))
     with pytest.raises(SystemExit, match=r"interrupted training with other settings \(settings.seed differ\)"):

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from oger_recipe.data.labelled_steps import Solution, is_apart
-from oger_recipe.prm.learning import NO_LABEL, Collator, loss_of, step_loss
-from oger_recipe.prm.rows import Row
+from oger_recipe.prm.learning import NO_LABEL, Collator, Row, loss_of, step_loss
 from oger_recipe.rewards.place import StepPrompt
 
 

@@ -1,4 +1,4 @@
-"""How a PRM is trained, and what steps are labelled by."""
+"""Options of `oger prm train` and `oger prm label`: how a PRM is trained, and what steps are labelled by."""
 
 from __future__ import annotations
 

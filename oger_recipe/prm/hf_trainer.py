@@ -13,9 +13,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.models.keys import ProcessKeys
-from oger_recipe.prm.learning import collator_of, loss_of
-from oger_recipe.prm.rows import Row
-from oger_recipe.prm.settings import Training
+from oger_recipe.prm.learning import Row, collator_of, loss_of
+from oger_recipe.prm.options import Training
 from oger_recipe.report.summary import clock
 
 _WARM_UP = 0.05  # share of the steps in which the learning rate rises

@@ -21,10 +21,9 @@ from oger_recipe.evaluation.prm_metrics import solution_metrics
 from oger_recipe.models.keys import ProcessKeys
 from oger_recipe.models.step_text import StepWriter
 from oger_recipe.models.tokens import load_tokenizer
-from oger_recipe.prm.learning import probabilities, verdicts
-from oger_recipe.prm.rows import Row, make_rows
-from oger_recipe.prm.settings import Training
-from oger_recipe.prm.trainer import save, trained
+from oger_recipe.prm.hf_trainer import save, trained
+from oger_recipe.prm.learning import Row, make_rows, probabilities, verdicts
+from oger_recipe.prm.options import Training
 
 THRESHOLD = 0.5  # of a step's probability, in the report; not tuned on the held-out rows
 REPORT = "prm.json"
