@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from oger_recipe.base import hub
 from oger_recipe.base.errors import RecipeError
-from oger_recipe.cli.run_settings import CommandParser, settings_of_run
+from oger_recipe.cli.shared import CommandParser, settings_of_run
 from oger_recipe.settings.grading import VerifierSettings, grading_rules
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.machine import machine
 from oger_recipe.checks.job import PROBLEM, Finding, Job
 from oger_recipe.checks.preflight import findings
-from oger_recipe.cli.run_settings import require_writable
+from oger_recipe.cli.shared import require_writable
 from oger_recipe.settings.derived import in_prompts
 from oger_recipe.settings.shipped import find_recipe
 

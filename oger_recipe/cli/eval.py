@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oger_recipe.base.errors import RecipeError
-from oger_recipe.cli.run_settings import CommandParser, settings_of_run
+from oger_recipe.cli.shared import CommandParser, run_command, settings_of_run
 from oger_recipe.settings.grading import grading_rules
 from oger_recipe.settings.rollouts import RolloutSettings
 from oger_recipe.settings.run import EvalSettings
@@ -105,13 +104,8 @@ def _add_model(add: Callable[..., Any]) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    try:
-        parser = build_parser()
-        _evaluate(parser, *parser.parse_known_args(argv))
-    except RecipeError as error:
-        sys.exit(f"oger eval: {error}")
-    except KeyboardInterrupt:
-        sys.exit("oger eval: interrupted; the same command continues with the answers that are missing")
+    interrupted = "interrupted; the same command continues with the answers that are missing"
+    run_command(build_parser, _evaluate, argv, interrupted)
 
 
 def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:

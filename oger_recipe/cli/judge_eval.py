@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from oger_recipe.base.errors import RecipeError
-from oger_recipe.base.files import atomic_write, to_json
-from oger_recipe.cli.run_settings import CommandParser, require_writable, settings_of_run
+from oger_recipe.cli.shared import (
+    CommandParser,
+    add_entry,
+    entry_of,
+    require_entry,
+    require_writable,
+    run_command,
+    settings_of_run,
+    write_json,
+)
 from oger_recipe.evaluation.judge_metrics import Prices
+
+_EXAMPLE = "{model: org/judge, plugin: pairwise}"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -26,15 +31,9 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    judge = parser.add_mutually_exclusive_group(required=True)
-    judge.add_argument(
-        "--judge",
-        metavar="ENTRY",
-        help="an entry of oger.reward.sources in YAML, e.g. '{model: org/judge, plugin: pairwise}'; without a kind it "
-        "is pairwise for --pairs and judge for --labels; '{kind: classifier, model: org/reward-model}' is a head",
-    )
-    judge.add_argument("--recipe", type=Path, help="a recipe that has the judge among its sources, named by --source")
-    add("--source", metavar="NAME", help="name of the judge in --recipe")
+    kinds = "without a kind it is pairwise for --pairs and judge for --labels"
+    head = "'{kind: classifier, model: org/reward-model}' is a head"
+    add_entry(parser, "--judge", "judge", f"'{_EXAMPLE}'; {kinds}; {head}")
     data = parser.add_mutually_exclusive_group(required=True)
     files = ".json, .jsonl or .parquet file, or dataset of the Hub"
     data.add_argument("--pairs", metavar="FILE", help=f"{files}, with the columns of LLMBar or JudgeBench")
@@ -55,28 +54,21 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> None:
-    try:
-        parser = build_parser()
-        _evaluate(parser, *parser.parse_known_args(argv))
-    except RecipeError as error:
-        sys.exit(f"oger judge-eval: {error}")
-    except KeyboardInterrupt:
-        sys.exit("oger judge-eval: interrupted")
+    run_command(build_parser, _evaluate, argv)
 
 
 def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
     from oger_recipe.evaluation.labelled import read_answers, read_pairs, read_rated_answers
     from oger_recipe.offline.judge_eval import dead, figures, judge_of, keys_of, on_answers, on_pairs, report
 
-    if (args.recipe is None) != (args.source is None):
-        raise RecipeError("--recipe and --source go together: the recipe, and the name of the judge in it")
-    if args.limit is not None and args.limit < 1:
-        raise RecipeError(f"--limit is {args.limit}: it has to be 1 or more")
+    require_entry(args, "judge")
     if args.out is not None:
         require_writable("--out", args.out)
     prices = _prices(args)
     settings = settings_of_run(args.recipe, flags, parser)
-    spec = judge_of(_entry(args, settings), settings)
+    kind = "pairwise" if args.pairs else "judge"
+    entry = entry_of(args, "--judge", _EXAMPLE, settings, name="judge", kind=kind)
+    spec = judge_of(entry, settings)
     if args.pairs:
         pairs = read_pairs(args.pairs, args.split, args.limit)
         print(f"{spec.name}: {len(pairs)} pairs ...", flush=True)
@@ -92,32 +84,11 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: 
         found = on_answers(spec, answers, settings, args.threshold)
     print(f"\n{report(found, prices)}")
     if args.out is not None:
-        result = {"judge": _entry(args, settings), "data": args.pairs or args.labels, **figures(found, prices)}
-        with atomic_write(args.out) as partial:
-            partial.write_text(to_json(result | {"cases": found.cases}, indent=2) + "\n")
+        figures_of = {"judge": entry, "data": args.pairs or args.labels, **figures(found, prices)}
+        write_json(args.out, figures_of | {"cases": found.cases})
         print(f"figures and verdicts: {args.out}", flush=True)
     if problem := dead(found):
         raise RecipeError(problem)
-
-
-def _entry(args: argparse.Namespace, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the judge as an entry of oger.reward.sources."""
-    if args.judge is None:
-        entries = {entry["name"]: entry for entry in settings["oger.reward.sources"]}
-        if args.source not in entries:
-            raise RecipeError(f"{args.recipe} has no source {args.source!r}; it has {', '.join(entries) or 'none'}")
-        return entries[args.source]
-    try:
-        entry = yaml.safe_load(args.judge)
-    except yaml.YAMLError as error:
-        raise RecipeError(f"--judge is no YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(entry, dict):
-        raise RecipeError(
-            f"--judge {args.judge!r}: an entry such as '{{model: org/judge, plugin: pairwise}}' is needed"
-        )
-    from oger_recipe.rewards.kinds.entries import as_today
-
-    return as_today({"name": "judge", "kind": "pairwise" if args.pairs else "judge", **entry})
 
 
 def _prices(args: argparse.Namespace) -> Prices:

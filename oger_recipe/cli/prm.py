@@ -10,15 +10,21 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import yaml
-
 from oger_recipe.base.errors import RecipeError
-from oger_recipe.base.files import atomic_write, to_json
-from oger_recipe.cli.run_settings import CommandParser, require_writable, settings_of_run
+from oger_recipe.cli.shared import (
+    CommandParser,
+    add_entry,
+    entry_of,
+    require_entry,
+    require_writable,
+    settings_of_run,
+    write_json,
+)
 from oger_recipe.models.step_formats import FORMATS
 from oger_recipe.prm.options import ESTIMATES, Training
 
 _PROCESSBENCH, _SPLITS = "Qwen/ProcessBench", ("gsm8k", "math", "olympiadbench", "omnimath")
+_EXAMPLE = "{model: org/prm, format: qwen_prm}"
 _FORMAT_KEYS = ("tag", "good", "bad")
 _FILES = ".json, .jsonl or .parquet files or datasets of the Hub"
 _SHAPES = "of PRM800K, Math-Shepherd, ProcessBench, PRMBench or stepwise supervision (docs/prm.md)"
@@ -96,15 +102,7 @@ def _parts(hint: Any) -> tuple[Any, ...]:
 
 def _add_eval(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    prm = parser.add_mutually_exclusive_group(required=True)
-    prm.add_argument(
-        "--prm",
-        metavar="ENTRY",
-        help="an entry of oger.reward.sources in YAML, e.g. '{model: org/prm, format: qwen_prm}'; its kind is process "
-        "where it names none",
-    )
-    prm.add_argument("--recipe", type=Path, help="a recipe that has the PRM among its sources, named by --source")
-    add("--source", metavar="NAME", help="name of the PRM in --recipe")
+    add_entry(parser, "--prm", "PRM", f"'{_EXAMPLE}'; its kind is process where it names none")
     add(
         "--benchmark",
         choices=("processbench",),
@@ -203,11 +201,21 @@ def _read(shapes: Mapping[str, int], solutions: int) -> str:
 
 
 def _eval(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
-    from oger_recipe.offline.prm_eval import cases, gives_rewards, picture, prm_of, report, result, scored, tuning_rows
+    from oger_recipe.offline.prm_eval import (
+        cases,
+        dead,
+        gives_rewards,
+        picture,
+        prm_of,
+        report,
+        result,
+        scored,
+        tuning_rows,
+    )
 
     _check_eval(args)
     settings = settings_of_run(args.recipe, flags, parser)
-    entry = _entry(args, settings)
+    entry = entry_of(args, "--prm", _EXAMPLE, settings, name="prm", kind="process")
     spec = prm_of(entry, settings)
     if args.picture is not None and gives_rewards(spec):
         raise RecipeError("--picture draws the calibration of probabilities, and rewards of scorer implicit are none")
@@ -218,27 +226,22 @@ def _eval(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list
     figures = result(found, args.threshold, tuned)
     print(f"\n{report(found, figures)}")
     if args.out is not None:
-        with atomic_write(args.out) as partial:
-            said = {"prm": entry, "data": _sources(args), "tune": args.tune}
-            document = said | figures | {"cases": cases(found, tuned)}
-            partial.write_text(to_json(document, indent=2) + "\n")
+        said = {"prm": entry, "data": _sources(args), "tune": args.tune}
+        write_json(args.out, said | figures | {"cases": cases(found, tuned)})
         print(f"figures and scores: {args.out}")
     if args.picture is not None and found.probabilities:
         picture(found.without(tuned), args.picture)
         print(f"picture: {args.picture}")
     elif args.picture is not None:
         print("picture: none, as some scores are below 0 or above 1")
-    if solutions and len(found.errors) == len(solutions):
-        raise RecipeError(f"the PRM failed on all {len(solutions)} solutions, first with: {found.errors[0]}")
+    if problem := dead(found):
+        raise RecipeError(problem)
 
 
 def _check_eval(args: argparse.Namespace) -> None:
-    if (args.recipe is None) != (args.source is None):
-        raise RecipeError("--recipe and --source go together: the recipe, and the name of the PRM in it")
+    require_entry(args, "PRM")
     if args.benchmark is None and args.data is None:
         raise RecipeError("nothing to evaluate on: give --data FILE, or --benchmark processbench for that of the Hub")
-    if args.limit is not None and args.limit < 1:
-        raise RecipeError(f"--limit is {args.limit}: it has to be 1 or more")
     if args.tune is not None and args.threshold is not None:
         raise RecipeError("--threshold gives it and --tune chooses it: leave out one of them")
     if args.tune is not None and not 0 < args.tune < 1:
@@ -268,24 +271,6 @@ def _labelled(args: argparse.Namespace) -> tuple[list[Any], dict[str, int]]:
             f"--benchmark processbench: the data has rows of {' and '.join(others)}: leave the flag out to take them"
         )
     return solutions[: args.limit], shapes
-
-
-def _entry(args: argparse.Namespace, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the PRM as an entry of oger.reward.sources."""
-    if args.prm is None:
-        entries = {entry["name"]: entry for entry in settings["oger.reward.sources"]}
-        if args.source not in entries:
-            raise RecipeError(f"{args.recipe} has no source {args.source!r}; it has {', '.join(entries) or 'none'}")
-        return entries[args.source]  # type: ignore[no-any-return]
-    try:
-        entry = yaml.safe_load(args.prm)
-    except yaml.YAMLError as error:
-        raise RecipeError(f"--prm is no YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(entry, dict):
-        raise RecipeError(f"--prm {args.prm!r}: an entry such as '{{model: org/prm, format: qwen_prm}}' is needed")
-    from oger_recipe.rewards.kinds.entries import as_today
-
-    return as_today({"name": "prm", "kind": "process", **entry})
 
 
 # ---- label

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from oger_recipe.base.errors import RecipeError
-from oger_recipe.cli.run_settings import CommandParser, require_writable, settings_of_run
+from oger_recipe.cli.shared import CommandParser, require_writable, run_command, settings_of_run
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -33,13 +32,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> None:
-    try:
-        parser = build_parser()
-        _score(parser, *parser.parse_known_args(argv))
-    except RecipeError as error:
-        sys.exit(f"oger score: {error}")
-    except KeyboardInterrupt:
-        sys.exit("oger score: interrupted; nothing was written, and what judges replied is kept for the next time")
+    interrupted = "interrupted; nothing was written, and what judges replied is kept for the next time"
+    run_command(build_parser, _score, argv, interrupted)
 
 
 def _score(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:

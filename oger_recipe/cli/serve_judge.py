@@ -27,8 +27,7 @@ from oger_recipe.base.cpu import CPU_ENVIRONMENT, is_without_cuda
 from oger_recipe.base.endpoint import api_key
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.imports import not_installed
-from oger_recipe.cli.listening import is_loopback, listen
-from oger_recipe.cli.run_settings import CommandParser
+from oger_recipe.cli.shared import CommandParser, is_loopback, listen
 from oger_recipe.models.guard import VARIABLE, KeyForEveryPath
 from oger_recipe.models.keys import DTYPES, ProcessKeys
 from oger_recipe.models.step_formats import FORMATS

@@ -22,8 +22,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from oger_recipe.base.cpu import CORES
 from oger_recipe.base.errors import RecipeError
-from oger_recipe.cli.listening import is_loopback, listen
-from oger_recipe.cli.run_settings import CommandParser
+from oger_recipe.cli.shared import CommandParser, is_loopback, listen
 from oger_recipe.grading.pool import ENVIRONMENT, GradingSettings, shared_pool
 from oger_recipe.grading.samples import grade_samples
 from oger_recipe.grading.service import GRADE_PATH, RewardService, ServiceLimits, access_log, build_app

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from oger_recipe.base.errors import RecipeError
-from oger_recipe.base.progress import ShownReplies
 from oger_recipe.checks.settings import loaded_for, require_loadable
 from oger_recipe.evaluation.judge_metrics import (
     JudgedPair,
@@ -23,18 +22,13 @@ from oger_recipe.evaluation.labelled import Answer, Pair, RatedAnswer
 from oger_recipe.evaluation.tables import aligned
 from oger_recipe.grading.verifiers import look_in
 from oger_recipe.models.asking import Judged, RewardModel
-from oger_recipe.models.keys import ModelKeys, ValueKeys
-from oger_recipe.models.tokens import load_tokenizer, plain_tokens
-from oger_recipe.offline.engines import engines_of
+from oger_recipe.models.keys import ValueKeys
+from oger_recipe.offline.shared import Metered, Settings, asking, spec_of
 from oger_recipe.rewards.kinds import KINDS
-from oger_recipe.rewards.kinds.entries import entry_problems, sources_of
 from oger_recipe.rewards.kinds.pairwise import TIE, compare
-from oger_recipe.rewards.place import Place, Reply, Sampling, StepPrompt
-from oger_recipe.rewards.spec import SourceSpec, Surroundings
-from oger_recipe.run.inputs import with_judges
+from oger_recipe.rewards.spec import SourceSpec
 from oger_recipe.settings.oger import OgerSettings
 
-_ENTRY = "oger.reward.sources, entry 1: "  # the user has not written it there
 Case = dict[str, Any]  # a pair or an answer with what the judge said, as the file of results has it
 
 
@@ -47,12 +41,9 @@ class Found:
     cases: list[Case]
 
 
-def judge_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
+def judge_of(entry: Mapping[str, Any], value: Settings) -> SourceSpec:
     """Read an entry of oger.reward.sources. Raises RecipeError for one that is wrong, or asks no model for values."""
-    (entry,) = with_judges({**value, "oger.reward.sources": (entry,)})["oger.reward.sources"]
-    if problems := [each.removeprefix(_ENTRY) for each in entry_problems([entry])]:
-        raise RecipeError("\n  - ".join(["this judge cannot be asked:", *problems]))
-    (spec,) = sources_of([entry])
+    spec = spec_of(entry, value, "judge")
     keys_of(spec)
     return spec
 
@@ -67,14 +58,14 @@ def keys_of(spec: SourceSpec) -> ValueKeys:
     return spec.keys
 
 
-def on_pairs(spec: SourceSpec, pairs: Sequence[Pair], value: Mapping[str, Any]) -> Found:
+def on_pairs(spec: SourceSpec, pairs: Sequence[Pair], value: Settings) -> Found:
     """Judge pairs: kind pairwise reads both answers, in both orders; other kinds value each, the greater is better."""
     if keys_of(spec).reads_rubric is not None:
         raise RecipeError(f"{spec.name} reads a rubric with each answer: kind {spec.kind} needs --labels")
-    asked = _Asked(spec, value)
+    meters: list[Metered] = []
     questions = [pair.question for pair in pairs]
     if keys_of(spec).threshold is None:
-        with asked as judge:
+        with _asked(spec, value, meters) as judge:
             compared = compare(judge, questions, [(pair.first, pair.second) for pair in pairs])
         judged = [(each.forth, each.back) for each in compared]
         metrics = pair_metrics(
@@ -84,7 +75,7 @@ def on_pairs(spec: SourceSpec, pairs: Sequence[Pair], value: Mapping[str, Any]) 
             ]
         )
     else:
-        with asked as judge:
+        with _asked(spec, value, meters) as judge:
             said = judge.judge(
                 [*questions, *questions], [pair.first for pair in pairs] + [pair.second for pair in pairs]
             )
@@ -102,20 +93,18 @@ def on_pairs(spec: SourceSpec, pairs: Sequence[Pair], value: Mapping[str, Any]) 
         | {"forth": _case(both[0]), "back": _case(both[1])}
         for pair, both in _zip(pairs, judged)
     ]
-    return Found(metrics | _failures([each for both in judged for each in both]), asked.work, cases)
+    return Found(metrics | _failures([each for both in judged for each in both]), _work(spec, meters), cases)
 
 
-def on_answers(
-    spec: SourceSpec, answers: Sequence[Answer], value: Mapping[str, Any], threshold: float | None
-) -> Found:
+def on_answers(spec: SourceSpec, answers: Sequence[Answer], value: Settings, threshold: float | None) -> Found:
     """Judge labelled answers. threshold: the least value that says label 1; None: the kind's own."""
     of_kind = keys_of(spec).threshold
     if of_kind is None:
         kinds = [name for name, kind in KINDS.items() if getattr(kind, "threshold", None) is not None]
         raise RecipeError(f"{spec.name} compares pairs: --labels needs one of the kinds {', '.join(kinds)}")
     threshold = of_kind if threshold is None else threshold
-    asked = _Asked(spec, value)
-    with asked as judge:
+    meters: list[Metered] = []
+    with _asked(spec, value, meters) as judge:
         judged = judge.judge([each.question for each in answers], [each.judged for each in answers])
     labels = [each.label for each in answers]
     metrics = label_metrics(labels, [_value(each) for each in judged], threshold)
@@ -125,7 +114,7 @@ def on_answers(
         pairs = [(label, said.get(name)) for labels, said in rated for name, label in labels.items()]
         metrics |= criterion_metrics(*zip(*pairs, strict=True)) if pairs else {}
         cases = [case | {"criteria": said, "labels": labels} for case, (labels, said) in _zip(cases, rated)]
-    return Found(metrics | _failures(judged), asked.work, cases)
+    return Found(metrics | _failures(judged), _work(spec, meters), cases)
 
 
 def dead(found: Found) -> str | None:
@@ -168,89 +157,27 @@ def figures(found: Found, prices: Prices) -> dict[str, Any]:
     return {name: None if isinstance(each, float) and math.isnan(each) else each for name, each in numbers.items()}
 
 
-class _Asked:
-    """A judge or a head that is there between entering and leaving, and what asking it took."""
-
-    def __init__(self, spec: SourceSpec, value: Mapping[str, Any]) -> None:
-        self._spec, self._models = spec, spec.keys.models
-        require_loadable(value, (each for keys in self._models for each in loaded_for(spec.name, keys)))
-        self._settings, self._seed = OgerSettings.of(value), value["train.seed"]
-        look_in(self._settings.verifiers.verifier_path)
-        self._told = ShownReplies().told
-        self._engines = engines_of(self._models, self._settings.reward.engine_memory_gb, self._told)
-        self._meters: list[Metered] = []
-
-    def __enter__(self) -> RewardModel:
-        surroundings = Surroundings.of(self._settings, self._engines.__enter__(), self._seed)
-        surroundings = replace(surroundings, told=self._told, around=self._metered)
-        return keys_of(self._spec).reward_model(self._spec, surroundings)
-
-    def __exit__(self, *exception: Any) -> None:
-        self._engines.__exit__(*exception)
-
-    def _metered(self, keys: ModelKeys, place: Place) -> Place:
-        self._meters.append(Metered(keys, place))
-        return self._meters[-1]
-
-    @property
-    def work(self) -> Work:
-        """The work of all models of the entry; a critic and the head that reads it give one verdict."""
-        tokens = None  # a server that applies the template has a tokenizer that is not known here
-        if not any(keys.chats for keys in self._models):
-            read, written = zip(*(meter.tokens() for meter in self._meters), strict=True)
-            tokens = sum(read), sum(written)
-        return Work(
-            max(len(meter.replies) for meter in self._meters),
-            sum(meter.seconds for meter in self._meters),
-            sum(meter.loading_s for meter in self._meters),
-            tokens,
-        )
+@contextlib.contextmanager
+def _asked(spec: SourceSpec, value: Settings, meters: list[Metered]) -> Iterator[RewardModel]:
+    """Yield the judge or head, whose models are there inside the context."""
+    require_loadable(value, (each for keys in spec.keys.models for each in loaded_for(spec.name, keys)))
+    look_in(OgerSettings.of(value).verifiers.verifier_path)
+    with asking(value, spec.keys.models, meters) as surroundings:
+        yield keys_of(spec).reward_model(spec, surroundings)
 
 
-@dataclass
-class Metered:
-    """A place whose work is recorded."""
-
-    keys: ModelKeys
-    place: Place
-    loading_s: float = 0.0
-    seconds: float = 0.0
-    prompts: list[str | StepPrompt] = field(default_factory=list)
-    replies: list[Reply] = field(default_factory=list)
-
-    def open(self) -> None:
-        started = time.monotonic()
-        self.place.open()
-        self.loading_s += time.monotonic() - started
-
-    def close(self) -> None:
-        self.place.close()
-
-    def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Reply]:
-        return self._asked(prompts, lambda: self.place.generate(prompts, sampling))
-
-    def classify(self, prompts: Sequence[str]) -> list[Reply]:
-        return self._asked(prompts, lambda: self.place.classify(prompts))
-
-    def classify_steps(self, prompts: Sequence[StepPrompt]) -> list[Reply]:
-        return self._asked(prompts, lambda: self.place.classify_steps(prompts))
-
-    def _asked(self, prompts: Sequence[str | StepPrompt], ask: Callable[[], list[Reply]]) -> list[Reply]:
-        started = time.monotonic()
-        replies = ask()
-        self.seconds += time.monotonic() - started
-        self.prompts += prompts
-        self.replies += replies
-        return replies
-
-    def tokens(self) -> tuple[int, int]:
-        """Count the tokens read and written."""
-        tokenizer = load_tokenizer(self.keys)
-        read, written = (
-            sum(len(plain_tokens(tokenizer, text) if isinstance(text, str) else text.tokens) for text in texts)
-            for texts in (self.prompts, [reply.text for reply in self.replies])
-        )
-        return read, written
+def _work(spec: SourceSpec, meters: Sequence[Metered]) -> Work:
+    """Add up the work of all models of the entry; a critic and the head that reads it give one verdict."""
+    tokens = None  # a server that applies the template has a tokenizer that is not known here
+    if not any(keys.chats for keys in spec.keys.models):
+        read, written = zip(*(meter.tokens() for meter in meters), strict=True)
+        tokens = sum(read), sum(written)
+    return Work(
+        max(len(meter.replies) for meter in meters),
+        sum(meter.seconds for meter in meters),
+        sum(meter.loading_s for meter in meters),
+        tokens,
+    )
 
 
 def _value(judged: Judged) -> float | None:

@@ -11,21 +11,16 @@ from typing import Any
 import torch
 
 from oger_recipe.base.errors import RecipeError
-from oger_recipe.base.progress import ShownReplies
 from oger_recipe.checks.settings import require_loadable, reward_models
 from oger_recipe.data.labelled_steps import Solution, is_apart
 from oger_recipe.evaluation.prm_metrics import best_threshold, first_error, reliability, rivals, solution_metrics
 from oger_recipe.evaluation.tables import aligned
 from oger_recipe.grading.verdict import Graded, Verdict
-from oger_recipe.offline.engines import engines_of
-from oger_recipe.offline.judge_eval import Metered
-from oger_recipe.rewards.kinds.entries import entry_problems, models_of, sources_of
+from oger_recipe.offline.shared import Metered, Settings, asking, spec_of
+from oger_recipe.rewards.kinds.entries import models_of
 from oger_recipe.rewards.sources import Group
-from oger_recipe.rewards.spec import SourceSpec, Surroundings
-from oger_recipe.run.inputs import with_judges
-from oger_recipe.settings.oger import OgerSettings
+from oger_recipe.rewards.spec import SourceSpec
 
-_ENTRY = "oger.reward.sources, entry 1: "  # the user has not written it there
 # What an evaluation reads are scores of steps: each step's own, as a probability where it is one.
 _PLAIN = {"credit": "sum", "scale": "probability"}
 _BY_THRESHOLD = ("accuracy_erroneous", "accuracy_correct", "f1", "step_accuracy")
@@ -76,12 +71,9 @@ class Scored:
         return found
 
 
-def prm_of(entry: Mapping[str, Any], value: Mapping[str, Any]) -> SourceSpec:
+def prm_of(entry: Mapping[str, Any], value: Settings) -> SourceSpec:
     """Read an entry of oger.reward.sources. Raises RecipeError for one that is wrong or scores no steps."""
-    (entry,) = with_judges({**value, "oger.reward.sources": (entry,)})["oger.reward.sources"]
-    if problems := [each.removeprefix(_ENTRY) for each in entry_problems([entry])]:
-        raise RecipeError("\n  - ".join(["this PRM cannot be asked:", *problems]))
-    (spec,) = sources_of([entry])
+    spec = spec_of(entry, value, "PRM")
     if not spec.keys.reads_steps and not spec.keys.is_own:
         raise RecipeError(f"{spec.name} is of kind {spec.kind}, which scores no steps: kind process does")
     if spec.keys.learns:
@@ -96,21 +88,11 @@ def gives_rewards(spec: SourceSpec) -> bool:
     return spec.keys.gives_rewards
 
 
-def scored(
-    spec: SourceSpec, entry: Mapping[str, Any], solutions: Sequence[Solution], value: Mapping[str, Any]
-) -> Scored:
+def scored(spec: SourceSpec, entry: Mapping[str, Any], solutions: Sequence[Solution], value: Settings) -> Scored:
     """Ask the PRM about all solutions at once. Raises RecipeError for a model that cannot be loaded."""
     require_loadable(value, reward_models({"oger.reward.sources": (entry,)}))
-    settings, told = OgerSettings.of(value), ShownReplies().told
-    models = [keys for _, keys in models_of([entry])]
     meters: list[Metered] = []
-
-    def around(keys: Any, place: Any) -> Any:
-        meters.append(Metered(keys, place))
-        return meters[-1]
-
-    with engines_of(models, settings.reward.engine_memory_gb, told) as engine:
-        surroundings = replace(Surroundings.of(settings, engine, value["train.seed"]), told=told, around=around)
+    with asking(value, [keys for _, keys in models_of([entry])], meters) as surroundings:
         source = _plain(spec).source(surroundings)
         said = source.score([_group(each) for each in solutions], torch.ones(len(solutions), 1, dtype=torch.bool))
     errors = {row: why for (row, _), why in said.errors.items()}
@@ -280,6 +262,14 @@ def cases(found: Scored, tuned: Collection[int]) -> list[dict[str, Any]]:
         | ({"error": found.errors[row]} if row in found.errors else {})
         for row, (each, scores) in enumerate(zip(found.solutions, found.scores, strict=True))
     ]
+
+
+def dead(found: Scored) -> str | None:
+    """Say how the PRM failed on every solution; None where one has scores."""
+    count = len(found.solutions)
+    if not count or len(found.errors) < count:
+        return None
+    return f"the PRM failed on all {count} solutions, first with: {found.errors[0]}"
 
 
 def picture(found: Scored, path: Path) -> None:

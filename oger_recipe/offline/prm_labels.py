@@ -23,16 +23,15 @@ from oger_recipe.base.remote_code import policy_models
 from oger_recipe.base.seeds import stable_seed
 from oger_recipe.checks.settings import require_loadable
 from oger_recipe.data.labelled_steps import Label, Solution, stepwise_record
-from oger_recipe.data.responses import Response, read_responses
+from oger_recipe.data.responses import Response
 from oger_recipe.data.rows import Row
 from oger_recipe.evaluation.prompts import prompt_tokens
 from oger_recipe.evaluation.sampling import Model, Request, Sampling
 from oger_recipe.grading.pool import GradingPool
 from oger_recipe.grading.rules import question_of
 from oger_recipe.grading.verdict import Graded
-from oger_recipe.offline.score import check
+from oger_recipe.offline.shared import Settings, checked, rows_and_responses
 from oger_recipe.run.inputs import grading_settings, preparation, with_task
-from oger_recipe.run.rows import DATA, EVAL, training_rows
 from oger_recipe.settings.steps import StepSettings
 
 _AT_A_TIME = 64  # responses between two moments at which labels are put on disk
@@ -47,20 +46,19 @@ class Labelling:
     sampling: Sampling
 
 
-def label(value: Mapping[str, Any], file: Path, how: Labelling, out: Path) -> str:
+def label(value: Settings, file: Path, how: Labelling, out: Path) -> str:
     """Label each step of the responses in a file, write them as stepwise supervision, and return a sentence.
     ``OUT.partial`` keeps what is labelled until all is; the same command goes on from there.
 
     Raises RecipeError for what is wrong, before any model is loaded.
     """
-    check(value)
+    value = checked(value)
     if not value["actor.model_name_or_path"] and value["oger.task.name"] is None:
         raise RecipeError("actor.model_name_or_path is not set: a step's label is how its rollouts from there end")
-    value = with_task({**value, EVAL: value[EVAL] or value[DATA]})
+    value = with_task(value)
     require_loadable(value, policy_models(value))
     how = replace(how, model=replace(how.model, name=value["actor.model_name_or_path"]))
-    rows = {row["uid"]: row for row in training_rows(value)}
-    responses = read_responses(file, rows, value[DATA])
+    rows, responses = rows_and_responses(value, file)
     rule = _rule(value)
     partial = out.with_name(f"{out.name}.partial")
     done = _done(partial, value, how, rule, responses)
@@ -85,7 +83,7 @@ def label(value: Mapping[str, Any], file: Path, how: Labelling, out: Path) -> st
     return _summary(lines)
 
 
-def _rule(value: Mapping[str, Any]) -> StepRule:
+def _rule(value: Settings) -> StepRule:
     """Return the rule; raise RecipeError if it needs tokens, which a text in a file has not."""
     rule = StepSettings.of(value).rule
     if rule.delimiter_token_ids or rule.max_step_tokens:
@@ -96,9 +94,7 @@ def _rule(value: Mapping[str, Any]) -> StepRule:
     return rule
 
 
-def _done(
-    partial: Path, value: Mapping[str, Any], how: Labelling, rule: StepRule, responses: Sequence[Response]
-) -> int:
+def _done(partial: Path, value: Settings, how: Labelling, rule: StepRule, responses: Sequence[Response]) -> int:
     """Count the responses labelled in the partial file, which is begun where there is none.
 
     Raises RecipeError for one of other responses or settings.
@@ -133,7 +129,7 @@ class _Labeller:
 
     def __init__(
         self,
-        value: Mapping[str, Any],
+        value: Settings,
         how: Labelling,
         rule: StepRule,
         rows: Mapping[str, Row],

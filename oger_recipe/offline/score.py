@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,45 +14,27 @@ import torch
 from torch import Tensor
 
 from oger_recipe.algorithm.credit import STEP_ESTIMATORS
-from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, REPLACE_MODES
+from oger_recipe.algorithm.hybrid_group import REPLACE_MODES
 from oger_recipe.algorithm.normalize import Running
-from oger_recipe.base.cutting import StepCutter
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import atomic_write, to_json
-from oger_recipe.base.progress import ShownReplies
 from oger_recipe.base.remote_code import policy_models
-from oger_recipe.checks.settings import models_of_run, out_of_range, require_loadable
-from oger_recipe.data.responses import Response, read_responses
+from oger_recipe.checks.settings import require_loadable
+from oger_recipe.data.responses import Response
 from oger_recipe.data.rows import Row
-from oger_recipe.data.train_files_cache import write_train_files_once
 from oger_recipe.embedding.similarity import make_similarity
 from oger_recipe.evaluation.scores import Column, score_table
-from oger_recipe.grading.pool import GradingPool
-from oger_recipe.grading.rules import is_repetitive, labelled_answer, travelled
-from oger_recipe.grading.verdict import Graded
-from oger_recipe.offline.engines import engines_of
+from oger_recipe.offline.answers import Answers, graded_answers, is_teacher, own_sources
+from oger_recipe.offline.shared import Settings, asking, checked, rows_and_responses
 from oger_recipe.rewards.by_steps import step_lines
 from oger_recipe.rewards.compose import ON_ERROR, Rewards, cost_of_failures, rewards_of, with_fixed_rewards
-from oger_recipe.rewards.kinds.entries import entry_problems, models_of, sources_of
+from oger_recipe.rewards.kinds.entries import models_of, sources_of
 from oger_recipe.rewards.sources import Group, Scores, Source
-from oger_recipe.rewards.spec import SourceSpec, Surroundings
-from oger_recipe.run.inputs import budget_of, grading_settings, preparation, with_judges, with_task, writes_chats
-from oger_recipe.run.rows import DATA, EVAL, training_rows
+from oger_recipe.rewards.spec import SourceSpec
+from oger_recipe.run.inputs import preparation, with_judges, with_task, writes_chats
 from oger_recipe.settings.oger import OgerSettings
-from oger_recipe.settings.own_functions import adopt
-from oger_recipe.teachers.store import TeacherStore
 
-Settings = Mapping[str, Any]
 _POLICY = "actor.model_name_or_path"
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A row as the sources see it: its text for the policy, what travels with it, and its usable teachers' texts."""
-
-    text: str
-    label: Mapping[str, Any]
-    teachers: list[str]
 
 
 def score(value: Settings, file: Path, out: Path) -> tuple[str, list[str]]:
@@ -65,12 +44,10 @@ def score(value: Settings, file: Path, out: Path) -> tuple[str, list[str]]:
     Raises RecipeError for what is wrong with recipe, rows and responses, before any model is loaded, and where a
     source fails and oger.reward.on_error is stop.
     """
-    check(value)
-    asked = {**value, EVAL: value[EVAL] or value[DATA]}  # no problems are built to evaluate on
+    asked = checked(value)
     value = with_judges(with_task(asked, build_policy=False))
     settings = OgerSettings.of(value)
-    rows = {row["uid"]: row for row in training_rows(value)}
-    responses = read_responses(file, rows, value[DATA])
+    rows, responses = rows_and_responses(value, file)
     _require_entropy(settings, responses, file)
     if needs := _needs_of_policy(value, rows, responses):
         if not value[_POLICY]:
@@ -81,7 +58,7 @@ def score(value: Settings, file: Path, out: Path) -> tuple[str, list[str]]:
     uids = dict.fromkeys(response.uid for response in responses)
     print(f"{len(responses)} answers to {len(uids)} of {len(rows)} prompts", flush=True)
     if replaced := sum(response.replaced for response in responses):
-        taught = sum(_is_teacher(response) for response in responses)
+        taught = sum(is_teacher(response) for response in responses)
         print(
             f"note: {taught} of them are teachers' trajectories, in the places of {replaced} rollouts, which get no "
             "reward",
@@ -95,12 +72,9 @@ def score(value: Settings, file: Path, out: Path) -> tuple[str, list[str]]:
         for spec in sources_of(settings.reward.sources, value["algo.advantage.estimator"])
     ]
     by_steps = value["algo.advantage.estimator"] in STEP_ESTIMATORS
-    models = [keys for _, keys in models_of(settings.reward.sources)]
-    told = ShownReplies().told
-    with engines_of(models, settings.reward.engine_memory_gb, told) as engine:
-        surroundings = replace(Surroundings.of(settings, engine, value["train.seed"]), told=told)
+    with asking(value, [keys for _, keys in models_of(settings.reward.sources)]) as surroundings:
         sources = [_Watched(spec, spec.source(surroundings)) for spec in specs]
-        answers = _graded(value, answered, responses, shared)
+        answers = graded_answers(value, answered, responses, shared)
         started = time.monotonic()
         scored = _scored(settings, specs, sources, answers, by_steps)
         seconds = answers.grading_s + time.monotonic() - started
@@ -110,22 +84,9 @@ def score(value: Settings, file: Path, out: Path) -> tuple[str, list[str]]:
     return scored.table(seconds, {source.name: source.seconds_of(answers) for source in sources}), dead
 
 
-def check(value: Settings) -> None:
-    """Raise RecipeError for what keeps the rewards of a recipe from being computed."""
-    settings = OgerSettings.of(value)
-    problems = [*out_of_range(value), *adopt(value["algo.advantage.estimator"], settings)]
-    problems += entry_problems(settings.reward.sources)
-    if not value[DATA] and value["oger.task.name"] is None:
-        problems.append("there are no rows: give --rows FILE, or set data.prompt_dataset")
-    if problems:
-        raise RecipeError("\n  - ".join(["the rewards of this recipe cannot be computed:", *problems]))
-    policy = {*policy_models(value)}
-    require_loadable(value, (each for each in models_of_run(value) if each not in policy))
-
-
 def _needs_of_policy(value: Settings, rows: Mapping[str, Row], responses: Sequence[Response]) -> list[str]:
     """List, as sentences, all that the rewards need the policy's tokenizer for."""
-    settings, own, specs = OgerSettings.of(value), _own(value), sources_of(value["oger.reward.sources"])
+    settings, own, specs = OgerSettings.of(value), own_sources(value), sources_of(value["oger.reward.sources"])
     with_teachers = [spec.name for spec in specs if spec.keys.is_bonus and settings.has_bonus]
     with_teachers += [spec.name for spec in specs if spec.keys.reads_teachers]
     lengths = own + [spec.name for spec in specs if spec.keys.is_length]
@@ -143,11 +104,6 @@ def _needs_of_policy(value: Settings, rows: Mapping[str, Row], responses: Sequen
     return needs
 
 
-def _own(value: Settings) -> list[str]:
-    """Name the user's own sources, which may read whatever a group has."""
-    return [spec.name for spec in sources_of(value["oger.reward.sources"]) if spec.keys.is_own]
-
-
 def _require_entropy(settings: OgerSettings, responses: Sequence[Response], file: Path) -> None:
     """Raise RecipeError where the bonus needs entropies that lines lack."""
     if not settings.has_bonus or settings.bonus.last_token_enp_reward == "none":
@@ -162,73 +118,30 @@ def _require_entropy(settings: OgerSettings, responses: Sequence[Response], file
         )
 
 
-def _graded(value: Settings, rows: Sequence[Row], responses: Sequence[Response], shared: Settings) -> _Answers:
-    settings = OgerSettings.of(value)
-    cuts = settings.cuts_steps(value["algo.advantage.estimator"])
-    cutter = StepCutter(shared["tokenizer"], settings.steps.rule) if cuts else None
-    with GradingPool(grading_settings(value, rows)) as pool:
-        prompts = _prompts(value, rows, pool, shared)
-        answers = [labelled_answer(prompts[response.uid].label, response.text) for response in responses]
-        started = time.monotonic()
-        graded = pool.grade_many(answers, progress=sys.stderr.isatty() or len(answers) > 2000)
-        graded = [_of_teacher(each) if _is_teacher(one) else each for one, each in zip(responses, graded, strict=True)]
-        return _Answers(responses, graded, prompts, time.monotonic() - started, cutter, shared["tokenizer"])
-
-
-def _is_teacher(response: Response) -> bool:
-    """Say whether the whole response is a teacher's."""
-    return response.off_policy and response.source is not None
-
-
-def _of_teacher(graded: Graded) -> Graded:
-    """Keep what a run knows of a teacher: reward and score."""
-    verdict = graded.verdict
-    return replace(graded, verdict=replace(verdict, components={}, steps=()))
-
-
-def _prompts(value: Settings, rows: Sequence[Row], pool: GradingPool, shared: Settings) -> dict[str, Prompt]:
-    """Prepare rows as a run does, with teachers that it would take; texts and teachers only where they are read."""
-    written, tokenizer, rules = shared["prompt_format"], shared["tokenizer"], shared["rules"]
-    teachers: dict[str, list[str]] = {}
-    if tokenizer is not None and any(row.get("teachers") for row in rows):
-        with tempfile.TemporaryDirectory() as folder:
-            store = Path(folder) / "teachers.arrow"
-            write_train_files_once(
-                rows,
-                budget=budget_of(value, value["rollout.max_new_tokens"]),
-                prompts_path=Path(folder) / "prompts.jsonl",
-                teachers_path=store,
-                cache=Path(value["oger.data_cache"]).expanduser(),
-                cache_gb=value["oger.data_cache_gb"],
-                pool=pool,
-                **shared,
-            )
-            found = TeacherStore(store)
-            teachers = {row["uid"]: [teacher.text for teacher in found[row["uid"]]] for row in rows}
-    is_read = tokenizer is not None or bool(_own(value))
-    texts = [written.text(row["prompt"], tokenizer) if is_read else "" for row in rows]
-    return {
-        row["uid"]: Prompt(text, rules.label(row), teachers.get(row["uid"], []))
-        for row, text in zip(rows, texts, strict=True)
-    }
-
-
-def _say_errors(scored: _Scored, on_error: str) -> list[str]:
-    """Print each source's first failure; return it for sources that failed on all that they were asked about. Raises
-    RecipeError where oger.reward.on_error is stop."""
-    dead = []
-    for source, rows in scored.errors.items():
-        if rows:
-            first, asked = min(rows), scored.asked[source]
-            text = (
-                f"reward source {source} failed on {len(rows)} of {asked} answers, first on "
-                f"{scored.answers.responses[first].where}: {rows[first]}"
-            )
-            if ON_ERROR[on_error].stops:
-                raise RecipeError(f"{text} (oger.reward.on_error stop: nothing was written)")
-            print(f"note: {text}; {cost_of_failures(on_error)}", flush=True)
-            dead += [text] if len(rows) == asked else []
-    return dead
+def _scored(
+    settings: OgerSettings, specs: Sequence[SourceSpec], sources: Sequence[Source], answers: Answers, by_steps: bool
+) -> _Scored:
+    compares = settings.compares and any(prompt.teachers for prompt in answers.prompts.values())
+    measure = make_similarity(settings.embedding) if compares else None
+    scored, fixed = _Scored(answers), settings.advantage.non_stop_fixed_reward
+    running: Mapping[str, Running] = {}
+    for groups in answers.by_size():
+        members = [[answers.responses[number] for number in group] for group in groups]
+        similarity = torch.full((len(groups), len(groups[0])), torch.nan)
+        if measure is not None:
+            references = [list(dict.fromkeys(answers.prompts[each[0].uid].teachers)) for each in members]
+            texts = [[response.text for response in each] for each in members]
+            how = REPLACE_MODES[settings.teachers.replace_mode].similarity or "mean"
+            similarity = measure.of_groups(texts, references, how)
+        shown = [
+            answers.group(numbers, row, settings) for numbers, row in zip(groups, similarity.tolist(), strict=True)
+        ]
+        rewards = rewards_of(
+            shown, sources, specs, on_error=settings.reward.on_error, running=running, by_steps=by_steps
+        )
+        running = rewards.running
+        scored.add(groups, shown, with_fixed_rewards(rewards, shown, fixed))
+    return scored
 
 
 class _Watched:
@@ -248,98 +161,16 @@ class _Watched:
         finally:
             self._seconds += time.monotonic() - started
 
-    def seconds_of(self, answers: _Answers) -> float:
+    def seconds_of(self, answers: Answers) -> float:
         """Return the seconds of scoring; the verifier's include grading before."""
         return self._seconds + (answers.grading_s if self._spec.keys.is_rule else 0.0)
-
-
-@dataclass(frozen=True)
-class _Answers:
-    """Responses with their grades, the prompts by uid, what cuts responses into steps of reasoning (None: nothing
-    reads these), and the policy's tokenizer."""
-
-    responses: Sequence[Response]
-    graded: Sequence[Graded]
-    prompts: Mapping[str, Prompt]
-    grading_s: float
-    cutter: StepCutter | None
-    tokenizer: Any
-
-    def by_size(self) -> list[list[list[int]]]:
-        """Return the groups, as numbers of responses, those of one size together, as the sources take them. What
-        teachers replaced is in none."""
-        groups: dict[str, list[int]] = {}
-        for number, response in enumerate(self.responses):
-            if not response.replaced:
-                groups.setdefault(response.uid, []).append(number)
-        sizes: dict[int, list[list[int]]] = {}
-        for group in groups.values():
-            sizes.setdefault(len(group), []).append(group)
-        return list(sizes.values())
-
-    def group(self, numbers: Sequence[int], similarity: Sequence[float], settings: OgerSettings) -> Group:
-        members, graded = [self.responses[number] for number in numbers], [self.graded[number] for number in numbers]
-        prompt = self.prompts[members[0].uid]
-        return Group(
-            uid=members[0].uid,
-            prompt=prompt.text,
-            task=prompt.label["task"],
-            answer=prompt.label["answer"],
-            **travelled(prompt.label),
-            teachers=prompt.teachers,
-            responses=[response.text for response in members],
-            graded=graded,
-            is_teacher=[response.off_policy for response in members],
-            truncated=[response.truncated for response in members],
-            may_earn=self._may_earn(members, settings),
-            similarity=list(similarity),
-            entropy=[response.entropy for response in members],
-            steps=[self._steps(response.text) for response in members] if self.cutter is not None else [],
-            tokens=[self._tokens(response) for response in members],
-        )
-
-    def _may_earn(self, members: Sequence[Response], settings: OgerSettings) -> list[bool]:
-        """Say which responses of a group may earn the bonus."""
-        solved = members[0].uid in self.solved
-        if solved and not ALL_CORRECT_GROUPS[settings.teachers.all_correct_group].bonus:
-            return [False] * len(members)
-        fixed, no_repetition = settings.advantage.non_stop_fixed_reward is not None, settings.bonus.repeating_check
-        return [
-            not response.off_policy
-            and not (fixed and response.truncated)
-            and not (no_repetition and is_repetitive(response.text))
-            for response in members
-        ]
-
-    @cached_property
-    def solved(self) -> set[str]:
-        """Uids whose rollouts are all right, those that teachers replaced included."""
-        rollouts = [
-            (response.uid, graded.verdict.score > 0)
-            for response, graded in zip(self.responses, self.graded, strict=True)
-            if not _is_teacher(response)
-        ]
-        return {uid for uid, _ in rollouts} - {uid for uid, right in rollouts if not right}
-
-    def _tokens(self, response: Response) -> int:
-        """Count a text's tokens, and the end of sequence behind a whole one, unless the response says its length."""
-        if response.response_length is not None:
-            return response.response_length
-        if self.tokenizer is None:
-            return 0  # nobody reads it
-        return len(self.tokenizer.encode(response.text, add_special_tokens=False)) + (not response.truncated)
-
-    def _steps(self, text: str) -> list[str]:
-        """Cut a text where a run would cut its tokens."""
-        assert self.cutter is not None
-        return self.cutter.texts(self.cutter.tokenizer.encode(text, add_special_tokens=False)) or [text]
 
 
 @dataclass
 class _Scored:
     """What came of the responses, by their numbers."""
 
-    answers: _Answers
+    answers: Answers
     total: dict[int, float] = field(default_factory=dict)
     said: dict[str, dict[int, float]] = field(default_factory=dict)
     steps: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # as samples of a run have them
@@ -415,27 +246,19 @@ def _digits(value: float) -> float:
     return float(f"{value:.7g}")
 
 
-def _scored(
-    settings: OgerSettings, specs: Sequence[SourceSpec], sources: Sequence[Source], answers: _Answers, by_steps: bool
-) -> _Scored:
-    compares = settings.compares and any(prompt.teachers for prompt in answers.prompts.values())
-    measure = make_similarity(settings.embedding) if compares else None
-    scored, fixed = _Scored(answers), settings.advantage.non_stop_fixed_reward
-    running: Mapping[str, Running] = {}
-    for groups in answers.by_size():
-        members = [[answers.responses[number] for number in group] for group in groups]
-        similarity = torch.full((len(groups), len(groups[0])), torch.nan)
-        if measure is not None:
-            references = [list(dict.fromkeys(answers.prompts[each[0].uid].teachers)) for each in members]
-            texts = [[response.text for response in each] for each in members]
-            how = REPLACE_MODES[settings.teachers.replace_mode].similarity or "mean"
-            similarity = measure.of_groups(texts, references, how)
-        shown = [
-            answers.group(numbers, row, settings) for numbers, row in zip(groups, similarity.tolist(), strict=True)
-        ]
-        rewards = rewards_of(
-            shown, sources, specs, on_error=settings.reward.on_error, running=running, by_steps=by_steps
-        )
-        running = rewards.running
-        scored.add(groups, shown, with_fixed_rewards(rewards, shown, fixed))
-    return scored
+def _say_errors(scored: _Scored, on_error: str) -> list[str]:
+    """Print each source's first failure; return it for sources that failed on all that they were asked about. Raises
+    RecipeError where oger.reward.on_error is stop."""
+    dead = []
+    for source, rows in scored.errors.items():
+        if rows:
+            first, asked = min(rows), scored.asked[source]
+            text = (
+                f"reward source {source} failed on {len(rows)} of {asked} answers, first on "
+                f"{scored.answers.responses[first].where}: {rows[first]}"
+            )
+            if ON_ERROR[on_error].stops:
+                raise RecipeError(f"{text} (oger.reward.on_error stop: nothing was written)")
+            print(f"note: {text}; {cost_of_failures(on_error)}", flush=True)
+            dead += [text] if len(rows) == asked else []
+    return dead

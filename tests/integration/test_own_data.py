@@ -14,7 +14,7 @@ import yaml
 
 from oger_recipe.base.files import read_jsonl, write_jsonl
 from oger_recipe.cli import data, eval, train
-from oger_recipe.cli.run_settings import settings_of_run
+from oger_recipe.cli.shared import settings_of_run
 from oger_recipe.data.sources import Columns
 from oger_recipe.evaluation.benchmarks import load_benchmark
 from oger_recipe.grading.verifiers import verify

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.cli import data, eval
-from oger_recipe.cli.run_settings import settings_of_run
+from oger_recipe.cli.shared import settings_of_run
 from oger_recipe.data.train_files import Budget, PromptFormat, TeacherChoice, write_train_files
 from oger_recipe.evaluation.sampling import Model, Request, Response, Sampling
 from oger_recipe.grading import pool as grading_pool

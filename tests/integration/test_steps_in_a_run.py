@@ -27,7 +27,7 @@ from oger_recipe.checks.notes import notes
 from oger_recipe.cli import eval as eval_command
 from oger_recipe.data.responses import Response
 from oger_recipe.grading.verdict import Graded, Verdict
-from oger_recipe.offline import score
+from oger_recipe.offline.answers import Answers, Prompt
 from oger_recipe.pipeline.controller.reward_watch import GrowthWatch
 from oger_recipe.pipeline.controller.samples_generator import OgerSamplesGenerator
 from oger_recipe.pipeline.controller.trainer import OgerPPOTrainer
@@ -393,8 +393,8 @@ def test_answers_in_a_file_are_cut_as_the_run_cuts_them(letters):
     texts = ["a.bb.c", "dd", ""]
     responses = [Response(uid="u", text=text, truncated=False, entropy=0.0, where="line") for text in texts]
     graded = [Graded(Verdict(0.0, 0.0, ""))] * 3
-    prompts = {"u": score.Prompt("p", label, [])}
+    prompts = {"u": Prompt("p", label, [])}
     cutter = StepCutter(letters, StepRule((".",)))
     for each, steps in ((cutter, [["a.", "bb.", "c"], ["dd"], [""]]), (None, [])):
-        answers = score._Answers(responses, graded, prompts, 0.0, each, letters)
+        answers = Answers(responses, graded, prompts, 0.0, each, letters)
         assert answers.group([0, 1, 2], [0.0] * 3, OgerSettings()).steps == steps
