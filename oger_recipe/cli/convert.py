@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from oger_recipe.convert.dialect import page
 from oger_recipe.convert.engine import DIALECTS, Conversion, convert
-from oger_recipe.convert.page import page
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -66,3 +66,24 @@ class Dialect:
         """Return the flag of this name, or the family that it belongs to, or None."""
         families = (flag for key, flag in self.flags.items() if key.endswith("*") and name.startswith(key[:-1]))
         return self.flags.get(name) or next(families, None)
+
+
+def page(dialect: Dialect) -> str:
+    """Write the dialect's page in docs/ from its table."""
+    return "\n".join([dialect.introduction, *_sections(dialect)])
+
+
+def _sections(dialect: Dialect) -> Iterator[str]:
+    titles = " | ".join(dialect.published)
+    for title, flags in {**dialect.sections, "Environment variables": dialect.environment}.items():
+        yield f"## {title}\n"
+        yield f"| flag | {titles} | here | |"
+        yield "|---" * (len(dialect.published) + 3) + "|"
+        yield from (_row(flag, [values.get(flag.name) for values in dialect.published.values()]) for flag in flags)
+        yield ""
+
+
+def _row(flag: Flag, published: Sequence[str | None]) -> str:
+    values = " | ".join("" if value is None else f"`{value}`" for value in published)
+    ours = ", ".join(f"`{name.strip()}`" for name in flag.ours.split(",")) if flag.ours else "none"
+    return f"| `{flag.name}` | {values} | {ours} | {flag.remark} |"

@@ -14,11 +14,15 @@ from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import atomic_write, read_jsonl, to_json, write_jsonl
 from oger_recipe.evaluation.benchmarks import Problem
 from oger_recipe.evaluation.prompts import Prompting
-from oger_recipe.evaluation.records import Record
 from oger_recipe.evaluation.sampling import Model, Sampling
 from oger_recipe.grading.rules import GradingRules
 
 SETTINGS = "settings.json"
+
+# A line of answers/<benchmark>.jsonl, one for each sampled answer, the same from `oger eval` and from a training run:
+# uid, benchmark, sample (0 to n-1), prompt (as sent), text (without special tokens), answer (the reference), score,
+# reward, format, extracted, reason, components, response_length (tokens), truncated, graded (false: it failed).
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True)

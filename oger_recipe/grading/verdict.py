@@ -62,6 +62,18 @@ class Graded:
         return cls(**{**document, "verdict": as_verdict(document["verdict"])})
 
 
+def verdict_fields(graded: Graded) -> dict[str, Any]:
+    """Return the part of a record that grading gives. An answer whose grader failed counts as wrong."""
+    verdict = graded.verdict
+    return {
+        "score": verdict.score,
+        "reward": verdict.reward,
+        "format": verdict.components.get("format", 0.0),
+        **verdict_columns(graded),
+        "graded": graded.error is None,
+    }
+
+
 def verdict_columns(graded: Graded) -> dict[str, Any]:
     """Return the verdict's columns beside reward and score, for records of answers and samples."""
     verdict = graded.verdict

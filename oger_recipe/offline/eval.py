@@ -1,8 +1,8 @@
 """One evaluation: problems to prompts, answers from vLLM, verdicts from the grading pool, and the table.
 
 The folder of an evaluation holds settings.json (everything that an answer and its verdict depend on), results.json,
-results.md and answers/<benchmark>.jsonl (see records.py). Answers are kept as they come, not to be generated again: an
-interrupted evaluation goes on, and more samples or another benchmark are added to it.
+results.md and answers/<benchmark>.jsonl (Record in evaluation/folder.py). Answers are kept as they come, not to be
+generated again: an interrupted evaluation goes on, and more samples or another benchmark are added to it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from oger_recipe.base.seeds import stable_seed
 from oger_recipe.evaluation.benchmarks import Problem, uid_in_a_run
 from oger_recipe.evaluation.folder import (
     Prompt,
+    Record,
     answers_path,
     drop_cut_line,
     missing_samples,
@@ -37,12 +38,11 @@ from oger_recipe.evaluation.folder import (
 )
 from oger_recipe.evaluation.metrics import evaluate_answers
 from oger_recipe.evaluation.prompts import Prompting, prompt_texts, prompt_tokens
-from oger_recipe.evaluation.records import Record, verdict_fields
 from oger_recipe.evaluation.sampling import Model, Request, Response, Sampling
 from oger_recipe.evaluation.tables import markdown_table
 from oger_recipe.grading.pool import GradingPool, GradingSettings
 from oger_recipe.grading.rules import GradingRules
-from oger_recipe.grading.verdict import Graded
+from oger_recipe.grading.verdict import Graded, verdict_fields
 from oger_recipe.pipeline.sampler import Sampler
 
 _BATCHES_KEPT = 4  # batches of the engine between two moments at which answers are put on disk

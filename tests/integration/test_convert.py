@@ -12,9 +12,8 @@ import pytest
 
 from oger_recipe.checks.settings import check_run
 from oger_recipe.cli import convert as command_line
-from oger_recipe.convert.dialect import Dialect
+from oger_recipe.convert.dialect import Dialect, page
 from oger_recipe.convert.engine import DIALECTS, Conversion, convert
-from oger_recipe.convert.page import page
 from oger_recipe.convert.verl_mix.dialect import VERL_MIX
 from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.recipe_file import read_recipe

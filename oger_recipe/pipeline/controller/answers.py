@@ -8,8 +8,8 @@ from typing import Any
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from oger_recipe.evaluation.metrics import evaluate_answers
-from oger_recipe.evaluation.records import verdict_fields
 from oger_recipe.evaluation.tables import main_metrics
+from oger_recipe.grading.verdict import verdict_fields
 from oger_recipe.pipeline.controller.hybrid_batch import texts_of
 
 
