@@ -107,7 +107,9 @@ def _mmlu_pro(record: Record) -> Problem:
 def _choice(record: Record, uid: str, question: str, options: Sequence[str], right: int) -> Problem:
     listed = [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)]
     if not 0 <= right < len(options) <= len(LETTERS):
-        raise ValueError(f"option {right + 1} is right of {len(options)} options; {len(LETTERS)} are possible")
+        raise ValueError(
+            f"option {right + 1} of {len(options)} is marked right; at most {len(LETTERS)} options are possible"
+        )
     text = "\n".join([question, "", *listed, "", _LETTER])
     return Problem(_uid(record, uid, question, options[right]), text, LETTERS[right], "choice")
 
@@ -163,8 +165,8 @@ def asked_once(name: str, rows: Sequence[Record], times: Mapping[str, int]) -> l
     if least == 1:
         return list(rows)
     print(
-        f"note: {name} has each of its {len(rows)} problems {least} times: each is asked once, with {least} times as "
-        "many samples",
+        f"note: {name} repeats each of its {len(rows)} problems {least} times: each is asked once, with {least} times "
+        "the samples",
         flush=True,
     )
     return [row | {TIMES_ASKED: least} for row in rows]
@@ -223,16 +225,16 @@ def _own_rows(name: str, file: Path, columns: Columns) -> list[Problem]:
     first = _first_record(file)
     if first.keys() >= {"prompt", "label"}:
         raise RecipeError(
-            f"benchmark {name}: {file} is what a run prepared for itself, with its prompts in their final form; give "
-            "the run's recipe, which evaluates on the same problems: --recipe RUN/recipe.yaml without --benchmark"
+            f"benchmark {name}: {file} was prepared by a run and holds finished prompts; to evaluate on the same "
+            "problems, give the run's recipe: --recipe RUN/recipe.yaml without --benchmark"
         )
     has_task = "task" in first or columns.task is not None
     if not is_luffy(first) and not (has_task and first.keys() >= {columns.prompt, columns.answer}):
         if not _has_rows(file):
             raise RecipeError(
-                f"benchmark {name}: {file} does not hold rows (uid, prompt, answer, task), but {', '.join(first)}: "
+                f"benchmark {name}: {file} has the columns {', '.join(first)}, not uid, prompt, answer, task: "
                 "name its columns and the task as for a run, e.g. --data.input_key question --data.label_key answer "
-                f"--oger.task_name gsm8k; files with a benchmark's columns go by its name: {', '.join(BENCHMARKS)}"
+                f"--oger.task_name gsm8k; a file with a benchmark's columns needs its name: {', '.join(BENCHMARKS)}"
             )
         columns = Columns(own_tasks=columns.own_tasks)
     seen = Seen()

@@ -95,7 +95,7 @@ def opened(out: Path | None, model: Model, settings: dict[str, Any]) -> Path:
             )
         settings = settings | {"benchmarks": known | settings["benchmarks"]}
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RecipeError(f"{folder} exists and is no evaluation; choose another folder with --out")
+        raise RecipeError(f"{folder} exists and is not an evaluation; choose another folder with --out")
     (folder / "answers").mkdir(parents=True, exist_ok=True)
     file.write_text(to_json(settings, indent=2) + "\n")
     return folder

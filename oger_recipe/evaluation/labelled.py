@@ -96,7 +96,7 @@ def _read(source: str, split: str, limit: int | None, make: Callable[[dict[str, 
             raise RecipeError(f"{where}: a JSON object is needed, found {type(record).__name__}")
         return make(record, where)
 
-    return made_of_records(source, split, made, "there is nothing in this file")[:limit]
+    return made_of_records(source, split, made, "this file is empty")[:limit]
 
 
 def _pair(record: dict[str, Any], where: str) -> Pair:
@@ -105,10 +105,10 @@ def _pair(record: dict[str, Any], where: str) -> Pair:
         formats = "; ".join(
             f"{name}: {each.question}, {each.first}, {each.second}, label" for name, each in _FORMATS.items()
         )
-        raise RecipeError(f"{where}: the columns of a pair are needed ({formats}); there are {', '.join(record)}")
+        raise RecipeError(f"{where}: a pair needs the columns ({formats}); the columns are {', '.join(record)}")
     label = record.get("label")
     if not isinstance(label, int | str) or label not in found.labels:
-        raise RecipeError(f"{where}: 'label' is {' or '.join(map(repr, found.labels))}, found {shown(label)}")
+        raise RecipeError(f"{where}: 'label' must be {' or '.join(map(repr, found.labels))}, found {shown(label)}")
     texts = [_text(record, column, where) for column in (found.question, found.first, found.second)]
     return Pair(str(record.get("pair_id") or where), texts[0], texts[1], texts[2], found.labels[label])
 
@@ -131,17 +131,17 @@ def _rated(record: dict[str, Any], where: str, column: str) -> RatedAnswer:
     given = [each.get("label") if isinstance(each, dict) else None for each in rubric]
     labels = {each.name: label for each, label in zip(criteria, given, strict=True) if label is not None}
     if wrong := [label for label in labels.values() if label not in (0, 1)]:
-        raise RecipeError(f"{where}: the label of a criterion is 0 or 1, found {shown(wrong[0])}")
+        raise RecipeError(f"{where}: the label of a criterion must be 0 or 1, found {shown(wrong[0])}")
     if record.get("label") is None:
         if None in given:
-            raise RecipeError(f"{where}: a column label is needed, or a label for each criterion")
+            raise RecipeError(f"{where}: add a column label, or a label for each criterion")
         record = record | {"label": rubric_value(criteria, given)}
     return RatedAnswer(**vars(_answer(record, where)), rubric=criteria, labels=labels)
 
 
 def _column(record: dict[str, Any], names: Sequence[str], where: str) -> str:
     if (column := next((name for name in names if name in record), None)) is None:
-        raise RecipeError(f"{where}: there is no column {' or '.join(names)}; there are {', '.join(record)}")
+        raise RecipeError(f"{where}: no column {' or '.join(names)}; the columns are {', '.join(record)}")
     return column
 
 

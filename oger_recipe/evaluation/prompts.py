@@ -28,7 +28,7 @@ def prompt_texts(problems: Sequence[Problem], tokenizer: Any, prompting: Prompti
     """Write the prompts as they are sent. Raises RecipeError for problems and settings that do not go together."""
     chat = _uses_chat_template(tokenizer, prompting)
     if prompting.system_prompt is not None and not chat:
-        raise RecipeError("--system_prompt is a turn of a chat: it needs a tokenizer's chat template to be used")
+        raise RecipeError("--system_prompt needs a chat template, and none is used")
     return [_text(problem, tokenizer, prompting, chat) for problem in problems]
 
 
@@ -52,7 +52,7 @@ def _text(problem: Problem, tokenizer: Any, prompting: Prompting, chat: bool) ->
         question = str(question[0]["content"])
     if not chat and not isinstance(question, str):
         raise RecipeError(
-            f"problem {problem.uid!r} is a chat of several turns: it needs a tokenizer's chat template to be used"
+            f"problem {problem.uid!r} is a chat of several turns: it needs a chat template, and none is used"
         )
     if isinstance(question, str) and prompting.template is None:
         question += problem.instruction

@@ -122,8 +122,8 @@ def _percent(metrics: Metrics, key: str, *, interval: bool = False) -> str:
 
 def _notes(result: dict[str, Any]) -> list[str]:
     notes = [
-        "Scores in %, avg@n with its 95 % bootstrap interval over problems; the average gives every benchmark the "
-        "same weight; length is the mean number of tokens of a response."
+        "Scores are in %, avg@n with its 95 % bootstrap interval over problems. The average gives every benchmark the "
+        "same weight. Length is the mean number of tokens in a response."
     ]
     for name, metrics in result["benchmarks"].items():
         if metrics["no_room"]:
@@ -132,5 +132,5 @@ def _notes(result: dict[str, Any]) -> list[str]:
                 "and count as unsolved."
             )
         if metrics["ungraded"]:
-            notes.append(f"{name}: the grader failed on {metrics['ungraded']} answers, which count as wrong.")
+            notes.append(f"{name}: {metrics['ungraded']} answers could not be graded and count as wrong.")
     return notes

@@ -107,7 +107,7 @@ def _too_few(found: int, count: int, split: Split, difficulty: Difficulty) -> st
     share = " or held_out_share" if split == "held_out" else ""
     return (
         f"found only {found} of {count} {split} Countdown problems with {difficulty}: "
-        f"widen max_number first, then max_target{share}, or ask for fewer"
+        f"raise max_number first, then max_target{share}, or ask for fewer"
     )
 
 

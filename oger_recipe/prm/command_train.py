@@ -111,10 +111,10 @@ def _opened(work: Path, settings: Mapping[str, Any]) -> bool:
             differing += [part for part in ("data", "solutions") if there.get(part) != wanted[part]]
             raise RecipeError(
                 f"{work} holds an interrupted training with other settings ({', '.join(differing)} differ): give "
-                "these to go on with it, remove that folder, or choose another --out"
+                "the same ones to resume it, remove that folder, or choose another --out"
             )
     elif work.exists():
-        raise RecipeError(f"{work} exists and is no training: remove it, or choose another --out")
+        raise RecipeError(f"{work} exists and is not a training: remove it, or choose another --out")
     with atomic_write(file) as partial:
         partial.write_text(to_json(wanted, indent=2) + "\n")
     return False
@@ -134,12 +134,14 @@ def _check_model(keys: ProcessKeys) -> None:
 def _check(rows: Sequence[Row], held_out: Sequence[Row], counts: Mapping[str, int], how: Training) -> None:
     if not rows:
         raise RecipeError(
-            f"there is nothing to train on: of {counts['too_long'] + counts['unwritable']} solutions none has a "
-            f"labelled step within --max_length {how.max_length}"
+            f"nothing to train on: none of {counts['too_long'] + counts['unwritable']} solutions has a labelled "
+            f"step within --max_length {how.max_length}"
         )
     labels = {label > 0 for row in rows for label in row.labels if label is not None}
     if len(labels) == 1:
-        raise RecipeError(f"every labelled step to train on is {'good' if labels.pop() else 'bad'}: both are needed")
+        raise RecipeError(
+            f"all labelled steps to train on are {'good' if labels.pop() else 'bad'}: training needs good and bad ones"
+        )
     if how.held_out and not held_out:
         raise RecipeError(f"--held_out {how.held_out} leaves no problem to evaluate on: give more data, or 0")
 
@@ -148,7 +150,7 @@ def _counted(counts: Mapping[str, int]) -> str:
     said = f"{counts['rows']} solutions, {counts['labelled']} labelled steps, {counts['bad']} of them bad"
     notes = {
         "cut": f"{counts['cut']} solutions were cut at --max_length and lost {counts['steps_cut']} steps",
-        "too_long": f"{counts['too_long']} solutions have no labelled step within it",
-        "unwritable": f"{counts['unwritable']} solutions hold the format's tag in their own text",
+        "too_long": f"{counts['too_long']} solutions were left out: no labelled step within --max_length",
+        "unwritable": f"{counts['unwritable']} solutions were left out: their text contains the format's tag",
     }
     return "; ".join([said, *(note for name, note in notes.items() if counts[name])])

@@ -128,7 +128,7 @@ class Lines(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._began, self._first = time.monotonic(), state.global_step
         if state.global_step:
-            print(f"going on behind step {state.global_step} of {state.max_steps}", flush=True)
+            print(f"resuming after step {state.global_step} of {state.max_steps}", flush=True)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if "loss" not in (logs or {}):

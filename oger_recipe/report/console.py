@@ -19,11 +19,11 @@ REPORT_PAUSE = 10.0  # least seconds between two reports, which also take at mos
 RECENT_STEPS = 10  # the time left is estimated from these
 PHASES = {
     "rollouts": "{done} of {of} rollouts",
-    "experience": "log-probabilities and similarities",
+    "experience": "computing log-probabilities and similarities",
     "loading": "loading {model}",
     "judges": "{done} of {of} replies of {model}",
     "training": "training",
-    "weights": "weights to the engine",
+    "weights": "sending weights to the engine",
     "saving": "saving",
     "answers": "{done} answers",
 }

@@ -111,12 +111,12 @@ def result(summary: Record, run_dir: Path) -> str:
     if any(scores.get("benchmarks") for scores in moments.values()):
         lines.append(comparison({moment: scores.get("benchmarks", {}) for moment, scores in moments.items()}))
         problems = max(scores["n_problems"] for scores in moments.values())
-        lines.append(f"{problems} held-out problems; in brackets: 95 % intervals over the problems")
+        lines.append(f"{problems} held-out problems; brackets hold 95 % intervals over the problems")
     seconds, planned = summary["seconds"], summary["planned_steps"]
     resumed = f", the last {summary['steps'] - summary['resumed_at']} of them" if summary["resumed_at"] else ""
     training = f"{resumed} in {clock(seconds['training'])}" if "training" in seconds else ""
     of_planned = "" if summary["steps"] == planned or planned is None else f" of {planned}"
-    lines.append(f"{summary['steps']}{of_planned} steps{training}; {clock(seconds['total'])} altogether")
+    lines.append(f"{summary['steps']}{of_planned} steps{training}; {clock(seconds['total'])} in total")
     curves = " (curves/*.png, summary.json, metrics.jsonl, ...)" if summary["steps"] else ""
     lines.append(f"run folder: {run_dir}{curves}")
     return "\n".join(lines)

@@ -115,8 +115,9 @@ def check_inputs(run_dir: Path, value: Mapping[str, Any]) -> None:
             holds = [each for each in gone if path in (each, *each.parents) or each in path.parents]
             if run_dir in path.parents and path.exists() and holds:
                 raise RecipeError(
-                    f"{key} {setting} is of the earlier run in oger.run_dir {run_dir}, which begins anew: nothing was "
-                    "removed; copy it elsewhere, or choose another oger.run_dir"
+                    f"{key} {setting} belongs to the earlier run in oger.run_dir {run_dir}, which begins anew; "
+                    "nothing was "
+                    "removed: copy it elsewhere, or choose another oger.run_dir"
                 )
 
 
@@ -137,14 +138,15 @@ def _check_is_ours(run_dir: Path, strange: Sequence[str]) -> None:
         return
     named = ", ".join(strange[:_NAMED]) + (f" and {len(strange) - _NAMED} more" if len(strange) > _NAMED else "")
     earlier = (
-        f"the run there is of an earlier version, which wrote no {own_files.MARKER}: continue it with "
-        "--ckpt.load_enable, choose another oger.run_dir, or move what is there away yourself"
+        f"an earlier version, which wrote no {own_files.MARKER}, made the run there: continue it with "
+        "--ckpt.load_enable, choose another oger.run_dir, or move its files away"
         if own_files.is_of_earlier_version(run_dir)
-        else "move it away, or choose another oger.run_dir"
+        else "move them away, or choose another oger.run_dir"
     )
     raise RecipeError(
-        f"the run would write over what no run is known to have written in oger.run_dir {run_dir}: {named}; nothing "
-        f"was removed, and --overwrite does not remove it: {earlier}"
+        f"the run would overwrite files in oger.run_dir {run_dir} that no run has recorded as its own: "
+        f"{named}; nothing was "
+        f"removed, and --overwrite does not remove them: {earlier}"
     )
 
 
@@ -168,7 +170,7 @@ def begin_anew(run_dir: Path, checkpoint_folder: Path, *, overwrite: bool) -> No
             checkpoints.remove(folder, checkpoint.step)
     if own_files.is_marked(run_dir):
         for name in own_files.remove(run_dir, logs=overwrite):
-            print(f"note: kept: {run_dir / name}, which no run is known to have written", flush=True)
+            print(f"note: kept {run_dir / name}, which no run has recorded as its own", flush=True)
     own_files.begin(run_dir)
 
 

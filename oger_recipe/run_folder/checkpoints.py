@@ -61,7 +61,7 @@ def _read(folder: Path, step: int) -> Checkpoint:
     manifest = _read_manifest(folder, step)
     if manifest is None or not {"files", "facts"} <= manifest.keys():
         foreign = manifest is None and bool(_files(folder, step))
-        return Checkpoint(step, "its write was not finished", finished=False, foreign=foreign)
+        return Checkpoint(step, "it was not written to its end", finished=False, foreign=foreign)
     files = manifest["files"]
     return Checkpoint(step, _fault(folder, files), size=sum(files.values()), facts=manifest["facts"])
 
@@ -74,7 +74,7 @@ def _fault(folder: Path, files: dict[str, int]) -> str | None:
         if path.stat().st_size != size:
             return f"{name} has {path.stat().st_size} of {size} bytes"
     if not any(name.startswith("_actor/") for name in files):
-        return "it holds weights alone, without the optimizer's state (ckpt.disable_ds)"
+        return "it has the weights, but not the optimizer's state (ckpt.disable_ds)"
     return None
 
 
@@ -88,9 +88,10 @@ def refuse_foreign(folder: Path, there: Iterable[Checkpoint]) -> None:
     for one in there:
         if one.foreign:
             raise RecipeError(
-                f"ckpt.path {folder} has files of a step {one.step} without {_manifest(folder, one.step).name}: no "
-                "run is known to have written them (OpenRLHF itself, or an earlier version that was killed), and this "
-                "run would write over them; move them away, or choose another ckpt.path"
+                f"ckpt.path {folder} has files of step {one.step}, but no {_manifest(folder, one.step).name}: "
+                "OpenRLHF "
+                "itself may have written them, or an earlier version that was killed, and this run would overwrite "
+                "them; move them away, or choose another ckpt.path"
             )
 
 

@@ -114,7 +114,9 @@ def test_what_others_put_beside_a_runs_files_is_kept_and_named(run_dir: Path, ca
 def test_without_a_marker_nothing_is_removed_or_written(tmp_path: Path, name: str, overwrite: bool) -> None:
     """The marker itself is none, where a run has not written it."""
     put(tmp_path, name, "data/precious.csv")
-    with pytest.raises(RecipeError, match=f"would write over what no run .*{tmp_path}: {name}; nothing was removed"):
+    with pytest.raises(
+        RecipeError, match=f"would overwrite files in .*{tmp_path} that no run .*: {name}; nothing was removed"
+    ):
         begin_anew(tmp_path, tmp_path / "checkpoints", overwrite=overwrite)
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {
         name,
@@ -275,7 +277,7 @@ def test_checkpoints_of_others_are_never_removed(run_dir: Path, tmp_path: Path) 
     """Of OpenRLHF itself, for one, which writes no manifest."""
     put(tmp_path / "disk", "_actor/global_step4/optim_states.pt", "global_step4_hf/config.json")
     before = files_in(tmp_path)
-    with pytest.raises(RecipeError, match="has files of a step 4 without global_step4.json: no run is known"):
+    with pytest.raises(RecipeError, match="has files of step 4, but no global_step4.json: OpenRLHF itself"):
         begin_anew(run_dir, tmp_path / "disk", overwrite=True)
     assert files_in(tmp_path) == before
 

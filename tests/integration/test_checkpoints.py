@@ -37,7 +37,7 @@ def test_the_newest_whole_one_is_gone_on_from(tmp_path: Path) -> None:
     assert chosen.step == 4 and chosen.size == 100 + 100 + 200 + 10
     assert passed_over == [
         "the checkpoint of step 6 is passed over: _actor/global_step6/optim_states.pt has 150 of 200 bytes",
-        "the checkpoint of step 10 is passed over: its write was not finished",
+        "the checkpoint of step 10 is passed over: it was not written to its end",
     ]
 
 
@@ -132,7 +132,7 @@ def test_weights_alone_are_nothing_to_go_on_from(tmp_path: Path) -> None:
     (tmp_path / "global_step2_hf").mkdir()
     (tmp_path / "global_step2_hf" / "model.safetensors").write_bytes(b"w")
     checkpoints.seal(tmp_path, 2)
-    with pytest.raises(RecipeError, match="it holds weights alone"):
+    with pytest.raises(RecipeError, match="it has the weights, but not"):
         choose(tmp_path)
 
 

@@ -186,7 +186,7 @@ REFUSALS: dict[str, tuple[Callable[[SimpleNamespace], Any], list[str], str]] = {
     "checkpoints elsewhere": (
         _checkpoint, ["--oger.run_dir", "other", "--ckpt.path", "run/checkpoints"], "holds checkpoints of an earlier",
     ),
-    "somebody's files": (_mine, [], "the run would write over what no run"),
+    "somebody's files": (_mine, [], "the run would overwrite files in oger.run_dir"),
     "a folder that is not a run's to overwrite": (_write("run/notes", ""), ["--overwrite"], "is not a run's folder"),
     "a run that is going on": (_held, [], "a run is going on in"),
     "nothing to go on with": (_nothing, RESUME, "there is no checkpoint to continue from"),

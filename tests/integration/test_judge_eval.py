@@ -192,7 +192,7 @@ def test_a_judge_of_pairs_has_no_values_of_single_answers(evaluated: Any, tmp_pa
         ),
         ({"input": "?", "output_1": "a", "output_2": "b", "label": 0}, "'label' is 1 or 2, found 0"),
         ({"input": "?", "output_1": "a", "output_2": None, "label": 1}, "'output_2' must be a string, found None"),
-        ({"chosen": "a", "rejected": "b"}, r"the columns of a pair are needed \(LLMBar: input, .*there are chosen"),
+        ({"chosen": "a", "rejected": "b"}, r"a pair needs the columns \(LLMBar: input, .*the columns are chosen"),
         (7, "a JSON object is needed, found int"),
     ],
 )

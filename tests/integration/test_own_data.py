@@ -243,7 +243,7 @@ def test_repeated_problems_of_a_benchmark_become_more_samples_of_it(
     labels = [(problem["datasource"], json.loads(problem["label"]).get("times_asked", 1)) for problem in found]
     assert labels == [("aime", 8)] * 3 + [("amc", 4)] * 2 + [("math", 1)]
     printed = capsys.readouterr().out
-    said = "note: {} has each of its {} problems {} times: each is asked once, with {} times as many samples"
+    said = "note: {} repeats each of its {} problems {} times: each is asked once, with {} times the samples"
     assert said.format("aime", 3, 8, 8) in printed and said.format("amc", 2, 4, 4) in printed
     assert "evaluation data: 1 duplicates, 6 prompts" in printed
 

@@ -135,7 +135,7 @@ def test_an_interrupted_training_goes_on_to_the_same_end(trained: Any, monkeypat
     with pytest.raises(SystemExit, match=r"interrupted training with other settings \(settings.seed differ\)"):
         trained("cut", "--epochs", "2", "--seed", "3")
     folder, printed = trained("cut", "--epochs", "2")
-    assert "going on behind step" in printed and not Path("cut.training").exists()
+    assert "resuming after step" in printed and not Path("cut.training").exists()
     there, wanted = (load_file(each / "model.safetensors") for each in (folder, whole))
     assert all(torch.allclose(there[name], wanted[name], atol=1e-6) for name in wanted)
 
@@ -145,11 +145,11 @@ def test_what_cannot_be_trained_is_said_before_anything_is_loaded(trained: Any, 
     write_jsonl([{"prompt": "q", "completions": ["a"], "labels": [True]}] * 2, tmp_path / "good.jsonl")
     for flags, message in (
         ((), "--out there exists: remove it, or choose another one"),
-        (("--batch_size", "6"), "--batch_size 6 is no multiple of --micro_batch_size 4"),
+        (("--batch_size", "6"), "--batch_size 6 is not a multiple of --micro_batch_size 4"),
         (("--learning_rate", "0"), "--learning_rate is 0.0: it has to be above 0"),
-        (("--lora_alpha", "4"), "--lora_alpha is for LoRA"),
+        (("--lora_alpha", "4"), "--lora_alpha needs --lora_rank"),
         (("--oger.trust_remote_code", "true"), "unknown flag '--oger.trust_remote_code'"),
-        (("--out", "new", "--held_out", "0", "--data", "good.jsonl"), "every labelled step to train on is good"),
+        (("--out", "new", "--held_out", "0", "--data", "good.jsonl"), "all labelled steps to train on are good"),
         (("--out", "new", "--data", "none.jsonl"), "none.jsonl: no such dataset file"),
         (("--out", "new", "--max_length", "3"), "there is nothing to train on: .* within --max_length 3"),
         (("--out", "new", "--held_out", "0.001"), "--held_out 0.001 leaves no problem to evaluate on"),

@@ -275,14 +275,14 @@ def test_the_result_is_a_table_a_person_can_read(
         "                     before training        after training         difference",
         "countdown   avg@8    0.375 [0.250, 0.500]   0.500 [0.375, 0.625]   +0.125",
         f"            pass@8   {0.8125:.3f} [{0.6875:.3f}, {0.9375:.3f}]   0.750 [0.625, 0.875]   {-0.0625:.3f}",
-        "16 held-out problems; in brackets: 95 % intervals over the problems",
-        "2 steps in 0:15; 1:40 altogether",
+        "16 held-out problems; brackets hold 95 % intervals over the problems",
+        "2 steps in 0:15; 1:40 in total",
         "run folder: runs/mine (curves/*.png, summary.json, metrics.jsonl, ...)",
     ]
     assert "2 of 9 steps in" in result(summary | {"planned_steps": 9}, Path("runs/mine"))
     assert "2 steps, the last 1 of them in 0:15;" in result(summary | {"resumed_at": 1}, Path("runs/mine"))
     without = {key: value for key, value in summary.items() if key not in ("before", "after")}
-    assert result(without, Path("runs/mine")).splitlines()[0] == "2 steps in 0:15; 1:40 altogether"
+    assert result(without, Path("runs/mine")).splitlines()[0] == "2 steps in 0:15; 1:40 in total"
     only_before = {key: value for key, value in summary.items() if key != "after"}
     assert "after training" not in result(only_before, Path("runs/mine"))
 

@@ -353,8 +353,8 @@ def test_a_judge_of_rubrics_is_held_against_labels_of_criteria_and_of_answers(ev
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"rubric": FRUIT}, "labels.jsonl:1: a column label is needed, or a label for each criterion"),
-        ({"rubric": labelled(1, 2, 0)}, "labels.jsonl:1: the label of a criterion is 0 or 1, found 2"),
+        ({"rubric": FRUIT}, "labels.jsonl:1: add a column label, or a label for each criterion"),
+        ({"rubric": labelled(1, 2, 0)}, "labels.jsonl:1: the label of a criterion must be 0 or 1, found 2"),
         ({"rubric": [], "label": 1}, "labels.jsonl:1: 'rubric': a rubric is a list of criteria, found []"),
         ({"label": 1}, "labels.jsonl:1: there is no column rubric; there are question, text, label"),
     ],

@@ -136,7 +136,7 @@ def test_the_previous_checkpoint_goes_after_the_new_one_is_whole(trainer: OgerPP
     with pytest.raises(OSError):
         trainer._save(2)
     first, second = checkpoints.found(trainer.checkpoints)
-    assert (first.step, first.fault) == (1, None) and second.fault == "its write was not finished"
+    assert (first.step, first.fault) == (1, None) and second.fault == "it was not written to its end"
     trainer.actor_model_group.fails = False
     trainer._save(2)
     assert [(one.step, one.fault) for one in checkpoints.found(trainer.checkpoints)] == [(2, None)]

@@ -114,7 +114,7 @@ def test_ones_own_data_teachers_and_model_train_from_end_to_end(desk: Path, tmp_
     assert len({row["source"] for row in placed}) >= 3
 
     # The two hard problems are in the file twice: as many samples of each, numbered on, under a metric of its own.
-    assert "note: hard has each of its 2 problems 2 times" in done.stdout
+    assert "note: hard repeats each of its 2 problems 2 times" in done.stdout
     answers = [
         (row["benchmark"], row["prompt"], row["sample"]) for row in lines(tmp_path / "run/eval/step_00002.jsonl")
     ]
