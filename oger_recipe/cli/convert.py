@@ -16,7 +16,7 @@ def main(argv: list[str] | None = None) -> None:
         print(page(DIALECTS[args.table]), end="")
         return
     if args.command is None:
-        _stop(["COMMAND is missing: the shell script, or a page of text that quotes the command"])
+        _stop(["COMMAND is missing: give the shell script, or a page of text that quotes the command"])
     try:
         text = args.command.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
 def _variables(entries: list[str]) -> dict[str, str]:
     wrong = [entry for entry in entries if not entry.partition("=")[0].isidentifier() or "=" not in entry]
     if wrong:
-        _stop([f"--set {entry}: it is NAME=VALUE" for entry in wrong])
+        _stop([f"--set {entry}: write NAME=VALUE" for entry in wrong])
     return {name: value for name, _, value in (entry.partition("=") for entry in entries)}
 
 

@@ -29,7 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
         "prepare",
         help="build a file of rows from the datasets that a mix file lists",
         description="Builds a file of rows from the datasets that a mix file lists (docs/data.md): one row a problem, "
-        "with the teachers of all sources, verified. Prints what became of each source.",
+        "with the teachers of all sources, verified. Prints a line of counts for each source.",
         allow_abbrev=False,
     )
     prepare.add_argument("mix", type=Path, help="YAML file: sources with their columns, limits")
@@ -83,7 +83,7 @@ def _prepare(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: l
     for path in files:
         _check_output(path, inputs, args.force)
     if args.held_out and not any(source.held_out for source in mix.sources):
-        raise RecipeError(f"--held_out: {args.mix} holds nothing out; a source is, with 'held_out: true'")
+        raise RecipeError(f"--held_out: {args.mix} holds no source out: give one 'held_out: true'")
     if args.held_out and args.held_out.resolve() == args.out.resolve():
         raise RecipeError(f"--held_out and --out are the same file, {args.out}")
     tokenizer = _tokenizer(mix.tokenizer) if mix.tokenizer else None
@@ -114,7 +114,7 @@ def _tokenizer(name: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise RecipeError(f"tokenizer: none could be loaded from {name}: {error}") from None
+        raise RecipeError(f"tokenizer: cannot load one from {name}: {error}") from None
 
 
 def _summary(part: Part) -> str:
@@ -123,7 +123,7 @@ def _summary(part: Part) -> str:
 
     by_number = Counter(len(row["teachers"]) for row in part.rows)
     numbers = ", ".join(f"{by_number[number]} with {number}" for number in sorted(by_number))
-    return f"{len(part.rows)} problems, by their number of teachers: {numbers}"
+    return f"{len(part.rows)} problems; teachers each: {numbers}"
 
 
 def table(part: Part) -> str:
@@ -202,7 +202,7 @@ def _verdict(dataset: str, report: Report) -> str:
     lines = [
         f"{dataset}: {report.rows} rows, {len(report.bad)} bad",
         f"usable: {sum(report.tasks.values())} ({by_task or 'none'}), {report.problems} different problems, "
-        f"{report.without_teachers} without teachers, {report.repeated} repetitions that training leaves out",
+        f"{report.without_teachers} without teachers, {report.repeated} repeated rows, which training leaves out",
         f"teachers: {sum(report.teachers.values())} ({by_source or 'none'}), not verified here",
     ]
     lines += [
@@ -210,7 +210,10 @@ def _verdict(dataset: str, report: Report) -> str:
         for task, error in report.unchecked.items()
     ]
     if report.may_be_teachers:
-        lines.append(f"no teachers: is their column another (--teacher_key)? {', '.join(report.may_be_teachers)}")
+        lines.append(
+            "no teachers; if one of these columns has them, name it by --teacher_key: "
+            f"{', '.join(report.may_be_teachers)}"
+        )
     return "\n".join(lines)
 
 

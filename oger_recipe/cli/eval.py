@@ -37,12 +37,12 @@ def build_parser() -> argparse.ArgumentParser:
         "adds benchmarks and samples. Any setting of a run can follow as its flag, e.g. --oger.math_rule deepscaler.",
         allow_abbrev=False,
     )
-    parser.add_argument("model", help="folder or hub name")
+    parser.add_argument("model", help="folder or hub name of the model")
     parser.add_argument(
         "--recipe",
         type=Path,
-        help="a run's recipe, e.g. RUN/recipe.yaml: its prompts, sampling and grading in evaluation, on its "
-        "eval.dataset unless --benchmark names others; options given here win",
+        help="evaluate as a run of this recipe does (e.g. RUN/recipe.yaml): its prompts, sampling, grading, and its "
+        "eval.dataset unless --benchmark is given; options given here win",
     )
     parser.add_argument("--out", type=Path, help="folder to write (default: evals/<model>-<hash of the settings>)")
     _add_problems(parser.add_argument_group("problems").add_argument)
@@ -65,7 +65,7 @@ def _add_problems(add: Callable[..., Any]) -> None:
         "(--data.input_key, --data.label_key, --oger.task_name)",
     )
     add("--benchmark_dir", type=Path, help="folder of <name>.jsonl or <name>.parquet files, instead of the Hub")
-    add("--max_problems", type=int, help="evaluate on so many problems of each benchmark, chosen by hash")
+    add("--max_problems", type=int, help="most problems of each benchmark, chosen by hash")
 
 
 def _add_sampling(add: Callable[..., Any]) -> None:
@@ -74,18 +74,18 @@ def _add_sampling(add: Callable[..., Any]) -> None:
     add("--n", type=int, help=f"samples a problem; papers use 32 on AIME and AMC ({Sampling.n})")
     add("--temperature", type=float, help=f"0 is greedy, with one sample a problem ({Sampling.temperature})")
     add("--top_p", type=float, help=f"nucleus of the sampled distribution ({Sampling.top_p})")
-    add("--top_k", type=int, help="likeliest tokens to sample from (all)")
+    add("--top_k", type=int, help="sample from this many of the likeliest tokens (all)")
     add("--max_new_tokens", type=int, help=f"longest answer, within the context ({Sampling.max_new_tokens})")
-    add("--seed", type=int, help=f"every sample's seed follows from it, problem and number ({Sampling.seed})")
+    add("--seed", type=int, help=f"seed from which every sample gets its own ({Sampling.seed})")
 
 
 def _add_prompts(add: Callable[..., Any]) -> None:
     from oger_recipe.data.templates import TEMPLATES
 
-    template = "instead of instruction and chat template; none: the bare question"
+    template = "use this in place of instruction and chat template; none: the bare question"
     add("--prompt_template", choices=list(TEMPLATES), help=template)
-    add("--system_prompt", help="system turn, where the chat template is used")
-    chat = "use it where the tokenizer has one (on, or as the recipe says)"
+    add("--system_prompt", help="text of the system turn; needs a chat template")
+    chat = "use the tokenizer's chat template, if it has one (on, or as the recipe says)"
     add("--chat_template", action=argparse.BooleanOptionalAction, default=None, help=chat)
 
 
@@ -93,8 +93,8 @@ def _add_model(add: Callable[..., Any]) -> None:
     from oger_recipe.evaluation.sampling import Model
 
     dtypes = ("auto", "bfloat16", "float16", "float32")
-    add("--dtype", choices=dtypes, help="auto is float32 on CPUs (auto; with a recipe bfloat16)")
-    add("--revision", help="of a hub model")
+    add("--dtype", choices=dtypes, help="type of the weights; auto is float32 on CPUs (auto; with a recipe bfloat16)")
+    add("--revision", help="revision of a hub model")
     for name, kind, help in (
         ("batch_size", int, "requests in flight"),
         ("tensor_parallel_size", int, "GPUs that share the model"),
@@ -104,7 +104,7 @@ def _add_model(add: Callable[..., Any]) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    interrupted = "interrupted; the same command continues with the answers that are missing"
+    interrupted = "interrupted; the same command resumes it"
     run_command(build_parser, _evaluate, argv, interrupted)
 
 
@@ -130,7 +130,7 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: 
     print(f"\n{report(result)}")
     print(f"results: {folder / 'results.md'}, {folder / 'results.json'}\nanswers: {folder / 'answers'}", flush=True)
     if dead := ungraded(result):
-        raise RecipeError(f"the grader failed on every answer of {', '.join(dead)}: their figures say nothing")
+        raise RecipeError(f"no answer of {', '.join(dead)} could be graded: ignore the figures")
 
 
 def _model(args: argparse.Namespace, settings: Mapping[str, Any]) -> Model:

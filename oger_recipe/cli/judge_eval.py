@@ -40,15 +40,17 @@ def build_parser() -> argparse.ArgumentParser:
     data.add_argument(
         "--labels",
         metavar="FILE",
-        help=f"{files}, with question, text and label (0, 1 or any number); for kind rubric with a rubric, whose "
+        help=f"{files}, with question, text and label (0, 1 or any number); for kind rubric also with a rubric, whose "
         "criteria may have labels",
     )
-    add("--split", default="test", help="of a Hub dataset (%(default)s)")
-    add("--limit", type=int, help="take so many of them, from the beginning")
-    add("--threshold", type=float, help="least value that says label 1 (default: 0.5 for judges, 0 for heads)")
+    add("--split", default="test", help="split of a Hub dataset (%(default)s)")
+    add("--limit", type=int, help="read only the first LIMIT of them")
+    add("--threshold", type=float, help="a value from here on means label 1 (default: 0.5 for judges, 0 for heads)")
     price = parser.add_mutually_exclusive_group()
-    price.add_argument("--price_per_million_tokens", metavar="IN,OUT", help="of what the judge reads and writes")
-    price.add_argument("--price_per_hour", type=float, help="of the machine that it runs on")
+    price.add_argument(
+        "--price_per_million_tokens", metavar="IN,OUT", help="price of tokens that the judge reads, and writes"
+    )
+    price.add_argument("--price_per_hour", type=float, help="price of the machine that the judge runs on")
     add("--out", type=Path, help="JSON file to write: the figures, and every verdict with its reply")
     return parser
 
@@ -100,10 +102,10 @@ def _prices(args: argparse.Namespace) -> Prices:
         read, written = map(float, args.price_per_million_tokens.split(","))
     except ValueError:
         raise RecipeError(
-            f"--price_per_million_tokens {args.price_per_million_tokens}: two numbers are needed, e.g. 0.25,1"
+            f"--price_per_million_tokens {args.price_per_million_tokens}: give two numbers, e.g. 0.25,1"
         ) from None
     if not (read >= 0 and written >= 0):
-        raise RecipeError(f"--price_per_million_tokens {args.price_per_million_tokens}: a price is 0 or more")
+        raise RecipeError(f"--price_per_million_tokens {args.price_per_million_tokens}: a price has to be 0 or more")
     return Prices(per_million_tokens=(read, written))
 
 

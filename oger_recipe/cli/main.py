@@ -14,10 +14,10 @@ COMMANDS = {
     "convert": "turn a training command of OGER, LUFFY, VeRL-with-RMs or OpenR into a recipe file",
     "eval": "answer benchmarks with a model and grade the answers",
     "score": "score answers in a file by the reward of a recipe, without training",
-    "judge-eval": "hold a judge against labelled pairs or answers",
-    "prm": "train a process reward model, hold one against labels, or label steps",
+    "judge-eval": "measure a judge on labelled pairs or answers",
+    "prm": "train a process reward model, measure one on labels, or label steps",
     "data": "build a file of rows from datasets, or check one",
-    "doctor": "look whether this machine is ready, for a recipe or for any",
+    "doctor": "check whether this machine is ready, for a recipe or for any",
     "serve-reward": "grade answers over HTTP, as OpenRLHF's remote reward",
     "serve-judge": "serve a judge or a reward model to runs, by vLLM",
 }

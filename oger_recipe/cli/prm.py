@@ -39,14 +39,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="train|eval|label")
     _add_train(_command(commands, "train", "train a PRM on labelled steps", _TRAIN))
-    _add_eval(_command(commands, "eval", "hold a PRM against labelled steps", _EVAL))
+    _add_eval(_command(commands, "eval", "measure a PRM on labelled steps", _EVAL))
     _add_label(_command(commands, "label", "label the steps of responses by rollouts, or by arithmetic", _LABEL))
     return parser
 
 
 _TRAIN = (
     "Trains a language model to score steps of reasoning, and writes a folder that a source of kind process reads. "
-    "The same command goes on with an interrupted training."
+    "The same command resumes an interrupted training."
 )
 _EVAL = (
     "Scores labelled solutions by a source of kind process, as a run would, and prints ProcessBench's F1, the AUC of "
@@ -65,11 +65,11 @@ def _command(commands: Any, name: str, help: str, description: str) -> Any:
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", required=True, help="folder or hub name of the language model, or PRM, to begin with")
-    add("--revision", help="of a hub model")
+    add("--model", required=True, help="folder or hub name of the language model, or PRM, to train")
+    add("--revision", help="revision of a hub model")
     add("--data", nargs="+", required=True, metavar="DATA", help=f"{_FILES}, {_SHAPES}")
-    add("--split", default="train", help="of a Hub dataset (%(default)s)")
-    add("--out", type=Path, required=True, help="folder to write; it may not exist")
+    add("--split", default="train", help="split of a Hub dataset (%(default)s)")
+    add("--out", type=Path, required=True, help="folder to write; it must not exist")
     add(
         "--format",
         choices=FORMATS,
@@ -78,7 +78,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         "math_shepherd and openr_qwen a writer of two tokens at a tag (%(default)s)",
     )
     for name in _FORMAT_KEYS:
-        add(f"--{name}", help="in place of the format's, as the key of kind process")
+        add(f"--{name}", help="replaces the format's own, as the key of kind process does")
     hints = get_type_hints(Training)
     for each in fields(Training):
         default = "" if each.default is None or isinstance(each.default, bool) else f" ({each.default})"
@@ -102,19 +102,19 @@ def _parts(hint: Any) -> tuple[Any, ...]:
 
 def _add_eval(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add_entry(parser, "--prm", "PRM", f"'{_EXAMPLE}'; its kind is process where it names none")
+    add_entry(parser, "--prm", "PRM", f"'{_EXAMPLE}'; its kind is process unless it names another")
     add(
         "--benchmark",
         choices=("processbench",),
-        help=f"take labels of its shape alone, and without --data all of {_PROCESSBENCH} of the Hub",
+        help=f"read only labels of its shape; without --data read all of {_PROCESSBENCH} from the Hub",
     )
     add("--data", nargs="+", metavar="DATA", help=f"{_FILES}, {_SHAPES}")
-    add("--split", default="test", help="of a Hub dataset (%(default)s)")
-    add("--limit", type=int, help="take so many of the solutions, from the beginning")
-    add("--threshold", type=float, help="scores below it are of bad steps (0.5; of rewards: 0)")
-    add("--tune", type=float, metavar="SHARE", help="choose the threshold on this share of the problems, by its F1; "
-        "the figures are of the others")  # fmt: skip
-    add("--picture", type=Path, help="file for a picture of the calibration, .png or .svg")
+    add("--split", default="test", help="split of a Hub dataset (%(default)s)")
+    add("--limit", type=int, help="read only the first LIMIT solutions")
+    add("--threshold", type=float, help="a step whose score is below it is bad (0.5; for rewards 0)")
+    tune = "choose the threshold with the best F1 on this share of the problems; the figures are for the others"
+    add("--tune", type=float, metavar="SHARE", help=tune)
+    add("--picture", type=Path, help="draw the calibration into this file, .png or .svg")
     add("--out", type=Path, help="JSON file to write: the figures, and the scores of every solution")
 
 
@@ -122,22 +122,28 @@ def _add_label(parser: argparse.ArgumentParser) -> None:
     from oger_recipe.evaluation.sampling import Sampling
 
     add = parser.add_argument
-    add("--recipe", type=Path, required=True, help="the recipe whose prompts, grading and oger.steps.delimiters it is")
-    add("--rows", help="rows of data, as the recipe's data.prompt_dataset (default: that)")
-    add("--responses", type=Path, required=True, help="JSON lines with uid (of a row) and text, as of oger eval")
+    add("--recipe", type=Path, required=True, help="recipe that sets prompts, grading and oger.steps.delimiters")
+    add("--rows", help="rows of the data (default: the recipe's data.prompt_dataset)")
+    add(
+        "--responses",
+        type=Path,
+        required=True,
+        help="JSON lines with uid (of a row) and text, as oger eval writes them",
+    )
     add("--out", type=Path, required=True, help="file to write, .jsonl: prompt, completions, labels")
     add(
         "--by",
         choices=ESTIMATES,
         default="any",
-        help="any: good if any rollout from there is right (hard estimation); share: the share that is (soft); "
-        "countdown: exact, by arithmetic (%(default)s)",
+        help="any: a step is good if any rollout from there is right (hard estimation); share: the share of "
+        "right rollouts "
+        "(soft); countdown: exact, by arithmetic (%(default)s)",
     )
     add("--model", help="folder or hub name of the policy (default: the recipe's)")
-    add("--n", type=int, default=8, help="rollouts from a step (%(default)s)")
-    add("--temperature", type=float, default=0.7, help="of the rollouts (%(default)s)")
-    add("--max_new_tokens", type=int, default=Sampling.max_new_tokens, help="of a rollout (%(default)s)")
-    add("--seed", type=int, default=0, help="every rollout's seed follows from it, prefix and number (%(default)s)")
+    add("--n", type=int, default=8, help="rollouts from each step (%(default)s)")
+    add("--temperature", type=float, default=0.7, help="temperature of the rollouts (%(default)s)")
+    add("--max_new_tokens", type=int, default=Sampling.max_new_tokens, help="most tokens of a rollout (%(default)s)")
+    add("--seed", type=int, default=0, help="seed from which every rollout gets its own (%(default)s)")
     add("--batch_size", type=int, default=256, help="requests in flight (%(default)s)")
 
 
@@ -151,7 +157,7 @@ def main(argv: list[str] | None = None) -> None:
     except RecipeError as error:
         sys.exit(f"oger prm{command}: {error}")
     except KeyboardInterrupt:
-        kept = "" if command == " eval" else "; the same command goes on from what is kept"
+        kept = "" if command == " eval" else "; the same command resumes it"
         sys.exit(f"oger prm{command}: interrupted{kept}")
 
 
@@ -165,7 +171,7 @@ def _train(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: lis
         raise RecipeError(f"unknown flag '{flags[0]}' (oger prm train --help shows all)")
     how = Training(**{each.name: vars(args)[each.name] for each in fields(Training)})
     if problems := list(how.problems()):
-        raise RecipeError("\n  - ".join(["this training cannot be:", *problems]))
+        raise RecipeError("\n  - ".join(["this training cannot start:", *problems]))
     if args.out.exists():
         raise RecipeError(f"--out {args.out} exists: remove it, or choose another one")
     entry = {"model": args.model, "format": args.format, "place": "in_process"}
@@ -218,7 +224,7 @@ def _eval(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list
     entry = entry_of(args, "--prm", _EXAMPLE, settings, name="prm", kind="process")
     spec = prm_of(entry, settings)
     if args.picture is not None and gives_rewards(spec):
-        raise RecipeError("--picture draws the calibration of probabilities, and rewards of scorer implicit are none")
+        raise RecipeError("--picture needs probabilities, and scorer implicit gives rewards: leave it out")
     solutions, shapes = _labelled(args)
     tuned = tuning_rows(solutions, args.tune, settings["train.seed"])
     print(f"{_read(shapes, len(solutions))}\n{spec.name}: {len(solutions)} solutions ...", flush=True)
@@ -233,7 +239,7 @@ def _eval(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list
         picture(found.without(tuned), args.picture)
         print(f"picture: {args.picture}")
     elif args.picture is not None:
-        print("picture: none, as some scores are below 0 or above 1")
+        print("picture: not drawn, some scores are below 0 or above 1")
     if problem := dead(found):
         raise RecipeError(problem)
 
@@ -241,9 +247,11 @@ def _eval(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list
 def _check_eval(args: argparse.Namespace) -> None:
     require_entry(args, "PRM")
     if args.benchmark is None and args.data is None:
-        raise RecipeError("nothing to evaluate on: give --data FILE, or --benchmark processbench for that of the Hub")
+        raise RecipeError(
+            "nothing to evaluate on: give --data FILE, or --benchmark processbench to read it from the Hub"
+        )
     if args.tune is not None and args.threshold is not None:
-        raise RecipeError("--threshold gives it and --tune chooses it: leave out one of them")
+        raise RecipeError("--tune chooses the threshold that --threshold gives: leave out one of them")
     if args.tune is not None and not 0 < args.tune < 1:
         raise RecipeError(f"--tune is {args.tune}: it has to be above 0 and below 1")
     if args.picture is not None and args.picture.suffix not in (".png", ".svg"):

@@ -18,21 +18,21 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--recipe", type=Path, required=True, help="the recipe whose reward it is")
-    add("--rows", help="rows of data, as the recipe's data.prompt_dataset (default: that)")
+    add("--recipe", type=Path, required=True, help="recipe that defines the reward")
+    add("--rows", help="rows of the data (default: the recipe's data.prompt_dataset)")
     add(
         "--responses",
         type=Path,
         required=True,
-        help="JSON lines with uid (of a row) and text; those of one uid are a group; entropy, truncated "
-        "and response_length (in tokens) may follow",
+        help="JSON lines with uid (of a row) and text; lines of one uid are a group; entropy, truncated "
+        "and response_length (in tokens) are optional",
     )
     add("--out", type=Path, required=True, help="file to write: uid, reward, score, components and errors, in order")
     return parser
 
 
 def main(argv: list[str] | None = None) -> None:
-    interrupted = "interrupted; nothing was written, and what judges replied is kept for the next time"
+    interrupted = "interrupted; no scores were written, and judges' replies are kept for the next time"
     run_command(build_parser, _score, argv, interrupted)
 
 
@@ -41,7 +41,7 @@ def _score(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: lis
     settings = settings_of_run(args.recipe, flags, parser)
     require_writable("--out", args.out)
     if args.out.exists() and args.responses.exists() and args.out.samefile(args.responses):
-        raise RecipeError(f"--out {args.out} is the file of the responses: name another one")
+        raise RecipeError(f"--out {args.out} is the file of the responses: choose another one")
     from oger_recipe.offline.score import score
 
     table, dead = score(settings, args.responses, args.out)

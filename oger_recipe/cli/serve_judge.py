@@ -64,28 +64,32 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser("oger serve-judge", description=__doc__, allow_abbrev=False)
-    parser.add_argument("model", help="folder or hub name")
-    parser.add_argument("--revision", help="of a hub model")
-    parser.add_argument("--name", help="by which requests name it (default: MODEL)")
+    parser.add_argument("model", help="folder or hub name of the model")
+    parser.add_argument("--revision", help="revision of a hub model")
+    parser.add_argument("--name", help="name of the model in requests (default: MODEL)")
     parser.add_argument("--head", action="store_true", help="MODEL has a head that gives a number; it does not write")
     parser.add_argument(
         "--format", choices=FORMATS, help="MODEL is a process reward model (PRM) that reads this format"
     )
     for name in ("good", "bad"):
-        parser.add_argument(f"--{name}", help=f"of a PRM: text of the token for a {name} step (default: the format's)")
-    parser.add_argument("--adapter", help="of a PRM: folder or hub name of a LoRA adapter on top of MODEL")
+        parser.add_argument(
+            f"--{name}", help=f"for a PRM: text of the token that marks a {name} step (default: the format's)"
+        )
+    parser.add_argument("--adapter", help="for a PRM: folder or hub name of a LoRA adapter for MODEL")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (%(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (%(default)s)")
     parser.add_argument(
         "--api-key-env",
         default="OGER_JUDGE_API_KEY",
         metavar="NAME",
-        help="environment variable with the key that requests must bear, where it is set (%(default)s)",
+        help="environment variable with the key that requests must carry; unset: no key (%(default)s)",
     )
-    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="GPUs that share it (%(default)s)")
-    parser.add_argument("--gpu-memory-utilization", type=float, default=0.9, help="of these GPUs (%(default)s)")
-    parser.add_argument("--max-model-len", type=int, help="longest sequence (default: the model's)")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: the model's own, float32 on CPUs")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="GPUs that share the model (%(default)s)")
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.9, help="share of GPU memory (%(default)s)")
+    parser.add_argument("--max-model-len", type=int, help="longest sequence, in tokens (default: the model's)")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="auto", help="type of the weights; auto: the model's own, float32 on CPUs"
+    )
     return parser
 
 
@@ -96,7 +100,7 @@ def _checked(args: argparse.Namespace) -> str:
     key = api_key(args.api_key_env)
     if not key and not is_loopback(args.host):
         raise RecipeError(
-            f"--host {args.host} can be reached by other machines, so a key is needed: set {args.api_key_env}"
+            f"--host {args.host} lets other machines reach the server, which needs a key: set {args.api_key_env}"
         )
     with listen(args.host, args.port, backlog=1) as listener:
         args.port = listener.getsockname()[1]
@@ -109,11 +113,13 @@ def _prm(args: argparse.Namespace) -> ProcessKeys | None:
     if args.format is None:
         if of_prm:
             raise RecipeError(
-                f"--{[*of_prm][0]} is for a PRM: --format says how it reads, one of {', '.join(FORMATS)}"
+                f"--{[*of_prm][0]} needs --format, which says how a PRM reads; it is one of {', '.join(FORMATS)}"
             )
         return None
     if args.head:
-        raise RecipeError("--head is for a model with one number; leave it out: --format says that this is a PRM")
+        raise RecipeError(
+            "leave out --head: --format says that this is a PRM, and --head is for a model that gives one number"
+        )
     entry = of_prm | {
         "model": args.model,
         "revision": args.revision,
@@ -160,7 +166,7 @@ def serve(command: Sequence[str], environment: Mapping[str, str], args: argparse
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, _stop)
     started, where = time.monotonic(), f"{args.host}:{args.port}"
-    print(f"starting vLLM's server of {args.model} on {where}; what it says is below ...", file=sys.stderr, flush=True)
+    print(f"starting vLLM's server of {args.model} on {where}; its messages follow ...", file=sys.stderr, flush=True)
     with _Server(command, environment) as server:
         try:
             server.wait_until_ready(f"http://{_reached(args.host)}:{args.port}/health")

@@ -53,36 +53,47 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser("oger serve-reward", description=__doc__, allow_abbrev=False)
     defaults = GradingSettings()
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    parser.add_argument("--port", type=_whole(0, 65535), default=5000, help="0 takes a free one (%(default)s)")
+    parser.add_argument(
+        "--port", type=_whole(0, 65535), default=5000, help="port to listen on; 0 takes a free one (%(default)s)"
+    )
     parser.add_argument(
         "--token",
         default=os.environ.get(TOKEN_ENVIRONMENT),
-        help=f"what requests must present, as bearer token or as ?token=; better set as {TOKEN_ENVIRONMENT}, "
-        "as other users can read command lines",
+        help=f"secret that requests must carry, as bearer token or as ?token=; set {TOKEN_ENVIRONMENT} instead where "
+        "other users can read command lines",
     )
     cores = min(CORES, 8)
     parser.add_argument("--workers", type=_whole(1), default=cores, help="grading processes (%(default)s)")
     parser.add_argument(
-        "--time_limit", type=_seconds, default=defaults.time_limit_s, help="seconds per answer (%(default)s)"
+        "--time_limit",
+        type=_seconds,
+        default=defaults.time_limit_s,
+        help="most seconds to grade an answer (%(default)s)",
     )
     parser.add_argument(
-        "--memory_limit", type=_whole(1), default=defaults.memory_limit_mb, help="MiB per answer (%(default)s)"
+        "--memory_limit",
+        type=_whole(1),
+        default=defaults.memory_limit_mb,
+        help="most MiB to grade an answer (%(default)s)",
     )
-    parser.add_argument("--max_request_mb", type=_whole(1), default=16, help="MiB of one request (%(default)s)")
+    parser.add_argument("--max_request_mb", type=_whole(1), default=16, help="largest request, in MiB (%(default)s)")
     parser.add_argument(
         "--max_concurrency", type=_whole(1), default=1024, help="requests held at a time; more get 503 (%(default)s)"
     )
     parser.add_argument(
-        "--drain_timeout", type=_seconds, default=30.0, help="seconds to finish requests at the end (%(default)s)"
+        "--drain_timeout",
+        type=_seconds,
+        default=30.0,
+        help="seconds to finish requests in when it stops (%(default)s)",
     )
     parser.add_argument(
         "--allow_task",
         action="append",
         default=[],
         metavar="MODULE:FUNCTION",
-        help=f"a verifier of your own that labels may name, beside {', '.join(VERIFIERS)}; may be repeated",
+        help=f"let labels name this verifier of yours, beside {', '.join(VERIFIERS)}; may be repeated",
     )
-    parser.add_argument("--verbose", action="store_true", help="one line of JSON per request on stderr")
+    parser.add_argument("--verbose", action="store_true", help="print one line of JSON per request to stderr")
     return parser
 
 
@@ -99,7 +110,7 @@ def _whole(least: int, most: float = math.inf) -> Callable[[str], int]:
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no positive number of seconds")
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
     return value
 
 
@@ -114,7 +125,7 @@ def _checked(args: argparse.Namespace) -> socket.socket:
             raise RecipeError(f"--allow_task: {error}") from error
     if not args.token and not is_loopback(args.host):
         raise RecipeError(
-            f"--host {args.host} can be reached by other machines, so a token is needed: set {TOKEN_ENVIRONMENT}"
+            f"--host {args.host} lets other machines reach the service, which needs a token: set {TOKEN_ENVIRONMENT}"
         )
     return listen(args.host, args.port, args.max_concurrency)
 

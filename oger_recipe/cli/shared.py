@@ -99,7 +99,7 @@ def add_entry(parser: argparse.ArgumentParser, flag: str, what: str, help: str) 
 def require_entry(args: argparse.Namespace, what: str) -> None:
     """Raise RecipeError where the flags of `add_entry` or --limit cannot be meant."""
     if (args.recipe is None) != (args.source is None):
-        raise RecipeError(f"--recipe and --source go together: the recipe, and the name of the {what} in it")
+        raise RecipeError(f"give --recipe and --source together: the recipe, and the name of the {what} in it")
     if args.limit is not None and args.limit < 1:
         raise RecipeError(f"--limit is {args.limit}: it has to be 1 or more")
 
@@ -117,9 +117,9 @@ def entry_of(
     try:
         entry = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise RecipeError(f"{flag} is no YAML: {' '.join(str(error).split())}") from None
+        raise RecipeError(f"{flag} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(entry, dict):
-        raise RecipeError(f"{flag} {text!r}: an entry such as '{example}' is needed")
+        raise RecipeError(f"{flag} {text!r} is not an entry such as '{example}'")
     from oger_recipe.rewards.kinds.entries import as_today
 
     return as_today({**default, **entry})

@@ -12,11 +12,9 @@ from oger_recipe.settings.shipped import find_recipe
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser("oger train", add_help=False, allow_abbrev=False)
-    parser.add_argument("--recipe", type=Path, help="YAML recipe file; its paths are the flags below")
-    parser.add_argument("--dry-run", action="store_true", help="check the recipe, print GPUs and step sizes, and stop")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="remove the run that is in oger.run_dir, and begin anew"
-    )
+    parser.add_argument("--recipe", type=Path, help="YAML recipe file; its paths are the flags of `oger train --help`")
+    parser.add_argument("--dry-run", action="store_true", help="check the recipe, print the plan, and stop")
+    parser.add_argument("--overwrite", action="store_true", help="remove the run in oger.run_dir, and begin anew")
     known, flags = parser.parse_known_args(argv)
     if {"-h", "--help"} & set(flags):
         train_ppo_ray.main(flags)

@@ -37,7 +37,7 @@ def settings_of(
     hidden = {name: hide_secret(name, value) for name, value in file.items()}, hide_secrets(flags)
     if hidden != (file, list(flags)):
         print(
-            "note: a key in a recipe file or a command line is read by others, and a run keeps it nowhere: set "
+            "note: others can read a key in a recipe file or a command line; a run does not record it. Set "
             "WANDB_API_KEY and write logger.wandb.key env; set OGER_REWARD_TOKEN and write ?token=$OGER_REWARD_TOKEN",
             flush=True,
         )

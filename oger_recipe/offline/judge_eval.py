@@ -51,10 +51,10 @@ def judge_of(entry: Mapping[str, Any], value: Settings) -> SourceSpec:
 def keys_of(spec: SourceSpec) -> ValueKeys:
     """Return the keys of a kind that asks a model for values. Raises RecipeError for another kind."""
     if spec.keys.reads_steps:
-        raise RecipeError(f"{spec.name} is of kind {spec.kind}, which scores steps: `oger prm eval` is for it")
+        raise RecipeError(f"{spec.name} is of kind {spec.kind}, which scores steps: use `oger prm eval`")
     if not isinstance(spec.keys, ValueKeys):
         kinds = ", ".join(name for name, kind in KINDS.items() if issubclass(kind, ValueKeys))
-        raise RecipeError(f"{spec.name} is of kind {spec.kind}: kinds {kinds} can be evaluated")
+        raise RecipeError(f"{spec.name} is of kind {spec.kind}; kinds that can be evaluated: {kinds}")
     return spec.keys
 
 
@@ -122,7 +122,7 @@ def dead(found: Found) -> str | None:
     verdicts = [verdict for case in found.cases for verdict in _cases_of(case)]
     if not verdicts or not all("error" in verdict for verdict in verdicts):
         return None
-    return f"the judge failed on all {len(verdicts)} verdicts, first with: {verdicts[0]['error']}"
+    return f"the judge gave none of {len(verdicts)} verdicts; the first error: {verdicts[0]['error']}"
 
 
 def report(found: Found, prices: Prices) -> str:

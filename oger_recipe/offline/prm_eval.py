@@ -75,10 +75,10 @@ def prm_of(entry: Mapping[str, Any], value: Settings) -> SourceSpec:
     """Read an entry of oger.reward.sources. Raises RecipeError for one that is wrong or scores no steps."""
     spec = spec_of(entry, value, "PRM")
     if not spec.keys.reads_steps and not spec.keys.is_own:
-        raise RecipeError(f"{spec.name} is of kind {spec.kind}, which scores no steps: kind process does")
+        raise RecipeError(f"{spec.name} is of kind {spec.kind}, which scores no steps: use kind process")
     if spec.keys.learns:
         raise RecipeError(
-            f"{spec.name} learns from what it scores, and labels are no rollouts: leave learning_rate out"
+            f"{spec.name} would learn from the labelled solutions, which are not rollouts: leave learning_rate out"
         )
     return spec
 
@@ -101,7 +101,7 @@ def scored(spec: SourceSpec, entry: Mapping[str, Any], solutions: Sequence[Solut
         of_row = [] if said.steps is None or row in errors else said.steps[row, 0, : len(solution.steps)].tolist()
         there = len(of_row) == len(solution.steps) and all(map(math.isfinite, of_row))
         if not there:
-            errors.setdefault(row, "there is no score for some of its steps")
+            errors.setdefault(row, "some of its steps have no score")
         scores.append(of_row if there else None)
     within = all(0 <= each <= 1 for of_row in scores for each in of_row or ())
     return Scored(
@@ -147,9 +147,7 @@ def tuning_rows(solutions: Sequence[Solution], tune: float | None, seed: int) ->
         return set()
     rows = {row for row, each in enumerate(solutions) if is_apart(each, tune, seed, "threshold")}
     if not 0 < len(rows) < len(solutions):
-        raise RecipeError(
-            f"--tune {tune} leaves nothing on one side of {len(solutions)} solutions: give another share"
-        )
+        raise RecipeError(f"--tune {tune} leaves one part of {len(solutions)} solutions empty: give another share")
     return rows
 
 
@@ -199,7 +197,7 @@ def _chosen(found: Scored) -> float:
         if scores is not None and (error := first_error(each.labels)) is not None
     ]
     if not known:
-        raise RecipeError("no threshold can be chosen: no solution of --tune has both scores and labels")
+        raise RecipeError("cannot choose a threshold: no solution of --tune has both scores and labels")
     return best_threshold([error for error, _ in known], [scores for _, scores in known])
 
 
@@ -214,11 +212,11 @@ def report(found: Scored, figures: Mapping[str, Any]) -> str:
     how = f"chosen by the F1 of {figures['tuned_on']} other solutions" if figures["tuned_on"] else "given"
     notes = [
         f"threshold {figures['threshold']:.4g}, {how}; a step whose score is below it is bad",
-        "found: erroneous solutions whose first bad step is the predicted one; correct seen: correct solutions in "
-        "which none is predicted; F1: their harmonic mean, with its 95 % interval over the problems",
+        "found: share of erroneous solutions whose first bad step is predicted; correct seen: share of correct "
+        "solutions without a predicted bad step; F1: their harmonic mean, with its 95 % interval over the problems",
     ]
     if not found.probabilities:
-        notes.append("scores are rewards, no probabilities: they have no calibration")
+        notes.append("scores are rewards, not probabilities: they have no calibration")
     if len(figures["subsets"]) > 1:
         mean = sum(each["f1"] for each in figures["subsets"].values()) / len(figures["subsets"])
         notes.append(f"mean F1 of the {len(figures['subsets'])} subsets: {100 * mean:.1f}")

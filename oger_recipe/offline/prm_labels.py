@@ -54,7 +54,7 @@ def label(value: Settings, file: Path, how: Labelling, out: Path) -> str:
     """
     value = checked(value)
     if not value["actor.model_name_or_path"] and value["oger.task.name"] is None:
-        raise RecipeError("actor.model_name_or_path is not set: a step's label is how its rollouts from there end")
+        raise RecipeError("actor.model_name_or_path is not set: labels come from rollouts of that policy")
     value = with_task(value)
     require_loadable(value, policy_models(value))
     how = replace(how, model=replace(how.model, name=value["actor.model_name_or_path"]))
@@ -88,8 +88,8 @@ def _rule(value: Settings) -> StepRule:
     rule = StepSettings.of(value).rule
     if rule.delimiter_token_ids or rule.max_step_tokens:
         raise RecipeError(
-            "oger.steps.delimiter_token_ids and max_step_tokens cut responses by their tokens, and these are texts: "
-            "set oger.steps.delimiters"
+            "oger.steps.delimiter_token_ids and max_step_tokens cut tokens, and these responses are texts: set "
+            "oger.steps.delimiters"
         )
     return rule
 
@@ -108,7 +108,8 @@ def _done(partial: Path, value: Settings, how: Labelling, rule: StepRule, respon
         return 0
     if there[0].get("of") != settings:
         raise RecipeError(
-            f"{partial} holds labels by other settings or of other responses: remove it, or name another --out"
+            f"{partial} holds labels made with other settings or for other responses: remove it, or choose "
+            "another --out"
         )
     text = "".join(to_json(line) + "\n" for line in there)
     partial.write_text(text, encoding="utf-8")  # without half a line that a kill may have left
@@ -161,8 +162,9 @@ class _Labeller:
             row = self._rows[response.uid]
             if row["task"] != "countdown":
                 raise RecipeError(
-                    f"row {response.uid!r} is of task {row['task']!r}: --by countdown is for Countdown; --by any or "
-                    "share takes rollouts"
+                    f"row {response.uid!r} is of task {row['task']!r}: --by countdown is for Countdown alone; use "
+                    "--by any "
+                    "or share"
                 )
             problem = json.loads(row["answer"])
             made.append([float(each) for each in step_labels(texts, problem["numbers"], problem["target"])])

@@ -51,7 +51,7 @@ def score(value: Settings, file: Path, out: Path) -> tuple[str, list[str]]:
     _require_entropy(settings, responses, file)
     if needs := _needs_of_policy(value, rows, responses):
         if not value[_POLICY]:
-            raise RecipeError(f"{_POLICY} is not set, and the policy's tokenizer is needed: {'; '.join(needs)}")
+            raise RecipeError(f"set {_POLICY}: the policy's tokenizer is needed: {'; '.join(needs)}")
         value = with_judges(with_task(asked))
         require_loadable(value, [each for each in policy_models(value) if each.key == _POLICY])
     shared = preparation(value, has_tokenizer=bool(needs))
@@ -60,12 +60,11 @@ def score(value: Settings, file: Path, out: Path) -> tuple[str, list[str]]:
     if replaced := sum(response.replaced for response in responses):
         taught = sum(is_teacher(response) for response in responses)
         print(
-            f"note: {taught} of them are teachers' trajectories, in the places of {replaced} rollouts, which get no "
-            "reward",
+            f"note: {taught} of them are teachers' trajectories, in place of {replaced} rollouts, which get no reward",
             flush=True,
         )
     if repeated := len(responses) - len({(response.uid, response.text) for response in responses}):
-        print(f"note: {repeated} answers repeat another one of their group, and count as often", flush=True)
+        print(f"note: {repeated} answers repeat another one of their group; each counts", flush=True)
     answered = [rows[uid] for uid in uids]
     specs = [
         replace(spec, weight=settings.bonus.bonus_weight) if spec.keys.is_bonus else spec
@@ -92,14 +91,16 @@ def _needs_of_policy(value: Settings, rows: Mapping[str, Row], responses: Sequen
     lengths = own + [spec.name for spec in specs if spec.keys.is_length]
     needs = []
     if settings.cuts_steps(value["algo.advantage.estimator"]):
-        needs.append("responses are cut into steps of reasoning between its tokens")
+        needs.append("it cuts responses into steps of reasoning")
     if own and writes_chats(value):
-        needs.append(f"prompts are written in its chat template, and a source may read them: {', '.join(own)}")
+        needs.append(f"its chat template writes prompts, which a source may read: {', '.join(own)}")
     if own + with_teachers and any(rows[each.uid].get("teachers") for each in responses):
-        needs.append(f"teachers are used that fit by their tokens, by {', '.join(own + with_teachers)}")
+        needs.append(f"it counts the tokens of teachers, which a source reads: {', '.join(own + with_teachers)}")
     if lengths and any(each.response_length is None for each in responses):
         needs.append(
-            f"responses are measured in its tokens, by {', '.join(lengths)} (or say response_length on each line)"
+            f"it counts the tokens of responses, which a source reads: {', '.join(lengths)} (or add "
+            "response_length to "
+            "each line)"
         )
     return needs
 

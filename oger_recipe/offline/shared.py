@@ -46,7 +46,7 @@ def checked(value: Settings) -> Settings:
     problems = [*out_of_range(value), *adopt(value["algo.advantage.estimator"], settings)]
     problems += entry_problems(settings.reward.sources)
     if not value[DATA] and value["oger.task.name"] is None:
-        problems.append("there are no rows: give --rows FILE, or set data.prompt_dataset")
+        problems.append("no rows: give --rows FILE, or set data.prompt_dataset")
     if problems:
         raise RecipeError("\n  - ".join(["the rewards of this recipe cannot be computed:", *problems]))
     policy = {*policy_models(value)}

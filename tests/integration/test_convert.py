@@ -461,7 +461,7 @@ def test_the_command_line_refuses_with_all_problems(tmp_path: Path) -> None:
     assert str(stopped.value).count("\n  - ") == 2 and not out.exists()
     with pytest.raises(SystemExit, match="cannot be read"):
         command_line.main([str(tmp_path / "none.sh")])
-    with pytest.raises(SystemExit, match="it is NAME=VALUE"):
+    with pytest.raises(SystemExit, match="write NAME=VALUE"):
         command_line.main([str(source), "--set", "MODEL_PATH"])
 
 

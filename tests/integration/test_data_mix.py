@@ -269,7 +269,7 @@ def test_a_mistake_in_the_mix_is_named_with_its_source(
         ({"sources": [_sources(held_out=True)[1]]}, "mix.yaml: 'sources' lists held-out sources alone"),
         ({"sources": _sources(), "max_prefix_len": 5}, "mix.yaml: max_prefix_len and max_prompt_length count tokens"),
         ({"sources": _sources(), "max_prefix_len": 0}, "mix.yaml: 'max_prefix_len' has to be a number of 1 or more"),
-        ({"sources": _sources(), "tokenizer": "/none/here"}, "tokenizer: none could be loaded from /none/here"),
+        ({"sources": _sources(), "tokenizer": "/none/here"}, "tokenizer: cannot load one from /none/here"),
     ],
 )
 def test_a_mix_that_cannot_work_is_refused(refused: Callable[..., str], mix: dict[str, Any], message: str) -> None:

@@ -76,7 +76,8 @@ def test_a_file_without_defects_has_a_summary_and_exit_code_0(
             pa.parquet.write_table(pa.Table.from_pylist(rows), path)
         assert _validate(capsys, path) == (0, {}, [
             "3 rows, 0 bad",
-            "usable: 3 (gsm8k 3), 2 different problems, 1 without teachers, 0 repetitions that training leaves out",
+            "usable: 3 (gsm8k 3), 2 different problems, 1 without teachers, 0 repeated "
+            "rows, which training leaves out",
             "teachers: 3 (human 1, r1 2), not verified here",
         ])  # fmt: skip
 

@@ -76,7 +76,7 @@ def test_a_judge_of_pairs_gets_the_figures_that_its_rule_has_by_hand(evaluated: 
     for name, message in (("best", "has no source 'best'; it has rule, better"), ("rule", "rule is of kind verifier")):
         with pytest.raises(SystemExit, match=message):
             judge_eval.main([*command, "--source", name])
-    with pytest.raises(SystemExit, match="--recipe and --source go together"):
+    with pytest.raises(SystemExit, match="give --recipe and --source together"):
         judge_eval.main(command)
 
 
@@ -91,7 +91,7 @@ def test_replies_without_a_verdict_are_not_right(evaluated: Any, tmp_path: Path)
 
 def test_a_judge_without_a_single_verdict_is_the_commands_failure(evaluated: Any, tmp_path: Path) -> None:
     write_jsonl(JUDGEBENCH, tmp_path / "pairs.jsonl")
-    said = "^oger judge-eval: the judge failed on all 8 verdicts, first with: no verdict in the judge's reply"
+    said = "^oger judge-eval: the judge gave none of 8 verdicts; the first error: no verdict in the judge's reply"
     with pytest.raises(SystemExit, match=said):
         evaluated(First("I", "like both"), "--pairs", "pairs.jsonl")
     assert json.loads((tmp_path / "out.json").read_text())["unread"] == 1
@@ -222,8 +222,8 @@ def test_an_answer_that_cannot_be_read_is_named(record: Any, message: str, tmp_p
     [
         (["--judge", "{model: m, plugin: pairwise, temprature: 1}"], "asked:\n  - key 'temprature' is unknown"),
         (["--judge", "org/judge"], "an entry such as"),
-        (["--judge", "{model: [}"], "--judge is no YAML"),
-        (["--judge", "{model: m}", "--price_per_million_tokens", "1"], "two numbers are needed"),
+        (["--judge", "{model: [}"], "--judge is not YAML"),
+        (["--judge", "{model: m}", "--price_per_million_tokens", "1"], "give two numbers"),
         (["--judge", "{model: m}", "--limit", "0"], "--limit is 0"),
         (["--judge", "{model: m}", "--pries", "1"], "unknown flag '--pries'"),
         (["--judge", "{model: m}", "--pairs", "nowhere.json"], "nowhere.json: no such dataset file"),

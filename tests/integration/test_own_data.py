@@ -304,7 +304,8 @@ def test_the_validation_names_columns_that_may_be_the_teachers(
     write_jsonl([{"q": "2 + 2?", "a": SOLUTION, "solved": [SOLUTION]}], tmp_path / "train.jsonl")
     good, report = _validated(capsys, "--input_key", "q", "--label_key", "a", "--task_name", "gsm8k")
     assert good and report.splitlines()[-1] == (
-        "no teachers: is their column another (--teacher_key)? 'a' has long texts, 'solved' has lists"
+        "no teachers; if one of these columns has them, name it by --teacher_key: 'a' has long texts, "
+        "'solved' has lists"
     )
 
 

@@ -263,7 +263,7 @@ def test_what_cannot_be_evaluated_is_said(known: Any, evaluated: Any, tmp_path: 
         (
             known | {"model": "./none"},
             (*data, "--tune", "0.001"),
-            "--tune 0.001 leaves nothing on one side of 3 solutions",
+            "--tune 0.001 leaves one part of 3 solutions empty",
         ),
         (known, (*data, "--limit", "0"), "--limit is 0"),
         (known, (*data, "--picture", "a.pdf"), "has to end in .png or .svg"),
@@ -300,7 +300,7 @@ def test_an_implicit_prm_has_rewards_around_zero_and_no_calibration(
     found, _ = evaluated(entry | {"beta": 1e-3}, "--data", "data.json")
     assert all(0 < score < 1 for score in found["cases"][0]["scores"])  # rewards all the same
     assert (found["threshold"], found["all"]["calibration_error"]) == (0, None)
-    with pytest.raises(SystemExit, match="--picture draws the calibration of probabilities, and rewards of scorer"):
+    with pytest.raises(SystemExit, match="--picture needs probabilities, and scorer implicit"):
         evaluated(entry, "--data", "none.json", "--picture", "steps.png")
 
 
@@ -325,7 +325,7 @@ def test_scores_of_a_users_own_beyond_probabilities_are_rewards(
     flags = ("--data", "data.json", "--picture", "steps.png")
     rewards, printed = evaluated(own | {"bad": -1.0}, *flags)
     assert (rewards["threshold"], rewards["all"]["f1"], rewards["all"]["calibration_error"]) == (0, 1, None)
-    assert "picture: none, as some scores are below 0 or above 1" in printed and not Path("steps.png").exists()
+    assert "picture: not drawn, some scores are below 0 or above 1" in printed and not Path("steps.png").exists()
     chances, _ = evaluated(own | {"bad": 0.3}, *flags)
     assert (chances["threshold"], chances["all"]["accuracy_correct"]) == (0.5, 0)
     assert chances["all"]["calibration_error"] > 0.3 and Path("steps.png").exists()

@@ -447,7 +447,7 @@ def test_the_drain_ends_in_time(start: Start, tmp_path: Path) -> None:
         (["--host", "no.such.host.invalid", "--token", "x"], "cannot listen"),
         (["--port", "70000"], "not in [0, 65535]"),
         (["--workers", "0"], "not in [1, inf]"),
-        (["--time_limit", "nan"], "no positive number"),
+        (["--time_limit", "nan"], "not a positive number"),
         (["--allow_task", "no_such_module:verify"], "no_such_module"),
         (["--allow_task", "chess"], "chess"),
         (["--prot", "1"], "--prot"),

@@ -92,7 +92,7 @@ def test_a_response_gets_the_reward_that_a_run_gave_it(
     taught = [found for line, found in trained if "source" in line]
     assert bool(taught) is ("with teachers" in name)
     assert len(pairs) == 96 + len(taught) and all(found["off_policy"] for found in taught)
-    said = f"{len(taught)} of them are teachers' trajectories, in the places of {len(taught)} rollouts"
+    said = f"{len(taught)} of them are teachers' trajectories, in place of {len(taught)} rollouts"
     assert (said in capsys.readouterr().out) is bool(taught)
     for line, found in pairs:
         assert found["uid"] == line["uid"] and found["score"] == line["score"]
@@ -347,16 +347,17 @@ def test_a_judge_needs_no_policy_and_a_set_one_is_not_looked_at(scored: Any) -> 
 @pytest.mark.parametrize(
     ("source", "flags", "why"),
     [
-        ({"kind": "process", "format": "trl", "model": "."}, [], "responses are cut into steps of reasoning"),
+        ({"kind": "process", "format": "trl", "model": "."}, [], "it cuts responses into steps of reasoning"),
         ({"kind": "process_by_length:ByLength"}, ["--algo.advantage.estimator=process_rloo"], "responses are cut"),
         ({"kind": "process_by_length:ByLength"}, ["--data.apply_chat_template"],
-         "prompts are written in its chat template, and a source may read them: mine"),
-        ({"kind": "process_by_length:ByLength"}, [], "teachers are used that fit by their tokens, by mine"),
+         "its chat template writes prompts, which a source may read: mine"),
+        ({"kind": "process_by_length:ByLength"}, [], "it counts the tokens of teachers, which a source reads: mine"),
         ({"kind": "pairwise", "against": "teacher", "model": "j", "url": "http://127.0.0.1:9/v1"}, [],
-         "teachers are used that fit by their tokens, by mine"),
-        ({"kind": "length", "budget": 5, "limit": 9}, [], "responses are measured in its tokens, by mine"),
+         "it counts the tokens of teachers, which a source reads: mine"),
+        ({"kind": "length", "budget": 5, "limit": 9}, [],
+         "it counts the tokens of responses, which a source reads: mine"),
         ({"kind": "bonus"}, ["--oger.bonus_weight=1", "--oger.last_token_enp_reward=none"],
-         "teachers are used that fit by their tokens, by mine"),
+         "it counts the tokens of teachers, which a source reads: mine"),
     ],
 )  # fmt: skip
 def test_what_needs_the_policys_tokenizer_says_so(
@@ -369,7 +370,7 @@ def test_what_needs_the_policys_tokenizer_says_so(
     flags = [f'--oger.verifier_path=["{PLUGINS}"]', *flags]
     with pytest.raises(SystemExit) as stop:
         scored(_answers((1, "#### 2")), [RULE, {"name": "mine", **source}], *flags, policy=False)
-    said = f"oger score: actor.model_name_or_path is not set, and the policy's tokenizer is needed: {why}"
+    said = f"oger score: set actor.model_name_or_path: the policy's tokenizer is needed: {why}"
     assert str(stop.value.code).startswith(said)
 
 

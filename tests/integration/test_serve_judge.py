@@ -214,11 +214,11 @@ def test_the_entry_that_is_printed_is_one(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--host", "0.0.0.0"], "can be reached by other machines, so a key is needed: set OGER_JUDGE_API_KEY"),
+        (["--host", "0.0.0.0"], "lets other machines reach the server, which needs a key: set OGER_JUDGE_API_KEY"),
         (["--hosts", "x"], "unrecognized arguments: --hosts x"),
         (["--dtype", "int3"], "invalid choice: 'int3'"),
-        (["--good", "+"], "--good is for a PRM: --format says how it reads, one of math_shepherd, "),
-        (["--format", "trl", "--head"], "--head is for a model with one number; leave it out"),
+        (["--good", "+"], "--good needs --format, which says how a PRM reads; it is one of math_shepherd, "),
+        (["--format", "trl", "--head"], "leave out --head: --format says that this is a PRM"),
         (["--format", "math_shepherd", "--tensor-parallel-size", "2"], "a PRM of scorer step_tag has one GPU"),
         (["--format", "math_shepherd", "--good", "-"], "good and bad are both '-'"),
         (["--port", "{taken}"], "cannot listen on 127.0.0.1 port {taken}: Address already in use; --port 0 takes"),

@@ -151,7 +151,7 @@ def test_a_process_reward_model_over_http(desk: Path, server: Server) -> None:
     }
     (desk / "prm.yaml").write_text(yaml.safe_dump(recipe))
     refused = oger(desk, "score", "--recipe", "prm.yaml", *SCORE)
-    why = "actor.model_name_or_path is not set, and the policy's tokenizer is needed: responses are cut into steps of"
+    why = "set actor.model_name_or_path: the policy's tokenizer is needed: it cuts responses into steps of reasoning"
     assert refused.returncode == 1 and why in refused.stderr
     (desk / "prm.yaml").write_text(yaml.safe_dump(recipe | {"actor": {"model_name_or_path": "policy"}}))
     scored = oger(desk, "score", "--recipe", "prm.yaml", *SCORE)

@@ -74,7 +74,9 @@ def test_the_file_is_checked_with_the_columns_of_the_run(desk: Path):
     assert done.returncode == 1 and "there is no column 'prompt' (data.input_key)" in done.stdout
     done = oger_data("validate", "mine.jsonl", *COLUMNS, cwd=desk)
     assert done.returncode == 0, done.stdout
-    assert "no teachers: is their column another (--teacher_key)? 'solutions' has lists" in done.stdout
+    assert (
+        "no teachers; if one of these columns has them, name it by --teacher_key: 'solutions' has lists" in done.stdout
+    )
     done = oger_data("validate", "mine.jsonl", *COLUMNS, *TEACHERS, cwd=desk)
     assert done.returncode == 0 and "1319 rows, 0 bad" in done.stdout and "6b_finetuning 286" in done.stdout
 
