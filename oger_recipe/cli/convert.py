@@ -59,8 +59,8 @@ def _report(result: Conversion, out: Path | None) -> str:
     lines = [f"oger convert: {len(result.settings)} settings" + (f" in {out}" if out else "")]
     for title, entries in (
         ("without effect here:", [f"{flag}: {reason}" for flag, reason in result.without_effect.items()]),
-        ("not exactly as there:", [f"{name}: {remark}" for name, remark in result.differing.items()]),
-        ("besides:", result.remarks),
+        ("different from the command:", [f"{name}: {remark}" for name, remark in result.differing.items()]),
+        ("also:", result.remarks),
         ("before training:", result.to_do),
     ):
         lines += [title, *(f"  - {entry}" for entry in entries)] if entries else []

@@ -79,7 +79,7 @@ def _convert(
         if flag.name not in given and flag.default is not UNSET and not result.problems:
             _apply_default(flag, get, result, parser)
     for key, value in dialect.always.items():
-        _add(result, key, value, f"no flag of {dialect.trainer}", given=True)
+        _add(result, key, value, f"not a flag of {dialect.trainer}", given=True)
     result.differing |= dialect.differing
     _environment(command, dialect, result)
     result.problems = list(dict.fromkeys(result.problems))
@@ -97,7 +97,7 @@ def _given(command: Command, dialect: Dialect, result: Conversion) -> dict[str, 
             result.problems.append(_unknown(argument, dialect))
             continue
         if argument.name in given:
-            result.remarks.append(f"{argument.name} is given more than once: the last counts ({argument.text})")
+            result.remarks.append(f"{argument.name} is given more than once: the last one counts ({argument.text})")
         try:
             value = dialect.value(argument.text, flag.value_type())
             given[argument.name] = (checked(value, flag), argument.line)
@@ -178,7 +178,7 @@ def _environment(command: Command, dialect: Dialect, result: Conversion) -> None
         if name in known:
             _apply(known[name], name, value, 0, _getter({}, dialect), result)
         elif name not in command.used:
-            result.remarks.append(f"{name} is exported there: export it where `oger train` starts, if it is needed")
+            result.remarks.append(f"the script exports {name}: export it where `oger train` starts, if it is needed")
 
 
 def _finish(
@@ -224,8 +224,8 @@ def _header(result: Conversion, dialect: Dialect, source: str) -> Iterable[str]:
     for title, lines in (
         ("Set this before training:", result.to_do),
         ("Without effect here:", [f"{flag}: {reason}" for flag, reason in result.without_effect.items()]),
-        ("Not exactly as there:", [f"{name}: {remark}" for name, remark in result.differing.items()]),
-        ("Besides:", result.remarks),
+        ("Different from the command:", [f"{name}: {remark}" for name, remark in result.differing.items()]),
+        ("Also:", result.remarks),
     ):
         if lines:
             yield ""

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from oger_recipe.settings.upstream import METHOD_DEFAULTS
 
 OPENRLHF = (
-    "this is a command of OpenRLHF, whose flags are this recipe's as well: `python -m oger_recipe.cli.train_ppo_ray` "
-    "takes them unchanged in place of openrlhf.cli.train_ppo_ray (add --oger.max_replace_num 0 --oger.bonus_weight 0 "
-    "where there are no teachers; what it does not set is by default: "
+    "this is a command of OpenRLHF. `python -m oger_recipe.cli.train_ppo_ray` takes its flags unchanged in place of "
+    "openrlhf.cli.train_ppo_ray (without teachers add --oger.max_replace_num 0 --oger.bonus_weight 0; defaults that "
+    "differ: "
     + ", ".join(f"{name} {value}" for name, value in METHOD_DEFAULTS.items() if name != "reward.remote_url")
     + "); in a recipe file for `oger train`, --a.b VALUE is the line `a: {b: VALUE}`"
 )
 VERL = (
-    "this is a command of verl itself. `oger convert` reads those of OGER's and LUFFY's branch of it, verl.mix_src."
-    "main_mix_ppo, and of VeRL-with-RMs, which have reward_model.reward_function; of the keys that these share with "
-    "verl, docs/verl_rms_flags.md says what they are here, e.g.\n"
+    "this is a command of verl itself. `oger convert` reads the commands of OGER and LUFFY "
+    "(verl.mix_src.main_mix_ppo) "
+    "and of VeRL-with-RMs (with reward_model.reward_function). docs/verl_rms_flags.md has verl's keys and ours, e.g.\n"
     "    data.train_files                    data.prompt_dataset (with data.input_key and data.label_key)\n"
     "    data.train_batch_size               rollout.batch_size\n"
     "    data.max_response_length            rollout.max_new_tokens (and data.max_len, prompt and response together)\n"
@@ -29,7 +29,7 @@ VERL = (
     "  put them into a recipe file below the line `extends: grpo.yaml`"
 )
 TRL = (
-    "this is TRL's; what it calls one thing is here\n"
+    "this is TRL's; its names and ours:\n"
     "    model, model_name_or_path           actor.model_name_or_path\n"
     "    train_dataset, dataset_name         data.prompt_dataset with data.input_key and data.label_key\n"
     "    reward_funcs                        oger.verifiers mytask=module:function (docs/rewards.md)\n"
@@ -44,8 +44,8 @@ TRL = (
     "  put them into a recipe file below the line `extends: grpo.yaml`"
 )
 OPENR = (
-    "this is OpenR's; `oger convert` reads the training on its page, train_math.py. In place of test_math.py there is "
-    "`oger eval`, which also grades, and in place of its trainers of process reward models `oger prm train`"
+    "this is OpenR's; `oger convert` reads its train_math.py alone. For test_math.py use `oger eval`, which also "
+    "grades; for its trainers of process reward models use `oger prm train`"
 )
 # The first that a page of text matches counts.
 _SIGNS = (

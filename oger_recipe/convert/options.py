@@ -25,12 +25,12 @@ def reader(sections: Mapping[str, Sequence[Flag]]) -> Reader:
             name, has_text, text = word.partition("=")
             if not word.startswith("--"):
                 last = arguments[-1].name if arguments else ""
-                of_switch = f": {last} is a switch, and takes no value" if last in switches else ""
-                problems.append(f"line {line_of(word)}: {word!r} belongs to no flag{of_switch}")
+                of_switch = f": the switch {last} takes no value" if last in switches else ""
+                problems.append(f"line {line_of(word)}: {word!r} is not the value of a flag{of_switch}")
                 continue
             if name in switches:
                 text = switches[name]
-                problems += [f"line {line_of(name)}: {word}: it is a switch, and takes no value"] if has_text else []
+                problems += [f"line {line_of(name)}: {word}: this switch takes no value"] if has_text else []
             elif not has_text and rest and not rest[0].startswith("--"):
                 text = rest.popleft()
             elif not has_text and name in flags:

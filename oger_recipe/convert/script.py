@@ -53,7 +53,7 @@ def read_command(text: str, variables: Mapping[str, str], dialects: Sequence[Dia
         found = f"there are {len(entries)} (lines {numbers}): leave one" if entries else "there is none"
         advice = None if entries else recognised(text)
         programs = " or ".join(dialect.program for dialect in dialects)
-        wanted = f"a command that runs {programs} was looked for, and {found}"
+        wanted = f"the text needs one command that runs {programs}, and {found}"
         command.problems.append(wanted + (f"; {advice}" if advice else ""))
         return command
     ((entry, command.dialect),) = entries
@@ -63,8 +63,8 @@ def read_command(text: str, variables: Mapping[str, str], dialects: Sequence[Dia
         elif line.first > entry.first and command.dialect.stray.match(line.text):
             first_word = re.split("[= ]", line.text.strip())[0]
             command.problems.append(
-                f"line {line.first}: {first_word} comes after the end of the command in line {entry.last}: a "
-                "backslash is missing there, or a comment cuts the command"
+                f"line {line.first}: {first_word} comes after the end of the command in line {entry.last}: add "
+                "the missing backslash there, or remove the comment that cuts the command"
             )
     _read_arguments(entry, text.splitlines(), command, command.dialect, known)
     command.remarks += _explained(lines, command.dialect)
@@ -156,7 +156,7 @@ def _read_arguments(
     try:
         words = shlex.split(_expand(entry.text[program.end() :], known, command.used))
     except ValueError as error:
-        command.problems.append(f"line {entry.first}: the command has a quotation mark without its partner ({error})")
+        command.problems.append(f"line {entry.first}: the command has an unclosed quotation mark ({error})")
         return
     arguments = []
     for word in words:
@@ -164,8 +164,8 @@ def _read_arguments(
             break
         if _PASSED_ON.fullmatch(word):
             command.remarks.append(
-                f"{word}: what the script was called with went on to the command; further flags of `oger train` go "
-                "behind its recipe"
+                f"{word}: the script passed its own arguments on; give them as flags of `oger train`, after "
+                "--recipe FILE"
             )
         else:
             arguments.append(word.removesuffix(";"))

@@ -356,9 +356,9 @@ def test_problems_have_lines_and_come_together(converted: Callable[..., Conversi
 def test_a_missing_backslash_is_found(converted: Callable[..., Conversion]) -> None:
     text = script().replace("rollout.n=8 \\", "rollout.n=8")
     (first, *_) = converted(text).problems
-    assert re.match(r"line \d+: .* comes after the end of the command in line \d+: a backslash is missing", first)
+    assert re.match(r"line \d+: .* comes after the end of the command in line \d+: add the missing backslash", first)
     commented = script().replace(f"  {ROLLOUT}n=8", f"  # {ROLLOUT}n=8")
-    assert "a comment cuts the command" in converted(commented).problems[0]
+    assert "the comment that cuts the command" in converted(commented).problems[0]
 
 
 @pytest.mark.parametrize(("text", "found"), [("echo 1\n", "there is none"), (script() * 2, "there are 2 (lines 6, ")])
@@ -392,7 +392,7 @@ def test_variables(converted: Callable[..., Conversion]) -> None:
 def test_a_flag_that_is_given_twice(converted: Callable[..., Conversion]) -> None:
     result = converted(script().replace(' "${@:1}"', f" {ROLLOUT}n=4"))
     assert result.settings["rollout.n_samples_per_prompt"][0] == 4
-    assert any("given more than once: the last counts (4)" in remark for remark in result.remarks)
+    assert any("given more than once: the last one counts (4)" in remark for remark in result.remarks)
 
 
 @pytest.mark.parametrize("changes", [{}, LUFFY, {"algorithm.adv_estimator": "gae"}])

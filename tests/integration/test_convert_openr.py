@@ -273,7 +273,7 @@ def test_values_are_translated(
         ({"gradient_cp_steps": "0"}, "it is 1 or more"),
         ({"hidden_size": "0"}, "it is 1 or more"),
         ({"seed": "--lr 1"}, "line 8: --seed has no value"),
-        ({"use_eval": "True"}, "'True' belongs to no flag: --use_eval is a switch, and takes no value"),
+        ({"use_eval": "True"}, "'True' is not the value of a flag: the switch --use_eval takes no value"),
         ({"alg0rithm_name": "GRPO"}, "unknown flag --alg0rithm_name; did you mean --algorithm_name?"),
         ({"gamma": "1.5"}, "the recipe would be refused: algo.advantage.gamma"),
         ({"seed": "$SEED"}, "the variable has no value"),

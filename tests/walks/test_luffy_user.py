@@ -116,7 +116,7 @@ def test_ogers_document_becomes_a_recipe_that_a_dry_run_accepts(desk: Path) -> N
 
 def test_luffys_command_becomes_a_recipe_and_its_file_is_read_as_it_is(desk: Path) -> None:
     said = oger(desk, "convert", "luffy.sh", "--out", "luffy.yaml")
-    assert "WANDB_PROJECT is exported there" in said and "${@:1}" in said
+    assert "the script exports WANDB_PROJECT" in said and "${@:1}" in said
     recipe = (desk / "luffy.yaml").read_text()
     assert "actor_rollout_ref" not in recipe.split("\nactor:")[1]  # the names of there are comments
     said = oger(desk, "data", "validate", "luffy.parquet")
