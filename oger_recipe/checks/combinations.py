@@ -59,13 +59,13 @@ def _steps(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
         for stop in rollouts.stop_texts:
             if stop in delimiter:
                 yield (
-                    f"oger.steps.delimiters {delimiter!r} has {stop!r} in it, which ends a response (oger.stop, or "
-                    "the prompt template's): no response would have a second step; leave one of them out"
+                    f"oger.steps.delimiters {delimiter!r} contains {stop!r}, which ends a response (oger.stop, or "
+                    "the prompt template's), so no response would have a second step: leave one of them out"
                 )
     for token in sorted({*steps.delimiter_token_ids} & {*rollouts.stop_token_ids}):
         yield (
-            f"oger.steps.delimiter_token_ids {token} is in oger.stop_token_ids, which ends a response: no response "
-            "would have a second step; leave one of them out"
+            f"oger.steps.delimiter_token_ids {token} is in oger.stop_token_ids, which ends a response, so no response "
+            "would have a second step: leave one of them out"
         )
 
 
@@ -77,8 +77,8 @@ def _loss(loss: LossSettings) -> Iterator[str]:
             yield f"oger.{key}: {error}"
     if loss.on_policy_reshape == "logp" and not loss.loss_remove_clip:
         yield (
-            "oger.on_policy_reshape logp is 0 before the first update, which clipping would lift to 1 - eps: "
-            "set oger.loss_remove_clip"
+            "oger.on_policy_reshape logp starts at 0, and clipping would raise it to 1 - eps: set "
+            "oger.loss_remove_clip"
         )
 
 
@@ -90,8 +90,8 @@ def _ratio_of_steps(estimator: str, loss: LossSettings) -> Iterator[str]:
         return
     if estimator in _BY_TOKEN:
         yield (
-            f"oger.ratio_level step has one advantage for each step of reasoning, and algo.advantage.estimator "
-            f"{estimator} one for each token: use appo, or oger.ratio_level token"
+            f"oger.ratio_level step needs one advantage for each step of reasoning, and algo.advantage.estimator "
+            f"{estimator} gives one for each token: use appo, or oger.ratio_level token"
         )
     by_probability = {
         "on_policy_reshape": loss.on_policy_reshape != "no_reshape",
@@ -119,13 +119,14 @@ def _value_head(value: Mapping[str, Any], critic: CriticSettings) -> Iterator[st
 def _kl_and_template(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
     if oger.advantage.kl_penalty_coef > 0 and not (value["algo.kl.use_loss"] and value["algo.kl.init_coef"] > 0):
         yield (
-            "oger.kl_penalty_coef is the in-reward KL beside a loss-side one: set algo.kl.use_loss and "
-            "algo.kl.init_coef above 0; for an in-reward KL alone use algo.kl.init_coef without algo.kl.use_loss"
+            "oger.kl_penalty_coef adds an in-reward KL to a loss-side one: set algo.kl.use_loss, and "
+            "algo.kl.init_coef "
+            "above 0; for an in-reward KL alone use algo.kl.init_coef without algo.kl.use_loss"
         )
     template = oger.rollouts.prompt_template
     chats = value["data.apply_chat_template"] and template != "chat"  # which says the same
     if template and (chats or value["data.input_template"]):
-        yield f"oger.prompt_template {template} beside data.apply_chat_template or data.input_template: choose one"
+        yield f"choose one of oger.prompt_template {template} and data.apply_chat_template or data.input_template"
 
 
 def _adaptive_kl(value: Mapping[str, Any]) -> Iterator[str]:
@@ -134,11 +135,11 @@ def _adaptive_kl(value: Mapping[str, Any]) -> Iterator[str]:
     if not target:
         return
     if not value["algo.kl.init_coef"]:
-        yield f"algo.kl.target {target} steers a coefficient by factors, and algo.kl.init_coef is 0: set it above 0"
+        yield f"algo.kl.target {target} multiplies the coefficient, and algo.kl.init_coef is 0: set it above 0"
     if rows >= 5 * horizon:  # a step's factor is 1 - 0.2 * rows / horizon at the least
         yield (
-            f"algo.kl.horizon {horizon} is too short for the {rows} rollouts of a step: where the KL is far below "
-            f"algo.kl.target, a single step would leave nothing of the coefficient; use more than {rows // 5}, e.g. "
+            f"algo.kl.horizon {horizon} is too short for the {rows} rollouts of a step: with a KL far below "
+            f"algo.kl.target one step would bring the coefficient to 0; use more than {rows // 5}, e.g. "
             f"{10 * rows}"
         )
 
@@ -155,8 +156,8 @@ def _draws(teachers: TeacherSettings) -> Iterator[str]:
 def _prefixes(samples: int, teachers: TeacherSettings, prefix: PrefixSettings) -> Iterator[str]:
     if prefix.n_prefix != 0 and teachers.max_replace_num > 0:
         yield (
-            "oger.n_prefix and oger.max_replace_num both bring teachers into a group, and the rollouts that teachers "
-            "began would be the first to make room: set oger.max_replace_num 0, or oger.n_prefix 0"
+            "oger.n_prefix and oger.max_replace_num both bring teachers into a group, and rollouts with a teacher's "
+            "prefix would be replaced first: set oger.max_replace_num 0, or oger.n_prefix 0"
         )
     if prefix.n_prefix > samples:
         yield f"oger.n_prefix {prefix.n_prefix} is above rollout.n_samples_per_prompt {samples}; -1 is all"
@@ -171,14 +172,17 @@ def _replacement(oger: OgerSettings) -> Iterator[str]:
     if replaces_unsampled and teachers.replace_mode != "random":
         yield (
             f"oger.replace_mode {teachers.replace_mode} compares rollouts, but without oger.replace_after_rm "
-            "those that make room are never sampled: use oger.replace_mode random"
+            "the replaced ones are never sampled: use oger.replace_mode random"
         )
     if oger.loss.use_off_policy_probs and (guides or not teachers.replace_after_rm):
-        yield "oger.use_off_policy_probs works for whole teachers that replace rollouts (oger.replace_after_rm)"
+        yield (
+            "oger.use_off_policy_probs needs whole teachers in place of rollouts: set oger.replace_after_rm "
+            "and oger.n_prefix 0"
+        )
     if not ALL_CORRECT_GROUPS[teachers.all_correct_group].teachers_enter and oger.teachers_enter_in_rollout:
         yield (
             f"oger.all_correct_group {teachers.all_correct_group} keeps teachers out of solved groups, but with "
-            "oger.n_prefix or without oger.replace_after_rm they are in before anything is graded: use keep or clip"
+            "oger.n_prefix or without oger.replace_after_rm they enter before grading: use keep or clip"
         )
 
 
@@ -193,14 +197,14 @@ def _baselines(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
         yield f"oger.advantage_baseline rollouts is for {_listed(group_estimators())}, not {estimator}"
     if n_prefix in (-1, value["rollout.n_samples_per_prompt"]):
         yield (
-            f"oger.advantage_baseline rollouts with oger.n_prefix {n_prefix}: teachers begin every "
-            "rollout, and none is left to measure by; use oger.advantage_baseline group, or a smaller oger.n_prefix"
+            f"oger.advantage_baseline rollouts with oger.n_prefix {n_prefix}: every rollout begins "
+            "with a teacher, so none sets the baseline; use oger.advantage_baseline group, or a smaller oger.n_prefix"
         )
     how = ESTIMATORS.get(estimator)
     if how and how.shift_invariant and how.scale_invariant and oger.has_bonus:
         yield (
             f"oger.advantage_baseline rollouts with {estimator} and a bonus: right rollouts differ by the bonus "
-            "alone, and a right teacher measured by so small a spread gets an advantage of -10; use "
+            "alone, and dividing by so small a std gives a right teacher an advantage of -10; use "
             "algo.advantage.estimator dr_grpo, oger.advantage_baseline group, or oger.bonus_weight 0"
         )
 
@@ -228,12 +232,13 @@ def _sources(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
         yield from _in_its_order(value, estimator, oger)
     listed, adds_bonus = oger.reward.sources, oger.has_bonus
     if listed and not adds_bonus and all(entry.get("weight", 1) == 0 or entry["kind"] == "bonus" for entry in listed):
-        yield "oger.reward.sources: every weight is 0 (a bonus has oger.bonus_weight), and so would every reward be"
+        yield "oger.reward.sources: every weight is 0 (the bonus has oger.bonus_weight), so every reward would be 0"
     for entry in listed if value["rollout.n_samples_per_prompt"] == 1 else ():
         if entry.get("normalize") == "group":
             yield (
-                f"oger.reward.sources: {entry['name']!r} has normalize group, and with rollout.n_samples_per_prompt 1 "
-                "a value has no others to be compared with and would always be 0: use normalize running"
+                f"oger.reward.sources: {entry['name']!r} has normalize group, and a group of one "
+                "(rollout.n_samples_per_prompt "
+                "1) has nothing to compare with: use normalize running"
             )
     for entry in listed if estimator in STEP_ESTIMATORS else ():
         pays_steps = (kind_of(entry) or Keys).reads_steps
@@ -263,8 +268,8 @@ def _lengths(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
         name, budget = entry["name"], LengthKeys.of(entry).budget
         if budget >= longest:
             yield (
-                f"oger.reward.sources: {name!r} has budget {budget}, and no response of this run has more than "
-                f"{longest} tokens (rollout.max_new_tokens): a smaller budget is needed"
+                f"oger.reward.sources: {name!r} has budget {budget}, and responses have at most "
+                f"{longest} tokens (rollout.max_new_tokens): give a smaller budget"
             )
         if value["reward.overlong_buffer_len"] is not None:
             yield (
@@ -292,6 +297,6 @@ def _in_its_order(value: Mapping[str, Any], estimator: str, oger: OgerSettings) 
     for flag, setting in after.items():
         if setting is not None:
             yield (
-                f"{flag} changes the sum of the sources, and algo.advantage.estimator {estimator} compares each of "
-                "them before: leave it out, or use oger.non_stop_penalty or a source of kind length"
+                f"{flag} changes the sum of the sources, and algo.advantage.estimator {estimator} compares each "
+                "source before it adds them: leave it out, or use oger.non_stop_penalty or a source of kind length"
             )

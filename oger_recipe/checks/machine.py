@@ -110,13 +110,15 @@ def _unsupported_on_cpu(value: Mapping[str, Any]) -> Iterator[str]:
 
 def _judges_on_gpus(value: Mapping[str, Any]) -> Iterator[str]:
     if value["oger.reward.engine_memory_gb"]:
-        yield "oger.reward.engine_memory_gb is for machines without CUDA; engines sleep between turns here: omit it"
+        yield (
+            "oger.reward.engine_memory_gb is for machines without CUDA; engines sleep between turns here: leave it out"
+        )
     engines, policys = judge_engines(value), value["vllm.gpu_memory_utilization"]
     for name, keys in engines if value["train.colocate_all"] and not value["vllm.enable_sleep"] else ():
         if policys + keys.gpu_memory_utilization > 1:
             yield (
-                f"oger.reward.sources, {name}: gpu_memory_utilization {keys.gpu_memory_utilization} beside "
-                f"vllm.gpu_memory_utilization {policys} is more than a GPU that both share (train.colocate_all) has: "
+                f"oger.reward.sources, {name}: gpu_memory_utilization {keys.gpu_memory_utilization} and "
+                f"vllm.gpu_memory_utilization {policys} exceed the GPU that both share (train.colocate_all): "
                 "set vllm.enable_sleep, or make them smaller"
             )
 
@@ -130,7 +132,7 @@ def _layout(value: Mapping[str, Any], cpu: bool, gpus_here: int | None) -> Itera
         there = "on this machine" if cluster_address() is None else "in the Ray cluster at RAY_ADDRESS"
         source = "oger.logical_gpus" if says_it else f"found {there}"
         total = sum(asked.values())
-        yield f"{roles} = {total} GPUs are asked for, but {declared} are declared ({source}); Ray would wait for ever"
+        yield f"{roles} = {total} GPUs are asked for, but {declared} are declared ({source}); Ray would wait forever"
     actor, reference = ((value[f"{role}.num_nodes"], value[f"{role}.num_gpus_per_node"]) for role in ("actor", "ref"))
     shared = "train.colocate_all" if value["train.colocate_all"] else "train.colocate_actor_ref"
     if value[shared] and value["algo.kl.init_coef"] > 0 and actor != reference:
@@ -157,6 +159,6 @@ def _on_the_policys_gpus(value: Mapping[str, Any], gpus: int) -> Iterator[str]:
             )
     if OgerSettings.of(value).embeds and value["oger.embedding_num_gpus"] > ENCODER_SHARE:
         yield (
-            f"oger.embedding_num_gpus {value['oger.embedding_num_gpus']:g}: with train.colocate_all the encoder is on "
-            f"a GPU of the policy's, of which it can count for {ENCODER_SHARE} at most"
+            f"oger.embedding_num_gpus {value['oger.embedding_num_gpus']:g}: with train.colocate_all the encoder "
+            f"shares a GPU with the policy: set {ENCODER_SHARE} at most"
         )

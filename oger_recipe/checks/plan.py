@@ -95,9 +95,9 @@ def _step(value: Mapping[str, Any]) -> list[str]:
     teachers = prompts * (max(value["oger.max_replace_num"], 0) + guided)  # one of the two is 0
     return [
         "one step:",
-        f"  {prompts} prompts x {samples} rollouts = {rows} rows, of them at most {teachers} with teachers' tokens",
+        f"  {prompts} prompts x {samples} rollouts = {rows} rows, at most {teachers} with teachers' tokens",
         f"  {rows // batch * value['train.max_epochs']} optimizer steps of {batch} rows ({batch / samples:g} prompts)",
-        f"  on each of {ranks} policy ranks: {batch // ranks} rows an optimizer step, in {cut}",
+        f"  on each of {ranks} policy ranks: {batch // ranks} rows per optimizer step, in {cut}",
         f"  at most {rows * (value['rollout.max_new_tokens'] or value['data.max_len']):,} response tokens",
     ]
 
@@ -120,7 +120,7 @@ def _reward(value: Mapping[str, Any]) -> list[str]:
             "",
             "reward:",
             *lines,
-            f"  a failure of one: {reward.on_error}, or its worst value where an answer brings it about",
+            f"  if one fails: {reward.on_error}; if the answer causes it, the source's worst value",
         ]
         if lines
         else []
@@ -135,13 +135,13 @@ def _steps_of_reasoning(value: Mapping[str, Any]) -> list[str]:
         return []
     ends = [repr(text) for text in rule.delimiters] + [f"token {token}" for token in rule.delimiter_token_ids]
     ends += [f"{rule.max_step_tokens} tokens"] * (rule.max_step_tokens is not None)
-    lines = [f"  a step ends behind {' or '.join(ends)}"] if ends else ["  every response is one step"]
+    lines = [f"  a step ends after {' or '.join(ends)}"] if ends else ["  every response is one step"]
     responses = [f"step {rule.max_steps}"] * (rule.max_steps is not None)
     responses += [f"the step with {rule.last_step_text!r}"] * (rule.last_step_text is not None)
     lines += [f"  a response ends with {' or '.join(responses)}"] if responses else []
     lines += ["  each step is a request of its own"] if by_step else []
     lines += [f"  {estimator} pays each step"] if estimator in STEP_ESTIMATORS else []
-    lines += ["  the ratio of the loss is of a step"] if settings.loss.ratio_level == "step" else []
+    lines += ["  the loss has one ratio for each step"] if settings.loss.ratio_level == "step" else []
     return ["", "steps of reasoning:", *lines, ""]
 
 
@@ -161,7 +161,7 @@ def _steps(value: Mapping[str, Any], size: Size | None) -> list[str]:
     steps = planned_steps(value, size.rows)
     if steps == limit:
         return [f"data: {what}", f"steps: {steps} (oger.total_training_steps)"]
-    left_out = "" if size.prepared else "; fewer where prompts are too long and left out"
+    left_out = "" if size.prepared else "; fewer if prompts are left out as too long"
     return [f"data: {what}", f"steps: {steps} ({passes}, {value['rollout.batch_size']} a step{left_out})"]
 
 
@@ -174,23 +174,23 @@ def _evaluation(value: Mapping[str, Any], size: Size | None) -> list[str]:
 def _memory(value: Mapping[str, Any], cpu: bool) -> list[str]:
     shape = memory.shape_of(value["actor.model_name_or_path"])
     if shape is None:
-        return ["memory: not estimated: the policy is not in a folder here"]
+        return ["memory: not estimated, the policy is not in a folder here"]
     need = memory.estimate(value, shape, memory.shape_of(value["critic.model_name_or_path"]), cpu=cpu)
     tokens = value["rollout.batch_size"] * value["rollout.n_samples_per_prompt"] * value["data.max_len"]
     cache = memory.readable(need.kv_cache_per_token * tokens / value["vllm.num_engines"])
     lines = [
-        f"memory, estimated for {shape.parameters / 1e6:,.4g} million parameters (what libraries add is not in it):",
+        f"memory, estimated for {shape.parameters / 1e6:,.4g} million parameters (without what libraries take):",
         *_parts("policy", need.policy),
         *_parts("critic", need.critic),
     ]
     if need.offloaded:
-        lines.append(f"  main memory beside each policy rank: Adam {memory.readable(need.offloaded)}")
+        lines.append(f"  main memory for each policy rank: Adam {memory.readable(need.offloaded)}")
     if need.reference or need.offloaded_reference:
         where = "on each of its GPUs" if need.reference else "in main memory, of each rank"
         lines.append(f"  the reference: {memory.readable(need.reference or need.offloaded_reference)} {where}")
     lines.append(
         f"  an engine: weights {memory.readable(need.engine_weights)}, KV cache "
-        f"{memory.readable(need.kv_cache_per_token)} a token; {cache} hold all rollouts of a step at full length"
+        f"{memory.readable(need.kv_cache_per_token)} a token; {cache} for all rollouts of a step at full length"
     )
     lines += [f"  {name}: weights {memory.readable(size)}" for name, size in memory.beside(value, cpu=cpu).items()]
     engines = {name: keys for name, keys in judge_engines(value)}
@@ -198,8 +198,9 @@ def _memory(value: Mapping[str, Any], cpu: bool) -> list[str]:
         lines.append("  and up to 1 GiB (VLLM_CPU_KVCACHE_SPACE) of KV cache for the engine of each of these models")
     elif engines:
         lines += [
-            f"  the engine of {name}: {keys.gpu_memory_utilization:g} of each of its {keys.tensor_parallel_size} GPUs "
-            "in its turn"
+            f"  the engine of {name}: {keys.gpu_memory_utilization:g} of each of its "
+            f"{keys.tensor_parallel_size} GPUs, "
+            "while it is its turn"
             for name, keys in engines.items()
         ]
     return lines + (_shared_gpu(value, need) if value["train.colocate_all"] else [])
@@ -209,7 +210,7 @@ def _parts(role: str, parts: Mapping[str, float]) -> list[str]:
     if not parts:
         return []
     each = ", ".join(f"{what} {memory.readable(size)}" for what, size in parts.items() if size)
-    uncounted = "" if "activations" in parts else "; activations could not be counted, and are not in it"
+    uncounted = "" if "activations" in parts else "; without activations, which could not be counted"
     return [f"  a {role} rank: {memory.readable(sum(parts.values()))}: {each}{uncounted}"]
 
 
@@ -217,7 +218,7 @@ def _shared_gpu(value: Mapping[str, Any], need: memory.Memory) -> list[str]:
     there = memory.of_a_gpu()
     lines = []
     for turn, (taken, engine) in memory.shared_gpu(value, need).items():
-        beside = f" beside the engine's {engine:g} of it (vllm.gpu_memory_utilization)" if engine else ""
+        beside = f" and the engine's {engine:g} of it (vllm.gpu_memory_utilization)" if engine else ""
         of = f" of {memory.readable(there)}" if there else ""
         lines.append(f"  a GPU that all share, {turn}: {memory.readable(taken)}{of}{beside}")
     if there:
@@ -236,7 +237,7 @@ def _disk(value: Mapping[str, Any], training: Size | None) -> list[str]:
     one, most = disk.checkpoint_bytes(value, shape, critic), disk.kept(value, shape, critic, steps)
     lines = [
         "disk, at most:",
-        f"  {disk.saves(value, steps):g} checkpoints of {memory.readable(one)} (ckpt.save_steps); {most:g} lie there "
+        f"  {disk.saves(value, steps):g} checkpoints of {memory.readable(one)} (ckpt.save_steps); {most:g} are kept "
         f"at once (ckpt.max_num, the best one): {memory.readable(most * one)}",
         f"  samples of rollouts (oger.samples_steps {value['oger.samples_steps']}): "
         f"{memory.readable(disk.samples(value, steps))}",

@@ -68,18 +68,18 @@ def temporary_files(job: Job) -> Found:
     folder = ray_folder()
     if cluster_address() is None:
         if not str(folder.absolute()).isascii():
-            yield Finding(PROBLEM, f"{folder}: Ray takes paths of ASCII characters alone: set RAY_TMPDIR to one")
+            yield Finding(PROBLEM, f"{folder}: Ray takes only ASCII paths: set RAY_TMPDIR to one")
             return
         if (length := len(str(folder.absolute()))) > _LONGEST:
             yield Finding(
                 PROBLEM,
-                f"{folder} has {length} characters, and the paths of Ray's sockets leave room for "
-                f"{_LONGEST}: set RAY_TMPDIR to a shorter path",
+                f"{folder} has {length} characters, and Ray's sockets leave room for {_LONGEST}: set "
+                "RAY_TMPDIR to a shorter path",
             )
             return
     reason = _cannot_write(folder)
     if reason:
-        yield Finding(PROBLEM, f"{folder}, where Ray keeps its files, {reason}: set RAY_TMPDIR to a folder that works")
+        yield Finding(PROBLEM, f"{folder}, where Ray keeps its files, {reason}: set RAY_TMPDIR to another folder")
         return
     usage = shutil.disk_usage(folder)
     text = f"{readable(usage.free)} of {readable(usage.total)} free in {folder}"
@@ -94,7 +94,7 @@ def loopback(job: Job) -> Found:
         with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), 5):
             yield Finding(OK, "ports can be opened on 127.0.0.1")
     except OSError as error:
-        yield Finding(PROBLEM, f"no port can be opened on 127.0.0.1 ({error}), where Ray's processes talk")
+        yield Finding(PROBLEM, f"no port can be opened on 127.0.0.1 ({error}), which Ray's processes need")
 
 
 def memory(job: Job) -> Found:
@@ -119,11 +119,12 @@ def memory(job: Job) -> Found:
     if surely > there + more:
         yield Finding(
             PROBLEM,
-            f"weights and Adam's states alone take {readable(surely)} of {where}, {readable(there)} are there: train "
+            f"weights and Adam's states alone take {readable(surely)} of {where}, and there are "
+            f"{readable(there)}: train "
             "a smaller model, or spread it over more (ds.zero_stage 3, ds.adam_offload on GPUs, vllm.num_engines)",
         )
     elif needed > there:
-        yield Finding(WARNING, f"{text}; `oger train --dry-run` shows what for")
+        yield Finding(WARNING, f"{text}; `oger train --dry-run` shows the parts")
     else:
         yield Finding(OK, text)
 
@@ -147,8 +148,8 @@ def supervised(job: Job) -> Found:
     else:
         yield Finding(
             PROBLEM,
-            f"it works on {asked} GPUs of this machine (actor.num_gpus_per_node), which has {there}: start the run on "
-            "a node of the cluster that has them, or leave oger.sft out",
+            f"it needs {asked} GPUs of this machine (actor.num_gpus_per_node), which has {there}: start the run on a "
+            "node that has them, or leave oger.sft out",
         )
 
 
@@ -159,7 +160,7 @@ def run_folder(job: Job) -> Found:
     folder = next(each for each in (job.run_dir, *job.run_dir.parents) if os.path.exists(each))
     reason = _cannot_write(folder)
     if reason:
-        yield Finding(PROBLEM, f"{job.run_dir}: {folder} {reason}: set oger.run_dir to a folder that can be written")
+        yield Finding(PROBLEM, f"{job.run_dir}: {folder} {reason}: set oger.run_dir to another folder")
         return
     free = shutil.disk_usage(folder).free
     if free < _LITTLE:
@@ -187,7 +188,7 @@ def disks(job: Job) -> Found:
         elif free < each.at_most:
             yield Finding(
                 WARNING,
-                f"{readable(free)} free in {folder}; models and checkpoints may come to {readable(each.at_most)}: "
+                f"{readable(free)} free in {folder}; models and checkpoints may take {readable(each.at_most)}: "
                 f"{advice} out what is not needed (ckpt.max_num, ckpt.best_metric_key none, ckpt.disable_ds)",
             )
         else:

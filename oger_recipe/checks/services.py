@@ -58,7 +58,7 @@ def on_the_hub(job: Job) -> Found:
     cached: list[str] = []
     for flag, kind, name, revision in dict.fromkeys(_hub_names(job.value)):
         if reason is None:
-            print(f"looking for the {kind} {name} on the Hugging Face hub ...", flush=True)
+            print(f"asking the Hugging Face hub for the {kind} {name} ...", flush=True)
             try:
                 refusal = hub.refusal(kind, name, revision)
             except hub.Unreachable as error:
@@ -80,7 +80,8 @@ def on_the_hub(job: Job) -> Found:
     elif cached:
         yield Finding(
             WARNING,
-            f"{reason}, but its cache has {', '.join(cached)}: set HF_HUB_OFFLINE=1, or every process asks first",
+            f"{reason}, but its cache has {', '.join(cached)}: set HF_HUB_OFFLINE=1, or every process asks "
+            "the hub first",
         )
 
 
@@ -94,7 +95,7 @@ def embedding_server(job: Job) -> Found:
         length = probe(oger.embedding.encoder)
         yield Finding(OK, f"{oger.embedding.embedding_model} answers, {length} numbers a vector")
     except ValueError as error:
-        yield Finding(PROBLEM, f"oger.embedding_url: {error}; start the server or correct the url, or leave it out")
+        yield Finding(PROBLEM, f"oger.embedding_url: {error}; start the server, correct the url, or leave it out")
 
 
 def judge_servers(job: Job) -> Found:
@@ -117,11 +118,11 @@ def wandb(job: Job) -> Found:
     if not is_installed("wandb"):
         yield Finding(PROBLEM, f"{WANDB_KEY} is set, but wandb is not installed: pip install wandb, or leave it out")
     elif mode != "online":
-        yield Finding(OK, f"{mode} (WANDB_MODE); what it writes goes into the run folder")
+        yield Finding(OK, f"{mode} (WANDB_MODE); its files go into the run folder")
     elif os.environ.get("WANDB_API_KEY") or _is_logged_in():
-        yield Finding(OK, "there is a key")
+        yield Finding(OK, "a key is set")
     else:
-        yield Finding(PROBLEM, "there is no key: set WANDB_API_KEY, or run `wandb login`, or set WANDB_MODE=offline")
+        yield Finding(PROBLEM, "no key is set: set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline")
 
 
 def _is_logged_in() -> bool:

@@ -55,8 +55,7 @@ def _lengths_and_batches(value: Mapping[str, Any], where: Mapping[str, str]) -> 
     compares_groups = estimator in ("rloo", "reinforce_baseline", *group_estimators(), *BATCH_ESTIMATORS)
     if samples < 2 and compares_groups:
         yield (
-            f"rollout.n_samples_per_prompt is {samples}: {estimator} compares the rollouts of a group, and a group of "
-            "one has nothing to compare with; use 2 or more"
+            f"rollout.n_samples_per_prompt is {samples}: {estimator} compares the rollouts of a group: use 2 or more"
         )
     rows, batch = value["rollout.batch_size"] * samples, value["train.batch_size"]
     if rows % batch:
@@ -68,8 +67,8 @@ def _lengths_and_batches(value: Mapping[str, Any], where: Mapping[str, str]) -> 
     at_once, step = value["rollout.vllm_generate_batch_size"], value["rollout.batch_size"]
     if at_once not in (None, step):
         yield (
-            f"rollout.vllm_generate_batch_size {at_once} is not rollout.batch_size {step}: with more, prompts would "
-            "wait for a step, which needs asynchronous training; with fewer, steps would lack rollouts; leave it out"
+            f"rollout.vllm_generate_batch_size {at_once} is not rollout.batch_size {step}: more would need "
+            "asynchronous training, and with fewer a step would lack rollouts; leave it out"
         )
     longest = value["data.max_len"]
     for key in ("rollout.max_new_tokens", "oger.eval.max_new_tokens"):
@@ -85,8 +84,9 @@ def _shares_of_ranks(value: Mapping[str, Any], rows: int, batch: int) -> Iterato
     if value["train.dynamic_batch_enable"]:
         if batch % ranks:
             yield (
-                f"train.batch_size {batch} does not divide among {ranks} policy ranks: the rows that are over would "
-                "not be trained"
+                f"train.batch_size {batch} does not divide among {ranks} policy ranks: the remaining rows would "
+                "not be "
+                "trained"
             )
         return
     for name, total in (("train", batch), ("rollout", rows)):
@@ -125,7 +125,7 @@ def _nearest_batches(value: Mapping[str, Any], rows: int) -> str:
 _UNSUPPORTED = {
     "train.async_enable": (
         False,
-        "asynchronous training would sample with weights the loss knows nothing of; leave it",
+        "asynchronous training would sample with weights that the loss does not know; leave it off",
     ),
     "train.partial_rollout_enable": (False, "it needs asynchronous training, which is not supported; leave it off"),
     "train.agent_func_path": (None, "rewards and groups come from the recipe; use reward.remote_url"),
@@ -134,13 +134,13 @@ _UNSUPPORTED = {
         "the hybrid loss has no engine correction (and with rollout.top_p below 1 it would be biased: the engine's "
         "log-probabilities are of the nucleus, the policy's of the full vocabulary); leave it off",
     ),
-    "actor.policy_loss_type": ("ppo", "the hybrid loss is a token loss; leave it at ppo"),
+    "actor.policy_loss_type": ("ppo", "the hybrid loss is a loss of tokens; leave it at ppo"),
     "actor.dual_clip": (None, "the hybrid loss has no dual clip; leave it unset"),
     "actor.loss_agg_mode": ("token-mean", "the hybrid loss has its own; use oger.loss_aggregation"),
     "ds.lora.rank": (
         0,
-        "OpenRLHF sends the engine the adapters under names that vLLM does not know, and the first update ends the "
-        "run; train all weights (ds.zero_stage 3 and ds.adam_offload take less memory)",
+        "vLLM does not know the names under which OpenRLHF sends adapters, and the first update would end the run; "
+        "train all weights (ds.zero_stage 3 and ds.adam_offload save memory)",
     ),
     "data.prompt_probs": (
         None,
@@ -165,7 +165,7 @@ def _unsupported(value: Mapping[str, Any]) -> Iterator[str]:
         )
     if value["train.enable_ema"] and value["ds.zero_stage"] == 3:
         yield (
-            "train.enable_ema with ds.zero_stage 3: there OpenRLHF's average stays at the weights of the start, and "
+            "train.enable_ema with ds.zero_stage 3: OpenRLHF's average then stays at the initial weights, and "
             "they would be saved as the trained model; use ds.zero_stage 2, or leave it off"
         )
 

@@ -16,12 +16,12 @@ _LOST = {
     "teachers_other_source": "of other sources",
 }
 _ADVICE = {
-    "teachers_wrong": "the verifier rejects them: is it the right one (oger.task_name, oger.math_rule, "
-    "oger.math_extract)? oger.keep_wrong_teachers keeps them",
+    "teachers_wrong": "the verifier rejects them: check oger.task_name, oger.math_rule and oger.math_extract, or set "
+    "oger.keep_wrong_teachers",
     "teachers_too_long": "raise rollout.max_new_tokens with data.max_len (and oger.max_prefix_len, if it is set), or "
     "set oger.long_teachers truncate",
     "teachers_ungraded": "raise oger.grading_time_limit or oger.grading_memory_limit",
-    "teachers_other_source": "look at oger.teacher_sources",
+    "teachers_other_source": "check oger.teacher_sources",
 }
 
 
@@ -31,7 +31,7 @@ def require_teachers(value: Mapping[str, Any], rows: Sequence[Row]) -> None:
         return
     columns = (
         ", ".join(teacher_columns(rows, value["data.input_key"], value["data.label_key"]))
-        or "no other column looks like it"
+        or "no column looks like one"
     )
     raise RecipeError(
         f"{_asking(value)}, and none of the {len(rows):,} rows of {value['data.prompt_dataset']} has one in its "
@@ -45,7 +45,7 @@ def require_usable_teachers(value: Mapping[str, Any], counts: Mapping[str, int])
     if OgerSettings.of(value).needs_teachers and not counts.get("teachers"):
         lost = ", ".join(f"{counts[name]:,} {word}" for name, word in _LOST.items() if counts.get(name))
         raise RecipeError(
-            f"{_asking(value)}, and none can be used ({lost or 'the prompts that are left have none'}): "
+            f"{_asking(value)}, and none can be used ({lost or 'the remaining prompts have none'}): "
             f"{_advice(counts)}; or train without them: {_without(value)}"
         )
 
@@ -71,7 +71,7 @@ def losses(value: Mapping[str, Any], counts: Mapping[str, int], budget: Budget) 
     prompts = counts["prompts"] + left_out
     if 2 * left_out > prompts:
         yield (
-            f"{left_out:,} of {prompts:,} prompts are left out, because they are longer than "
+            f"{left_out:,} of {prompts:,} prompts are left out: they are longer than "
             f"{budget.longest_prompt():,} tokens: {_limit(budget)}"
         )
     lost = {name: counts[name] for name in _LOST if counts.get(name) and name != "teachers_other_source"}
@@ -94,7 +94,9 @@ def _limit(budget: Budget) -> str:
         return "raise oger.max_prompt_length"
     if budget.max_new_tokens is None:
         return "raise data.max_len"
-    return f"data.max_len {budget.max_len:,} less {budget.max_new_tokens:,} tokens of a response; raise data.max_len"
+    return (
+        f"data.max_len {budget.max_len:,} minus {budget.max_new_tokens:,} tokens for the response; raise data.max_len"
+    )
 
 
 def _asking(value: Mapping[str, Any]) -> str:

@@ -35,12 +35,12 @@ def window_problems(keys: Keys, longest: int, steps: int) -> Iterator[tuple[bool
         except RecipeError:  # said by the checks of plugins and tokenizers
             continue
         if text + own + room > window:
-            written = f", what it writes or needs {room}" if room else ""
+            written = f", its reply {room}" if room else ""
             yield (
                 own + room >= window,
                 f"{model.model} reads {window:,} tokens in all: prompt and response may have {text:,} (data.max_len), "
-                f"its own text about {own:,}{written}. A longer one costs what on_overflow says "
-                f"({model.on_overflow}): raise max_model_len where the model allows it, or lower data.max_len",
+                f"the text around them about {own:,}{written}. What on_overflow says ({model.on_overflow}) applies to "
+                "a longer one: raise max_model_len if the model allows it, or lower data.max_len",
             )
 
 

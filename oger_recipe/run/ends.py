@@ -122,8 +122,8 @@ def _rest(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> str:
     """Name the last checkpoint, and the command that resumes from it."""
     newest = checkpoints.newest_whole(checkpoints.found(checkpoint_folder))
     if newest is None:
-        return "there is no checkpoint to continue from"
-    return f"the last checkpoint is of step {newest.step}; continue with: {continuing(argv, run_dir)}"
+        return "there is no checkpoint to resume from"
+    return f"the last checkpoint is of step {newest.step}; resume with: {continuing(argv, run_dir)}"
 
 
 def continuing(argv: Sequence[str], run_dir: Path) -> str:

@@ -192,11 +192,11 @@ def _tokenizer(model: str, *, needs_template: bool) -> Any:
 
             tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=remote_code.may_run())  # imports, too
     except (OSError, ValueError) as error:
-        raise RecipeError(f"actor.model_name_or_path: no tokenizer could be loaded from {model}: {error}") from None
+        raise RecipeError(f"actor.model_name_or_path: cannot load a tokenizer from {model}: {error}") from None
     if needs_template and not tokenizer.chat_template:
         others = ", ".join(name for name in TEMPLATES if name != "chat")
         raise RecipeError(
             f"prompts go into the chat template (oger.prompt_template chat, or data.apply_chat_template), but {model} "
-            f"has none: set oger.prompt_template to another one ({others}), without data.apply_chat_template"
+            f"has none: set oger.prompt_template to {others}, and leave out data.apply_chat_template"
         )
     return tokenizer

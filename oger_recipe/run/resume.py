@@ -31,11 +31,12 @@ def check_settings(value: Mapping[str, Any], parser: argparse.ArgumentParser, be
         if rule:
             refused.append(f"{key} was {before} -> is {now}: {rule}")
         elif rule != FREE:
-            yield f"the run goes on with another {key}: was {before} -> is {now}"
+            yield f"the run resumes with another {key}: was {before} -> is {now}"
     if refused:
         raise RecipeError(
-            "\n  - ".join(["this run cannot be continued with other settings than it began with:", *refused])
-            + "\n  Take them back, or start a new run; its actor.model_name_or_path may be this run's last model"
+            "\n  - ".join(["this run cannot resume with these settings changed:", *refused])
+            + "\n  Undo the changes, or start a new run; it may begin with this run's last model "
+            "(actor.model_name_or_path)"
         )
 
 
@@ -74,20 +75,20 @@ def choose(folder: Path) -> tuple[checkpoints.Checkpoint, list[str]]:
     if chosen is not None:
         checkpoints.refuse_foreign(folder, [one for one in there if one.step > chosen.step])
     newer = there if chosen is None else [one for one in there if one.step > chosen.step]
-    passed = [f"the checkpoint of step {one.step} is passed over: {one.fault}" for one in newer if one.fault]
+    passed = [f"the checkpoint of step {one.step} is skipped: {one.fault}" for one in newer if one.fault]
     if chosen is not None:
         return chosen, passed
     best = checkpoints.newest_whole(checkpoints.found(folder / checkpoints.BEST))
     hint = (
-        f"\n  There is the best one, of step {best.step}, which lies apart; to go back to it: --ckpt.path "
+        f"\n  The best one, of step {best.step}, lies apart; to resume from it: --ckpt.path "
         f"{folder / checkpoints.BEST}"
         if best
         else ""
     )
     raise RecipeError(
-        "\n  ".join([f"--ckpt.load_enable: there is no checkpoint to continue from in {folder}", *passed])
+        "\n  ".join([f"--ckpt.load_enable: there is no checkpoint to resume from in {folder}", *passed])
         + hint
-        + "\n  To begin anew leave --ckpt.load_enable out, and give --overwrite where a run got somewhere"
+        + "\n  To begin anew leave --ckpt.load_enable out; add --overwrite if an earlier run trained there"
     )
 
 
@@ -97,9 +98,8 @@ def check_learnt(value: Mapping[str, Any], folder: Path, chosen: checkpoints.Che
         learns = spec.keys.learns
         if learns and not (checkpoints.of_sources(folder, chosen.step) / spec.name).is_dir():
             raise RecipeError(
-                f"the checkpoint of step {chosen.step} does not have what reward source {spec.name} had learnt: the "
-                "run began without that source, or without its learning_rate, or under another name; take that back, "
-                "or start a new run"
+                f"the checkpoint of step {chosen.step} lacks what reward source {spec.name} had learnt: the run began "
+                "without that source, without its learning_rate, or under another name; undo that, or start a new run"
             )
 
 

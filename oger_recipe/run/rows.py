@@ -72,13 +72,13 @@ def _require_columns(rows: Sequence[Row], rewards: RewardSettings, data: str) ->
         for column in spec.keys.arguments():
             if column not in given:
                 raise RecipeError(
-                    f"{data}: there is no column {column!r}, which the reward source {spec.name!r} ({spec.kind}) has "
-                    f"as an argument without a default; there are {', '.join(map(repr, given))}"
+                    f"{data}: no column {column!r}, which the reward source {spec.name!r} ({spec.kind}) needs "
+                    f"as an argument; the columns are {', '.join(map(repr, given))}"
                 )
         for key, column, holds in spec.keys.columns():
             asked = f"{column!r}, the {key} of the reward source {spec.name!r}"
             if column not in there:
-                raise RecipeError(f"{data}: there is no column {asked}; there are {', '.join(map(repr, there))}")
+                raise RecipeError(f"{data}: no column {asked}; the columns are {', '.join(map(repr, there))}")
             empty = [row["uid"] for row in rows if row.get(column) is None]
             others = [row["uid"] for row in rows if holds == "text" and not isinstance(row.get(column), str | None)]
             wrong += [f"{len(empty)} of {len(rows)} rows have no {asked}: {_listed(empty)}"] if empty else []
@@ -96,9 +96,9 @@ def row_problem(row: Row, rewards: RewardSettings) -> str | None:
         for key, column, holds in spec.keys.columns():
             asked, value = f"{column!r}, the {key} of the reward source {spec.name!r}", row.get(column)
             if value is None:
-                return f"there is no column {asked}"
+                return f"no column {asked}"
             if holds == "text" and not isinstance(value, str):
-                return f"there is no text in {asked}, found {shown(value)}"
+                return f"{asked} must hold a text, found {shown(value)}"
             if holds == "rubric" and (problem := rubric_problem(value)):
                 return f"{asked}: {problem}"
     return None

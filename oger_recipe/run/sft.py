@@ -32,7 +32,7 @@ def supervise(job: Job) -> Path:
     data = run_dir / "data" / "supervised.jsonl"
     count = _write_examples(job.value, run_dir / "data", data)
     log = run_dir / "logs" / "supervised.log"
-    print(f"supervised training: {count} teacher trajectories, {settings.epochs} epochs; output: {log}", flush=True)
+    print(f"supervised training: {count} teacher trajectories, {settings.epochs} epochs; log: {log}", flush=True)
     processes = 1 if job.cpu else job.value["actor.num_gpus_per_node"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     command += ["-m", "oger_recipe.pipeline.policy.sft", *_flags(job.value, data, model)]
@@ -41,9 +41,7 @@ def supervise(job: Job) -> Path:
         code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment).returncode
     if code or not (model / "config.json").exists():
         lines = [line for line in log.read_text(errors="replace").splitlines() if "Error" in line]
-        raise RecipeError(
-            f"supervised training failed: {lines[-1] if lines else f'exit code {code}'}\n  output: {log}"
-        )
+        raise RecipeError(f"supervised training failed: {lines[-1] if lines else f'exit code {code}'}\n  log: {log}")
     return model
 
 

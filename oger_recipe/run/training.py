@@ -62,7 +62,7 @@ def train(job: Job, parser: argparse.ArgumentParser, *, dry_run: bool = False, o
     _check_recipe(job, parser)
     remote_code.allow(job.value)
     if overwrite and job.resumes:
-        raise RecipeError("--overwrite removes the earlier run, --ckpt.load_enable continues it: choose one")
+        raise RecipeError("--overwrite removes the earlier run, --ckpt.load_enable resumes it: choose one")
     checks: tuple[Callable[[], None], ...] = (
         lambda: refuse(_lacking(job)),
         lambda: _check_here(job),
@@ -152,19 +152,19 @@ def _plan(job: Job, refusals: list[str]) -> None:
         raise RecipeError("\n".join([*refusals, str(error)])) from None
     print(describe(job.value, training, evaluation, cpu=job.cpu))
     judges = [named for named in reward_models(job.value) if named.model in PRMS]
-    untrained = [f"{named.key}: {named.model}, which the run trains first" for named in judges]
+    untrained = [f"{named.key}: {named.model}: the run trains it first" for named in judges]
     if not_looked_at := [*untrained, *unseen]:
-        print("\n  ".join(["\nnot looked at:", *not_looked_at]))
+        print("\n  ".join(["\nnot checked:", *not_looked_at]))
     if refusals:
-        raise RecipeError("\n".join([*refusals, "  What is above is the plan; here the run would refuse to start."]))
-    print(f"\non {machine()}:\n  nothing speaks against the run", flush=True)
+        raise RecipeError("\n".join([*refusals, "  The plan is above; the run would not start here."]))
+    print(f"\non {machine()}:\n  the run can start", flush=True)
 
 
 def _unseen(value: Mapping[str, Any], refusals: list[str], *, has_own_model: bool) -> list[str]:
     """Say what keeps the data from being prepared before the run."""
     model = Path(value["actor.model_name_or_path"])
     if not (has_own_model or model.exists()):
-        return ["lengths of prompts, and teachers: the task's policy, with the tokenizer, is trained by the run first"]
+        return ["lengths of prompts, and teachers: the run builds the task's policy and tokenizer first"]
     if refusals and (needs_hub(value) or fault(model)):
         return ["lengths of prompts, and teachers: model or data cannot be loaded"]
     return []
@@ -221,7 +221,7 @@ def _launch(
 def _write_identity(job: Job) -> None:
     """Write what it takes to run the same again: resolved recipe, command line, environment, versions."""
     write_resolved(job.value, job.run_dir / "recipe.yaml")
-    note = "# What was typed. recipe.yaml beside it holds every setting that this came to.\n"
+    note = "# The command as typed. recipe.yaml beside it holds every setting that it set.\n"
     (job.run_dir / own_files.COMMAND).write_text(note + typed(sys.argv))
     versions = sorted({f"{dist.name}=={dist.version}" for dist in metadata.distributions()}, key=str.lower)
     (job.run_dir / "environment.json").write_text(

@@ -324,7 +324,7 @@ def test_what_would_make_it_another_run_is_refused_at_once(parser, tmp_path: Pat
     with pytest.raises(RecipeError) as refused:
         list(check_settings(settings_of(parser, tmp_path, *flags, "77"), parser, began_with))
     first, *others = str(refused.value).split("\n  ")
-    assert first == "this run cannot be continued with other settings than it began with:"
+    assert first == "this run cannot resume with these settings changed:"
     named = [line.removeprefix("- ").split(":")[0] for line in others if line.startswith("- ")]
     before = settings_of(parser, tmp_path)
     assert named == [
@@ -341,7 +341,7 @@ def test_what_says_how_far_and_how_loud_may_change_and_the_rest_is_said(parser, 
     free += ["--oger.task.cache", str(tmp_path / "moved"), "--train.micro_batch_size", "2"]
     assert not list(check_settings(settings_of(parser, tmp_path, *free), parser, began_with))
     (note,) = check_settings(settings_of(parser, tmp_path, *free, "--oger.bonus_weight", "0.5"), parser, began_with)
-    assert note == "the run goes on with another oger.bonus_weight: was 1.0 -> is 0.5"
+    assert note == "the run resumes with another oger.bonus_weight: was 1.0 -> is 0.5"
 
 
 def test_the_tasks_cache_may_lie_in_another_home(parser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,22 +129,21 @@ def _with_prm(more: dict[str, Any]) -> str:
         ),
         (
             ["--train.dynamic_batch_enable", "--train.batch_size", "4", "--actor.num_gpus_per_node", "3"],
-            "train.batch_size 4 does not divide among 3 policy ranks: the rows that are over would not be trained",
+            "train.batch_size 4 does not divide among 3 policy ranks: the remaining rows would not be trained",
         ),
         (
             ["--oger.logical_gpus", "1"],
             "actor 1 + vLLM engines 1 = 2 GPUs are asked for, but 1 are declared (oger.logical_gpus); "
-            "Ray would wait for ever",
+            "Ray would wait forever",
         ),
         (
             ["--oger.logical_gpus", "3", "--algo.kl.init_coef", "0.1", "--vllm.num_engines", "2"],
             "actor 1 + reference 1 + vLLM engines 2 = 4 GPUs are asked for, but 3 are declared (oger.logical_gpus); "
-            "Ray would wait for ever",
+            "Ray would wait forever",
         ),
         (
             ["--rollout.n_samples_per_prompt", "1", "--train.batch_size", "2"],
-            "rollout.n_samples_per_prompt is 1: dr_grpo compares the rollouts of a group, and a group of one has "
-            "nothing to compare with; use 2 or more",
+            "rollout.n_samples_per_prompt is 1: dr_grpo compares the rollouts of a group: use 2 or more",
         ),
         (["--oger.max_replace_num", "4"], "oger.max_replace_num 4 leaves no rollout in a group of 4"),
         (["--oger.max_replace_num", "-1"], "oger.max_replace_num is -1: it has to be 0 or more"),
@@ -152,12 +151,12 @@ def _with_prm(more: dict[str, Any]) -> str:
         (["--vllm.num_engines", "0"], "vllm.num_engines is 0: it has to be 1 or more"),
         (
             ["--train.async_enable"],
-            "train.async_enable True is not supported: asynchronous training would sample with weights the loss knows "
-            "nothing of; leave it",
+            "train.async_enable True is not supported: asynchronous training would sample with weights that "
+            "the loss does not know; leave it off",
         ),
         (
             ["--actor.policy_loss_type", "gspo"],
-            "actor.policy_loss_type gspo is not supported: the hybrid loss is a token loss; leave it at ppo",
+            "actor.policy_loss_type gspo is not supported: the hybrid loss is a loss of tokens; leave it at ppo",
         ),
         (
             ["--vllm.enable_sleep"],
@@ -205,12 +204,12 @@ def _with_prm(more: dict[str, Any]) -> str:
         (["--algo.kl.target", "0"], "algo.kl.target is 0.0: it has to be above 0"),
         (
             ["--algo.kl.target", "0.1"],
-            "algo.kl.target 0.1 steers a coefficient by factors, and algo.kl.init_coef is 0: set it above 0",
+            "algo.kl.target 0.1 multiplies the coefficient, and algo.kl.init_coef is 0: set it above 0",
         ),
         (
             ["--algo.kl.init_coef", "1", "--algo.kl.target", "0.1", "--algo.kl.horizon", "1"],
-            "algo.kl.horizon 1 is too short for the 8 rollouts of a step: where the KL is far below algo.kl.target, "
-            "a single step would leave nothing of the coefficient; use more than 1, e.g. 80",
+            "algo.kl.horizon 1 is too short for the 8 rollouts of a step: with a KL far below "
+            "algo.kl.target one step would bring the coefficient to 0; use more than 1, e.g. 80",
         ),
         (["--oger.max_prompt_length", "0"], "oger.max_prompt_length is 0: it has to be 1 or more"),
         (["--oger.grading_workers", "0"], "oger.grading_workers is 0: it has to be 1 or more"),
@@ -230,7 +229,7 @@ def _with_prm(more: dict[str, Any]) -> str:
         ),
         (
             ["--oger.prompt_template", "r1", "--data.apply_chat_template"],
-            "oger.prompt_template r1 beside data.apply_chat_template or data.input_template: choose one",
+            "choose one of oger.prompt_template r1 and data.apply_chat_template or data.input_template",
         ),
         (
             ["--oger.prompt_template", "none", "--data.input_template", "Q: {}"],
@@ -300,18 +299,18 @@ def _with_prm(more: dict[str, Any]) -> str:
         ),
         (
             ["--oger.n_prefix", "2"],
-            "oger.n_prefix and oger.max_replace_num both bring teachers into a group, and the rollouts that teachers "
-            "began would be the first to make room: set oger.max_replace_num 0, or oger.n_prefix 0",
+            "oger.n_prefix and oger.max_replace_num both bring teachers into a group, and rollouts with a "
+            "teacher's prefix would be replaced first: set oger.max_replace_num 0, or oger.n_prefix 0",
         ),
         (
             ["--oger.n_prefix", "2", "--oger.max_replace_num", "0", "--oger.all_correct_group", "skip"],
-            "oger.all_correct_group skip keeps teachers out of solved groups, but with oger.n_prefix or without "
-            "oger.replace_after_rm they are in before anything is graded: use keep or clip",
+            "oger.all_correct_group skip keeps teachers out of solved groups, but with oger.n_prefix or "
+            "without oger.replace_after_rm they enter before grading: use keep or clip",
         ),
         (
             ["--no-oger.replace_after_rm", "--oger.replace_mode", "random", "--oger.all_correct_group", "online"],
-            "oger.all_correct_group online keeps teachers out of solved groups, but with oger.n_prefix or without "
-            "oger.replace_after_rm they are in before anything is graded: use keep or clip",
+            "oger.all_correct_group online keeps teachers out of solved groups, but with oger.n_prefix or "
+            "without oger.replace_after_rm they enter before grading: use keep or clip",
         ),
         *(
             (
@@ -323,8 +322,8 @@ def _with_prm(more: dict[str, Any]) -> str:
                     "--oger.advantage_baseline",
                     "rollouts",
                 ],
-                f"oger.advantage_baseline rollouts with oger.n_prefix {every}: teachers begin every rollout, and none "
-                "is left to measure by; use oger.advantage_baseline group, or a smaller oger.n_prefix",
+                f"oger.advantage_baseline rollouts with oger.n_prefix {every}: every rollout begins with a "
+                "teacher, so none sets the baseline; use oger.advantage_baseline group, or a smaller oger.n_prefix",
             )
             for every in ("-1", "4")
         ),
@@ -339,7 +338,7 @@ def _with_prm(more: dict[str, Any]) -> str:
         (
             ["--oger.advantage_baseline", "rollouts", "--algo.advantage.estimator", "group_norm"],
             "oger.advantage_baseline rollouts with group_norm and a bonus: right rollouts differ by the bonus alone, "
-            "and a right teacher measured by so small a spread gets an advantage of -10; use "
+            "and dividing by so small a std gives a right teacher an advantage of -10; use "
             "algo.advantage.estimator dr_grpo, oger.advantage_baseline group, or oger.bonus_weight 0",
         ),
         *(
@@ -354,8 +353,8 @@ def _with_prm(more: dict[str, Any]) -> str:
         *(
             (
                 ["--oger.ratio_level", "step", "--algo.advantage.estimator", estimator],
-                "oger.ratio_level step has one advantage for each step of reasoning, and algo.advantage.estimator "
-                f"{estimator} one for each token: use appo, or oger.ratio_level token",
+                "oger.ratio_level step needs one advantage for each step of reasoning, and "
+                f"algo.advantage.estimator {estimator} gives one for each token: use appo, or oger.ratio_level token",
             )
             for estimator in ("gae", "tppo")
         ),
@@ -369,9 +368,9 @@ def _with_prm(more: dict[str, Any]) -> str:
         ),
         (
             ["--ds.lora.rank", "8"],
-            "ds.lora.rank 8 is not supported: OpenRLHF sends the engine the adapters under names that vLLM does not "
-            "know, and the first update ends the run; train all weights (ds.zero_stage 3 and ds.adam_offload take "
-            "less memory)",
+            "ds.lora.rank 8 is not supported: vLLM does not know the names under which OpenRLHF sends "
+            "adapters, and the first update would end the run; train all weights (ds.zero_stage 3 and "
+            "ds.adam_offload save memory)",
         ),
         (["--oger.critic.hidden_sizes", "64", "0"], "oger.critic.hidden_sizes is 0: it has to be 1 or more"),
         (["--oger.kl_stop", "0"], "oger.kl_stop is 0.0: it has to be above 0"),
@@ -394,15 +393,14 @@ def _with_prm(more: dict[str, Any]) -> str:
         *(
             (
                 [*_ONE, "--algo.advantage.estimator", estimator],
-                f"rollout.n_samples_per_prompt is 1: {estimator} compares the rollouts of a group, and a group of "
-                "one has nothing to compare with; use 2 or more",
+                f"rollout.n_samples_per_prompt is 1: {estimator} compares the rollouts of a group: use 2 or more",
             )
             for estimator in ("process_grpo", "process_rloo")
         ),
         (
             ["--algo.advantage.estimator", "appo", "--critic.num_gpus_per_node", "2", "--oger.logical_gpus", "3"],
             "actor 1 + vLLM engines 1 + critic 2 = 4 GPUs are asked for, but 3 are declared (oger.logical_gpus); Ray "
-            "would wait for ever",
+            "would wait forever",
         ),
         *(
             ([f"--{flag}={number}"], f"{flag} is {number}: it has to be a finite number")
@@ -489,7 +487,7 @@ def test_an_unknown_loss_shape_is_refused_with_those_that_exist(refused: Callabl
 @pytest.mark.parametrize("flags", [[], ["--algo.kl.use_loss"], ["--algo.kl.init_coef", "0.1"]])
 def test_an_in_reward_kl_needs_a_loss_side_one_beside_it(refused: Callable[..., str], flags: list[str]) -> None:
     message = refused("--oger.kl_penalty_coef", "0.1", *flags)
-    assert "oger.kl_penalty_coef is the in-reward KL beside a loss-side one: set algo.kl.use_loss and" in message
+    assert "oger.kl_penalty_coef adds an in-reward KL to a loss-side one: set algo.kl.use_loss, and" in message
     assert "\n  - " in message
 
 
@@ -611,8 +609,8 @@ def test_groups_of_one_train_where_nothing_is_compared_within_them(recipe: Path,
         (
             ["--ckpt.save_steps", "-1", "--eval.steps", "5", "--eval.dataset", "rows.jsonl"],
             [
-                "ckpt.save_steps -1 saves the last step alone: a run that ends early has to begin anew",
-                "ckpt.save_steps -1 does not keep evaluations from saving: each new best one writes a checkpoint with",
+                "ckpt.save_steps -1 saves only the last step: a run that ends early has to begin anew",
+                "even with ckpt.save_steps -1 each new best evaluation writes a checkpoint with",
             ],
         ),
         *(

@@ -36,8 +36,8 @@ def test_the_newest_whole_one_is_gone_on_from(tmp_path: Path) -> None:
     chosen, passed_over = choose(tmp_path)
     assert chosen.step == 4 and chosen.size == 100 + 100 + 200 + 10
     assert passed_over == [
-        "the checkpoint of step 6 is passed over: _actor/global_step6/optim_states.pt has 150 of 200 bytes",
-        "the checkpoint of step 10 is passed over: it was not written to its end",
+        "the checkpoint of step 6 is skipped: _actor/global_step6/optim_states.pt has 150 of 200 bytes",
+        "the checkpoint of step 10 is skipped: it was not written to its end",
     ]
 
 
@@ -97,9 +97,9 @@ def test_the_best_one_has_its_manifest_before_its_files(tmp_path: Path) -> None:
 
 def test_a_file_that_is_gone_is_a_fault(tmp_path: Path) -> None:
     write(tmp_path, 2).unlink()
-    with pytest.raises(RecipeError, match=f"no checkpoint to continue from in {tmp_path}") as refused:
+    with pytest.raises(RecipeError, match=f"no checkpoint to resume from in {tmp_path}") as refused:
         choose(tmp_path)
-    assert "step 2 is passed over: _actor/global_step2/optim_states.pt is missing" in str(refused.value)
+    assert "step 2 is skipped: _actor/global_step2/optim_states.pt is missing" in str(refused.value)
 
 
 def test_a_source_that_learns_is_not_begun_anew_in_the_middle_of_a_run(tmp_path: Path) -> None:
@@ -110,9 +110,7 @@ def test_a_source_that_learns_is_not_begun_anew_in_the_middle_of_a_run(tmp_path:
     chosen, _ = choose(tmp_path)
     check_learnt({"oger.reward.sources": ()}, tmp_path, chosen)
     check_learnt({"oger.reward.sources": (rule, stays)}, tmp_path, chosen)
-    with pytest.raises(
-        RecipeError, match="the checkpoint of step 2 does not have what reward source prime had learnt"
-    ):
+    with pytest.raises(RecipeError, match="the checkpoint of step 2 lacks what reward source prime had learnt"):
         check_learnt({"oger.reward.sources": (rule, learns)}, tmp_path, chosen)
     (checkpoints.of_sources(tmp_path, 2) / "prime").mkdir(parents=True)
     check_learnt({"oger.reward.sources": (rule, learns)}, tmp_path, chosen)
@@ -122,9 +120,7 @@ def test_the_best_one_never_stands_for_the_last(tmp_path: Path) -> None:
     write(tmp_path / "best", 2)
     with pytest.raises(RecipeError) as refused:
         choose(tmp_path)
-    assert f"the best one, of step 2, which lies apart; to go back to it: --ckpt.path {tmp_path}/best" in str(
-        refused.value
-    )
+    assert f"The best one, of step 2, lies apart; to resume from it: --ckpt.path {tmp_path}/best" in str(refused.value)
     assert choose(tmp_path / "best")[0].step == 2  # what the message says works
 
 

@@ -279,7 +279,7 @@ def test_a_mix_that_cannot_work_is_refused(refused: Callable[..., str], mix: dic
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"problem": "?"}, "there is no column 'label'; there are 'problem'"),
+        ({"problem": "?"}, "no column 'label'; the columns are 'problem'"),
         ({"label": None}, "1 teachers for no problem: 'answer' is missing"),
         ({"label": None, "tries": [], "ok": []}, "'answer' must be a non-empty string, found None"),
         ({"tries": ["x"], "ok": [1, 0]}, "1 trajectories, but 2 marks of correctness"),

@@ -95,14 +95,14 @@ def test_a_uid_used_twice_is_refused_with_both_lines(refused: Callable[..., str]
         ([], "a row is a JSON object, found list"),
         ("7", "a row is a JSON object, found int"),
         (PLAIN | {"uid": 7}, "'uid' must be a non-empty string, found 7"),
-        (_without("answer"), "there is no column 'answer' (data.label_key); there are 'uid', 'prompt', 'task'"),
+        (_without("answer"), "no column 'answer' (data.label_key); the columns are 'uid', 'prompt', 'task'"),
         (PLAIN | {"answer": None}, "'answer' must be a non-empty string, found None"),
         (PLAIN | {"answer": float("nan")}, "'answer' must be a non-empty string, found None"),
         (PLAIN | {"answer": True}, "'answer' must be a non-empty string, found True"),
-        (_without("task"), "there is no column 'task' (or set oger.task_name); there are 'uid', 'prompt', 'answer'"),
+        (_without("task"), "no column 'task' (or set oger.task_name); the columns are 'uid', 'prompt', 'answer'"),
         (PLAIN | {"task": None}, "'task' must be a non-empty string, found None"),
         (PLAIN | {"task": ["countdown"]}, "'task' must be a non-empty string, found ['countdown']"),
-        (_without("prompt"), "there is no column 'prompt' (data.input_key); there are 'uid', 'answer', 'task'"),
+        (_without("prompt"), "no column 'prompt' (data.input_key); the columns are 'uid', 'answer', 'task'"),
         (PLAIN | {"prompt": None}, "'prompt' must be a string or a list of chat messages, found None"),
         (PLAIN | {"prompt": ""}, "'prompt' must be a string or a list of chat messages, found ''"),
         (PLAIN | {"prompt": []}, "'prompt' must be a string or a list of chat messages, found []"),
@@ -116,7 +116,7 @@ def test_a_uid_used_twice_is_refused_with_both_lines(refused: Callable[..., str]
         (PLAIN | {"prompt": None, "teachers": 5}, f"{TEACHERS}, found int"),
         (
             _without("prompt") | {"question": "?", "teachers": ["right"]},
-            "there is no column 'prompt' (data.input_key); there are 'uid', 'answer', 'task', 'question', 'teachers'",
+            "no column 'prompt' (data.input_key); the columns are 'uid', 'answer', 'task', 'question', 'teachers'",
         ),
         (ROW | {"prompt": ""}, "3 teachers for no problem: 'prompt' is missing"),
         (ROW | {"answer": None}, "3 teachers for no problem: 'answer' is missing"),
@@ -265,7 +265,7 @@ def test_a_missing_column_is_named_with_its_flag_and_those_that_are_there(tmp_pa
     with pytest.raises(RecipeError) as error:
         read_dataset(str(path), Columns(prompt="problem", task="gsm8k"), split="train")
     assert str(error.value) == (
-        f"{path}:1: there is no column 'problem' (data.input_key); there are 'question', 'answer', 'task' "
+        f"{path}:1: no column 'problem' (data.input_key); the columns are 'question', 'answer', 'task' "
         "(and so in 1 more row: 2)"
     )
 
@@ -323,7 +323,7 @@ def test_teachers_are_a_text_a_list_of_texts_or_of_sources_with_texts(
     with pytest.raises(RecipeError) as error:
         read_dataset(str(path), Columns(prompt="q", answer="a", teachers="solutions", task="gsm8k"), split="train")
     assert str(error.value) == (
-        f"{path}:1: there is no column 'solutions' (oger.teacher_key); there are 'q', 'a', 'solved'"
+        f"{path}:1: no column 'solutions' (oger.teacher_key); the columns are 'q', 'a', 'solved'"
     )
 
 

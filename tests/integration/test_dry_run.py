@@ -145,7 +145,7 @@ REFUSALS: dict[str, tuple[Callable[[SimpleNamespace], Any], list[str], str]] = {
     "too many GPUs": (_nothing, ["--oger.logical_gpus", "1"], "GPUs are asked for"),
     "CUDA is missing": (_nothing, ["--vllm.enable_sleep"], "on a machine without CUDA"),
     "a part of a step is generated": (_nothing, ["--rollout.vllm_generate_batch_size", "1"], "lack rollouts"),
-    "more than a step is generated": (_nothing, ["--rollout.vllm_generate_batch_size", "4"], "prompts would wait"),
+    "more than a step is generated": (_nothing, ["--rollout.vllm_generate_batch_size", "4"], "more would need"),
     "partial rollouts": (_nothing, ["--train.partial_rollout_enable"], "needs asynchronous training"),
     # files of models
     "an unknown kind of model": (lambda desk: _config(desk, model_type="qwen9"), [], "model_type 'qwen9', which"),
@@ -159,7 +159,7 @@ REFUSALS: dict[str, tuple[Callable[[SimpleNamespace], Any], list[str], str]] = {
         lambda desk: os.truncate(desk.policy / "model.safetensors", 20_000), [], "has 20,000 of ",
     ),
     "a pointer in place of weights": (
-        _write("policy/model.safetensors", "version https://git-lfs.github.com/spec/v1"), [], "is no file of weights",
+        _write("policy/model.safetensors", "version https://git-lfs.github.com/spec/v1"), [], "is not a whole file",
     ),
     "no weights": (lambda desk: (desk.policy / "model.safetensors").unlink(), [], "it has no weights"),
     "a missing shard": (_shard, [], "model-00002-of-00002.safetensors is missing"),
@@ -173,9 +173,9 @@ REFUSALS: dict[str, tuple[Callable[[SimpleNamespace], Any], list[str], str]] = {
     ),
     # around the run
     "a folder for Ray beyond ASCII": (
-        lambda desk: os.environ.update(RAY_TMPDIR="/tmp/größe"), [], "Ray takes paths of ASCII characters",
+        lambda desk: os.environ.update(RAY_TMPDIR="/tmp/größe"), [], "Ray takes only ASCII paths",
     ),
-    "a folder for Ray that is too long": (_long, [], "the paths of Ray's sockets"),
+    "a folder for Ray that is too long": (_long, [], "and Ray's sockets leave room"),
     "no folder for Ray": (lambda desk: os.environ.update(RAY_TMPDIR="/nowhere"), [], "does not exist: set RAY_TMPDIR"),
     "a run folder below a file": (_write("file", ""), ["--oger.run_dir", "file/run"], "is a file: set oger.run_dir"),
     "a model of the hub": (_nothing, ["--actor.model_name_or_path", "me/policy"], "HF_HUB_OFFLINE is set, and me/p"),
@@ -189,14 +189,14 @@ REFUSALS: dict[str, tuple[Callable[[SimpleNamespace], Any], list[str], str]] = {
     "somebody's files": (_mine, [], "the run would overwrite files in oger.run_dir"),
     "a folder that is not a run's to overwrite": (_write("run/notes", ""), ["--overwrite"], "is not a run's folder"),
     "a run that is going on": (_held, [], "a run is going on in"),
-    "nothing to go on with": (_nothing, RESUME, "there is no checkpoint to continue from"),
+    "nothing to go on with": (_nothing, RESUME, "there is no checkpoint to resume from"),
     "other settings than it began with": (
         _checkpoint, [*RESUME, "--train.seed", "7"], "train.seed was 42 -> is 7",
     ),
     "a source that learns, unknown to the checkpoint": (
         _checkpoint,
         [*RESUME, *_sources(kind="process", scorer="implicit", model="policy", learning_rate=1e-6)],
-        "does not have what reward source j",
+        "lacks what reward source j",
     ),
     # data
     "a line that is no row": (_write("rows.jsonl", "no row\n"), [], "not valid JSON"),
@@ -261,7 +261,7 @@ def test_a_dry_run_refuses_what_the_run_refuses_in_the_same_sentence(
     assert real is not None and isinstance(real.code, str) and part in real.code, real
     lines, said = real.code.splitlines(), str(dry.code).splitlines()
     assert said[: len(lines)] == lines
-    assert said[len(lines) :] in ([], ["  What is above is the plan; here the run would refuse to start."])
+    assert said[len(lines) :] in ([], ["  The plan is above; the run would not start here."])
     error = real.__context__
     assert isinstance(error, RecipeError) and error.__traceback__ is not None
     trace = error.__traceback__
@@ -302,7 +302,7 @@ def _refuses(node: ast.AST) -> bool:
 
 def test_a_run_that_would_start_is_not_refused(desk: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     assert _train("--dry-run") is None
-    assert capsys.readouterr().out.endswith("on this machine:\n  nothing speaks against the run\n")
+    assert capsys.readouterr().out.endswith("on this machine:\n  the run can start\n")
     assert not desk.run.exists() and _train() is None
 
 
@@ -410,7 +410,7 @@ def test_a_disk_without_room_for_what_is_surely_written_is_refused(
     said = capsys.readouterr().out
     refused = f"the final model with the checkpoint of the last step takes {readable(16.0 * parameters)}"
     assert (stop is not None and refused in str(stop.code)) == (ends == "refused")
-    assert ("models and checkpoints may come to" in said) == (ends == "warned")
+    assert ("models and checkpoints may take" in said) == (ends == "warned")
 
 
 def test_parameters_are_counted_by_the_heads_of_the_files(desk: SimpleNamespace) -> None:
@@ -433,8 +433,8 @@ def test_policy_and_judges_of_the_task_are_not_trained_by_a_dry_run(
     }))  # fmt: skip
     train.main(["--recipe", "task.yaml", "--dry-run"])
     said = capsys.readouterr().out
-    assert "data: 8 rows with " in said and "countdown-prm, which the run trains first" in said
-    assert "the task's policy, with the tokenizer, is trained by the run first" in said
+    assert "data: 8 rows with " in said and "countdown-prm: the run trains it first" in said
+    assert "the run builds the task's policy and tokenizer first" in said
     assert all(path.name.startswith("countdown-data-") for path in (desk.folder / "tasks").iterdir())
 
 

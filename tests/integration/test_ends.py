@@ -93,8 +93,8 @@ def test_a_signal_ends_in_one_line_that_says_how_to_go_on(run_dir: Path, number:
     _, shown = running.communicate(timeout=HANG_S)
     assert running.returncode == 128 + number
     assert shown == (
-        f"oger train: stopped by {number.name} at step 3 of 60; the last checkpoint is of step 2; continue with: "
-        f"oger train --recipe r.yaml --oger.run_dir {run_dir} --ckpt.load_enable\n"
+        f"oger train: stopped by {number.name} at step 3 of 60; the last checkpoint is of step 2; resume "
+        f"with: oger train --recipe r.yaml --oger.run_dir {run_dir} --ckpt.load_enable\n"
     )
 
 
@@ -202,7 +202,7 @@ def test_a_failure_is_told_without_its_traceback_which_is_kept(run_dir: Path) ->
             except KeyError as error:
                 raise RunDied("the policy died (pid 7)") from error
     assert str(told.value) == (
-        "training stopped before the first step: the policy died (pid 7)\n  there is no checkpoint to continue from\n"
+        "training stopped before the first step: the policy died (pid 7)\n  there is no checkpoint to resume from\n"
         f"  traceback: {run_dir}/logs/error.log"
     )
     assert "deep inside" in (run_dir / "logs" / "error.log").read_text()
@@ -241,10 +241,10 @@ def test_rays_page_on_full_memory_is_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("ends", "saved", "code", "last_line"),
     [
-        ("stops", "then", 75, "oger train: stopped by SIGUSR1 after step 2 of 60; the last checkpoint is of step 2; "
-         "continue with: oger train --recipe r.yaml --oger.run_dir {} --ckpt.load_enable"),
-        ("stops", "before", 138, "the last checkpoint is of step 2; continue with: oger train --recipe r.yaml "),
-        ("stops", "never", 138, "stopped by SIGUSR1 after step 2 of 60; there is no checkpoint to continue from"),
+        ("stops", "then", 75, "oger train: stopped by SIGUSR1 after step 2 of 60; the last checkpoint is "
+         "of step 2; resume with: oger train --recipe r.yaml --oger.run_dir {} --ckpt.load_enable"),
+        ("stops", "before", 138, "the last checkpoint is of step 2; resume with: oger train --recipe r.yaml "),
+        ("stops", "never", 138, "stopped by SIGUSR1 after step 2 of 60; there is no checkpoint to resume from"),
         ("fails", "then", 1, "oger_recipe.base.errors.RecipeError: training stopped at step 3 of 60: "),
     ],
     ids=["with a checkpoint", "without a new one", "without one", "a failure"],

@@ -188,9 +188,9 @@ def test_a_judge_of_pairs_has_no_values_of_single_answers(evaluated: Any, tmp_pa
     [
         (
             {"question": "?", "response_A": "a", "response_B": "b", "label": "A"},
-            "'label' is 'A>B' or 'B>A', found 'A'",
+            "'label' must be 'A>B' or 'B>A', found 'A'",
         ),
-        ({"input": "?", "output_1": "a", "output_2": "b", "label": 0}, "'label' is 1 or 2, found 0"),
+        ({"input": "?", "output_1": "a", "output_2": "b", "label": 0}, "'label' must be 1 or 2, found 0"),
         ({"input": "?", "output_1": "a", "output_2": None, "label": 1}, "'output_2' must be a string, found None"),
         ({"chosen": "a", "rejected": "b"}, r"a pair needs the columns \(LLMBar: input, .*the columns are chosen"),
         (7, "a JSON object is needed, found int"),
@@ -206,8 +206,8 @@ def test_a_pair_that_cannot_be_read_is_named(record: Any, message: str, tmp_path
     ("record", "message"),
     [
         ({"question": "?", "text": "a", "label": "good"}, "'label' must be a number, found 'good'"),
-        ({"question": "?", "label": 1}, "there is no column text or response; there are question, label"),
-        ({"question": "?", "text": "a", "verdict": 1}, "there is no column label; there are question, text, verdict"),
+        ({"question": "?", "label": 1}, "no column text or response; the columns are question, label"),
+        ({"question": "?", "text": "a", "verdict": 1}, "no column label; the columns are question, text, verdict"),
         ({"question": 1, "text": "a", "label": 1}, "'question' must be a string, found 1"),
     ],
 )

@@ -73,13 +73,13 @@ def test_a_machine_with_too_few_gpus_is_refused(parser) -> None:
             False,
             [HEAD | {"gpu_memory_utilization": 0.6}],
             SHARED | {"vllm.enable_sleep": False, "vllm.gpu_memory_utilization": 0.5},
-            "style: gpu_memory_utilization 0.6 beside vllm.gpu_memory_utilization 0.5 is more than a GPU",
+            "style: gpu_memory_utilization 0.6 and vllm.gpu_memory_utilization 0.5 exceed the GPU",
         ),
         (
             False,
             [{"name": "near", "kind": "similarity"}],
             SHARED | {"oger.embedding_num_gpus": 0.5},
-            "oger.embedding_num_gpus 0.5: with train.colocate_all the encoder is on a GPU of the policy's",
+            "oger.embedding_num_gpus 0.5: with train.colocate_all the encoder shares a GPU with the policy",
         ),
     ],
 )

@@ -106,7 +106,7 @@ def test_a_head_without_gpus_plans_for_those_of_its_cluster(
     said = dry_run("--actor.num_gpus_per_node", "1")
     assert "GPUs are asked for" not in said
     assert "flash" in said  # not installed here, and a run on GPUs needs it
-    assert "supervised stage: it works on 1 GPUs of this machine" in dry_run(
+    assert "supervised stage: it needs 1 GPUs of this machine" in dry_run(
         "--actor.num_gpus_per_node", "1", "--oger.sft.epochs", "1"
     )
 

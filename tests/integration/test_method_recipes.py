@@ -92,7 +92,7 @@ def test_what_the_methods_differ_in(parser: argparse.ArgumentParser) -> None:
 def test_a_plan_counts_teachers_however_they_enter(name: str, teachers: int, parser: argparse.ArgumentParser) -> None:
     """128 prompts x 8 rollouts: one of each group makes room for a teacher, or is one from its start."""
     value = settings(name, parser)
-    assert f"8 rollouts = 1024 rows, of them at most {teachers} with teachers' tokens" in describe(value, None, None)
+    assert f"8 rollouts = 1024 rows, at most {teachers} with teachers' tokens" in describe(value, None, None)
 
 
 def test_a_plan_counts_every_rollout_where_teachers_begin_all(parser: argparse.ArgumentParser) -> None:

@@ -175,7 +175,7 @@ def test_without_a_need_for_teachers_there_is_nothing_to_refuse(run: Run, flags:
 def test_teachers_that_are_all_lost_are_as_good_as_none(refused: Callable[..., str]) -> None:
     wrong = [row | {"how": ["It is 5."]} for row in ROWS]
     message = refused(wrong, "--oger.teacher_key", "how")
-    assert "and none can be used (2 wrong): the verifier rejects them: is it the right one (oger.task_name" in message
+    assert "and none can be used (2 wrong): the verifier rejects them: check oger.task_name" in message
     message = refused(ROWS, "--oger.teacher_key", "how", "--rollout.max_new_tokens", "8", "--oger.run_dir", "b")
     assert "and none can be used (2 too long): raise rollout.max_new_tokens with data.max_len" in message
 
@@ -193,8 +193,8 @@ def test_the_loss_of_more_than_half_is_said_with_what_would_change_it(
     run(*flags)
     printed = capsys.readouterr().out.splitlines()
     assert (
-        "warning: data: 4 of 7 prompts are left out, because they are longer than 64 tokens: data.max_len 128 less 64 "
-        "tokens of a response; raise data.max_len"
+        "warning: data: 4 of 7 prompts are left out: they are longer than 64 tokens: data.max_len 128 "
+        "minus 64 tokens for the response; raise data.max_len"
     ) in printed
     [teachers] = [line for line in printed if "teachers are left out" in line]
     assert teachers.startswith(

@@ -48,7 +48,7 @@ def test_rows_teachers_and_steps_are_counted(recipe: Path, capsys: pytest.Captur
     lines = _dry_run(capsys, recipe)
     assert "data: 3 rows with 3 teachers" in lines
     assert "steps: 15 (5 passes over the prompts, 1 a step)" in lines
-    assert lines[-2:] == ["on this machine:", "  nothing speaks against the run"]
+    assert lines[-2:] == ["on this machine:", "  the run can start"]
     for limit in (7, 0):  # 0: what the supervised stage makes is evaluated, and no more
         said = _dry_run(capsys, recipe, "--oger.total_training_steps", str(limit))
         assert f"steps: {limit} (oger.total_training_steps)" in said
@@ -62,11 +62,11 @@ def test_steps_of_reasoning_are_told_where_they_count(recipe: Path, capsys: pyte
     lines = _dry_run(capsys, recipe, *flags, "--oger.max_replace_num", "0", "--oger.bonus_weight", "0")
     first = lines.index("steps of reasoning:")
     assert lines[first + 1 : first + 6] == [
-        "  a step ends behind '\\n\\n' or 96 tokens",
+        "  a step ends after '\\n\\n' or 96 tokens",
         "  a response ends with step 10 or the step with 'answer'",
         "  each step is a request of its own",
         "  appo pays each step",
-        "  the ratio of the loss is of a step",
+        "  the loss has one ratio for each step",
     ]
 
 
@@ -87,7 +87,7 @@ def test_what_will_be_rewarded_is_listed(
         "    1 * rule: verifier",
         "  x 0.25 * short: test_plan:short, where rule_equals_1",
         "  + 0.5 * explore: bonus",
-        "  a failure of one: neutral, or its worst value where an answer brings it about",
+        "  if one fails: neutral; if the answer causes it, the source's worst value",
     ]
 
 
@@ -114,7 +114,7 @@ def test_the_built_in_task_is_counted_before_its_policy_is_trained(
 ) -> None:
     lines = _dry_run(capsys, ROOT / "configs" / "countdown_cpu_smoke.yaml", "--oger.task.cache", str(tmp_path))
     assert any(line.startswith("data: 64 rows with ") for line in lines)
-    assert "steps: 4 (1 pass over the prompts, 16 a step; fewer where prompts are too long and left out)" in lines
+    assert "steps: 4 (1 pass over the prompts, 16 a step; fewer if prompts are left out as too long)" in lines
 
 
 def test_evaluation_data_is_read_as_well(recipe: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_what_this_machine_cannot_do_is_said_after_the_plan(recipe: Path, capsys
     gpus = ["--vllm.enable_sleep", "--oger.logical_gpus", "1"]
     printed, said = _refused(capsys, recipe, *gpus)
     assert "GPUs by role:" in printed and "steps: 15 " in printed and "nothing speaks against" not in printed
-    assert said.endswith("\n  What is above is the plan; here the run would refuse to start.")
+    assert said.endswith("\n  The plan is above; the run would not start here.")
     with pytest.raises(SystemExit, match="this recipe cannot run:\n  - actor 1 .*\n  - vllm.enable_sleep True") as run:
         train.main(["--recipe", str(recipe), *gpus])
     assert said.startswith(str(run.value.code))
@@ -295,7 +295,7 @@ def test_models_beside_the_policy_are_counted(
 def test_the_dry_run_says_what_memory_is_for(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = _dry_run(capsys, recipe)
     (heading,) = [line for line in lines if line.startswith("memory, estimated for ")]
-    assert heading.endswith("million parameters (what libraries add is not in it):")
+    assert heading.endswith("million parameters (without what libraries take):")
     rank, engine = lines[lines.index(heading) + 1 : lines.index(heading) + 3]
     parts = ("weights", "gradients", "Adam", "buffers", "activations", "backward")
     assert rank.startswith("  a policy rank: ") and all(f" {part} " in rank for part in parts)

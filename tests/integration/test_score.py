@@ -348,7 +348,7 @@ def test_a_judge_needs_no_policy_and_a_set_one_is_not_looked_at(scored: Any) -> 
     ("source", "flags", "why"),
     [
         ({"kind": "process", "format": "trl", "model": "."}, [], "it cuts responses into steps of reasoning"),
-        ({"kind": "process_by_length:ByLength"}, ["--algo.advantage.estimator=process_rloo"], "responses are cut"),
+        ({"kind": "process_by_length:ByLength"}, ["--algo.advantage.estimator=process_rloo"], "it cuts responses"),
         ({"kind": "process_by_length:ByLength"}, ["--data.apply_chat_template"],
          "its chat template writes prompts, which a source may read: mine"),
         ({"kind": "process_by_length:ByLength"}, [], "it counts the tokens of teachers, which a source reads: mine"),

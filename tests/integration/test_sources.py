@@ -132,7 +132,7 @@ def test_a_missing_column_of_an_evaluation_set_is_named_with_its_own_flag(tmp_pa
     with pytest.raises(RecipeError) as error:
         read_dataset(str(path), columns, split="train")
     assert str(error.value) == (
-        f"{path}:1: there is no column 'prompt' (oger.eval.input_key); there are 'problem', 'answer'"
+        f"{path}:1: no column 'prompt' (oger.eval.input_key); the columns are 'problem', 'answer'"
     )
 
 

@@ -149,8 +149,14 @@ def test_files_of_several_shapes_are_read_together(tmp_path: Path) -> None:
         (PROCESS_BENCH | {"problem": None}, "'problem' has to be a text, found None"),
         (STEPWISE | {"labels": [True]}, "'labels' has to be a list with a label for each of the 2 completions"),
         (STEPWISE | {"labels": [True, 2]}, r"'labels\[1\]' has to be true, false, a number from 0 to 1, or null"),
-        (SHEPHERD | {"label": SHEPHERD["label"].replace("She", "He")}, "'label' .*step 1 differs"),
-        (SHEPHERD | {"label": SHEPHERD["label"].replace("4 -", "4 ?")}, "'label' .*step 2 differs"),
+        (
+            SHEPHERD | {"label": SHEPHERD["label"].replace("She", "He")},
+            "'label' has to be the input .*; step 1 differs",
+        ),
+        (
+            SHEPHERD | {"label": SHEPHERD["label"].replace("4 -", "4 ?")},
+            "'label' has to be the input .*; step 2 differs",
+        ),
         (SHEPHERD | {"input": "no tag"}, "'input' has to be a question and steps that end with 'ки' each"),
         (SHEPHERD | {"input": "Q ки", "label": "Q +"}, "'input' has to be a question, and 'Step 1:' behind it"),
         (PRM_BENCH | {"error_steps": [4]}, "'error_steps' has to be a list of numbers from 1 to 3"),

@@ -89,7 +89,7 @@ def test_a_rubric_at_a_server(desk: Path, server: Server) -> None:
     planned = oger(desk, "train", "--recipe", "rubric.yaml", "--dry-run")
     assert planned.returncode == 0, planned.stderr
     assert "0.3 * rubric: judge, judge (server)" in planned.stdout
-    assert "nothing speaks against the run" in planned.stdout
+    assert "the run can start" in planned.stdout
 
 
 def test_a_plugin_that_writes_the_template_itself_is_told_which_key_it_lacks(desk: Path, server: Server) -> None:
@@ -163,4 +163,4 @@ def test_a_process_reward_model_over_http(desk: Path, server: Server) -> None:
     assert {path for path, _ in server.asked} == {"/pooling"}
     planned = oger(desk, "train", "--recipe", "prm.yaml", "--dry-run")
     assert planned.returncode == 0, planned.stderr
-    assert "0.5 * prm: process" in planned.stdout and "nothing speaks against the run" in planned.stdout
+    assert "0.5 * prm: process" in planned.stdout and "the run can start" in planned.stdout

@@ -139,7 +139,7 @@ def test_an_engine_that_is_killed_ends_the_run_with_a_sentence_and_leaves_nothin
     assert running.returncode == 1 and KEY not in printed + shown
     assert f"training stopped at step 2 of {STEPS}: the engine died" in shown and f"pid {actor.pid}" in shown
     assert "its memory had peaked at" in shown and f"{terminal.run_dir}/logs/engine-0.log" in shown
-    assert "the last checkpoint is of step 1; continue with: python -m oger_recipe.cli.train " in shown
+    assert "the last checkpoint is of step 1; resume with: python -m oger_recipe.cli.train " in shown
     assert "Traceback" not in shown and "Traceback" in (terminal.run_dir / "logs" / "error.log").read_text()
     assert not alive(processes) and not list(terminal.temporary.iterdir())
 

@@ -122,7 +122,7 @@ def test_luffys_command_becomes_a_recipe_and_its_file_is_read_as_it_is(desk: Pat
     said = oger(desk, "data", "validate", "luffy.parquet")
     assert "luffy.parquet: 128 rows, 0 bad" in said and "teachers: 128" in said
     dry_run = ("train", "--recipe", "luffy.yaml", "--dry-run")
-    assert "model has none: set oger.prompt_template to another one" in oger(desk, *dry_run, code=1)
+    assert "model has none: set oger.prompt_template to " in oger(desk, *dry_run, code=1)
     (desk / "model" / "chat_template.jinja").write_text("{% for turn in messages %}{{ turn['content'] }} {% endfor %}")
     said = oger(desk, *dry_run, code=1)  # its eight GPUs are not here
     assert "data: 128 rows with 128 teachers" in said and "vLLM engines" in said and not (desk / "runs").exists()

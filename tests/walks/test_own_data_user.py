@@ -71,7 +71,7 @@ def test_the_mix_gives_six_sources_and_trains_on_nothing_that_it_holds_out(desk:
 
 def test_the_file_is_checked_with_the_columns_of_the_run(desk: Path):
     done = oger_data("validate", "mine.jsonl", cwd=desk)
-    assert done.returncode == 1 and "there is no column 'prompt' (data.input_key)" in done.stdout
+    assert done.returncode == 1 and "no column 'prompt' (data.input_key)" in done.stdout
     done = oger_data("validate", "mine.jsonl", *COLUMNS, cwd=desk)
     assert done.returncode == 0, done.stdout
     assert (

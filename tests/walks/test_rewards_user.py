@@ -130,7 +130,7 @@ oger:
     wrong = ["--rollout.max_new_tokens", "8", "--reward.overlong_buffer_len", "4"]
     done = oger(tmp_path, "train", "--recipe", "mine.yaml", "--dry-run", *wrong)
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "'short' has budget 10, and no response of this run has more than 8 tokens" in done.stderr
+    assert "'short' has budget 10, and responses have at most 8 tokens" in done.stderr
     assert "reward.overlong_buffer_len and 'short' of oger.reward.sources, of kind length, both charge" in done.stderr
 
 
