@@ -1,6 +1,7 @@
 """How the processes of a run import what they need, and what is said where it is not installed."""
 
 import contextlib
+import functools
 import gc
 import importlib
 import importlib.util
@@ -64,6 +65,12 @@ def at_path(path: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except Exception as error:  # whatever the user's module does when it is imported
         raise ValueError(f"cannot be imported: {said_by(error)}") from error
+
+
+@functools.cache
+def installed() -> tuple[tuple[str, str], ...]:
+    """Return name and version of every installed package; reading their metadata takes most of a second."""
+    return tuple((each.name, each.version) for each in metadata.distributions())
 
 
 def is_installed(module: str) -> bool:

@@ -14,12 +14,12 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import oger_recipe
 from oger_recipe.base.files import atomic_folder, to_json
+from oger_recipe.base.imports import installed
 from oger_recipe.data.rows import Row
 from oger_recipe.data.train_files import write_train_files
 from oger_recipe.grading.pool import GradingPool
@@ -96,9 +96,8 @@ def _code() -> list[list[str]]:
     return [[str(file.relative_to(root)), hashlib.sha256(file.read_bytes()).hexdigest()] for file in files]
 
 
-@functools.cache
 def _packages() -> list[str]:
-    return sorted(f"{dist.name}=={dist.version}" for dist in metadata.distributions())
+    return sorted(f"{name}=={version}" for name, version in installed())
 
 
 def _kept(folder: Path, places: Mapping[str, Path]) -> Counter[str] | None:

