@@ -176,13 +176,16 @@ def letters() -> Any:
     return tiny_policy.build_tokenizer([], vocab_size=3 + 256 + 4)
 
 
-@pytest.fixture(scope="module")
-def quick_processes(forks: Forks) -> Iterator[None]:
-    """Processes of plugins and of graders as they are, but from the process that has imported what they import."""
+@pytest.fixture(scope="module", autouse=True)
+def quick_processes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Processes of plugins and of graders as they are, but forked from one that has imported what they import.
+
+    A module whose tests are of these processes has a fixture of this name that does nothing.
+    """
 
     def forked(command: list[str], **how: Any) -> subprocess.Popen[bytes]:
         assert command[0] == sys.executable
-        return forks.start(*command[1:], **how)
+        return request.getfixturevalue("forks").start(*command[1:], **how)
 
     quick = types.SimpleNamespace(**vars(subprocess) | {"Popen": forked})
     with pytest.MonkeyPatch.context() as patch:

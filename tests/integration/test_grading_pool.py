@@ -146,6 +146,11 @@ HOSTILE = {
 
 
 @pytest.fixture(scope="module")
+def quick_processes() -> None:
+    """The processes here start as those of a run do."""
+
+
+@pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A verifier of the user's, where workers find it as the test does: on sys.path."""
     folder = tmp_path_factory.mktemp("user")

@@ -23,7 +23,6 @@ from oger_recipe.rewards.kinds.pairwise import PairwiseKeys
 from oger_recipe.rewards.kinds.step_judge import StepJudgeKeys
 from oger_recipe.rewards.place import Sampling, VerdictCache
 
-pytestmark = pytest.mark.usefixtures("quick_processes")
 READ = "\n\ndef rm_postprocess(results):\n    return [float(result) for result in results]\n"
 PLUGINS = {
     "template.py": (

@@ -42,7 +42,6 @@ from oger_recipe.rewards.place import Reply, Sampling
 from oger_recipe.rewards.sources import OVERFLOW, Group, Scores, Source
 from oger_recipe.rewards.spec import Surroundings
 
-pytestmark = pytest.mark.usefixtures("quick_processes")
 PLUGINS = Path(__file__).parent / "plugins"
 
 

@@ -28,7 +28,6 @@ from oger_recipe.cli import doctor, train
 from oger_recipe.lab.known_judges import save_prm
 
 Hub = Callable[..., list[str]]
-pytestmark = pytest.mark.usefixtures("quick_processes")
 KEY = "0123456789abcdef" * 2 + "76543210"
 
 

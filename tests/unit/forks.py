@@ -201,18 +201,15 @@ def _import_all() -> None:
     for patch in (torch_compile, vllm_env_override, transformers_optional_imports, vllm_audio, flash_attn_padding):
         patch.apply()
     import oger_recipe.cli
+    from oger_recipe.grading.verifiers import VERIFIERS
 
-    for name in (
-        "datasets",
-        "deepspeed",
-        "math_verify",
-        "openrlhf.trainer.ppo_trainer",
-        "ray",
-        "vllm.entrypoints.llm",
-    ):
+    for name in ("datasets", "deepspeed", "openrlhf.trainer.ppo_trainer", "ray", "vllm.entrypoints.llm"):
         importlib.import_module(name)
     for each in pkgutil.iter_modules(oger_recipe.cli.__path__, "oger_recipe.cli."):
         importlib.import_module(each.name)
+    for verifier in VERIFIERS.values():
+        if verifier.warm_up is not None:
+            verifier.warm_up()
 
 
 def _status_of(program: dict[str, Any]) -> int:
