@@ -5,7 +5,7 @@ It stays loaded once it was opened. What it says to a prompt does not depend on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from oger_recipe.models.tokens import load_tokenizer, tokens_of
 from oger_recipe.rewards.place import Reply, Sampling, StepPrompt, Told
 from oger_recipe.rewards.sources import ANSWER, OVERFLOW
 
-_BATCH = 8
 _UNBOUNDED = 2**31  # tokens, of a model that says no limit
 
 
@@ -44,7 +43,7 @@ class InProcess:
         # Prompts that leave equal room for a reply are written to together.
         rooms = {row: min(sampling.max_new_tokens, longest - len(ids)) for row, ids in tokens.items()}
         for room in set(rooms.values()):
-            for rows in _batches({row: ids for row, ids in tokens.items() if rooms[row] == room}):
+            for rows in batches({row: ids for row, ids in tokens.items() if rooms[row] == room}):
                 batch = padded([tokens[row] for row in rows], 0, left=True).to(model.device)
                 noise = Noise([prompts[row] for row in rows], sampling) if sampling.temperature else None
                 replies |= dict(zip(rows, _written(tokenizer, model, batch, room, noise), strict=True))
@@ -54,7 +53,7 @@ class InProcess:
     def classify(self, prompts: Sequence[str]) -> list[Reply]:
         tokenizer, model = self._model(_head)
         tokens, replies = self._tokens(model, [tokens_of(tokenizer, prompt) for prompt in prompts], 0)
-        for rows in _batches(tokens):
+        for rows in batches(tokens):
             values = _values(tokenizer, model, [tokens[row] for row in rows])
             replies |= {row: _number(value) for row, value in zip(rows, values, strict=True)}
             self._tell(len(replies), len(prompts))
@@ -63,7 +62,7 @@ class InProcess:
     def classify_steps(self, prompts: Sequence[StepPrompt]) -> list[Reply]:
         tokenizer, model = self._model(load_step_model)
         tokens, replies = self._tokens(model, [list(prompt.tokens) for prompt in prompts], 0)
-        for rows in _batches(tokens):
+        for rows in batches(tokens):
             batch = padded([tokens[row] for row in rows], 0, left=False).to(model.device)
             logits = step_logits(self._keys.prm, tokenizer, model, batch, [prompts[row] for row in rows])
             replies |= {row: step_reply(self._keys.prm, each) for row, each in zip(rows, logits, strict=True)}
@@ -73,7 +72,7 @@ class InProcess:
     def log_probs(self, prompts: Sequence[StepPrompt]) -> list[Reply]:
         _, model = self.writer()
         tokens, replies = self._tokens(model, [list(prompt.tokens) for prompt in prompts], 0)
-        for rows in _batches(tokens):
+        for rows in batches(tokens):
             read = [prompts[row] for row in rows]
             batch = padded([tokens[row] for row in rows], 0, left=False).to(model.device)
             with torch.inference_mode():
@@ -162,11 +161,11 @@ def _head(keys: ModelKeys, settings: dict[str, Any]) -> Any:
     return model
 
 
-def _batches(tokens: dict[int, list[int]]) -> Iterator[list[int]]:
+def batches(tokens: Mapping[int, Sequence[int]], size: int = 8) -> Iterator[list[int]]:
     """Yield batches of prompts' numbers, longest first."""
     by_length = sorted(tokens, key=lambda row: -len(tokens[row]))
-    for start in range(0, len(by_length), _BATCH):
-        yield by_length[start : start + _BATCH]
+    for start in range(0, len(by_length), size):
+        yield by_length[start : start + size]
 
 
 def padded(tokens: Sequence[Sequence[int]], pad: int, *, left: bool) -> Any:

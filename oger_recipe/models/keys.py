@@ -229,6 +229,8 @@ class ChatKeys(ModelKeys):
     extra_body: Mapping[str, Any] | None = key(
         None, "what a server's requests say beside what other keys say, such as {top_k: 20, reasoning_effort: low}"
     )
+    top_p: float = key(1.0, "nucleus of the judge", range=PART)
+    max_new_tokens: int = key(1024, "longest reply", range=COUNT)
 
     @property
     def request(self) -> Mapping[str, Any]:
@@ -347,8 +349,6 @@ class WriterKeys(ChatKeys, PluginKeys):
     writes: ClassVar[bool] = True
 
     temperature: float = key(0.0, "of the judge; 0 is greedy", range=WEIGHT)
-    top_p: float = key(1.0, "nucleus of the judge", range=PART)
-    max_new_tokens: int = key(1024, "longest reply", range=COUNT)
 
     def try_out(self, place: Place) -> Reply:
         (reply,) = place.generate(["Hello."], Sampling(max_new_tokens=1))

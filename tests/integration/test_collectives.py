@@ -24,11 +24,11 @@ from openrlhf.utils.deepspeed import DeepspeedStrategy
 from stand_in_gpu import CPU, GPU, PACKAGES, OnGpu, process_on
 
 import oger_recipe.patches
-from oger_recipe.models.learning import Learner
 from oger_recipe.pipeline.policy.critic_actor import OgerCriticPPOTrainer
 from oger_recipe.pipeline.policy.policy_trainer import OgerActorPPOTrainer
 from oger_recipe.pipeline.policy.sft import TeacherDataset
 from oger_recipe.pipeline.policy.updates import UpdateHealth
+from oger_recipe.rewards.kinds.implicit import Learner
 from oger_recipe.rewards.place import StepPrompt
 
 _OURS, _THEIRS = "oger_recipe/pipeline/policy", "openrlhf/trainer"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
-from oger_recipe.base.ranges import COUNT, PART, WEIGHT
+from oger_recipe.base.ranges import WEIGHT
 from oger_recipe.models.asking import Judged
 from oger_recipe.models.keys import ChatKeys, ModelKeys, PluginKeys, Question, StepKeys
 from oger_recipe.models.plugin import (
@@ -36,8 +36,6 @@ class StepJudgeKeys(ChatKeys, StepKeys, PluginKeys):
         "the first wrong step's number from 0 (-1: none) or a score for each step; or the name of a ready-made one",
     )
     sampling_temperature: float = key(0.0, "of the judge; 0 is greedy", range=WEIGHT)
-    top_p: float = key(1.0, "nucleus of the judge", range=PART)
-    max_new_tokens: int = key(1024, "longest reply", range=COUNT)
 
     @property
     def bounds(self) -> tuple[float, float] | None:
