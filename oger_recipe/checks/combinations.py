@@ -13,7 +13,6 @@ from oger_recipe.grading.verifiers import look_in
 from oger_recipe.rewards.compose import ON_ERROR, by_steps_problem
 from oger_recipe.rewards.kinds import kind_of
 from oger_recipe.rewards.kinds.entries import entry_problems
-from oger_recipe.rewards.kinds.length import LengthKeys
 from oger_recipe.rewards.spec import Keys
 from oger_recipe.settings.credit import AdvantageSettings
 from oger_recipe.settings.critic import CriticSettings
@@ -231,7 +230,11 @@ def _sources(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
     if estimator in BATCH_ESTIMATORS:
         yield from _in_its_order(value, estimator, oger)
     listed, adds_bonus = oger.reward.sources, oger.has_bonus
-    if listed and not adds_bonus and all(entry.get("weight", 1) == 0 or entry["kind"] == "bonus" for entry in listed):
+    if (
+        listed
+        and not adds_bonus
+        and all(entry.get("weight", 1) == 0 or (kind_of(entry) or Keys).is_bonus for entry in listed)
+    ):
         yield "oger.reward.sources: every weight is 0 (the bonus has oger.bonus_weight), so every reward would be 0"
     for entry in listed if value["rollout.n_samples_per_prompt"] == 1 else ():
         if entry.get("normalize") == "group":
@@ -244,7 +247,7 @@ def _sources(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
         pays_steps = (kind_of(entry) or Keys).reads_steps
         if pays_steps and (entry.get("combine") == "mul" or entry.get("normalize", "none") != "none"):
             yield f"oger.reward.sources: {by_steps_problem(entry['name'])}"
-    yield from _lengths(value, oger)
+    yield from _misfits(value, listed)
     how, in_groups = oger.reward.on_error, [*group_estimators(), "rloo"]
     if ON_ERROR[how].drops_group and estimator not in in_groups:
         yield (
@@ -259,23 +262,12 @@ def _sources(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
             )
 
 
-def _lengths(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
-    """Yield what keeps sources of kind length from counting, or counts the same twice."""
-    longest = value["rollout.max_new_tokens"] or value["data.max_len"]
-    for entry in oger.reward.sources:
-        if kind_of(entry) is not LengthKeys or [*LengthKeys.problems(entry)]:
-            continue
-        name, budget = entry["name"], LengthKeys.of(entry).budget
-        if budget >= longest:
-            yield (
-                f"oger.reward.sources: {name!r} has budget {budget}, and responses have at most "
-                f"{longest} tokens (rollout.max_new_tokens): give a smaller budget"
-            )
-        if value["reward.overlong_buffer_len"] is not None:
-            yield (
-                f"reward.overlong_buffer_len and {name!r} of oger.reward.sources, of kind length, both charge for "
-                "tokens; choose one"
-            )
+def _misfits(value: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what kinds say of a run's settings that they do not go with."""
+    for entry in entries:
+        kind = kind_of(entry)
+        if kind is not None and not [*kind.problems(entry)]:
+            yield from kind.of(entry).misfits(entry["name"], value)
 
 
 def _in_its_order(value: Mapping[str, Any], estimator: str, oger: OgerSettings) -> Iterator[str]:

@@ -98,7 +98,7 @@ def without_effect(value: Mapping[str, Any], default: Callable[[str], Any]) -> I
         if missing and value[flag] != default(flag):
             yield f"{flag} has no effect: it needs {missing.text}"
     for entry in oger.reward.sources:
-        if entry["kind"] == "bonus" and not oger.bonus.is_on:
+        if (kind_of(entry) or Keys).is_bonus and not oger.bonus.is_on:
             yield f"oger.reward.sources: {entry['name']!r} adds nothing: oger.bonus_weight is 0"
     yield from _steps_unpaid(oger, value["algo.advantage.estimator"])
 
@@ -113,7 +113,7 @@ def _steps_unpaid(oger: OgerSettings, estimator: str) -> Iterator[str]:
                     f"oger.reward.sources: credit of {entry['name']!r} has no effect: it needs "
                     f"algo.advantage.estimator {either(STEP_ESTIMATORS)}; with {estimator} a row has its aggregate"
                 )
-    elif not pays and not any(":" in entry["kind"] for entry in oger.reward.sources):  # a user's kind may pay steps
+    elif not pays and not any(kind.is_own for kind in oger.reward.kinds):  # a user's kind may pay steps
         yield (
             f"algo.advantage.estimator {estimator} goes by steps of reasoning, and no source of oger.reward.sources "
             "speaks of them: all rewards are at the last step; a source of kind process says them"

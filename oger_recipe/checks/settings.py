@@ -187,7 +187,7 @@ def _paths(value: Mapping[str, Any]) -> Iterator[str]:
     same_data = value["eval.dataset"] == value["data.prompt_dataset"] and value["eval.dataset"]
     if same_data and is_hub_name(value["eval.dataset"]) and value["eval.split"] == value["data.prompt_split"]:
         yield f"eval.dataset and data.prompt_dataset are the same split {value['eval.split']!r}: set eval.split"
-    yield from _encoder(EmbeddingSettings.of(value), "similarity" in RewardSettings.of(value).kinds)
+    yield from _encoder(EmbeddingSettings.of(value), any(kind.embeds for kind in RewardSettings.of(value).kinds))
     for each in reward_models(value):
         yield from _model_folder(each.model, each.key)
     yield from _columns(value)

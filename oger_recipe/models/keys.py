@@ -66,6 +66,7 @@ class ModelKeys(Keys):
     writes: it is asked for texts; scores_steps: for a number at each step of a text; otherwise for its head's number.
     """
 
+    asks_models: ClassVar[bool] = True
     writes: ClassVar[bool] = False
     scores_steps: ClassVar[bool] = False
 

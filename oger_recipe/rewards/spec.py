@@ -46,7 +46,8 @@ class Keys:
     responses are cut into steps of reasoning for it; gives_rewards: its scores of steps are rewards, not probabilities
     that a step is good; if_below: what a weight below 0 would do, where nobody can want that; is_rule: it is the
     verified reward; is_bonus: it is the exploration bonus, whose weight is a setting of the run; is_length: it charges
-    for length, with values of 0 or less.
+    for length, with values of 0 or less; is_own: it is code of the user's; asks_models: it has `models`; embeds: it
+    needs the run's encoder.
     """
 
     once: ClassVar[bool] = False
@@ -57,6 +58,9 @@ class Keys:
     is_length: ClassVar[bool] = False
     is_rule: ClassVar[bool] = False
     is_bonus: ClassVar[bool] = False
+    is_own: ClassVar[bool] = False
+    asks_models: ClassVar[bool] = False
+    embeds: ClassVar[bool] = False
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Self:
@@ -66,11 +70,6 @@ class Keys:
     def source(self, spec: SourceSpec, surroundings: Surroundings) -> Source:
         """Make the source. Raises RecipeError where it cannot be made."""
         raise NotImplementedError
-
-    @property
-    def is_own(self) -> bool:
-        """Whether it is code of the user's."""
-        return False
 
     def arguments(self) -> list[str]:
         """Return the columns of the data that the user's code needs as arguments and that no key names."""
@@ -104,6 +103,10 @@ class Keys:
     def drops_overflow(self) -> bool:
         """Whether the group of a text that is too long for the source's model has no advantage."""
         return False
+
+    def misfits(self, name: str, settings: Mapping[str, Any]) -> Iterator[str]:
+        """Yield a sentence for each of a run's settings, by flag, that the source of this name does not go with."""
+        yield from ()
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

@@ -15,7 +15,10 @@ _TEACHER_ADVANTAGES = (
     TEACHER_TOKENS,
     need("oger.off_policy_loss", *(name for name, each in TEACHER_LOSSES.items() if not each.apart)),
 )
-_LISTED = Need("a source of kind bonus (oger.reward.sources)", lambda oger, value: "bonus" in oger.reward.kinds)
+_LISTED = Need(
+    "a source of kind bonus (oger.reward.sources)",
+    lambda oger, value: any(kind.is_bonus for kind in oger.reward.kinds),
+)
 _BONUS = Need("a bonus (oger.bonus_weight, and its place in oger.reward.sources)", lambda oger, value: oger.has_bonus)
 _SCHEDULE = need("oger.bonus_schedule", *(name for name in SCHEDULES if name != "constant"))
 _WEIGHTS, _SHAPINGS = OrOwn.of(ENTROPY_WEIGHTS), OrOwn.of(SHAPINGS)
@@ -38,7 +41,8 @@ class AdvantageSettings(Section):
         "added to the reward of a truncated rollout",
         range=FINITE,
         needs=Need(
-            "a source of kind verifier (oger.reward.sources)", lambda oger, value: "verifier" in oger.reward.kinds
+            "a source of kind verifier (oger.reward.sources)",
+            lambda oger, value: any(kind.is_rule for kind in oger.reward.kinds),
         ),
     )
     non_stop_fixed_reward: float | None = setting(

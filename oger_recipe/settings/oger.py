@@ -62,7 +62,7 @@ class OgerSettings:
     @property
     def has_bonus(self) -> bool:
         """Whether the exploration bonus is a source of the reward and ever anything but 0."""
-        return self.bonus.is_on and "bonus" in self.reward.kinds
+        return self.bonus.is_on and any(kind.is_bonus for kind in self.reward.kinds)
 
     @property
     def compares(self) -> bool:
@@ -74,7 +74,7 @@ class OgerSettings:
     @property
     def embeds(self) -> bool:
         """Whether the encoder is used."""
-        return self.embeds_references or "similarity" in self.reward.kinds
+        return self.embeds_references or any(kind.embeds for kind in self.reward.kinds)
 
     @property
     def embeds_references(self) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from oger_recipe.base.ranges import COUNT, SHARE, WEIGHT
-from oger_recipe.models.keys import ModelKeys
 from oger_recipe.rewards.compose import ON_ERROR
 from oger_recipe.rewards.kinds import kind_of
 from oger_recipe.rewards.kinds.entries import DEFAULT, as_today, models_of
@@ -54,7 +53,7 @@ class RewardSettings(Section):
         range=SHARE,
         needs=Need(
             "a source besides verifier and bonus (oger.reward.sources)",
-            lambda oger, value: bool({*oger.reward.kinds} - {"verifier", "bonus"}),
+            lambda oger, value: any(not (kind.is_rule or kind.is_bonus) for kind in oger.reward.kinds),
         ),
     )
     engine_memory_gb: float | None = setting(
@@ -82,12 +81,8 @@ class RewardSettings(Section):
     )
 
     @property
-    def kinds(self) -> tuple[str, ...]:
+    def kinds(self) -> list[type[Keys]]:
         """The kinds of the listed sources, or of the default ones."""
-        return tuple(entry["kind"] for entry in self.sources) or tuple(spec.kind for spec in DEFAULT)
-
-    @property
-    def _kinds(self) -> list[type[Keys]]:
         if not self.sources:
             return [type(spec.keys) for spec in DEFAULT]
         return [kind for entry in self.sources if (kind := kind_of(entry)) is not None]
@@ -95,14 +90,14 @@ class RewardSettings(Section):
     @property
     def reads_rows(self) -> bool:
         """Whether a source reads the question and the data's further columns."""
-        return any(kind.reads_rows for kind in self._kinds)
+        return any(kind.reads_rows for kind in self.kinds)
 
     @property
     def reads_steps(self) -> bool:
         """Whether a source reads the steps of reasoning of responses."""
-        return any(kind.reads_steps for kind in self._kinds)
+        return any(kind.reads_steps for kind in self.kinds)
 
     @property
     def asks_models(self) -> bool:
         """Whether a source asks a judge or a head."""
-        return any(issubclass(kind, ModelKeys) for kind in self._kinds)
+        return any(kind.asks_models for kind in self.kinds)

@@ -31,7 +31,7 @@ ROOMS = {
     "evaluation": "base data grading rewards/kinds",
     "report": "base evaluation",
     "run_folder": "base evaluation report",
-    "settings": "algorithm base data embedding grading models rewards rewards/kinds",
+    "settings": "algorithm base data embedding grading rewards rewards/kinds",
     "prm": "base data evaluation models report rewards",
     "lab": "algorithm base data evaluation grading prm report rewards rewards/kinds settings teachers",
     "pipeline": (

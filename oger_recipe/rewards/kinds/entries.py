@@ -67,7 +67,7 @@ def models_of(entries: Sequence[Mapping[str, Any]] | None) -> Iterator[tuple[str
     """Yield the models of a run, each with the name of its source; skip entries whose keys are invalid."""
     for entry in entries or ():
         keys = kind_of(entry) if isinstance(entry, Mapping) else None
-        if keys is not None and issubclass(keys, ModelKeys) and not [*keys.problems(entry)]:
+        if keys is not None and keys.asks_models and not [*keys.problems(entry)]:
             yield from ((str(entry.get("name")), each) for each in keys.of(entry).models)
 
 

@@ -86,11 +86,12 @@ class ImplicitKeys(StepKeys):
         return [Question(model, room=room) for model in self.models]
 
     def source(self, spec: SourceSpec, surroundings: Surroundings) -> Source:
-        model, reference = (_place_of(each, surroundings) for each in self.models)
-        scorer = ImplicitScorer(self, model, reference)
-        if not isinstance(model, InProcess) or not self.learns:
-            return ImplicitSource(self, scorer)
-        return LearningSource(self, scorer, Learner(self, model))
+        model, reference = self.models
+        by_reference = _place_of(reference, surroundings)
+        if not self.learns:
+            return ImplicitSource(self, ImplicitScorer(self, _place_of(model, surroundings), by_reference))
+        learning = InProcess(model, told=surroundings.told)
+        return LearningSource(self, ImplicitScorer(self, learning, by_reference), Learner(self, learning))
 
     def combined(self) -> Iterator[str]:
         yield from super().combined()

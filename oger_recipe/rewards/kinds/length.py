@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,19 @@ class LengthKeys(Keys):
     def combined(self) -> Iterator[str]:
         if self.budget >= self.limit:
             yield f"budget {self.budget} has to be below limit {self.limit}"
+
+    def misfits(self, name: str, settings: Mapping[str, Any]) -> Iterator[str]:
+        longest = settings["rollout.max_new_tokens"] or settings["data.max_len"]
+        if self.budget >= longest:
+            yield (
+                f"oger.reward.sources: {name!r} has budget {self.budget}, and responses have at most "
+                f"{longest} tokens (rollout.max_new_tokens): give a smaller budget"
+            )
+        if settings["reward.overlong_buffer_len"] is not None:
+            yield (
+                f"reward.overlong_buffer_len and {name!r} of oger.reward.sources, of kind length, both charge for "
+                "tokens; choose one"
+            )
 
     def source(self, spec: SourceSpec, surroundings: Surroundings) -> Length:
         return Length(self.budget, self.limit)

@@ -19,7 +19,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ from oger_recipe.rewards.spec import Keys, SourceSpec, Surroundings, further_key
 @dataclass(frozen=True, kw_only=True)
 class OwnKeys(Keys):
     """An import path as the kind, and the further keys of its entry, keyword arguments of a class of the user's."""
+
+    is_own: ClassVar[bool] = True
 
     path: str = ""
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -61,10 +63,6 @@ class OwnKeys(Keys):
 
     def columns(self) -> Iterator[tuple[str, str, str]]:
         yield from ()
-
-    @property
-    def is_own(self) -> bool:
-        return True
 
     def arguments(self) -> list[str]:
         found = imported(self.path)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ _NO_REFERENCE = "the row has no reference"
 @dataclass(frozen=True, kw_only=True)
 class SimilarityKeys(Keys):
     """Kind similarity: how close a response is to the reference answer, by the run's encoder, through a curve."""
+
+    embeds: ClassVar[bool] = True
 
     reference: str | None = key(None, "column of the data with the reference (default: the answer)", column="anything")
     part: str = key(
