@@ -36,7 +36,7 @@ _OURS, _THEIRS = "oger_recipe/pipeline/policy", "openrlhf/trainer"
 # Place -> the test below that runs it on the stand-in, which fails where a tensor is on the CPU.
 RUN = {
     f"{_OURS}/policy_trainer.py: ppo_train": "policy",  # by upstream's iter_grad_accum_global_norm, for each total
-    f"{_OURS}/policy_trainer.py: _set_totals_of_dynamic_step": "policy",
+    f"{_OURS}/policy_trainer.py: _totals_of_dynamic_step": "policy",
     f"{_OURS}/kl_stop.py: trained": "policy",
     f"{_OURS}/updates.py: since": "policy",
     f"{_OURS}/critic_actor.py: _explained_variance": "critic",

@@ -36,7 +36,7 @@ from oger_recipe.pipeline.controller.hybrid_batch import (
     read_rollouts,
     teacher_experience,
 )
-from oger_recipe.pipeline.policy.loss import HybridPolicyLoss
+from oger_recipe.pipeline.policy.loss import Given, HybridPolicyLoss, Totals
 from oger_recipe.pipeline.policy.policy_trainer import OgerActorPPOTrainer
 from oger_recipe.settings.loss import LossSettings
 from oger_recipe.settings.teachers import TeacherSettings
@@ -573,7 +573,7 @@ def _accumulate(
     loss_fn, gas, total = _loss(aggregation), len(packs), 0.0
     batches = [(pack, make_experience_batch([items[row] for row in pack])) for pack in packs]
     for (pack, batch), info in iter_grad_accum_global_norm(iter(batches), None, gas, lambda pair: pair[1].action_mask):
-        loss_fn.off_policy_mask = torch.tensor(_mask_of(batch))
+        loss_fn.given = Given(torch.tensor(_mask_of(batch)))
         log_probs = torch.nn.utils.rnn.pad_sequence([leaves[row] for row in pack], batch_first=True)
         loss, *_ = loss_fn(
             log_probs,
@@ -684,10 +684,13 @@ def test_the_supervised_loss_is_one_mean_over_the_steps_teacher_tokens_however_c
     else:
         steps = trainer._with_totals(iter(batches), None, len(packs), lambda experience: experience.action_mask)
         scale = len(packs)  # DeepSpeed divides by it
+    of_kinds: dict[str, Totals] = {}
     for number, (pack, (batch, totals)) in enumerate(zip(packs, steps, strict=True), start=1):
         if dynamic:
-            trainer._set_totals_of_dynamic_step(number, batch.action_mask.device)
-        loss_fn.off_policy_mask = torch.tensor(_mask_of(batch))
+            of_kinds = trainer._totals_of_dynamic_step(number, batch.action_mask.device) or of_kinds
+        else:
+            of_kinds = totals.pop("of_kinds")
+        loss_fn.given = Given(torch.tensor(_mask_of(batch)), **of_kinds)
         log_probs = torch.nn.utils.rnn.pad_sequence([leaves[row] for row in pack], batch_first=True)
         arguments = {"action_mask": batch.action_mask, "rollout_log_probs": None} | totals
         loss, *_ = loss_fn(log_probs, batch.action_log_probs, batch.advantages, **arguments)
@@ -700,9 +703,9 @@ def test_a_known_teacher_probability_stands_where_one_is_assumed(items):
     loss_fn = _loss("token_mean", off_policy_reshape="no_reshape")
     row = next(item for item in items if item.info["off_policy_tokens"] == 3)
     batch = make_experience_batch([row])
-    loss_fn.off_policy_mask = torch.tensor(_mask_of(batch))
+    loss_fn.given = Given(torch.tensor(_mask_of(batch)))
     log_probs = batch.action_log_probs.clone().requires_grad_()
-    known = torch.where(loss_fn.off_policy_mask, math.log(0.5), UNKNOWN)
+    known = torch.where(loss_fn.given.off_policy_mask, math.log(0.5), UNKNOWN)
     known[0, -1] = UNKNOWN
     arguments = {"action_mask": batch.action_mask, "rollout_log_probs": known, "dp_size": 1}
     loss, *_ = loss_fn(

@@ -25,7 +25,7 @@ from oger_recipe.pipeline.experiences import teachers_tokens
 from oger_recipe.pipeline.policy.chunked_actor import ChunkedActor
 from oger_recipe.pipeline.policy.critic_actor import CountingValueLoss
 from oger_recipe.pipeline.policy.kl_stop import KlStop
-from oger_recipe.pipeline.policy.loss import HybridPolicyLoss
+from oger_recipe.pipeline.policy.loss import Given, HybridPolicyLoss
 from oger_recipe.pipeline.policy.value_head import ValueHead
 
 ROWS, LENGTH, ACTIONS = 4, 4096, 3072
@@ -70,7 +70,7 @@ TOTALS = {name: torch.empty((), device="meta") for name in ("batch_num_tokens", 
 def test_the_loss_of_a_policy(nested, batch, teacher_loss: str, level: str) -> None:
     flags = ("--oger.all_max_clip=0.9", "--oger.off_policy_max_clip=2", "--rollout.max_new_tokens=3072")
     loss_of = HybridPolicyLoss(nested(f"--oger.off_policy_loss={teacher_loss}", f"--oger.ratio_level={level}", *flags))
-    loss_of.off_policy_mask, loss_of.step_index = teachers_tokens(batch), batch.step_index
+    loss_of.given = Given(teachers_tokens(batch), batch.step_index)
     log_probs = torch.empty(ROWS, ACTIONS, device="meta", requires_grad=True)
     loss, *_ = loss_of(
         log_probs, batch.action_log_probs, batch.advantages, batch.action_mask, batch.rollout_log_probs, **TOTALS

@@ -16,7 +16,7 @@ from openrlhf.utils.config import hierarchize
 
 from oger_recipe.base.files import write_jsonl
 from oger_recipe.embedding.similarity import RerankerSimilarity, make_similarity
-from oger_recipe.pipeline.policy.loss import HybridPolicyLoss
+from oger_recipe.pipeline.policy.loss import Given, HybridPolicyLoss
 from oger_recipe.settings.encoder import EmbeddingSettings
 from oger_recipe.settings.oger import OgerSettings
 from oger_recipe.teachers.store import Teacher, TeacherStore
@@ -179,7 +179,7 @@ def _loss(args: argparse.Namespace, advantages: torch.Tensor = ADVANTAGES) -> fl
     """Of a rollout of two tokens and of a teacher of one; the longest response has ten."""
     args.rollout.max_new_tokens = 10
     loss = HybridPolicyLoss(args)
-    loss.off_policy_mask = torch.tensor([[False, False], [True, False]])
+    loss.given = Given(torch.tensor([[False, False], [True, False]]))
     return loss(LOG_PROBS, OLD_LOG_PROBS, advantages, MASK, None, 1, None, None)[0].item()
 
 

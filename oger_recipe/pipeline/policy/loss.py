@@ -23,12 +23,26 @@ class Totals:
         return cls(upstream["batch_num_tokens"], upstream["global_batch_size"])
 
 
-class HybridPolicyLoss(torch.nn.Module):
-    """hybrid_policy_loss behind OpenRLHF's PolicyLoss; the trainer sets the masks and the totals first.
+@dataclass(frozen=True)
+class Given:
+    """What the loss has to know of a micro-batch beside what OpenRLHF hands it.
 
-    off_policy_mask [B, A] marks teacher tokens; with ``by_step`` step_index [B, A] is the experience's, and of_units
-    the totals of what loss_units counts.
+    off_policy_mask [B, A] marks teacher tokens; step_index [B, A] is the experience's, where ratios are of steps of
+    reasoning. Totals are of the optimizer step: of teacher tokens, and of what the loss counts (units), by rollouts
+    and in all.
     """
+
+    off_policy_mask: torch.Tensor
+    step_index: torch.Tensor | None = None
+    of_teachers: Totals = Totals()
+    of_rollouts: Totals = Totals()
+    of_units: Totals = Totals()
+
+
+class HybridPolicyLoss(torch.nn.Module):
+    """hybrid_policy_loss behind OpenRLHF's PolicyLoss; the trainer says what is ``given`` first."""
+
+    given: Given
 
     def __init__(self, args: Any) -> None:
         super().__init__()
@@ -57,9 +71,6 @@ class HybridPolicyLoss(torch.nn.Module):
             on_policy_reshape_power=settings.on_policy_reshape_pow_exp,
             max_response_length=args.rollout.max_new_tokens or args.data.max_len,
         )
-        self.off_policy_mask: torch.Tensor | None = None
-        self.step_index: torch.Tensor | None = None
-        self.of_teachers = self.of_rollouts = self.of_units = Totals()  # of the optimizer step, as upstream's are
         self.metrics: dict[str, torch.Tensor] = {}
 
     def forward(
@@ -80,23 +91,23 @@ class HybridPolicyLoss(torch.nn.Module):
         batches); ``dp_size`` undoes the averaging over ranks.
         ``rollout_log_probs`` is None, or the teachers' own log-probabilities.
         """
-        teacher_probs = None
+        given, teacher_probs = self.given, None
         if rollout_log_probs is not None:
             teacher_probs = torch.where(rollout_log_probs <= 0, rollout_log_probs.exp(), torch.nan)
         units, num_units = action_mask, batch_num_tokens
         if self.by_step:
-            where = (action_mask, self.off_policy_mask, self.step_index)
+            where = (action_mask, given.off_policy_mask, given.step_index)
             log_probs, old_log_probs = (step_log_probs(each, *where) for each in (log_probs, old_log_probs))
-            units, num_units = unit_mask(*where), self.of_units.tokens
+            units, num_units = unit_mask(*where), given.of_units.tokens
         loss, self.metrics = self._loss(
             log_probs,
             old_log_probs,
             advantages,
             units,
-            self.off_policy_mask,
-            num_rows=self.of_rollouts.rows if self._counts_rollout_rows else global_batch_size,
-            num_tokens=self.of_rollouts.tokens if self._counts_rollout_tokens else num_units,
+            given.off_policy_mask,
+            num_rows=given.of_rollouts.rows if self._counts_rollout_rows else global_batch_size,
+            num_tokens=given.of_rollouts.tokens if self._counts_rollout_tokens else num_units,
             teacher_probs=teacher_probs,
-            num_teacher_tokens=self.of_teachers.tokens,
+            num_teacher_tokens=given.of_teachers.tokens,
         )
         return loss * dp_size, self.metrics["clip_fraction"], self.metrics["ppo_kl"], None, None

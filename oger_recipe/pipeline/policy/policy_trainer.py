@@ -13,7 +13,7 @@ from openrlhf.utils.loss_utils import get_loss_batch_info
 from oger_recipe.algorithm.batches import LengthSortedBatches, unit_mask
 from oger_recipe.pipeline.experiences import compute_approx_kl, teachers_tokens
 from oger_recipe.pipeline.policy.kl_stop import KlStop, UntilReached
-from oger_recipe.pipeline.policy.loss import HybridPolicyLoss, Totals
+from oger_recipe.pipeline.policy.loss import Given, HybridPolicyLoss, Totals
 from oger_recipe.pipeline.policy.updates import accumulate_until_last, read_together, sum_together
 from oger_recipe.settings.loss import LossSettings
 
@@ -28,6 +28,7 @@ OFF_POLICY_METRICS = (
     "off_policy_ratio_min_clip_fraction",
 )  # fmt: skip
 ON_POLICY_METRICS = ("on_policy_loss", "on_policy_prob", "on_policy_ratio", "clip_fraction", "ppo_kl", "approx_kl")
+_OF_KINDS = "of_kinds"  # the totals of _kinds, on their way beside OpenRLHF's
 _MERGED = "merged_token_share"  # of tokens that the first of their step stands for, in means over steps
 
 
@@ -45,6 +46,7 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
         super().__init__(*args, **kwargs)
         sum_together(self.strategy)
         self.actor_loss_fn = HybridPolicyLoss(self.args)
+        self._of_kinds: dict[str, Totals] = {}  # of the optimizer step, from its first micro-batch on
         self.kl_stop = KlStop(LossSettings.of(self.args.oger).kl_stop, self.strategy)
 
     def _init_vllm_sync_group(self, backend: str) -> None:
@@ -74,10 +76,12 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
             loss_batch_info = get_loss_batch_info(
                 self.strategy, experience.action_mask, replay_buffer=self.replay_buffer, step=step, dynamic_batch=True
             )
-            self._set_totals_of_dynamic_step(step, experience.action_mask.device)
+            self._of_kinds = self._totals_of_dynamic_step(step, experience.action_mask.device) or self._of_kinds
             accumulate_until_last(self.actor.model, self.replay_buffer, step)
-        self.actor_loss_fn.off_policy_mask = teachers_tokens(experience)
-        self.actor_loss_fn.step_index = experience.step_index
+        else:
+            self._of_kinds = loss_batch_info.pop(_OF_KINDS)
+        mask = teachers_tokens(experience)
+        self.actor_loss_fn.given = Given(mask, experience.step_index, **self._of_kinds)
         status = super().training_step(experience, kl_ctl, step, loss_batch_info)
         if self.kl_stop.limit is not None:
             metrics = self.actor_loss_fn.metrics
@@ -126,34 +130,30 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
         # Upstream's name for clip_fraction; its ppo_kl is overwritten above.
         del status["metrics"]["ppo_clip_ratio"], status["weights"]["ppo_clip_ratio"]
 
-    def _set_totals_of_dynamic_step(self, step: int, device: torch.device) -> None:
-        """Give the loss the totals of the optimizer step that micro-batch ``step`` belongs to.
+    def _totals_of_dynamic_step(self, step: int, device: torch.device) -> dict[str, Totals]:
+        """Return the totals of the optimizer step that micro-batch ``step`` begins; {}: it is another one's.
 
         The buffer's rows lie on the CPU; the sums over ranks need the policy's device, since NCCL has no others.
         """
-        buffer, first, last = self.replay_buffer, step, step
-        while first > 0 and not buffer.dynamic_optimizer_step[first - 1]:
-            first -= 1
-        if first < step:  # known from the step's first micro-batch
-            return
+        buffer, last = self.replay_buffer, step
+        if step > 0 and not buffer.dynamic_optimizer_step[step - 1]:
+            return {}
         while not buffer.dynamic_optimizer_step[last]:
             last += 1
-        rows = itertools.chain.from_iterable(buffer.dynamic_indices[first : last + 1])
+        rows = itertools.chain.from_iterable(buffer.dynamic_indices[step : last + 1])
         whole_step = make_experience_batch([buffer.items[row] for row in rows])
-        for name, mask_of in self._kinds.items():
-            mask = mask_of(whole_step).to(device)
-            setattr(self.actor_loss_fn, name, Totals.of(get_loss_batch_info(self.strategy, mask)))
+        masks = {name: mask_of(whole_step).to(device) for name, mask_of in self._kinds.items()}
+        return {name: Totals.of(get_loss_batch_info(self.strategy, mask)) for name, mask in masks.items()}
 
     def _with_totals(self, micro_batches: Iterable, strategy, steps: int, mask_of) -> Iterator:
-        """Yield OpenRLHF's micro-batches with the totals of their optimizer step; give the loss those of each kind."""
+        """Yield OpenRLHF's micro-batches with the totals of their optimizer step, and those of each kind."""
         kinds = self._kinds
         masks = (mask_of, *kinds.values())
         copies = itertools.tee(micro_batches, len(masks))
         with_totals = (_ITERATE(copy, strategy, steps, mask) for copy, mask in zip(copies, masks, strict=True))
         for (experience, totals), *of_kinds in zip(*with_totals, strict=True):
-            for name, (_, of_kind) in zip(kinds, of_kinds, strict=True):
-                setattr(self.actor_loss_fn, name, Totals.of(of_kind))
-            yield experience, totals
+            named = zip(kinds, of_kinds, strict=True)
+            yield experience, totals | {_OF_KINDS: {name: Totals.of(of_kind) for name, (_, of_kind) in named}}
 
     def _loader(self, buffer, batch_size: int, shuffle: bool, drop_last: bool, **settings):
         """Make OpenRLHF's loader of micro-batches; where it would shuffle rows, sort by length within a step."""
