@@ -9,10 +9,10 @@ from oger_recipe.algorithm.policy_loss import TEACHER_LOSSES
 from oger_recipe.algorithm.token_stats import ENTROPY_POSITIONS
 from oger_recipe.base.ranges import COUNT, FINITE, PART, WEIGHT
 from oger_recipe.settings.fields import Need, OrOwn, Section, either, need, setting
-from oger_recipe.settings.teachers import TEACHER_TOKENS
+from oger_recipe.settings.teachers import TAUGHT
 
 _TEACHER_ADVANTAGES = (
-    TEACHER_TOKENS,
+    TAUGHT,
     need("oger.off_policy_loss", *(name for name, each in TEACHER_LOSSES.items() if not each.apart)),
 )
 _LISTED = Need(
@@ -51,10 +51,7 @@ class AdvantageSettings(Section):
     disable_truncation_advantage: bool = setting(False, "truncated rollouts are left out of the policy loss")
     kl_penalty_coef: float = setting(0.0, "in-reward KL (k1) beside a loss-side one (algo.kl.use_loss)", range=WEIGHT)
     advantage_baseline: str = setting(
-        "group",
-        "the mean (and std) is over: the hybrid group, or its rollouts",
-        choices=BASELINES,
-        needs=TEACHER_TOKENS,
+        "group", "the mean (and std) is over: the hybrid group, or its rollouts", choices=BASELINES, needs=TAUGHT
     )
     prefix_reward_weight_alpha: float = setting(
         1.0, "weight of the advantage on teacher tokens", range=WEIGHT, needs=_TEACHER_ADVANTAGES
@@ -64,10 +61,7 @@ class AdvantageSettings(Section):
         False, "a fixed advantage on teacher tokens, in place of the group's", needs=_TEACHER_ADVANTAGES
     )
     sft_prefix_reward_weight: float = setting(
-        1.0,
-        "that advantage, times the size of the group",
-        range=WEIGHT,
-        needs=need("oger.use_sft_prefix_reward"),
+        1.0, "that advantage, times the size of the group", range=WEIGHT, needs=need("oger.use_sft_prefix_reward")
     )
 
 

@@ -35,10 +35,7 @@ class CriticSettings(Section):
         resume=OF_WEIGHTS,
     )
     head_only: bool = setting(
-        False,
-        "train the value head alone; the network below it stays as it was loaded",
-        needs=_CRITIC,
-        resume=OF_OPTIMIZER,
+        False, "train the value head alone; the network stays as it was loaded", needs=_CRITIC, resume=OF_OPTIMIZER
     )
 
     def of_network(self, saved: list[int] | None) -> list[int]:

@@ -7,13 +7,13 @@ from oger_recipe.base.ranges import COUNT, SHARE
 from oger_recipe.embedding import LONG_TEXTS, PARTS
 from oger_recipe.embedding.settings import EncoderSettings
 from oger_recipe.settings.fields import FREE, Need, Section, setting
-from oger_recipe.settings.teachers import COMPARISON
+from oger_recipe.settings.teachers import COMPARED
 
 _TEXTS, _TOKENS = 32, 8192  # at a time, at the most
 _OR_SIMILARITY = "or a reward source of kind similarity"
-_READS = Need(f"{COMPARISON.text}, {_OR_SIMILARITY}", lambda oger, value: oger.compares or oger.embeds)
+_READS = Need(f"{COMPARED.text}, {_OR_SIMILARITY}", lambda oger, value: oger.compares or oger.embeds)
 _EMBEDS = Need(
-    f"{COMPARISON.text}, by embeddings and not by oger.similarity_reranker, {_OR_SIMILARITY}",
+    f"{COMPARED.text}, by embeddings and not by oger.similarity_reranker, {_OR_SIMILARITY}",
     lambda oger, value: oger.embeds,
 )
 
@@ -28,12 +28,10 @@ class EmbeddingSettings(Section):
     )
     embedding_revision: str | None = setting(None, "revision of a hub model", needs=_EMBEDS)
     embedding_url: str | None = setting(
-        None,
-        "OpenAI-compatible endpoint (.../v1) that serves embedding_model, in place of loading it",
-        needs=_EMBEDS,
+        None, "OpenAI-compatible endpoint (.../v1) that serves embedding_model, in place of loading it", needs=_EMBEDS
     )
     similarity_reranker: str | None = setting(
-        None, "cross-encoder that scores (rollout, teacher) in place of the embeddings", needs=COMPARISON
+        None, "cross-encoder that scores (rollout, teacher) in place of the embeddings", needs=COMPARED
     )
     embedding_trust_remote_code: bool = setting(
         False, "run code that the encoder's or the reranker's folder or repository brings"
@@ -43,7 +41,7 @@ class EmbeddingSettings(Section):
         "all",
         "what is read of a trajectory: all, its thought (before the last </think>), or its answer (after it)",
         choices=PARTS,
-        needs=COMPARISON,
+        needs=COMPARED,
     )
     embedding_long_texts: str = setting(
         "chunks",
@@ -56,7 +54,7 @@ class EmbeddingSettings(Section):
         "stop when a larger share of a step's texts could not be embedded",
         range=SHARE,
         needs=Need(
-            f"{COMPARISON.text}, by embeddings and not by oger.similarity_reranker",
+            f"{COMPARED.text}, by embeddings and not by oger.similarity_reranker",
             lambda oger, value: oger.embeds_references,
         ),
     )
@@ -67,10 +65,7 @@ class EmbeddingSettings(Section):
         needs=_EMBEDS,
     )
     embedding_cache: str = setting(
-        "~/.cache/oger/embeddings",
-        "folder of the teachers' embeddings, shared between runs",
-        needs=_EMBEDS,
-        resume=FREE,
+        "~/.cache/oger/embeddings", "folder of teachers' embeddings, shared by runs", needs=_EMBEDS, resume=FREE
     )
 
     @property

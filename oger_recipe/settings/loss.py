@@ -9,19 +9,19 @@ from oger_recipe.algorithm.policy_loss import AGGREGATIONS, TEACHER_LOSSES
 from oger_recipe.algorithm.reshape import RESHAPES
 from oger_recipe.base.ranges import POSITIVE, WEIGHT
 from oger_recipe.settings.fields import Need, Section, need, need_reader, setting
-from oger_recipe.settings.teachers import TEACHER_TOKENS
+from oger_recipe.settings.teachers import TAUGHT
 
 _RESHAPED = (
-    TEACHER_TOKENS,
+    TAUGHT,
     need("oger.off_policy_loss", *(name for name, each in TEACHER_LOSSES.items() if each.reshapes)),
 )
 _SUPERVISED = (
-    TEACHER_TOKENS,
+    TAUGHT,
     need("oger.off_policy_loss", *(name for name, each in TEACHER_LOSSES.items() if each.apart)),
 )
 
 
-def _of_reshape(name: str) -> Need:
+def _read(name: str) -> Need:
     chosen = f"{name.partition('_reshape')[0]}_reshape"  # off_policy_reshape_weight is for off_policy_reshape
     return need_reader(f"oger.{chosen}", name, RESHAPES)
 
@@ -40,10 +40,10 @@ class LossSettings(Section):
         "p_div_p_0.1", "f(p) of teacher tokens: no_reshape, logp, ..., p_div_p_<gamma>", needs=_RESHAPED
     )
     off_policy_reshape_weight: float = setting(
-        0.1, "c of logp and p_logp", range=WEIGHT, needs=(*_RESHAPED, _of_reshape("off_policy_reshape_weight"))
+        0.1, "c of logp and p_logp", range=WEIGHT, needs=(*_RESHAPED, _read("off_policy_reshape_weight"))
     )
     off_policy_reshape_pow_exp: float = setting(
-        0.5, "k of pow", range=WEIGHT, needs=(*_RESHAPED, _of_reshape("off_policy_reshape_pow_exp"))
+        0.5, "k of pow", range=WEIGHT, needs=(*_RESHAPED, _read("off_policy_reshape_pow_exp"))
     )
     off_policy_max_clip: float | None = setting(None, "upper bound of f(p)", range=WEIGHT, needs=_RESHAPED)
     off_policy_min_clip: float | None = setting(None, "lower bound of f(p)", range=WEIGHT, needs=_RESHAPED)
@@ -51,21 +51,16 @@ class LossSettings(Section):
         False, "p / (the teacher's own probability) in place of f(p), where the data has it", needs=_RESHAPED
     )
     off_policy_loss: str = setting(
-        "reshape",
-        "loss of teacher tokens: -A f(p), PPO's, or supervised",
-        choices=TEACHER_LOSSES,
-        needs=TEACHER_TOKENS,
+        "reshape", "loss of teacher tokens: -A f(p), PPO's, or supervised", choices=TEACHER_LOSSES, needs=TAUGHT
     )
     sft_loss_coef: float = setting(
         1.0, "weight of the supervised loss under off_policy_loss sft", range=WEIGHT, needs=_SUPERVISED
     )
     on_policy_reshape: str = setting("no_reshape", "the same family for rollout tokens; no_reshape: the plain ratio")
     on_policy_reshape_weight: float = setting(
-        0.1, "c of p_logp", range=WEIGHT, needs=_of_reshape("on_policy_reshape_weight")
+        0.1, "c of p_logp", range=WEIGHT, needs=_read("on_policy_reshape_weight")
     )
-    on_policy_reshape_pow_exp: float = setting(
-        0.5, "k of pow", range=WEIGHT, needs=_of_reshape("on_policy_reshape_pow_exp")
-    )
+    on_policy_reshape_pow_exp: float = setting(0.5, "k of pow", range=WEIGHT, needs=_read("on_policy_reshape_pow_exp"))
     all_max_clip: float | None = setting(None, "tokens of a larger probability are left out of the loss", range=WEIGHT)
     loss_remove_clip: bool = setting(False, "rollout tokens without PPO's clipping")
     loss_aggregation: str = setting(

@@ -6,7 +6,8 @@ from typing import Any, get_args, get_type_hints
 
 from oger_recipe.rewards.kinds import KINDS, SCORERS
 from oger_recipe.rewards.spec import COMMON, SourceSpec
-from oger_recipe.settings.fields import Section, Setting
+from oger_recipe.settings import upstream
+from oger_recipe.settings.fields import Rules, Section, Setting
 from oger_recipe.settings.oger import SECTIONS
 
 _HEAD = """\
@@ -24,7 +25,7 @@ change what is *free*, and all else with a note.
 
 def page() -> str:
     sections = [line for section in SECTIONS for line in _section(section)]
-    return "\n".join([_HEAD, *sections, *_sources()])
+    return "\n".join([_HEAD, *sections, *_upstream(), *_sources()])
 
 
 def _section(section: type[Section]) -> Iterator[str]:
@@ -33,9 +34,24 @@ def _section(section: type[Section]) -> Iterator[str]:
     for each in section.settings():
         meaning, default = _said(each)
         needs = "".join(f"; needs {need.text}" for need in each.needs)
-        resumed = "noted" if each.resume is None else "fixed" if each.resume else "free"
-        yield _row(f"`--{each.flag}`", default, _may_be(each), resumed, meaning + needs)
+        yield _row(f"`--{each.flag}`", default, _may_be(each), _resumed(each), meaning + needs)
     yield ""
+
+
+def _upstream() -> Iterator[str]:
+    """Yield what is declared of OpenRLHF's flags; those with the same rules share a row."""
+    yield "## OpenRLHF's flags\n\n| flags | may be | resumed | needs |\n|---|---|---|---|"
+    flags: dict[Rules, list[str]] = {}
+    for flag, rules in upstream.RULES.items():
+        flags.setdefault(rules, []).append(f"`--{flag}`")
+    for rules, names in flags.items():
+        needs = ", and ".join(need.text for need in rules.needs)
+        yield _row(", ".join(names), rules.range.text if rules.range else "", _resumed(rules), needs)
+    yield "\nAny other may be all that OpenRLHF takes, and a resumed run may change it, with a note.\n"
+
+
+def _resumed(rules: Rules) -> str:
+    return "noted" if rules.resume is None else "fixed" if rules.resume else "free"
 
 
 def _row(*cells: str) -> str:

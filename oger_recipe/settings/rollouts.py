@@ -16,7 +16,7 @@ class RolloutSettings(Section):
     data_cache: str = setting("~/.cache/oger/data", "folder of prepared prompts and teachers, by content", resume=FREE)
     data_cache_gb: float = setting(
         50.0,
-        "most that it takes, in GB: what was used longest ago is removed; 0: nothing is kept",
+        "most GB that it takes: what was used longest ago is removed; 0: nothing is kept",
         range=WEIGHT,
         resume=FREE,
     )
@@ -24,10 +24,7 @@ class RolloutSettings(Section):
         None, "named prompt format, in place of data.apply_chat_template", choices=TEMPLATES
     )
     max_prompt_length: int | None = setting(
-        None,
-        "longest prompt in tokens (default: what data.max_len allows)",
-        range=COUNT,
-        resume=OF_LENGTHS,
+        None, "longest prompt in tokens (default: what data.max_len allows)", range=COUNT, resume=OF_LENGTHS
     )
     overlong_prompts: str = setting(
         "drop",
@@ -37,8 +34,7 @@ class RolloutSettings(Section):
     top_k: int = setting(-1, "top-k of the rollouts; -1: all tokens", range=TOP_K)
     stop: tuple[str, ...] = setting((), "texts that end a response (default: the prompt template's)")
     stop_kept: tuple[str, ...] = setting(
-        ("</answer>",),
-        "those of the stop texts that belong to the response; the others are cut off before it is graded",
+        ("</answer>",), "those of the stop texts that belong to the response; others are cut off before grading"
     )
     stop_token_ids: tuple[int, ...] = setting(
         (), "tokens that end a response (default: the prompt template's)", range=COUNT_OR_NONE

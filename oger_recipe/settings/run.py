@@ -30,10 +30,7 @@ class RunSettings(Section):
         1, "write the rollouts of the first step and of every so many steps to samples/ (1: of all)", range=COUNT
     )
     logical_gpus: int | None = setting(
-        None,
-        "GPUs declared to Ray on a machine without CUDA (default: as many as are asked)",
-        range=COUNT,
-        resume=FREE,
+        None, "GPUs declared to Ray where there is no CUDA (default: as many as are asked)", range=COUNT, resume=FREE
     )
     verbose: bool = setting(False, "show the log of every worker, not only the progress", resume=FREE)
     trust_remote_code: bool = setting(False, "run code that the model's folder or repository brings")

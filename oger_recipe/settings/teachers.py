@@ -8,10 +8,8 @@ from oger_recipe.algorithm.prefix import PREFIX_STRATEGIES
 from oger_recipe.base.ranges import COUNT, COUNT_OR_NONE, SHARE, Range
 from oger_recipe.settings.fields import Need, Section, need, need_reader, setting
 
-TEACHER_TOKENS = Need(
-    "tokens of teachers (oger.max_replace_num or oger.n_prefix)", lambda oger, value: oger.teachers_enter
-)
-COMPARISON = Need(
+TAUGHT = Need("tokens of teachers (oger.max_replace_num or oger.n_prefix)", lambda oger, value: oger.teachers_enter)
+COMPARED = Need(
     "a comparison of rollouts with teachers (oger.bonus_weight, or a similarity in oger.replace_mode)",
     lambda oger, value: oger.compares,
 )
@@ -19,11 +17,12 @@ _TEACHERS = Need(
     "teachers (oger.max_replace_num, oger.n_prefix, a bonus, or oger.sft.epochs)",
     lambda oger, value: oger.uses_teachers,
 )
+_HISTORY = need("oger.use_history_samples")
 _REPLACED = need("oger.max_replace_num")
 _GUIDED = need("oger.n_prefix")
 
 
-def _of_strategy(name: str) -> tuple[Need, ...]:
+def _read(name: str) -> tuple[Need, ...]:
     return _GUIDED, need_reader("oger.prefix_strategy", name, PREFIX_STRATEGIES)
 
 
@@ -51,7 +50,7 @@ class TeacherSettings(Section):
         "a group whose rollouts are all correct: keep (as the paper), clip (zero the teacher's negative advantage), "
         "online (no teacher enters), skip (no teacher and no bonus)",
         choices=ALL_CORRECT_GROUPS,
-        needs=TEACHER_TOKENS,
+        needs=TAUGHT,
     )
     teacher_key: str = setting(
         "teachers",
@@ -60,7 +59,7 @@ class TeacherSettings(Section):
     )
     keep_wrong_teachers: bool = setting(False, "keep teacher trajectories that the verifier rejects", needs=_TEACHERS)
     teacher_draw: str = setting(
-        "uniform", "which of a prompt's teachers enters its group", choices=DRAWS, needs=TEACHER_TOKENS
+        "uniform", "which of a prompt's teachers enters its group", choices=DRAWS, needs=TAUGHT
     )
     teacher_sources: tuple[str, ...] = setting((), "sources whose teachers are used (default: all)", needs=_TEACHERS)
     teacher_source_weights: tuple[str, ...] = setting(
@@ -73,13 +72,10 @@ class TeacherSettings(Section):
         "drop", "longer teacher trajectories: drop, or truncate", choices=("drop", "truncate"), needs=_TEACHERS
     )
     use_history_samples: bool = setting(
-        False, "the policy's own earlier correct rollouts are references too", needs=COMPARISON
+        False, "the policy's own earlier correct rollouts are references too", needs=COMPARED
     )
     history_size: int = setting(
-        4,
-        "earlier correct rollouts kept for each prompt, the newest",
-        range=COUNT,
-        needs=need("oger.use_history_samples"),
+        4, "earlier correct rollouts kept for each prompt, the newest", range=COUNT, needs=_HISTORY
     )
 
 
@@ -97,24 +93,15 @@ class PrefixSettings(Section):
         "random", "how the share of the teacher's tokens is chosen", choices=PREFIX_STRATEGIES, needs=_GUIDED
     )
     min_prefix_ratio: float = setting(
-        0.0, "smallest share of the teacher's tokens", range=SHARE, needs=_of_strategy("min_prefix_ratio")
+        0.0, "smallest share of the teacher's tokens", range=SHARE, needs=_read("min_prefix_ratio")
     )
     max_prefix_ratio: float = setting(
-        1.0,
-        "largest share of the teacher's tokens; 1: the whole trajectory",
-        range=SHARE,
-        needs=_of_strategy("max_prefix_ratio"),
+        1.0, "largest share of the teacher's tokens; 1: all", range=SHARE, needs=_read("max_prefix_ratio")
     )
     prefix_steps: int = setting(
-        1000,
-        "steps over which linear, linear_max and reverse_linear move",
-        range=COUNT,
-        needs=_of_strategy("prefix_steps"),
+        1000, "steps over which linear, linear_max and reverse_linear move", range=COUNT, needs=_read("prefix_steps")
     )
     prefix_linear_max_ratio: float = setting(
-        0.8,
-        "largest share under linear_max and reverse_linear",
-        range=SHARE,
-        needs=_of_strategy("prefix_linear_max_ratio"),
+        0.8, "largest share under linear_max and reverse_linear", range=SHARE, needs=_read("prefix_linear_max_ratio")
     )
     prefix_share_across_samples: bool = setting(False, "one share for all guided rollouts of a prompt", needs=_GUIDED)
