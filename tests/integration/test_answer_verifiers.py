@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from oger_recipe.grading.verifiers import VERIFIERS, verify
+from oger_recipe.grading.verifiers import verify
 
 DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"
@@ -499,13 +499,6 @@ def test_a_json_answer_that_says_nothing_is_a_defect(answer: str) -> None:
 
 # ---- all of them
 
-ANSWERS = {
-    "gsm8k": "3",
-    "choice": "A",
-    "countdown": '{"numbers": [1, 2], "target": 3}',
-    "json": '{"fields": {"a": "int"}}',
-}
-
 
 def _bench(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
@@ -513,28 +506,6 @@ def _bench(name: str) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.mark.parametrize("task", [task for task, spec in VERIFIERS.items() if spec.bounded])
-def test_verifiers_that_run_without_a_worker_survive_any_text_quickly(task: str) -> None:
-    repeated = [
-        "{",
-        "9",
-        "<answer>",
-        r"\boxed{",
-        "answer is ",
-        "option b\n\n",
-        "option (A or ",
-        '{"a":',
-        "(",
-        "\x00\ud800",
-        "1.",
-        "e9",
-        "</think>",
-        "#### ",
-    ]
-    for text in [text for _, text in _bench("hostile_answers").HOSTILE] + [part * 200_000 for part in repeated]:
-        assert verify(task, text, ANSWERS[task]).score == 0.0
 
 
 @pytest.mark.parametrize("text", ["9**9**9", "2//1", "1.2", "(-1)**0.5", "9" * 1000, "1/0", "()", "1 2"])

@@ -6,8 +6,11 @@ Exact values of the members have tests of their own beside these; those of algor
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
+import runpy
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -22,29 +25,39 @@ from oger_recipe.grading.verifiers.math_answer import verify_math
 from oger_recipe.settings.grading import VerifierSettings
 from oger_recipe.settings.oger import SETTINGS
 
-ANSWERS = ["18", "#### 18", "C", r"\frac{1}{2}", '{"numbers": [3, 5, 12], "target": 96}', '{"fields": {"a": "int"}}']
+HOSTILE = Path(__file__).parents[2] / "scripts" / "bench" / "hostile_answers.py"
+# Reference answers: every verifier reads one of them, the others are of other tasks.
+ANSWERS = ["27", "#### 27", "C", r"\frac{1}{2}", '{"numbers": [3, 5, 12], "target": 96}', '{"fields": {"a": "int"}}']
 RESPONSES = [
     "",
     "no answer at all",
-    "<think>so 18</think> The answer is 18.",
-    r"it is \boxed{18} or \boxed{\frac{1}{2}}",
+    "<think>so 27</think> The answer is 27.",
+    r"it is \boxed{27} or \boxed{\frac{1}{2}}",
     "<answer>(3+5)*12</answer>",
     "(C)",
     '{"a": 1}',
     "\\boxed{" * 50 + "<answer>" * 50,
-    "\x00\ud800 ½ ١٨ 🙂",
+    "\x00\ud800 ½ ٢٧ 🙂",
 ]
+
+
+def read_by(task: str) -> list[str]:
+    """The ANSWERS that a verifier can read."""
+    found = []
+    for answer in ANSWERS:
+        with contextlib.suppress(ValueError):
+            verify(task, "", answer)
+            found.append(answer)
+    assert found, f"verifier {task!r} reads none of ANSWERS: add a reference answer for it in {__file__}"
+    return found
 
 
 @pytest.mark.parametrize("task", VERIFIERS)
 def test_a_verifier_judges_any_text_in_the_same_form_or_refuses_the_answer(task: str) -> None:
     components = set()
-    for answer in ANSWERS:
+    for answer in read_by(task):
         for response in RESPONSES:
-            try:
-                verdict = verify(task, response, answer)
-            except ValueError:
-                continue  # an answer that this verifier cannot read
+            verdict = verify(task, response, answer)
             assert isinstance(verdict, Verdict)
             assert math.isfinite(verdict.reward) and verdict.score in (0.0, 1.0)
             assert isinstance(verdict.reason, str) and "\n" not in verdict.reason
@@ -59,11 +72,8 @@ def test_a_verifier_judges_any_text_in_the_same_form_or_refuses_the_answer(task:
 @pytest.mark.parametrize("place", PLACES)
 def test_a_verifier_takes_the_options_that_a_prompts_place_gives_it(task: str, place: str) -> None:
     options = VERIFIERS[task].places.get(place, {})
-    for answer in ANSWERS:
-        try:
-            verify(task, r"\boxed{18} <answer>18</answer>", answer, **options)
-        except ValueError as error:
-            assert "unknown" not in str(error)
+    for answer in read_by(task):
+        verify(task, r"\boxed{18} <answer>18</answer>", answer, **options)
 
 
 @pytest.mark.parametrize("task", VERIFIERS)
@@ -74,6 +84,30 @@ def test_a_verifiers_options_are_settings_and_its_places_places(task: str) -> No
     assert spec.warm_up is None or not spec.bounded
     if spec.warm_up is not None:
         spec.warm_up()
+
+
+@pytest.mark.parametrize("task", [task for task, spec in VERIFIERS.items() if spec.bounded])
+def test_verifiers_that_run_without_a_worker_survive_any_text_quickly(task: str) -> None:
+    repeated = [
+        "{",
+        "9",
+        "<answer>",
+        r"\boxed{",
+        "answer is ",
+        "option b\n\n",
+        "option (A or ",
+        '{"a":',
+        "(",
+        "\x00\ud800",
+        "1.",
+        "e9",
+        "</think>",
+        "#### ",
+    ]
+    hostile = runpy.run_path(str(HOSTILE))["HOSTILE"]
+    answer = read_by(task)[0]
+    for text in [text for _, text in hostile] + [part * 200_000 for part in repeated]:
+        assert verify(task, text, answer).score == 0.0
 
 
 @pytest.mark.parametrize("rule", MATH_RULES)
