@@ -24,6 +24,7 @@ MOVED = {
     "tasks": "lab",
     "rewards.entries": "rewards.kinds.entries",
     "rewards.models": "models",
+    "models.injection": "models.plugins._fence",
     "rewards.verdict": "grading.verdict",
     "rewards.rules": "grading.rules",
     "rewards.samples": "grading.samples",

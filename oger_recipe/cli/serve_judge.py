@@ -28,8 +28,8 @@ from oger_recipe.base.endpoint import api_key
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.imports import not_installed
 from oger_recipe.cli.shared import CommandParser, is_loopback, listen
-from oger_recipe.models.guard import VARIABLE, KeyForEveryPath
 from oger_recipe.models.keys import DTYPES, ProcessKeys
+from oger_recipe.models.server import KEY_VARIABLE, KeyForEveryPath
 from oger_recipe.models.step_formats import FORMATS
 from oger_recipe.models.step_models import step_arguments, without_adapter
 from oger_recipe.run.inputs import judge_folder
@@ -158,7 +158,7 @@ def _command(args: argparse.Namespace, *, cpu: bool, key: str, prm: ProcessKeys 
 
 def _environment(*, cpu: bool, key: str) -> dict[str, str]:
     more = CPU_ENVIRONMENT if cpu else {}
-    return {"VLLM_LOGGING_LEVEL": "WARNING"} | more | os.environ | ({VARIABLE: key} if key else {})
+    return {"VLLM_LOGGING_LEVEL": "WARNING"} | more | os.environ | ({KEY_VARIABLE: key} if key else {})
 
 
 def serve(command: Sequence[str], environment: Mapping[str, str], args: argparse.Namespace) -> int:

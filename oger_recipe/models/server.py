@@ -8,10 +8,12 @@ Every prompt is a request of its own, so that an answer is that prompt's whateve
 from __future__ import annotations
 
 import asyncio
+import hmac
 import math
+import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -297,3 +299,26 @@ class TokenBucket:
         at = max(now, self._next)
         self._next = at + self._interval_s
         return at - now
+
+
+KEY_VARIABLE = "VLLM_API_KEY"
+_WITHOUT_KEY = ("/health",)
+
+
+class KeyForEveryPath:
+    """Asks for the bearer token at every path: vLLM itself does so below /v1, and not at /classify and /pooling.
+
+    `oger serve-judge` puts it before vLLM's server where an API key is set; vLLM imports it by its name.
+    """
+
+    def __init__(self, app: Callable[[Any, Any, Any], Awaitable[None]]) -> None:
+        self._app, self._wanted = app, f"Bearer {os.environ[KEY_VARIABLE]}".encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"] not in _WITHOUT_KEY:
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._wanted):
+                await send({"type": "http.response.start", "status": 401, "headers": []})
+                await send({"type": "http.response.body", "body": b'{"error": "the key is missing or wrong"}'})
+                return
+        await self._app(scope, receive, send)

@@ -33,10 +33,9 @@ from oger_recipe.models.in_process import InProcess, Noise
 from oger_recipe.models.keys import ModelKeys
 from oger_recipe.models.plugin import Plugin, ready_made
 from oger_recipe.models.plugins import _critique
-from oger_recipe.models.writer import Writer
 from oger_recipe.rewards.compose import rewards_of
 from oger_recipe.rewards.kinds.entries import entry_problems, sources_of
-from oger_recipe.rewards.kinds.judge import Judge
+from oger_recipe.rewards.kinds.judge import Judge, Writer
 from oger_recipe.rewards.kinds.verifier import Verifier
 from oger_recipe.rewards.place import Reply, Sampling
 from oger_recipe.rewards.sources import OVERFLOW, Group, Scores, Source

@@ -25,7 +25,7 @@ from hang import HANG_S
 
 from oger_recipe.cli import serve_judge
 from oger_recipe.lab.known_judges import save_prm
-from oger_recipe.models.guard import KeyForEveryPath
+from oger_recipe.models.server import KeyForEveryPath
 from oger_recipe.rewards.kinds.classifier import ClassifierKeys
 from oger_recipe.rewards.kinds.entries import entry_problems
 from oger_recipe.rewards.kinds.judge import JudgeKeys
@@ -156,7 +156,7 @@ def test_vllm_gets_the_settings_and_never_the_key_on_its_command_line() -> None:
     assert _settings(command) == {
         "model": "me/judge", "revision": "v2", "tokenizer-revision": "v2", "served-model-name": "big",
         "host": "127.0.0.1", "port": "8000", "tensor-parallel-size": "4", "gpu-memory-utilization": "0.9",
-        "max-model-len": "512", "dtype": "auto", "middleware": "oger_recipe.models.guard.KeyForEveryPath",
+        "max-model-len": "512", "dtype": "auto", "middleware": "oger_recipe.models.server.KeyForEveryPath",
         "uvicorn-log-level": "warning",
     }  # fmt: skip
     assert KEY not in " ".join(command)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from oger_recipe.models.injection import ATTACKS, injected
 from oger_recipe.models.plugin_process import Unfit, numbers_of, step_values_of, texts_of
 from oger_recipe.models.plugins import (
     _conversation,
@@ -24,7 +23,7 @@ from oger_recipe.models.plugins import (
     json_fields,
     pairwise,
 )
-from oger_recipe.models.plugins._fence import asked, bare, fenced, harmless
+from oger_recipe.models.plugins._fence import ATTACKS, asked, bare, fenced, harmless, injected
 from oger_recipe.models.plugins._reply import last_object
 
 

@@ -18,8 +18,8 @@ from oger_recipe.models.keys import (
 )
 from oger_recipe.models.places import place_of
 from oger_recipe.models.plugin import FIRST, READY_MADE, Plugin, find_plugin, plugin_problem
-from oger_recipe.models.writer import Writer
 from oger_recipe.rewards.keys import key
+from oger_recipe.rewards.kinds.judge import Writer
 from oger_recipe.rewards.place import Place
 from oger_recipe.rewards.spec import SourceSpec, Surroundings
 

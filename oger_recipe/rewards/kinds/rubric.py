@@ -12,8 +12,8 @@ from oger_recipe.base.errors import shown
 from oger_recipe.models.asking import Judged, Metrics
 from oger_recipe.models.keys import Question, ValueKeys, WriterKeys
 from oger_recipe.models.plugin import BOTH, OF_RUBRICS, Plugin, find_plugin, plugin_problem, ready_made
-from oger_recipe.models.writer import Writer, judge_metrics, unparsed
 from oger_recipe.rewards.keys import key
+from oger_recipe.rewards.kinds.judge import Writer, judge_metrics, unparsed
 from oger_recipe.rewards.place import Reply
 from oger_recipe.rewards.sources import Group, Source
 from oger_recipe.rewards.spec import SourceSpec, Surroundings

@@ -17,9 +17,8 @@ from oger_recipe.models.plugin import (
     plugin_problem,
     ready_made,
 )
-from oger_recipe.models.writer import Writer, judge_metrics, unparsed
 from oger_recipe.rewards.keys import key
-from oger_recipe.rewards.kinds.judge import JudgeKeys
+from oger_recipe.rewards.kinds.judge import JudgeKeys, Writer, judge_metrics, unparsed
 from oger_recipe.rewards.kinds.process import ProcessSource, worst_probability
 from oger_recipe.rewards.place import Reply
 from oger_recipe.rewards.sources import Source
