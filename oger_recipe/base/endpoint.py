@@ -1,4 +1,4 @@
-"""A server with OpenAI's interface as its clients see it: its address, its key, and requests that are tried again."""
+"""A server with OpenAI's interface as its clients see it: address, API key, and requests that are tried again."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Failed(Exception):
 
 
 def checked_address(url: str, key_variable: str) -> str:
-    """Return the address without slashes at its end. Raises ValueError for what is no address, or has a key in it."""
+    """Return the address without slashes at its end. Raises ValueError for none, or one with an API key in it."""
     try:
         parts = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -62,12 +62,12 @@ def checked_address(url: str, key_variable: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.host:
         raise ValueError(f"{url!r} is not the http(s) address of an endpoint, e.g. http://localhost:8000/v1")
     if parts.userinfo or parts.query or parts.fragment:  # not shown: it may be a secret
-        raise ValueError(f"the address of {parts.host} must end with its path; put a key into ${key_variable}")
+        raise ValueError(f"the address of {parts.host} must end with its path; put an API key into ${key_variable}")
     return url.rstrip("/")
 
 
 def api_key(variable: str) -> str:
-    """Return the environment's key, empty where there is none. Raises ValueError where it fits into no header."""
+    """Return the environment's API key, empty where there is none. Raises ValueError where it fits no header."""
     key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()):  # httpx would show it in its error
         raise ValueError(f"${variable} has characters that an HTTP header cannot carry")

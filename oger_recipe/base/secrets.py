@@ -1,4 +1,4 @@
-"""Moves keys, which must not be written anywhere, from the command line or the recipe into the environment."""
+"""Moves API keys, which must not be written anywhere, from the command line or the recipe into the environment."""
 
 import json
 import os
@@ -35,7 +35,7 @@ HIDDEN = "OGER_HIDE_ENV"  # names of variables with keys that are not named like
 
 
 def declare_key(variable: str) -> None:
-    """Treat the value of a variable as a key from now on, in this process and those that it starts."""
+    """Treat the value of a variable as an API key from now on, in this process and those that it starts."""
     if variable in os.environ:
         os.environ[HIDDEN] = ",".join(dict.fromkeys([*_names_in(HIDDEN, os.environ), variable]))
 
@@ -97,7 +97,7 @@ def handed_on(value: Mapping[str, Any], run_dir: Path) -> dict[str, str]:
 
 
 def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what code of others, verifiers and plugins, gets of an environment: no keys but those of PASSED_ON."""
+    """Return what others' code, verifiers and plugins, gets of an environment: no API keys but those of PASSED_ON."""
     kept, hidden = _names_in(PASSED_ON, environment), _names_in(HIDDEN, environment)
     return {
         name: value
@@ -115,13 +115,13 @@ def _is_key(name: str, value: str) -> bool:
 
 
 def said_by(error: BaseException) -> str:
-    """Say what code of others raised, without keys. Cut it only afterwards: half a key would stay."""
+    """Say what code of others raised, without API keys. Cut it only afterwards: half a key would stay."""
     return redacted(f"{type(error).__name__}: {error}")
 
 
 def redacted(text: str) -> str:
-    """Replace the keys of this process's environment in a text that others wrote: those known here, what is named like
-    one, and what is passed on by its name."""
+    """Replace the API keys of this process's environment in a text that others wrote: those known here, what is named
+    like one, and what is passed on by its name."""
     return redactor()(text)
 
 

@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         "--api-key-env",
         default="OGER_JUDGE_API_KEY",
         metavar="NAME",
-        help="environment variable with the key that requests must carry; unset: no key (%(default)s)",
+        help="environment variable with the API key that requests must carry; unset: none (%(default)s)",
     )
     parser.add_argument("--tensor-parallel-size", type=int, default=1, help="GPUs that share the model (%(default)s)")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.9, help="share of GPU memory (%(default)s)")
@@ -100,7 +100,7 @@ def _checked(args: argparse.Namespace) -> str:
     key = api_key(args.api_key_env)
     if not key and not is_loopback(args.host):
         raise RecipeError(
-            f"--host {args.host} lets other machines reach the server, which needs a key: set {args.api_key_env}"
+            f"--host {args.host} lets other machines reach the server, which needs an API key: set {args.api_key_env}"
         )
     with listen(args.host, args.port, backlog=1) as listener:
         args.port = listener.getsockname()[1]
@@ -131,7 +131,7 @@ def _prm(args: argparse.Namespace) -> ProcessKeys | None:
 
 
 def _command(args: argparse.Namespace, *, cpu: bool, key: str, prm: ProcessKeys | None = None) -> list[str]:
-    """Write vLLM's command without the key: other users can read command lines."""
+    """Write vLLM's command without the API key: other users can read command lines."""
     of_prm = {} if prm is None else step_arguments(prm)
     settings: dict[str, Any] = {
         "model": args.model if prm is None else prm.model,

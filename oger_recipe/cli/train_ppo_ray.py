@@ -28,7 +28,7 @@ from oger_recipe.settings.upstream import CPU_DEFAULTS
 def settings_of(
     parser: argparse.ArgumentParser, flags: Sequence[str], recipe: Path | None = None, *, train_judges: bool = True
 ) -> Mapping[str, Any]:
-    """Return the settings by flag that a recipe file and the flags over it make; move keys in them to the environment.
+    """Return the settings by flag of a recipe file and the flags over it; move API keys in them to the environment.
     ``train_judges``: train the built-in task's judges that are not trained yet, which takes minutes.
 
     Raises RecipeError for what is wrong in either, with the nearest known name for an unknown one.
@@ -37,7 +37,7 @@ def settings_of(
     hidden = {name: hide_secret(name, value) for name, value in file.items()}, hide_secrets(flags)
     if hidden != (file, list(flags)):
         print(
-            "note: others can read a key in a recipe file or a command line; a run does not record it. Set "
+            "note: others can read an API key in a recipe file or a command line; a run does not record it. Set "
             "WANDB_API_KEY and write logger.wandb.key env; set OGER_REWARD_TOKEN and write ?token=$OGER_REWARD_TOKEN",
             flush=True,
         )

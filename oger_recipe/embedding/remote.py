@@ -28,7 +28,7 @@ class RemoteEncoder(Encoder):
     The environment's OGER_EMBEDDING_API_KEY, where it is set, is the requests' bearer token.
 
     Raises:
-        ValueError: the url is not one; the key does not fit into a header; the server does not embed.
+        ValueError: the url is not one; the API key does not fit into a header; the server does not embed.
     """
 
     def __init__(self, settings: EncoderSettings, batch_size: int) -> None:

@@ -91,7 +91,9 @@ class ModelKeys(Keys):
     head: str = key(
         "classify", "what a server is asked of heads: vLLM has the first two, SGLang the third", choices=HEADS
     )
-    api_key_env: str = key("OGER_JUDGE_API_KEY", "environment variable with the server's key, where it asks for one")
+    api_key_env: str = key(
+        "OGER_JUDGE_API_KEY", "environment variable with the server's API key, where it asks for one"
+    )
     concurrency: int = key(16, "requests that are under way at a time", range=COUNT)
     requests_per_minute: float | None = key(None, "most requests of a minute (default: no limit)", range=POSITIVE)
     request_limit_s: float = key(120.0, "seconds that one request may take", range=POSITIVE)

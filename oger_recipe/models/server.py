@@ -55,7 +55,7 @@ class ServerPlace:
     others of the step fail with the same reason, and the next step (`open`) asks again.
 
     Raises:
-        RecipeError: keys.url is no address; the key does not fit into a header.
+        RecipeError: keys.url is no address; the API key does not fit into a header.
     """
 
     def __init__(self, keys: ModelKeys, *, told: Told | None = None, first_pause_s: float = FIRST_PAUSE_S) -> None:
@@ -319,6 +319,6 @@ class KeyForEveryPath:
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, self._wanted):
                 await send({"type": "http.response.start", "status": 401, "headers": []})
-                await send({"type": "http.response.body", "body": b'{"error": "the key is missing or wrong"}'})
+                await send({"type": "http.response.body", "body": b'{"error": "the API key is missing or wrong"}'})
                 return
         await self._app(scope, receive, send)

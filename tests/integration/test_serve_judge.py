@@ -214,7 +214,10 @@ def test_the_entry_that_is_printed_is_one(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--host", "0.0.0.0"], "lets other machines reach the server, which needs a key: set OGER_JUDGE_API_KEY"),
+        (
+            ["--host", "0.0.0.0"],
+            "lets other machines reach the server, which needs an API key: set OGER_JUDGE_API_KEY",
+        ),
         (["--hosts", "x"], "unrecognized arguments: --hosts x"),
         (["--dtype", "int3"], "invalid choice: 'int3'"),
         (["--good", "+"], "--good needs --format, which says how a PRM reads; it is one of math_shepherd, "),
