@@ -54,16 +54,6 @@ def _split_advantage(rewards: Tensor, baseline: Tensor, use_std: bool, eps: floa
     return result.to(torch.promote_types(rewards.dtype, torch.float32))
 
 
-def weigh_token_advantages(advantages: Tensor, off_policy_mask: Tensor, *, alpha: float, beta: float) -> Tensor:
-    """Multiply advantages [B, T] by alpha on teacher tokens (bool mask [B, T]) and by beta elsewhere (LUFFY)."""
-    return torch.where(off_policy_mask, alpha * advantages, beta * advantages)
-
-
-def teacher_fixed_advantage(advantages: Tensor, off_policy_mask: Tensor, *, value: float) -> Tensor:
-    """Put `value` on teacher tokens (bool mask [B, T]) of advantages [B, T], whatever the teacher was rewarded."""
-    return torch.where(off_policy_mask, value, advantages)
-
-
 def keep_teacher_nonnegative(advantages: Tensor, teacher_mask: Tensor, all_correct: Tensor) -> Tensor:
     """Zero the negative advantages of teachers in groups whose rollouts are all correct.
 

@@ -12,13 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oger_recipe.algorithm.advantage import (
-    BASELINES,
-    group_advantage,
-    keep_teacher_nonnegative,
-    teacher_fixed_advantage,
-    weigh_token_advantages,
-)
+from oger_recipe.algorithm.advantage import BASELINES, group_advantage, keep_teacher_nonnegative
 from oger_recipe.algorithm.exploration import exploration_bonus
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS, solve_rates
 from oger_recipe.algorithm.normalize import batch_normalized
@@ -138,11 +132,11 @@ def hybrid_advantages(
 def token_advantages(
     advantages: Tensor, of_teachers: Tensor, left_out: Tensor, *, alpha: float, beta: float, fixed: float | None
 ) -> Tensor:
-    """Weigh advantages [B, A]: alpha on teacher tokens (bool mask [B, A]), beta elsewhere, 0 on rows `left_out` [B].
+    """Weigh advantages [B, A] (LUFFY): alpha on teacher tokens (bool mask [B, A]), beta elsewhere, 0 on rows
+    `left_out` [B].
 
     `fixed` takes the place of the advantage on teacher tokens, whatever the weights are.
     """
-    weighed = weigh_token_advantages(advantages, of_teachers, alpha=alpha, beta=beta)
-    if fixed is not None:
-        weighed = teacher_fixed_advantage(weighed, of_teachers, value=fixed)
+    of_teacher = alpha * advantages if fixed is None else torch.full_like(advantages, fixed)
+    weighed = torch.where(of_teachers, of_teacher, beta * advantages)
     return torch.where(left_out.unsqueeze(1), 0.0, weighed)

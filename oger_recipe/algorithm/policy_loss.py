@@ -29,20 +29,12 @@ loss_units makes steps of reasoning of rollout tokens before they come here: the
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from oger_recipe.algorithm.reshape import MAX_LOG_RATIO, RESHAPES, reshape_probability, reshape_ratio
-
-__all__ = [
-    "AGGREGATIONS",
-    "RESHAPES",
-    "TEACHER_LOSSES",
-    "aggregate_token_loss",
-    "hybrid_policy_loss",
-    "reshape_probability",
-]
+from oger_recipe.algorithm.reshape import MAX_LOG_RATIO, reshape_probability, reshape_ratio
 
 _TEACHER_PROB_EPS = 1e-6
 
@@ -101,13 +93,19 @@ def hybrid_policy_loss(
     on, clipped = _rollout_terms(tokens, as_rollout, rollout_reshaping, (clip_low, clip_high) if use_clip else None)
     bounds = (off_policy_min_clip, off_policy_max_clip) if how.reshapes else (None, None)
     off, unbounded = _teacher_terms(tokens, how, on, (reshape, reshape_weight, reshape_power), bounds, teacher_probs)
-    totals = Totals(max_response_length, num_rows, num_tokens)
+    aggregated = partial(
+        aggregate_token_loss,
+        aggregation=aggregation,
+        max_response_length=max_response_length,
+        num_rows=num_rows,
+        num_tokens=num_tokens,
+    )
     if how.apart:
         taught = tokens.is_teacher.sum() if num_teacher_tokens is None else num_teacher_tokens
         supervised = sft_loss_coef * _divide(off.loss.sum(), taught)
-        loss = _aggregated(on.loss, as_rollout, aggregation, totals) + supervised
+        loss = aggregated(on.loss, as_rollout) + supervised
     else:
-        loss = _aggregated(torch.where(tokens.is_teacher, off.loss, on.loss), tokens.kept, aggregation, totals)
+        loss = aggregated(torch.where(tokens.is_teacher, off.loss, on.loss), tokens.kept)
     return loss, _metrics(tokens, on, off, clipped, unbounded, bounds)
 
 
@@ -178,7 +176,9 @@ def _metrics(
         "off_policy_ratio": _mean(off.ratio, is_teacher),
         "off_policy_prob": _mean(torch.where(is_teacher, log_probs, 0.0).exp(), is_teacher),
         "off_policy_ratio_max_clip_fraction": _mean(_exceeds(unbounded, bounds[1]), is_teacher),
-        "off_policy_ratio_min_clip_fraction": _mean(_exceeds(-unbounded, _negated(bounds[0])), is_teacher),
+        "off_policy_ratio_min_clip_fraction": _mean(
+            _exceeds(-unbounded, None if bounds[0] is None else -bounds[0]), is_teacher
+        ),
         "off_policy_token_share": _mean(off_policy_share, tokens.is_action),
         "all_clip_fraction": _mean((tokens.is_action & ~tokens.kept).to(dtype), tokens.is_action),
     }
@@ -244,12 +244,9 @@ def aggregate_token_loss(
     its tokens; for sequence_mean its rows that have a token; for constant all its rows. A total of 0 gives loss 0.
     Raises ValueError for an aggregation outside AGGREGATIONS.
     """
-    return _aggregated(token_loss, mask, aggregation, Totals(max_response_length, num_rows, num_tokens))
-
-
-def _aggregated(token_loss: Tensor, mask: Tensor, aggregation: str, totals: Totals) -> Tensor:
     if aggregation not in AGGREGATIONS:
         raise ValueError(f"aggregation={aggregation!r} is unknown; valid values: {', '.join(AGGREGATIONS)}")
+    totals = Totals(max_response_length, num_rows, num_tokens)
     return AGGREGATIONS[aggregation].loss(token_loss, mask, totals)
 
 
@@ -296,10 +293,6 @@ def _k3(log_ratio: Tensor) -> Tensor:
 
 def _exceeds(values: Tensor, bound: float | None) -> Tensor:
     return torch.zeros_like(values) if bound is None else (values > bound).to(values.dtype)
-
-
-def _negated(bound: float | None) -> float | None:
-    return None if bound is None else -bound
 
 
 def _mean(values: Tensor, mask: Tensor) -> Tensor:

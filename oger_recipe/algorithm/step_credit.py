@@ -13,14 +13,7 @@ from torch.nn.functional import pad
 
 from oger_recipe.algorithm.advantage import group_advantage
 from oger_recipe.algorithm.normalize import group_normalized
-from oger_recipe.algorithm.step_tensors import (
-    first_places,
-    first_tokens,
-    from_here_on,
-    last_steps,
-    over_tokens,
-    real,
-)
+from oger_recipe.algorithm.step_tensors import first_places, first_tokens, from_here_on, last_steps, over_tokens, real
 from oger_recipe.algorithm.steps import step_gae, token_gae_by_steps
 
 

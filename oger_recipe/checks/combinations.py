@@ -7,7 +7,7 @@ import torch
 
 from oger_recipe.algorithm.credit import BATCH_ESTIMATORS, ESTIMATORS, STEP_ESTIMATORS, group_estimators
 from oger_recipe.algorithm.hybrid_group import ALL_CORRECT_GROUPS
-from oger_recipe.algorithm.policy_loss import reshape_probability
+from oger_recipe.algorithm.reshape import reshape_probability
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.grading.verifiers import look_in
 from oger_recipe.rewards.compose import ON_ERROR, by_steps_problem

@@ -36,7 +36,7 @@ from oger_recipe.pipeline.controller.hybrid_batch import (
     read_rollouts,
     teacher_experience,
 )
-from oger_recipe.pipeline.policy.loss import Given, HybridPolicyLoss, Totals
+from oger_recipe.pipeline.policy.loss import Given, HybridPolicyLoss
 from oger_recipe.pipeline.policy.policy_trainer import OgerActorPPOTrainer
 from oger_recipe.settings.loss import LossSettings
 from oger_recipe.settings.teachers import TeacherSettings
@@ -684,10 +684,9 @@ def test_the_supervised_loss_is_one_mean_over_the_steps_teacher_tokens_however_c
     else:
         steps = trainer._with_totals(iter(batches), None, len(packs), lambda experience: experience.action_mask)
         scale = len(packs)  # DeepSpeed divides by it
-    of_kinds: dict[str, Totals] = {}
     for number, (pack, (batch, totals)) in enumerate(zip(packs, steps, strict=True), start=1):
         if dynamic:
-            of_kinds = trainer._totals_of_dynamic_step(number, batch.action_mask.device) or of_kinds
+            of_kinds = trainer._totals_of_dynamic_step(number, batch.action_mask.device)
         else:
             of_kinds = totals.pop("of_kinds")
         loss_fn.given = Given(torch.tensor(_mask_of(batch)), **of_kinds)

@@ -31,6 +31,7 @@ class Group:
         self.kls: list[float] = []
         self.coefficients: list[float] = []
         self.states: dict[str, float] = {}
+        self.saved: list[str] = []
 
     def async_run_method_batch(self, **_) -> list:
         return []
@@ -43,6 +44,7 @@ class Group:
 
     def _save(self, tag: str, client_states: dict, **_) -> list:
         self.states = client_states
+        self.saved.append(tag)
         (self.folder / "_actor" / tag).mkdir(parents=True)
         if self.fails:
             raise OSError(28, "No space left on device")
@@ -314,6 +316,7 @@ def test_a_run_that_is_asked_to_stop_ends_after_its_step_with_a_checkpoint(
     kept = [(one.step, one.fault) for one in checkpoints.found(trainer.checkpoints)]
     if asked_in == "the first step":
         assert (batches, steps, saved, kept) == (["a batch"], [1], [[1]], [(1, None)])
+        assert trainer.actor_model_group.saved == ["global_step1"]  # once
     else:
         assert (batches, steps, saved, kept) == ([], [], [], [])
 

@@ -5,13 +5,7 @@ import math
 import pytest
 import torch
 
-from oger_recipe.algorithm.advantage import (
-    BASELINES,
-    group_advantage,
-    keep_teacher_nonnegative,
-    teacher_fixed_advantage,
-    weigh_token_advantages,
-)
+from oger_recipe.algorithm.advantage import BASELINES, group_advantage, keep_teacher_nonnegative
 
 
 def test_without_std_the_advantage_is_the_distance_to_the_groups_mean() -> None:
@@ -158,23 +152,3 @@ def test_a_baseline_of_another_shape_is_refused_and_its_names_are_fixed() -> Non
     with pytest.raises(ValueError, match=r"\[1, 2\], not \[2\]"):
         group_advantage(torch.ones(1, 2), use_std=False, baseline_mask=torch.ones(2, dtype=torch.bool))
     assert {"group", "rollouts"} <= BASELINES.keys()
-
-
-def test_tokens_of_teachers_are_weighed_by_alpha_and_the_others_by_beta() -> None:
-    advantages = torch.tensor([[1.0, 1.0, -2.0], [3.0, 3.0, 0.0]], dtype=torch.float64)
-    teacher = torch.tensor([[True, False, True], [False, False, False]])
-    expected = torch.tensor([[0.1, 0.7, -0.2], [2.1, 2.1, 0.0]], dtype=torch.float64)
-    weighed = weigh_token_advantages(advantages, teacher, alpha=0.1, beta=0.7)
-    torch.testing.assert_close(weighed, expected, rtol=1e-12, atol=0)
-    assert torch.equal(weigh_token_advantages(advantages, teacher, alpha=1.0, beta=1.0), advantages)
-    assert weigh_token_advantages(advantages.bfloat16(), teacher, alpha=0.1, beta=0.7).dtype == torch.bfloat16
-
-
-def test_tokens_of_teachers_get_the_fixed_advantage_whatever_they_had() -> None:
-    advantages = torch.tensor([[1.0, math.nan, -2.0], [3.0, 3.0, 0.0]], dtype=torch.float64)
-    teacher = torch.tensor([[True, True, False], [False, False, True]])
-    before = advantages.clone()
-    fixed = teacher_fixed_advantage(advantages, teacher, value=0.125)
-    assert fixed.tolist() == [[0.125, 0.125, -2.0], [3.0, 3.0, 0.125]]
-    assert fixed.dtype == torch.float64
-    assert torch.equal(advantages.nan_to_num(), before.nan_to_num())

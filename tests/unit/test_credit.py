@@ -151,11 +151,15 @@ NOBODY = torch.zeros(4, dtype=torch.bool)
 def test_teacher_tokens_have_their_own_weight() -> None:
     found = token_advantages(TOKENS, OF_TEACHERS, NOBODY, alpha=2.0, beta=0.5, fixed=None)
     assert found.tolist() == [[0.25] * 3, [-1.0] * 3, [0.25] * 3, [-1.0, -1.0, -0.25]]
+    found = token_advantages(TOKENS.bfloat16(), OF_TEACHERS, NOBODY, alpha=0.1, beta=0.7, fixed=None)
+    assert found.dtype == torch.bfloat16
 
 
 def test_teacher_tokens_may_have_a_fixed_advantage_whatever_their_weight() -> None:
     found = token_advantages(TOKENS, OF_TEACHERS, NOBODY, alpha=3.0, beta=1.0, fixed=0.25)
     assert found.tolist() == [[0.5] * 3, [0.25] * 3, [0.5] * 3, [0.25, 0.25, -0.5]]
+    unknown = torch.where(OF_TEACHERS, torch.nan, TOKENS)
+    assert torch.equal(token_advantages(unknown, OF_TEACHERS, NOBODY, alpha=3.0, beta=1.0, fixed=0.25), found)
 
 
 def test_rows_that_are_left_out_have_no_advantage_not_even_a_fixed_one() -> None:

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from oger_recipe.algorithm.policy_loss import aggregate_token_loss, hybrid_policy_loss, reshape_probability
+from oger_recipe.algorithm.policy_loss import aggregate_token_loss, hybrid_policy_loss
+from oger_recipe.algorithm.reshape import reshape_probability
 
 AGGREGATIONS = ["token_mean", "sequence_mean", "constant"]
 METRICS = {

@@ -28,13 +28,7 @@ from oger_recipe.base.cpu import CORES, THREADS, is_without_cuda
 from oger_recipe.embedding.similarity import make_similarity
 from oger_recipe.pipeline.controller.credit_by_steps import advantages_of_steps, credit_by_steps
 from oger_recipe.pipeline.controller.guards import EncoderReach, EngineGuard, say_no_advantage, stop_on_reward_errors
-from oger_recipe.pipeline.controller.hybrid_batch import (
-    UNKNOWN,
-    make_hybrid,
-    read_rollouts,
-    texts_of,
-    uid_of,
-)
+from oger_recipe.pipeline.controller.hybrid_batch import UNKNOWN, make_hybrid, read_rollouts, texts_of, uid_of
 from oger_recipe.pipeline.controller.metrics import metrics_of
 from oger_recipe.pipeline.controller.reward_sources import RewardSources
 from oger_recipe.pipeline.controller.samples import sample_lines

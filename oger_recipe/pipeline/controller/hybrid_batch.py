@@ -22,12 +22,7 @@ UNKNOWN = 1.0  # in place of a teacher's own log-probability, which is never abo
 
 
 def read_rollouts(
-    samples: list[Experience],
-    tokenizer,
-    group_size: int,
-    *,
-    find_repetition: bool,
-    step_rule: StepRule | None = None,
+    samples: list[Experience], tokenizer, group_size: int, *, find_repetition: bool, step_rule: StepRule | None = None
 ) -> Rollouts:
     """Read texts (without special tokens), labels and verdicts of a flat list of rollouts, and cut them into steps of
     reasoning where there is a rule."""

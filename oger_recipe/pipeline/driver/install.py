@@ -22,16 +22,15 @@ def install() -> None:
     ppo_actor.PolicyModelActor = on_gpu(policy_actor.OgerPolicyModelActor)
     ppo_critic.CriticModelActor = on_gpu(critic_actor.OgerCriticModelActor)
     vllm_engine.RolloutRayActor = ray.remote(rollout_engine.OgerRolloutActor)
-    _keep_critic()
-    if not is_without_cuda():
-        return
-    launcher.ReferenceModelActor = on_gpu(policy_actor.OgerReferenceModelActor)
-    launcher.RewardModelActor = on_gpu(policy_actor.OgerRewardModelActor)
-    _keep_attention_for_cpu()
+    if is_without_cuda():
+        launcher.ReferenceModelActor = on_gpu(policy_actor.OgerReferenceModelActor)
+        launcher.RewardModelActor = on_gpu(policy_actor.OgerRewardModelActor)
+    _keep_settings()
 
 
-def _keep_critic() -> None:
-    """Keep the critic for our estimators: OpenRLHF's command line takes its model from all but its own gae."""
+def _keep_settings() -> None:
+    """Keep what OpenRLHF's command line overwrites: the critic's model, which it takes from all estimators but its own
+    gae; without CUDA, ds.attn_implementation, which becomes flash attention when packing."""
     to_tree, upstream = openrlhf.utils.config.hierarchize, openrlhf.utils.get_strategy
     named: list[str | None] = []
 
@@ -43,18 +42,8 @@ def _keep_critic() -> None:
     def get_strategy(args):
         if args.algo.advantage.estimator in CRITIC_ESTIMATORS and args.critic.model_name_or_path is None:
             args.critic.model_name_or_path = named[-1] or args.actor.model_name_or_path
-        return upstream(args)
-
-    openrlhf.utils.config.hierarchize, openrlhf.utils.get_strategy = hierarchize, get_strategy
-
-
-def _keep_attention_for_cpu() -> None:
-    """Undo flash attention, by which OpenRLHF's command line overwrites ds.attn_implementation when packing."""
-    upstream = openrlhf.utils.get_strategy
-
-    def get_strategy(args):
-        if "flash" in args.ds.attn_implementation:
+        if is_without_cuda() and "flash" in args.ds.attn_implementation:
             args.ds.attn_implementation = "sdpa"
         return upstream(args)
 
-    openrlhf.utils.get_strategy = get_strategy
+    openrlhf.utils.config.hierarchize, openrlhf.utils.get_strategy = hierarchize, get_strategy

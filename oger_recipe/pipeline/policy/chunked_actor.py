@@ -57,13 +57,7 @@ class ChunkedActor(Actor):
             head.forward = self._stats
 
     def forward(
-        self,
-        sequences,
-        action_mask=None,
-        attention_mask=None,
-        return_output=False,
-        ring_attn_group=None,
-        **other,
+        self, sequences, action_mask=None, attention_mask=None, return_output=False, ring_attn_group=None, **other
     ):
         """Return what Actor does, for response tokens: log-probabilities [B, A], and with return_output the model's
         output, whose entropy [B, T - 1] is 0 elsewhere and whose logits are gone.

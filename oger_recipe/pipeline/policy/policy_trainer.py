@@ -46,7 +46,7 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
         super().__init__(*args, **kwargs)
         sum_together(self.strategy)
         self.actor_loss_fn = HybridPolicyLoss(self.args)
-        self._of_kinds: dict[str, Totals] = {}  # of the optimizer step, from its first micro-batch on
+        self._of_dynamic_step: dict[str, Totals] = {}  # _totals_of_dynamic_step's, from the first micro-batch on
         self.kl_stop = KlStop(LossSettings.of(self.args.oger).kl_stop, self.strategy)
 
     def _init_vllm_sync_group(self, backend: str) -> None:
@@ -76,12 +76,12 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
             loss_batch_info = get_loss_batch_info(
                 self.strategy, experience.action_mask, replay_buffer=self.replay_buffer, step=step, dynamic_batch=True
             )
-            self._of_kinds = self._totals_of_dynamic_step(step, experience.action_mask.device) or self._of_kinds
+            of_kinds = self._totals_of_dynamic_step(step, experience.action_mask.device)
             accumulate_until_last(self.actor.model, self.replay_buffer, step)
         else:
-            self._of_kinds = loss_batch_info.pop(_OF_KINDS)
+            of_kinds = loss_batch_info.pop(_OF_KINDS)
         mask = teachers_tokens(experience)
-        self.actor_loss_fn.given = Given(mask, experience.step_index, **self._of_kinds)
+        self.actor_loss_fn.given = Given(mask, experience.step_index, **of_kinds)
         status = super().training_step(experience, kl_ctl, step, loss_batch_info)
         if self.kl_stop.limit is not None:
             metrics = self.actor_loss_fn.metrics
@@ -131,19 +131,21 @@ class OgerActorPPOTrainer(ppo_actor.ActorPPOTrainer):
         del status["metrics"]["ppo_clip_ratio"], status["weights"]["ppo_clip_ratio"]
 
     def _totals_of_dynamic_step(self, step: int, device: torch.device) -> dict[str, Totals]:
-        """Return the totals of the optimizer step that micro-batch ``step`` begins; {}: it is another one's.
+        """Return the totals of the optimizer step that micro-batch ``step`` belongs to.
 
         The buffer's rows lie on the CPU; the sums over ranks need the policy's device, since NCCL has no others.
         """
         buffer, last = self.replay_buffer, step
         if step > 0 and not buffer.dynamic_optimizer_step[step - 1]:
-            return {}
+            return self._of_dynamic_step
         while not buffer.dynamic_optimizer_step[last]:
             last += 1
         rows = itertools.chain.from_iterable(buffer.dynamic_indices[step : last + 1])
         whole_step = make_experience_batch([buffer.items[row] for row in rows])
         masks = {name: mask_of(whole_step).to(device) for name, mask_of in self._kinds.items()}
-        return {name: Totals.of(get_loss_batch_info(self.strategy, mask)) for name, mask in masks.items()}
+        of_kinds = {name: Totals.of(get_loss_batch_info(self.strategy, mask)) for name, mask in masks.items()}
+        self._of_dynamic_step = of_kinds
+        return of_kinds
 
     def _with_totals(self, micro_batches: Iterable, strategy, steps: int, mask_of) -> Iterator:
         """Yield OpenRLHF's micro-batches with the totals of their optimizer step, and those of each kind."""
