@@ -27,7 +27,14 @@ from oger_recipe.settings.oger import SETTINGS
 
 HOSTILE = Path(__file__).parents[2] / "scripts" / "bench" / "hostile_answers.py"
 # Reference answers: every verifier reads one of them, the others are of other tasks.
-ANSWERS = ["27", "#### 27", "C", r"\frac{1}{2}", '{"numbers": [3, 5, 12], "target": 96}', '{"fields": {"a": "int"}}']
+ANSWERS = [
+    "27",
+    "#### 27",
+    "C",
+    r"\frac{1}{2}",
+    '{"numbers": [3, 5, 12], "target": 96}',
+    '{"fields": {"a": "int"}}',
+]
 RESPONSES = [
     "",
     "no answer at all",
