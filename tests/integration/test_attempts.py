@@ -101,7 +101,7 @@ def test_what_others_put_beside_a_runs_files_is_kept_and_named(run_dir: Path, ca
     put(run_dir, *OTHERS)
     begin_anew(run_dir, run_dir / "checkpoints", overwrite=True)
     assert files_in(run_dir) == set(OTHERS)
-    named = [line.split(",")[0].removeprefix("note: kept: ") for line in capsys.readouterr().out.splitlines()]
+    named = [line.split(",")[0].removeprefix("note: kept ") for line in capsys.readouterr().out.splitlines()]
     assert sorted(named) == sorted(str(run_dir / name) for name in OTHERS[:10])
 
 
@@ -183,7 +183,7 @@ def test_a_run_removes_nothing_that_it_is_to_read(run_dir: Path, tmp_path: Path,
     put(run_dir, "data/mine.jsonl")
     for name in ("model", "data/train.jsonl", "checkpoints/global_step2_hf"):
         for path in (f"run/{name}", str(run_dir / name)):
-            with pytest.raises(RecipeError, match=f"actor.model_name_or_path {path} is of the earlier run"):
+            with pytest.raises(RecipeError, match=f"actor.model_name_or_path {path} belongs to the earlier run"):
                 check_inputs(run_dir, {"actor.model_name_or_path": path})
     outputs = {
         "oger.run_dir": str(run_dir),
@@ -198,7 +198,7 @@ def test_a_run_of_an_earlier_version_is_gone_on_with_and_not_removed(run_dir: Pa
     (run_dir / own_files.MARKER).unlink()
     before = files_in(run_dir)
     for overwrite in (False, True):
-        with pytest.raises(RecipeError, match="of an earlier version, .*: continue it with --ckpt.load_enable"):
+        with pytest.raises(RecipeError, match="an earlier version, .*: continue it with --ckpt.load_enable"):
             begin_anew(run_dir, run_dir / "checkpoints", overwrite=overwrite)
     go_on(run_dir)
     assert files_in(run_dir) == before and not own_files.is_marked(run_dir)

@@ -233,7 +233,7 @@ def _with_prm(more: dict[str, Any]) -> str:
         ),
         (
             ["--oger.prompt_template", "none", "--data.input_template", "Q: {}"],
-            "oger.prompt_template none beside data.apply_chat_template or data.input_template: choose one",
+            "choose one of oger.prompt_template none and data.apply_chat_template or data.input_template",
         ),
         (
             ["--actor.lr_scheduler", "polynomial", "--actor.adam.lr", "1e-7"],
@@ -292,8 +292,8 @@ def _with_prm(more: dict[str, Any]) -> str:
         ),
         (
             ["--train.enable_ema", "--ds.zero_stage", "3"],
-            "train.enable_ema with ds.zero_stage 3: there OpenRLHF's average stays at the weights of the start, and "
-            "they would be saved as the trained model; use ds.zero_stage 2, or leave it off\n"
+            "train.enable_ema with ds.zero_stage 3: OpenRLHF's average then stays at the initial weights, "
+            "and they would be saved as the trained model; use ds.zero_stage 2, or leave it off\n"
             "  - train.enable_ema True is not supported on a machine without CUDA: OpenRLHF keeps the average on a "
             "GPU; leave it off",
         ),
@@ -617,7 +617,7 @@ def test_groups_of_one_train_where_nothing_is_compared_within_them(recipe: Path,
             (["--ckpt.save_steps", "-1", "--eval.steps", "5", "--eval.dataset", "rows.jsonl", *alone], notes)
             for alone, notes in (
                 (["--ckpt.disable_ds", "--ckpt.save_hf"], []),
-                (["--ckpt.best_metric_key", "none"], ["ckpt.save_steps -1 saves the last step alone"]),
+                (["--ckpt.best_metric_key", "none"], ["ckpt.save_steps -1 saves only the last step"]),
             )
         ),
         (

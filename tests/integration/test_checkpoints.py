@@ -59,7 +59,7 @@ def test_files_without_a_manifest_are_refused_before_they_are_written_over(tmp_p
     for step in (2, 4):
         write(tmp_path, step, whole=False)
         (tmp_path / f"global_step{step}.json").unlink()
-    with pytest.raises(RecipeError, match="has files of a step 4 without global_step4.json: .* choose another ckpt"):
+    with pytest.raises(RecipeError, match="has files of step 4, but no global_step4.json: .* choose another ckpt"):
         choose(tmp_path)
     for step in (2, 4):
         checkpoints.remove(tmp_path, step)

@@ -155,7 +155,7 @@ def importable(marker: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_no_task_is_resolved_that_is_not_allowed(importable: Path) -> None:
-    with pytest.raises(ValueError, match="is code, which is not run because data name it"):
+    with pytest.raises(ValueError, match="is code, and data alone do not make it run"):
         verify(TASK, "4", "4")
     rules = GradingRules()
     row = {"uid": "a", "prompt": "2 + 2?", "answer": "4", "task": TASK}

@@ -311,7 +311,7 @@ def test_files_are_replaced_only_by_force_and_never_the_sources(
     assert refused(mix, "--force", out="people.jsonl").startswith("oger data: people.jsonl is one of the sources")
     assert refused(mix, out="out.csv") == "oger data: out.csv: a file of rows ends in .jsonl or .parquet"
     assert refused(mix, "--held_out", "rest.jsonl", "--force").startswith(
-        "oger data: --held_out: mix.yaml holds nothing"
+        "oger data: --held_out: mix.yaml holds no source out"
     )
     held_out = {"sources": _sources(held_out=True)}
     assert "are the same file" in refused(held_out, "--held_out", "out.parquet", "--force")

@@ -117,7 +117,7 @@ def test_every_planted_defect_is_found_at_its_line(tmp_path: Path, capsys: pytes
     assert reasons[14].startswith("'prompt' must be a string or a list of chat messages")
     assert summary == [
         "14 rows, 10 bad",
-        "usable: 3 (gsm8k 3), 3 different problems, 1 without teachers, 1 repetitions that training leaves out",
+        "usable: 3 (gsm8k 3), 3 different problems, 1 without teachers, 1 repeated rows, which training leaves out",
         "teachers: 2 (r1 2), not verified here",
     ]
 
@@ -135,7 +135,7 @@ def test_luffys_files_are_checked_as_they_are(tmp_path: Path, capsys: pytest.Cap
     code, reasons, summary = _validate(capsys, path)
     assert (code, list(reasons)) == (1, [2, 4, 5])
     assert reasons[2].startswith("no verifier is known for data_source '' and ability 'logic'")
-    assert reasons[4] == "a math answer is not empty: ' '"
+    assert reasons[4] == "a math answer must not be empty: ' '"
     assert reasons[5].startswith("'prompt' must be a string or a list of chat messages")
     assert summary[0] == "5 rows, 3 bad"
     assert summary[1].startswith("usable: 2 (math 2), 2 different problems, 1 without teachers")

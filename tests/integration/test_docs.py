@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from oger_recipe.base.moved import MOVED
 from oger_recipe.convert.engine import DIALECTS
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +21,7 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 GENERATED = {ROOT / "docs" / dialect.page for dialect in DIALECTS.values()}  # they name other trainers' flags
 PAGES += sorted(set((ROOT / "docs").rglob("*.md")) - GENERATED)
 ROOMS = {path.name for path in (ROOT / "oger_recipe").iterdir() if path.is_dir()}
+ROOMS |= {name.partition(".")[0] for name in MOVED}  # a page may not name an earlier one
 FOLDERS = {"oger_recipe", "patches", "scripts", "configs", "docs", "tests"}
 SECTIONS = "actor|critic|ref|reward|algo|train|rollout|eval|data|vllm|ds|ckpt|logger|oger"
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -167,7 +167,7 @@ REFUSALS: dict[str, tuple[Callable[[SimpleNamespace], Any], list[str], str]] = {
         lambda desk: shutil.copytree(desk.policy, "critic", ignore=shutil.ignore_patterns("*.safetensors")),
         ["--algo.advantage.estimator", "gae", "--critic.model_name_or_path", "critic"], "critic cannot be loaded",
     ),
-    "a broken tokenizer": (_write("policy/tokenizer.json", "{"), [], "no tokenizer could be loaded"),
+    "a broken tokenizer": (_write("policy/tokenizer.json", "{"), [], "cannot load a tokenizer from policy"),
     "no chat template": (
         lambda desk: (desk.policy / "chat_template.jinja").unlink(), ["--data.apply_chat_template"], "has none: set",
     ),
@@ -227,7 +227,7 @@ REFUSALS: dict[str, tuple[Callable[[SimpleNamespace], Any], list[str], str]] = {
     "chats for a template of questions": (_rows(CHAT, CHAT), ["--oger.prompt_template", "r1"], "takes a question"),
     "a column that a source reads": (_nothing, _sources(kind="similarity", reference="ask"), "no column 'ask'"),
     "data of the run that goes": (
-        _of_the_run, ["--overwrite", "--data.prompt_dataset", "run/data/eval.jsonl"], "is of the earlier run",
+        _of_the_run, ["--overwrite", "--data.prompt_dataset", "run/data/eval.jsonl"], "belongs to the earlier run",
     ),
     # the built-in task
     "an impossible task": (

@@ -340,7 +340,7 @@ def test_only_the_recipes_verifiers_tell_of_unreadable_references(pool: GradingP
     assert not pool.grade(task, "raise", "").unreadable
     with GradingPool(settings()) as patient:  # it imports math-verify
         in_worker = patient.grade("math", r"\boxed{1}", "")
-        assert in_worker.error == "a math answer is not empty: ''" and in_worker.unreadable
+        assert in_worker.error == "a math answer must not be empty: ''" and in_worker.unreadable
         unknown = patient.grade("math", r"\boxed{1}", "1", {"no_such_option": 1})
         assert unknown.error is not None and not unknown.unreadable
 

@@ -125,7 +125,7 @@ def test_a_dry_run_says_of_which_machine_it_speaks(
     alone = ("--actor.num_gpus_per_node", "1", "--ds.attn_implementation", "sdpa", "--algo.kl.init_coef", "0")
     train.main(["--recipe", str(recipe), "--dry-run", *alone])
     there = f"on the Ray cluster at RAY_ADDRESS={cluster}, with 2 GPUs (H100):"
-    assert capsys.readouterr().out.endswith(f"\n{there}\n  nothing speaks against the run\n")
+    assert capsys.readouterr().out.endswith(f"\n{there}\n  the run can start\n")
 
 
 def test_the_driver_and_what_it_starts_are_told_what_the_cluster_has(

@@ -155,7 +155,7 @@ def test_what_this_machine_cannot_do_is_said_after_the_plan(recipe: Path, capsys
     """On a login node: the plan is there all the same, and the exit status is that of the run."""
     gpus = ["--vllm.enable_sleep", "--oger.logical_gpus", "1"]
     printed, said = _refused(capsys, recipe, *gpus)
-    assert "GPUs by role:" in printed and "steps: 15 " in printed and "nothing speaks against" not in printed
+    assert "GPUs by role:" in printed and "steps: 15 " in printed and "the run can start" not in printed
     assert said.endswith("\n  The plan is above; the run would not start here.")
     with pytest.raises(SystemExit, match="this recipe cannot run:\n  - actor 1 .*\n  - vllm.enable_sleep True") as run:
         train.main(["--recipe", str(recipe), *gpus])

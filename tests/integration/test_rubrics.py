@@ -259,7 +259,10 @@ def test_a_mix_keeps_the_columns_that_it_names(server: Server, parser: argparse.
     rows = training_rows(vars(parser.parse_args(["--data.prompt_dataset", out])))
     read = {row["prompt"]: row["rubric"] and criteria_of(row["rubric"]) for row in rows}
     assert read == {row["prompt"]: criteria_of(row["rubric"]) for row in ROWS} | {"none?": None}
-    for keep, said in ((["rubrics"], "'keep': no row has a column 'rubrics'"), (["uid"], "'keep' names further")):
+    for keep, said in (
+        (["rubrics"], "'keep': no row has a column 'rubrics'"),
+        (["uid"], "'keep' takes columns other than"),
+    ):
         Path("mix.yaml").write_text(yaml.safe_dump(mix | {"keep": keep}))
         with pytest.raises(SystemExit, match=said):
             data.main(["prepare", "mix.yaml", "--out", "other.jsonl"])

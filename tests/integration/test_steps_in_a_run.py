@@ -273,7 +273,7 @@ NO_CUT = {"oger.steps.delimiters": ()}
     [
         (BY_STEP | NO_CUT, "sample_by_step needs to know where a step ends"),
         (BY_STEP | {"oger.stop": ("\n",)}, "contains '\\n', which ends a response"),
-        (BY_STEP | {"oger.steps.delimiters": ("</answer>\n",), "oger.prompt_template": "r1"}, "'</answer>' in it"),
+        (BY_STEP | {"oger.steps.delimiters": ("</answer>\n",), "oger.prompt_template": "r1"}, "contains '</answer>'"),
         ({"algo.advantage.estimator": "process_grpo", "oger.stop": ("\n\n",)}, "no response would have a second step"),
         (BY_STEP | {"oger.steps.delimiter_token_ids": (3, 4), "oger.stop_token_ids": (4,)}, "delimiter_token_ids 4"),
         ({"oger.stop": ("\n\n",)}, None),  # there are no steps
@@ -294,7 +294,7 @@ def test_settings_that_leave_no_steps_are_refused(parser, given, problem):
         ({"algo.advantage.estimator": "process_grpo"} | NO_CUT, "every response is one step of reasoning"),
         ({"oger.steps.sample_by_step": True}, "vllm.enable_prefix_caching, or the engine computes them anew"),
         (BY_STEP, None),
-        (BY_STEP | {"oger.steps.delimiters": ("\\n\\n",)}, "has a backslash and an n in it"),
+        (BY_STEP | {"oger.steps.delimiters": ("\\n\\n",)}, "has a backslash and an n, not a newline"),
         (BY_STEP | {"oger.steps.max_steps": 3}, None),
         (
             {"oger.steps.max_steps": 3} | NO_CUT,

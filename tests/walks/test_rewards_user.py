@@ -181,7 +181,7 @@ oger:
 
     done = oger(tmp_path, "train", "--recipe", "mine.yaml", "--dry-run", sources("my_rewards:by_ids"))
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "is a function for TRL: it needs 'completion_ids', which TRL hands over" in done.stderr
+    assert "is a function for TRL: it needs 'completion_ids', which TRL passes" in done.stderr
     (tmp_path / "bridge.py").write_text(BRIDGE)
     found = scores(tmp_path, answers, sources("bridge:length"))
     assert [line["components"]["ids"] for line in found] == pytest.approx([-0.15, -0.07, -0.07, -0.02])

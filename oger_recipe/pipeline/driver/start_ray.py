@@ -110,7 +110,7 @@ def _check_cluster(gpus: int) -> None:
         ray.shutdown()
         raise RecipeError(
             f"the Ray cluster at RAY_ADDRESS={os.environ['RAY_ADDRESS']} has {there} GPUs and the run needs {gpus}; "
-            "`oger train --dry-run` shows what for"
+            "`oger train --dry-run` shows the parts"
         )
 
 
