@@ -65,17 +65,19 @@ for argument in "$@"; do
     fi
 done
 
-# Streams beside one another, because the runs wait a lot; what they print is shown at the end, but for the runs. In all a
-# thread for each core: with more everything is slower. Ray's workers are niced by 15, and would stand still beside them.
+# Streams beside one another. The runs wait a lot and take longest: their stream comes first, and the others, which are nice
+# to it, fill the processors; what these print is shown at the end. Ray's own niceness, 15, would have runs wait for them.
 cores="$(nproc)"
-export RAY_worker_niceness=0
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores > 4 ? cores / 4 : 1))}"
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores > 4 ? cores / 4 : 1))}" RAY_worker_niceness=0
 shown="$(mktemp -d)"
 streams=()
 trap 'for group in "${streams[@]}"; do kill -- "-$group" 2>/dev/null || true; done; rm -rf "$shown"' EXIT
 beside() {
     set -m # a job of its own: without that it would ignore SIGINT, which some of the tests send
-    "$@" >"$shown/${#streams[@]}" 2>&1 &
+    {
+        renice -n 10 "$BASHPID" >/dev/null || true
+        "$@"
+    } >"$shown/${#streams[@]}" 2>&1 &
     set +m
     streams+=($!)
 }
@@ -83,19 +85,20 @@ beside() {
 options=(--durations=15 "$@")
 [[ "$tier" == all ]] || options=(-m "not full" "${options[@]}")
 tested() {
-    printf '== pytest %s\n' "$*"
+    printf '== pytest: %s\n' "$1"
+    shift
     "$bin/python" -m pytest "$@" "${options[@]}" || (($? == 5)) # no test is chosen here
 }
 runs=(tests/e2e tests/walks/test_killed_runs.py tests/walks/test_own_data_user.py)
 rest() {
     check "mypy" "$bin/mypy"
-    tested tests/unit tests/walks "${runs[@]/#/--ignore=}"
+    tested "tests/unit, tests/walks" tests/unit tests/walks "${runs[@]/#/--ignore=}"
 }
 beside rest
-beside tested tests/integration/test_[a-j]*.py
-beside tested tests/integration/test_[!a-j]*.py
+beside tested "tests/integration, a to j" tests/integration/test_[a-j]*.py
+beside tested "tests/integration, the rest" tests/integration/test_[!a-j]*.py
 failed=0
-tested "${runs[@]}" || failed=1
+tested "runs" "${runs[@]}" || failed=1
 for group in "${streams[@]}"; do wait "$group" || failed=1; done
 cat "$shown"/*
 if ((failed)); then
