@@ -10,8 +10,12 @@ from forks import Forks
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The caches of runs: the built-in task's data and policy are built once."""
-    return tmp_path_factory.mktemp("cache")
+    """The caches of runs. What the built-in task builds in minutes stays for the next tests, as it does for a user:
+    the name of its folder says what it is made of, the code included."""
+    folder, kept = tmp_path_factory.mktemp("cache"), Path(__file__).parents[1] / ".cache" / "tests" / "tasks"
+    kept.mkdir(parents=True, exist_ok=True)
+    (folder / "tasks").symlink_to(kept)
+    return folder
 
 
 @pytest.fixture(scope="session")
