@@ -17,6 +17,7 @@ from oger_recipe.base.errors import RecipeError
 from oger_recipe.checks.combinations import combination_problems
 from oger_recipe.settings.credit import BonusSettings
 from oger_recipe.settings.derived import in_folder, in_prompts, with_template
+from oger_recipe.settings.encoder import EmbeddingSettings
 from oger_recipe.settings.flags import defaults, flags_of
 from oger_recipe.settings.grading import VerifierSettings
 from oger_recipe.settings.oger import SECTIONS, SETTINGS, OgerSettings
@@ -106,6 +107,11 @@ def test_a_run_with_the_chat_template_by_name_can_be_repeated_from_its_resolved_
 def test_an_evaluation_samples_as_the_rollouts_where_nothing_else_is_said() -> None:
     assert EvalSettings().sampling(0.9, 64) == {"top_p": 0.9, "top_k": -1, "max_new_tokens": 64}
     assert EvalSettings(0.5, 7, 32).sampling(0.9, 64) == {"top_p": 0.5, "top_k": 7, "max_new_tokens": 32}
+
+
+def test_an_encoder_reads_as_many_texts_at_a_time_as_their_lengths_let_it() -> None:
+    found = [EmbeddingSettings(embedding_max_tokens=tokens).embedding_batch_size for tokens in (64, 256, 512, 9000)]
+    assert found == [32, 32, 16, 1]
 
 
 SOURCES = (

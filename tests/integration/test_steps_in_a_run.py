@@ -221,9 +221,9 @@ def test_steps_go_with_their_rows_to_the_ranks():
 # ---- what is watched
 
 
-def _watched(tmp_path: Path, metrics: list[tuple[float, float, float]], restart: int = 0) -> list[str]:
+def _watched(tmp_path: Path, metrics: list[tuple[float, float, float]], restart: int = 0, **given) -> list[str]:
     """Steps of (steps of reasoning, tokens, share solved)."""
-    settings = RewardSettings(watch_steps=2)
+    settings = RewardSettings(watch_steps=2, **given)
     watch = GrowthWatch(settings, tmp_path)
     for number, (steps, length, solved) in enumerate(metrics, start=1):
         if number == restart:
@@ -250,6 +250,10 @@ def test_more_steps_of_which_fewer_lead_anywhere_are_warned_of_once(tmp_path, re
 def test_longer_responses_are_a_sign_as_well(tmp_path):
     (note,) = _watched(tmp_path, [GOOD, GOOD, LONGER, LONGER])
     assert "1.5 times the tokens (rollout/response_length)" in note
+
+
+def test_a_watch_that_is_off_says_nothing(tmp_path):
+    assert _watched(tmp_path, [GOOD, GOOD, LONGER, LONGER], watch=False) == []
 
 
 @pytest.mark.parametrize(
