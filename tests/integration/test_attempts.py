@@ -347,7 +347,7 @@ def test_what_says_how_far_and_how_loud_may_change_and_the_rest_is_said(parser, 
 def test_a_coefficient_of_the_kl_may_change_unless_it_adapts(parser, tmp_path: Path, began_with) -> None:
     changed = ["--algo.kl.init_coef", "0.5"]
     (note,) = check_settings(settings_of(parser, tmp_path, *changed), parser, began_with)
-    assert note == "the run goes on with another algo.kl.init_coef: was 0.0 -> is 0.5"
+    assert note == "the run resumes with another algo.kl.init_coef: was 0.0 -> is 0.5"
     with pytest.raises(RecipeError, match=r"algo\.kl\.init_coef was 0.0 -> is 0.5: the checkpoint holds the coeff"):
         list(check_settings(settings_of(parser, tmp_path, *changed, "--algo.kl.target=0.1"), parser, began_with))
 
