@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md's examples in a copy of the checkout: their tests, those over all pieces, and a step made with each."""
+"""CONTRIBUTING.md's examples in a copy of the checkout: their tests, those of all pieces, and a step with each."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What someone does who adds a piece of his own: a verifier in a file of his, the others in a copy of the checkout."""
+"""What someone does who adds pieces: verifier, estimator and weight in a file, others in a copy of the checkout."""
 
 import json
 import os
@@ -21,6 +21,16 @@ from oger_recipe.grading.verifiers import Verdict
 def grade(response, answer):
     right = answer in response
     return Verdict(float(right), float(right), "right" if right else "wrong", {"correct": float(right)})
+
+
+def over_mean(rewards, baseline):
+    counted = rewards if baseline is None else rewards.where(baseline, float("nan"))
+    mean = counted.nanmean(dim=1, keepdim=True)
+    return ((rewards - mean) / mean).where(mean > 0, 0.0)
+
+
+def third(entropy):
+    return 1 / (1 + 2 * entropy)
 """
 # What `int` raises for one teacher's text is about that teacher; what it raises for the answer is about the row.
 STRICT = """
@@ -118,18 +128,20 @@ def test_right_pieces_pass_the_contracts_unedited_and_a_run_uses_them(checkout: 
     (checkout / "mine.py").write_text(VERIFIER)
     tested = run(checkout, "pytest", *CONTRACTS)
     assert tested.returncode == 0, tested.stdout[-3000:]
-    flags = ["--oger.last_token_enp_reward", "half", "--oger.similarity_shaping", "squared"]
+    flags = ["--oger.last_token_enp_reward", "mine:third", "--oger.similarity_shaping", "squared"]
+    flags += ["--algo.advantage.estimator", "mine:over_mean", "--oger.entropy_position", "mean"]
     flags += ["--oger.verifiers", "countdown=mine:grade", "--oger.replace_mode", "wrong_first_ordinary"]
     used = dry_run(checkout, *flags)
     assert used.returncode == 0, used.stderr
     assert f"recipe: {checkout / 'configs' / 'countdown_cpu.yaml'}" in used.stdout and "GPUs by role" in used.stdout
+    assert "no effect" not in used.stdout
     # The mode's name does not say "similarity"; similarity is computed all the same, and no note says otherwise.
     used = dry_run(
         checkout, "--oger.bonus_weight", "0", "--oger.replace_mode", "ordinary", "--oger.embedding_max_tokens", "64"
     )
     assert used.returncode == 0 and "no effect" not in used.stdout
     shown = run(checkout, "oger_recipe.cli.train", "--help", "oger.last_token_enp_reward")
-    assert "{exp_neg_entropy,neg_entropy,entropy,none,half}" in shown.stdout
+    assert "{exp_neg_entropy,neg_entropy,entropy,none,half,module:name}" in shown.stdout
 
 
 def test_wrong_pieces_die_by_name(checkout: Path) -> None:
@@ -145,8 +157,10 @@ def test_wrong_pieces_die_by_name(checkout: Path) -> None:
 
 def test_a_misspelt_piece_is_refused_before_anything_starts(checkout: Path) -> None:
     (checkout / "mine.py").write_text(VERIFIER)
-    refused = dry_run(checkout, "--oger.verifiers", "countdown=mine:grades")
+    wrong = ["--oger.verifiers", "countdown=mine:grades", "--algo.advantage.estimator", "mine:third"]
+    refused = dry_run(checkout, *wrong)
     assert refused.returncode == 1 and "oger.verifiers: task 'mine:grades' is not a verifier" in refused.stderr
+    assert "algo.advantage.estimator: 'mine:third' fails when it is called with (rewards, baseline)" in refused.stderr
     refused = dry_run(checkout, "--oger.replace_mode", "ordinary")
     assert refused.returncode == 1 and "invalid choice: 'ordinary'" in refused.stderr
     assert "similarity_mean_des" in refused.stderr and "Traceback" not in refused.stderr
