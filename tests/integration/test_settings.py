@@ -101,7 +101,7 @@ def test_a_run_with_the_chat_template_by_name_can_be_repeated_from_its_resolved_
     value = with_template(defaults(parser) | {"oger.prompt_template": "chat"})
     assert value["data.apply_chat_template"] is True and not list(combination_problems(value))
     (problem,) = combination_problems(value | {"oger.prompt_template": "r1"})
-    assert problem.endswith("choose one")
+    assert problem.startswith("choose one of oger.prompt_template r1")
 
 
 def test_an_evaluation_samples_as_the_rollouts_where_nothing_else_is_said() -> None:
