@@ -70,12 +70,12 @@ class ModelKeys(Keys):
     writes: ClassVar[bool] = False
     scores_steps: ClassVar[bool] = False
 
-    model: str = key(help="folder, hub name, or the name that a server gives it")
+    model: str = key(help="folder, hub name, or name at the server")
     revision: str | None = key(None, "revision of a hub model")
-    tokenizer: str | None = key(None, "folder or hub name of its tokenizer (default: the model's own)")
+    tokenizer: str | None = key(None, "folder or hub name of the tokenizer (default: the model's own)")
     place: str | None = key(
         None,
-        "where it runs: an engine of the run's own (vLLM), this process (small models), or a server, which url names "
+        "where the model runs: an engine of the run (vLLM), this process (small models), or a server, which url names "
         "(default: engine, or server with a url)",
         choices=PLACES,
     )
@@ -83,35 +83,37 @@ class ModelKeys(Keys):
     url: str | None = key(None, "base address of an OpenAI-compatible server, http://HOST:PORT/v1")
     api: str | None = key(
         None,
-        "what a server is asked of judges. completions: it gets the plugin's prompt as it is, chat template and all; "
-        "chat: it gets the prompt as a user's message and puts the template around it; the plugin's tokenizer is None "
+        "how a server is asked for judges. completions: with the plugin's prompt as it is, chat template included; "
+        "chat: with the prompt as a user's message, around which it puts the template; the plugin's tokenizer is None "
         "(default: completions where tokenizer is named, else chat)",
         choices=APIS,
     )
     head: str = key(
-        "classify", "what a server is asked of heads: vLLM has the first two, SGLang the third", choices=HEADS
+        "classify", "how a server is asked for heads: vLLM has the first two, SGLang the third", choices=HEADS
     )
     api_key_env: str = key(
         "OGER_JUDGE_API_KEY", "environment variable with the server's API key, where it asks for one"
     )
-    concurrency: int = key(16, "requests that are under way at a time", range=COUNT)
-    requests_per_minute: float | None = key(None, "most requests of a minute (default: no limit)", range=POSITIVE)
-    request_limit_s: float = key(120.0, "seconds that one request may take", range=POSITIVE)
-    attempts: int = key(6, "of a request that fails, with growing pauses between them", range=COUNT)
+    concurrency: int = key(16, "most requests at a time", range=COUNT)
+    requests_per_minute: float | None = key(None, "most requests per minute (default: no limit)", range=POSITIVE)
+    request_limit_s: float = key(120.0, "most seconds for one request", range=POSITIVE)
+    attempts: int = key(6, "attempts at a failing request, with growing pauses between them", range=COUNT)
     step_limit_s: float = key(
-        3600.0, "seconds that all requests of a step may take; what is unanswered then has failed", range=POSITIVE
+        3600.0,
+        "most seconds for all requests of a step; requests without an answer by then have failed",
+        range=POSITIVE,
     )
     # an engine
     tensor_parallel_size: int = key(1, "GPUs that share the engine", range=COUNT)
-    gpu_memory_utilization: float = key(0.8, "share of these GPUs' memory that it may take", range=PART)
+    gpu_memory_utilization: float = key(0.8, "share of these GPUs' memory that the engine may take", range=PART)
     max_model_len: int | None = key(None, "longest sequence, prompt and reply (default: the model's)", range=COUNT)
-    dtype: str = key("auto", "of its weights; auto: the model's own, float32 on CPUs", choices=DTYPES)
-    cache: bool = key(True, "keep its replies for the same question, also for other runs")
+    dtype: str = key("auto", "type of the weights; auto: the model's own, float32 on CPUs", choices=DTYPES)
+    cache: bool = key(True, "keep replies and reuse them for the same question, in other runs too")
     on_overflow: str = key(
         "worst",
-        "what a row is worth whose text is longer than the model reads. worst: the worst value that the source gives; "
-        "truncate (tags and token heads of kind process): steps within the window have their scores, those behind it "
-        "the worst one; drop_group: its group has no advantage in this step",
+        "value of a row whose text is longer than the model reads. worst: the worst value of the source; truncate "
+        "(tags and token heads of kind process): steps within the window keep their scores, later ones get the worst; "
+        "drop_group: its group has no advantage in this step",
         choices=ON_OVERFLOW,
     )
 
@@ -190,18 +192,18 @@ class ModelKeys(Keys):
             if getattr(self, each.name) == each.default:
                 continue
             if each.name in OF_A_SERVER and not self.urls:
-                yield f"{each.name} is for a server, and there is no url"
+                yield f"{each.name} is for a server: give a url, or leave it out"
             elif each.name in OF_A_MODEL_HERE and self.url is not None:
-                yield f"{each.name} is the server's own affair: leave it out, or leave out url"
+                yield f"the server decides {each.name}: leave it out, or leave out url"
             elif each.name in _OF_AN_ENGINE and self.runs_on == "in_process":
-                yield f"{each.name} is for an engine, and this model runs in this process"
+                yield f"{each.name} is for an engine, and place is in_process: leave it out"
         if self.on_overflow == "truncate" and not self.truncates:
             yield (
                 "on_overflow truncate is for scorers step_tag and token_head of kind process, in this process or an "
-                "engine: what others say hangs on the end of the text; use worst, or drop_group"
+                "engine: other scorers need the end of the text; use worst, or drop_group"
             )
         if not _VARIABLE.fullmatch(self.api_key_env):  # not shown: it may be a key
-            yield "api_key_env has to be the name of an environment variable, of capitals, digits and '_'"
+            yield "api_key_env has to be the name of an environment variable: capitals, digits and '_'"
         else:
             yield from _of_addresses(self.urls, self.api_key_env)
 
@@ -230,9 +232,9 @@ class ChatKeys(ModelKeys):
         None, "further arguments of the judge's chat template, such as {enable_thinking: false}"
     )
     extra_body: Mapping[str, Any] | None = key(
-        None, "what a server's requests say beside what other keys say, such as {top_k: 20, reasoning_effort: low}"
+        None, "further fields of requests to a server, such as {top_k: 20, reasoning_effort: low}"
     )
-    top_p: float = key(1.0, "nucleus of the judge", range=PART)
+    top_p: float = key(1.0, "nucleus (top-p) of the judge", range=PART)
     max_new_tokens: int = key(1024, "longest reply", range=COUNT)
 
     @property
@@ -254,10 +256,10 @@ class ChatKeys(ModelKeys):
         if self.chats and self.tokenizer is not None:
             yield "tokenizer is read by plugins of api completions; with api chat leave it out"
         if self.extra_body is not None and not self.urls:
-            yield "extra_body is for a server, and there is no url"
+            yield "extra_body is for a server: give a url, or leave it out"
         for name, reserved in (("extra_body", _OF_REQUESTS), ("chat_template_kwargs", _OF_TEMPLATES)):
             if taken := [each for each in getattr(self, name) or () if each in reserved]:
-                yield f"{name} cannot say {', '.join(taken)}: other keys, or the recipe, say that; leave it out"
+                yield f"{name} must not have {', '.join(taken)}, which other keys or the recipe set: leave it out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,7 +268,7 @@ class PromptKeys(ModelKeys):
 
     prompt_column: str | None = key(
         None,
-        "column of the data with the model's prompt (default: rm_prompt where it is there, else the problem)",
+        "column of the data with the model's prompt (default: rm_prompt if there is one, else the problem)",
         column="text",
     )
 
@@ -276,10 +278,10 @@ class PluginKeys(PromptKeys):
     """A model that is asked through a plugin."""
 
     plugin_limit_s: float = key(
-        60.0, "seconds that each of the plugin's functions may take for the rows of a step", range=POSITIVE
+        60.0, "most seconds of each of the plugin's functions for the rows of a step", range=POSITIVE
     )
     plugin_memory_limit_mb: int = key(
-        8192, "MiB of address space that the plugin may take beside what it has when it is loaded", range=COUNT
+        8192, "most MiB of address space that the plugin may add after it is loaded", range=COUNT
     )
 
     def plugin_at(
@@ -351,7 +353,7 @@ class WriterKeys(ChatKeys, PluginKeys):
 
     writes: ClassVar[bool] = True
 
-    temperature: float = key(0.0, "of the judge; 0 is greedy", range=WEIGHT)
+    temperature: float = key(0.0, "sampling temperature of the judge; 0 is greedy", range=WEIGHT)
 
     def try_out(self, place: Place) -> Reply:
         (reply,) = place.generate(["Hello."], Sampling(max_new_tokens=1))
@@ -380,27 +382,27 @@ class StepKeys(ModelKeys):
 
     scorer: str | None = key(
         None,
-        "what the model is. step_tag: it writes, and the logits of two tokens at a tag behind each step are compared; "
-        "token_head: it has a head that gives tokens labels; implicit: it is held against a reference; judge: it "
-        "writes about the steps (default: the format's)",
+        "what the model is. step_tag: it writes, and its logits of two tokens at a tag after each step are compared; "
+        "token_head: its head labels tokens; implicit: it is compared with a reference; judge: it writes about the "
+        "steps (default: the format's)",
         choices=(*SCORERS, "implicit", "judge"),
     )
     scale: str = key(
         "probability",
-        "score of a step. probability: that it is good, 0 to 1; difference: that less that it is bad, -1 to 1",
+        "score of a step. probability: P(good), 0 to 1; difference: P(good) - P(bad), -1 to 1",
         choices=SCALES,
     )
     credit: str = key(
         "sum",
         "reward of a step, for step estimators. sum: its score; min: its score times its share in a softmax of "
-        "-score / temperature, so that they add up to about the lowest score; min_ahead: what it takes off about the "
-        "lowest score from there on, whatever was before it",
+        "-score / temperature, so that a row's rewards add up to about the lowest score; min_ahead: by how much the "
+        "step lowers that about-lowest score of the steps from it on",
         choices=CREDITS,
     )
     temperature: float = key(
-        0.1, "of credits min, min_ahead: the lower, the more the lowest score counts", range=POSITIVE
+        0.1, "temperature of credits min and min_ahead: the lower, the more the lowest score counts", range=POSITIVE
     )
-    aggregate: str = key("min", "what makes one number of the scores of a row's steps", choices=AGGREGATES)
+    aggregate: str = key("min", "how the scores of a row's steps become one number", choices=AGGREGATES)
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -412,7 +414,7 @@ class StepKeys(ModelKeys):
         if self.api is not None and self.scorer != "judge":
             yield "api is for judges; leave it out"
         if self.head != ModelKeys.head:
-            yield "head is for kinds with one number; a PRM's server is asked at /pooling"
+            yield "head is for kinds with one number; a PRM's server is asked at /pooling: leave it out"
         if self.credit == "sum" and self.temperature != StepKeys.temperature:
             other = "; how a judge samples is sampling_temperature" if self.scorer == "judge" else ""
             yield f"temperature is for credits min and min_ahead{other}"
@@ -428,13 +430,13 @@ class ProcessKeys(StepKeys, PromptKeys):
 
     format: str | None = key(
         None,
-        "how question and steps are written: as this PRM was trained; it also says scorer, tag, good, bad and "
-        "good_label where the entry does not",
+        "how question and steps are written, as in this PRM's training; it also sets scorer, tag, good, bad and "
+        "good_label unless the entry does",
         choices=FORMATS,
     )
     tag: str | int | None = key(
         None,
-        "text behind each step, where the model says its score, or a token's id (default: the format's)",
+        "text after each step at which the model gives its score, or a token's id (default: the format's)",
         range=COUNT_OR_NONE,
     )
     good: str | int | None = key(
@@ -499,4 +501,4 @@ class ProcessKeys(StepKeys, PromptKeys):
                 "scorer step_tag has one GPU; leave it out"
             )
         if self.adapter is not None and self.url is not None:
-            yield "adapter is the server's own affair: leave it out, or leave out url"
+            yield "the server decides the adapter: leave it out, or leave out url"

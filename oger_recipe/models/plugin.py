@@ -73,13 +73,13 @@ def find_plugin(name: str) -> Path:
         if name in ready_made():
             return READY_MADE / f"{name}.py"
         raise RecipeError(
-            f"plugin {name!r} is no ready-made one ({', '.join(ready_made())}); the name of a file ends in .py"
+            f"plugin {name!r} is not a ready-made one ({', '.join(ready_made())}); the name of a file ends in .py"
         )
     folders = looked_in() or [str(Path.cwd())]
     for folder in folders:
         if (path := Path(folder) / name).is_file():
             return path.resolve()
-    raise RecipeError(f"plugin {name!r}: there is no such file in {', '.join(folders)}")
+    raise RecipeError(f"plugin {name!r}: no such file in {', '.join(folders)}")
 
 
 def plugin_problem(name: str, needed: Mapping[str, int] = BOTH, example: Example | None = None) -> str | None:

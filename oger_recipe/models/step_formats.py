@@ -37,7 +37,7 @@ class Format:
         if not is_head and None in of_tokens:
             yield f"good and bad are missing: scorer step_tag needs them, and format {name} is of scorer token_head"
         if self.whole and isinstance(self.tag, str) and not self.tag.strip(" "):
-            yield f"tag {self.tag!r}: spaces stand in every text"
+            yield f"tag {self.tag!r} has only spaces, which every text has"
         if not is_head and None not in of_tokens and self.good == self.bad:
             yield f"good and bad are both {self.good!r}"
 

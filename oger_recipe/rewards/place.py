@@ -161,7 +161,9 @@ class VerdictCache:
             aside = self._path.with_name(f"{_FILE}.broken-{time.time_ns()}")
             with contextlib.suppress(OSError):  # another run may have moved it
                 os.replace(self._path, aside)
-            logger.warning("the cache of verdicts was broken (%s): it is now %s, and a new one begins", error, aside)
+            logger.warning(
+                "the cache of verdicts was broken (%s): it is moved to %s, and a new one begins", error, aside
+            )
         elif not self._said:
             self._said = True
             logger.warning("the cache of verdicts, %s, cannot be used: %s; models are asked again", self._path, error)

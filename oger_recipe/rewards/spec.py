@@ -157,28 +157,28 @@ class Keys:
 class SourceSpec:
     """One entry of oger.reward.sources; ``keys``: those that its kind adds."""
 
-    name: str = key(help="a name of letters, digits, '_', '.' and '-', which metrics and samples bear")
-    kind: str = key(help="a name below, or package.module:name of a function or class of your own")
+    name: str = key(help="name in metrics and samples: letters, digits, '_', '.' and '-'")
+    kind: str = key(help="a kind below, or package.module:name of a function or class of your own")
     weight: float = key(
         1.0,
-        "factor of its value, below 0 where that is a penalty; the bonus has oger.bonus_weight instead",
+        "factor of the value, below 0 for a penalty; the bonus has oger.bonus_weight instead",
         range=FINITE,
     )
-    combine: str = key("add", "how its weighted value joins the total of the sources before it", choices=COMBINATIONS)
+    combine: str = key("add", "how the weighted value joins the total of the sources before it", choices=COMBINATIONS)
     gate: str = key(
-        "always", "where it counts, by the verifier's reward of the row; elsewhere its value is 0", choices=GATES
+        "always", "rows on which the source counts, by the verifier's reward; elsewhere its value is 0", choices=GATES
     )
     normalize: str = key(
         "none",
-        "what its values are compared with before they are weighted: (x - mean) / (std + 1e-6) over the group's rows "
-        "that have one, or over all values of the run so far",
+        "values are first made (x - mean) / (std + 1e-6): over the group's rows that have one (group), or over all "
+        "values of the run so far (running)",
         choices=NORMALIZE,
     )
     worst: float | None = key(
         None,
-        "value, before its weight, of a row on which it fails by what the response says (default: the worst that the "
-        "kind gives, and where nobody knows that, as of heads and of what is your own, the worst of the run so far, "
-        "and never better than 0)",
+        "value, before its weight, of a row whose response makes the source fail (default: the worst value of the "
+        "kind; where that is not known, as for heads and your own code, the worst value of the run so far, never "
+        "above 0)",
     )
     keys: Keys = field(default_factory=Keys)
 

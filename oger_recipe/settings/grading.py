@@ -16,17 +16,15 @@ from oger_recipe.settings.rollouts import RolloutSettings
 @dataclass(frozen=True)
 class VerifierSettings(Section):
     title: ClassVar[str] = "oger.grading"
-    about: ClassVar[str] = "verifiers, where answers are looked for, what grading may take"
+    about: ClassVar[str] = "verifiers, where they look for answers, limits of grading"
 
     task_name: str | None = setting(
         None, "verifier of rows without a 'task' column: a name or package.module:function"
     )
-    math_rule: str = setting(
-        "math_verify", "what a right answer to a math problem has to look like", choices=MATH_RULES
-    )
+    math_rule: str = setting("math_verify", "form that a right answer to a math problem must have", choices=MATH_RULES)
     math_extract: tuple[str, ...] = setting(
         MATH_EXTRACT,
-        "where a math answer is looked for, in order (default: first where the prompt template asks for it)",
+        "where to look for a math answer, in order (default: first where the prompt template asks for it)",
         choices=EXTRACTIONS,
     )
     gsm8k_answer_format: str = setting(
@@ -35,19 +33,19 @@ class VerifierSettings(Section):
         choices=GSM8K_FORMATS,
     )
     gsm8k_strict_oat: bool = setting(False, "compare GSM8K answers as texts, as OAT does")
-    countdown_strict_oat: bool = setting(False, "OAT's Countdown scoring with its loopholes")
+    countdown_strict_oat: bool = setting(False, "score Countdown as OAT does, loopholes included")
     verifiers: tuple[str, ...] = setting((), "your own: task=package.module:function")
     allow_task: tuple[str, ...] = setting(
-        (), "import paths that rows may name as their task, package.module:function; others are not imported"
+        (), "import paths (package.module:function) that rows may name as their task; no others are imported"
     )
     verifier_path: tuple[str, ...] = setting(
-        (), "folders where your own verifiers' modules lie (default: the recipe file's and the working directory)"
+        (), "folders of your own verifiers' modules (default: the recipe file's and the working directory)"
     )
     grading_workers: int | None = setting(
         None, "processes that grade, per engine (default: cores, at most 8)", range=COUNT, resume=FREE
     )
-    grading_time_limit: float = setting(5.0, "seconds that grading one answer may take", range=POSITIVE, resume=FREE)
-    grading_memory_limit: int = setting(2048, "MiB that grading one answer may take", range=COUNT, resume=FREE)
+    grading_time_limit: float = setting(5.0, "most seconds to grade one answer", range=POSITIVE, resume=FREE)
+    grading_memory_limit: int = setting(2048, "most MiB to grade one answer", range=COUNT, resume=FREE)
 
     @property
     def own(self) -> dict[str, str]:
@@ -147,7 +145,7 @@ def answer_places(value: Mapping[str, Any]) -> Iterator[str]:
             yield f"oger.stop {stop.strip()} ends a response before its answer: stop after it, e.g. at </answer>"
     if place == "answer_tag" and reads.boxed_only:
         yield (
-            f"oger.math_rule {rule} reads boxes alone, and oger.prompt_template {name} asks for <answer>: use "
+            f"oger.math_rule {rule} reads only boxes, but oger.prompt_template {name} asks for <answer>: use "
             "math_verify or math_verify_think, or a template that asks for a box (qwen_math, qwen3, r1_distill)"
         )
     if template and template.thinks is False and reads.needs_think:

@@ -48,7 +48,7 @@ class LossSettings(Section):
     off_policy_max_clip: float | None = setting(None, "upper bound of f(p)", range=WEIGHT, needs=_RESHAPED)
     off_policy_min_clip: float | None = setting(None, "lower bound of f(p)", range=WEIGHT, needs=_RESHAPED)
     use_off_policy_probs: bool = setting(
-        False, "p / (the teacher's own probability) in place of f(p), where the data has it", needs=_RESHAPED
+        False, "use p / (the teacher's own probability) in place of f(p), where the data has it", needs=_RESHAPED
     )
     off_policy_loss: str = setting(
         "reshape", "loss of teacher tokens: -A f(p), PPO's, or supervised", choices=TEACHER_LOSSES, needs=TAUGHT
@@ -56,30 +56,32 @@ class LossSettings(Section):
     sft_loss_coef: float = setting(
         1.0, "weight of the supervised loss under off_policy_loss sft", range=WEIGHT, needs=_SUPERVISED
     )
-    on_policy_reshape: str = setting("no_reshape", "the same family for rollout tokens; no_reshape: the plain ratio")
+    on_policy_reshape: str = setting(
+        "no_reshape", "reshape rollout tokens' ratio, by the same names; no_reshape: the plain ratio"
+    )
     on_policy_reshape_weight: float = setting(
         0.1, "c of p_logp", range=WEIGHT, needs=_read("on_policy_reshape_weight")
     )
     on_policy_reshape_pow_exp: float = setting(0.5, "k of pow", range=WEIGHT, needs=_read("on_policy_reshape_pow_exp"))
-    all_max_clip: float | None = setting(None, "tokens of a larger probability are left out of the loss", range=WEIGHT)
-    loss_remove_clip: bool = setting(False, "rollout tokens without PPO's clipping")
+    all_max_clip: float | None = setting(None, "leave tokens with a larger probability out of the loss", range=WEIGHT)
+    loss_remove_clip: bool = setting(False, "do not clip rollout tokens (PPO's clipping)")
     loss_aggregation: str = setting(
-        "constant", "token losses to one number; constant: sum / (rows * L_max)", choices=AGGREGATIONS
+        "constant", "how token losses become one number; constant: sum / (rows * L_max)", choices=AGGREGATIONS
     )
     ratio_level: str = setting(
         "token",
-        "rollouts have a ratio, a clip and a loss for each token, or for each step of reasoning; with step, ppo_kl, "
-        "approx_kl, clip_fraction and on_policy_* are over steps, while the entropy bonus stays a mean over tokens",
+        "unit that has a ratio, a clip and a loss: each token, or each step of reasoning of a rollout; with step, "
+        "ppo_kl, approx_kl, clip_fraction and on_policy_* are over steps, and the entropy bonus stays over tokens",
         choices=RATIO_LEVELS,
     )
     kl_stop: float | None = setting(
         None,
-        "no further optimizer step on a batch of rollouts once approx_kl (k3 of the rollouts' policy to the one that "
-        "is trained, of what ratio_level says, in the last optimizer step) is above it; the critic goes on",
+        "skip the remaining optimizer steps on a batch of rollouts once approx_kl (k3 from the rollouts' policy to "
+        "the trained one, per ratio_level, in the last optimizer step) is above this; the critic goes on",
         range=POSITIVE,
         needs=Need(
             "more than one optimizer step on a batch of rollouts: train.max_epochs, or a smaller train.batch_size",
             _updates_again,
         ),
     )
-    chunked_token_stats: bool = setting(True, "the policy makes its logits a few tokens at a time and keeps none")
+    chunked_token_stats: bool = setting(True, "compute logits a few tokens at a time and keep none")

@@ -84,7 +84,7 @@ def _settings(path: Path, children: tuple[Path, ...], mistakes: list[str]) -> di
             parent = path.parent / str(node.value)
             parent = parent if parent.is_file() else shipped().get(str(node.value), parent)
             if not isinstance(node, yaml.ScalarNode) or not parent.is_file():
-                mistakes.append(f"{_at(path, node)}: '{EXTENDS}' names another recipe file; there is no {parent}")
+                mistakes.append(f"{_at(path, node)}: '{EXTENDS}' names a recipe file that does not exist: {parent}")
             elif parent.resolve() in (path.resolve(), *children):
                 mistakes.append(f"{_at(path, node)}: '{EXTENDS}: {node.value}' leads back to this file")
             else:

@@ -40,16 +40,16 @@ class RewardSettings(Section):
     )
     on_error: str = setting(
         "zero",
-        "what a source costs that fails by no doing of the answer: its value is 0 (zero), it counts as not listed "
-        "(neutral), the group has no advantage in this step (drop_group), or the run stops (stop), at any failure; "
-        "what an answer brings about is worth the source's worst value",
+        "what happens when a source fails and the answer is not the cause: its value is 0 (zero), it counts as not "
+        "listed (neutral), the group has no advantage in this step (drop_group), or the run stops (stop, at any "
+        "failure); a failure that the answer causes gets the source's worst value",
         choices=ON_ERROR,
     )
     max_error_rate: float = setting(
         0.5,
-        "stop before the step is trained when a source failed on a larger share of the rows that it was asked about, "
-        "without those that are too long for its model (1: never); steps of fewer than 8 such rows count together, "
-        "and the verifier has oger.max_reward_error_rate",
+        "stop before training a step in which a source failed on a larger share of the rows it was asked about, not "
+        "counting rows too long for its model (1: never); steps of fewer than 8 such rows count together; the "
+        "verifier has oger.max_reward_error_rate",
         range=SHARE,
         needs=Need(
             "a source besides verifier and bonus (oger.reward.sources)",
@@ -58,9 +58,9 @@ class RewardSettings(Section):
     )
     engine_memory_gb: float | None = setting(
         None,
-        "main memory (GiB) that engines of reward models may keep between their turns where there is no CUDA and they "
-        "cannot sleep; 0: each ends after its turn (default: from its second turn on each stays while a quarter of "
-        "the machine's memory is left)",
+        "main memory (GiB) that engines of reward models may keep between their turns without CUDA, where they cannot "
+        "sleep; 0: each ends after its turn (default: each stays from its second turn on, while a quarter of the "
+        "machine's memory is free)",
         range=WEIGHT,
         needs=Need(
             "a source whose model runs in an engine (oger.reward.sources)",
@@ -69,7 +69,7 @@ class RewardSettings(Section):
     )
     cache: str = setting(
         "~/.cache/oger/verdicts",
-        "folder of the replies of judges and heads, shared between runs; empty: none is kept",
+        "folder of the replies of judges and heads, shared between runs; empty: keep none",
         needs=Need("a source that asks a model (oger.reward.sources)", lambda oger, value: oger.reward.asks_models),
         resume=FREE,
     )

@@ -21,14 +21,14 @@ class RolloutSettings(Section):
         resume=FREE,
     )
     prompt_template: str | None = setting(
-        None, "named prompt format, in place of data.apply_chat_template", choices=TEMPLATES
+        None, "named prompt format, which replaces data.apply_chat_template", choices=TEMPLATES
     )
     max_prompt_length: int | None = setting(
         None, "longest prompt in tokens (default: what data.max_len allows)", range=COUNT, resume=OF_LENGTHS
     )
     overlong_prompts: str = setting(
         "drop",
-        "longer prompts are left out and counted (drop), or the run does not start (refuse)",
+        "leave longer prompts out and count them (drop), or do not start the run (refuse)",
         choices=("drop", "refuse"),
     )
     top_k: int = setting(-1, "top-k of the rollouts; -1: all tokens", range=TOP_K)

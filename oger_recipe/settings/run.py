@@ -20,14 +20,14 @@ class RunSettings(Section):
     )
     total_training_steps: int | None = setting(
         None,
-        "stop after this many steps; 0 evaluates alone, after oger.sft if that is set (default: after the episodes)",
+        "stop after this many steps; 0: only evaluate, after oger.sft if that is set (default: after the episodes)",
         range=COUNT_OR_NONE,
         resume=FREE,
     )
     val_before_train: bool = setting(True, "evaluate on --eval.dataset before the first step", resume=FREE)
     val_after_train: bool = setting(True, "evaluate on --eval.dataset after the last step", resume=FREE)
     samples_steps: int = setting(
-        1, "write the rollouts of the first step and of every so many steps to samples/ (1: of all)", range=COUNT
+        1, "write the rollouts of the first step, and of every N-th step, to samples/ (1: of every step)", range=COUNT
     )
     logical_gpus: int | None = setting(
         None, "GPUs declared to Ray where there is no CUDA (default: as many as are asked)", range=COUNT, resume=FREE
@@ -39,11 +39,11 @@ class RunSettings(Section):
 @dataclass(frozen=True)
 class EvalSettings(Section):
     title: ClassVar[str] = "oger.eval"
-    about: ClassVar[str] = "what evaluation does otherwise than rollouts"
+    about: ClassVar[str] = "settings of evaluation that differ from those of rollouts"
     prefix: ClassVar[str] = "eval."
     resume: ClassVar[str] = FREE
 
-    top_p: float | None = setting(None, "nucleus of the evaluation (default: that of the rollouts)", range=PART)
+    top_p: float | None = setting(None, "nucleus of the evaluation (default: rollout.top_p)", range=PART)
     top_k: int = setting(-1, "top-k of the evaluation; -1: all tokens", range=TOP_K)
     max_new_tokens: int | None = setting(
         None, "tokens of an evaluated response (default: rollout.max_new_tokens)", range=COUNT
@@ -82,7 +82,7 @@ class SftSettings(Section):
         None, "teacher trajectories to learn from (default: all)", range=COUNT, needs=_SFT
     )
     batch_size: int = setting(64, "teacher trajectories per optimizer step", range=COUNT, needs=_SFT)
-    micro_batch_size: int = setting(8, "of them, per forward pass and device", range=COUNT, needs=_SFT)
+    micro_batch_size: int = setting(8, "teacher trajectories per forward pass and device", range=COUNT, needs=_SFT)
     lr: float = setting(1e-5, "peak learning rate", range=SHARE, needs=_SFT)
 
 
@@ -96,6 +96,6 @@ class GuardSettings(Section):
     )
     max_logprob_difference: float | None = setting(
         None,
-        "stop when engine and policy differ by more (mean |log p| per token; default: 3 times what step 1 shows)",
+        "stop when engine and policy differ by more (mean |log p| per token; default: 3 times the value of step 1)",
         range=WEIGHT,
     )

@@ -28,5 +28,5 @@ def find_recipe(given: Path) -> Path:
     if name in known:
         return known[name]
     near = difflib.get_close_matches(Path(name).stem, [Path(each).stem for each in known], n=1)
-    hint = f"; did you mean {near[0]}.yaml?" if near else f"; those that come with the package: {', '.join(known)}"
+    hint = f"; did you mean {near[0]}.yaml?" if near else f"; shipped recipes: {', '.join(known)}"
     raise RecipeError(f"{given}: no such recipe file{hint}")

@@ -34,16 +34,16 @@ class StepSettings(Section):
     about: ClassVar[str] = "responses in steps of reasoning"
     prefix: ClassVar[str] = "steps."
 
-    delimiters: tuple[str, ...] = setting(("\n\n",), "texts behind which a step ends", needs=_USED)
+    delimiters: tuple[str, ...] = setting(("\n\n",), "texts after which a step ends", needs=_USED)
     delimiter_token_ids: tuple[int, ...] = setting(
-        (), "tokens behind which a step ends", range=COUNT_OR_NONE, needs=_USED
+        (), "tokens after which a step ends", range=COUNT_OR_NONE, needs=_USED
     )
     max_step_tokens: int | None = setting(None, "longest step, in tokens", range=COUNT, needs=_USED)
     max_steps: int | None = setting(None, "most steps of a response", range=COUNT, needs=_CUT)
     last_step_text: str | None = setting(
-        None, "the response ends with the step that has this text, in any case", needs=_CUT
+        None, "end the response with the first step that has this text (upper or lower case)", needs=_CUT
     )
-    sample_by_step: bool = setting(False, "each step is a request of its own")
+    sample_by_step: bool = setting(False, "send each step to the engine as its own request")
 
     @property
     def rule(self) -> StepRule:

@@ -16,30 +16,30 @@ class TaskSettings(Section):
     prefix: ClassVar[str] = "task."
     resume: ClassVar[str] = OF_DATA
 
-    name: str | None = setting(None, "a task whose data and policy the recipe builds itself", choices=("countdown",))
+    name: str | None = setting(None, "build data and policy of this task", choices=("countdown",))
     cache: str = setting("~/.cache/oger/tasks", "folder of built data and policies, by content", resume=FREE)
-    num_numbers: int = setting(3, "numbers of a Countdown problem", range=_NUMBERS)
+    num_numbers: int = setting(3, "how many numbers a Countdown problem has", range=_NUMBERS)
     max_number: int = setting(20, "largest number of a Countdown problem", range=Range("2 or more", 2))
     max_target: int = setting(100, "largest target of a Countdown problem", range=COUNT)
     operators: str = setting("+-*/", "operators of a Countdown problem")
     train_problems: int = setting(1024, "problems to train on", range=COUNT)
-    eval_problems: int = setting(128, "held-out problems, of each number of numbers", range=COUNT)
+    eval_problems: int = setting(128, "held-out problems for each of eval_numbers", range=COUNT)
     eval_numbers: tuple[int, ...] = setting(
-        (), "numbers of the held-out problems, a benchmark each (default: task.num_numbers)", range=_NUMBERS
+        (), "how many numbers held-out problems have, a benchmark for each (default: task.num_numbers)", range=_NUMBERS
     )
-    wrong_teacher_share: float = setting(0.0, "share of teacher trajectories that are made wrong", range=SHARE)
+    wrong_teacher_share: float = setting(0.0, "share of teacher trajectories to make wrong", range=SHARE)
     data_seed: int = setting(0, "seed of problems and teachers", range=SEED)
     warm_start_steps: int = setting(300, "supervised steps that make the tiny policy", range=COUNT)
     warm_start_batch_size: int = setting(128, "solutions per supervised step, each on a fresh problem", range=COUNT)
     warm_start_lr: float = setting(2e-3, "peak learning rate of the supervised steps", range=SHARE)
     warm_start_problems: int | None = setting(
-        None, "problems it is made with (default: enough to see each solution once)", range=COUNT
+        None, "problems of the supervised steps (default: enough to see each solution once)", range=COUNT
     )
     warm_start_numbers: tuple[str, ...] = setting(
-        (), "numbers of its problems, number=weight (default: task.num_numbers)"
+        (), "how many numbers those problems have, number=weight (default: task.num_numbers)"
     )
     warm_start_decay: float = setting(
-        0.0, "share of the supervised steps, the last, over which the rate falls", range=SHARE
+        0.0, "last share of the supervised steps, over which the learning rate falls", range=SHARE
     )
     hidden_size: int = setting(
         128,

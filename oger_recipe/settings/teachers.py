@@ -36,18 +36,18 @@ class TeacherSettings(Section):
     )
     replace_mode: str = setting(
         "similarity_mean_des",
-        "which rollouts make room; the mean, max or min over the teachers that it names is the bonus's, too",
+        "which rollouts make room; its mean, max or min over the teachers is also the bonus's",
         choices=REPLACE_MODES,
         needs=_REPLACED,
     )
     replace_after_rm: bool = setting(
         True,
-        "teachers take the place of graded rollouts; false: of rollouts that are then never sampled, as in LUFFY",
+        "put teachers in the place of graded rollouts; false: of rollouts that are never sampled, as in LUFFY",
         needs=_REPLACED,
     )
     all_correct_group: str = setting(
         "keep",
-        "a group whose rollouts are all correct: keep (as the paper), clip (zero the teacher's negative advantage), "
+        "what becomes of an all-correct group: keep (as the paper), clip (zero the teacher's negative advantage), "
         "online (no teacher enters), skip (no teacher and no bonus)",
         choices=ALL_CORRECT_GROUPS,
         needs=TAUGHT,
@@ -63,19 +63,19 @@ class TeacherSettings(Section):
     )
     teacher_sources: tuple[str, ...] = setting((), "sources whose teachers are used (default: all)", needs=_TEACHERS)
     teacher_source_weights: tuple[str, ...] = setting(
-        (), "for teacher_draw source_weights: source=weight (default: 1)"
+        (), "weights for teacher_draw source_weights, source=weight (default: 1)"
     )
     max_prefix_len: int | None = setting(
-        None, "tokens of a teacher trajectory (default: what the response may have)", range=COUNT, needs=_TEACHERS
+        None, "longest teacher trajectory, in tokens (default: the longest response)", range=COUNT, needs=_TEACHERS
     )
     long_teachers: str = setting(
-        "drop", "longer teacher trajectories: drop, or truncate", choices=("drop", "truncate"), needs=_TEACHERS
+        "drop", "drop longer teacher trajectories, or truncate them", choices=("drop", "truncate"), needs=_TEACHERS
     )
     use_history_samples: bool = setting(
-        False, "the policy's own earlier correct rollouts are references too", needs=COMPARED
+        False, "use the policy's own earlier correct rollouts as references, too", needs=COMPARED
     )
     history_size: int = setting(
-        4, "earlier correct rollouts kept for each prompt, the newest", range=COUNT, needs=_HISTORY
+        4, "most earlier correct rollouts to keep for each prompt", range=COUNT, needs=_HISTORY
     )
 
 
@@ -99,9 +99,14 @@ class PrefixSettings(Section):
         1.0, "largest share of the teacher's tokens; 1: all", range=SHARE, needs=_read("max_prefix_ratio")
     )
     prefix_steps: int = setting(
-        1000, "steps over which linear, linear_max and reverse_linear move", range=COUNT, needs=_read("prefix_steps")
+        1000,
+        "steps over which the share of linear, linear_max and reverse_linear changes",
+        range=COUNT,
+        needs=_read("prefix_steps"),
     )
     prefix_linear_max_ratio: float = setting(
         0.8, "largest share under linear_max and reverse_linear", range=SHARE, needs=_read("prefix_linear_max_ratio")
     )
-    prefix_share_across_samples: bool = setting(False, "one share for all guided rollouts of a prompt", needs=_GUIDED)
+    prefix_share_across_samples: bool = setting(
+        False, "draw one share for all guided rollouts of a prompt", needs=_GUIDED
+    )

@@ -431,8 +431,8 @@ def test_a_saved_critic_says_how_wide_its_head_is(refused: Callable[..., str], t
     (tmp_path / "critic" / "config.json").write_text('{"value_head_hidden_sizes": [24, 12]}')
     flags = ["--critic.model_name_or_path", str(tmp_path / "critic"), "--algo.advantage.estimator", "appo"]
     assert refused(*flags, "--oger.critic.hidden_sizes", "64") == _problems(
-        "oger.critic.hidden_sizes is 64, and the value head of critic.model_name_or_path has 24 12: leave it out, or "
-        "give these"
+        "oger.critic.hidden_sizes is 64, but the value head of critic.model_name_or_path has 24 12: "
+        "leave it out, or give the same"
     )
     for text in ("[]", "{", "\0"):
         (tmp_path / "critic" / "config.json").write_text(text)

@@ -92,7 +92,7 @@ def test_a_head_with_hidden_layers_is_saved_with_its_sizes_and_says_the_same_whe
     assert not torch.equal(found["trained"], found["first"])
     for where in ("loaded", "resumed"):
         assert torch.equal(found[where], found["trained"]), where
-    assert "oger.critic.hidden_sizes is 8, and the value head of" in found["refused"]
+    assert "oger.critic.hidden_sizes is 8, but the value head of" in found["refused"]
 
 
 @pytest.mark.parametrize("kind", ["linear", "hidden, sharded"])

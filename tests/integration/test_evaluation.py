@@ -407,7 +407,7 @@ FILE = ("--benchmark", "gsm8k=gsm8k.jsonl")
         ([], "nothing to evaluate on: name benchmarks with --benchmark, or a --recipe with eval.dataset"),
         (
             [*FILE, "--prompt_template", "r1", "--oger.math_rule", "deepscaler"],
-            "answers cannot be graded by these settings:\n  - oger.math_rule deepscaler reads boxes alone",
+            "answers cannot be graded by these settings:\n  - oger.math_rule deepscaler reads only boxes",
         ),
         (["--recipe", "none.yaml"], "none.yaml: no such recipe file"),
         (["--benchmark", "mine=prepared.jsonl"], "benchmark mine: prepared.jsonl was prepared by a run"),

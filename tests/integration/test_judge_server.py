@@ -505,8 +505,8 @@ def test_a_key_that_fits_into_no_header_is_refused_and_not_shown(
         ({"url": "http://host/v1", "api_key_env": KEY}, "api_key_env has to be the name of an environment variable"),
         ({"url": "http://host/v1", "place": "engine"}, "place engine has no url"),
         ({"place": "server"}, "place server needs a url"),
-        ({"concurrency": 3}, "concurrency is for a server, and there is no url"),
-        ({"url": "http://host/v1", "tensor_parallel_size": 4}, "tensor_parallel_size is the server's own affair"),
+        ({"concurrency": 3}, "concurrency is for a server: give a url, or leave it out"),
+        ({"url": "http://host/v1", "tensor_parallel_size": 4}, "the server decides tensor_parallel_size"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_asked(entry: dict[str, Any], problem: str) -> None:

@@ -391,7 +391,7 @@ def test_the_process_of_a_plugin_ends_with_what_asks(tmp_path: Path, forks: Fork
 @pytest.mark.parametrize(
     "text, problem",
     [
-        (None, "there is no such file in "),
+        (None, "no such file in "),
         ("import no_such_helper", "ModuleNotFoundError: No module named 'no_such_helper' (.*own.py:1)"),
         ("def rm_preprocess(a, b, c): pass", "it has no function rm_postprocess"),
         (
@@ -417,7 +417,9 @@ def test_a_plugin_is_looked_at_before_a_run(text: str | None, problem: str | Non
 def test_a_plugins_name_is_a_ready_made_ones_or_a_files() -> None:
     (sentence,) = entry_problems([{"name": "r", "kind": "judge", "model": "m", "plugin": "rider_reward"}])
     known = ", ".join(ready_made())
-    assert sentence.endswith(f"plugin 'rider_reward' is no ready-made one ({known}); the name of a file ends in .py")
+    assert sentence.endswith(
+        f"plugin 'rider_reward' is not a ready-made one ({known}); the name of a file ends in .py"
+    )
 
 
 # ---- kinds

@@ -501,12 +501,12 @@ def test_what_the_window_takes_is_judged_where_the_entry_says_truncate(known, fo
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ({"kind": "judge", "model": "m", "plugin": "grade"} | CUT, "hangs on the end"),
+        ({"kind": "judge", "model": "m", "plugin": "grade"} | CUT, "need the end"),
         ({"kind": "classifier", "model": "m"} | CUT, "use worst, or drop_group"),
         ({"kind": "process", "model": "m", "format": "trl", "url": "http://h/v1"} | CUT, "or an engine"),
         ({"kind": "process", "scorer": "implicit", "model": "m", "reference": "n"} | CUT, "for scorers"),
         ({"kind": "classifier", "model": "m", "on_overflow": "none"}, "on_overflow 'none' is unknown"),
-        ({"kind": "judge", "model": "m", "plugin": "grade", "worst": -1}, "gives 0 to 1, so that it is known"),
+        ({"kind": "judge", "model": "m", "plugin": "grade", "worst": -1}, "gives 0 to 1, so its worst value is known"),
         ({"kind": "process", "model": "m", "format": "trl", "scale": "difference", "worst": -1}, "gives -1 to 1"),
         ({"kind": "bonus", "worst": 0}, "the bonus does not fail"),
         ({"kind": "classifier", "model": "m", "worst": "low"}, "worst 'low': it has to be a finite number"),

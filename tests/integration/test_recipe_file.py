@@ -496,9 +496,9 @@ def test_an_error_in_an_extended_file_names_that_file(read: Callable[..., Any], 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("extends: none.yaml", r"recipe\.yaml:1: 'extends' names another recipe file; there is no .*none\.yaml"),
+        ("extends: none.yaml", r"recipe\.yaml:1: 'extends' names a recipe file that does not exist: .*none\.yaml"),
         ("extends: recipe.yaml", r"recipe\.yaml:1: 'extends: recipe\.yaml' leads back to this file"),
-        ("extends: [a, b]", r"recipe\.yaml:1: 'extends' names another recipe file"),
+        ("extends: [a, b]", r"recipe\.yaml:1: 'extends' names a recipe file"),
     ],
 )
 def test_a_file_that_extends_nothing_or_itself_is_refused(read: Callable[..., Any], text: str, message: str) -> None:

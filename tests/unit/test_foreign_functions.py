@@ -147,7 +147,7 @@ def test_what_is_no_score_is_its_rows_error(monkeypatch: pytest.MonkeyPatch, ans
             "batched",
             "cannot be called with one group: missing a required argument: 'solution_strs' (a function of TRL",
         ),
-        ("of_a_group", "is async, which a function of a group cannot be"),
+        ("of_a_group", "is async: let it run its own event loop"),
     ],
 )
 def test_a_function_that_could_not_be_called_is_refused_by_its_signature(name: str, said: str) -> None:

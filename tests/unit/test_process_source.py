@@ -188,7 +188,7 @@ def test_entries_that_are_right(right: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"model": None}, "model is missing: folder, hub name, or the name that a server gives it"),
+        ({"model": None}, "model is missing: folder, hub name, or name at the server"),
         ({"format": "shepherd"}, "format 'shepherd' is unknown; did you mean 'math_shepherd'?"),
         ({"format": None}, "format is missing: one of math_shepherd, openr_qwen, qwen_prm, trl"),
         ({"scorer": "tag"}, "scorer 'tag' is unknown; known: step_tag, token_head, "),
@@ -200,7 +200,7 @@ def test_entries_that_are_right(right: dict[str, Any]) -> None:
         ({"good": True}, "good True: it has to be a text or a whole number, 0 or more"),
         ({"good": -1}, "good -1: it has to be a text or a whole number, 0 or more"),
         ({"tag": ""}, "tag '': it has to be a text or a whole number, 0 or more"),
-        ({"tag": " "}, "tag ' ': spaces stand in every text"),
+        ({"tag": " "}, "tag ' ' has only spaces, which every text has"),
         ({"format": "trl", "good_label": -1}, "good_label -1: it has to be a whole number, 0 or more"),
         ({"scale": "logit"}, "scale 'logit' is unknown; known: probability, difference"),
         ({"credit": "max"}, "credit 'max' is unknown"),
@@ -210,7 +210,7 @@ def test_entries_that_are_right(right: dict[str, Any]) -> None:
         ({"aggregate": "product", "scale": "difference"}, "two bad steps would make a good row"),
         ({"head": "pooling"}, "head is for kinds with one number"),
         ({"url": "http://127.0.0.1:8000/v1", "api": "chat"}, "api is for judges"),
-        ({"url": "http://127.0.0.1:8000/v1", "adapter": "me/lora"}, "adapter is the server's own affair"),
+        ({"url": "http://127.0.0.1:8000/v1", "adapter": "me/lora"}, "the server decides the adapter"),
         ({"tensor_parallel_size": 2}, "a PRM of scorer step_tag has one GPU; leave it out"),
         ({"place": "server"}, "place server needs a url"),
         ({"plugin": "binary"}, "key 'plugin' is unknown"),

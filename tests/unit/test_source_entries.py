@@ -51,8 +51,8 @@ RULE_ENTRY = {"name": "rule", "kind": "verifier"}
     ("entry", "said"),
     [
         ("verifier", "'verifier' is not a mapping: {name: ..., kind: ...}"),
-        ({"kind": "bonus"}, "name None: a name of letters"),
-        ({"name": "a/b", "kind": "bonus"}, "name 'a/b': a name of letters"),
+        ({"kind": "bonus"}, "name None: use only letters"),
+        ({"name": "a/b", "kind": "bonus"}, "name 'a/b': use only letters"),
         ({"name": "a", "kind": "critic"}, f"kind 'critic' is unknown; known: {', '.join(KINDS)}"),
         (
             {"name": "a", "kind": "bonuss"},
@@ -79,7 +79,7 @@ RULE_ENTRY = {"name": "rule", "kind": "verifier"}
         ),
         ({"name": "a", "kind": "rubric", "model": "m", "weight": -1}, "weights below 0 are for criteria"),
         ({"name": "a", "kind": "length", "budget": 2, "limit": 2}, "budget 2 has to be below limit 2"),
-        ({"name": "a", "kind": "length", "budget": 2}, "limit is missing: tokens at which"),
+        ({"name": "a", "kind": "length", "budget": 2}, "limit is missing: tokens from which"),
         (
             {"name": "a", "kind": "mine_of_compose:score", "weight": math.nan},
             "weight nan: it has to be a finite number",
@@ -122,7 +122,7 @@ RULE_ENTRY = {"name": "rule", "kind": "verifier"}
         ({"name": "a", "kind": "nowhere:score"}, "kind 'nowhere:score' cannot be imported: ModuleNotFoundError"),
         (
             {"name": "a", "kind": "mine_of_compose:number"},
-            "kind 'mine_of_compose:number' is of type int, no function and no class",
+            "kind 'mine_of_compose:number' is of type int, not a function or a class",
         ),
         (
             {"name": "a", "kind": "mine_of_compose:pair"},
@@ -163,7 +163,7 @@ def test_what_is_wrong_with_the_list_is_said() -> None:
         "oger.reward.sources: two sources are named 'rule'"
     ]
     assert listed(RULE_ENTRY, {"name": "again", "kind": "verifier"}) == [
-        "oger.reward.sources: 2 sources are of kind verifier, which can be there once"
+        "oger.reward.sources: 2 sources are of kind verifier: list only one"
     ]
     (problem,) = listed(RULE_ENTRY | {"combine": "mul"})
     assert "entry 1: combine mul: the first source has nothing before it to multiply" in problem

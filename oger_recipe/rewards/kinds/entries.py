@@ -88,13 +88,13 @@ def entry_problems(entries: Sequence[Mapping[str, Any]] | None) -> Iterator[str]
         yield f"oger.reward.sources: two sources are named {name!r}"
     for kind, known in KINDS.items():
         if known.once and kinds.count(kind) > 1:
-            yield f"oger.reward.sources: {kinds.count(kind)} sources are of kind {kind}, which can be there once"
+            yield f"oger.reward.sources: {kinds.count(kind)} sources are of kind {kind}: list only one"
 
 
 def _of_entry(entry: Mapping[str, Any], *, first: bool) -> Iterator[str]:
     name = entry.get("name")
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
-        yield f"name {name!r}: a name of letters, digits, '_', '.' and '-' is needed, which metrics and samples bear"
+        yield f"name {name!r}: use only letters, digits, '_', '.' and '-': metrics and samples have this name"
     hints = get_type_hints(SourceSpec)
     for each in COMMON[2:]:
         if each.name in entry:
@@ -114,7 +114,10 @@ def _of_entry(entry: Mapping[str, Any], *, first: bool) -> Iterator[str]:
     bounds = None if known is None or problems else known.of(entry).bounds
     if bounds is not None and "worst" in entry:
         low, high = bounds
-        yield f"worst {entry['worst']!r}: this source gives {low:g} to {high:g}, so that it is known; leave worst out"
+        yield (
+            f"worst {entry['worst']!r}: this source gives {low:g} to {high:g}, so its worst value is known: "
+            "leave worst out"
+        )
 
 
 def _of_kind(kind: type[Keys] | None, entry: Mapping[str, Any]) -> Iterator[str]:

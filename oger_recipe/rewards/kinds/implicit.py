@@ -45,17 +45,20 @@ class ImplicitKeys(StepKeys):
     )
     update: str = key(
         "before",
-        "whether it learns from rollouts before it rewards them, which reads them once more, or after that",
+        "learn from rollouts before rewarding them, which reads them once more, or after that",
         choices=UPDATES,
     )
-    aggregate: str = key("sum", "what makes one number of the rewards of a row's steps", choices=AGGREGATES)
-    beta: float = key(0.05, "reward of a nat that the model finds a step likelier by", range=POSITIVE)
+    aggregate: str = key("sum", "how the rewards of a row's steps become one number", choices=AGGREGATES)
+    beta: float = key(
+        0.05, "reward per nat by which the model finds a step likelier than the reference does", range=POSITIVE
+    )
     learning_rate: float | None = key(
-        None, "of the model, which learns from the outcomes of each step's rollouts (default: it stays as it is)",
+        None,
+        "learning rate; the model then learns from the outcomes of each step's rollouts (default: it does not learn)",
         range=SHARE,
-    )  # fmt: skip
-    batch_size: int | None = key(None, "rows of one update (default: all of a step)", range=COUNT)
-    micro_batch_size: int = key(8, "rows that it learns from at a time", range=COUNT)
+    )
+    batch_size: int | None = key(None, "rows per update (default: all rows of a step)", range=COUNT)
+    micro_batch_size: int = key(8, "rows in memory at a time", range=COUNT)
     max_grad_norm: float = key(1.0, "norm to which gradients are clipped", range=POSITIVE)
 
     @property
@@ -113,9 +116,9 @@ class ImplicitKeys(StepKeys):
             if not self.learns and getattr(self, name) != getattr(ImplicitKeys, name):
                 yield f"{name} is for a model that learns (learning_rate)"
         if self.scale != StepKeys.scale:
-            yield "scale is for probabilities, and rewards of scorer implicit are none; leave it out"
+            yield "scale is for probabilities, and scorer implicit gives rewards: leave it out"
         if self.aggregate == "product":
-            yield "aggregate product: rewards of scorer implicit are no probabilities; use sum, mean, min or last"
+            yield "aggregate product: scorer implicit gives rewards, not probabilities: use sum, mean, min or last"
         if not self.cache:
             yield "cache is for replies, and scorer implicit keeps none; leave it out"
 

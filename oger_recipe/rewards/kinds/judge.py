@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 class JudgeKeys(WriterKeys, ValueKeys):
     """A model that writes, and the plugin that reads a score from what it wrote."""
 
-    plugin: str = key(help="file with rm_preprocess and rm_postprocess, or the name of a ready-made one")
+    plugin: str = key(help="file with rm_preprocess and rm_postprocess, or the name of a ready-made plugin")
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -42,9 +42,9 @@ class JudgeKeys(WriterKeys, ValueKeys):
     def combined(self) -> Iterator[str]:
         yield from super().combined()
         if self.plugin in OF_STEPS:
-            yield f"plugin {self.plugin!r} judges steps of reasoning: it is for kind process, with scorer judge"
+            yield f"plugin {self.plugin!r} judges steps of reasoning: use it with kind process and scorer judge"
         if self.plugin in OF_RUBRICS:
-            yield f"plugin {self.plugin!r} reads the criteria of a rubric: it is for kind rubric"
+            yield f"plugin {self.plugin!r} reads the criteria of a rubric: use it with kind rubric"
         yield from filter(None, [plugin_problem(self.plugin, example=self.example if self.chats else None)])
 
     @property

@@ -22,10 +22,10 @@ class LengthKeys(Keys):
     if_below: ClassVar[str] = "its values are 0 or less, and long answers would be paid"
 
     budget: int = key(
-        help="tokens of a response, its end-of-sequence token among them, that cost nothing", range=COUNT_OR_NONE
+        help="tokens of a response that are free, the end-of-sequence token included", range=COUNT_OR_NONE
     )
     limit: int = key(
-        help="tokens at which, and beyond which, the value is -1; from the budget on it falls on a line", range=COUNT
+        help="tokens from which on the value is -1; between budget and limit it falls linearly", range=COUNT
     )
 
     @property

@@ -306,7 +306,7 @@ def imported(path: str) -> Any:
             raise ValueError(f"{path!r} is a class without a method score(groups, wanted)")
         return found
     if not callable(found):
-        raise ValueError(f"{path!r} is of type {type(found).__name__}, no function and no class")
+        raise ValueError(f"{path!r} is of type {type(found).__name__}, not a function or a class")
     if (form := form_of(found)) is not None:
         for each in form.problems(found):
             raise ValueError(f"{path!r} is a function for {form.trainer}: {each}")
@@ -316,7 +316,7 @@ def imported(path: str) -> Any:
             "one of verl's solution_str)"
         )
     elif is_async(found):
-        raise ValueError(f"{path!r} is async, which a function of a group cannot be: let it run its own event loop")
+        raise ValueError(f"{path!r} is async: let it run its own event loop")
     return found
 
 

@@ -27,9 +27,7 @@ class PairwiseKeys(JudgeKeys):
     threshold: ClassVar[None] = None
 
     plugin: str = key("pairwise", "as for a judge; rm_preprocess gets pairs of answers in place of responses")
-    against: str = key(
-        "answer", "what a response is compared with: the reference answer, or a teacher's", choices=OTHERS
-    )
+    against: str = key("answer", "compare a response with the reference answer, or with a teacher's", choices=OTHERS)
 
     @property
     def bounds(self) -> tuple[float, float]:

@@ -39,7 +39,7 @@ class RubricKeys(WriterKeys, ValueKeys):
     rubric_column: str = key(
         "rubric", "column of the data with the prompt's rubric: a list of criteria with weights", column="rubric"
     )
-    ask: str = key("each", "how the judge is asked. each: once a criterion; together: once for all", choices=ASKS)
+    ask: str = key("each", "how the judge is asked. each: once per criterion; together: once for all", choices=ASKS)
 
     @property
     def reads_rubric(self) -> str:

@@ -31,7 +31,7 @@ class SimilarityKeys(Keys):
 
     reference: str | None = key(None, "column of the data with the reference (default: the answer)", column="anything")
     part: str = key(
-        "answer", "what of a response is compared: all, its thought, or its answer (behind </think>)", choices=PARTS
+        "answer", "part of a response to compare: all, its thought, or its answer (after </think>)", choices=PARTS
     )
     low: float = key(0.65, "cosine up to which the value is `floor`", range=SHARE)
     high: float = key(0.85, "cosine from which the value is 1", range=SHARE)

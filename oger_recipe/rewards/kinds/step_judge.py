@@ -34,7 +34,7 @@ class StepJudgeKeys(ChatKeys, StepKeys, PluginKeys):
         "file with rm_preprocess, which gets lists of steps in place of responses, and rm_postprocess, which gives "
         "the first wrong step's number from 0 (-1: none) or a score for each step; or the name of a ready-made one",
     )
-    sampling_temperature: float = key(0.0, "of the judge; 0 is greedy", range=WEIGHT)
+    sampling_temperature: float = key(0.0, "sampling temperature of the judge; 0 is greedy", range=WEIGHT)
 
     @property
     def bounds(self) -> tuple[float, float] | None:
