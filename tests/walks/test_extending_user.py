@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forks import Forks
 from hang import HANG_S
 
 ROOT = Path(__file__).parents[2]
@@ -111,8 +112,7 @@ def write(checkout: Path, pieces: dict[str, list[tuple[str, str]]]) -> None:
 
 
 def run(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    source = checkout if (checkout / "oger_recipe").is_dir() else ROOT
-    environment = os.environ | {"PYTHONPATH": str(source)}
+    environment = os.environ | {"PYTHONPATH": str(checkout)}
     command = [sys.executable, "-m", *words]
     return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=HANG_S)
 
@@ -166,18 +166,20 @@ def test_a_misspelt_piece_is_refused_before_anything_starts(checkout: Path) -> N
     assert "similarity_mean_des" in refused.stderr and "Traceback" not in refused.stderr
 
 
-def test_a_verifier_that_raises_for_one_teacher_costs_that_teacher_and_a_bad_answer_the_row(tmp_path: Path) -> None:
+def test_a_verifier_that_raises_for_one_teacher_costs_that_teacher_and_a_bad_answer_the_row(
+    tmp_path: Path, forks: Forks
+) -> None:
     (tmp_path / "mine.py").write_text(STRICT)
     texts = ("so 4", "so four", "so 5")
     teachers = [{"source": "r1", "text": text, "correct": None} for text in texts]
     rows = [{"uid": "a", "prompt": "2+2?", "answer": "4", "task": "mine:judged", "teachers": teachers}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "mix.yaml").write_text("sources: [{name: x, path: rows.jsonl}]\n")
-    command = ["oger_recipe.cli.data", "prepare", "mix.yaml", "--out", "out.jsonl"]
-    refused = run(tmp_path, *command)
+    command = ["-m", "oger_recipe.cli.data", "prepare", "mix.yaml", "--out", "out.jsonl"]
+    refused = forks.run(*command, cwd=tmp_path)
     assert refused.returncode == 1 and "rows.jsonl:1: task 'mine:judged' is code" in refused.stderr
     command += ["--allow_task", "mine:judged"]
-    done = run(tmp_path, *command)
+    done = forks.run(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (written,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
     assert [teacher["text"] for teacher in written["teachers"]] == ["so 4"]
@@ -186,6 +188,6 @@ def test_a_verifier_that_raises_for_one_teacher_costs_that_teacher_and_a_bad_ans
     assert (by_name["kept"], by_name["wrong"], by_name["not graded"]) == ("1", "1", "1")
 
     (tmp_path / "rows.jsonl").write_text(json.dumps(rows[0] | {"answer": "four"}) + "\n")
-    refused = run(tmp_path, *command, "--force")
+    refused = forks.run(*command, "--force", cwd=tmp_path)
     assert refused.returncode == 1 and refused.stderr.endswith("rows.jsonl:1: 'four' is no whole number\n")
     assert "Traceback" not in refused.stderr

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from forks import Forks
 from hang import HANG_S
 from judge_server import Server
 from runs import ROOT, caches_in, lines
@@ -25,6 +25,14 @@ from oger_recipe.lab.known_judges import save_prm
 
 PAGE = ROOT / "docs" / "judges.md"
 NUMBERS = range(1, 17)
+# The hub's library has been imported already, where it looks at HF_HUB_OFFLINE.
+OFFLINE = """
+import huggingface_hub.constants as hub
+from oger_recipe.cli.main import main
+hub.HF_HUB_OFFLINE = True
+main()
+"""
+Oger = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture()
@@ -47,13 +55,16 @@ def desk(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def oger(desk: Path, command: str, *words: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture()
+def oger(desk: Path, forks: Forks) -> Oger:
     """Without a key, and without the hub: nothing here is to be asked of it."""
-    line = [sys.executable, "-m", f"oger_recipe.cli.{command}", *words, *caches_in(desk / "caches")]
-    environment = {name: value for name, value in os.environ.items() if name != "OGER_JUDGE_API_KEY"}
-    return subprocess.run(
-        line, cwd=desk, capture_output=True, text=True, timeout=HANG_S, env=environment | {"HF_HUB_OFFLINE": "1"}
-    )
+
+    def oger(command: str, *words: str) -> subprocess.CompletedProcess[str]:
+        line = ["-m", f"oger_recipe.cli.{command}", *words, *caches_in(desk / "caches")]
+        environment = {name: value for name, value in os.environ.items() if name != "OGER_JUDGE_API_KEY"}
+        return forks.run(*line, cwd=desk, env=environment | {"HF_HUB_OFFLINE": "1"}, timeout=HANG_S)
+
+    return oger
 
 
 SCORE = ("--responses", "responses.jsonl", "--out", "scored.jsonl")
@@ -64,8 +75,8 @@ def _on_the_page(kind: str) -> str:
     return re.search(rf"```{kind}\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]  # type: ignore[index]
 
 
-def test_a_rubric_at_a_server(desk: Path, server: Server) -> None:
-    """The files of the page's first screen, with this server and model. Three commands: about 30 s alone."""
+def test_a_rubric_at_a_server(desk: Path, oger: Oger, server: Server) -> None:
+    """The files of the page's first screen, with this server and model."""
 
     def judged(prompt: str, count: int) -> tuple[int, Any]:
         text = f"I looked. Score: {2 if 'because' in prompt else 1}"
@@ -75,7 +86,7 @@ def test_a_rubric_at_a_server(desk: Path, server: Server) -> None:
     (desk / "rubric.py").write_text(_on_the_page("python"))
     recipe = _on_the_page("yaml").replace("http://127.0.0.1:8000/v1", server.url)
     (desk / "no_policy.yaml").write_text(re.sub(r"actor: .*\n", "", recipe).replace("served-name", "judge"))
-    scored = oger(desk, "score", "--recipe", "no_policy.yaml", *SCORE)
+    scored = oger("score", "--recipe", "no_policy.yaml", *SCORE)
     assert scored.returncode == 0, scored.stderr
     assert [line["components"]["rubric"] for line in lines(desk / "scored.jsonl")] == [1, 0.5, 1, 0.5]
     assert [line["reward"] for line in lines(desk / "scored.jsonl")] == [1.3, 1.15, 1.3, 1.15]
@@ -83,16 +94,18 @@ def test_a_rubric_at_a_server(desk: Path, server: Server) -> None:
 
     # What the server calls its model is said before the run, beside the one that the user named.
     (desk / "rubric.yaml").write_text(recipe.replace("my/policy", "policy"))
-    refused = oger(desk, "train", "--recipe", "rubric.yaml", "--dry-run")
+    refused = oger("train", "--recipe", "rubric.yaml", "--dry-run")
     assert refused.returncode == 1 and f"{server.url} has no model served-name; it has judge, other" in refused.stderr
     (desk / "rubric.yaml").write_text(recipe.replace("my/policy", "policy").replace("served-name", "judge"))
-    planned = oger(desk, "train", "--recipe", "rubric.yaml", "--dry-run")
+    planned = oger("train", "--recipe", "rubric.yaml", "--dry-run")
     assert planned.returncode == 0, planned.stderr
     assert "0.3 * rubric: judge, judge (server)" in planned.stdout
     assert "the run can start" in planned.stdout
 
 
-def test_a_plugin_that_writes_the_template_itself_is_told_which_key_it_lacks(desk: Path, server: Server) -> None:
+def test_a_plugin_that_writes_the_template_itself_is_told_which_key_it_lacks(
+    desk: Path, oger: Oger, server: Server
+) -> None:
     """As files of VeRL-with-RMs do: one command says it, without asking anybody, and names the key that is right."""
     ask = "tgt_tokenizer.apply_chat_template([{'role': 'user', 'content': r}], tokenize=False)"
     plugin = f"""
@@ -105,20 +118,20 @@ def test_a_plugin_that_writes_the_template_itself_is_told_which_key_it_lacks(des
     (desk / "rubric.py").write_text(textwrap.dedent(plugin))
     recipe = _on_the_page("yaml").replace("http://127.0.0.1:8000/v1", server.url).replace("served-name", "judge")
     (desk / "rubric.yaml").write_text(recipe)
-    refused = oger(desk, "score", "--recipe", "rubric.yaml", *SCORE)
+    refused = oger("score", "--recipe", "rubric.yaml", *SCORE)
     assert refused.returncode == 1 and "name the judge's tokenizer by the key tokenizer" in refused.stderr
     assert "Traceback" not in refused.stderr and not server.asked
     server.answer = lambda prompt, count: (200, {"choices": [{"index": 0, "text": "1", "finish_reason": "stop"}]})
     (desk / "rubric.yaml").write_text(recipe.replace("model: judge,", "model: judge, tokenizer: policy,"))
-    scored = oger(desk, "score", "--recipe", "rubric.yaml", *SCORE)
+    scored = oger("score", "--recipe", "rubric.yaml", *SCORE)
     assert scored.returncode == 0, scored.stderr
     assert [line["components"]["rubric"] for line in lines(desk / "scored.jsonl")] == [1] * 4
     assert {path for path, _ in server.asked} == {"/v1/completions"}
 
 
-def test_a_process_reward_model_over_http(desk: Path, server: Server) -> None:
+def test_a_process_reward_model_over_http(desk: Path, oger: Oger, server: Server) -> None:
     """The entry that `oger serve-judge` prints, and in the place of vLLM its model in this process, which answers
-    /pooling. A step with a tilde is wrong, and all behind it. Three commands: about 30 s on a quiet machine."""
+    /pooling. A step with a tilde is wrong, and all behind it."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = save_prm(desk / "prm", tag="ки")
@@ -150,17 +163,17 @@ def test_a_process_reward_model_over_http(desk: Path, server: Server) -> None:
         },
     }
     (desk / "prm.yaml").write_text(yaml.safe_dump(recipe))
-    refused = oger(desk, "score", "--recipe", "prm.yaml", *SCORE)
+    refused = oger("score", "--recipe", "prm.yaml", *SCORE)
     why = "set actor.model_name_or_path: the policy's tokenizer is needed: it cuts responses into steps of reasoning"
     assert refused.returncode == 1 and why in refused.stderr
     (desk / "prm.yaml").write_text(yaml.safe_dump(recipe | {"actor": {"model_name_or_path": "policy"}}))
-    scored = oger(desk, "score", "--recipe", "prm.yaml", *SCORE)
+    scored = oger("score", "--recipe", "prm.yaml", *SCORE)
     assert scored.returncode == 0, scored.stderr
     found = lines(desk / "scored.jsonl")
     assert [line["components"]["prm"] for line in found] == pytest.approx([1, 0, 1, 0], abs=1e-3)
     of_wrong = [step["sources"]["prm"] for step in found[1]["steps_of_reasoning"]]
     assert of_wrong == pytest.approx([1, 0, 0], abs=1e-3)
     assert {path for path, _ in server.asked} == {"/pooling"}
-    planned = oger(desk, "train", "--recipe", "prm.yaml", "--dry-run")
+    planned = oger("train", "--recipe", "prm.yaml", "--dry-run")
     assert planned.returncode == 0, planned.stderr
     assert "0.5 * prm: process" in planned.stdout and "the run can start" in planned.stdout

