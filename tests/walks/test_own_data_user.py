@@ -90,8 +90,9 @@ def test_a_run_that_forgets_the_teachers_ends_before_anything_starts(desk: Path,
     assert not list(tmp_path.rglob("countdown-*"))  # neither task nor policy is built
 
 
+@pytest.mark.full
 def test_ones_own_data_teachers_and_model_train_from_end_to_end(desk: Path, tmp_path: Path):
-    """The README's command, with supervised training first and sizes for a minute. Ray starts once: about 60 s."""
+    """The README's command, with supervised training first and small sizes."""
     shorter = ["--data.max_samples", "64", "--rollout.max_new_tokens", "160", "--data.max_len", "512"]
     shorter += ["--rollout.batch_size", "8", "--oger.total_training_steps", "2", "--no-oger.val_before_train"]
     sft = ["--oger.sft.epochs", "1", "--oger.sft.batch_size", "32", "--oger.sft.micro_batch_size", "16"]
