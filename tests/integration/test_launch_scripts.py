@@ -408,7 +408,9 @@ ENGINES = ("vllm.tensor_parallel_size", "vllm.num_engines", "actor.num_gpus_per_
         ("oger.yaml", ["--vllm.tensor_parallel_size=8", "--overwrite"], {"READS": sys.executable}, ["8", "1", "8"]),
         ("oger.yaml", [], {"TENSOR_PARALLEL": "4"}, ["4", "2", "8"]),
         # The policy and the engines have GPUs of their own.
-        ("oat_countdown_grpo.yaml", [], {"READS": sys.executable}, ["-", "-", "-"]),
+        pytest.param(
+            "oat_countdown_grpo.yaml", [], {"READS": sys.executable}, ["-", "-", "-"], marks=pytest.mark.full
+        ),
     ],
 )
 def test_engines_are_as_wide_as_the_recipe_says_unless_the_user_says_otherwise(
@@ -427,7 +429,9 @@ def test_engines_are_as_wide_as_the_recipe_says_unless_the_user_says_otherwise(
         ("oger.yaml", {"TENSOR_PARALLEL": "two"}, "TENSOR_PARALLEL is two, not a number of GPUs"),
         ("oger.yaml", {"TENSOR_PARALLEL": "0"}, "TENSOR_PARALLEL is 0, not a number of GPUs"),
         ("oat_countdown_grpo.yaml", {"TENSOR_PARALLEL": "2", "READS": sys.executable}, "is for recipes with train"),
-        ("no_such.yaml", {"READS": sys.executable}, "train_oger: configs/no_such.yaml"),
+        pytest.param(
+            "no_such.yaml", {"READS": sys.executable}, "train_oger: configs/no_such.yaml", marks=pytest.mark.full
+        ),
     ],
 )
 def test_what_does_not_fit_the_jobs_gpus_is_refused_before_anything_starts(
