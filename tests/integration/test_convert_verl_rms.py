@@ -35,6 +35,11 @@ VARIABLES = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def quick_processes() -> None:
+    """Plugins that need no tokenizer start as quickly by themselves."""
+
+
 @pytest.fixture(autouse=True)
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with the two plugins and the rows, as the user has them."""
