@@ -1,8 +1,8 @@
 """Python programs in processes of their own, without the seconds of their imports.
 
 ``python forks.py SOCKET``, started by `Forks` alone, imports what the package's commands import, and forks for each
-program: with its words, folder, environment, files and exit status, as ``python WORDS`` has them. What it has of this
-server are the modules (so, the variables that a library reads where it is imported) and the seed of hash().
+program: with its words, folder, environment, files and exit status, as ``python WORDS`` has them. Modules and the seed
+of hash() are the server's; a test that needs them fresh, or of which imports are the subject, starts Python itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 
 _LARGEST = 2**17  # bytes of a program's words and environment
 _ABOVE = 500  # descriptors of a server are below
-_READS_VARIABLES = ("huggingface_hub.constants", "datasets.config")  # where they are imported; others ask these
+_READS_VARIABLES = ("huggingface_hub.constants", "datasets.config")  # once, at import; other modules ask these
 
 
 class Forks:
@@ -74,7 +74,7 @@ class Forks:
 
 
 class Forked(subprocess.Popen):  # type: ignore[type-arg]
-    """A process as subprocess has it, but that the server has forked it, and tells how it ends."""
+    """A process that the server has forked; it says how the process ends."""
 
     def __init__(self, forks: Forks, words: list[str], **how: Any) -> None:
         self._forks = forks
@@ -85,7 +85,7 @@ class Forked(subprocess.Popen):  # type: ignore[type-arg]
         _flags: Any, _shell: Any, stdin: int, to_it: int, of_it: int, stdout: int, of_errors: int, stderr: int,
         _restore: Any, _gid: Any, _gids: Any, _uid: Any, _umask: Any, in_session: bool, _group: Any,
     ) -> None:  # fmt: skip
-        """As subprocess's, with whose descriptors."""
+        """Let the server fork, with the descriptors that subprocess has made ready."""
         request = {
             "words": list(map(str, words)), "cwd": str(cwd or os.getcwd()), "in_session": in_session,
             "env": dict(os.environ if env is None else env), "passed": list(passed),
@@ -98,7 +98,7 @@ class Forked(subprocess.Popen):  # type: ignore[type-arg]
         assert self.pid, "the server of forks is no more"
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
-        """As os.waitpid."""
+        """Return what os.waitpid would."""
         try:
             said = self._told.recv(64, socket.MSG_DONTWAIT if wait_flags & os.WNOHANG else 0)
         except BlockingIOError:
