@@ -618,11 +618,6 @@ def test_nothing_is_replaced_or_imported_where_there_is_cuda(seen: str):
     assert not {"flash_attn", "vllm", "deepspeed"} & set(facts["imported"])
 
 
-@pytest.fixture(scope="module")
-def unpatched() -> dict[str, Any]:
-    return _facts(_start(process_that_imports, "engine.engine_process", "no"))
-
-
 @pytest.mark.parametrize(
     ("module", "needed"),
     [
@@ -632,14 +627,18 @@ def unpatched() -> dict[str, Any]:
         pytest.param("controller.trainer", {"datasets"}, marks=pytest.mark.full),
     ],
 )
-def test_processes_start_without_what_nothing_in_them_needs(unpatched, module: str, needed: set[str]):
+def test_processes_start_without_what_nothing_in_them_needs(module: str, needed: set[str]):
     found = _facts(_start(process_that_imports, module, "yes"))
     assert set(found["came"]) == needed
-    assert {"sklearn", "scipy", "torch._inductor.lowering"} <= set(unpatched["came"])
     assert found["encoder"] == "sentence_transformers" and found["signal"] == "scipy.signal"
     assert found["compiled"] == "2" and found["compiler"] == "torch._inductor.lowering" and found["collected"]
-    if "policy" not in module:  # which imports no vLLM
-        assert found["environment"] == unpatched["environment"]
+
+
+@pytest.mark.full
+def test_upstream_still_imports_what_nothing_needs_and_sets_the_same_variables():
+    upstream, patched = (_facts(_start(process_that_imports, "engine.rollout_engine", each)) for each in ("no", "yes"))
+    assert {"sklearn", "scipy", "torch._inductor.lowering"} <= set(upstream["came"])
+    assert patched["environment"] == upstream["environment"]
 
 
 def test_an_unknown_module_of_vllm_is_not_left_out():
