@@ -383,7 +383,7 @@ def test_variables(converted: Callable[..., Conversion]) -> None:
     assert found["actor.model_name_or_path"] == "$MODEL/7b"
     assert found["logger.wandb.run_name"] == "$DATA" and found["logger.wandb.project"] == "x"
     assert "set actor.model_name_or_path, which is $MODEL/7b" in result.to_do
-    exported = [remark.split(" ")[0] for remark in result.remarks]
+    exported = [remark.split("exports ")[1].split(" ")[0].strip(",;:") for remark in result.remarks]
     assert exported == ["NCCL_DEBUG", "CUDA_VISIBLE_DEVICES"]
     given = {key: value for key, (value, _, _) in converted(text, MODEL="/models", ROOT="/r").settings.items()}
     assert given["actor.model_name_or_path"] == "/models/7b" and given["data.prompt_dataset"].startswith("/r/data/a")
