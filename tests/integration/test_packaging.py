@@ -190,7 +190,7 @@ def test_a_file_of_the_working_folder_wins_over_a_shipped_one(tmp_path: Path, mo
 def test_a_recipe_of_ones_own_extends_a_shipped_one(read) -> None:
     settings = read("extends: luffy.yaml\nactor: {adam: {lr: 3.0e-6}}\n")
     assert settings["actor.adam.lr"] == 3e-6 and settings["oger.bonus_weight"] == 0.0
-    with pytest.raises(RecipeError, match="there is no .*lufy.yaml"):
+    with pytest.raises(RecipeError, match="does not exist: .*lufy.yaml"):
         read("extends: lufy.yaml\n")
 
 
