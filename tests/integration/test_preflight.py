@@ -361,7 +361,7 @@ NAMES += ["--eval.dataset", "math500", "--oger.embedding_model", "all-mini"]
 
 def test_names_of_the_hub_are_looked_for_once_each(server: Callable[..., _Server], tmp_path: Path, hub: Hub) -> None:
     answering = server({"me/policy": 404, "me/gated": 403}, {"id": "x", "_id": "x"})
-    lines = [line for line in hub(NAMES, answering.url) if not line.startswith("looking")]
+    lines = [line for line in hub(NAMES, answering.url) if not line.startswith("asking")]
     assert [line.split()[0] for line in lines] == ["problem", "ok", "problem", "ok", "ok"]
     assert "actor.model_name_or_path: the hub has no model me/policy, or it is private" in lines[0]
     assert lines[1].endswith("oger.embedding_model: sentence-transformers/all-mini is there")
@@ -457,12 +457,20 @@ def test_a_run_says_only_what_is_not_right(
     [
         # The format of trl writes question and steps one by one, and a tag behind each: one of each here.
         ({"kind": "process", "format": "trl"}, 97, []),
-        ({"kind": "process", "format": "trl"}, 98, ["may have 98 (data.max_len), the text around them about 3. What"]),
+        (
+            {"kind": "process", "format": "trl"},
+            98,
+            ["may have 98 (data.max_len), the text around them about 3. A longer"],
+        ),
         ({"kind": "process", "format": "trl", "on_overflow": "truncate"}, 200, ["on_overflow says (truncate)"]),
         ({"kind": "process", "scorer": "implicit", "reference": "{writer}"}, 100, []),
         ({"kind": "process", "scorer": "implicit", "reference": "{writer}"}, 101, ["may have 101"] * 2),
         # vLLM says how likely a text is with a reply alone: its window is one token shorter.
-        ({"kind": "process", "scorer": "implicit", "reference": "{writer}", "place": "engine"}, 100, ["needs 1"] * 2),
+        (
+            {"kind": "process", "scorer": "implicit", "reference": "{writer}", "place": "engine"},
+            100,
+            ["its reply 1"] * 2,
+        ),
         ({"kind": "judge", "plugin": "mine.py", "max_new_tokens": 20}, 76, []),
         (
             {"kind": "judge", "plugin": "mine.py", "max_new_tokens": 20},
