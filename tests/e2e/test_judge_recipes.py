@@ -14,6 +14,7 @@ def curve(cosine: float) -> float:
     return 0.3 + 0.7 * shaped
 
 
+@pytest.mark.full
 def test_two_judges_in_engines_and_a_similarity_make_the_reward(cache, tmp_path):
     """Rule + 0.5 similarity + 0.3 (1 for a product) + 0.5 (1 for a sum, else 1/3), where the answer is right."""
     models = ("similar", "rider", "consistency")

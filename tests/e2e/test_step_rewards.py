@@ -116,6 +116,7 @@ def _min_form(good: list[float]) -> list[float]:
     return [each * weight / sum(weights) for each, weight in zip(scores, weights, strict=True)]
 
 
+@pytest.mark.full
 def test_pures_recipe_with_teachers_and_the_bonus(cache, tmp_path, prm):
     """All three at once: process rewards in min-form, hybrid groups, and the bonus for right answers that differ."""
     bonus = ["--oger.bonus_weight", "0.5", "--train.batch_size", "64"]

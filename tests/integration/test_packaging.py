@@ -128,6 +128,7 @@ def test_a_command_refuses_in_a_sentence_what_is_not_installed(clean, command: l
     assert "pip install --no-deps openrlhf==" in sentence
 
 
+@pytest.mark.full
 def test_a_users_file_that_lacks_a_package_shows_his_own_import(clean) -> None:
     for package, is_ours in (("vllm", True), ("polars", False)):
         done = clean(
@@ -225,6 +226,7 @@ def test_the_gpu_extra_brings_what_the_defaults_import() -> None:
     assert not missing and {"torch", "openrlhf", "vllm", "httpx", "math_verify"} <= ours.keys()
 
 
+@pytest.mark.full
 def test_what_runs_and_builds_leave_in_a_checkout_is_no_code_of_it(tmp_path: Path) -> None:
     """Its checks pass beside every folder that git ignores, whatever Python lies there and whatever its name is."""
     ignored = [line[:-1].replace("*", "x") for line in (ROOT / ".gitignore").read_text().split() if line[-1] == "/"]

@@ -133,7 +133,7 @@ def _agreement(sender: EngineTrial) -> tuple[Agreement, Samples]:
     return sender.agreement(samples), samples
 
 
-@pytest.mark.parametrize("kind", ["tied", "large vocabulary"])
+@pytest.mark.parametrize("kind", ["tied", pytest.param("large vocabulary", marks=pytest.mark.full)])
 def test_an_engine_that_missed_one_update_is_told_from_one_that_has_them_all(senders, kind):
     sender = senders[kind]
     sender.model.load_state_dict(_untrained(sender.tokenizer, True, KINDS[kind].get("vocab_size")).state_dict())
