@@ -84,6 +84,17 @@ class Terminal:
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
+    def process(self, running: subprocess.Popen[str], title: str) -> psutil.Process:
+        """Return its process of a title, which Ray writes anew around every call: for a moment there is none."""
+        found: list[psutil.Process] = []
+
+        def is_there() -> bool:
+            found[:] = [each for each in started_by(running) if "".join(each.cmdline()[:1]).startswith(title)]
+            return bool(found)
+
+        self.until(running, is_there)
+        return found[0]
+
     def trained(self, step: int) -> Callable[[], bool]:
         """Its checkpoint is whole: what is next is the generation of another step."""
         return (self.run_dir / "checkpoints" / f"global_step{step}.json").exists
@@ -115,11 +126,6 @@ def alive(processes: list[psutil.Process]) -> list[str]:
     return [str(each) for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
 
 
-def named(processes: list[psutil.Process], title: str) -> psutil.Process:
-    (found,) = [each for each in processes if each.cmdline() and each.cmdline()[0].startswith(title)]
-    return found
-
-
 def updates_of(folder: Path, step: int) -> int:
     """Adam's count of the updates that a checkpoint has behind it."""
     (file,) = (folder / "_actor" / f"global_step{step}").glob("*optim_states.pt")
@@ -131,9 +137,9 @@ def test_an_engine_that_is_killed_ends_the_run_with_a_sentence_and_leaves_nothin
     """The rollout actor, while it generates."""
     running = terminal.type(*TO_THE_END, key=KEY)
     terminal.until(running, terminal.trained(1))
+    actor = terminal.process(running, "ray::OgerRolloutActor")
+    terminal.process(running, "VLLM::EngineCore")  # which it has started, and which outlived it once
     processes = started_by(running)
-    actor = named(processes, "ray::OgerRolloutActor")
-    assert named(processes, "VLLM::EngineCore")  # which it has started, and which outlived it once
     actor.send_signal(signal.SIGKILL)
     printed, shown = running.communicate(timeout=HANG_S)
     assert running.returncode == 1 and KEY not in printed + shown
