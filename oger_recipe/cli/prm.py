@@ -14,6 +14,8 @@ from oger_recipe.base.errors import RecipeError
 from oger_recipe.cli.shared import (
     CommandParser,
     add_entry,
+    add_responses,
+    data_flags,
     entry_of,
     require_entry,
     require_writable,
@@ -111,7 +113,7 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
     add("--data", nargs="+", metavar="DATA", help=f"{_FILES}, {_SHAPES}")
     add("--split", default="test", help="split of a Hub dataset (%(default)s)")
     add("--limit", type=int, help="read only the first LIMIT solutions")
-    add("--threshold", type=float, help="a step whose score is below it is bad (0.5; for rewards 0)")
+    add("--threshold", type=float, help="steps that score below this are bad (default: 0.5, for rewards 0)")
     tune = "choose the threshold with the best F1 on this share of the problems; the figures are for the others"
     add("--tune", type=float, metavar="SHARE", help=tune)
     add("--picture", type=Path, help="draw the calibration into this file, .png or .svg")
@@ -122,22 +124,14 @@ def _add_label(parser: argparse.ArgumentParser) -> None:
     from oger_recipe.evaluation.sampling import Sampling
 
     add = parser.add_argument
-    add("--recipe", type=Path, required=True, help="recipe that sets prompts, grading and oger.steps.delimiters")
-    add("--rows", help="rows of the data (default: the recipe's data.prompt_dataset)")
-    add(
-        "--responses",
-        type=Path,
-        required=True,
-        help="JSON lines with uid (of a row) and text, as oger eval writes them",
-    )
+    add_responses(parser, "sets prompts, grading and oger.steps.delimiters", ", as oger eval writes them")
     add("--out", type=Path, required=True, help="file to write, .jsonl: prompt, completions, labels")
     add(
         "--by",
         choices=ESTIMATES,
         default="any",
         help="any: a step is good if any rollout from there is right (hard estimation); share: the share of "
-        "right rollouts "
-        "(soft); countdown: exact, by arithmetic (%(default)s)",
+        "right rollouts (soft); countdown: exact, by arithmetic (%(default)s)",
     )
     add("--model", help="folder or hub name of the policy (default: the recipe's)")
     add("--n", type=int, default=8, help="rollouts from each step (%(default)s)")
@@ -294,7 +288,7 @@ def _label(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: lis
             raise RecipeError(f"--{name} is {number}: it has to be 1 or more")
     if not 0 < args.temperature < float("inf"):
         raise RecipeError(f"--temperature is {args.temperature}: it has to be above 0, or all rollouts are the same")
-    flags += [f"--data.prompt_dataset={args.rows}"] if args.rows else []
+    flags += data_flags(args)
     flags += [f"--actor.model_name_or_path={args.model}"] if args.model else []
     settings = settings_of_run(args.recipe, flags, parser)
     require_writable("--out", args.out)

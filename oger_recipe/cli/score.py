@@ -6,7 +6,14 @@ import argparse
 from pathlib import Path
 
 from oger_recipe.base.errors import RecipeError
-from oger_recipe.cli.shared import CommandParser, require_writable, run_command, settings_of_run
+from oger_recipe.cli.shared import (
+    CommandParser,
+    add_responses,
+    data_flags,
+    require_writable,
+    run_command,
+    settings_of_run,
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -17,17 +24,14 @@ def build_parser() -> argparse.ArgumentParser:
         "--oger.reward.on_error stop.",
         allow_abbrev=False,
     )
-    add = parser.add_argument
-    add("--recipe", type=Path, required=True, help="recipe that defines the reward")
-    add("--rows", help="rows of the data (default: the recipe's data.prompt_dataset)")
-    add(
-        "--responses",
-        type=Path,
-        required=True,
-        help="JSON lines with uid (of a row) and text; lines of one uid are a group; entropy, truncated "
-        "and response_length (in tokens) are optional",
+    add_responses(
+        parser,
+        "defines the reward",
+        "; lines of one uid are a group; entropy, truncated and response_length (in tokens) are optional",
     )
-    add("--out", type=Path, required=True, help="file to write: uid, reward, score, components and errors, in order")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="file to write: uid, reward, score, components and errors, in order"
+    )
     return parser
 
 
@@ -37,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _score(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: list[str]) -> None:
-    flags += [f"--data.prompt_dataset={args.rows}"] if args.rows else []
+    flags += data_flags(args)
     settings = settings_of_run(args.recipe, flags, parser)
     require_writable("--out", args.out)
     if args.out.exists() and args.responses.exists() and args.out.samefile(args.responses):

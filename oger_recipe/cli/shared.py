@@ -86,6 +86,22 @@ def settings_of_run(recipe: Path | None, flags: Sequence[str], command: argparse
     return settings
 
 
+def add_responses(parser: argparse.ArgumentParser, sets: str, lines: str) -> None:
+    """Add --recipe, --rows and --responses: a file of responses to the rows of a recipe's data; see `data_flags`.
+
+    sets: what the recipe sets; lines: what the responses' lines have beside uid and text.
+    """
+    add = parser.add_argument
+    add("--recipe", type=Path, required=True, help=f"recipe that {sets}")
+    add("--rows", help="rows of the data (default: the recipe's data.prompt_dataset)")
+    add("--responses", type=Path, required=True, help=f"JSON lines with uid (of a row) and text{lines}")
+
+
+def data_flags(args: argparse.Namespace) -> list[str]:
+    """Return --rows as the flag of a run."""
+    return [f"--data.prompt_dataset={args.rows}"] if args.rows else []
+
+
 def add_entry(parser: argparse.ArgumentParser, flag: str, what: str, help: str) -> None:
     """Add ``flag``, --recipe and --source, by which `entry_of` finds an entry of oger.reward.sources."""
     entry = parser.add_mutually_exclusive_group(required=True)
