@@ -93,7 +93,7 @@ def engine_arguments(model: str, length: int, *, revision: str | None = None, fl
 
 
 def kv_cache_bytes(model: str, rows: int, length: int, *, revision: str | None = None, float32: bool = False) -> int:
-    """Return the bytes that ``rows`` sequences of ``length`` tokens take; at most VLLM_CPU_KVCACHE_SPACE (GiB).
+    """Return the KV cache's bytes for ``rows`` sequences of ``length`` tokens; at most VLLM_CPU_KVCACHE_SPACE (GiB).
 
     vLLM writes zeros to all of it when it starts, which can take two seconds a GiB, and keeps it.
     """

@@ -237,8 +237,7 @@ def require_steps(tokenizer: Any, rule: StepRule) -> None:
         if token >= len(tokenizer):
             raise RecipeError(
                 f"oger.steps.delimiter_token_ids: {token} is not a token of actor.model_name_or_path, whose "
-                "tokens are 0 to "
-                f"{len(tokenizer) - 1}"
+                f"tokens are 0 to {len(tokenizer) - 1}"
             )
     for text, token in tokenizer.get_added_vocab().items():
         holders = [each for each in rule.delimiters if text in each]

@@ -97,7 +97,7 @@ def handed_on(value: Mapping[str, Any], run_dir: Path) -> dict[str, str]:
 
 
 def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what others' code, verifiers and plugins, gets of an environment: no API keys but those of PASSED_ON."""
+    """Return the environment for others' code, verifiers and plugins: without API keys, but for those in PASSED_ON."""
     kept, hidden = _names_in(PASSED_ON, environment), _names_in(HIDDEN, environment)
     return {
         name: value

@@ -119,8 +119,7 @@ def _kl_and_template(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[s
     if oger.advantage.kl_penalty_coef > 0 and not (value["algo.kl.use_loss"] and value["algo.kl.init_coef"] > 0):
         yield (
             "oger.kl_penalty_coef adds an in-reward KL to a loss-side one: set algo.kl.use_loss, and "
-            "algo.kl.init_coef "
-            "above 0; for an in-reward KL alone use algo.kl.init_coef without algo.kl.use_loss"
+            "algo.kl.init_coef above 0; for an in-reward KL alone use algo.kl.init_coef without algo.kl.use_loss"
         )
     template = oger.rollouts.prompt_template
     chats = value["data.apply_chat_template"] and template != "chat"  # which says the same
@@ -138,8 +137,7 @@ def _adaptive_kl(value: Mapping[str, Any]) -> Iterator[str]:
     if rows >= 5 * horizon:  # a step's factor is 1 - 0.2 * rows / horizon at the least
         yield (
             f"algo.kl.horizon {horizon} is too short for the {rows} rollouts of a step: with a KL far below "
-            f"algo.kl.target one step would bring the coefficient to 0; use more than {rows // 5}, e.g. "
-            f"{10 * rows}"
+            f"algo.kl.target one step would bring the coefficient to 0; use more than {rows // 5}, e.g. {10 * rows}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Checks of numbers: those of the device against the CPU's in float64, by bounds of rounding."""
+"""Checks that compare the device's numbers with the CPU's in float64, within bounds of rounding."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _explained(what: str, **errors: tuple[Tensor, Tensor | float]) -> Numbers:
 
 
 def token_statistics(here: Here, dtype: torch.dtype) -> Numbers:
-    """Check log-probabilities, entropies and the former's gradient, by bounds of first-order propagation.
+    """Compare log-probabilities, their gradient and entropies, within bounds that follow rounding to first order.
 
     A logit of d products is off by their sum's rounding, and by one of its own, times sum |h w|. A log-probability is
     off by two logits and the sum over the vocabulary. What follows from it has twice that, for higher orders.

@@ -26,8 +26,7 @@ def notes(value: Mapping[str, Any], default: Callable[[str], Any]) -> list[str]:
         remarks.append(
             f"oger.similarity_shaping {shaping} spreads the bonus of a group's right rollouts over 0 to {weight:g}, "
             "so in solved groups the least divergent of them are pushed down; lower oger.bonus_weight to "
-            "weaken that, or "
-            "set oger.all_correct_group skip to avoid it"
+            "weaken that, or set oger.all_correct_group skip to avoid it"
         )
     if value["ckpt.save_steps"] == -1 and not value["ckpt.disable_ds"]:
         remarks.append("ckpt.save_steps -1 saves only the last step: a run that ends early has to begin anew")

@@ -199,8 +199,7 @@ def _memory(value: Mapping[str, Any], cpu: bool) -> list[str]:
     elif engines:
         lines += [
             f"  the engine of {name}: {keys.gpu_memory_utilization:g} of each of its "
-            f"{keys.tensor_parallel_size} GPUs, "
-            "while it is its turn"
+            f"{keys.tensor_parallel_size} GPUs, while it is its turn"
             for name, keys in engines.items()
         ]
     return lines + (_shared_gpu(value, need) if value["train.colocate_all"] else [])

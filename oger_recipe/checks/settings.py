@@ -23,7 +23,7 @@ from oger_recipe.settings.critic import SAVED_SIZES, CriticSettings
 from oger_recipe.settings.encoder import EmbeddingSettings
 from oger_recipe.settings.grading import grading_problems
 from oger_recipe.settings.oger import RULES, OgerSettings
-from oger_recipe.settings.own_functions import adopt
+from oger_recipe.settings.own_functions import register
 from oger_recipe.settings.rewards import RewardSettings
 from oger_recipe.settings.upstream import ORDERED
 
@@ -44,7 +44,7 @@ def refuse(problems: list[str]) -> None:
 
 def recipe_problems(value: Mapping[str, Any], where: Mapping[str, str] | None = None) -> list[str]:
     """Return the problems that a recipe has on any machine; ``where`` see out_of_range."""
-    own = adopt(value["algo.advantage.estimator"], OgerSettings.of(value))
+    own = register(value["algo.advantage.estimator"], OgerSettings.of(value))
     problems = [*out_of_range(value, where), *secret_problems(value), *own]
     problems += [] if problems else _lengths_and_batches(value, where or {})  # it divides by the sizes
     return [*problems, *combination_problems(value), *grading_problems(value), *_unsupported(value), *_paths(value)]
@@ -85,8 +85,7 @@ def _shares_of_ranks(value: Mapping[str, Any], rows: int, batch: int) -> Iterato
         if batch % ranks:
             yield (
                 f"train.batch_size {batch} does not divide among {ranks} policy ranks: the remaining rows would "
-                "not be "
-                "trained"
+                "not be trained"
             )
         return
     for name, total in (("train", batch), ("rollout", rows)):

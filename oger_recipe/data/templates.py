@@ -78,8 +78,7 @@ TEMPLATES: dict[str, PromptTemplate] = {
         "Problem: A crate holds 4 rows of 6 jars. 5 of the jars are empty. How many are full?\n"
         "Step 1: The crate holds 4 * 6 = 24 jars.\n"
         "Step 2: Of these, 24 - 5 = 19 are full.\n"
-        "Step 3: The answer is \\boxed{19}.\n\n"
-        "Problem: {question}\n",
+        "Step 3: The answer is \\boxed{19}.\n\nProblem: {question}\n",
         stop=("\nProblem:",),
         place="boxed",
         thinks=False,

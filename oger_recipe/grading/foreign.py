@@ -42,8 +42,7 @@ class Form:
             elif name not in self.given and not self.columns:
                 yield (
                     f"it needs {name!r}, which {self.trainer} does not pass ({', '.join(sorted(self.given))}): "
-                    "give it "
-                    "a default, or wrap the function"
+                    "give it a default, or wrap the function"
                 )
 
 

@@ -163,8 +163,7 @@ class _Labeller:
             if row["task"] != "countdown":
                 raise RecipeError(
                     f"row {response.uid!r} is of task {row['task']!r}: --by countdown is for Countdown alone; use "
-                    "--by any "
-                    "or share"
+                    "--by any or share"
                 )
             problem = json.loads(row["answer"])
             made.append([float(each) for each in step_labels(texts, problem["numbers"], problem["target"])])

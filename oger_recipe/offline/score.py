@@ -99,8 +99,7 @@ def _needs_of_policy(value: Settings, rows: Mapping[str, Row], responses: Sequen
     if lengths and any(each.response_length is None for each in responses):
         needs.append(
             f"it counts the tokens of responses, which a source reads: {', '.join(lengths)} (or add "
-            "response_length to "
-            "each line)"
+            "response_length to each line)"
         )
     return needs
 

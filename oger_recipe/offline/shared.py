@@ -24,7 +24,7 @@ from oger_recipe.rewards.spec import SourceSpec, Surroundings
 from oger_recipe.run.inputs import with_judges
 from oger_recipe.run.rows import DATA, EVAL, training_rows
 from oger_recipe.settings.oger import OgerSettings
-from oger_recipe.settings.own_functions import adopt
+from oger_recipe.settings.own_functions import register
 
 Settings = Mapping[str, Any]
 _ENTRY = "oger.reward.sources, entry 1: "  # the user has not written it there
@@ -43,7 +43,7 @@ def checked(value: Settings) -> Settings:
     """Return the settings with no other rows to evaluate on than the prompts. Raises RecipeError for what keeps the
     rewards of a recipe from being computed, before anything is loaded."""
     settings = OgerSettings.of(value)
-    problems = [*out_of_range(value), *adopt(value["algo.advantage.estimator"], settings)]
+    problems = [*out_of_range(value), *register(value["algo.advantage.estimator"], settings)]
     problems += entry_problems(settings.reward.sources)
     if not value[DATA] and value["oger.task.name"] is None:
         problems.append("no rows: give --rows FILE, or set data.prompt_dataset")

@@ -116,8 +116,7 @@ def check_inputs(run_dir: Path, value: Mapping[str, Any]) -> None:
             if run_dir in path.parents and path.exists() and holds:
                 raise RecipeError(
                     f"{key} {setting} belongs to the earlier run in oger.run_dir {run_dir}, which begins anew; "
-                    "nothing was "
-                    "removed: copy it elsewhere, or choose another oger.run_dir"
+                    "nothing was removed: copy it elsewhere, or choose another oger.run_dir"
                 )
 
 
@@ -145,8 +144,7 @@ def _check_is_ours(run_dir: Path, strange: Sequence[str]) -> None:
     )
     raise RecipeError(
         f"the run would overwrite files in oger.run_dir {run_dir} that no run has recorded as its own: "
-        f"{named}; nothing was "
-        f"removed, and --overwrite does not remove them: {earlier}"
+        f"{named}; nothing was removed, and --overwrite does not remove them: {earlier}"
     )
 
 

@@ -27,7 +27,7 @@ _KNOWN: dict[str, tuple[dict[str, Any], str, list[tuple[Tensor | None, ...]]]] =
 }
 
 
-def adopt(estimator: str, settings: OgerSettings) -> Iterator[str]:
+def register(estimator: str, settings: OgerSettings) -> Iterator[str]:
     """Put the functions that a run names by import path into their registries, in this process.
 
     Yield a sentence for each that cannot be used.

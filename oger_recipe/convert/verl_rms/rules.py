@@ -126,8 +126,7 @@ def combined(value: Any, get: Get) -> Settings:
     if not value:
         raise Unsupported(
             "that trainer stops there, because every model's score counts only where the rule gave 1: leave it "
-            "True, or "
-            "write oger.reward.sources yourself, the judges alone with gate: always (docs/rewards.md)"
+            "True, or write oger.reward.sources yourself, the judges alone with gate: always (docs/rewards.md)"
         )
     return part_of_sources(value, get) | {"oger.task_name": "<your rule>"}
 

@@ -191,8 +191,7 @@ def _require_two_texts(task: str, verifier: Any) -> None:
         if form.columns:
             raise ValueError(
                 f"task {task!r} is not a verifier: it is a function for {form.trainer} and takes several "
-                "completions at once; "
-                f"list it in oger.reward.sources: {{name: mine, kind: {task!r}}}"
+                f"completions at once; list it in oger.reward.sources: {{name: mine, kind: {task!r}}}"
             )
         for problem in form.problems(verifier):
             raise ValueError(f"task {task!r} is not a verifier: it is a function for {form.trainer}, and {problem}")

@@ -21,7 +21,7 @@ from oger_recipe.rewards.compose import Rewards, rewards_of, with_fixed_rewards
 from oger_recipe.rewards.kinds.entries import sources_of
 from oger_recipe.rewards.sources import Learning
 from oger_recipe.rewards.spec import Surroundings
-from oger_recipe.settings.own_functions import adopt
+from oger_recipe.settings.own_functions import register
 
 
 class RewardSources:
@@ -30,7 +30,7 @@ class RewardSources:
     def __init__(self, surroundings: Surroundings, run_dir: Path, estimator: str) -> None:
         settings = surroundings.settings
         self._settings, self._run_dir, self._on_error = settings, run_dir, settings.reward.on_error
-        for problem in adopt(estimator, settings):
+        for problem in register(estimator, settings):
             raise RecipeError(problem)
         self._specs, self._by_steps = sources_of(settings.reward.sources, estimator), estimator in STEP_ESTIMATORS
         self._sources = [spec.source(surroundings) for spec in self._specs]

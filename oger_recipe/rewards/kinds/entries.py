@@ -58,7 +58,7 @@ def _spec(entry: Mapping[str, Any]) -> SourceSpec:
 
 
 def declare_key_of(entry: Mapping[str, Any]) -> None:
-    """Have the key of an entry's server cleaned out of what code of others says."""
+    """Declare an entry's API key, which is then cut out of what others' code prints and raises."""
     if isinstance(variable := entry.get("api_key_env"), str):
         declare_key(variable)
 
