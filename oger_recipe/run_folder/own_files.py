@@ -16,12 +16,14 @@ from pathlib import Path
 from oger_recipe.base.files import atomic_write, remove_empty, to_json
 
 MARKER = ".oger-run.json"
+PAGE = "report.html"
+CURVES = ("solve_rate", "bonus_and_teachers", "policy")  # pictures
 COMMAND = "command.sh"  # the last file that is written before anything starts
 RECORDS = (  # lines that say of which step they are
     "metrics.jsonl", "events.jsonl", "history.jsonl", "reward_statistics.jsonl", "source_errors.jsonl",
 )  # fmt: skip
 _FILES = (
-    MARKER, *RECORDS, COMMAND, "recipe.yaml", "environment.json", "reward_errors.jsonl", "summary.json",
+    MARKER, *RECORDS, COMMAND, "recipe.yaml", "environment.json", "reward_errors.jsonl", "summary.json", PAGE,
 )  # fmt: skip
 _MODELS = ("model", "model_critic", "supervised_model", "supervised_checkpoints")  # whose files are noted down
 _FOLDERS = ("data", "samples", "eval", "curves", "logs", "tensorboard", "checkpoints", *_MODELS)
@@ -123,7 +125,6 @@ _OF_STEPS = r"(samples/step_|eval/step_)(?P<step>\d+)\.(jsonl|json|md)"
 @functools.cache
 def _names() -> re.Pattern[str]:
     """Compile the pattern of names that do not depend on the model."""
-    from oger_recipe.report.curves import PICTURES
     from oger_recipe.run_folder.worker_logs import NAMES
 
     return re.compile(
@@ -132,7 +133,7 @@ def _names() -> re.Pattern[str]:
                 *map(re.escape, _FILES),
                 r"data/(train\.jsonl|teachers\.arrow|eval\.jsonl|counts\.json|supervised\.jsonl)",
                 _OF_STEPS,
-                rf"curves/({'|'.join(['solve_rate', *PICTURES])})\.png",
+                rf"curves/({'|'.join(CURVES)})\.png",
                 rf"logs/(driver|error|supervised|({'|'.join(NAMES)})(-\d+)?)\.log",
                 r"tensorboard/(.+/)?events\.out\.tfevents\..+",
                 r"checkpoints/(best/)?(global_step\d+\.json|_(actor|critic)/(latest|zero_to_fp32\.py))",

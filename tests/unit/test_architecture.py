@@ -29,9 +29,9 @@ ROOMS = {
     "models": "algorithm base grading patches rewards",
     "rewards/kinds": "algorithm base embedding grading models rewards",
     "evaluation": "base data grading rewards/kinds",
-    "report": "base evaluation",
-    "run_folder": "base evaluation report",
+    "run_folder": "base evaluation",
     "settings": "algorithm base data embedding grading rewards rewards/kinds",
+    "report": "base evaluation",
     "prm": "base data evaluation models report rewards",
     "lab": "algorithm base data evaluation grading prm report rewards rewards/kinds settings teachers",
     "pipeline": (
