@@ -1,0 +1,33 @@
+"""``oger report RUN [RUN ...] [--out FILE.html]``: one HTML page about a run, or about several side by side."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from oger_recipe.cli.shared import CommandParser, require_writable, run_command
+from oger_recipe.report.page.write import write_page
+from oger_recipe.run_folder.own_files import PAGE
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_command(_parser, _report, argv)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser("oger report", allow_abbrev=False, description=__doc__)
+    parser.add_argument("run", nargs="+", type=Path, help="folder of a run")
+    parser.add_argument("--out", type=Path, help=f"file to write (default: {PAGE} in the run's folder)")
+    return parser
+
+
+def _report(parser: argparse.ArgumentParser, args: argparse.Namespace, unknown: list[str]) -> None:
+    if unknown:
+        parser.error(f"unknown option {unknown[0]}")
+    path = args.out or args.run[0] / PAGE
+    require_writable("--out", path)
+    write_page(args.run, path)
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
