@@ -49,7 +49,9 @@ ROOMS = {
         "settings teachers"
     ),
     "convert": "algorithm base checks settings",
-    "cli": "base checks convert data evaluation grading models offline prm report rewards/kinds run run_folder settings",
+    "cli": (
+        "base checks convert data evaluation grading models offline prm report rewards/kinds run run_folder settings"
+    ),
 }
 # The same within pipeline/, whose folders are the processes of a run; what several need lies in pipeline/ itself.
 PROCESSES = {
