@@ -25,14 +25,14 @@ VERL = (
     "    ...actor.kl_loss_coef               algo.kl.init_coef with algo.kl.use_loss\n"
     "    ...rollout.n, .temperature          rollout.n_samples_per_prompt, rollout.temperature\n"
     "    algorithm.adv_estimator=grpo        algo.advantage.estimator group_norm\n"
-    "    custom_reward_function.path         oger.verifiers (docs/rewards.md)\n"
+    "    custom_reward_function.path         oger.verifiers (docs/verifiers.md)\n"
     "  put them into a recipe file below the line `extends: grpo.yaml`"
 )
 TRL = (
     "this is TRL's; its names and ours:\n"
     "    model, model_name_or_path           actor.model_name_or_path\n"
     "    train_dataset, dataset_name         data.prompt_dataset with data.input_key and data.label_key\n"
-    "    reward_funcs                        oger.verifiers mytask=module:function (docs/rewards.md)\n"
+    "    reward_funcs                        oger.verifiers mytask=module:function (docs/verifiers.md)\n"
     "    num_generations                     rollout.n_samples_per_prompt\n"
     "    per_device_train_batch_size x devices x gradient_accumulation_steps\n"
     "                                        train.batch_size (rollouts a step of the optimizer)\n"

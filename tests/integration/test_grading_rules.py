@@ -26,7 +26,7 @@ GOLD = {
     "json": ('{"a": 1}', '{"fields": {"a": "int"}}', "%s"),
 }
 FORMS = {"boxed": r"\boxed{%s}", "answer_tag": "<answer>%s</answer>"}
-DOCUMENT = Path(__file__).parents[2] / "docs" / "rewards.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "verifiers.md"
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,7 @@ _REWARD = (
     refused(JUDGE + "sandbox_fusion.url", "answers are graded here; write a verifier that asks your sandbox "
             "(oger.verifiers)"),
     dead(JUDGE + "sandbox_fusion.*", UNSET, "it belongs to sandbox_fusion.url"),
-    refused(JUDGE + "reward_kwargs.*", "give your verifier its options by a TaskSpec (docs/rewards.md)"),
+    refused(JUDGE + "reward_kwargs.*", "give your verifier its options by a TaskSpec (docs/verifiers.md)"),
     alone("custom_reward_function.path", None, "a rule is a verifier",
           "give the function as oger.verifiers mytask=module:function, and oger.task_name mytask"),
     dead("custom_reward_function.*", UNSET, "it belongs to custom_reward_function.path"),

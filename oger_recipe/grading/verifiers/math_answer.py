@@ -5,7 +5,7 @@ what takes too long. The rules are the reward versions 0 to 4 of LUFFY and OGER 
 compares, where versions 0 to 2 used another grader.
 
 math-verify misreads some ways to write a number: 1\\,000 as 0, 2 1/2 as 3/2, 1 2 as 3, 4.5e33 as 4.5 * 33 * e. Such
-numbers are rewritten before it reads them. docs/rewards.md says what counts as equal.
+numbers are rewritten before it reads them. docs/verifiers.md says what counts as equal.
 """
 
 from __future__ import annotations
