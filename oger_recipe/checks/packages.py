@@ -73,7 +73,7 @@ def build(job: Job) -> Found:
     if gpus and builds:
         idle = f"nvidia-smi lists {', '.join(gpus)}, which {' and '.join(builds)} cannot use: they are built for CPUs"
         another = "OGER_VENV=.venv-gpu bash scripts/setup.sh --gpu"
-        yield Finding(WARNING, f"{idle}. For an environment with GPUs: {another} (docs/running.md)")
+        yield Finding(WARNING, f"{idle}. For an environment with GPUs: {another} (docs/clusters.md)")
     elif gpus and job.cpu:
         wanted = f"a driver for CUDA {torch.version.cuda}, and CUDA_VISIBLE_DEVICES"
         yield Finding(WARNING, f"nvidia-smi lists {', '.join(gpus)}, but torch sees no GPU: check for {wanted}")

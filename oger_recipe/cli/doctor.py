@@ -83,7 +83,7 @@ def _gpu(args: argparse.Namespace, flags: list[str]) -> None:
     if args.device == "cuda" and not has_cuda:
         build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs: install the build for GPUs"
         raise RecipeError(
-            f"torch {torch.__version__} sees no GPU here; it is a build for {build} (docs/running.md, `nvidia-smi`, "
+            f"torch {torch.__version__} sees no GPU here; it is a build for {build} (docs/clusters.md, `nvidia-smi`, "
             "CUDA_VISIBLE_DEVICES). What needs none is looked at with --device cpu"
         )
     if args.device == "cpu" and has_cuda:
