@@ -129,6 +129,7 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: 
     result, folder = evaluate(model, benchmarks, prompting, sampling, rules, grading, args.out)
     print(f"\n{report(result)}")
     print(f"results: {folder / 'results.md'}, {folder / 'results.json'}\nanswers: {folder / 'answers'}", flush=True)
+    print(f"as other harnesses write them: {folder / 'lm_eval'}, {folder / 'lighteval'}", flush=True)
     if dead := ungraded(result):
         raise RecipeError(f"no answer of {', '.join(dead)} could be graded: ignore the figures")
 

@@ -1,8 +1,9 @@
 """One evaluation: problems to prompts, answers from vLLM, verdicts from the grading pool, and the table.
 
 The folder of an evaluation holds settings.json (everything that an answer and its verdict depend on), results.json,
-results.md and answers/<benchmark>.jsonl (Record in evaluation/folder.py). Answers are kept as they come, not to be
-generated again: an interrupted evaluation goes on, and more samples or another benchmark are added to it.
+results.md, answers/<benchmark>.jsonl (Record in evaluation/folder.py), and the figures as other harnesses write them
+(evaluation/result_files.py). Answers are kept as they come, not to be generated again: an interrupted evaluation
+resumes, and more samples or another benchmark are added to it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from oger_recipe.evaluation.folder import (
 )
 from oger_recipe.evaluation.metrics import evaluate_answers
 from oger_recipe.evaluation.prompts import Prompting, prompt_texts, prompt_tokens
+from oger_recipe.evaluation.result_files import write_result_files
 from oger_recipe.evaluation.sampling import Model, Request, Response, Sampling
 from oger_recipe.evaluation.tables import markdown_table
 from oger_recipe.grading.pool import GradingPool, GradingSettings
@@ -85,6 +87,7 @@ def evaluate(
     result = {"settings": settings, "versions": _versions()} | evaluate_answers(records)
     (folder / "results.json").write_text(to_json(result, indent=2) + "\n")
     (folder / "results.md").write_text(report(result))
+    write_result_files(folder, result)
     return result, folder
 
 

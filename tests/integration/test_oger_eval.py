@@ -70,7 +70,7 @@ def test_the_command_evaluates_and_says_where_everything_is(
     assert first.returncode == 0, first.stderr
     table = (folder / "first" / "results.md").read_text()
     assert table in first.stdout
-    for name in ("results.md", "results.json", "answers"):
+    for name in ("results.md", "results.json", "lm_eval", "lighteval", "answers"):
         assert f"first/{name}" in first.stdout and (folder / "first" / name).exists()
     rows = [line.split(" | ")[0].strip("| ") for line in table.splitlines() if line.startswith("| ")]
     assert rows == ["benchmark", "---", "mine", "gsm8k", "average"]
