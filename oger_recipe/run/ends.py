@@ -5,6 +5,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from oger_recipe.base.errors import RecipeError, RunDied, RunStopped
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.base.secrets import hide_secrets, redacted
 from oger_recipe.run_folder import checkpoints
-from oger_recipe.run_folder.records import STOP_ASKED
+from oger_recipe.run_folder.records import BEGAN, ENDED, STOP_ASKED, event
 
 _HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _GOES_ON = 75  # "try again" among the exit codes of sysexits.h
@@ -31,6 +32,7 @@ def stoppable(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> It
             starts it again on that code gets further every time.
     """
     received: list[int] = []
+    entered = time.time()
     began = _last_step(checkpoint_folder)
 
     def stop(number: int, _: FrameType | None) -> None:
@@ -45,16 +47,27 @@ def stoppable(run_dir: Path, checkpoint_folder: Path, argv: Sequence[str]) -> It
     except (Exception, KeyboardInterrupt) as error:
         after_step = isinstance(error, RunStopped) and not received
         if not (received or after_step):
+            _record_end(run_dir, entered, str(error))
             raise
         # Any error counts: workers may get the signal too, and break first.
         number = received[0] if received else signal.SIGUSR1
         where, rest = progress(run_dir, in_step=not after_step), _rest(run_dir, checkpoint_folder, argv)
-        print(f"oger train: stopped by {signal.Signals(number).name} {where}; {rest}", file=sys.stderr, flush=True)
+        why = f"stopped by {signal.Signals(number).name} {where}"
+        _record_end(run_dir, entered, why)
+        print(f"oger train: {why}; {rest}", file=sys.stderr, flush=True)
         goes_on = after_step and _last_step(checkpoint_folder) > began
         sys.exit(_GOES_ON if goes_on else 128 + number)
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+def _record_end(run_dir: Path, since: float, why: str) -> None:
+    """Record why the attempt ends, if it has begun since then: else the events are those of an earlier one."""
+    with contextlib.suppress(OSError):  # the disk may be full
+        events = read_jsonl(run_dir / "events.jsonl")
+        if any(each.get("event") == BEGAN and each["time"] >= since for each in events):
+            event(run_dir, ENDED, why=redacted(why))
 
 
 def _last_step(checkpoint_folder: Path) -> int:

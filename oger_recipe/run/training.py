@@ -44,6 +44,7 @@ from oger_recipe.run_folder.attempt import (
     go_on,
     locked,
 )
+from oger_recipe.run_folder.records import BEGAN, event
 from oger_recipe.settings.derived import with_template
 from oger_recipe.settings.flags import flags_of
 from oger_recipe.settings.recipe_file import set_in, write_resolved
@@ -190,6 +191,7 @@ def _attempt(job: Job, parser: argparse.ArgumentParser, lock: int, *, overwrite:
             with contextlib.redirect_stdout(io.StringIO()):  # write_data says it again below
                 _prepared(job.value)
         begin_anew(job.run_dir, job.checkpoints, overwrite=overwrite)
+    event(job.run_dir, BEGAN, since=started, resumed_at=checkpoint.step if job.resumes else 0)
     prepared_data, grading, _ = write_data(job.value, job.run_dir)
     _write_identity(job)
     job = job.having(prepared_data)

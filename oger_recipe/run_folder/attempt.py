@@ -29,7 +29,7 @@ def locked(run_dir: Path) -> Iterator[int]:
     with (run_dir / _LOCK).open("a+") as lock:
         _take(lock.fileno(), run_dir)
         lock.truncate(0)
-        lock.write(f"{os.getpid()} {socket.gethostname()}\n")
+        lock.write(f"{os.getpid()} {socket.gethostname()} {_process_names()}\n")
         lock.flush()
         yield lock.fileno()
 
@@ -48,7 +48,7 @@ def _take(lock: int, run_dir: Path, how: int = fcntl.LOCK_EX) -> None:
             fcntl.flock(lock, how | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            pid, _, host = (run_dir / _LOCK).read_text().strip().partition(" ")
+            pid, host, _ = _holder(run_dir)
             killed = host == socket.gethostname() and not Path(f"/proc/{pid}").exists()
             if not killed or time.monotonic() > deadline:
                 raise RecipeError(
@@ -59,6 +59,62 @@ def _take(lock: int, run_dir: Path, how: int = fcntl.LOCK_EX) -> None:
         except OSError as error:  # some file systems of clusters have no locks
             print(f"note: {run_dir} cannot be locked ({error}): start no other run there", flush=True)
             return
+
+
+def is_held(run_dir: Path) -> bool | None:
+    """Say whether a run holds the folder's lock, without touching the lock: a run that starts must not meet it.
+
+    None where that cannot be known from here: another machine, container or user holds it, or held it.
+    """
+    if not (run_dir / _LOCK).exists():
+        return False
+    pid, host, names = _holder(run_dir)
+    if host != socket.gethostname() or names not in ("", _process_names()):
+        return None
+    try:
+        lock = (run_dir / _LOCK).stat()
+        return any(_is_open(path, lock) for path in Path(f"/proc/{pid}/fd").iterdir())
+    except PermissionError:
+        return None
+    except OSError:  # the process is gone
+        return False
+
+
+def holder(run_dir: Path) -> str:
+    """Return the host of the process that took the folder's lock last; empty where none did."""
+    return _holder(run_dir)[1]
+
+
+def lock_taken(run_dir: Path) -> float | None:
+    """Return when the folder's lock was taken last; None where it never was."""
+    try:
+        return (run_dir / _LOCK).stat().st_mtime
+    except OSError:
+        return None
+
+
+def _holder(run_dir: Path) -> tuple[str, str, str]:
+    """Return process id, host and space of process ids, as the lock's file has them; earlier versions wrote two."""
+    try:
+        words = (run_dir / _LOCK).read_text().split()
+    except OSError:
+        words = []
+    pid, host, names, *_ = [*words, "", "", ""]
+    return pid, host, names
+
+
+def _process_names() -> str:
+    """Return the space of process ids: containers that share a host's name do not share it."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _is_open(descriptor: Path, lock: os.stat_result) -> bool:
+    with contextlib.suppress(OSError):  # closed in the meantime
+        return os.path.samestat(descriptor.stat(), lock)
+    return False
 
 
 def trained(run_dir: Path) -> bool:

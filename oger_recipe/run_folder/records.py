@@ -14,6 +14,8 @@ from oger_recipe.evaluation.tables import markdown_table
 
 STOP_ASKED = ".oger-stop"  # file in a run's folder, while the run is asked to end after the step that it is at
 
+BEGAN, ENDED = "began", "ended"  # events of an attempt: its first one, and its last one where the run did not finish
+
 
 def event(run_dir: Path, name: str, **facts: Any) -> None:
     """Append an event to events.jsonl, which the command line follows to show progress."""

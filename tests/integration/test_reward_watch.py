@@ -207,6 +207,7 @@ def test_a_reward_that_rises_while_accuracy_falls_is_warned_of_once_also_by_a_ru
     resumed.evaluated(3, {"avg_at_8": 0.44})
     resumed.evaluated(3, {"avg_at_8": 0.44})
     (note,) = read_jsonl(tmp_path / "events.jsonl")
+    assert note["step"] == 3
     assert (
         "step 3: since step 0 the trained reward has risen by 0.375 and held-out accuracy has fallen by 0.060"
         in (note["text"])

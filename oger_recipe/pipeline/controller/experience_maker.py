@@ -68,7 +68,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.engines = RunEngines(
             cpu=is_without_cuda(), memory_gb=settings.reward.engine_memory_gb, shared_gpus=shared_gpus
         )
-        self.engines.says = lambda text: run_folder.event(self.run_dir, "note", text=f"note: {text}")
+        self.engines.says = self._note
         surroundings = Surroundings.of(settings, self.engines.place, self.args.train.seed, encoder)
         surroundings = replace(surroundings, told=self._replies_came)
         self.reward_sources = RewardSources(surroundings, self.run_dir, self.args.algo.advantage.estimator)
@@ -81,6 +81,9 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         self.step = 0  # set by the trainer before every batch
         self.planned_steps = 1  # of the run; set by the trainer
         self.current: TrainingStep  # made and filled by make_experience_batch and what it calls
+
+    def _note(self, text: str) -> None:
+        run_folder.event(self.run_dir, "note", step=self.step, text=f"note: {text}")
 
     def _replies_came(self, model: str, done: int, of: int) -> None:
         """Tell how many replies came, of servers or of models in this process; who is told is set later."""

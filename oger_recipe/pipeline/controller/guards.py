@@ -75,7 +75,7 @@ class SourceGuard:
             if ON_ERROR[on_error].stops:
                 raise SourceFailed(f"{text} (oger.reward.on_error stop)")
             cost = "" if source in self._said else f"; {cost_of_failures(on_error)}"
-            event(self._run_dir, "note", text=f"note: {text}{cost}")
+            event(self._run_dir, "note", step=step, text=f"note: {text}{cost}")
             self._said.add(source)
             if failed and source in self._limited and (share := self._share(source, failed, read)):
                 raise SourceFailed(f"{text}. {share}, and the policy was not trained on this step")
@@ -97,7 +97,7 @@ def say_no_advantage(experiences: Sequence[Experience], dropped: torch.Tensor, s
         return
     why = f" ({int(dropped.sum())} of {len(dropped)} were dropped for a failed source)" if dropped.any() else ""
     text = f"note: step {step}: no group of this step has an advantage{why}: its rewards teach the policy nothing"
-    event(run_dir, "note", text=text)
+    event(run_dir, "note", step=step, text=text)
 
 
 class EngineGuard:

@@ -91,7 +91,7 @@ class SourceWatch:
             f"last {len(self._steps)} steps (limit: {watched.limit:g}). Read in samples/ what it pays for. "
             f"{watched.advice}"
         )
-        event(self._run_dir, "note", text=text)
+        event(self._run_dir, "note", step=step, text=text)
 
 
 def _sums(
@@ -160,7 +160,7 @@ class DriftWatch:
             "learns what the sources pay for and not what is right. Compare reward/* of both steps: the "
             "source that rose is the one to weigh less or to gate"
         )
-        event(self._run_dir, "note", text=text)
+        event(self._run_dir, "note", step=step, text=text)
 
     def _drift(self) -> Drift | None:
         return drift(self._rewards, self._accuracy, self._settings.watch_steps)
@@ -199,7 +199,7 @@ class GrowthWatch:
                 "learns to write more of them. Read steps_of_reasoning in samples/. credit min_ahead, a lower "
                 "weight, a verifier beside it or oger.steps.max_steps are the usual remedies"
             )
-            event(self._run_dir, "note", text=text)
+            event(self._run_dir, "note", step=step, text=text)
 
     def _remember(self, step: int, metrics: Mapping[str, float]) -> None:
         known = {name: metrics.get(name) for name in (SOLVED, *GROWING)}

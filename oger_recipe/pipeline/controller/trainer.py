@@ -195,7 +195,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         before = collapsed(self.progress.solve_rates)
         self.progress.solve_rates.append(solve_rate)
         if (lost := collapsed(self.progress.solve_rates)) and not before:
-            run_folder.event(self.run_dir, "note", text=lost)
+            run_folder.event(self.run_dir, "note", step=self.progress.step, text=lost)
 
     def _save_last(self) -> None:
         """Save the checkpoint of the last step, where there is none yet."""

@@ -1,0 +1,42 @@
+"""The groups of a training step, by its samples file: a prompt, its rollouts, and the teachers that entered."""
+
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from oger_recipe.base.files import read_jsonl
+
+Row = dict[str, Any]
+OF_PROMPT = ("uid", "prompt", "task", "answer")
+
+
+@dataclass(frozen=True)
+class Group:
+    """``rows``: lines of samples/step_*.jsonl without what they share. A rollout that made room for a teacher has
+    ``replaced``, and the teacher's row follows it."""
+
+    step: int
+    uid: str
+    prompt: str
+    task: str
+    answer: str
+    rows: tuple[Row, ...]
+
+
+def sampled_steps(folder: Path) -> list[int]:
+    """List the steps whose samples a run has written."""
+    numbers = (path.stem.removeprefix("step_") for path in (folder / "samples").glob("step_*.jsonl"))
+    return sorted(int(number) for number in numbers if number.isdigit())
+
+
+def read_groups(folder: Path, step: int) -> list[Group]:
+    """Read the groups of one step, in their order; none where the step's samples were not written."""
+    lines = read_jsonl(folder / "samples" / f"step_{step:05d}.jsonl")
+    return [_group(step, list(of_uid)) for _, of_uid in groupby(lines, key=lambda line: line["uid"])]
+
+
+def _group(step: int, lines: list[Row]) -> Group:
+    shared = {name: lines[0][name] for name in OF_PROMPT}
+    rows = ({name: value for name, value in line.items() if name not in OF_PROMPT} for line in lines)
+    return Group(step=step, rows=tuple(rows), **shared)

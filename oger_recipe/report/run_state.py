@@ -1,0 +1,322 @@
+"""What a run's folder says of the run: running, finished or ended, how far it came, its scores and its warnings.
+
+Everything here only reads. Nothing touches the folder or its lock, so no run notices who looks at it.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from oger_recipe.evaluation.tables import main_metrics
+from oger_recipe.report.console import RECENT_STEPS
+from oger_recipe.report.summary import clock, kept_evaluations
+from oger_recipe.run_folder import attempt, checkpoints, own_files
+from oger_recipe.run_folder.records import BEGAN, ENDED
+
+Record = dict[str, Any]
+QUIET = 1800.0  # seconds without an event after which a run whose process cannot be seen counts as ended
+# How records.event begins the two events that make up nearly all of the file, and are not parsed here.
+_FREQUENT = re.compile(rb'\{"time": ([\d.]+), "event": "(step|phase)".*?, "step": (\d+)')
+_HEAD = 200  # bytes of a line that are searched for it
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number of a held-out evaluation: ``metric`` on ``benchmark``, on "average" where there are several."""
+
+    step: int
+    benchmark: str
+    metric: str
+    value: float
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Note:
+    """A warning or another note of the run, and the step that it was in."""
+
+    step: int
+    time: float
+    text: str
+
+
+@dataclass
+class Attempt:
+    """From a start of the command to its end, or to its last event. ``ended``: None while it runs."""
+
+    began: float
+    ended: float | None
+    resumed_at: int
+    last_step: int
+
+
+@dataclass(frozen=True)
+class RunState:
+    """``why``: what ended the run, or by which sign it counts as running where its process cannot be seen."""
+
+    folder: Path
+    state: Literal["running", "finished", "ended"]
+    why: str | None
+    resume_from: int | None
+    recipe: str | None
+    step: int
+    planned_steps: int | None
+    seconds: float
+    last_event: float | None
+    first: Score | None
+    last: Score | None
+    best: Score | None
+    attempts: tuple[Attempt, ...]
+    notes: tuple[Note, ...]
+
+
+class Tail:
+    """Reads what a file of lines has gained since the last look; a file that was replaced begins anew."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file, self._position = path, (0, 0), 0
+
+    def read(self) -> tuple[bool, list[bytes]]:
+        """Return whether the file began anew, and its new lines; a half-written one comes when it is whole."""
+        try:
+            with self._path.open("rb") as file:
+                facts = os.fstat(file.fileno())
+                anew = (facts.st_dev, facts.st_ino) != self._file or facts.st_size < self._position
+                self._file, self._position = (facts.st_dev, facts.st_ino), 0 if anew else self._position
+                file.seek(self._position)
+                new = file.read()
+        except OSError:  # not there yet, or removed by a run that begins anew
+            anew, new, self._file, self._position = self._position > 0, b"", (0, 0), 0
+        whole = new[: new.rfind(b"\n") + 1]
+        self._position += len(whole)
+        return anew, whole.split(b"\n")[:-1]
+
+
+def parsed(line: bytes | None) -> Record | None:
+    """Return the record of a line; None for one that a kill or a full disk tore."""
+    try:
+        record = json.loads(line or b"null")
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+@dataclass
+class RunLog:
+    """The events of a run as they come: `update` takes in what is new."""
+
+    folder: Path
+    milestones: list[Record] = field(default_factory=list)  # all but steps and phases
+    attempts: list[Attempt] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    moments: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS + 1))  # the ends of recent steps
+    step: int = 0
+    _in_step: int = 0
+    _phase: bytes | None = None
+
+    def __post_init__(self) -> None:
+        self._events = Tail(self.folder / "events.jsonl")
+
+    def update(self) -> bool:
+        """Take in what is new; say whether there was anything."""
+        anew, lines = self._events.read()
+        if anew:
+            vars(self).update(vars(RunLog(self.folder)) | {"_events": self._events})
+        for line in lines:
+            if frequent := _FREQUENT.match(line[:_HEAD]):
+                ends = frequent[2] == b"step"
+                self._phase = None if ends else line
+                self._at_step(float(frequent[1]), int(frequent[3]), ends=ends)
+            elif (event := parsed(line)) and "event" in event and "time" in event:
+                self._take(event, line)
+        return anew or bool(lines)
+
+    @property
+    def phase(self) -> Record | None:
+        """Return the phase that the run is in, as its event; None between two."""
+        return parsed(self._phase)
+
+    @property
+    def planned_steps(self) -> int | None:
+        return next((event["steps"] for event in reversed(self.milestones) if event["event"] == "ready"), None)
+
+    @property
+    def milestone(self) -> Record | None:
+        """Return the last event of the present attempt that is no note, step or phase."""
+        return next((event for event in reversed(self.milestones) if event["event"] != "note"), None)
+
+    @property
+    def last_event(self) -> float | None:
+        return self.attempts[-1].ended if self.attempts else None
+
+    def _at_step(self, at: float, step: int, *, ends: bool) -> None:
+        self._in_step = step
+        if self.attempts:
+            self.attempts[-1].ended = at
+        if ends:
+            self.step = step
+            self.moments.append(at)
+            if self.attempts:
+                self.attempts[-1].last_step = step
+
+    def _take(self, event: Record, line: bytes) -> None:
+        at: float = event["time"]
+        name = event["event"]
+        if name in ("step", "phase"):  # in another form than records.event writes
+            self._phase = line if name == "phase" else None
+            self._at_step(at, event["step"], ends=name == "step")
+            return
+        if name == BEGAN or (name == "ready" and (self.milestone or {}).get("event") != BEGAN):
+            self.step = self._in_step = resumed_at = event.get("resumed_at", 0)
+            self.attempts.append(Attempt(event.get("since", at), at, resumed_at, resumed_at))
+        if name == "note":
+            self.notes.append(Note(event.get("step", self._in_step), at, event["text"]))
+        else:
+            self._phase = None
+        if name == "training":
+            self.moments = deque([at], self.moments.maxlen)
+        self.milestones.append(event)
+        if self.attempts:
+            self.attempts[-1].ended = at
+
+
+def is_run(folder: Path) -> bool:
+    """Say whether a run is in the folder, also one that has only just taken it, or one of an earlier version."""
+    return (
+        own_files.is_marked(folder) or own_files.is_of_earlier_version(folder) or attempt.is_held(folder) is not False
+    )
+
+
+def read_state(folder: Path) -> RunState:
+    """Read the state of the run in the folder."""
+    log = RunLog(folder)
+    log.update()
+    return state_of(log)
+
+
+def state_of(log: RunLog) -> RunState:
+    """Say what is known of the run by now; ``log`` has been updated."""
+    folder = log.folder
+    state, why = _state(log)
+    scores = [score for event in kept_evaluations(log.milestones) if (score := _score(event))]
+    attempts = [replace(each) for each in log.attempts]
+    if attempts and state == "running":
+        attempts[-1].ended = None
+    return RunState(
+        folder=folder,
+        state=state,
+        why=why,
+        resume_from=_resume_from(folder) if state == "ended" else None,
+        recipe=_recipe(folder),
+        step=log.step or _last_metrics_step(folder),
+        planned_steps=log.planned_steps,
+        seconds=sum((time.time() if each.ended is None else each.ended) - each.began for each in attempts),
+        last_event=log.last_event,
+        first=scores[0] if scores else None,
+        last=scores[-1] if scores else None,
+        best=max(scores, key=lambda score: score.value, default=None),
+        attempts=tuple(attempts),
+        notes=tuple(log.notes),
+    )
+
+
+def _state(log: RunLog) -> tuple[Literal["running", "finished", "ended"], str | None]:
+    held = attempt.is_held(log.folder)
+    if held:
+        return "running", None
+    last = log.milestone or {}
+    if last.get("event") == "finished" and _summary(log.folder).get("finished"):
+        return "finished", None
+    if last.get("event") == ENDED:
+        return "ended", _first_line(last["why"])
+    seen = log.last_event or attempt.lock_taken(log.folder)
+    if held is None and seen is not None and time.time() - seen < QUIET:
+        host = attempt.holder(log.folder) or "another machine"
+        return "running", f"by its last sign of life, {clock(max(time.time() - seen, 0))} ago: it runs on {host}"
+    return "ended", _error(log) or _last_words(log, seen)
+
+
+def _last_words(log: RunLog, seen: float | None) -> str:
+    """Say where a run stood that left no reason."""
+    when = "" if seen is None else time.strftime(", last seen %Y-%m-%d %H:%M", time.localtime(seen))
+    if not log.attempts:
+        return f"before its first event{when}"
+    if (log.milestone or {}).get("event") == "finished":
+        return f"while saving the model{when}"
+    return f"killed, or the machine went down: it left no reason{when}"
+
+
+def _error(log: RunLog) -> str | None:
+    """Return the last line of the traceback that the present attempt left; an earlier version recorded no reason."""
+    path = log.folder / "logs" / "error.log"
+    with contextlib.suppress(OSError):
+        if not log.attempts or path.stat().st_mtime >= log.attempts[-1].began:
+            lines = path.read_text(errors="replace").split("\n")
+            return next((line.strip() for line in reversed(lines) if line.strip()), None)
+    return None
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+def _summary(folder: Path) -> Record:
+    with contextlib.suppress(OSError):
+        return parsed((folder / "summary.json").read_bytes()) or {}
+    return {}
+
+
+def _score(event: Record) -> Score | None:
+    """Return the main number of an evaluation."""
+    benchmarks = event.get("benchmarks") or {"": event}  # an earlier version had no benchmarks
+    name = "average" if "average" in benchmarks else next(iter(benchmarks))
+    scores = benchmarks[name]
+    metric = next((key for key in [*main_metrics(scores.get("n")), *scores] if key in scores and "avg_at_" in key), "")
+    if scores.get(metric) is None:
+        return None
+    low_high = scores.get(f"{metric}_interval")
+    return Score(event["step"], name, metric, scores[metric], tuple(low_high) if low_high else None)
+
+
+def _resume_from(folder: Path) -> int | None:
+    newest = checkpoints.newest_whole(checkpoints.found(_checkpoint_folder(folder)))
+    return newest.step if newest else None
+
+
+def _checkpoint_folder(folder: Path) -> Path:
+    """Return where the run's checkpoints lie: in its folder, which may have been moved, or where ckpt.path says."""
+    with contextlib.suppress(OSError, yaml.YAMLError, KeyError, TypeError):
+        recipe = yaml.load((folder / "recipe.yaml").read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        path = Path(recipe["ckpt"]["path"])
+        if path != Path(recipe["oger"]["run_dir"]) / "checkpoints":
+            return path
+    return folder / "checkpoints"
+
+
+def _recipe(folder: Path) -> str | None:
+    """Return the name of the recipe by the command that was typed."""
+    with contextlib.suppress(OSError, ValueError):
+        words = shlex.split((folder / own_files.COMMAND).read_text(), comments=True)
+        for word, following in zip(words, [*words[1:], ""], strict=True):
+            name, _, value = word.partition("=")
+            if name == "--recipe":
+                return Path(value or following).stem
+    return None
+
+
+def _last_metrics_step(folder: Path) -> int:
+    """Return the last step of metrics.jsonl, for a run that has no events."""
+    with contextlib.suppress(OSError), (folder / "metrics.jsonl").open("rb") as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - 200_000, 0))
+        records = (parsed(line) for line in reversed(file.read().split(b"\n")))
+        return next((record["step"] for record in records if record and "step" in record), 0)
+    return 0
