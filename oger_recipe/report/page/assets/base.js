@@ -164,14 +164,27 @@ const Page = (() => {
   function onKey(event) {
     if (event.key === "Escape") hideBubble();
     const typing = event.target.closest?.("input, textarea, select") || document.querySelector("dialog[open]");
-    const shortcut = shortcuts.get(event.key);
-    if (!shortcut || typing || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+    const ofSection = sectionInView()?.keys?.find(([name]) => name === event.key);
+    const action = shortcuts.get(event.key)?.action ?? ofSection?.[2];
+    if (!action) return;
     event.preventDefault();
-    shortcut.action();
+    action();
+  }
+
+  /* The section that covers the middle of the window: its keys count. */
+  function sectionInView() {
+    return sections.find(({ id }) => {
+      const box = document.getElementById(id)?.getBoundingClientRect();
+      return box && box.top <= innerHeight / 2 && box.bottom > innerHeight / 2;
+    });
   }
 
   function showShortcuts() {
     const rows = [...shortcuts].map(([name, { text }]) => [el("kbd", {}, name), text]);
+    for (const { title, keys = [] } of sections) {
+      rows.push(...keys.map(([name, text]) => [el("kbd", {}, name), `in “${title}”: ${text}`]));
+    }
     const close = el("button", { type: "button", onclick: () => dialog.close() }, "Close");
     const dialog = el("dialog", { "aria-label": "Keyboard shortcuts", onclose: () => dialog.remove() },
       el("h2", {}, "Keyboard shortcuts"), table(["key", "what it does"], rows),
@@ -315,7 +328,7 @@ const Page = (() => {
     });
     const written = new Date(report.written * 1000).toLocaleString("en-GB");
     document.body.append(el("footer", { class: "muted" }, `Written ${written} by oger ${report.oger}.`));
-    document.getElementById(location.hash.slice(1))?.scrollIntoView();
+    document.getElementById(location.hash.slice(1).split("?")[0])?.scrollIntoView();
     document.documentElement.dataset.ready = "";
   }
 
