@@ -459,9 +459,11 @@ TABLE: tuple[Metric, ...] = (
     _M("data/teachers_wrong", DATA, "teachers wrong", "trajectories", "the data as it was read",
        "Teachers' trajectories that were left out because the verifier rejects them; the same in every step.",
        advice="More than a few: check oger.task_name, oger.math_rule and oger.math_extract."),
-    _M("dynamic_filtering_pass_rate", DATA, "prompts kept by filtering", "%", "prompts that were sampled",
-       "Share in percent of the sampled prompts whose group's mean score lies in algo.dynamic_filtering_range. "
-       "OpenRLHF's; written where algo.dynamic_filtering_enable is set."),
+    _M("dynamic_filtering_pass_rate", DATA, "rollouts kept by filtering", "rollouts per 100 prompts",
+       "prompts that were sampled",
+       "100 times the rollouts that were kept, over the prompts that were sampled: 800 is all of them with eight "
+       "rollouts a prompt. OpenRLHF's name: it is no percentage, nor a share of prompts. Kept are groups whose mean "
+       "score lies in algo.dynamic_filtering_range; written where algo.dynamic_filtering_enable is set."),
 )  # fmt: skip
 
 # What to look at first, in this order.

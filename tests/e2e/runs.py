@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 from hang import HANG_S
+from metric_rows import without_row
 
 ROOT = Path(__file__).parents[2]
 SMOKE = "countdown_cpu_smoke"
@@ -32,8 +33,11 @@ def typed(run_dir: Path, cache: Path, *flags: str, recipe: str | Path = SMOKE) -
 
 
 def train(run_dir: Path, cache: Path, *flags: str, recipe: str | Path = SMOKE) -> subprocess.CompletedProcess[str]:
+    """Run it; whatever it wrote as a metric has a row in the table of metrics."""
     command = typed(run_dir, cache, *flags, recipe=recipe)
-    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
+    assert not without_row(run_dir)
+    return done
 
 
 def lines(path: Path) -> list[dict]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from hang import HANG_S
+from metric_rows import without_row
 from runs import SMALL, lines, recipe_of, samples, train, typed
 
 from oger_recipe.lab.built_in_models import folder_of
@@ -48,6 +49,7 @@ def two_steps(
         time.sleep(0.05)
     said, shown = running.communicate(timeout=HANG_S)
     assert running.returncode == (75 if asks_to_stop else 0), said[-2000:] + shown[-3000:]
+    assert not without_row(run_dir)
     first, second, *more = lines(run_dir / "metrics.jsonl")
     if asks_to_stop:
         last = 2 + len(more)  # 2 but on a machine that stood still

@@ -15,6 +15,7 @@ import pytest
 
 from oger_recipe.base.moved import MOVED
 from oger_recipe.convert.engine import DIALECTS
+from oger_recipe.report.metric_table import TABLE, lookup
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
@@ -48,8 +49,16 @@ def test_files_and_modules_that_a_page_names_exist(page: Path) -> None:
         elif re.fullmatch(r"[\w./-]*test_\w+\.py", word):
             missing += [] if list((ROOT / "tests").rglob(word.removeprefix("tests/"))) else [word]
         elif re.fullmatch(r"[\w./-]+/[\w.-]*", word) and (first in ROOMS | FOLDERS or _is_ours(word, page)):
-            missing += [] if any((base / word).exists() for base in (ROOT, ROOT / "oger_recipe")) else [word]
+            found = lookup(word) or any((base / word).exists() for base in (ROOT, ROOT / "oger_recipe"))
+            missing += [] if found else [word]
     assert not missing
+
+
+@each_page
+def test_metrics_that_a_page_names_are_in_the_table(page: Path) -> None:
+    groups = {each.name.partition("/")[0] for each in TABLE if "/" in each.name} - ROOMS
+    named = [word for word in words(page) if re.fullmatch(rf"(?:{'|'.join(groups)})/[\w/]+", word)]
+    assert [word for word in named if lookup(word) is None] == []
 
 
 def _is_ours(word: str, page: Path) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from metric_rows import without_row
 from record import expected, probe
 from replay import CASES, replayed
 
@@ -24,6 +25,7 @@ def test_the_same_rollouts_give_the_same_rewards_advantages_and_losses(case: str
     found = _differences(replayed(case, tmp_path), wanted, exact, case)
     how = "to the last bit" if exact else "as far as another machine makes the same numbers"
     assert not found, f"{len(found)} differences from the record, {how}:\n" + "\n".join(sorted(found)[:30])
+    assert not without_row(tmp_path / "run")
 
 
 def test_another_machine_may_differ_by_rounding_alone() -> None:
