@@ -111,14 +111,30 @@ def evaluate_answers(records: Sequence[Record]) -> dict[str, Any]:
     """
     if not records:
         raise ValueError("no answers to evaluate")
+    metrics: dict[str, dict[str, Any]] = {}
+    means: dict[str, dict[str, Floats]] = {}
+    for name, problems in _by_benchmark(records).items():
+        metrics[name], means[name] = _benchmark(name, problems)
+    return {"benchmarks": metrics, "average": _average(list(metrics.values()), list(means.values()))}
+
+
+def metrics_by_problem(records: Sequence[Record]) -> dict[str, tuple[list[str], dict[str, Floats]]]:
+    """Return for each benchmark the uids of its problems, sorted, and each metric's value for each of them.
+
+    records: as for `evaluate_answers`, of which uid, benchmark, sample, score and extracted are read. Raises
+    ValueError for problems of one benchmark with different numbers of samples.
+    """
+    return {
+        name: ([answers[0]["uid"] for answers in problems], _curves(problems, _scores(problems)))
+        for name, problems in _by_benchmark(records).items()
+    }
+
+
+def _by_benchmark(records: Sequence[Record]) -> dict[str, list[list[Record]]]:
     by_benchmark: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_benchmark[record["benchmark"]].append(record)
-    metrics: dict[str, dict[str, Any]] = {}
-    means: dict[str, dict[str, Floats]] = {}
-    for name, answers in by_benchmark.items():
-        metrics[name], means[name] = _benchmark(name, _problems(name, answers))
-    return {"benchmarks": metrics, "average": _average(list(metrics.values()), list(means.values()))}
+    return {name: _problems(name, answers) for name, answers in by_benchmark.items()}
 
 
 def _problems(name: str, records: list[Record]) -> list[list[Record]]:
@@ -139,7 +155,7 @@ def _problems(name: str, records: list[Record]) -> list[list[Record]]:
 def _benchmark(name: str, problems: list[list[Record]]) -> tuple[dict[str, Any], dict[str, Floats]]:
     """Return a benchmark's metrics, and the bootstrapped means of those with an interval."""
     answers = [record for problem in problems for record in problem]
-    scores = np.array([[float(record["score"]) for record in problem] for problem in problems])
+    scores = _scores(problems)
     curves = _curves(problems, scores)
     values = np.stack(list(curves.values()), axis=1)
     means = bootstrap_means(values, stable_seed("bootstrap", name))
@@ -151,6 +167,10 @@ def _benchmark(name: str, problems: list[list[Record]]) -> tuple[dict[str, Any],
     metrics["ungraded"] = sum(not record["graded"] for record in answers)
     metrics["no_room"] = sum(record["truncated"] and not record["response_length"] for record, *_ in problems)
     return metrics, dict(zip(curves, means.T, strict=True))
+
+
+def _scores(problems: list[list[Record]]) -> Floats:
+    return np.array([[float(record["score"]) for record in problem] for problem in problems])
 
 
 def _curves(problems: list[list[Record]], scores: Floats) -> dict[str, Floats]:

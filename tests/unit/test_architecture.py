@@ -31,7 +31,7 @@ ROOMS = {
     "evaluation": "base data grading rewards/kinds",
     "run_folder": "base evaluation",
     "settings": "algorithm base data embedding grading rewards rewards/kinds",
-    "report": "base evaluation run_folder",
+    "report": "base evaluation run_folder settings",
     "prm": "base data evaluation models report rewards",
     "lab": "algorithm base data evaluation grading prm report rewards rewards/kinds settings teachers",
     "pipeline": (

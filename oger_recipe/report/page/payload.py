@@ -1,41 +1,141 @@
-"""What the page shows of a run, read from its folder."""
+"""What the page shows of a run but its samples, read from its folder."""
 
+import contextlib
 import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from oger_recipe.base.files import read_jsonl
+from oger_recipe.evaluation.metrics import powers_up_to
+from oger_recipe.report.page.recipe import changed, read_settings
+from oger_recipe.report.run_state import RunLog, RunState, state_of
 from oger_recipe.report.summary import kept_evaluations, last_attempts
+from oger_recipe.run_folder.own_files import COMMAND
 
 Record = dict[str, Any]
 
+MOST_POINTS = 2000  # of a curve: as wide as a screen; 100 curves of so many take 0.6 MB of the page
+MOST_NOTES = 1000
+# Metrics of a step that are facts to warn of, as the lines of the console do, and what they count.
+_WARNED_OF = {
+    "rollout/reward_error": "rollouts were not graded",
+    "skipped_updates": "updates were skipped: a gradient was not finite",
+}
 
-def of_run(run_dir: Path, block: str) -> Record:
-    """Return the run's part of the page but its samples, which lie in the data block named ``block``."""
+
+def of_run(run_dir: Path, name: str) -> Record:
+    """Return what the page shows of the run at once. ``name``: what the page calls it."""
+    log = RunLog(run_dir)
+    log.update()
+    state = state_of(log)
     steps = last_attempts(read_jsonl(run_dir / "metrics.jsonl"))
-    names = dict.fromkeys(name for record in steps for name in record if name != "step")
-    events = read_jsonl(run_dir / "events.jsonl")
+    evaluations = [_evaluation(event) for event in kept_evaluations(log.milestones)]
+    text, settings = read_settings(run_dir)
     return {
-        "name": run_dir.resolve().name,
-        "folder": str(run_dir),
-        "command": (run_dir / "command.sh").read_text(),
-        "environment": json.loads((run_dir / "environment.json").read_text()),
-        "steps": [record["step"] for record in steps],
-        "metrics": {name: [record.get(name) for record in steps] for name in names},
-        "evaluations": [event for event in kept_evaluations(events)],
-        "notes": [event for event in events if event["event"] == "note"],
-        "samples": {"block": block},
+        "name": name,
+        "folder": str(run_dir.resolve()),
+        "state": _state(state),
+        "recipe": {"name": state.recipe, "changed": changed(settings), "text": text},
+        "command": _text(run_dir / COMMAND),
+        "environment": read_document(run_dir / "environment.json"),
+        "attempts": [asdict(each) for each in state.attempts],
+        "seconds": read_document(run_dir / "summary.json").get("seconds", {}),
+        "data": read_document(run_dir / "data" / "counts.json"),
+        "sources": next((each["sources"] for each in reversed(log.milestones) if each.get("sources")), []),
+        **_curves(steps),
+        "evaluations": evaluations,
+        "pass_at_k": _pass_at_k(run_dir, evaluations),
+        "notes": _notes(state, steps),
     }
 
 
-def samples_of_run(run_dir: Path) -> Record:
-    """Return the run's samples: its groups and its evaluated answers."""
-    groups: list[Record] = []
-    for path in sorted((run_dir / "samples").glob("step_*.jsonl")):
-        step = int(path.stem.removeprefix("step_"))
-        for line in read_jsonl(path):
-            shared = {"step": step} | {key: line.pop(key) for key in ("uid", "prompt", "task", "answer")}
-            if not groups or (groups[-1]["step"], groups[-1]["uid"]) != (step, shared["uid"]):
-                groups.append(shared | {"rows": []})
-            groups[-1]["rows"].append(line)
-    return {"groups": groups, "evaluations": []}
+def _state(state: RunState) -> Record:
+    names = ("state", "why", "resume_from", "step", "planned_steps", "seconds")
+    return {name: getattr(state, name) for name in names}
+
+
+def _evaluation(event: Record) -> Record:
+    """Return an evaluation's scores by benchmark; an earlier version had one benchmark without a name."""
+    scores = {key: value for key, value in event.items() if "_at_" in key}
+    benchmarks = event.get("benchmarks") or {"held-out": {"problems": event.get("n_problems")} | scores}
+    return {"when": event["when"], "step": event["step"], "benchmarks": benchmarks}
+
+
+def ends(evaluations: Sequence[Record]) -> list[Record]:
+    """Return the first and the last evaluation; one alone is both."""
+    return [evaluations[0], evaluations[-1]] if len(evaluations) > 1 else list(evaluations)
+
+
+def _pass_at_k(run_dir: Path, evaluations: Sequence[Record]) -> Record:
+    """Return by benchmark the curve of pass@k with its intervals, of the first and the last evaluation."""
+    curves: Record = {}
+    for evaluation in ends(evaluations):
+        document = read_document(run_dir / "eval" / f"step_{evaluation['step']:05d}.json")
+        for benchmark, metrics in document.get("benchmarks", {}).items():
+            ks = [k for k in powers_up_to(metrics["n"]) if f"pass_at_{k}" in metrics]
+            low, high = zip(*(metrics[f"pass_at_{k}_interval"] for k in ks), strict=True)
+            curve = {"k": ks, "value": [metrics[f"pass_at_{k}"] for k in ks], "low": low, "high": high}
+            curves.setdefault(benchmark, []).append({"step": evaluation["step"], "when": evaluation["when"]} | curve)
+    return curves
+
+
+def _curves(steps: Sequence[Record]) -> Record:
+    """Turn the steps' metrics into columns. Above MOST_POINTS a point is the mean of several steps, at their last."""
+    width = math.ceil(len(steps) / MOST_POINTS) or 1
+    windows = [steps[start : start + width] for start in range(0, len(steps), width)]
+    names = dict.fromkeys(name for record in steps for name in record if name != "step")
+    return {
+        "steps": [window[-1]["step"] for window in windows],
+        "steps_per_point": width,
+        "metrics": {name: [_mean(window, name) for window in windows] for name in names},
+    }
+
+
+def _mean(window: Sequence[Record], name: str) -> float | None:
+    known = [value for record in window if isinstance(value := record.get(name), int | float) and math.isfinite(value)]
+    return rounded(sum(known) / len(known)) if known else None
+
+
+def _notes(state: RunState, steps: Sequence[Record]) -> list[Record]:
+    """List the run's notes and warnings by step, with those that its metrics are."""
+    notes = [*(asdict(note) for note in state.notes), *_of_metrics(steps)]
+    notes.sort(key=lambda note: note["step"])
+    if len(notes) <= MOST_NOTES:
+        return notes
+    first, last = notes[: MOST_NOTES // 2], notes[-MOST_NOTES // 2 :]
+    gap = {"step": last[0]["step"], "time": None, "text": f"({len(notes) - MOST_NOTES:,} notes are left out here)"}
+    return [*first, gap, *last]
+
+
+def _of_metrics(steps: Sequence[Record]) -> Iterator[Record]:
+    for record in steps:
+        for metric, text in _WARNED_OF.items():
+            if record.get(metric):
+                counted = f"WARNING: step {record['step']}: {record[metric]:.0f} {text} ({metric})"
+                yield {"step": record["step"], "time": None, "text": counted}
+
+
+def rounded(value: Any) -> Any:
+    """Round the numbers in a document to 5 significant digits, which is all that a page shows, and halves its size."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    return [rounded(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def read_document(path: Path) -> Record:
+    """Read a file of JSON; nothing of one that is missing, half-written or no mapping."""
+    with contextlib.suppress(OSError, ValueError):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return document if isinstance(document, dict) else {}
+    return {}
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text(encoding="utf-8", errors="replace")
+    return ""

@@ -1,7 +1,6 @@
 """Writes the page: its markup, styles and scripts, and the data that they show."""
 
 import base64
-import gzip
 import time
 from collections.abc import Sequence
 from importlib.resources import files
@@ -9,32 +8,75 @@ from pathlib import Path
 from typing import Any
 
 import oger_recipe
-from oger_recipe.base.files import atomic_write, to_json
-from oger_recipe.report.page.payload import of_run, samples_of_run
+from oger_recipe.base.files import atomic_write
+from oger_recipe.report.metric_table import lookup
+from oger_recipe.report.page.comparing import comparisons, names_of
+from oger_recipe.report.page.payload import ends, of_run, rounded
+from oger_recipe.report.page.recipe import differences, read_settings
+from oger_recipe.report.page.samples import Samples, pack, samples_of_run
+
+Record = dict[str, Any]
 
 STYLES = ("vendor/uPlot.min.css", "page.css")
 SCRIPTS = ("vendor/uPlot.iife.min.js", "base.js")
+# Of a page: what a mail takes and a browser opens at once. All runs of a page share it.
+MOST_BYTES = 5_000_000
+_PACKED = 3 / 4  # bytes of a character of base64
 
 
 def write_page(run_dirs: Sequence[Path], path: Path) -> None:
     """Write one HTML file about the runs, which opens from disk and loads nothing."""
-    blocks = {f"samples-{number}": samples_of_run(run_dir) for number, run_dir in enumerate(run_dirs)}
-    runs = [of_run(run_dir, block) for run_dir, block in zip(run_dirs, blocks, strict=True)]
-    report = {"version": 1, "written": time.time(), "oger": oger_recipe.__version__, "runs": runs}
-    assets = files("oger_recipe.report.page") / "assets"
-    text = (assets / "page.html").read_text(encoding="utf-8")
-    parts = {
-        "styles": "\n".join((assets / name).read_text(encoding="utf-8") for name in STYLES),
-        "data": "\n".join(_block(name, data) for name, data in ({"report": report} | blocks).items()),
-        "scripts": "\n".join((assets / name).read_text(encoding="utf-8") for name in SCRIPTS),
-    }
-    for name, part in parts.items():
+    runs = [of_run(run_dir, name) for run_dir, name in zip(run_dirs, names_of(run_dirs), strict=True)]
+    evaluated = [[each["step"] for each in ends(run["evaluations"])] for run in runs]
+    report = _report(runs, run_dirs, evaluated)
+    parts = _assets()
+    left = MOST_BYTES - sum(map(len, parts.values())) - len(pack(report)) / _PACKED
+    samples = [
+        samples_of_run(run_dir, steps, max(int(left * _PACKED / len(runs)), 0))
+        for run_dir, steps in zip(run_dirs, evaluated, strict=True)
+    ]
+    for number, (run, shown) in enumerate(zip(runs, samples, strict=True)):
+        run |= _of_samples(shown, f"samples-{number}")
+    blocks = {"report": pack(report)} | {f"samples-{number}": each.packed for number, each in enumerate(samples)}
+    text = parts.pop("page")
+    for name, part in (parts | {"data": "\n".join(_block(*block) for block in blocks.items())}).items():
         text = text.replace(f"<!-- {name} -->", part)
     with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
-def _block(name: str, data: Any) -> str:
-    """Pack data so that nothing in it can end the script, whatever a model wrote."""
-    packed = base64.b64encode(gzip.compress(to_json(data).encode())).decode()
-    return f'<script type="application/octet-stream" id="{name}">{packed}</script>'
+def _report(runs: list[Record], run_dirs: Sequence[Path], evaluated: Sequence[Sequence[int]]) -> Record:
+    """Make what the page loads at once; what is known of samples only is added later."""
+    names = dict.fromkeys(name for run in runs for name in run["metrics"])
+    return {
+        "version": 1,
+        "written": time.time(),
+        "oger": oger_recipe.__version__,
+        "metrics": {name: vars(row) for name in names if (row := lookup(name)) is not None},
+        "runs": runs,
+        "comparisons": rounded(comparisons(run_dirs, [steps[-1] if steps else None for steps in evaluated])),
+        "recipe_differences": differences([read_settings(run_dir)[1] for run_dir in run_dirs]),
+    }
+
+
+def _of_samples(samples: Samples, block: str) -> Record:
+    numbers = samples.numbers
+    return {
+        "distributions": rounded(numbers.distributions()),
+        "steps_of_reasoning": rounded(numbers.steps_of_reasoning()),
+        "samples": {"block": block} | samples.about,
+    }
+
+
+def _assets() -> dict[str, str]:
+    """Return the page's markup, its styles and its scripts."""
+    folder = files("oger_recipe.report.page") / "assets"
+    named = {"page": ("page.html",), "styles": STYLES, "scripts": SCRIPTS}
+    return {
+        part: "\n".join((folder / name).read_text(encoding="utf-8") for name in names) for part, names in named.items()
+    }
+
+
+def _block(name: str, packed: bytes) -> str:
+    """Write data so that nothing in it can end the script, whatever a model wrote."""
+    return f'<script type="application/octet-stream" id="{name}">{base64.b64encode(packed).decode()}</script>'
