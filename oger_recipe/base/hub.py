@@ -68,3 +68,31 @@ def out_of_reach(name: str, revision: str | None = None) -> str | None:
     except Unreachable as error:
         reason = f"the hub cannot be reached ({error})"
     return reason and f"{name} is neither here nor in the hub's cache, and {reason}"
+
+
+def is_name(name: str) -> bool:
+    """Say whether this could be a repository's name on the hub, rather than a path."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
+
+
+def licence(kind: str, name: str) -> str | None:
+    """Return the licence on the card of a model or dataset, in its folder or on the hub; None where none is known."""
+    from huggingface_hub import HfApi, RepoCard
+
+    if (card := Path(name) / "README.md").is_file():
+        return RepoCard.load(card).data.get("license")
+    if Path(name).exists() or not is_name(name) or is_offline():
+        return None
+    ask = HfApi().model_info if kind == "model" else HfApi().dataset_info
+    try:
+        data = ask(name, timeout=_LIMIT_S).card_data
+    except Exception:  # a card without this line is better than none
+        return None
+    return None if data is None else data.get("license")

@@ -17,6 +17,7 @@ COMMANDS = {
     "judge-eval": "measure a judge on labelled pairs or answers",
     "prm": "train a process reward model, measure one on labels, or label steps",
     "data": "build a file of rows from datasets, or check one",
+    "push": "upload a run's model to the Hugging Face hub, with a card",
     "report": "write one HTML page about a run, or about several side by side",
     "doctor": "check whether this machine is ready, for a recipe or for any",
     "serve-reward": "grade answers over HTTP, as OpenRLHF's remote reward",
