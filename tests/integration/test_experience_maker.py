@@ -396,6 +396,7 @@ def test_a_sample_says_how_it_was_graded_and_what_each_source_said(taught, model
     first, _, _, replaced, teacher = lines(maker)
     assert (first["uid"], first["task"], first["answer"], first["prompt"]) == ("u", "gsm8k", "42", "ask>")
     assert (first["reason"], first["extracted"], first["components"]) == ("equal", "42", {"format": 1.0})
+    assert (first["response_length"], first["graded"], teacher["response_length"]) == (3, True, 3)
     assert (first["divergence"], first["entropy_weight"]) == pytest.approx((0.8, 0.5))
     assert first["sources"] == pytest.approx({"rule": 1.0, "rule/format": 1.0, "explore": 0.4})
     assert first["total_reward"] == pytest.approx(1.4)

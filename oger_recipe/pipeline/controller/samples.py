@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from openrlhf.trainer.ppo_utils.experience import Experience
+
 from oger_recipe.grading.verdict import verdict_columns
 from oger_recipe.pipeline.controller.training_step import Rollouts, TrainingStep
 from oger_recipe.rewards.by_steps import step_lines
@@ -21,7 +23,7 @@ def sample_lines(step: TrainingStep) -> Iterator[Line]:
             yield rollout | {"bonus": step.bonus[row].item(), "entropy_weight": weight} | trained
         else:
             yield rollout | {"replaced": True}
-            yield _prompt(step.rollouts, row) | _teacher(teacher) | trained
+            yield _prompt(step.rollouts, row) | _teacher(teacher, step.batch.samples[row]) | trained
 
 
 def _prompt(rollouts: Rollouts, row: int) -> Line:
@@ -40,16 +42,18 @@ def _rollout(step: TrainingStep, row: int) -> Line:
     return (
         line
         | {"text": rollouts.texts[row], "off_policy": bool(rollouts.guided[row])}
+        | {"response_length": int(rollouts.samples[row].response_length[0])}
         | {"reward": rollouts.rewards[row].item(), "score": rollouts.scores[row].item()}
         | verdict_columns(rollouts.graded[row])
+        | {"graded": rollouts.graded[row].error is None}
         | {"similarity": similarity.item(), "divergence": 1 - similarity.item()}
     )
 
 
-def _teacher(teacher: Teacher) -> Line:
+def _teacher(teacher: Teacher, sample: Experience) -> Line:
     return {
         "text": teacher.text, "truncated": False, "source": teacher.source, "off_policy": True,
-        "reward": teacher.reward, "score": teacher.score,
+        "response_length": int(sample.response_length[0]), "reward": teacher.reward, "score": teacher.score,
     }  # fmt: skip
 
 
