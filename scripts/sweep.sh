@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Trains once for each value of one flag and draws the held-out curves in one figure, e.g. OAT's temperature ablation:
+# Trains once for each value of one flag and compares the runs on one page, e.g. OAT's temperature ablation:
 #   scripts/sweep.sh --rollout.temperature 0.6 0.8 1.0 1.2 --recipe configs/oat_gsm8k_ppo.yaml
 # What follows the values goes to every run. All values are checked before the first one is trained; one whose run fails
 # does not keep the others from theirs. Call it again to continue: finished runs are kept, others go on from their last
 # checkpoint. One that was trained and has none is removed only with --overwrite among the flags; finished ones stay.
-# SWEEP_DIR: folder of the runs and of sweep.png (default: runs/sweep-<flag>).
+# SWEEP_DIR: folder of the runs and of their page, report.html (default: runs/sweep-<flag>).
 set -euo pipefail
 
 if [[ $# -lt 2 || "$1" != --* ]]; then
@@ -80,7 +80,15 @@ for value in ${left[@]+"${left[@]}"}; do
     fi
 done
 mkdir -p "$folder"
-"$python" -m oger_recipe.lab.sweep "$folder" "${flag#--}"
+runs=()
+while IFS= read -r run; do
+    if grep -qs '"finished": true' "$folder/${run}summary.json"; then
+        runs+=("$folder/${run%/}")
+    fi
+done < <(cd "$folder" && printf '%s\n' */ | LC_ALL=C sort -g) # numbers by size
+if [[ ${#runs[@]} -gt 0 ]]; then
+    "$python" -m oger_recipe.cli.report "${runs[@]}" --out "$folder/report.html"
+fi
 if [[ ${#failed[@]} -gt 0 ]]; then
     echo "sweep: failed: $flag ${failed[*]}; their messages are above" >&2
     exit 1

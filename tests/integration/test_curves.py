@@ -1,8 +1,7 @@
-"""The pictures of runs, of the study and of sweeps: which curves they have, and where labels stand."""
+"""The pictures of runs and of the study: which curves they have, and where labels stand."""
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oger_recipe.lab.sweep import draw
 from oger_recipe.report import curves
 from oger_recipe.report.curves import PICTURES, Panel, draw_curves, moving_mean
 from oger_recipe.report.panels import from_zero, sheet, spread
@@ -149,30 +147,3 @@ def test_labels_are_moved_apart_as_little_as_possible() -> None:
     assert spread([1.0, 0.99], 0.1, 0.0, 1.0) == pytest.approx([1.0, 0.9])  # not out of the frame
     assert spread([0.0, 0.0], 0.1, 0.0, 1.0) == pytest.approx([0.0, 0.1])
     assert spread([], 0.1, 0.0, 1.0) == []
-
-
-def test_a_sweep_is_one_curve_for_each_value_in_the_order_of_the_values(tmp_path: Path) -> None:
-    for value, last in (("1.2", 0.5), ("models%2Fa", 0.5), ("0.6", 0.25), ("10", 0.75)):
-        (tmp_path / value).mkdir()
-        evaluations = [
-            {"step": step, "benchmarks": {"gsm8k": _figures(score)}} for step, score in ((4, last), (0, 0.375))
-        ]
-        (tmp_path / value / "summary.json").write_text(json.dumps({"evaluations": evaluations, "finished": True}))
-    for name, summary in (("interrupted", {"evaluations": [], "finished": False}), ("not started", None)):
-        (tmp_path / name).mkdir()
-        if summary:
-            (tmp_path / name / "summary.json").write_text(json.dumps(summary))
-    records = draw(tmp_path, "rollout.temperature")
-    assert [record["value"] for record in records] == ["0.6", "1.2", "10", "models/a"]
-    assert records[1] == {
-        "value": "1.2", "benchmark": "gsm8k", "metric": "avg_at_8", "points": [(0, 0.375), (4, 0.5)],
-        "intervals": [[0.275, 0.475], [0.4, 0.6]],
-    }  # fmt: skip
-    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_sweep_of_runs_without_evaluation_says_what_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "1").mkdir()
-    (tmp_path / "1" / "summary.json").write_text(json.dumps({"evaluations": [], "finished": True}))
-    with pytest.raises(ValueError, match="eval.dataset"):
-        draw(tmp_path, "rollout.temperature")

@@ -323,7 +323,9 @@ def test_a_sweep_loses_no_run_to_a_value_that_fails(sweep: Sweep) -> None:
     code, output = sweep.run("1", "2", "3", "--recipe", "a b.yaml", FAIL="2")
     assert code == 1 and sweep.trained() == ["1", "2", "3"]
     assert output.endswith("sweep: failed: --x.value 2; their messages are above\n")
-    assert sweep.calls()[-1] == ["oger_recipe.lab.sweep", str(sweep.folder / "sweep"), "x.value"]
+    folder = sweep.folder / "sweep"
+    of_finished = [str(folder / "1"), str(folder / "3"), "--out", str(folder / "report.html")]
+    assert sweep.calls()[-1] == ["oger_recipe.cli.report", *of_finished]
     assert sweep.calls()[3] == [
         "oger_recipe.cli.train", "--recipe", "a b.yaml", "--x.value=1", "--oger.run_dir",
         str(sweep.folder / "sweep" / "1"),
