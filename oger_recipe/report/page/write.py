@@ -18,7 +18,18 @@ from oger_recipe.report.page.samples import Samples, pack, samples_of_run
 Record = dict[str, Any]
 
 STYLES = ("vendor/uPlot.min.css", "page.css")
-SCRIPTS = ("vendor/uPlot.iife.min.js", "base.js")
+SCRIPTS = (
+    "vendor/uPlot.iife.min.js",
+    "base.js",
+    "charts.js",
+    "heat.js",
+    "panels.js",
+    "learning.js",
+    "health.js",
+    "rewards.js",
+    "recipe.js",
+    "metrics.js",
+)
 # Of a page: what a mail takes and a browser opens at once. All runs of a page share it.
 MOST_BYTES = 5_000_000
 _PACKED = 3 / 4  # bytes of a character of base64

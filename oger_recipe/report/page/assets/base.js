@@ -3,6 +3,7 @@
    sections. Data reach the document as text nodes and attributes' values alone, never as markup. */
 const Page = (() => {
   const sections = [];
+  const controls = [];
   const shortcuts = new Map();
   const themes = ["auto", "light", "dark"];
   const dashes = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 5], [14, 4], [1, 5]];
@@ -44,7 +45,7 @@ const Page = (() => {
   function number(value, digits = 4) {
     if (value === null || value === undefined || Number.isNaN(value)) return "–";
     const size = Math.abs(value);
-    if (size && (size < 10 ** -digits * 10 || size >= 1e9)) return value.toExponential(Math.max(digits - 2, 1));
+    if (size && (size < 1e-3 || size >= 1e9)) return String(Number(value.toPrecision(digits - 1)).toExponential());
     const options = size >= 10 ** digits ? { maximumFractionDigits: 0 } : { maximumSignificantDigits: digits };
     return value.toLocaleString("en-US", options);
   }
@@ -63,16 +64,16 @@ const Page = (() => {
     return days ? `${days} d ${clock}` : clock;
   }
 
-  /* A table; cells are texts, elements or null, numbers stand to the right. */
+  /* A table; cells are texts, elements or null, numbers stand to the right. Without a head, rows are names and values. */
   function table(head, rows, attributes = {}) {
     const cell = (tag, content) => {
-      const isNumber = typeof content === "string" && /^[-+–\d.,:[\] e%]+$/.test(content);
+      const isNumber = head && typeof content === "string" && /^[-+–\d.,:[\] e%]+$/.test(content);
       return el(tag, { class: isNumber ? "number" : null, scope: tag === "th" ? "col" : null }, content);
     };
     const body = rows.map((row) => el("tr", {}, row.map((content) => cell("td", content))));
     return el("div", { class: "scrolls" },
       el("table", attributes,
-        el("thead", {}, el("tr", {}, head.map((content) => cell("th", content)))), el("tbody", {}, body)));
+        head ? el("thead", {}, el("tr", {}, head.map((content) => cell("th", content)))) : null, el("tbody", {}, body)));
   }
 
   function fold(summary, ...children) {
@@ -277,14 +278,13 @@ const Page = (() => {
     const label = () => { button.textContent = `Theme: ${theme}`; };
     themeChanged.watch(label);
     label();
-    const controls = el("div", { class: "controls", id: "controls" }, button,
-      el("button", { type: "button", onclick: showShortcuts, "aria-label": "Keyboard shortcuts" }, "?"));
+    const help = el("button", { type: "button", onclick: showShortcuts, "aria-label": "Keyboard shortcuts" }, "?");
     const links = sections.map(({ id, title }) => el("a", { href: `#${id}` }, title));
     const several = report.runs.length > 1;
     return el("header", {},
       el("div", { class: "bar" },
         el("div", { class: "runs", role: several ? "group" : null, "aria-label": several ? "Runs shown" : null },
-          report.runs.map(chip)), controls),
+          report.runs.map(chip)), el("div", { class: "controls" }, controls, button, help)),
       el("nav", { "aria-label": "Questions" }, links));
   }
 
@@ -342,6 +342,6 @@ const Page = (() => {
     number, score, signed, interval, duration, mainMetric, metricName, lastScores,
     css, colour, dash, isShown: (index) => shown.has(index),
     onTheme: themeChanged.watch, onRuns: runsChanged.watch,
-    section: (section) => sections.push(section),
+    section: (section) => sections.push(section), control: (element) => controls.push(element),
   };
 })();

@@ -1,0 +1,113 @@
+"use strict";
+/* What do teachers, the bonus, judges and process rewards do? A part that the run does not have is left out. */
+(() => {
+  const { el } = Page;
+
+  const share = (run) => (run.metrics["oger/off_on_ratio"] ?? []).map((ratio) => (ratio === null ? null : ratio / (1 + ratio)));
+
+  const TEACHERS = [
+    { title: "rollouts that a teacher replaced", curves: [
+      ["all", "oger/replaced"], ["right ones", "oger/replaced_correct"], ["wrong ones", "oger/replaced_wrong"]] },
+    { title: "teachers in what is trained, share", curves: [["rows", share], ["tokens", "off_policy_token_share"]] },
+    { title: "advantage", curves: [["teachers", "oger/teacher_advantage"], ["rollouts, absolute", "oger/rollout_advantage_abs"]] },
+    { title: "reward", curves: [["teachers", "oger/teacher_reward"], ["rollouts", "oger/on_reward"]] },
+    { title: "length, tokens", curves: [["teachers", "oger/off_response_length"], ["rollouts", "oger/on_response_length"]] },
+    { title: "probability of a token under the policy", least: 1, curves: [["teachers", "off_policy_prob"], ["rollouts", "on_policy_prob"]] },
+    { title: "share of a guided rollout that is the teacher's", least: 1, curves: [["prefix", "oger/prefix_ratio"]] },
+    { title: "prompts without a teacher", curves: [["prompts", "oger/prompts_without_teacher"]] },
+  ];
+  const BONUS = [
+    { title: "bonus of a right rollout", deviation: "oger/bonus_of_correct_std", curves: [["mean ± sd", "oger/bonus_of_correct"]] },
+    { title: "spread of the bonus among a group's right rollouts, sd", curves: [["sd", "oger/bonus_of_correct_std_in_group"]] },
+    { title: "weight of the bonus", least: 1, curves: [["of entropy", "oger/entropy_weight"], ["of the schedule", "oger/bonus_weight"]] },
+    { title: "divergence from the teachers", deviation: "oger/divergence_std", curves: [["mean ± sd", "oger/divergence"]] },
+  ];
+
+  const has = (runs, name) => runs.some((run) => run.metrics[name]?.some(Boolean));
+  const unique = (values) => [...new Set(values)];
+
+  /* The metrics named reward/<source>/… of all runs, without those that have panels of their own. */
+  function componentsOf(runs, source) {
+    const prefix = `reward/${source}/`;
+    return unique(runs.flatMap((run) => Object.keys(run.metrics))).filter((name) => name.startsWith(prefix))
+      .map((name) => [name.slice(prefix.length), name]);
+  }
+
+  const SHARED = ["failed", "length_correlation", "format_correlation", "rule_disagreement", "cached", "cut", "unparsed",
+    "overflow", "seconds"];
+
+  function sourcePanels(runs, source) {
+    const rest = componentsOf(runs, source).filter(([label]) => !SHARED.includes(label));
+    const counts = rest.filter(([label]) => label === "steps"), values = rest.filter(([label]) => label !== "steps");
+    const of = (title, names, more = {}) => ({
+      title: `${source}: ${title}`, ...more, curves: names.map(([label, name]) => [label, `reward/${source}/${name}`]),
+    });
+    return [
+      { title: `${source}: value`, curves: [["value", `reward/${source}`]] },
+      ...(values.length ? [{ title: `${source}: components`, curves: values }] : []),
+      ...(counts.length ? [{ title: `${source}: steps of reasoning`, curves: counts }] : []),
+      of("correlation within groups", [["with length", "length_correlation"], ["with format", "format_correlation"]]),
+      of("pairs that it orders against the rule, share", [["share", "rule_disagreement"]], { least: 0.5 }),
+      of("trouble, share of the rows", [["failed", "failed"], ["cut", "cut"], ["unreadable", "unparsed"], ["too long", "overflow"]], { least: 0.01 }),
+      of("answers from the cache, share", [["cached", "cached"]], { least: 1 }),
+      of("seconds a step", [["seconds", "seconds"]]),
+    ];
+  }
+
+  const TITLES = {
+    similarity: "similarity to the nearest teacher", divergence: "divergence from the teachers", bonus: "bonus",
+    advantage: "advantage", response_length: "length of a response, tokens",
+  };
+
+  function distributions(runs, names) {
+    const several = runs.length > 1;
+    const found = runs.flatMap((run, index) => run.distributions.filter(({ name }) => names.includes(name))
+      .map((each) => Page.heat(each, {
+        title: `${TITLES[each.name]}${several ? `: ${run.name}` : ""}`, colour: index, index,
+        hint: `Of ${each.rows}. The darker, the more rows; line: median.`,
+      })));
+    return found.length ? [el("div", { class: "grid" }, found)] : [];
+  }
+
+  /* Mean scores by step of reasoning, with their deviation. */
+  function stepsOfReasoning(runs) {
+    const several = runs.length > 1;
+    const sources = unique(runs.flatMap((run) => (run.steps_of_reasoning ?? []).map((each) => each.source)));
+    const charts = sources.map((source) => {
+      const lines = runs.flatMap((run, index) => {
+        const rows = (run.steps_of_reasoning ?? []).filter((each) => each.source === source);
+        return rows.length ? [{
+          label: several ? run.name : "mean ± sd", isRun: several, colour: index, index,
+          steps: rows.map((row) => row.position), values: rows.map((row) => row.mean),
+          band: { low: rows.map((row) => row.mean - row.sd), high: rows.map((row) => row.mean + row.sd) },
+        }] : [];
+      });
+      return Page.chart({ title: `${source}: score by step of reasoning`, lines, axis: { label: "step of the answer" } });
+    });
+    return charts.length ? [el("div", { class: "grid" }, charts)] : [];
+  }
+
+  function part(title, text, ...children) {
+    return children.length ? [el("h3", {}, title), el("p", { class: "muted" }, text), ...children] : [];
+  }
+
+  function build(element, report) {
+    const { runs } = report;
+    const sources = unique(runs.flatMap((run) => run.sources));
+    const hasTeachers = has(runs, "oger/replaced") || has(runs, "oger/prefix_ratio");
+    const hasBonus = has(runs, "oger/bonus");
+    element.append(
+      ...(hasTeachers ? part("Teachers", "A teacher's trajectory takes the place of a rollout in its group and is trained off-policy.",
+        ...Page.panels(TEACHERS, report)) : []),
+      ...(hasBonus ? part("Bonus for exploration", "A right rollout earns more the less it resembles the teachers' trajectories. Where the " +
+        "spread within a group is 0, the bonus moves nothing.", ...Page.panels(BONUS, report)) : []),
+      ...part("Distributions over the rows", "", ...distributions(runs, Object.keys(TITLES))),
+      ...sources.flatMap((source) => part(`Reward: ${source}`, "", ...Page.panels(sourcePanels(runs, source), report))),
+      ...part("Steps of reasoning", "", ...stepsOfReasoning(runs)));
+    if (element.children.length === 1) element.append(el("p", {}, "This run has neither teachers nor sources of reward to show."));
+  }
+
+  Page.section({
+    id: "rewards", title: "Teachers and rewards", question: "What do teachers, bonus, judges and process rewards do?", build,
+  });
+})();
