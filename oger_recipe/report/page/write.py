@@ -39,6 +39,8 @@ def write_page(run_dirs: Sequence[Path], path: Path) -> None:
     """Write one HTML file about the runs, which opens from disk and loads nothing."""
     runs = [of_run(run_dir, name) for run_dir, name in zip(run_dirs, names_of(run_dirs), strict=True)]
     evaluated = [[each["step"] for each in ends(run["evaluations"])] for run in runs]
+    for run, run_dir, steps in zip(runs, run_dirs, evaluated, strict=True):
+        run["gains"] = rounded(comparisons([run_dir, run_dir], steps)) if len(steps) > 1 else []
     report = _report(runs, run_dirs, evaluated)
     parts = _assets()
     left = MOST_BYTES - sum(map(len, parts.values())) - len(pack(report)) / _PACKED

@@ -11,12 +11,14 @@
     return difference > 0 ? ["rose", "good"] : ["fell", "bad"];
   }
 
-  function gainSentence(gain) {
-    const [verb, mood] = verdict(gain.difference, gain.interval);
+  /* The sentence on a benchmark's main metric, from the difference of the first and the last evaluation. */
+  function gainSentence(run, { benchmark, metric, difference, interval: bounds, problems }) {
+    const [first, last] = [run.evaluations[0], run.evaluations[run.evaluations.length - 1]];
+    const at = ({ step, benchmarks }) => `${score(benchmarks[benchmark][metric])} at step ${step}`;
+    const [verb, mood] = verdict(difference, bounds);
     return el("p", { class: "finding" },
-      `On ${gain.benchmark} (${gain.problems} held-out problems), ${metricName(gain.metric)} `, el("b", { class: mood }, verb),
-      ` from ${score(gain.first.value)} at step ${gain.first.step} to ${score(gain.last.value)} at step ${gain.last.step}: `,
-      el("b", {}, signed(gain.difference)), ` ${interval(gain.interval)}.`);
+      `On ${benchmark} (${problems} held-out problems), ${metricName(metric)} `, el("b", { class: mood }, verb),
+      `, from ${at(first)} to ${at(last)}: `, el("b", {}, signed(difference)), ` ${interval(bounds)}.`);
   }
 
   function onceSentence(run) {
@@ -44,7 +46,8 @@
   }
 
   function sentences(run, several) {
-    const said = run.gains?.length ? run.gains.map(gainSentence) : [onceSentence(run)];
+    const gains = run.gains.filter(({ metric }) => metric.startsWith("avg_at_"));
+    const said = gains.length ? gains.map((gain) => gainSentence(run, gain)) : [onceSentence(run)];
     return el("div", { class: "findings" }, several ? el("h3", {}, run.name) : null, said, trainingSentence(run));
   }
 
