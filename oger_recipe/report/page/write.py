@@ -17,19 +17,13 @@ from oger_recipe.report.page.samples import Samples, pack, samples_of_run
 
 Record = dict[str, Any]
 
-STYLES = ("vendor/uPlot.min.css", "page.css")
-SCRIPTS = (
-    "vendor/uPlot.iife.min.js",
-    "base.js",
-    "charts.js",
-    "heat.js",
-    "panels.js",
-    "learning.js",
-    "health.js",
-    "rewards.js",
-    "recipe.js",
-    "metrics.js",
-)
+STYLES = ("vendor/uPlot.min.css", "page.css", "samples.css")
+SCRIPTS = (  # in the order of the page's sections
+    "vendor/uPlot.iife.min.js", "base.js", "charts.js", "heat.js", "panels.js",
+    "learning.js", "health.js", "rewards.js",
+    "browse.js", "texts.js", "rows.js", "group.js", "rollouts.js", "evaluations.js", "samples.js",
+    "recipe.js", "metrics.js",
+)  # fmt: skip
 # Of a page: what a mail takes and a browser opens at once. All runs of a page share it.
 MOST_BYTES = 5_000_000
 _PACKED = 3 / 4  # bytes of a character of base64
