@@ -4,7 +4,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from oger_recipe.base.progress import Progress
 from oger_recipe.cli.shared import CommandParser, require_writable, run_command
+from oger_recipe.report.page.rollouts import Reading
 from oger_recipe.report.page.write import write_page
 from oger_recipe.run_folder.own_files import PAGE
 
@@ -25,7 +27,9 @@ def _report(parser: argparse.ArgumentParser, args: argparse.Namespace, unknown: 
         parser.error(f"unknown option {unknown[0]}")
     path = args.out or args.run[0] / PAGE
     require_writable("--out", path)
-    write_page(args.run, path)
+    files = sum(len(Reading.of(run).steps) for run in args.run)
+    with Progress("reading samples", "files", files) as bar:
+        write_page(args.run, path, bar.add)
     print(path)
 
 

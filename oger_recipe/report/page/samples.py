@@ -33,11 +33,11 @@ class Samples:
 
 
 def samples_of_run(
-    run_dir: Path, evaluated: Sequence[int], room: int, seen: Callable[[], None] = lambda: None
+    run_dir: Path, evaluated: Sequence[int], room: int, read: Callable[[], None] = lambda: None
 ) -> Samples:
     """Choose what is shown of the run's samples, and pack it into ``room`` bytes.
 
-    evaluated: the steps of the first and the last evaluation; seen: is called after every file that was read.
+    evaluated: the steps of the first and the last evaluation; read: is called after every file of samples.
     """
     reading, numbers = Reading.of(run_dir), Numbers()
     groups: list[Candidate] = []
@@ -46,7 +46,7 @@ def samples_of_run(
             groups.append(_candidate(step, lines))
             for line in lines:
                 numbers.take(step, line.row)
-        seen()
+        read()
     problems = find_problems(run_dir, evaluated)
     packed, shown = _fitted(groups, problems, room, lambda *chosen: _block(run_dir, evaluated, *chosen))
     return Samples(packed, _about(reading, groups, shown), numbers)
@@ -66,10 +66,11 @@ def _fitted(
     block: Callable[[Sequence[Candidate], Sequence[Candidate]], Record],
 ) -> tuple[bytes, list[Candidate]]:
     """Choose groups and problems whose block fills the room, and pack it."""
-    most, best = 8 * room, (pack(block([], [])), list[Candidate]())
+    most = min(8 * room, _size(groups) + _size(problems))
+    best = pack(block([], [])), list[Candidate]()
     for _ in range(_TRIES):
-        answers = choose(problems, most // _OF_PROBLEMS)
-        shown = choose(groups, most - sum(each.size for each in answers))
+        answers = choose(problems, max(most // _OF_PROBLEMS, most - _size(groups)))
+        shown = choose(groups, most - _size(answers))
         packed = pack(block(shown, answers))
         if len(best[0]) < len(packed) <= room:
             best = packed, shown
@@ -77,6 +78,10 @@ def _fitted(
                 break
         most = int(0.95 * most * room / len(packed))
     return best
+
+
+def _size(candidates: Sequence[Candidate]) -> int:
+    return sum(each.size for each in candidates)
 
 
 def _block(

@@ -2,7 +2,7 @@
 
 import base64
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,11 @@ MOST_BYTES = 5_000_000
 _PACKED = 3 / 4  # bytes of a character of base64
 
 
-def write_page(run_dirs: Sequence[Path], path: Path) -> None:
-    """Write one HTML file about the runs, which opens from disk and loads nothing."""
+def write_page(run_dirs: Sequence[Path], path: Path, read: Callable[[], None] = lambda: None) -> None:
+    """Write one HTML file about the runs, which opens from disk and loads nothing.
+
+    read: is called after every file of samples, of which there may be hundreds.
+    """
     runs = [of_run(run_dir, name) for run_dir, name in zip(run_dirs, names_of(run_dirs), strict=True)]
     evaluated = [[each["step"] for each in ends(run["evaluations"])] for run in runs]
     for run, run_dir, steps in zip(runs, run_dirs, evaluated, strict=True):
@@ -39,7 +42,7 @@ def write_page(run_dirs: Sequence[Path], path: Path) -> None:
     parts = _assets()
     left = MOST_BYTES - sum(map(len, parts.values())) - len(pack(report)) / _PACKED
     samples = [
-        samples_of_run(run_dir, steps, max(int(left * _PACKED / len(runs)), 0))
+        samples_of_run(run_dir, steps, max(int(left * _PACKED / len(runs)), 0), read)
         for run_dir, steps in zip(run_dirs, evaluated, strict=True)
     ]
     for number, (run, shown) in enumerate(zip(runs, samples, strict=True)):
