@@ -11,6 +11,9 @@ from oger_recipe.settings.shipped import folder
 
 COMMANDS = {
     "train": "train by a recipe file and flags",
+    "runs": "list the runs below a folder with state, steps and scores",
+    "watch": "follow a run in a terminal",
+    "show": "print a prompt's rollouts with verdicts, rewards and teachers",
     "convert": "turn a training command of OGER, LUFFY, VeRL-with-RMs or OpenR into a recipe file",
     "eval": "answer benchmarks with a model and grade the answers",
     "score": "score answers in a file by the reward of a recipe, without training",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import ipaddress
+import os
 import socket
 import sys
 import tempfile
@@ -49,6 +50,9 @@ def run_command(
         sys.exit(f"{parser.prog}: {error}")
     except KeyboardInterrupt:
         sys.exit(f"{parser.prog}: {interrupted}")
+    except BrokenPipeError:  # the reader of a pipe, as head, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 def require_writable(flag: str, path: Path) -> None:

@@ -27,6 +27,7 @@ PHASES = {
     "saving": "saving",
     "answers": "{done} answers",
 }
+STARTING = "starting Ray, the engine and the policy"
 
 
 class Console:
@@ -43,7 +44,7 @@ class Console:
         self._ready, self._steps, self._resumed_at = False, 0, 0
         self._sources: list[str] = []
         self._moments: list[float] = []  # when training began and each step ended, by the run's own clock
-        self._doing, self._phase, self._since = "starting Ray, the engine and the policy", "", time.monotonic()
+        self._doing, self._phase, self._since = STARTING, "", time.monotonic()
         self._said = self._since  # when a line was written
 
     def __enter__(self) -> None:
@@ -113,7 +114,7 @@ class Console:
         self._close_bar()
 
     def _on_evaluating(self, event: dict[str, Any]) -> None:
-        self._begin(f"evaluating {_moment(event)}")
+        self._begin(f"evaluating {moment(event)}")
         self._say(f"{self._doing} ...")
 
     def _on_evaluated(self, event: dict[str, Any]) -> None:
@@ -175,7 +176,7 @@ class Console:
         self._said = time.monotonic()
 
 
-def _moment(event: dict[str, Any]) -> str:
+def moment(event: dict[str, Any]) -> str:
     return f"after step {event['step']}" if event["when"] == "during" else f"{event['when']} training"
 
 
@@ -183,7 +184,7 @@ def evaluation_text(event: dict[str, Any]) -> str:
     """Write one line for an evaluation; with several benchmarks one for each, and their average above."""
     benchmarks = event.get("benchmarks", {})
     several = len(benchmarks) > 1
-    text = f"{_moment(event)}: {'average ' if several else ''}{_scores(event)} on {event['n_problems']} problems"
+    text = f"{moment(event)}: {'average ' if several else ''}{_scores(event)} on {event['n_problems']} problems"
     rows = [name for name in benchmarks if name != "average"] if several else []
     width = max(map(len, rows), default=0)
     return "\n".join(

@@ -1,5 +1,7 @@
 """The groups of a training step, by its samples file: a prompt, its rollouts, and the teachers that entered."""
 
+import json
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -12,7 +14,7 @@ OF_PROMPT = ("uid", "prompt", "task", "answer")
 
 
 @dataclass(frozen=True)
-class Group:
+class SampledGroup:
     """``rows``: lines of samples/step_*.jsonl without what they share. A rollout that made room for a teacher has
     ``replaced``, and the teacher's row follows it."""
 
@@ -30,13 +32,25 @@ def sampled_steps(folder: Path) -> list[int]:
     return sorted(int(number) for number in numbers if number.isdigit())
 
 
-def read_groups(folder: Path, step: int) -> list[Group]:
+def read_groups(folder: Path, step: int) -> list[SampledGroup]:
     """Read the groups of one step, in their order; none where the step's samples were not written."""
-    lines = read_jsonl(folder / "samples" / f"step_{step:05d}.jsonl")
+    lines = read_jsonl(_path(folder, step))
     return [_group(step, list(of_uid)) for _, of_uid in groupby(lines, key=lambda line: line["uid"])]
 
 
-def _group(step: int, lines: list[Row]) -> Group:
+def first_row(folder: Path, step: int) -> Row | None:
+    """Read the first line of a step's samples alone; None where it is not whole."""
+    with suppress(OSError, ValueError), _path(folder, step).open("rb") as file:
+        row = json.loads(file.readline())
+        return row if isinstance(row, dict) else None
+    return None
+
+
+def _path(folder: Path, step: int) -> Path:
+    return folder / "samples" / f"step_{step:05d}.jsonl"
+
+
+def _group(step: int, lines: list[Row]) -> SampledGroup:
     shared = {name: lines[0][name] for name in OF_PROMPT}
     rows = ({name: value for name, value in line.items() if name not in OF_PROMPT} for line in lines)
-    return Group(step=step, rows=tuple(rows), **shared)
+    return SampledGroup(step=step, rows=tuple(rows), **shared)

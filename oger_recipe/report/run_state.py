@@ -5,28 +5,27 @@ Everything here only reads. Nothing touches the folder or its lock, so no run no
 
 import contextlib
 import json
+import math
 import os
 import re
 import shlex
 import time
-from collections import deque
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import yaml
 
 from oger_recipe.evaluation.tables import main_metrics
-from oger_recipe.report.console import RECENT_STEPS
 from oger_recipe.report.summary import clock, kept_evaluations
 from oger_recipe.run_folder import attempt, checkpoints, own_files
 from oger_recipe.run_folder.records import BEGAN, ENDED
 
 Record = dict[str, Any]
 QUIET = 1800.0  # seconds without an event after which a run whose process cannot be seen counts as ended
-# How records.event begins the two events that make up nearly all of the file, and are not parsed here.
-_FREQUENT = re.compile(rb'\{"time": ([\d.]+), "event": "(step|phase)".*?, "step": (\d+)')
-_HEAD = 200  # bytes of a line that are searched for it
+# How records.event begins the two events that make up nearly all of the file; of these only the beginning is read.
+_PHASE, _STEP = b', "event": "phase", ', re.compile(rb'\{"time": ([\d.]+), "event": "step", "step": (\d+)[,}]')
+_HEAD = 100  # bytes that hold the beginning
 
 
 @dataclass(frozen=True)
@@ -110,6 +109,10 @@ def parsed(line: bytes | None) -> Record | None:
     return record if isinstance(record, dict) else None
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 @dataclass
 class RunLog:
     """The events of a run as they come: `update` takes in what is new."""
@@ -118,9 +121,8 @@ class RunLog:
     milestones: list[Record] = field(default_factory=list)  # all but steps and phases
     attempts: list[Attempt] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
-    moments: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS + 1))  # the ends of recent steps
+    moments: list[float] = field(default_factory=list)  # when training began and each step ended, in this attempt
     step: int = 0
-    _in_step: int = 0
     _phase: bytes | None = None
 
     def __post_init__(self) -> None:
@@ -132,12 +134,13 @@ class RunLog:
         if anew:
             vars(self).update(vars(RunLog(self.folder)) | {"_events": self._events})
         for line in lines:
-            if frequent := _FREQUENT.match(line[:_HEAD]):
-                ends = frequent[2] == b"step"
-                self._phase = None if ends else line
-                self._at_step(float(frequent[1]), int(frequent[3]), ends=ends)
+            if _PHASE in line[:_HEAD]:
+                self._phase = line
+            elif step := _STEP.match(line[:_HEAD]):
+                self._end_step(float(step[1]), int(step[2]))
             elif (event := parsed(line)) and "event" in event and "time" in event:
                 self._take(event, line)
+        self._mark_phase()
         return anew or bool(lines)
 
     @property
@@ -158,32 +161,37 @@ class RunLog:
     def last_event(self) -> float | None:
         return self.attempts[-1].ended if self.attempts else None
 
-    def _at_step(self, at: float, step: int, *, ends: bool) -> None:
-        self._in_step = step
+    def _end_step(self, at: float, step: int) -> None:
+        self._phase, self.step = None, step
+        self.moments.append(at)
         if self.attempts:
-            self.attempts[-1].ended = at
-        if ends:
-            self.step = step
-            self.moments.append(at)
-            if self.attempts:
-                self.attempts[-1].last_step = step
+            self.attempts[-1].ended, self.attempts[-1].last_step = at, step
+
+    def _mark_phase(self) -> None:
+        """Let the attempt reach to the present phase."""
+        if self.attempts and (phase := self.phase):
+            self.attempts[-1].ended = phase["time"]
 
     def _take(self, event: Record, line: bytes) -> None:
         at: float = event["time"]
         name = event["event"]
-        if name in ("step", "phase"):  # in another form than records.event writes
-            self._phase = line if name == "phase" else None
-            self._at_step(at, event["step"], ends=name == "step")
+        if name == "phase":  # in another form than records.event writes
+            self._phase = line
             return
+        if name == "step":
+            self._end_step(at, event["step"])
+            return
+        self._mark_phase()
         if name == BEGAN or (name == "ready" and (self.milestone or {}).get("event") != BEGAN):
-            self.step = self._in_step = resumed_at = event.get("resumed_at", 0)
+            self.step = resumed_at = event.get("resumed_at", 0)
             self.attempts.append(Attempt(event.get("since", at), at, resumed_at, resumed_at))
         if name == "note":
-            self.notes.append(Note(event.get("step", self._in_step), at, event["text"]))
+            in_step = (self.phase or {}).get("step", self.step)
+            self.notes.append(Note(event.get("step", in_step), at, event["text"]))
         else:
             self._phase = None
         if name == "training":
-            self.moments = deque([at], self.moments.maxlen)
+            self.moments = [at]
         self.milestones.append(event)
         if self.attempts:
             self.attempts[-1].ended = at
@@ -234,7 +242,7 @@ def _state(log: RunLog) -> tuple[Literal["running", "finished", "ended"], str | 
     if held:
         return "running", None
     last = log.milestone or {}
-    if last.get("event") == "finished" and _summary(log.folder).get("finished"):
+    if last.get("event") == "finished" and summary_of(log.folder).get("finished"):
         return "finished", None
     if last.get("event") == ENDED:
         return "ended", _first_line(last["why"])
@@ -252,7 +260,7 @@ def _last_words(log: RunLog, seen: float | None) -> str:
         return f"before its first event{when}"
     if (log.milestone or {}).get("event") == "finished":
         return f"while saving the model{when}"
-    return f"killed, or the machine went down: it left no reason{when}"
+    return f"killed, or lost with its machine{when}"
 
 
 def _error(log: RunLog) -> str | None:
@@ -269,7 +277,7 @@ def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0]
 
 
-def _summary(folder: Path) -> Record:
+def summary_of(folder: Path) -> Record:
     with contextlib.suppress(OSError):
         return parsed((folder / "summary.json").read_bytes()) or {}
     return {}

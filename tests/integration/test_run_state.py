@@ -9,82 +9,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hand_written_run import T, evaluated, holding, record, said, write_run
 
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import append_json
 from oger_recipe.report.groups import read_groups, sampled_steps
 from oger_recipe.report.run_state import Attempt, Note, RunLog, Score, Tail, is_run, read_state, state_of
 from oger_recipe.run import ends
-from oger_recipe.run_folder import attempt, checkpoints, own_files
+from oger_recipe.run_folder import attempt, checkpoints
 from oger_recipe.run_folder.records import BEGAN, event
-
-T = 1_700_000_000.0
-
-
-def record(folder: Path, *events: dict[str, Any]) -> None:
-    for each in events:
-        append_json(folder / "events.jsonl", each)
-
-
-def said(at: float, name: str, **facts: Any) -> dict[str, Any]:
-    return {"time": T + at, "event": name} | facts
-
-
-def evaluated(at: float, when: str, step: int, **scores: float) -> dict[str, Any]:
-    rows = {
-        name: {"problems": 10, "n": 8, "avg_at_8": value, "avg_at_8_interval": [value - 0.1, value + 0.1]}
-        for name, value in scores.items()
-    }
-    return said(at, "evaluated", when=when, step=step, n_problems=10, benchmarks=rows)
 
 
 @pytest.fixture()
 def run_dir(tmp_path: Path) -> Path:
-    """A run of four steps that nobody runs any more: killed in step 3."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    own_files.begin(folder)
-    (folder / "command.sh").write_text(
-        "# As typed.\ncd /x || exit\n/x/oger train --recipe 'configs/my run.yaml' --a.b 1\n"
-    )
-    record(
-        folder,
-        said(0, BEGAN, since=T - 30, resumed_at=0),
-        said(10, "ready", steps=4, resumed_at=0, sources=["rule"]),
-        said(11, "evaluating", when="before", step=0),
-        evaluated(12, "before", 0, countdown=0.25),
-        said(13, "training"),
-        said(14, "phase", phase="rollouts", step=1, done=0, of=8),
-        said(20, "step", step=1),
-        said(21, "note", step=1, text="WARNING: one"),
-        said(29, "step", step=2),
-        evaluated(30, "during", 2, countdown=0.5),
-        said(32, "phase", phase="training", step=3),
-    )
-    return folder
-
-
-@contextlib.contextmanager
-def holding(folder: Path) -> Iterator[subprocess.Popen]:
-    """A process that holds the folder's lock, as a run does."""
-    code = (
-        "import sys, time; from pathlib import Path; from oger_recipe.run_folder.attempt import locked\n"
-        "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, folder], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None and process.stdout.readline() == "held\n"
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+    return write_run(tmp_path / "run")
 
 
 def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -103,7 +47,7 @@ def test_a_killed_run_has_its_figures_and_the_step_to_resume_from(run_dir: Path)
     before = contents(run_dir)
     state = read_state(run_dir)
     assert (state.state, state.resume_from, state.recipe) == ("ended", 2, "my run")
-    assert state.why is not None and state.why.startswith("killed, or the machine went down")
+    assert state.why is not None and state.why.startswith("killed, or lost with its machine, last seen 2023-11-1")
     assert (state.step, state.planned_steps, state.seconds) == (2, 4, 62.0)
     assert state.first == Score(0, "countdown", "avg_at_8", 0.25, (0.15, 0.35))
     assert state.last == state.best == Score(2, "countdown", "avg_at_8", 0.5, (0.4, 0.6))

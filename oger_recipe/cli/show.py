@@ -1,0 +1,46 @@
+"""``oger show RUN``: print a prompt with its rollouts, their verdicts and rewards, and the teachers that entered."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from oger_recipe.cli.shared import CommandParser, run_command
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_command(_parser, _show, argv)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        "oger show",
+        description="Prints a group of a training step: the prompt, and each rollout with its verdict, extracted "
+        "answer, rewards by source, similarity, entropy and advantage; a teacher stands beside the rollout that it "
+        "replaced. By default it is of the newest step with samples, the first group whose rollouts got different "
+        "rewards, because the policy learns from such groups.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", type=Path, help="folder of the run, as oger runs lists it")
+    parser.add_argument("--step", type=int, help="step to take it from (default: the newest with samples)")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--worst", action="store_true", help="the group of the step with the lowest mean reward")
+    which.add_argument("--best", action="store_true", help="the group of the step with the highest mean reward")
+    which.add_argument("--uid", help="the group of this prompt, of the newest step that has it unless --step is given")
+    return parser
+
+
+def _show(parser: argparse.ArgumentParser, args: argparse.Namespace, unknown: list[str]) -> None:
+    from oger_recipe.report.runs import require_run
+    from oger_recipe.report.show import BEST, WORST, choose, group_view
+    from oger_recipe.report.terminal import terminal
+
+    if unknown:
+        parser.error(f"unknown option {unknown[0]}")
+    which = WORST if args.worst else BEST if args.best else None
+    group, place, of = choose(require_run(args.run), step=args.step, which=which, uid=args.uid)
+    console = terminal()
+    console.print(group_view(group, place, of, console))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""``oger watch RUN``: follow a run in a terminal, from another shell than the run's."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oger_recipe.cli.shared import CommandParser, run_command
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from oger_recipe.report.watch import Watch
+
+_PAUSE = 1.0  # seconds between two screens
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_command(_parser, _watch, argv)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        "oger watch",
+        description="Shows a run in a terminal, also over ssh: progress, phase, time left, trends, evaluations, "
+        "warnings and a rollout of the newest step. q or Ctrl-C leaves; the run goes on, and never notices. Ends with "
+        "the run, with its result. Prints the state once where stdout is no terminal.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", type=Path, help="folder of the run, as oger runs lists it")
+    return parser
+
+
+def _watch(parser: argparse.ArgumentParser, args: argparse.Namespace, unknown: list[str]) -> None:
+    from oger_recipe.report.runs import require_run
+    from oger_recipe.report.terminal import terminal
+    from oger_recipe.report.watch import Watch
+
+    if unknown:
+        parser.error(f"unknown option {unknown[0]}")
+    console, watch = terminal(), Watch(require_run(args.run))
+    if watch.update().state == "running" and console.is_terminal:
+        with contextlib.suppress(KeyboardInterrupt):
+            _follow(watch, console)
+    console.print(watch.screen(console))
+    if result := watch.result():
+        console.print(result)
+
+
+def _follow(watch: Watch, console: Console) -> None:
+    """Draw the run until it ends or somebody leaves."""
+    from rich.live import Live
+
+    with _leaving() as left, Live(console=console, screen=True, auto_refresh=False) as live:
+        while watch.update().state == "running":
+            live.update(watch.screen(console, height=console.height), refresh=True)
+            if left(_PAUSE):
+                return
+
+
+@contextlib.contextmanager
+def _leaving() -> Iterator[Callable[[float], bool]]:
+    """Yield a function that waits so many seconds for the key q, and says whether it was pressed."""
+    if not sys.stdin.isatty():
+        yield _wait
+        return
+    stdin = sys.stdin.fileno()
+    before = termios.tcgetattr(stdin)
+
+    def left(seconds: float) -> bool:
+        ready, _, _ = select.select([stdin], [], [], seconds)
+        keys = os.read(stdin, 100) if ready else b" "
+        return not keys or b"q" in keys.lower()  # no keys: the terminal is gone
+
+    try:
+        tty.setcbreak(stdin)
+        yield left
+    finally:
+        termios.tcsetattr(stdin, termios.TCSADRAIN, before)
+
+
+def _wait(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+if __name__ == "__main__":
+    main()
