@@ -17,7 +17,7 @@ from oger_recipe.report.terminal import figure, plain, verdict_text
 WORST, BEST = "worst", "best"
 _NUMBERS = (
     "reward", "score", "total_reward", "similarity", "divergence", "bonus", "entropy", "entropy_weight",
-    "off_policy_tokens",
+    "off_policy_tokens", "response_length",
 )  # fmt: skip
 _BESIDE = 110  # columns from which a teacher stands beside the rollout that it replaced
 _NEAR = 3  # steps or uids that a message names

@@ -54,14 +54,11 @@ def figure(value: object) -> str:
 
 def verdict_text(row: Mapping[str, Any]) -> Text:
     """Say whether a row is right, and why not."""
-    score = row.get("score")
-    if score is None:
-        return plain("not graded", "yellow") + plain(f": {row['reason']}" if row.get("reason") else "")
-    right = score > 0
-    reason = row.get("reason")
-    return plain("right" if right else "wrong", "bold green" if right else "bold red") + plain(
-        f": {reason}" if reason and reason != "right" else ""
-    )
+    score, reason = row.get("score"), row.get("reason")
+    if score is None or row.get("graded") is False:
+        return plain("not graded", "bold yellow") + plain(f": {reason}" if reason else "")
+    why = f": {reason}" if reason and reason != "right" else ""
+    return plain("right" if score > 0 else "wrong", "bold green" if score > 0 else "bold red") + plain(why)
 
 
 def sparkline(values: Sequence[float | None], width: int, *, blocks: bool = True) -> str:

@@ -14,6 +14,9 @@ import yaml
 from hang import HANG_S
 from runs import ROOT, SMOKE, lines, samples
 
+from oger_recipe.cli import show, watch
+from oger_recipe.report.groups import read_groups
+from oger_recipe.report.run_state import read_state
 from oger_recipe.run_folder import own_files
 from oger_recipe.run_folder.attempt import begin_anew
 
@@ -139,6 +142,21 @@ def test_run_can_be_repeated_from_what_it_wrote(smoke_run):
     environment = json.loads((smoke_run / "environment.json").read_text())
     assert "openrlhf==0.11.2" in environment["packages"]
     assert (environment["engine"]["model_runner"], environment["engine"]["nccl"]) == ("V1", None)
+
+
+def test_what_a_person_sees_of_a_run_in_a_terminal(smoke_run, capsys):
+    state = read_state(smoke_run)
+    assert (state.state, state.why, state.recipe) == ("finished", None, SMOKE)
+    assert (state.step, state.planned_steps, state.first.step, state.last.step) == (STEPS, STEPS, 0, STEPS)
+    (attempt,) = state.attempts
+    seconds = json.loads((smoke_run / "summary.json").read_text())["seconds"]["total"]
+    assert attempt.began < attempt.ended < attempt.began + seconds and attempt.last_step == STEPS
+    assert sum(bool(row.get("replaced")) for group in read_groups(smoke_run, STEPS) for row in group.rows) == PROMPTS
+    watch.main([str(smoke_run)])
+    show.main([str(smoke_run)])
+    seen = capsys.readouterr().out
+    assert f"step {STEPS}/{STEPS}" in seen and "after training: avg_at_" in seen and "solved" in seen
+    assert f"rollout {GROUP}: " in seen and "replaced by the teacher that follows" in seen and "advantage  " in seen
 
 
 def test_a_run_knows_every_file_that_it_has_written(smoke_run, tmp_path):

@@ -62,6 +62,7 @@ def test_a_run_whose_lock_is_held_is_running_and_is_ended_when_it_is_killed(run_
         state = read_state(run_dir)
         assert (state.state, state.why, state.resume_from, state.attempts[-1].ended) == ("running", None, None, None)
         assert state.seconds > 1e6  # since T
+        record(run_dir, {"time": time.time(), "event": "phase", "phase": "training", "step": 3})
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert read_state(run_dir).state == "ended"

@@ -397,10 +397,16 @@ def test_a_teacher_stands_beside_the_rollout_that_it_replaced(run_dir: Path) -> 
 
 def test_steps_of_reasoning_have_score_and_advantage(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     steps = [{"text": "first", "reward": 0.5, "advantage": -0.25, "sources": {"prm": 0.125}}, {"text": "second"}]
-    failed = {"errors": {"judge": "timeout"}, "criteria": {"judge": {"clear": 1}}, "steps_of_reasoning": steps}
+    failed = {
+        "response_length": 7,
+        "graded": False,
+        "errors": {"judge": "timeout"},
+        "criteria": {"judge": {"clear": 1}},
+        "steps_of_reasoning": steps,
+    }
     write_samples(run_dir, 3, rollout("u", "x", 0.1, truncated=True) | failed)
     text = " ".join(printed(capsys, show, run_dir).split())
-    assert "rollout 1: wrong: equals 8, not 7 truncated" in text
+    assert "rollout 1: not graded: equals 8, not 7 truncated" in text and ", response_length 7" in text
     assert "errors judge: timeout criteria judge: {'clear': 1}" in text
     assert "step reward advantage sources text 1 0.500 -0.250 prm 0.125 first 2 - - second" in text
 
