@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -390,3 +392,19 @@ def rollout(letters: Any) -> Callable[..., Any]:
         return sample
 
     return make
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """Debian's Chromium for the pages that `oger report` writes; its driver runs an event loop, so no longer than a
+    module."""
+    found = shutil.which("chromium")
+    if found is None:
+        missing = "pages are tested in a real browser, which is missing: apt-get install chromium"
+        pytest.fail(missing) if os.environ.get("CI") == "true" else pytest.skip(missing)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found)
+        yield browser
+        browser.close()
