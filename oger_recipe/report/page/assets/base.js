@@ -114,9 +114,8 @@ const Page = (() => {
 
   let bubble;
 
-  function metricText(name) {
-    const row = report.metrics?.[name];
-    if (!row) return [];
+  function metricLines(name) {
+    const row = report.metrics[name];
     return [
       ["", row.meaning],
       ["Unit", row.unit],
@@ -126,20 +125,22 @@ const Page = (() => {
     ].filter(([, text]) => text);
   }
 
-  /* A button that says what the metric is; null for one that the table of metrics lacks. */
-  function tip(name) {
-    if (!report.metrics?.[name]) return null;
-    const show = (event) => showBubble(event.currentTarget, name);
+  /* A button that says what the metrics are; null where the table of metrics lacks them. */
+  function tip(...names) {
+    const known = names.filter((name) => report.metrics[name]);
+    if (!known.length) return null;
+    const show = (event) => showBubble(event.currentTarget, known);
     return el("button", {
-      type: "button", class: "tip", "aria-label": `What is ${name}?`,
+      type: "button", class: "tip", "aria-label": `What is ${known.join(", ")}?`,
       onmouseenter: show, onfocus: show, onclick: show, onmouseleave: hideBubble, onblur: hideBubble,
     }, "?");
   }
 
-  function showBubble(anchor, name) {
+  function showBubble(anchor, names) {
     hideBubble();
-    const lines = metricText(name).map(([label, text]) => el("p", {}, label ? el("b", {}, `${label}: `) : null, text));
-    bubble = el("div", { class: "bubble", role: "tooltip", id: "bubble" }, el("p", {}, el("code", {}, name)), lines);
+    const about = names.flatMap((name) => [el("p", {}, el("code", {}, name)), ...metricLines(name).map(([label, text]) =>
+      el("p", {}, label ? el("b", {}, `${label}: `) : null, text))]);
+    bubble = el("div", { class: "bubble", role: "tooltip", id: "bubble" }, about);
     document.body.append(bubble);
     anchor.setAttribute("aria-describedby", "bubble");
     const at = anchor.getBoundingClientRect(), box = bubble.getBoundingClientRect();
@@ -338,7 +339,7 @@ const Page = (() => {
   systemDark.addEventListener("change", applyTheme);
   document.addEventListener("DOMContentLoaded", start);
   return {
-    el, table, fold, tip, metricText, swatch, key, whenSeen, load, remember, remembered,
+    el, table, fold, tip, swatch, key, whenSeen, load, remember, remembered,
     number, score, signed, interval, duration, mainMetric, metricName, lastScores,
     css, colour, dash, isShown: (index) => shown.has(index),
     onTheme: themeChanged.watch, onRuns: runsChanged.watch,

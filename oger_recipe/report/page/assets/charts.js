@@ -105,7 +105,7 @@
   const uniqueRuns = (lines) => [...new Map(lines.filter((line) => line.run).map((line) => [line.run, line])).values()];
 
   function axisOf(spec) {
-    if (spec.axis) return { label: spec.axis.label, log: 2 };
+    if (spec.axis) return spec.axis;
     return { label: view.byTime ? "minutes of training" : "step" };
   }
 
@@ -149,8 +149,8 @@
 
   /* The range of the horizontal axis: the zoom, or everything with a little room. */
   function span(spec, low, high) {
-    if (spec.axis) return low === high ? [low / 2, high * 2] : [low / 1.1, high * 1.1];
-    if (view.zoom) return view.zoom;
+    if (spec.axis?.log) return [low / 1.1, high * 1.1];
+    if (view.zoom && !spec.axis) return view.zoom;
     const room = Math.max((high - low) * 0.02, low === high ? 1 : 0);
     return [low - room, high + room];
   }
@@ -190,8 +190,8 @@
 
   /* Make a chart.
 
-     spec: {title, metric (its tip), lines, least (the axis reaches from 0 to it at least), free (the axis need not have 0),
-            healthy: [low, high], axis: {label} where x is no step, hint}
+     spec: {title, metrics (for the tip), lines, least (the axis reaches from 0 to it at least), free (the axis need not have 0),
+            healthy: [low, high], axis: {label, log} where x is no step, hint}
      line: {label, colour, steps, values, band: {low, high}, run, index (of the run: its switch counts)} */
   Page.chart = (spec) => {
     const legend = el("div", { class: "legend" });
@@ -200,7 +200,7 @@
     let plot, observer, readout;
 
     function writeLegend(lines) {
-      const named = lines.length > 1 || spec.lines.length > 1;
+      const named = lines.length > 1 || spec.lines.length > 1 || lines.some((line) => line.isRun);
       const values = lines.map(() => el("b", {}));
       const at = el("span", { class: "at" });
       legend.replaceChildren(...lines.map((line, row) =>
@@ -230,7 +230,7 @@
 
     charts.push({ reset, rescale: () => plot?.setData(plot.data, true) });
     reset();
-    const caption = el("figcaption", {}, el("span", { class: "title" }, spec.title), spec.metric ? Page.tip(spec.metric) : null);
+    const caption = el("figcaption", {}, el("span", { class: "title" }, spec.title), Page.tip(...(spec.metrics ?? [])));
     return el("figure", { class: "chart" }, caption, legend, area,
       spec.hint ? el("p", { class: "muted hint" }, spec.hint) : null, figures(spec));
   };

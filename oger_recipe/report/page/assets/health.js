@@ -13,7 +13,7 @@
     { title: "KL from the reference, nats a token", curves: [["KL", "hybrid_batch/kl"]] },
     { title: "clipped tokens, share", least: 0.01, curves: [
       ["all", "all_clip_fraction"], ["rollouts", "clip_fraction"],
-      ["teachers, above", "off_policy_ratio_max_clip_fraction"], ["teachers, below", "off_policy_ratio_min_clip_fraction"]] },
+      ["teachers above", "off_policy_ratio_max_clip_fraction"], ["teachers below", "off_policy_ratio_min_clip_fraction"]] },
     { title: "failed grades, share", least: 0.01, curves: [["errors", "rollout/reward_error"], ["timeouts", "rollout/reward_timeout"]] },
     { title: "updates a step", curves: [["made", "updates"], ["skipped", "skipped_updates"]] },
     { title: "parameters that are not finite", curves: [["policy", "nonfinite_parameters"], ["critic", "critic_nonfinite_parameters"]] },
@@ -28,9 +28,10 @@
 
   /* The metrics of a run that left their healthy range; those that are outside at the end come first. */
   function findings(run, metrics) {
-    return Object.entries(metrics ?? {}).flatMap(([name, row]) => {
+    const hasTeachers = run.metrics.off_policy_token_share?.some(Boolean);
+    return Object.entries(metrics).flatMap(([name, row]) => {
       const values = run.metrics[name];
-      if (!row.healthy || !values) return [];
+      if (!row.healthy || !values || (row.group === "teachers and bonus" && !hasTeachers)) return [];
       const outside = values.flatMap((value, position) => (isOutside(value, row.healthy) ? [position] : []));
       if (!outside.length) return [];
       const last = values.reduce((found, value, position) => (value === null ? found : position), 0);

@@ -17,6 +17,14 @@
     return null;
   }
 
+  /* About five round numbers between two values. */
+  function ticks(low, high) {
+    const size = 10 ** Math.floor(Math.log10((high - low || 1) / 4));
+    const step = size * [1, 2, 5, 10].find((times) => size * times >= (high - low) / 5);
+    const first = Math.ceil(low / step);
+    return Array.from({ length: Math.floor(high / step) - first + 1 }, (each, row) => (first + row) * step);
+  }
+
   function quantiles({ counts, edges }) {
     return counts.map((column) => [0.1, 0.5, 0.9].map((share) => quantile(column, edges, share)));
   }
@@ -50,10 +58,7 @@
     ctx.fillStyle = Page.css("--muted");
     ctx.textAlign = "right";
     ctx.textBaseline = "middle";
-    for (let tick = 0; tick <= 4; tick++) {
-      const value = low + ((high - low) * tick) / 4;
-      ctx.fillText(Page.number(value, 3), LEFT - 6, Math.max(y(value), 8));
-    }
+    for (const value of ticks(low, high)) ctx.fillText(Page.number(value, 3), LEFT - 6, y(value));
     ctx.textAlign = "center";
     const every = Math.ceil(steps.length / 6);
     steps.forEach((step, row) => { if (row % every === 0) ctx.fillText(String(step), x(row) + cell / 2, HEIGHT - BOTTOM + 12); });

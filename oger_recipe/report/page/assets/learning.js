@@ -21,6 +21,15 @@
       `, from ${at(first)} to ${at(last)}: `, el("b", {}, signed(difference)), ` ${interval(bounds)}.`);
   }
 
+  /* The other metrics of the benchmark in the same words: pass@n falls where a policy gets narrower. */
+  function otherGains(run, { benchmark, metric: main }) {
+    const shown = Object.keys(run.evaluations[run.evaluations.length - 1].benchmarks[benchmark]);
+    const said = run.gains.filter((gain) => gain.benchmark === benchmark && gain.metric !== main && shown.includes(gain.metric))
+      .map(({ metric, difference, interval: bounds }) =>
+        `${metricName(metric)} ${verdict(difference, bounds)[0]} (${signed(difference)} ${interval(bounds)})`);
+    return said.length ? el("p", {}, `${said.join("; ")}.`) : null;
+  }
+
   function onceSentence(run) {
     const last = run.evaluations[run.evaluations.length - 1];
     if (!last) return el("p", { class: "finding" }, "This run was not evaluated on held-out problems.");
@@ -47,7 +56,7 @@
 
   function sentences(run, several) {
     const gains = run.gains.filter(({ metric }) => metric.startsWith("avg_at_"));
-    const said = gains.length ? gains.map((gain) => gainSentence(run, gain)) : [onceSentence(run)];
+    const said = gains.length ? gains.map((gain) => [gainSentence(run, gain), otherGains(run, gain)]).flat() : [onceSentence(run)];
     return el("div", { class: "findings" }, several ? el("h3", {}, run.name) : null, said, trainingSentence(run));
   }
 
@@ -55,9 +64,13 @@
   function comparison(report) {
     const scores = report.runs.flatMap((run) => Page.lastScores(run).map(([benchmark, metric, value, bounds]) =>
       [run.name, benchmark, metricName(metric), score(value), interval(bounds)]));
-    const differences = report.comparisons.map((each) => {
+    const isMain = ({ runs: [, second], benchmark, metric }) => {
+      const { evaluations } = report.runs[second];
+      return evaluations[evaluations.length - 1]?.benchmarks[benchmark]?.[metric] !== undefined;
+    };
+    const differences = report.comparisons.filter(isMain).map((each) => {
       const [verb, mood] = excludesZero(each.interval)
-        ? [each.difference > 0 ? "better" : "worse", each.difference > 0 ? "good" : "bad"] : ["not told apart", "muted"];
+        ? [each.difference > 0 ? "better" : "worse", each.difference > 0 ? "good" : "bad"] : ["no clear difference", "muted"];
       const [first, second] = each.runs.map((index) => report.runs[index].name);
       return [`${second} against ${first}`, each.benchmark, metricName(each.metric), signed(each.difference),
         interval(each.interval), el("span", { class: mood }, verb), String(each.problems), each.paired ? "paired" : "not paired"];
@@ -108,7 +121,7 @@
       }));
     }).filter((line) => line.steps.length > 1);
     const title = `${benchmark}: pass@k, ${several ? "last evaluation" : "first and last evaluation"}`;
-    return lines.length ? [{ title, lines, least: 0.3, axis: { label: "k answers a problem" } }] : [];
+    return lines.length ? [{ title, lines, least: 0.3, axis: { label: "k answers a problem", log: 2 } }] : [];
   }
 
   function evaluationTable(run, several) {

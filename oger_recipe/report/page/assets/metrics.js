@@ -14,7 +14,7 @@
       const { unit, meaning, healthy } = metrics?.[name] ?? {};
       const title = unit ? `${name}, ${unit}` : name;
       const values = new Set(lines.flatMap((line) => line.values.filter((value) => value !== null)));
-      const figure = values.size > 1 ? Page.chart({ title, metric: name, lines, free: true, healthy, hint: meaning })
+      const figure = values.size > 1 ? Page.chart({ title, metrics: [name], lines, free: true, healthy, hint: meaning })
         : el("figure", { class: "chart" }, el("figcaption", {}, el("span", { class: "title" }, title), Page.tip(name)),
           el("p", {}, values.size ? `${Page.number([...values][0])} on every step.` : "No value on any step."),
           el("p", { class: "muted hint" }, meaning ?? ""));

@@ -20,8 +20,8 @@
     return { ...look, run, index, steps: run.steps, values, band: deviation && band(run, values, deviation) };
   }
 
-  /* The charts of a panel {title, curves: [[label, metric or function of a run]], deviation, least}, and the names
-     of those that are 0 throughout. Metrics that no run has are left out. */
+  /* The charts of a panel {title, curves: [[label, metric or function of a run]], deviation, least, source (of
+     reward), plain (a curve's label is its title)}, and the names of those that are 0 throughout. Metrics that no run has are left out. */
   function chartsOf(panel, { runs, metrics }) {
     const several = runs.length > 1, zero = [], groups = [];
     for (const [label, value] of panel.curves) {
@@ -31,17 +31,20 @@
       if (!lines.some(({ values }) => isDrawn(values))) zero.push(label);
       else groups.push({ label, value, lines });
     }
-    const spec = (title, { value, lines }, isOne) => ({
-      ...panel, title, lines, metric: typeof value === "string" ? value : null,
-      healthy: isOne ? metrics?.[value]?.healthy : null,
+    const ofOne = ({ label, value, lines }) => ({
+      ...panel, lines, metrics: [value], healthy: metrics[value]?.healthy,
+      title: panel.curves.length > 1 ? titleOf(panel, label, metrics[value]) : panel.title,
     });
-    if (several) {
-      const title = (label) => (panel.curves.length > 1 ? `${panel.title}: ${label}` : panel.title);
-      return { zero, specs: groups.map((group) => spec(title(group.label), group, true)) };
-    }
+    if (several || groups.length < 2) return { zero, specs: groups.map(ofOne) };
     const lines = groups.flatMap((group) => group.lines);
-    const first = { ...groups[0], lines };
-    return { zero, specs: lines.length ? [spec(panel.title, first, groups.length === 1)] : [] };
+    return { zero, specs: [{ ...panel, lines, metrics: groups.map(({ value }) => value) }] };
+  }
+
+  /* The title of one curve of a panel: that of the table of metrics, which says more than the curve's label. */
+  function titleOf({ title, source, plain }, label, row) {
+    if (plain) return `${source}: ${label}`;
+    if (!row) return `${title}: ${label}`;
+    return `${source ? `${source}: ` : ""}${row.title}${row.unit ? `, ${row.unit}` : ""}`;
   }
 
   /* Name what is 0 throughout: the panel alone where that is all of it. */

@@ -43,7 +43,7 @@
   function time(run) {
     const parts = Object.entries(PARTS).map(([name, label]) => [label, run.seconds[name] ?? 0]);
     const training = Object.entries(OF_TRAINING).map(([name, label]) => [label, sum(run.metrics[name])]);
-    return el("div", { class: "pair" },
+    return el("div", { class: "times" },
       timeBar("The last attempt", parts, run.seconds.total ?? sum(parts.map(([, seconds]) => seconds))),
       timeBar("All steps of training", training, sum(run.metrics["timing/step_total"])));
   }
@@ -80,7 +80,10 @@
     if (report.runs.length < 2) return [];
     if (!report.recipe_differences.length) return [el("p", {}, "The runs have the same recipe.")];
     const rows = report.recipe_differences.map(({ key, values }) => [el("code", {}, key), ...values.map((value) => el("code", {}, text(value)))]);
-    return [el("h3", {}, "How the recipes differ"), Page.table(["setting", ...report.runs.map((run) => run.name)], rows)];
+    const list = Page.fold(`How the recipes differ: ${rows.length} settings`,
+      Page.table(["setting", ...report.runs.map((run) => run.name)], rows));
+    list.open = true;
+    return [list];
   }
 
   function build(element, report) {

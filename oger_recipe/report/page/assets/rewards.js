@@ -13,7 +13,7 @@
     { title: "reward", curves: [["teachers", "oger/teacher_reward"], ["rollouts", "oger/on_reward"]] },
     { title: "length, tokens", curves: [["teachers", "oger/off_response_length"], ["rollouts", "oger/on_response_length"]] },
     { title: "probability of a token under the policy", least: 1, curves: [["teachers", "off_policy_prob"], ["rollouts", "on_policy_prob"]] },
-    { title: "share of a guided rollout that is the teacher's", least: 1, curves: [["prefix", "oger/prefix_ratio"]] },
+    { title: "teachers' share of a response", least: 1, curves: [["share", "oger/prefix_ratio"]] },
     { title: "prompts without a teacher", curves: [["prompts", "oger/prompts_without_teacher"]] },
   ];
   const BONUS = [
@@ -40,11 +40,11 @@
     const rest = componentsOf(runs, source).filter(([label]) => !SHARED.includes(label));
     const counts = rest.filter(([label]) => label === "steps"), values = rest.filter(([label]) => label !== "steps");
     const of = (title, names, more = {}) => ({
-      title: `${source}: ${title}`, ...more, curves: names.map(([label, name]) => [label, `reward/${source}/${name}`]),
+      title: `${source}: ${title}`, source, ...more, curves: names.map(([label, name]) => [label, `reward/${source}/${name}`]),
     });
     return [
       { title: `${source}: value`, curves: [["value", `reward/${source}`]] },
-      ...(values.length ? [{ title: `${source}: components`, curves: values }] : []),
+      ...(values.length ? [{ title: `${source}: components`, source, plain: true, curves: values }] : []),
       ...(counts.length ? [{ title: `${source}: steps of reasoning`, curves: counts }] : []),
       of("correlation within groups", [["with length", "length_correlation"], ["with format", "format_correlation"]]),
       of("pairs that it orders against the rule, share", [["share", "rule_disagreement"]], { least: 0.5 }),
