@@ -36,7 +36,7 @@
   /* A list of entries of one height, in pixels; build(entry, index) makes one that is visible. */
   function windowed(height, build) {
     const inner = el("div", { class: "window-inner" });
-    const element = el("div", { class: "window", role: "group", "aria-label": "List", tabindex: 0 }, inner);
+    const element = el("div", { class: "window", role: "group", "aria-label": "Entries", tabindex: 0 }, inner);
     let entries = [];
 
     function draw() {
@@ -69,7 +69,10 @@
   }
 
   /* A field with its label. */
-  const labelled = (label, field) => el("label", { class: "field" }, el("span", {}, label), field);
+  function labelled(label, field) {
+    field.setAttribute("aria-label", label); // a label around a choice would be named by all its options
+    return el("label", { class: "field" }, el("span", {}, label), field);
+  }
 
   /* A choice among [value, label] pairs. */
   function choice(options, onchange) {

@@ -25,22 +25,20 @@
     return Object.keys(CHANGES).find((name) => CHANGES[name].test(share(before), share(after)));
   }
 
-  /* The totals of a benchmark as a sentence. */
-  function sentence(problems) {
+  /* The totals of a benchmark's problems in words. */
+  function sentence(name, problems) {
     const paired = problems.filter(({ change }) => change !== "unpaired");
-    const number = (change) => problems.filter((problem) => problem.change === change).length;
-    const total = (half, of) => paired.reduce((sum, problem) => sum + of(problem[half]), 0).toLocaleString("en-US");
-    const all = ({ answers }) => answers.length;
-    if (!paired.length) return "no problem was asked both before and after.";
-    const { before, after } = paired[0];
-    const parts = [
-      `of ${Page.count(paired.length, "problem")}, the model solves ${number("won")} that it never solved at step ${before.step}`,
-      `(won), and no longer solves ${number("lost")} (lost).`,
-      `More answers are right on ${number("better")} others, as many on ${number("same")}, fewer on ${number("worse")}.`,
-      `Right answers: ${total("before", rightOf)} of ${total("before", all)} at step ${before.step},`,
-      `${total("after", rightOf)} of ${total("after", all)} at step ${after.step}.`,
-    ];
-    return parts.join(" ");
+    if (!paired.length) return `${name}: no problem was asked both before and after training.`;
+    const number = (change) => paired.filter((problem) => problem.change === change).length;
+    const sum = (half, of) => paired.reduce((total, problem) => total + of(problem[half]), 0).toLocaleString("en-US");
+    const right = (half) => `${sum(half, rightOf)} of ${sum(half, ({ answers }) => answers.length)}`;
+    const [first, last] = [paired[0].before.step, paired[0].after.step];
+    return [
+      `${name}, ${Page.count(paired.length, "problem")}: ${number("won")} won (no right answer at step ${first}, at least`,
+      `one at step ${last}), ${number("lost")} lost (the reverse); by their numbers of right answers`,
+      `${number("better")} better, ${number("worse")} worse, ${number("same")} the same. In all, ${right("before")} answers`,
+      `were right at step ${first}, and ${right("after")} at step ${last}.`,
+    ].join(" ");
   }
 
   /* Say so where only some of a benchmark's problems are on the page. */
@@ -68,7 +66,7 @@
       el("button", { type: "button", class: "kind", "data-kind": name, title: meaning, onclick: () => toggle(name) },
         name, el("span", { class: "count" })));
     const toolbar = el("div", { class: "toolbar" },
-      benchmark, Page.labelled("List", order), Page.labelled("Search prompts and answers", search),
+      benchmark, Page.labelled("Order", order), Page.labelled("Search prompts and answers", search),
       el("div", { class: "kinds", role: "group", "aria-label": "Show only" }, el("span", {}, "Show only"), filters));
 
     const asked = (state) => (state.change ?? "").split(",").filter((name) => name in CHANGES);
@@ -164,7 +162,7 @@
         for (const problem of problems) problem.change = changeOf(problem);
         entries = passing(state);
         listed = wanted;
-        about.textContent = `${name}: ${sentence(problems)}${shownOf(problems.length, runOf(state).asked[name])}`;
+        about.textContent = `${sentence(name, problems)}${shownOf(problems.length, runOf(state).asked[name])}`;
         showControls(state, names, name);
       }
       position = state.uid === undefined ? (entries.length ? 0 : -1) : entries.findIndex(({ uid }) => uid === state.uid);

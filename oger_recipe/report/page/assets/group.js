@@ -15,7 +15,8 @@
     ["entropy weight", "factor of the bonus: near 1 where the policy was sure", (row) => row.entropy_weight],
     ["bonus", "for a right rollout that differs from the teachers", (row) => row.bonus],
     ["teacher's tokens", "how many leading tokens of the response are a teacher's", (row) => row.off_policy_tokens],
-    ["characters", "length of the text", (row) => Page.lengthOf(row)],
+    ["tokens", "length of the response", (row) => row.response_length],
+    ["characters", "length of the text", (row) => (row.response_length === undefined ? Page.lengthOf(row) : null)],
   ];
 
   /* The table's columns, [name, meaning, value of a row]: those in which a row of the group has something. */
