@@ -385,6 +385,8 @@ def test_the_policys_own_right_rollouts_and_no_others_are_remembered(controller,
     rows = [rollout("a", 1.0), rollout("b"), rollout("c", 1.0, guided=1), rollout("d", 1.0)]
     maker.make_experience_batch(rows)
     assert maker.history["u"] == ["a", "d"]
+    begun = lines(maker)[2]
+    assert (begun["off_policy"], begun["off_policy_tokens"], begun["off_policy_characters"]) == (True, 1, 1)
     assert [line["text"] for line in read_jsonl(maker.run_dir / "history.jsonl")] == ["a", "d"]
 
 
@@ -426,7 +428,8 @@ def rollouts_of(scores: list[float], guided: tuple[int, ...] = (), lengths: list
     graded = [Graded(Verdict(score, score, "")) for score in scores]
     is_guided = torch.tensor([row in guided for row in range(len(rows))])
     values = torch.tensor(scores)
-    return Rollouts(samples, rows, labels, graded, values, values, is_guided, torch.zeros(len(rows)).bool())
+    repetitive, taught = torch.zeros(len(rows)).bool(), [int(row in guided) for row in range(len(rows))]
+    return Rollouts(samples, rows, labels, graded, values, values, is_guided, repetitive, taught)
 
 
 def batch_of(rollouts: Rollouts, teachers: list[list[Teacher]] | None = None) -> HybridBatch:

@@ -412,7 +412,19 @@ def test_rollouts_that_a_teacher_began_are_teachers_rows_and_make_no_room(hybrid
     rollouts = read_rollouts(rollouts.samples, Letters(), GROUP, find_repetition=False)
     batch = hybrid(rollouts, {"taught": [_teacher("N")]}, replace_after_rm=False)
     assert batch.is_teacher.tolist() == rollouts.guided.tolist() == [True, False, True, False]
+    assert rollouts.taught == [1, 0, 3, 0]  # characters: the end of sequence is none
     assert (batch.injected, batch.samples) == ({}, rollouts.samples)
+
+
+def test_a_character_that_a_teacher_only_begins_is_the_policys():
+    class Bytes:
+        def batch_decode(self, rows: Sequence[torch.Tensor], skip_special_tokens: bool) -> list[str]:
+            return [bytes(row.tolist()).decode("utf-8", "replace") for row in rows]
+
+    samples = [_rollout("z\xc3\xa9s", uid="u", prompt="?", reward=0.0) for _ in range(3)]  # zés
+    for sample, tokens in zip(samples, (1.0, 2.0, 3.0), strict=True):
+        sample.info["off_policy_tokens"] = torch.tensor([tokens])
+    assert read_rollouts(samples, Bytes(), 3, find_repetition=False).taught == [1, 1, 2]
 
 
 def test_a_rollout_without_an_embedding_ranks_as_the_average_one(hybrid, monkeypatch):

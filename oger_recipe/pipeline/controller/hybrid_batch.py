@@ -1,6 +1,7 @@
 """One step's groups: the rollouts, how similar they are to their teachers, and which of them teachers replace."""
 
 import json
+import os
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
@@ -36,8 +37,9 @@ def read_rollouts(
         [sample.graded for sample in samples],
         torch.cat([sample.rewards for sample in samples]).float(),
         torch.cat([sample.scores for sample in samples]).float(),
-        torch.tensor([float(sample.info.get("off_policy_tokens", 0.0)) > 0 for sample in samples]),
+        torch.tensor([_taught_tokens(sample) > 0 for sample in samples]),
         torch.tensor([find_repetition and is_repetitive(text) for text in texts]),
+        [_taught_characters(sample, text, tokenizer) for sample, text in zip(samples, texts, strict=True)],
         [_steps_of(sample, tokenizer) for sample in samples] if cutter is not None else [],
         cutter,
     )
@@ -47,6 +49,16 @@ def texts_of(samples: list[Experience], tokenizer) -> list[str]:
     """Decode the responses, without special tokens."""
     responses = [response_tokens(sample) for sample in samples]
     return tokenizer.batch_decode(responses, skip_special_tokens=True)
+
+
+def _taught_tokens(sample: Experience) -> int:
+    return int(sample.info.get("off_policy_tokens", 0))
+
+
+def _taught_characters(sample: Experience, text: str, tokenizer) -> int:
+    """Count the leading characters of the text that a teacher's tokens make; one that these only begin is none."""
+    tokens = response_tokens(sample)[: _taught_tokens(sample)]
+    return len(os.path.commonprefix([*tokenizer.batch_decode([tokens], skip_special_tokens=True), text]))
 
 
 def _steps_of(sample: Experience, tokenizer) -> list[str]:

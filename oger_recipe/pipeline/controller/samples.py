@@ -38,6 +38,7 @@ def _rollout(step: TrainingStep, row: int) -> Line:
     line = _prompt(rollouts, row) | {"truncated": bool(rollouts.samples[row].truncated[0])}
     if rollouts.guided[row]:
         line["off_policy_tokens"] = int(batch.samples[row].info["off_policy_tokens"])
+        line["off_policy_characters"] = rollouts.taught[row]
     similarity = batch.similarity[row]
     return (
         line

@@ -24,6 +24,7 @@ class Rollouts:
     scores: Tensor  # [N], 0 or 1
     guided: Tensor  # [N], bool: begins with a teacher's tokens, or is a teacher's trajectory
     repetitive: Tensor  # [N], bool: goes round in circles, where that is looked at
+    taught: list[int]  # [N], leading characters of each text that are a teacher's
     steps: list[list[str]] = field(default_factory=list)  # texts, of reasoning; empty where the recipe has none
     cutter: StepCutter | None = None  # what cuts teachers into them
 
