@@ -227,7 +227,7 @@ def test_a_click_shows_a_group_with_its_teacher_beside_the_rollout_that_made_roo
     assert "1 of 3 right" in entry.inner_text() and "1 replaced" in entry.inner_text()
     entry.click()
     expect(tab.locator(".detail h3").first).to_contain_text("three")
-    pair = tab.locator(".pair")
+    pair = tab.locator(".exchange")
     assert pair.locator("h4").first.inner_text() == "Teacher gold took the place of Rollout 3"
     assert texts(pair.locator(".card .written")) == ["It must be 7", "Three and three make 6"]
     failed, judged = tab.locator("[data-row='0']"), tab.locator("[data-row='1']")

@@ -11,7 +11,9 @@
     function read() {
       const hash = location.hash.slice(1);
       if (hash === "") return {};
-      return hash.startsWith(`${section}?`) ? Object.fromEntries(new URLSearchParams(hash.slice(section.length + 1))) : null;
+      return hash.startsWith(`${section}?`)
+        ? Object.fromEntries(new URLSearchParams(hash.slice(section.length + 1)))
+        : null;
     }
 
     function link(changes) {
@@ -51,7 +53,8 @@
       });
       inner.style.height = `${entries.length * height}px`;
       inner.replaceChildren(...items);
-      if (focused !== null) items.find((item) => item.getAttribute("href") === focused)?.focus({ preventScroll: true });
+      if (focused !== null)
+        items.find((item) => item.getAttribute("href") === focused)?.focus({ preventScroll: true });
     }
 
     function show(shown, selected) {
@@ -83,10 +86,14 @@
   /* A field for a search, which calls back a moment after typing. */
   function searchField(onsearch) {
     let waiting;
-    const field = el("input", { type: "search", placeholder: "press / to search", oninput: () => {
-      clearTimeout(waiting);
-      waiting = setTimeout(() => onsearch(field.value), 150);
-    } });
+    const field = el("input", {
+      type: "search",
+      placeholder: "press / to search",
+      oninput: () => {
+        clearTimeout(waiting);
+        waiting = setTimeout(() => onsearch(field.value), 150);
+      },
+    });
     return field;
   }
 

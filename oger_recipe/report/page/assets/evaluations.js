@@ -10,8 +10,14 @@
     won: { meaning: "no answer right before, at least one after", test: (before, after) => before === 0 && after > 0 },
     better: { meaning: "more answers right than before", test: (before, after) => 0 < before && before < after },
     same: { meaning: "as many answers right as before", test: (before, after) => before === after },
-    worse: { meaning: "fewer answers right than before, not none", test: (before, after) => 0 < after && after < before },
-    lost: { meaning: "at least one answer right before, none after", test: (before, after) => before > 0 && after === 0 },
+    worse: {
+      meaning: "fewer answers right than before, not none",
+      test: (before, after) => 0 < after && after < before,
+    },
+    lost: {
+      meaning: "at least one answer right before, none after",
+      test: (before, after) => before > 0 && after === 0,
+    },
     unpaired: { meaning: "asked in one of the evaluations only", test: () => false },
   };
 
@@ -58,16 +64,30 @@
     const which = el("select", { onchange: () => ask({ benchmark: which.value }) });
     const benchmark = Page.labelled("Benchmark", which);
     const order = Page.choice(
-      [["", "in the order asked"], ["gain", "most gained first"], ["loss", "most lost first"]],
+      [
+        ["", "in the order asked"],
+        ["gain", "most gained first"],
+        ["loss", "most lost first"],
+      ],
       (value) => ask({ rank: value }),
     );
     const search = Page.searchField((words) => ask({ q: words }, { replace: true }));
     const filters = Object.entries(CHANGES).map(([name, { meaning }]) =>
-      el("button", { type: "button", class: "kind", "data-kind": name, title: meaning, onclick: () => toggle(name) },
-        name, el("span", { class: "count" })));
-    const toolbar = el("div", { class: "toolbar" },
-      benchmark, Page.labelled("Order", order), Page.labelled("Search prompts and answers", search),
-      el("div", { class: "kinds", role: "group", "aria-label": "Show only" }, el("span", {}, "Show only"), filters));
+      el(
+        "button",
+        { type: "button", class: "kind", "data-kind": name, title: meaning, onclick: () => toggle(name) },
+        name,
+        el("span", { class: "count" }),
+      ),
+    );
+    const toolbar = el(
+      "div",
+      { class: "toolbar" },
+      benchmark,
+      Page.labelled("Order", order),
+      Page.labelled("Search prompts and answers", search),
+      el("div", { class: "kinds", role: "group", "aria-label": "Show only" }, el("span", {}, "Show only"), filters),
+    );
 
     const asked = (state) => (state.change ?? "").split(",").filter((name) => name in CHANGES);
     const ask = (changes, options) => place.go({ ...changes, uid: null }, options);
@@ -81,10 +101,15 @@
     function passing(state) {
       const wanted = asked(state);
       const pattern = Page.searched(state.q);
-      const texts = ({ prompt, uid, before, after }) =>
-        [prompt, uid, ...[before, after].flatMap((half) => (half ? half.answers.map(({ text }) => text) : []))];
+      const texts = ({ prompt, uid, before, after }) => [
+        prompt,
+        uid,
+        ...[before, after].flatMap((half) => (half ? half.answers.map(({ text }) => text) : [])),
+      ];
       const isFound = (problem) => pattern === null || texts(problem).some((text) => text.search(pattern) >= 0);
-      const found = problems.filter((problem) => (!wanted.length || wanted.includes(problem.change)) && isFound(problem));
+      const found = problems.filter(
+        (problem) => (!wanted.length || wanted.includes(problem.change)) && isFound(problem),
+      );
       const gain = ({ before, after }) => (before && after ? share(after) - share(before) : 0);
       const sign = { gain: -1, loss: 1 }[state.rank];
       return sign === undefined ? found : found.sort((a, b) => sign * (gain(a) - gain(b)));
@@ -94,28 +119,48 @@
       const run = runOf(place.state());
       run.questions ??= Page.sharedStart(run.evaluations);
       const figures = (half) => (half ? `${rightOf(half)}/${half.answers.length}` : "–");
-      return el("a", {
-        href: place.link({ uid: problem.uid }), class: "entry problem", "aria-current": index === position ? "true" : null,
-      },
-      el("span", { class: `change ${problem.change}` }, problem.change),
-      el("span", { class: "fraction" }, `${figures(problem.before)} → ${figures(problem.after)}`),
-      el("span", { class: "beginning" }, short(problem.prompt.slice(run.questions, run.questions + 160))));
+      return el(
+        "a",
+        {
+          href: place.link({ uid: problem.uid }),
+          class: "entry problem",
+          "aria-current": index === position ? "true" : null,
+        },
+        el("span", { class: `change ${problem.change}` }, problem.change),
+        el("span", { class: "fraction" }, `${figures(problem.before)} → ${figures(problem.after)}`),
+        el("span", { class: "beginning" }, short(problem.prompt.slice(run.questions, run.questions + 160))),
+      );
     }
 
     function answer(each, pattern) {
-      const verdict = Object.keys(Page.KINDS).filter((kind) => Page.KINDS[kind].test(each)).join(", ");
-      return el("article", { class: "card" },
-        el("p", { class: "verdict" }, Page.glyph(each), el("b", {}, verdict),
-          each.reason && each.reason !== "right" ? [": ", short(each.reason)] : null),
+      const verdict = Object.keys(Page.KINDS)
+        .filter((kind) => Page.KINDS[kind].test(each))
+        .join(", ");
+      return el(
+        "article",
+        { class: "card" },
+        el(
+          "p",
+          { class: "verdict" },
+          Page.glyph(each),
+          el("b", {}, verdict),
+          each.reason && each.reason !== "right" ? [": ", short(each.reason)] : null,
+        ),
         Page.line("Extracted answer", each.extracted),
         each.cut ? el("p", {}, `${Page.count(each.cut, "character")} in the middle are left out here.`) : null,
-        Page.text(each.text, { pattern, fold: ANSWER_FOLD }));
+        Page.text(each.text, { pattern, fold: ANSWER_FOLD }),
+      );
     }
 
     function half(title, asked, pattern) {
       if (!asked) return el("div", { class: "half" }, el("h4", {}, title), el("p", {}, "Not asked."));
       const heading = `${title}: step ${asked.step}, ${rightOf(asked)} of ${asked.answers.length} right`;
-      return el("div", { class: "half" }, el("h4", {}, heading), asked.answers.map((each) => answer(each, pattern)));
+      return el(
+        "div",
+        { class: "half" },
+        el("h4", {}, heading),
+        asked.answers.map((each) => answer(each, pattern)),
+      );
     }
 
     function showProblem(state) {
@@ -125,12 +170,21 @@
         return;
       }
       const pattern = Page.searched(state.q);
-      detail.replaceChildren(el("div", { class: "group" },
-        el("h3", {}, short(problem.uid), el("span", { class: "values" }, problem.change)),
-        Page.text(problem.prompt, { pattern }),
-        Page.line("Reference answer", problem.answer),
-        el("div", { class: "halves" },
-          half("Before", problem.before, pattern), half("After", problem.after, pattern))));
+      detail.replaceChildren(
+        el(
+          "div",
+          { class: "group" },
+          el("h3", {}, short(problem.uid), el("span", { class: "values" }, problem.change)),
+          Page.text(problem.prompt, { pattern }),
+          Page.line("Reference answer", problem.answer),
+          el(
+            "div",
+            { class: "halves" },
+            half("Before", problem.before, pattern),
+            half("After", problem.after, pattern),
+          ),
+        ),
+      );
     }
 
     function showControls(state, names, name) {
@@ -165,7 +219,8 @@
         about.textContent = `${sentence(name, problems)}${shownOf(problems.length, runOf(state).asked[name])}`;
         showControls(state, names, name);
       }
-      position = state.uid === undefined ? (entries.length ? 0 : -1) : entries.findIndex(({ uid }) => uid === state.uid);
+      position =
+        state.uid === undefined ? (entries.length ? 0 : -1) : entries.findIndex(({ uid }) => uid === state.uid);
       list.show(entries, position);
       showProblem(state);
     }

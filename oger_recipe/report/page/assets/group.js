@@ -4,12 +4,24 @@
   const { el, glyph, number, short } = Page;
 
   const NUMBERS = [
-    ["total reward", "what the sources of reward give together: what advantages are made of", (row) => row.total_reward],
-    ["advantage", "how much better than the group's mean; the policy learns towards it where positive", (row) => row.advantage],
+    [
+      "total reward",
+      "what the sources of reward give together: what advantages are made of",
+      (row) => row.total_reward,
+    ],
+    [
+      "advantage",
+      "how much better than the group's mean; the policy learns towards it where positive",
+      (row) => row.advantage,
+    ],
     ["verifier", "the verifier's reward, before the sources of reward make anything of it", (row) => row.reward],
   ];
   const MORE_NUMBERS = [
-    ["similarity", "of the rollout to its prompt's teachers, by embeddings; the most similar makes room", (row) => row.similarity],
+    [
+      "similarity",
+      "of the rollout to its prompt's teachers, by embeddings; the most similar makes room",
+      (row) => row.similarity,
+    ],
     ["divergence", "1 − similarity: what the bonus pays for", (row) => row.divergence],
     ["entropy", "of the policy, in nats, where the bonus looks at it", (row) => row.entropy],
     ["entropy weight", "factor of the bonus: near 1 where the policy was sure", (row) => row.entropy_weight],
@@ -21,8 +33,14 @@
 
   /* The table's columns, [name, meaning, value of a row]: those in which a row of the group has something. */
   function columns(group) {
-    const sources = new Set(group.rows.flatMap((row) => Object.keys(row.sources ?? {})).filter((name) => !name.includes("/")));
-    const ofSources = Array.from(sources, (name) => [name, `what the source of reward "${name}" said`, (row) => row.sources?.[name]]);
+    const sources = new Set(
+      group.rows.flatMap((row) => Object.keys(row.sources ?? {})).filter((name) => !name.includes("/")),
+    );
+    const ofSources = Array.from(sources, (name) => [
+      name,
+      `what the source of reward "${name}" said`,
+      (row) => row.sources?.[name],
+    ]);
     const known = (column) => group.rows.some((row) => (column[2](row) ?? null) !== null);
     return [...NUMBERS, ...ofSources, ...MORE_NUMBERS].filter(known);
   }
@@ -49,13 +67,32 @@
       const name = el("th", { scope: "row" }, glyph(row), el("a", { href: linkOf(index) }, short(names[index])));
       return el("tr", { class: shown.includes(index) ? "" : "dimmed" }, name, ...cells);
     });
-    return el("div", { class: "scrolls" }, el("table", { class: "numbers" }, el("thead", {}, el("tr", {}, el("td", {}), ...head)), el("tbody", {}, ...body)));
+    return el(
+      "div",
+      { class: "scrolls" },
+      el(
+        "table",
+        { class: "numbers" },
+        el("thead", {}, el("tr", {}, el("td", {}), ...head)),
+        el("tbody", {}, ...body),
+      ),
+    );
   }
 
   /* Pairs of a name and a value as a list of definitions; values are texts or numbers. */
   function definitions(pairs) {
-    return el("dl", {}, ...pairs.map(([name, value]) =>
-      el("div", {}, el("dt", {}, short(name)), el("dd", {}, typeof value === "number" ? number(value) : short(value ?? "–")))));
+    return el(
+      "dl",
+      {},
+      ...pairs.map(([name, value]) =>
+        el(
+          "div",
+          {},
+          el("dt", {}, short(name)),
+          el("dd", {}, typeof value === "number" ? number(value) : short(value ?? "–")),
+        ),
+      ),
+    );
   }
 
   function verdictOf(row) {
@@ -67,7 +104,9 @@
   /* What is known of a row beside its numbers: the answer found, components, judges' criteria and errors. */
   function facts(row) {
     const ofSources = Object.entries(row.sources ?? {}).filter(([name]) => name.includes("/"));
-    const ofVerdict = Object.entries(row.components ?? {}).filter(([name]) => !ofSources.some(([each]) => each.endsWith(`/${name}`)));
+    const ofVerdict = Object.entries(row.components ?? {}).filter(
+      ([name]) => !ofSources.some(([each]) => each.endsWith(`/${name}`)),
+    );
     const components = [...ofSources, ...ofVerdict];
     const parts = [Page.line("Extracted answer", row.extracted)];
     if (components.length) parts.push(definitions(components));
@@ -107,8 +146,10 @@
   }
 
   /* Return what is known of a step of reasoning as [name, value] pairs. */
-  const said = (step) => [...Object.entries(step.sources ?? {}), ["reward", step.reward], ["advantage", step.advantage]]
-    .filter(([, value]) => (value ?? null) !== null);
+  const said = (step) =>
+    [...Object.entries(step.sources ?? {}), ["reward", step.reward], ["advantage", step.advantage]].filter(
+      ([, value]) => (value ?? null) !== null,
+    );
 
   function reasoning(row, view) {
     const count = row.steps_of_reasoning.length;
@@ -117,20 +158,35 @@
       attributes: {
         class: "step",
         style: painted(step, view.scale),
-        title: [`step ${index + 1} of ${count}`, ...said(step).map(([name, value]) => `${name} ${number(value)}`)].join(", "),
+        title: [
+          `step ${index + 1} of ${count}`,
+          ...said(step).map(([name, value]) => `${name} ${number(value)}`),
+        ].join(", "),
       },
     }));
     if (view.isWhole) {
       let place = 0;
-      const spans = styled.map(({ step, attributes }) => ({ from: place, to: (place += step.text.length), attributes }));
+      const spans = styled.map(({ step, attributes }) => ({
+        from: place,
+        to: (place += step.text.length),
+        attributes,
+      }));
       const whole = row.steps_of_reasoning.map((step) => step.text).join("");
       return Page.text(whole, { pattern: view.pattern, spans });
     }
-    return el("ol", { class: "steps" }, ...styled.map(({ step, attributes }) => {
-      const spans = [{ from: 0, to: step.text.length, attributes }];
-      const beside = definitions(said(step));
-      return el("li", {}, el("div", { class: "beside" }, Page.text(step.text, { pattern: view.pattern, spans }), beside));
-    }));
+    return el(
+      "ol",
+      { class: "steps" },
+      ...styled.map(({ step, attributes }) => {
+        const spans = [{ from: 0, to: step.text.length, attributes }];
+        const beside = definitions(said(step));
+        return el(
+          "li",
+          {},
+          el("div", { class: "beside" }, Page.text(step.text, { pattern: view.pattern, spans }), beside),
+        );
+      }),
+    );
   }
 
   function textOf(row, view) {
@@ -142,12 +198,30 @@
 
   function card(group, index, name, view) {
     const row = group.rows[index];
-    const tokens = row.off_policy_tokens ? [el("p", {}, `The first ${row.off_policy_tokens} tokens are a teacher's.`)] : [];
-    const cut = row.cut ? [el("p", {}, `${Page.count(row.cut, "character")} in the middle are left out here; samples/ of the run has them.`)] : [];
-    const values = row.total_reward === undefined ? [] : [`reward ${number(row.total_reward)}, advantage ${number(row.advantage)}`];
-    return el("article", { class: "card", "data-row": index, tabindex: -1 },
+    const tokens = row.off_policy_tokens
+      ? [el("p", {}, `The first ${row.off_policy_tokens} tokens are a teacher's.`)]
+      : [];
+    const cut = row.cut
+      ? [
+          el(
+            "p",
+            {},
+            `${Page.count(row.cut, "character")} in the middle are left out here; samples/ of the run has them.`,
+          ),
+        ]
+      : [];
+    const values =
+      row.total_reward === undefined ? [] : [`reward ${number(row.total_reward)}, advantage ${number(row.advantage)}`];
+    return el(
+      "article",
+      { class: "card", "data-row": index, tabindex: -1 },
       el("h4", {}, glyph(row), short(name), el("span", { class: "values" }, ...values)),
-      verdictOf(row), ...facts(row), ...tokens, ...cut, textOf(row, view));
+      verdictOf(row),
+      ...facts(row),
+      ...tokens,
+      ...cut,
+      textOf(row, view),
+    );
   }
 
   /* The rows' texts: first each teacher that entered beside the rollout that made room, then the others. */
@@ -159,7 +233,8 @@
       if (row.source === undefined) return;
       const pair = [index - 1, index].filter((each) => made.has(each)).map((each) => made.get(each));
       const title = [short(names[index]), ` took the place of ${names[index - 1]}`];
-      if (pair.length) parts.push(el("div", { class: "pair" }, el("h4", {}, ...title), el("div", { class: "cards" }, ...pair)));
+      if (pair.length)
+        parts.push(el("div", { class: "exchange" }, el("h4", {}, ...title), el("div", { class: "cards" }, ...pair)));
       made.delete(index - 1);
       made.delete(index);
     });
@@ -174,21 +249,47 @@
       const fill = el("span", { class: "fill" });
       fill.style.height = `${(100 * right) / Math.max(n, 1)}%`;
       const what = `step ${group.step}: ${right} of ${n} right`;
-      return el("a", { href: linkOf(group), class: "time", title: what, "aria-label": what, "aria-current": group === current && "true" },
-        el("span", { class: "column" }, fill), el("span", {}, `${right}/${n}`), el("span", { class: "when" }, String(group.step)));
+      return el(
+        "a",
+        {
+          href: linkOf(group),
+          class: "time",
+          title: what,
+          "aria-label": what,
+          "aria-current": group === current && "true",
+        },
+        el("span", { class: "column" }, fill),
+        el("span", {}, `${right}/${n}`),
+        el("span", { class: "when" }, String(group.step)),
+      );
     });
     return el("div", { class: "over-time" }, el("span", {}, "This prompt by step, right rollouts"), ...bars);
   }
 
   /* How steps of reasoning are shown, where the group has any: coloured by what, and beside their scores or as one text. */
   function stepControls(known, view, go) {
-    const by = Page.choice(Array.from(known.keys(), (name) => [name, name]), (name) => go({ colour: name }));
+    const by = Page.choice(
+      Array.from(known.keys(), (name) => [name, name]),
+      (name) => go({ colour: name }),
+    );
     by.value = view.colour;
-    const how = Page.choice([["", "beside their scores"], ["whole", "as one text"]], (value) => go({ steps: value }));
+    const how = Page.choice(
+      [
+        ["", "beside their scores"],
+        ["whole", "as one text"],
+      ],
+      (value) => go({ steps: value }),
+    );
     how.value = view.isWhole ? "whole" : "";
     const ramp = [number(view.scale.low), el("span", { class: "ramp" }), number(view.scale.high)];
     const legend = el("span", { class: "scale" }, ...ramp);
-    return el("p", { class: "settings" }, Page.labelled("Steps of reasoning", how), Page.labelled("coloured by", by), legend);
+    return el(
+      "p",
+      { class: "settings" },
+      Page.labelled("Steps of reasoning", how),
+      Page.labelled("coloured by", by),
+      legend,
+    );
   }
 
   function viewOf(group, known, pattern, state) {
@@ -214,16 +315,21 @@
     };
     const hidden = group.rows.length - shown.length;
     const all = el("a", { href: place.link({ show: null, q: null }) }, "show all");
-    return el("div", { class: "group" },
+    return el(
+      "div",
+      { class: "group" },
       el("h3", {}, `Step ${group.step}`, el("span", { class: "values" }, short(group.task), " · ", short(group.uid))),
       el("p", { class: "muted" }, "Prompt"),
       Page.text(group.prompt, { pattern: ofPrompt }),
       Page.line("Reference answer", group.answer),
       overTime(others, group, toGroup),
       numbers(group, shown, toRow),
-      hidden ? el("p", { class: "muted" }, `${hidden} of ${group.rows.length} rows do not pass the filters: `, all) : null,
+      hidden
+        ? el("p", { class: "muted" }, `${hidden} of ${group.rows.length} rows do not pass the filters: `, all)
+        : null,
       known.size ? stepControls(known, view, place.go) : null,
-      cards(group, shown, view));
+      cards(group, shown, view),
+    );
   }
 
   Page.group = group;

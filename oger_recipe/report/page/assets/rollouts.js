@@ -58,21 +58,42 @@
     // The controls.
 
     const slider = el("input", {
-      type: "range", min: 0, "aria-label": "Step, by slider", oninput: () => toStep(Number(slider.value), { replace: true }),
+      type: "range",
+      min: 0,
+      "aria-label": "Step, by slider",
+      oninput: () => toStep(Number(slider.value), { replace: true }),
     });
     const field = el("input", { type: "number", class: "step-field", onchange: () => toNearest(field.value) });
     const every = el("button", { type: "button", onclick: () => ask({ step: null }) }, "All steps");
     const search = Page.searchField((words) => ask({ q: words }, { replace: true }));
-    const where = Page.choice([["", "texts"], ["prompts", "prompts and uids"]], (value) => ask({ in: value }));
+    const where = Page.choice(
+      [
+        ["", "texts"],
+        ["prompts", "prompts and uids"],
+      ],
+      (value) => ask({ in: value }),
+    );
     const ranks = Object.entries(ORDERS).map(([name, { label }]) => [name, `single rows, ${label} first`]);
     const sort = Page.choice([["", "groups, by step"], ...ranks], (value) => ask({ sort: value }));
     const filters = Object.entries(KINDS).map(([kind, { meaning }]) =>
-      el("button", { type: "button", class: "kind", "data-kind": kind, title: meaning, onclick: () => toggle(kind) },
-        el("span", { class: `glyph ${kind}`, "aria-hidden": "true" }), kind, el("span", { class: "count" })));
-    const toolbar = el("div", { class: "toolbar" },
-      Page.labelled("Step", field), slider, every, Page.labelled("List", sort),
+      el(
+        "button",
+        { type: "button", class: "kind", "data-kind": kind, title: meaning, onclick: () => toggle(kind) },
+        el("span", { class: `glyph ${kind}`, "aria-hidden": "true" }),
+        kind,
+        el("span", { class: "count" }),
+      ),
+    );
+    const toolbar = el(
+      "div",
+      { class: "toolbar" },
+      Page.labelled("Step", field),
+      slider,
+      every,
+      Page.labelled("List", sort),
       el("span", { class: "field" }, Page.labelled("Search", search), Page.labelled("in", where)),
-      el("div", { class: "kinds", role: "group", "aria-label": "Show only" }, el("span", {}, "Show only"), filters));
+      el("div", { class: "kinds", role: "group", "aria-label": "Show only" }, el("span", {}, "Show only"), filters),
+    );
 
     function toggle(kind) {
       const asked = kindsAsked(place.state());
@@ -120,9 +141,12 @@
     function entry({ group, rows, row }, index) {
       const changes = { at: group.step, uid: group.uid, row: row === undefined ? null : rows[0] };
       const isCurrent = index === position ? "true" : null;
-      return el("a", { href: place.link(changes), class: "entry", "aria-current": isCurrent },
+      return el(
+        "a",
+        { href: place.link(changes), class: "entry", "aria-current": isCurrent },
         row === undefined ? ofGroup(group, rows) : ofSingle(group, rows[0]),
-        el("span", { class: "beginning" }, excerpt(group, rows, row)));
+        el("span", { class: "beginning" }, excerpt(group, rows, row)),
+      );
     }
 
     /* Return the surroundings of the first hit; without a search the beginning of the row's text, or of the prompt. */
@@ -139,14 +163,20 @@
     function ofGroup(group, rows) {
       const { right, n } = Page.solved(group);
       const pictures = group.rows.map((row, index) =>
-        el("span", { class: rows.includes(index) ? null : "dimmed" }, Page.glyph(row)));
+        el("span", { class: rows.includes(index) ? null : "dimmed" }, Page.glyph(row)),
+      );
       const many = group.rows.length > 14 ? "strip many" : "strip";
       const rewards = group.rows.map((row) => row.total_reward ?? null).filter((reward) => reward !== null);
       const replaced = group.rows.filter(KINDS.replaced.test).length;
       const facts = [`step ${group.step}`, `mean reward ${Page.number(Page.mean(rewards), 2)}`];
       if (replaced) facts.push(`${replaced} replaced`);
       return [
-        el("span", { class: "pictures" }, el("span", { class: many }, pictures), el("b", {}, `${right} of ${n} right`)),
+        el(
+          "span",
+          { class: "pictures" },
+          el("span", { class: many }, pictures),
+          el("b", {}, `${right} of ${n} right`),
+        ),
         el("span", { class: "facts" }, facts.join(" · ")),
       ];
     }
@@ -199,7 +229,9 @@
     function show(state) {
       const isEmpty = groups().length === 0;
       for (const part of [toolbar, browse]) part.hidden = isEmpty;
-      about.textContent = isEmpty ? "This run has no samples: no training step is complete." : (runOf(state).text ?? "");
+      about.textContent = isEmpty
+        ? "This run has no samples: no training step is complete."
+        : (runOf(state).text ?? "");
       if (isEmpty) return;
       const wanted = JSON.stringify([state.run, state.step, state.q, state.in, state.show, state.sort]);
       if (wanted !== listed) {

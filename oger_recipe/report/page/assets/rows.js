@@ -14,7 +14,11 @@
       meaning: "the verifier or a judge failed on it; a row without a verdict counts as wrong",
       test: (row) => isUngraded(row) || row.errors !== undefined,
     },
-    replaced: { aspect: "role", meaning: "a rollout that made room for a teacher", test: (row) => row.replaced === true },
+    replaced: {
+      aspect: "role",
+      meaning: "a rollout that made room for a teacher",
+      test: (row) => row.replaced === true,
+    },
     teacher: {
       aspect: "role",
       meaning: "a teacher's trajectory that entered, or a rollout that begins with one",

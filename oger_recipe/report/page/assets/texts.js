@@ -93,7 +93,8 @@
       const from = folded ? between(written, Math.max(0, first)) : 0;
       const to = folded ? between(written, Math.min(from + fold, written.length)) : written.length;
       const above = from > 0 ? [el("span", { class: "left-out" }, `… ${characters(from)} above`), "\n"] : [];
-      const below = to < written.length ? [el("span", { class: "left-out" }, ` … ${characters(written.length - to)} more`)] : [];
+      const below =
+        to < written.length ? [el("span", { class: "left-out" }, ` … ${characters(written.length - to)} more`)] : [];
       body.replaceChildren(...above, ...pieces(written, from, to, hits, spans), ...below);
       toggle.textContent = folded ? `Show all ${characters(written.length)}` : "Fold";
     }
@@ -120,7 +121,8 @@
   /* Return a text of a model with its label, in a line where it fits in one: an answer, an error. */
   function line(label, written) {
     if (written === null || written === undefined || written === "") return el("p", {}, `${label}: none`);
-    if (typeof written !== "string" || written.length <= LINE) return el("p", {}, `${label}: `, el("code", {}, short(written)));
+    if (typeof written !== "string" || written.length <= LINE)
+      return el("p", {}, `${label}: `, el("code", {}, short(written)));
     return el("div", {}, `${label}:`, text(written, { fold: LINE }));
   }
 
