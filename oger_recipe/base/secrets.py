@@ -21,12 +21,18 @@ _REWARD_TOKEN = "OGER_REWARD_TOKEN"
 _TOKEN_IN_URL = re.compile(r"(?<=[?&]token=)(?!\$)[^&,]+")
 
 # What a run hands on to processes on other nodes, whose environment is another.
-_KEYS = ("WANDB_API_KEY", "OGER_EMBEDDING_API_KEY", "OGER_JUDGE_API_KEY", _REWARD_TOKEN)
+_KEYS = (
+    "WANDB_API_KEY", "TRACKIO_WRITE_TOKEN", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN",
+    "OGER_EMBEDDING_API_KEY", "OGER_JUDGE_API_KEY", _REWARD_TOKEN,
+)  # fmt: skip
 _NAMED_LIKE_KEYS = re.compile(
     r"(^|_)(KEYS?|APIKEY|TOKENS?|AUTH|PAT)(_|$)|PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIAL|^AWS_", re.IGNORECASE
 )
 _PASSWORD_IN_URL = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
-_HANDED_ON = (*_KEYS, "WANDB_MODE", "WANDB_BASE_URL", "WANDB_DIR")
+_HANDED_ON = (
+    *_KEYS, "WANDB_MODE", "WANDB_BASE_URL", "WANDB_DIR", "TRACKIO_DIR", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL",
+    "MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_INSECURE_TLS",
+)  # fmt: skip
 PASSED_ON = (
     "OGER_PASS_ENV"  # names of variables, apart by commas, that the user's verifiers and plugins get all the same
 )

@@ -45,6 +45,7 @@ CHECKS = (
     Check("judges", models.judges),
     Check("verifiers", models.verifiers, slow=True),
     Check("Weights & Biases", services.wandb),
+    Check("trackers", services.trackers),
 )
 
 

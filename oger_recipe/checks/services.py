@@ -19,6 +19,7 @@ from oger_recipe.evaluation.benchmarks import BENCHMARKS
 from oger_recipe.lab.built_in_models import PRMS
 from oger_recipe.rewards.kinds.entries import models_of
 from oger_recipe.settings.oger import OgerSettings
+from oger_recipe.settings.run import TRACKERS
 
 _Name = tuple[str, str, str, str | None]  # flag, kind, name, revision
 
@@ -123,6 +124,19 @@ def wandb(job: Job) -> Found:
         yield Finding(OK, "a key is set")
     else:
         yield Finding(PROBLEM, "no key is set: set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline")
+
+
+def trackers(job: Job) -> Found:
+    for name in dict.fromkeys(OgerSettings.of(job.value).run.trackers):
+        has_server = os.environ.get("MLFLOW_TRACKING_URI", "").startswith("http")  # then the database is there
+        modules = [name] if has_server else TRACKERS[name]
+        if lacking := [TRACKERS[name][module] for module in modules if not is_installed(module)]:
+            text = (
+                f"oger.trackers has {name}, which is not installed: pip install {' '.join(lacking)}, or leave it out"
+            )
+            yield Finding(PROBLEM, text)
+        else:
+            yield Finding(OK, f"{name} is installed")
 
 
 def _is_logged_in() -> bool:

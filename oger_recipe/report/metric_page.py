@@ -10,7 +10,7 @@ _HEAD = """\
 Written by `python -m oger_recipe.report.metric_page > docs/metrics.md`, from `oger_recipe/report/metric_table.py`.
 
 Every step appends a line to the run folder's `metrics.jsonl`; evaluations are in `eval/`. Trackers get the same names
-behind `train/` and `eval/` ([running.md](running.md)). A part in braces varies: `reward/{source}` is
+behind `train/` and `eval/` ([running.md](running.md#trackers)). A part in braces varies: `reward/{source}` is
 `reward/rule` for the source of that name, and `eval_{benchmark}_avg_at_{n}` is `eval_math500_avg_at_4`. What does not
 apply to a recipe is not written, or is 0; what could not be measured is `nan`.
 

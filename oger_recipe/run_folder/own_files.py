@@ -18,12 +18,15 @@ from oger_recipe.base.files import atomic_write, remove_empty, to_json
 MARKER = ".oger-run.json"
 PAGE = "report.html"
 CURVES = ("solve_rate", "bonus_and_teachers", "policy")  # pictures
+TRACKERS = "trackers.json"  # what a resumed run continues at its trackers
+MLFLOW = "mlflow.db"
 COMMAND = "command.sh"  # the last file that is written before anything starts
 RECORDS = (  # lines that say of which step they are
     "metrics.jsonl", "events.jsonl", "history.jsonl", "reward_statistics.jsonl", "source_errors.jsonl",
 )  # fmt: skip
 _FILES = (
     MARKER, *RECORDS, COMMAND, "recipe.yaml", "environment.json", "reward_errors.jsonl", "summary.json", PAGE,
+    TRACKERS, MLFLOW,
 )  # fmt: skip
 _MODELS = ("model", "model_critic", "supervised_model", "supervised_checkpoints")  # whose files are noted down
 _FOLDERS = ("data", "samples", "eval", "curves", "logs", "tensorboard", "checkpoints", *_MODELS)

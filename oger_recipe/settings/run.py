@@ -6,6 +6,12 @@ from typing import Any, ClassVar
 from oger_recipe.base.ranges import COUNT, COUNT_OR_NONE, PART, SHARE, TOP_K, WEIGHT
 from oger_recipe.settings.fields import FREE, OF_STEPS, Section, need, setting
 
+# Trackers beside OpenRLHF's own, TensorBoard and W&B: the modules that each imports, and the packages that have them.
+TRACKERS = {
+    "trackio": {"trackio": "trackio"},
+    "mlflow": {"mlflow": "mlflow-skinny", "sqlalchemy": "sqlalchemy", "alembic": "alembic"},
+}
+
 
 @dataclass(frozen=True)
 class RunSettings(Section):
@@ -31,6 +37,13 @@ class RunSettings(Section):
     )
     logical_gpus: int | None = setting(
         None, "GPUs declared to Ray where there is no CUDA (default: as many as are asked)", range=COUNT, resume=FREE
+    )
+    trackers: tuple[str, ...] = setting(
+        (),
+        "log metrics there, too, beside TensorBoard and W&B (--logger.*); project and name of the run are those of "
+        "logger.wandb",
+        choices=TRACKERS,
+        resume=FREE,
     )
     verbose: bool = setting(False, "show the log of every worker, not only the progress", resume=FREE)
     trust_remote_code: bool = setting(False, "run code that the model's folder or repository brings")

@@ -37,6 +37,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine without CUDA and without the hub, where Ray cannot be started."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setitem(sys.modules, "oger_recipe.pipeline.driver.launch", None)
+    monkeypatch.setitem(sys.modules, "trackio", None)  # not installed
     monkeypatch.setattr("oger_recipe.base.hub.is_offline", lambda: True)
     monkeypatch.chdir(tmp_path)
     for name in ("RAY_ADDRESS", "RAY_TMPDIR", "WANDB_API_KEY", "WANDB_MODE"):
@@ -181,6 +182,9 @@ REFUSALS: dict[str, tuple[Callable[[SimpleNamespace], Any], list[str], str]] = {
     "a model of the hub": (_nothing, ["--actor.model_name_or_path", "me/policy"], "HF_HUB_OFFLINE is set, and me/p"),
     "data of the hub": (_nothing, ["--data.prompt_dataset", "me/rows"], "HF_HUB_OFFLINE is set, and me/rows"),
     "no key of Weights & Biases": (_nothing, ["--logger.wandb.key", "env"], "Weights & Biases: "),
+    "a tracker that is not installed": (
+        _nothing, ["--oger.trackers", "trackio"], "oger.trackers has trackio, which is not installed: pip install",
+    ),
     # the folder
     "a folder with another run": (_checkpoint, [], "holds an earlier run"),
     "checkpoints elsewhere": (

@@ -26,6 +26,7 @@ from oger_recipe.checks.memory import readable
 from oger_recipe.checks.preflight import CHECKS
 from oger_recipe.cli import doctor, train
 from oger_recipe.lab.known_judges import save_prm
+from oger_recipe.settings.run import TRACKERS
 
 Hub = Callable[..., list[str]]
 KEY = "0123456789abcdef" * 2 + "76543210"
@@ -107,6 +108,28 @@ def test_a_library_that_was_made_for_another_torch_is_found_before_transformers_
     (tmp_path / "made_for_another.py").write_text("whole = True")
     importlib.invalidate_caches()
     assert found("beside torch") == [Finding(OK, "made_for_another 9.9 can be imported")]
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_tracker_is_looked_for_before_a_worker_needs_it(
+    found: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert found("trackers") == []
+    packages = " ".join(TRACKERS[name].values())
+    lacking = f"oger.trackers has {name}, which is not installed: pip install {packages}, or leave it out"
+    for module in TRACKERS[name]:
+        monkeypatch.setitem(sys.modules, module, None)
+    assert found("trackers", "--oger.trackers", name, name) == [Finding(PROBLEM, lacking)]
+    for module in TRACKERS[name]:
+        monkeypatch.delitem(sys.modules, module)
+        (tmp_path / f"{module}.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert found("trackers", "--oger.trackers", name) == [Finding(OK, f"{name} is installed")]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
+    for module in TRACKERS[name].keys() - {name}:
+        monkeypatch.setitem(sys.modules, module, None)
+    assert found("trackers", "--oger.trackers", name) == [Finding(OK, f"{name} is installed")]
 
 
 def test_wandb_is_looked_for_before_a_worker_needs_it(

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from oger_recipe.pipeline.controller.answers import evaluate_samples
 from oger_recipe.pipeline.controller.experience_maker import OgerExperienceMaker
 from oger_recipe.pipeline.controller.reward_watch import REWARD, DriftWatch, GrowthWatch
 from oger_recipe.pipeline.controller.samples_generator import OgerSamplesGenerator
+from oger_recipe.pipeline.controller.trackers import Trackers
 from oger_recipe.run_folder import checkpoints
 from oger_recipe.run_folder import records as run_folder
 from oger_recipe.settings.rewards import RewardSettings
@@ -28,6 +28,8 @@ from oger_recipe.settings.run import EvalSettings, RunSettings
 # PPOTrainer and BasePPOTrainer build these by name, which is looked up in this process.
 ppo_trainer.SamplesGenerator = OgerSamplesGenerator
 ppo_trainer.RemoteExperienceMaker = OgerExperienceMaker
+# These begin in fit, which knows from where the run resumes.
+ppo_trainer.WandbLogger = ppo_trainer.TensorboardLogger = lambda args: None
 
 # Means over all trained rows, teachers included; kept apart from metrics of the policy's own rollouts.
 HYBRID_KEYS = (
@@ -62,6 +64,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         # Saving is _save's: upstream would save in the middle of save_logs_and_checkpoints and nothing after the last.
         self.save_steps, self.args.ckpt.save_steps = self.args.ckpt.save_steps, math.inf
         self.phases = run_folder.Phases(self.run_dir)
+        self.trackers = Trackers(self.run_dir)  # none before fit
         steps = read_jsonl(self.run_dir / "metrics.jsonl")
         self.progress = Progress([step["rollout/solve_rate"] for step in steps])
         self.drift = DriftWatch(RewardSettings.of(self.args.oger), self.run_dir)
@@ -84,6 +87,12 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
     def fit(self, global_step: int = 0) -> None:
         states = self.init_checkpoint_states()
         resumed_at = states["global_step"]
+        self.trackers = Trackers.of_run(self.args, self.run_dir, resumed_at)
+        with contextlib.closing(self.trackers):
+            self._fit(states, global_step)
+
+    def _fit(self, states: dict[str, Any], global_step: int) -> None:
+        resumed_at = states["global_step"]
         if self.args.algo.kl.target:
             self.kl_ctl.value = states.get(KL_COEFFICIENT, self.kl_ctl.value)
         if self.settings.total_training_steps is not None:
@@ -102,28 +111,14 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
             self._evaluate_as("before", 0)
         self.progress.step = self.progress.saved = resumed_at
         run_folder.event(self.run_dir, "training")
-        with self._trackers_kept_open():
-            super().fit(global_step)
-            run_folder.event(self.run_dir, "trained", steps=self.progress.step)
-            self._save_last()
-            if self._stop_is_asked():
-                raise RunStopped
-            if self.settings.val_after_train:
-                self._evaluate_after()
+        super().fit(global_step)
+        run_folder.event(self.run_dir, "trained", steps=self.progress.step)
+        self._save_last()
+        if self._stop_is_asked():
+            raise RunStopped
+        if self.settings.val_after_train:
+            self._evaluate_after()
         run_folder.event(self.run_dir, "finished")
-
-    @contextlib.contextmanager
-    def _trackers_kept_open(self) -> Iterator[None]:
-        """Keep trackers open, which OpenRLHF closes with the last step: the final evaluation is logged after it."""
-        trackers = [tracker for tracker in (self.wandb_logger, self.tensorboard_logger) if tracker]
-        closing = [tracker.close for tracker in trackers]
-        for tracker in trackers:
-            tracker.close = lambda: None
-        try:
-            yield
-        finally:
-            for close in closing:
-                close()
 
     def _evaluate_after(self) -> None:
         done, step = self.progress.evaluation, self.progress.step
@@ -181,7 +176,8 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
             raise RecipeError(f"step {global_step} went wrong and is not saved: {bad}")
         run_folder.event(self.run_dir, "step", step=global_step, **metrics)
         self._warn_of_collapse(metrics["rollout/solve_rate"])
-        super().save_logs_and_checkpoints(global_step, (logs_dict or {}) | metrics, client_states)
+        if global_step % self.args.logger.logging_steps == 0:
+            self.trackers.log_train(global_step, (logs_dict or {}) | metrics)
         if global_step % self.save_steps == 0:
             self.phases.at("saving", step=global_step)
             self._save(global_step)
@@ -268,9 +264,7 @@ class OgerPPOTrainer(undecorated(ppo_trainer.PPOTrainer)):  # type: ignore[misc]
         self.progress.evaluation = result.metrics | {"benchmarks": headlines(result.result)}
         run_folder.event(self.run_dir, "evaluated", when=when, step=global_step, **self.progress.evaluation)
         self.drift.evaluated(global_step, result.result["average"])
-        for tracker in (self.wandb_logger, self.tensorboard_logger):
-            if tracker:
-                tracker.log_eval(global_step, result.logs)
+        self.trackers.log_eval(global_step, result.logs)
         return result.logs
 
     def _eval_sampling(self) -> dict[str, Any]:
