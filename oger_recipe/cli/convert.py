@@ -1,7 +1,8 @@
-"""``oger convert COMMAND.sh [--out recipe.yaml]``: a training command of OGER, LUFFY, VeRL-with-RMs or OpenR as a
-recipe file."""
+"""``oger convert COMMAND.sh [--out recipe.yaml]``: a training command of OGER, LUFFY, OAT, Understand-R1-Zero,
+VeRL-with-RMs or OpenR as a recipe file."""
 
 import argparse
+import re
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -40,7 +41,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("command", nargs="?", type=Path, help="shell script or text with one training command")
     parser.add_argument("--out", type=Path, help="recipe file to write (default: to the terminal)")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="value of a variable of the script"
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="value of a variable of the script, or of its argument: 1=VALUE for $1",
     )
     parser.add_argument(
         "--table", nargs="?", choices=DIALECTS, const="verl_mix", help="print the page of all flags and stop"
@@ -49,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _variables(entries: list[str]) -> dict[str, str]:
-    wrong = [entry for entry in entries if not entry.partition("=")[0].isidentifier() or "=" not in entry]
+    wrong = [entry for entry in entries if not re.fullmatch(r"([A-Za-z_]\w*|\d)=.*", entry, re.DOTALL)]
     if wrong:
         _stop([f"--set {entry}: write NAME=VALUE" for entry in wrong])
     return {name: value for name, _, value in (entry.partition("=") for entry in entries)}

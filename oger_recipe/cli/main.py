@@ -14,7 +14,7 @@ COMMANDS = {
     "runs": "list the runs below a folder with state, steps and scores",
     "watch": "follow a run in a terminal",
     "show": "print a prompt's rollouts with verdicts, rewards and teachers",
-    "convert": "turn a training command of OGER, LUFFY, VeRL-with-RMs or OpenR into a recipe file",
+    "convert": "turn a training command of OGER, LUFFY, OAT, VeRL-with-RMs or OpenR into a recipe file",
     "eval": "answer benchmarks with a model and grade the answers",
     "score": "score answers in a file by the reward of a recipe, without training",
     "judge-eval": "measure a judge on labelled pairs or answers",

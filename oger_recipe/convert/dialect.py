@@ -29,13 +29,14 @@ Reader = Callable[[Sequence[str], Callable[[str], int]], tuple[list[Argument], l
 class Dialect:
     """A trainer whose commands `oger convert` reads.
 
-    Its command: ``command`` matches in the line that runs ``program``. ``stray`` matches the beginning of a line that
-    belongs to a command, so that a missing backslash is found. ``read`` takes the words apart, and ``value`` turns a
-    text into a value of the flag's type (hydra.py and options.py have both).
+    Its command: ``command`` matches in the line that runs ``program``; its group "program", if it has one, is the
+    value of a flag of that name. ``stray`` matches the beginning of a line that belongs to a command, so that a
+    missing backslash is found. ``read`` takes the words apart, and ``value`` turns a text into a value of the flag's
+    type (hydra.py and options.py have both).
     Its flags: ``sections`` holds the table by title, ``environment`` the exported variables that are settings.
     Besides: ``lines`` says what becomes of other lines of a script, by what matches in them. Every recipe has the
-    settings ``always``, of which no flag speaks; ``differing`` is told of every one, and ``to_do`` is what is left to
-    the user, by the command's values.
+    settings ``always``, of which no flag speaks. ``differing`` is what differs whatever the flags, and ``to_do``
+    what is left to the user, both by the command's values.
     Its page: ``page`` names the file in docs/, ``introduction`` is its beginning, and ``published`` holds the values
     of the trainer's own commands by the heading of their column.
     """
@@ -55,7 +56,7 @@ class Dialect:
     lines: tuple[tuple[re.Pattern[str], str], ...] = ()
     always: Mapping[str, Any] = field(default_factory=dict)
     to_do: Callable[[Get], Iterable[str]] = lambda get: ()
-    differing: Mapping[str, str] = field(default_factory=dict)  # what -> how
+    differing: Callable[[Get], Mapping[str, str]] = lambda get: {}  # what -> how
     common_prefix: str = ""  # of most flags; left out where a recipe names them
 
     @cached_property
@@ -76,6 +77,8 @@ def page(dialect: Dialect) -> str:
 def _sections(dialect: Dialect) -> Iterator[str]:
     titles = " | ".join(dialect.published)
     for title, flags in {**dialect.sections, "Environment variables": dialect.environment}.items():
+        if not flags:
+            continue
         yield f"## {title}\n"
         yield f"| flag | {titles} | here | |"
         yield "|---" * (len(dialect.published) + 3) + "|"

@@ -14,6 +14,7 @@ from typing import Any
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.checks.settings import check_run
 from oger_recipe.convert.dialect import Argument, Dialect
+from oger_recipe.convert.oat.dialect import OAT
 from oger_recipe.convert.openr.dialect import OPENR
 from oger_recipe.convert.recipe_text import recipe_text
 from oger_recipe.convert.script import Command, read_command
@@ -24,7 +25,7 @@ from oger_recipe.settings.derived import in_prompts, with_verifier_path
 from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.recipe_file import read_recipe
 
-DIALECTS = {dialect.name: dialect for dialect in (VERL_MIX, VERL_RMS, OPENR)}
+DIALECTS = {dialect.name: dialect for dialect in (VERL_MIX, VERL_RMS, OPENR, OAT)}
 _SOURCES = "oger.reward.sources"
 _DIVIDES = "a flag that it is divided by is 0"
 # Settings whose files may lie on another machine.
@@ -80,7 +81,7 @@ def _convert(
             _apply_default(flag, get, result, parser)
     for key, value in dialect.always.items():
         _add(result, key, value, f"not a flag of {dialect.trainer}", given=True)
-    result.differing |= dialect.differing
+    result.differing |= dialect.differing(get)
     _environment(command, dialect, result)
     result.problems = list(dict.fromkeys(result.problems))
     if not result.problems:
@@ -120,7 +121,7 @@ def _getter(values: Mapping[str, Any], dialect: Dialect) -> Get:
     def get(name: str) -> Any:
         if name in values:
             return values[name]
-        default = dialect.flags[name].default
+        default = dialect.flags[name].left_out(get)
         return None if default is UNSET else default
 
     return get
@@ -144,17 +145,18 @@ def _apply(flag: Flag | None, name: str, value: Any, line: int, get: Get, result
 
 
 def _apply_default(flag: Flag, get: Get, result: Conversion, parser: argparse.ArgumentParser) -> None:
+    default = flag.left_out(get)
     try:
-        settings = flag.rule(flag.default, get)
+        settings = flag.rule(default, get)
     except NoEffect:
         return
     except (Unsupported, ZeroDivisionError) as problem:
         why = problem if isinstance(problem, Unsupported) else _DIVIDES
-        result.problems.append(f"{flag.name} is not given, and its default is {_word(flag.default)}: {why}")
+        result.problems.append(f"{flag.name} is not given, and its default is {_word(default)}: {why}")
         return
     for key, value in settings.items():
-        default = parser.get_default(key)
-        same = value == (list(default) if isinstance(default, tuple) else default)
+        ours = parser.get_default(key)
+        same = value == (list(ours) if isinstance(ours, tuple) else ours)
         if key in result.settings or not same:
             _add(result, key, value, flag.name, given=False)
 

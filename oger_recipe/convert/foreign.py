@@ -47,9 +47,21 @@ OPENR = (
     "this is OpenR's; `oger convert` reads its train_math.py alone. For test_math.py use `oger eval`, which also "
     "grades; for its trainers of process reward models use `oger prm train`"
 )
+OPENRLHF_SFT = (
+    "this is supervised training, which a recipe has as oger.sft.epochs: on teacher trajectories, before "
+    "reinforcement learning, or alone with oger.total_training_steps 0"
+)
+OAT = (
+    "this is OAT's preference learning, supervised training or evaluation; `oger convert` reads its reinforcement "
+    "learning with rules (run_ppo, run_math_rl, r1_zero_math, r1_zero_countdown, train_zero_math). For supervised "
+    "training on teachers see oger.sft.epochs; for evaluate_model.py use `oger eval`; for preference learning, "
+    "OpenRLHF's openrlhf.cli.train_dpo"
+)
 # The first that a page of text matches counts.
 _SIGNS = (
+    (re.compile(r"\boat\.experiment\.|\bevaluate_model\.py"), OAT),
     (re.compile(r"\btest_math\.py|\bfinetune_(?:qwen|math_shep|llama)\w*\.py"), OPENR),
+    (re.compile(r"openrlhf[./]cli[./]train_sft"), OPENRLHF_SFT),
     (re.compile(r"openrlhf[./]cli[./]"), OPENRLHF),
     (re.compile(r"verl[./](?!mix_src)\w+[./]main|\b(?:actor_rollout_ref|algorithm|trainer)\.[\w.]+="), VERL),
     (re.compile(r"(?:^|\s)trl\s+\w+\s+-|(?:from|import)\s+trl\b|\b(?:GRPO|SFT|PPO|RLOO)(?:Trainer|Config)\b"), TRL),

@@ -38,12 +38,16 @@ class Flag:
     """One flag of another trainer: its default there, its rule here, and what its page says of it."""
 
     name: str  # "trainer.exp*": all that begin so
-    default: Any
+    default: Any  # or a function of the other flags
     rule: Rule
     ours: str = ""  # our flags as the page names them, separated by commas; "": none
     remark: str = ""
     kind: type | None = None  # of the value, where the default does not tell
     differs: bool = False  # what it does here is not exactly what it does there, as the remark says
+
+    def left_out(self, get: Get) -> Any:
+        """Return what the trainer takes where the command does not say it."""
+        return self.default(get) if callable(self.default) else self.default
 
     def value_type(self) -> type | None:
         if self.kind or self.default in (UNSET, None):
@@ -70,7 +74,7 @@ def checked(value: Any, flag: Flag) -> Any:
 
 def is_placeholder(value: Any) -> bool:
     """Say whether a text stands for what the user has to fill in."""
-    return isinstance(value, str) and bool(re.search(r"\$|path/to|<[^>]+>|your[-_ /]|^[A-Z_]+_PATH$", value))
+    return isinstance(value, str) and bool(re.search(r"\$|path/to|<[A-Za-z][^>]*>|your[-_ /]|^[A-Z_]+_PATH$", value))
 
 
 def placeholders(value: Any) -> Iterator[str]:

@@ -66,7 +66,7 @@ def settings_made() -> Callable[[Dialect, Mapping[str, str]], Iterator[tuple[Fla
         }
 
         def get(name: str) -> Any:
-            default = flags[name].default
+            default = flags[name].left_out(get)
             return given.get(name, None if default is UNSET else default)
 
         for flag in flags.values():

@@ -361,7 +361,10 @@ def test_a_missing_backslash_is_found(converted: Callable[..., Conversion]) -> N
     assert "the comment that cuts the command" in converted(commented).problems[0]
 
 
-@pytest.mark.parametrize(("text", "found"), [("echo 1\n", "there is none"), (script() * 2, "there are 2 (lines 6, ")])
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("echo 1\n", "there is no training command"), (script() * 2, "there are 2 training commands (lines 6, ")],
+)
 def test_the_file_has_one_command(text: str, found: str, converted: Callable[..., Conversion]) -> None:
     (problem,) = converted(text).problems
     assert found in problem

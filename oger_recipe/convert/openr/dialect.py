@@ -59,7 +59,7 @@ OPENR = Dialect(
         "ds.enable_sleep": True,
     },
     to_do=lambda get: (*rules.named_otherwise(get), *rules.held_out(get)),
-    differing={
+    differing=lambda get: {
         "steps": "there they end behind five tokens of Qwen's that are or end a line, here behind every line's end, "
         "whatever the vocabulary (oger.steps.delimiter_token_ids takes tokens)",
         "prompt": "one solved example of our own words; there steps have the tag of the process reward model in the "

@@ -51,7 +51,7 @@ VERL_RMS = Dialect(
         "copy the files of reward_model.reward_function (verl/workers/reward_function/*.py) beside the recipe: they "
         "are the plugins of its judges",
     ),
-    differing={
+    differing=lambda get: {
         "judges": "they are asked about the rows whose gate is open; there also about rows with another rule's score "
         "than 0, and what they say of these is thrown away. A judge that fails costs the worst "
         "verdict, where an answer brings it about, or what oger.reward.on_error says; there the run ends",
