@@ -36,7 +36,7 @@ def words(page: Path) -> list[str]:
 
 
 def blocks(page: Path, language: str) -> str:
-    return "\n".join(re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), flags=re.M | re.S))
+    return "\n".join(re.findall(rf"^```{language}[^\n]*\n(.*?)^```$", page.read_text(), flags=re.M | re.S))
 
 
 @each_page
