@@ -20,9 +20,8 @@ document.addEventListener("DOMContentLoaded", () => {
       section.hidden = section !== sections[0] && ![...section.querySelectorAll("tbody tr")].some((row) => !row.hidden);
     }
     count.textContent = words.length ? `${rows.filter((row) => !row.hidden).length} of ${rows.length} rows` : "";
-    history.replaceState(null, "", words.length ? `?filter=${encodeURIComponent(input.value)}` : location.pathname);
   };
   input.addEventListener("input", show);
-  input.value = new URLSearchParams(location.search).get("filter") ?? "";
+  input.value = new URLSearchParams(location.search).get("filter") ?? ""; // settings.html?filter=entropy
   if (input.value) show();
 });
