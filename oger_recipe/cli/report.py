@@ -8,6 +8,7 @@ from oger_recipe.base.progress import Progress
 from oger_recipe.cli.shared import CommandParser, require_writable, run_command
 from oger_recipe.report.page.rollouts import Reading
 from oger_recipe.report.page.write import write_page
+from oger_recipe.report.runs import require_run
 from oger_recipe.run_folder.own_files import PAGE
 
 
@@ -25,6 +26,8 @@ def _parser() -> argparse.ArgumentParser:
 def _report(parser: argparse.ArgumentParser, args: argparse.Namespace, unknown: list[str]) -> None:
     if unknown:
         parser.error(f"unknown option {unknown[0]}")
+    for run in args.run:
+        require_run(run)
     path = args.out or args.run[0] / PAGE
     require_writable("--out", path)
     files = sum(len(Reading.of(run).steps) for run in args.run)

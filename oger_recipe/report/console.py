@@ -12,7 +12,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+from oger_recipe.report.page.write import write_page
 from oger_recipe.report.summary import Report, clock
+from oger_recipe.run_folder.own_files import PAGE
 
 LONG_WAIT = 60.0  # seconds without a line after which one says what goes on, if there is no bar
 REPORT_PAUSE = 10.0  # least seconds between two reports, which also take at most a twentieth of the time
@@ -160,8 +162,10 @@ class Console:
         if not self._news or began < self._next_report:
             return
         self._news = False
+        run_dir = self._report.run_dir
         with contextlib.suppress(Exception):  # the last report says what is wrong
             self._report.write()
+            write_page([run_dir], run_dir / PAGE)
         now = time.monotonic()
         self._next_report = now + max(REPORT_PAUSE, 20 * (now - began))
 

@@ -43,6 +43,7 @@ from oger_recipe.run_folder.attempt import (
     cut_back,
     go_on,
     locked,
+    trained,
 )
 from oger_recipe.run_folder.records import BEGAN, event
 from oger_recipe.settings.derived import with_template
@@ -74,11 +75,14 @@ def train(job: Job, parser: argparse.ArgumentParser, *, dry_run: bool = False, o
         return
     for check in checks:
         check()
-    with locked(job.run_dir) as lock, stoppable(job.run_dir, job.checkpoints, sys.argv):
-        try:
-            _attempt(job, parser, lock, overwrite=overwrite, started=started)
-        finally:
-            own_files.note_models(job.run_dir)
+    try:
+        with locked(job.run_dir) as lock, stoppable(job.run_dir, job.checkpoints, sys.argv):
+            try:
+                _attempt(job, parser, lock, overwrite=overwrite, started=started)
+            finally:
+                own_files.note_models(job.run_dir)
+    finally:
+        page_at_end(job.run_dir)
 
 
 def _without_unused_task(job: Job) -> Job:
@@ -218,6 +222,20 @@ def _launch(
     report = Report(run_dir, seconds, started)
     with explained(run_dir, job.checkpoints, sys.argv), stops_after_step(run_dir), Console(report):
         launch(flags, run_dir, cpu=job.cpu, logical_gpus=gpus, verbose=verbose, environment=environment, lock=lock)
+
+
+def page_at_end(run_dir: Path) -> None:
+    """Write the page of a run that has ended, however it did; its folder is free by now, and says so on the page."""
+    if not trained(run_dir):
+        return
+    from oger_recipe.report.page.write import write_page
+
+    page = run_dir / own_files.PAGE
+    try:
+        write_page([run_dir], page)
+        print(f"page of the run: {page}", flush=True)
+    except Exception as error:  # a trained model is not lost to a page, nor a failure's reason hidden
+        print(f"note: {page} could not be written: {type(error).__name__}: {error}", flush=True)
 
 
 def _write_identity(job: Job) -> None:

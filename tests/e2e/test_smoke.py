@@ -170,6 +170,7 @@ def test_a_run_knows_every_file_that_it_has_written(smoke_run, tmp_path):
 def test_curves_trackers_and_logs_are_there(smoke_run):
     for name in ("solve_rate", "bonus_and_teachers", "policy"):
         assert (smoke_run / "curves" / f"{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert '<script type="application/octet-stream" id="samples-0">' in (smoke_run / "report.html").read_text()
     assert list((smoke_run / "tensorboard").rglob("events.out.tfevents.*"))
     assert (smoke_run / "logs" / "driver.log").stat().st_size
     assert not list(smoke_run.rglob("*.pkl"))

@@ -26,6 +26,7 @@ from oger_recipe.report.page.rollouts import LEAST_STEPS, Reading
 from oger_recipe.report.page.samples import TEXT_LIMIT, samples_of_run
 from oger_recipe.report.page.sampling import Candidate, choose, spread_out
 from oger_recipe.report.page.write import MOST_BYTES, write_page
+from oger_recipe.run import training
 from oger_recipe.run_folder import own_files, records
 
 Record = dict[str, Any]
@@ -524,3 +525,21 @@ def test_the_command_writes_into_the_first_run_unless_it_is_told_where(
     report.main([str(run.folder), str(run.folder), "--out", str(tmp_path / "new" / "page.html")])
     assert set(blocks(tmp_path / "new" / "page.html")) == {"report", "samples-0", "samples-1"}
     assert capsys.readouterr().out == f"{run.folder / own_files.PAGE}\n{tmp_path / 'new' / 'page.html'}\n"
+
+
+def test_a_folder_that_is_no_run_is_refused_with_the_nearest_run(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=f"oger report: .* the nearest runs: {run.folder}"):
+        report.main([str(run.folder.with_name("runn"))])
+    assert capsys.readouterr().out == ""
+
+
+def test_the_page_of_a_run_that_ended_costs_it_nothing(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    training.page_at_end(run.folder)
+    assert not (run.folder / own_files.PAGE).exists()  # it was never trained
+    run.steps({"x": 1.0})
+    training.page_at_end(run.folder)
+    assert blocks(run.folder / own_files.PAGE)["report"]["runs"][0]["steps"] == [1]
+    (run.folder / own_files.PAGE).unlink()
+    (run.folder / own_files.PAGE).mkdir()
+    training.page_at_end(run.folder)
+    assert "report.html could not be written: IsADirectoryError" in capsys.readouterr().out

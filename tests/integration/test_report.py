@@ -457,7 +457,7 @@ def test_a_run_that_never_started_overwrites_nothing(run_dir: Path) -> None:
     assert (run_dir / "summary.json").read_text() == "of the attempt before"
 
 
-def test_summary_and_curves_follow_every_step_while_the_run_goes_on(
+def test_summary_curves_and_page_follow_every_step_while_the_run_goes_on(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console, "REPORT_PAUSE", 0.0)
@@ -470,8 +470,9 @@ def test_summary_and_curves_follow_every_step_while_the_run_goes_on(
             _event(10, "step", step=1, **FIGURES),
         )
         deadline = time.monotonic() + HANG_S
-        while not (run_dir / "curves" / "policy.png").exists() and time.monotonic() < deadline:
+        while not (run_dir / "report.html").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
+        assert (run_dir / "report.html").exists()
         assert json.loads((run_dir / "summary.json").read_text())["steps"] == 1
         assert (run_dir / "curves" / "solve_rate.png").exists()
 
