@@ -1,8 +1,6 @@
 """The page's browser of samples and evaluations, in a real browser, with runs whose rows are counted by hand."""
 
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +8,6 @@ import pytest
 
 from oger_recipe.base.files import write_jsonl
 from oger_recipe.report.page.write import write_page
-
-sync_api = pytest.importorskip("playwright.sync_api")
-expect = sync_api.expect
 
 Row = dict[str, Any]
 
@@ -120,17 +115,6 @@ def make_run(
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    found = shutil.which("chromium")
-    if found is None:
-        pytest.skip("no chromium")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Pages by name."""
     folder = tmp_path_factory.mktemp("pages")
@@ -165,6 +149,12 @@ def visit(chromium, pages):
     yield opened
     context.close()
     assert complaints == []
+
+
+def expect(locator):
+    from playwright.sync_api import expect  # late, as in the fixture chromium: without it all is skipped
+
+    return expect(locator)
 
 
 def texts(locator) -> list[str]:
