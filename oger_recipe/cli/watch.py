@@ -48,7 +48,7 @@ def _watch(parser: argparse.ArgumentParser, args: argparse.Namespace, unknown: l
     if unknown:
         parser.error(f"unknown option {unknown[0]}")
     console, watch = terminal(), Watch(require_run(args.run))
-    if watch.update().state == "running" and console.is_terminal:
+    if watch.update().state == "running" and console.is_terminal and not console.is_dumb_terminal:
         with contextlib.suppress(KeyboardInterrupt):
             _follow(watch, console)
     console.print(watch.screen(console))

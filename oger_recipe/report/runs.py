@@ -4,6 +4,7 @@ import difflib
 import os
 import time
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,16 @@ from oger_recipe.run_folder.attempt import lock_taken
 
 _COLOURS = {"running": "cyan", "finished": "green", "ended": "yellow"}
 _NAMED = 3  # runs in a message
+_LOOKED_INTO = 500  # folders, for a message
 
 
-def find_runs(folder: Path) -> list[Path]:
-    """List the folders of runs at or below ``folder``, but none inside a run, in a link or in a hidden folder."""
+def find_runs(folder: Path, most: int | None = None) -> list[Path]:
+    """List the folders of runs at or below ``folder``, but none inside a run, in a link or in a hidden folder.
+
+    most: folders to look into.
+    """
     found = []
-    for path, folders, _ in os.walk(folder):
+    for path, folders, _ in islice(os.walk(folder), most):
         if is_run(Path(path)):
             found.append(Path(path))
             folders.clear()
@@ -46,15 +51,13 @@ def require_run(path: Path) -> Path:
     """Return the folder of a run. Raises RecipeError, naming the nearest runs, for any other path."""
     if is_run(path):
         return path
-    below = find_runs(path)
-    near = below or _similar(path, find_runs(_existing(path.parent)) + find_runs(Path("runs")))
+    near = find_runs(path, _LOOKED_INTO)
+    if not near:
+        around = (path.parent, Path("runs"))
+        near = _similar(path, [run for folder in around for run in find_runs(folder, _LOOKED_INTO)])
     what = f"{path} is not the folder of a run" if path.exists() else f"there is no folder {path}"
     named = ", ".join(str(each) for each in list(dict.fromkeys(near))[:_NAMED])
     raise RecipeError(f"{what}; " + (f"the nearest runs: {named}" if named else "oger runs FOLDER lists runs"))
-
-
-def _existing(path: Path) -> Path:
-    return path if path.exists() else _existing(path.parent)
 
 
 def _similar(path: Path, runs: Sequence[Path]) -> list[Path]:
