@@ -197,8 +197,16 @@ TRANSLATED: list[tuple[dict, dict[str, str | None], dict[str, Any]]] = [
     (COUNTDOWN, {"no_flash_attn": "on"}, {"ds.attn_implementation": "eager"}),
     # 128 x 8 = 1,024 rollouts a step: the run ends with the step that exceeds 3,000
     (COUNTDOWN, {"max_train": "3000"}, {"data.max_samples": 3000, "oger.total_training_steps": 3}),
+    # in 2 batches of 64 prompts x 8: after the third batch of 512 it stops, and 1 step was trained
+    (COUNTDOWN, {"max_train": "1024", "rollout_batch_size_per_device": "16"}, {"oger.total_training_steps": 1}),
+    (COUNTDOWN, {"ref_pretrain": "Qwen/Qwen2.5-3B"}, {"ref.offload": True}),
+    (COUNTDOWN, {"beta": None, "kl_penalty_coef": None}, {"ref.offload": True, "algo.kl.init_coef": 0.1}),
+    (COUNTDOWN, {"beta": "0"}, {"ref.offload": False, "train.colocate_actor_ref": False}),
     (COUNTDOWN, {"max_queries": "1024"}, {"oger.total_training_steps": 2}),
     (R1_ZERO, {"program": "run_math_rl", "max_train": "3000"}, {"oger.total_training_steps": None}),
+    (R1_ZERO, {"eval_generate_max_length": "4000"}, {"data.max_len": 5024}),
+    (R1_ZERO, {"eval_generate_max_length": "4000", "eval_steps": "-1"}, {"data.max_len": 4024}),
+    (R1_ZERO, {"eval_data": "./suite/", "test_split": "aime,math"}, {"eval.dataset": "./suite/aime,./suite/math"}),
     (R1_ZERO, {"test_split": "aime,math"},
      {"eval.dataset": "./datasets/evaluation_suite/aime,./datasets/evaluation_suite/math"}),
     (R1_ZERO, {"eval_data": "owner/suite", "test_split": "aime"},
@@ -229,6 +237,7 @@ def test_values_are_translated(base: dict, changes: dict, wanted: dict[str, Any]
         (PPO, {"rollout_batch_size_per_device": "16"}, "128 prompts are sampled at once"),
         (PPO, {"mini_train_batch_size_per_device": "2"}, "give the same value to both"),
         (PPO, {"oracle": "owner/reward-model"}, "run_ppo is read with the rule gsm8k alone"),
+        (PPO, {"ref_pretrain": "owner/other"}, "the reference is that of --pretrain"),
         (R1_ZERO, {"lora_rank": "32"}, "adapters are not supported here"),
         (R1_ZERO, {"eval_data": "owner/suite"}, "of a data set on the Hub one split is evaluated here"),
         (R1_ZERO, {"dry_run": "on"}, "`oger train --dry-run`"),
@@ -245,6 +254,7 @@ def test_what_cannot_be_honoured_is_refused(base: dict, changes: dict, said: str
 
 
 def test_a_schedule_that_oat_plans_for_other_updates_is_to_be_known(converted: Callable) -> None:
+    assert not converted(script(COUNTDOWN)).to_do  # <|im_end|> is nothing to fill in
     assert not [entry for entry in converted(script(PPO)).to_do if "lr_scheduler" in entry]
     (entry,) = converted(script(PPO, max_step_adjustment=None)).to_do
     assert "planned for 1 of 16 updates a prompt" in entry
@@ -252,6 +262,7 @@ def test_a_schedule_that_oat_plans_for_other_updates_is_to_be_known(converted: C
 
 LAUNCHER = """\
 set -euo pipefail
+for host in a b; do echo "$host"; done
 GPUS=4
 PROMPTS=64  # of a step
 COMMON=(
@@ -259,7 +270,8 @@ COMMON=(
     --critic-type=grpo --no-flash-attn
     --oracle countdown --beta 0
 )
-COMMON+=(--rollout_batch_size $PROMPTS --rollout_batch_size_per_device $((PROMPTS / GPUS)))
+COMMON+=(--rollout-batch-size $PROMPTS --rollout_batch_size_per_device $((PROMPTS / GPUS)))
+COMMON+=(--rnd-seed)
 MODEL="${1:-Qwen/Qwen2.5-3B}"
 MORE="--num-samples 4 --eval_steps -1
     --pi_buffer_maxlen_per_device $(( $PROMPTS * 4 / ${GPUS} )) --train_batch_size $((PROMPTS*4))
@@ -288,8 +300,12 @@ def test_a_launcher_with_arrays_sums_and_arguments(converted: Callable) -> None:
 def test_a_sweep_is_converted_with_one_value(converted: Callable) -> None:
     problems = converted(LAUNCHER, **{"2": "7"}).problems
     assert problems[0] == (
-        "line 14: the script loops over T: convert one value, with --set T=0.6, and train all with "
+        "line 16: the script loops over T: convert one value, with --set T=0.6, and train all with "
         "scripts/sweep.sh --rollout.temperature 0.6 1.0 --recipe FILE"
+    )
+    assert len([problem for problem in problems if "loops over" in problem]) == 1
+    assert (
+        "line 6: unknown flag --gpuz; did you mean --gpus?" in converted(LAUNCHER.replace("--gpus", "--gpuz")).problems
     )
     one_line = "for S in 1 2; do " + script(COUNTDOWN, seed="$S").replace("\\\n", " ").strip() + "; done\n"
     assert "scripts/sweep.sh --train.seed 1 2 " in converted(one_line).problems[0]

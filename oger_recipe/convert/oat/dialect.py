@@ -15,7 +15,7 @@ _NAMES = "|".join(name[2:].replace("_", "[-_]") for section in SECTIONS.values()
 def _left_out(flag: Flag) -> str:
     newest, page = (flag.left_out({"program": name}.get) for name in ("run_math_rl", "run_ppo"))
     words = ["on" if value is True else "off" if value is False else str(value) for value in (newest, page)]
-    return words[0] if words[0] == words[1] else f"{words[0]}; up to 0.0.9: {words[1]}"
+    return words[0] if words[0] == words[1] else f"{words[0]}; page: {words[1]}"
 
 
 _DEFAULTS = {
@@ -48,14 +48,14 @@ Every flag of OAT's programs for reinforcement learning with rules (`run_ppo`, `
 `r1_zero_countdown`) and of Understand-R1-Zero's `train_zero_math`, which is built on OAT. This page is written from
 the table by which `oger convert` reads their commands: `oger convert --table oat > docs/oat_flags.md`.
 
-The second column has OAT's default, which `oger convert` carries over where a flag is not given. The next three have
-the values of the two commands on OAT's page of reasoning examples and of the first one of Understand-R1-Zero. "alone"
-means: any other value is refused, with what to do instead. In names `-` and `_` are the same, and `--no-NAME` turns a
-switch off.
+The second column has OAT's default, which `oger convert` carries over where a flag is not given; "page" is that of the
+time when OAT's page of reasoning examples was written, for the page's two programs. The next three columns have the
+values of the page's two commands and of the first one of Understand-R1-Zero. "alone" means: any other value is
+refused, with what to do instead. In names `-` and `_` are the same, and `--no-NAME` turns a switch off.
 
 The recipes `configs/oat_gsm8k_ppo.yaml` and `configs/oat_countdown_grpo.yaml` are the page's two commands, each with a
-twin for one CPU machine (`..._cpu.yaml`). The page was written for OAT 0.0.9. The newest OAT does not start its PPO
-command any more: the `gsm8k` oracle and one flag are gone.
+twin for one CPU machine (`..._cpu.yaml`). The newest OAT does not start the PPO command any more: the `gsm8k` oracle
+and one flag are gone.
 """,
     published={
         "left out": _DEFAULTS,

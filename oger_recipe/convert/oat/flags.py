@@ -12,7 +12,6 @@ from oger_recipe.convert.values import UNSET, Flag, alone, dead, only, same, to
 
 _PREFERENCES = "preference learning alone reads it"
 _NO_LORA = "adapters are not supported here: leave it out, which trains all weights"
-_ONE_POLICY = "OpenRLHF starts both from --pretrain"
 _OWN_SUITE = "it evaluates on the benchmarks of --eval_data"
 _DRY_RUN = (
     "it trains on made-up texts to measure memory: leave it out, and check the recipe with `oger train --dry-run`"
@@ -51,7 +50,7 @@ _MACHINES = (
     Flag("--fp16", False, rules.data_type, "ds.param_dtype"),
     same("--zero_stage", 2, "ds.zero_stage"),
     same("--zpg", 1, "ds.zpg"),
-    same("--ref_offload", False, "ref.offload"),
+    Flag("--ref_offload", False, rules.of_reference(to("ref.offload")), "ref.offload"),
     same("--adam_offload", False, "ds.adam_offload"),
     dead("--model_offload", False, "nothing reads it there"),
     same("--grad_accum_dtype", None, "ds.grad_accum_dtype", kind=str),
@@ -67,10 +66,10 @@ _MACHINES = (
 _POLICY = (
     same("--pretrain", "trl-lib/pythia-1b-deduped-tldr-sft", "actor.model_name_or_path",
          remark="reference and critic start from it as well"),
-    alone("--ref_pretrain", None, "the reference is --pretrain", f"{_ONE_POLICY}: leave it out", kind=str),
+    Flag("--ref_pretrain", None, rules.as_policy("reference"), remark="refused unless it is --pretrain", kind=str),
     Flag("--critic_pretrain", UNSET, of_critic(to("critic.model_name_or_path")), "critic.model_name_or_path",
          kind=str),
-    alone("--tokenizer", "", "the tokenizer is the model's", "put the tokenizer into the model's folder"),
+    Flag("--tokenizer", "", rules.as_policy("tokenizer"), remark="refused unless it is --pretrain"),
     same("--disable_fast_tokenizer", False, "data.disable_fast_tokenizer"),
     dead("--algo", UNSET, "these programs train PPO, whatever it says; --critic_type is the algorithm"),
     Flag("--critic_type", by_program("ppo", "drgrpo"), rules.critic_type,

@@ -8,7 +8,7 @@ from typing import Any
 
 from oger_recipe.convert.values import Get, NoEffect, Rule, Settings, Unsupported, one_of, where
 
-# Programs of OAT up to 0.0.9, of which its page of reasoning examples tells; those that train on math; all of them.
+# Programs of OAT's page of reasoning examples, with the defaults of its time; those that train on math; all of them.
 PAGE = ("run_ppo", "r1_zero_math")
 MATH = ("run_math_rl", "train_zero_math")
 PROGRAMS = (*PAGE, "r1_zero_countdown", *MATH)
@@ -169,6 +169,22 @@ def short_horizon(get: Get) -> list[str]:
     ]
 
 
+def as_policy(what: str) -> Rule:
+    """Make a rule that takes the policy's own name, or none."""
+
+    def rule(value: Any, get: Get) -> Settings:
+        if value in (None, "", get("--pretrain")):
+            raise NoEffect(f"the {what} is that of --pretrain")
+        raise Unsupported(f"the {what} is that of --pretrain: leave it out, or put it into the model's folder")
+
+    return rule
+
+
+def of_reference(rule: Rule) -> Rule:
+    reason = "there is no reference model without --beta or --kl_penalty_coef"
+    return where(lambda get: "" if has_reference(get) else reason, rule)
+
+
 def has_reference(get: Get) -> bool:
     return bool(get("--beta") > 0 or get("--kl_penalty_coef") > 0)
 
@@ -263,11 +279,12 @@ def max_queries(value: Any, get: Get) -> Settings:
 
 
 def _queries(most: int, get: Get) -> Settings:
-    """Count OAT's queries, which are rollouts; it stops after the step that exceeds them."""
+    """Count OAT's queries, which are rollouts; it stops after the batch of prompts that exceeds them."""
     if get("program") == "run_math_rl":
         return {}
     most = min(most, get("--max_queries")) if get("--max_queries") > 0 else most
-    return {"oger.total_training_steps": most // (prompts(get) * get("--num_samples")) + 1}
+    batches = most // (prompts(get) // interval(get) * get("--num_samples")) + 1
+    return {"oger.total_training_steps": batches // interval(get)}
 
 
 def interval(get: Get) -> int:
