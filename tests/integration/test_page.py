@@ -202,6 +202,8 @@ def test_a_point_of_a_very_long_curve_is_the_mean_of_several_steps(run: Run) -> 
     shown = of_run(run.folder, "run")
     assert (shown["steps_per_point"], shown["steps"][:2], shown["steps"][-1]) == (2, [2, 4], MOST_POINTS + 1)
     assert shown["metrics"]["x"][:2] == [0.5, 2.5] and shown["metrics"]["y"][:2] == [1.0, 1.0]
+    assert of_run(run.folder, "run", runs=4)["steps_per_point"] == 5
+    assert of_run(run.folder, "run", runs=1000)["steps_per_point"] == 11
 
 
 def test_a_resumed_run_has_the_curve_of_its_last_attempt(run: Run) -> None:
@@ -335,6 +337,17 @@ def test_a_choice_has_all_of_what_fits() -> None:
     assert choose(candidates, 49) == []
 
 
+def test_kinds_get_equal_bytes_and_not_equal_numbers() -> None:
+    """100, ten times 10, 100, and of the last 20 two more of 10."""
+    sizes = {"long": 100, "short": 10}
+    candidates = [
+        Candidate(1, f"{kind}{place}", size, frozenset({kind}), place)
+        for kind, size in sizes.items()
+        for place in range(20)
+    ]
+    assert Counter(kind for each in choose(candidates, 320) for kind in each.kinds) == {"long": 2, "short": 12}
+
+
 def test_a_beginning_of_spread_out_steps_is_spread_evenly() -> None:
     assert spread_out(range(8)) == [0, 4, 2, 6, 1, 5, 3, 7]
     assert spread_out([30, 10, 20]) == [10, 30, 20]
@@ -406,6 +419,17 @@ def test_the_whole_page_stays_below_its_size(long_run: Run, new_run: Callable[..
     )
     write_page([long_run.folder, long_run.folder], tmp_path / "page.html")
     assert 0.8 * MOST_BYTES < (tmp_path / "page.html").stat().st_size < MOST_BYTES
+
+
+def test_what_a_small_run_leaves_of_the_page_goes_to_a_large_one(
+    new_run: Callable[..., Run], page: Callable[..., dict[str, Record]]
+) -> None:
+    """The large run needs 3 MB of 5, more than its half of them."""
+    small, large, lot = new_run("small"), new_run("large"), random.Random(0)
+    small.samples(1, row("a"))
+    large.samples(1, *(row(f"{number}", text=lot.randbytes(TEXT_LIMIT // 2).hex()) for number in range(200)))
+    found = page(large, small)
+    assert [len(found[f"samples-{number}"]["groups"]) for number in (0, 1)] == [200, 1]
 
 
 def test_runs_compare_problem_by_problem_where_these_are_the_same(new_run: Callable[..., Run]) -> None:

@@ -17,7 +17,8 @@ from oger_recipe.run_folder.own_files import COMMAND
 
 Record = dict[str, Any]
 
-MOST_POINTS = 2000  # of a curve: as wide as a screen; 100 curves of so many take 0.6 MB of the page
+MOST_POINTS = 2000  # of a curve in all runs: as wide as a screen; 100 curves of so many take 0.6 MB of the page
+LEAST_POINTS = 200  # of a curve in each of very many runs
 MOST_NOTES = 1000
 # Metrics of a step that are facts to warn of, as the lines of the console do, and what they count.
 _WARNED_OF = {
@@ -26,8 +27,8 @@ _WARNED_OF = {
 }
 
 
-def of_run(run_dir: Path, name: str) -> Record:
-    """Return what the page shows of the run at once. ``name``: what the page calls it."""
+def of_run(run_dir: Path, name: str, runs: int = 1) -> Record:
+    """Return what the page shows of the run at once. name: what the page calls it; runs: how many the page has."""
     log = RunLog(run_dir)
     log.update()
     state = state_of(log)
@@ -45,7 +46,7 @@ def of_run(run_dir: Path, name: str) -> Record:
         "seconds": read_document(run_dir / "summary.json").get("seconds", {}),
         "data": read_document(run_dir / "data" / "counts.json"),
         "sources": next((each["sources"] for each in reversed(log.milestones) if each.get("sources")), []),
-        **_curves(steps),
+        **_curves(steps, max(MOST_POINTS // runs, LEAST_POINTS)),
         "evaluations": evaluations,
         "pass_at_k": _pass_at_k(run_dir, evaluations),
         "notes": _notes(state, steps),
@@ -82,9 +83,9 @@ def _pass_at_k(run_dir: Path, evaluations: Sequence[Record]) -> Record:
     return curves
 
 
-def _curves(steps: Sequence[Record]) -> Record:
-    """Turn the steps' metrics into columns. Above MOST_POINTS a point is the mean of several steps, at their last."""
-    width = math.ceil(len(steps) / MOST_POINTS) or 1
+def _curves(steps: Sequence[Record], most: int) -> Record:
+    """Turn the steps' metrics into columns. Above ``most`` steps a point is the mean of several, at the last one."""
+    width = math.ceil(len(steps) / most) or 1
     windows = [steps[start : start + width] for start in range(0, len(steps), width)]
     names = dict.fromkeys(name for record in steps for name in record if name != "step")
     return {

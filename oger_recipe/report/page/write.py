@@ -13,6 +13,7 @@ from oger_recipe.report.metric_table import lookup
 from oger_recipe.report.page.comparing import comparisons, names_of
 from oger_recipe.report.page.payload import ends, of_run, rounded
 from oger_recipe.report.page.recipe import differences, read_settings
+from oger_recipe.report.page.rollouts import Reading
 from oger_recipe.report.page.samples import Samples, pack, samples_of_run
 
 Record = dict[str, Any]
@@ -34,17 +35,14 @@ def write_page(run_dirs: Sequence[Path], path: Path, read: Callable[[], None] = 
 
     read: is called after every file of samples, of which there may be hundreds.
     """
-    runs = [of_run(run_dir, name) for run_dir, name in zip(run_dirs, names_of(run_dirs), strict=True)]
+    runs = [of_run(run_dir, name, len(run_dirs)) for run_dir, name in zip(run_dirs, names_of(run_dirs), strict=True)]
     evaluated = [[each["step"] for each in ends(run["evaluations"])] for run in runs]
     for run, run_dir, steps in zip(runs, run_dirs, evaluated, strict=True):
         run["gains"] = rounded(comparisons([run_dir, run_dir], steps)) if len(steps) > 1 else []
     report = _report(runs, run_dirs, evaluated)
     parts = _assets()
     left = MOST_BYTES - sum(map(len, parts.values())) - len(pack(report)) / _PACKED
-    samples = [
-        samples_of_run(run_dir, steps, max(int(left * _PACKED / len(runs)), 0), read)
-        for run_dir, steps in zip(run_dirs, evaluated, strict=True)
-    ]
+    samples = _samples(run_dirs, evaluated, int(left * _PACKED), read)
     for number, (run, shown) in enumerate(zip(runs, samples, strict=True)):
         run |= _of_samples(shown, f"samples-{number}")
     blocks = {"report": pack(report)} | {f"samples-{number}": each.packed for number, each in enumerate(samples)}
@@ -53,6 +51,18 @@ def write_page(run_dirs: Sequence[Path], path: Path, read: Callable[[], None] = 
         text = text.replace(f"<!-- {name} -->", part)
     with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def _samples(
+    run_dirs: Sequence[Path], evaluated: Sequence[Sequence[int]], room: int, read: Callable[[], None]
+) -> list[Samples]:
+    """Pack the samples of all runs into ``room`` bytes in equal parts; what a small run leaves goes to larger ones."""
+    found: dict[int, Samples] = {}
+    for number in sorted(range(len(run_dirs)), key=lambda number: Reading.of(run_dirs[number]).written):
+        part = max(room // (len(run_dirs) - len(found)), 0)
+        found[number] = samples_of_run(run_dirs[number], evaluated[number], part, read)
+        room -= len(found[number].packed)
+    return [found[number] for number in range(len(run_dirs))]
 
 
 def _report(runs: list[Record], run_dirs: Sequence[Path], evaluated: Sequence[Sequence[int]]) -> Record:
