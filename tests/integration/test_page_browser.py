@@ -1,4 +1,4 @@
-"""The page of runs in a real browser: what it says, draws, switches and fits, for runs whose figures are set by hand."""
+"""The page of runs in a real browser: what it says, draws and switches, for runs whose figures are set by hand."""
 
 import json
 import re
@@ -17,8 +17,8 @@ Record = dict[str, Any]
 Visit = Callable[..., Any]
 
 QUESTIONS = [
-    "Is it learning?", "Is it healthy?", "What do teachers, bonus, judges and process rewards do?", "What did it write?",
-    "What was it?",
+    "Is it learning?", "Is it healthy?", "What do teachers, bonus, judges and process rewards do?",
+    "What did it write?", "What was it?",
 ]  # fmt: skip
 STEPS = 40
 WARNING = "WARNING: the reward 'judge' follows the length of the answers"
@@ -36,10 +36,11 @@ def metrics_of(step: int, *, truncated: float) -> Record:
     bonus = {"oger/bonus": 0.02, "oger/bonus_of_correct": 0.2, "oger/bonus_of_correct_std": 0.05}
     judge = {"reward/judge": 0.5 + share / 4, "reward/judge/length_correlation": 0.1, "reward/judge/failed": 0.0}
     return {
-        "step": step, "rollout/solve_rate": 0.2 + share / 2, "rollout/solve_none": 0.5 - share / 4, "rollout/solve_all": 0.1,
-        "rollout/entropy": 0.4 - share / 10, "rollout/truncated": truncated, "rollout/repetitive": 0.0, "clip_fraction": 0.0,
-        "actor_grad_norm": None if step == 7 else 0.1 + share, "constant": 3.0, "never": None, "timing/step_total": 30.0,
-        "timing/generation": 20.0, "timing/ppo_train": 10.0, HOSTILE: share, **teachers, **bonus, **judge,
+        "step": step, "rollout/solve_rate": 0.2 + share / 2, "rollout/solve_none": 0.5 - share / 4,
+        "rollout/solve_all": 0.1, "rollout/entropy": 0.4 - share / 10, "rollout/truncated": truncated,
+        "rollout/repetitive": 0.0, "clip_fraction": 0.0, "actor_grad_norm": None if step == 7 else 0.1 + share,
+        "constant": 3.0, "never": None, HOSTILE: share, "timing/step_total": 30.0, "timing/generation": 20.0,
+        "timing/ppo_train": 10.0, **teachers, **bonus, **judge,
     }  # fmt: skip
 
 
@@ -100,7 +101,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture()
 def visit(chromium: Any, pages: dict[str, Path]) -> Iterator[Visit]:
-    """Opens a page; when the test ends, the page must not have asked for anything or complained, unless that was meant."""
+    """Opens a page; when the test ends, the page may not have asked for anything or complained unless ``broken``."""
     complaints: list[str] = []
     contexts: list[Any] = []
 
@@ -164,12 +165,10 @@ def test_a_page_answers_the_questions_in_order_and_draws_all_charts_without_a_co
 
 
 def test_a_rise_beyond_its_interval_is_told_from_none(visit):
-    """Each of calm's problems gains one answer of two, so every resample gains 0.5; wild's gains and losses even out."""
+    """Each of calm's problems gains one answer of two, so every resample gains 0.5; wild's gains and losses cancel."""
     rise = visit("calm").locator("#learning .finding").inner_text()
-    assert (
-        rise
-        == "On sums (4 held-out problems), avg@2 rose, from 0.250 at step 0 to 0.750 at step 40: +0.500 [0.500, 0.500]."
-    )
+    assert rise.startswith("On sums (4 held-out problems), avg@2 rose, from 0.250 at step 0 to 0.750 at step 40:")
+    assert rise.endswith(" +0.500 [0.500, 0.500].")
     none = visit("wild").locator("#learning .finding").inner_text()
     assert "avg@2 did not change beyond its interval, from 0.500 at step 0 to 0.500 at step 40: +0.000" in none
 
@@ -357,8 +356,8 @@ def test_every_control_is_reached_by_tab_and_shows_it(visit):
     reached = []
     for _ in range(14):
         tab.keyboard.press("Tab")
-        focus = "(() => { const it = document.activeElement; return [it.textContent, getComputedStyle(it).outlineStyle]; })()"
-        text, outline = tab.evaluate(focus)
+        text = tab.evaluate("document.activeElement.textContent")
+        outline = tab.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert outline == "solid", text
         reached.append(text)
     wanted = [

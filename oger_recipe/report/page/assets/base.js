@@ -27,7 +27,7 @@ const Page = (() => {
         element.setAttribute(name, value === true ? "" : value);
       }
     }
-    element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+    element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
     return element;
   }
 
@@ -58,22 +58,22 @@ const Page = (() => {
   function duration(seconds) {
     if (seconds === null || seconds === undefined) return "–";
     const whole = Math.round(seconds);
-    const [days, hours, minutes] = [Math.floor(whole / 86400), Math.floor(whole / 3600) % 24, Math.floor(whole / 60) % 60];
+    const days = Math.floor(whole / 86400), hours = Math.floor(whole / 3600) % 24;
+    const minutes = Math.floor(whole / 60) % 60;
     const two = (value) => String(value).padStart(2, "0");
     const clock = days || hours ? `${hours}:${two(minutes)}:${two(whole % 60)}` : `${minutes}:${two(whole % 60)}`;
     return days ? `${days} d ${clock}` : clock;
   }
 
-  /* A table; cells are texts, elements or null, numbers stand to the right. Without a head, rows are names and values. */
+  /* A table of texts and elements; numbers stand to the right. Without a head, rows are names and values. */
   function table(head, rows, attributes = {}) {
     const cell = (tag, content) => {
       const isNumber = head && typeof content === "string" && /^[-+–\d.,:[\] e%]+$/.test(content);
       return el(tag, { class: isNumber ? "number" : null, scope: tag === "th" ? "col" : null }, content);
     };
     const body = rows.map((row) => el("tr", {}, row.map((content) => cell("td", content))));
-    return el("div", { class: "scrolls" },
-      el("table", attributes,
-        head ? el("thead", {}, el("tr", {}, head.map((content) => cell("th", content)))) : null, el("tbody", {}, body)));
+    const top = head ? el("thead", {}, el("tr", {}, head.map((content) => cell("th", content)))) : null;
+    return el("div", { class: "scrolls" }, el("table", attributes, top, el("tbody", {}, body)));
   }
 
   function fold(summary, ...children) {
@@ -138,8 +138,10 @@ const Page = (() => {
 
   function showBubble(anchor, names) {
     hideBubble();
-    const about = names.flatMap((name) => [el("p", {}, el("code", {}, name)), ...metricLines(name).map(([label, text]) =>
-      el("p", {}, label ? el("b", {}, `${label}: `) : null, text))]);
+    const about = names.map((name) => [
+      el("p", {}, el("code", {}, name)),
+      metricLines(name).map(([label, text]) => el("p", {}, label ? el("b", {}, `${label}: `) : null, text)),
+    ]);
     bubble = el("div", { class: "bubble", role: "tooltip", id: "bubble" }, about);
     document.body.append(bubble);
     anchor.setAttribute("aria-describedby", "bubble");
@@ -265,9 +267,10 @@ const Page = (() => {
   // The frame.
 
   function chip(run, index) {
-    const parts = [swatch(index), el("b", {}, run.name), el("span", {}, stateText(run)), el("span", {}, scoreText(run))];
-    if (report.runs.length === 1) return el("div", { class: "chip", title: run.folder }, parts.slice(1));
-    const button = el("button", { type: "button", class: "chip", title: run.folder, onclick: () => toggleRun(index) }, parts);
+    const look = { class: "chip", title: run.folder };
+    const text = [el("b", {}, run.name), el("span", {}, stateText(run)), el("span", {}, scoreText(run))];
+    if (report.runs.length === 1) return el("div", look, text);
+    const button = el("button", { type: "button", ...look, onclick: () => toggleRun(index) }, swatch(index), text);
     const mark = () => button.setAttribute("aria-pressed", String(shown.has(index)));
     runsChanged.watch(mark);
     mark();

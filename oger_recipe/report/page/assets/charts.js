@@ -18,7 +18,7 @@
     return clocks.get(run);
   }
 
-  const place = (line, step) => (view.byTime && line.run ? minutes(line.run).get(step) ?? 0 : step);
+  const place = (line, step) => (view.byTime && line.run ? (minutes(line.run).get(step) ?? 0) : step);
 
   /* Average over `width` (odd) neighbours, at the ends over fewer; null does not count and stays. */
   function movingMean(values, width) {
@@ -36,9 +36,12 @@
 
   /* What uPlot draws of the lines: columns of data, their series, and the bands between them. */
   function columns(lines) {
-    const tables = [], series = [{}], bands = [];
+    const tables = [],
+      series = [{}],
+      bands = [];
     for (const line of lines) {
-      const stroke = Page.colour(line.colour), dash = Page.dash(line.colour);
+      const stroke = Page.colour(line.colour),
+        dash = Page.dash(line.colour);
       const known = line.values.filter((value) => value !== null).length;
       const style = { spanGaps: known < line.values.length / 2, points: { show: known <= 20, size: 5, fill: stroke } };
       const table = [line.steps.map((step) => place(line, step))];
@@ -102,7 +105,9 @@
     ctx.restore();
   }
 
-  const uniqueRuns = (lines) => [...new Map(lines.filter((line) => line.run).map((line) => [line.run, line])).values()];
+  const uniqueRuns = (lines) => [
+    ...new Map(lines.filter((line) => line.run).map((line) => [line.run, line])).values(),
+  ];
 
   function axisOf(spec) {
     if (spec.axis) return spec.axis;
@@ -110,39 +115,70 @@
   }
 
   function options(spec, lines, parts, width, readout) {
-    const stroke = Page.css("--muted"), grid = { stroke: Page.css("--grid"), width: 1 };
+    const stroke = Page.css("--muted"),
+      grid = { stroke: Page.css("--grid"), width: 1 };
     const { label, log } = axisOf(spec);
     const ticks = { stroke: Page.css("--line"), size: 4 };
     const numbers = (plot, values) => values.map((value) => (value === null ? null : Page.number(value, 3)));
     const isWhole = (value) => view.byTime || Number.isInteger(value);
     const font = "11px system-ui, sans-serif";
     return {
-      width, height: HEIGHT, legend: { show: false }, series: parts.series, bands: parts.bands, padding: [8, 10, 0, 0],
+      width,
+      height: HEIGHT,
+      legend: { show: false },
+      series: parts.series,
+      bands: parts.bands,
+      padding: [8, 10, 0, 0],
       scales: {
         x: { time: false, distr: log ? 3 : 1, log: log ?? 10, range: (plot, low, high) => span(spec, low, high) },
         y: { range: (plot, low, high) => heights(spec, low, high) },
       },
       axes: [
-        { stroke, grid, ticks, font, label, labelFont: font, labelSize: 16, labelGap: 0, size: 26, gap: 2,
+        {
+          stroke,
+          grid,
+          ticks,
+          font,
+          label,
+          labelFont: font,
+          labelSize: 16,
+          labelGap: 0,
+          size: 26,
+          gap: 2,
           splits: spec.axis ? () => spec.lines[0].steps : null,
-          values: (plot, values) => numbers(plot, values.map((value) => (isWhole(value) ? value : null))) },
+          values: (plot, values) =>
+            numbers(
+              plot,
+              values.map((value) => (isWhole(value) ? value : null)),
+            ),
+        },
         { stroke, grid, ticks, font, values: numbers, size: 50, gap: 3, space: 32 },
       ],
       cursor: {
-        y: false, drag: { x: !spec.axis, y: false, setScale: false }, bind: { dblclick: () => () => zoomTo(null) },
-        sync: spec.axis ? undefined : {
-          key: "steps", setSeries: false, scales: ["x", null],
-          filters: { pub: (type) => type === "mousemove" || type === "mouseleave" },
-        },
+        y: false,
+        drag: { x: !spec.axis, y: false, setScale: false },
+        bind: { dblclick: () => () => zoomTo(null) },
+        sync: spec.axis
+          ? undefined
+          : {
+              key: "steps",
+              setSeries: false,
+              scales: ["x", null],
+              filters: { pub: (type) => type === "mousemove" || type === "mouseleave" },
+            },
       },
       hooks: {
         drawClear: [(plot) => drawMarks(plot, spec, lines)],
-        setCursor: [(plot) => readout(plot.cursor.idx === null || plot.cursor.idx === undefined
-          ? null : plot.data[0][plot.cursor.idx])],
-        setSelect: [(plot) => {
-          const { left, width: chosen } = plot.select;
-          if (chosen > 4) zoomTo([plot.posToVal(left, "x"), plot.posToVal(left + chosen, "x")]);
-        }],
+        setCursor: [
+          (plot) =>
+            readout(plot.cursor.idx === null || plot.cursor.idx === undefined ? null : plot.data[0][plot.cursor.idx]),
+        ],
+        setSelect: [
+          (plot) => {
+            const { left, width: chosen } = plot.select;
+            if (chosen > 4) zoomTo([plot.posToVal(left, "x"), plot.posToVal(left + chosen, "x")]);
+          },
+        ],
       },
     };
   }
@@ -166,10 +202,13 @@
   function spoken(line) {
     const known = line.values.map((value, row) => [value, line.steps[row]]).filter(([value]) => value !== null);
     if (!known.length) return `${line.label}: no values`;
-    const values = known.map(([value]) => value), [first, last] = [known[0], known[known.length - 1]];
+    const values = known.map(([value]) => value),
+      [first, last] = [known[0], known[known.length - 1]];
     const [low, high] = values.reduce(([a, b], each) => [Math.min(a, each), Math.max(b, each)], [Infinity, -Infinity]);
-    return `${line.label}: ${Page.number(first[0])} at ${first[1]}, ${Page.number(last[0])} at ${last[1]}, ` +
-      `between ${Page.number(low)} and ${Page.number(high)}`;
+    return (
+      `${line.label}: ${Page.number(first[0])} at ${first[1]}, ${Page.number(last[0])} at ${last[1]}, ` +
+      `between ${Page.number(low)} and ${Page.number(high)}`
+    );
   }
 
   /* The figures behind a chart, built when somebody asks for them. */
@@ -179,10 +218,15 @@
       if (!details.open || details.children.length > 1) return;
       const steps = [...new Set(spec.lines.flatMap((line) => line.steps))].sort((a, b) => a - b);
       const columnsOf = spec.lines.map((line) => new Map(line.steps.map((step, row) => [step, row])));
-      const cell = (line, row) => (row === undefined ? "" : Page.number(line.values[row]) +
-        (line.band ? ` [${Page.number(line.band.low[row])}, ${Page.number(line.band.high[row])}]` : ""));
-      const rows = steps.map((step) =>
-        [String(step), ...spec.lines.map((line, column) => cell(line, columnsOf[column].get(step)))]);
+      const cell = (line, row) =>
+        row === undefined
+          ? ""
+          : Page.number(line.values[row]) +
+            (line.band ? ` [${Page.number(line.band.low[row])}, ${Page.number(line.band.high[row])}]` : "");
+      const rows = steps.map((step) => [
+        String(step),
+        ...spec.lines.map((line, column) => cell(line, columnsOf[column].get(step))),
+      ]);
       details.append(Page.table([spec.axis?.label ?? "step", ...spec.lines.map((line) => line.label)], rows));
     });
     return details;
@@ -190,7 +234,7 @@
 
   /* Make a chart.
 
-     spec: {title, metrics (for the tip), lines, least (the axis reaches from 0 to it at least), free (the axis need not have 0),
+     spec: {title, metrics (for the tip), lines, least (the axis reaches from 0 to it at least), free (without 0),
             healthy: [low, high], axis: {label, log} where x is no step, hint}
      line: {label, colour, steps, values, band: {low, high}, run, index (of the run: its switch counts)} */
   Page.chart = (spec) => {
@@ -203,11 +247,22 @@
       const named = lines.length > 1 || spec.lines.length > 1 || lines.some((line) => line.isRun);
       const values = lines.map(() => el("b", {}));
       const at = el("span", { class: "at" });
-      legend.replaceChildren(...lines.map((line, row) =>
-        el("span", { class: "key", title: line.label }, named ? Page.swatch(line.colour) : null,
-          named && !line.isRun ? el("span", {}, line.label) : null, values[row])), at);
+      legend.replaceChildren(
+        ...lines.map((line, row) =>
+          el(
+            "span",
+            { class: "key", title: line.label },
+            named ? Page.swatch(line.colour) : null,
+            named && !line.isRun ? el("span", {}, line.label) : null,
+            values[row],
+          ),
+        ),
+        at,
+      );
       readout = (x) => {
-        lines.forEach((line, row) => { values[row].textContent = Page.number(valueAt(line, x)); });
+        lines.forEach((line, row) => {
+          values[row].textContent = Page.number(valueAt(line, x));
+        });
         at.textContent = x === null ? "" : `${axisOf(spec).label} ${Page.number(x, 4)}`;
       };
       readout(null);
@@ -217,7 +272,11 @@
       const lines = shownLines(spec).filter((line) => line.values.length);
       if (!lines.length) return;
       const parts = columns(lines);
-      plot = new uPlot(options(spec, lines, parts, area.clientWidth, (x) => readout(x)), parts.data, area);
+      plot = new uPlot(
+        options(spec, lines, parts, area.clientWidth, (x) => readout(x)),
+        parts.data,
+        area,
+      );
     }
 
     function reset() {
@@ -230,9 +289,21 @@
 
     charts.push({ reset, rescale: () => plot?.setData(plot.data, true) });
     reset();
-    const caption = el("figcaption", {}, el("span", { class: "title" }, spec.title), Page.tip(...(spec.metrics ?? [])));
-    return el("figure", { class: "chart" }, caption, legend, area,
-      spec.hint ? el("p", { class: "muted hint" }, spec.hint) : null, figures(spec));
+    const caption = el(
+      "figcaption",
+      {},
+      el("span", { class: "title" }, spec.title),
+      Page.tip(...(spec.metrics ?? [])),
+    );
+    return el(
+      "figure",
+      { class: "chart" },
+      caption,
+      legend,
+      area,
+      spec.hint ? el("p", { class: "muted hint" }, spec.hint) : null,
+      figures(spec),
+    );
   };
 
   // One view for all charts.
@@ -249,7 +320,6 @@
 
   /* Call back when figures are to be drawn anew: another theme, other runs, another width. */
   Page.onRedraw = (reset) => charts.push({ reset, rescale: () => {} });
-
 
   const smoothing = el("button", { type: "button", onclick: switchSmoothing });
   const xAxis = el("button", { type: "button", onclick: switchTime });

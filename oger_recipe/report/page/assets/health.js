@@ -4,48 +4,68 @@
   const { el, number } = Page;
 
   const PANELS = [
-    { title: "entropy of a token, nats", curves: [["entropy", "rollout/entropy"]] },
-    { title: "length of a response, tokens", curves: [["mean", "rollout/response_length"], ["longest", "rollout/response_length_max"]] },
-    { title: "share of the rollouts", least: 0.1, curves: [["truncated", "rollout/truncated"], ["repetitive", "rollout/repetitive"]] },
-    { title: "engine against policy, nats a token", curves: [["difference", "vllm_logprob_difference"], ["limit", "vllm_logprob_limit"]] },
-    { title: "engine against policy, KL", curves: [["KL", "vllm_kl"]] },
-    { title: "gradient norm of the policy", curves: [["norm", "actor_grad_norm"]] },
-    { title: "KL from the reference, nats a token", curves: [["KL", "hybrid_batch/kl"]] },
-    { title: "clipped tokens, share", least: 0.01, curves: [
-      ["all", "all_clip_fraction"], ["rollouts", "clip_fraction"],
-      ["teachers above", "off_policy_ratio_max_clip_fraction"], ["teachers below", "off_policy_ratio_min_clip_fraction"]] },
-    { title: "failed grades, share", least: 0.01, curves: [["errors", "rollout/reward_error"], ["timeouts", "rollout/reward_timeout"]] },
-    { title: "updates a step", curves: [["made", "updates"], ["skipped", "skipped_updates"]] },
-    { title: "parameters that are not finite", curves: [["policy", "nonfinite_parameters"], ["critic", "critic_nonfinite_parameters"]] },
-    { title: "loss of the policy", curves: [["loss", "policy_loss"]] },
-    { title: "loss of the critic", curves: [["loss", "critic_loss"]] },
-    { title: "gradient norm of the critic", curves: [["norm", "critic_grad_norm"]] },
-    { title: "explained variance of the critic", least: 1, curves: [["explained", "explained_variance"]] },
-    { title: "tokens a second", curves: [["tokens", "tokens_per_second"]] },
+    { title: "entropy of a token, nats", curves: { entropy: "rollout/entropy" } },
+    {
+      title: "length of a response, tokens",
+      curves: { mean: "rollout/response_length", longest: "rollout/response_length_max" },
+    },
+    {
+      title: "share of the rollouts", least: 0.1,
+      curves: { truncated: "rollout/truncated", repetitive: "rollout/repetitive" },
+    },
+    {
+      title: "engine against policy, nats a token",
+      curves: { difference: "vllm_logprob_difference", limit: "vllm_logprob_limit" },
+    },
+    { title: "engine against policy, KL", curves: { KL: "vllm_kl" } },
+    { title: "gradient norm of the policy", curves: { norm: "actor_grad_norm" } },
+    { title: "KL from the reference, nats a token", curves: { KL: "hybrid_batch/kl" } },
+    {
+      title: "clipped tokens, share", least: 0.01,
+      curves: {
+        all: "all_clip_fraction", rollouts: "clip_fraction",
+        "teachers above": "off_policy_ratio_max_clip_fraction", "teachers below": "off_policy_ratio_min_clip_fraction",
+      },
+    },
+    {
+      title: "failed grades, share", least: 0.01,
+      curves: { errors: "rollout/reward_error", timeouts: "rollout/reward_timeout" },
+    },
+    { title: "updates a step", curves: { made: "updates", skipped: "skipped_updates" } },
+    {
+      title: "parameters that are not finite",
+      curves: { policy: "nonfinite_parameters", critic: "critic_nonfinite_parameters" },
+    },
+    { title: "loss of the policy", curves: { loss: "policy_loss" } },
+    { title: "loss of the critic", curves: { loss: "critic_loss" } },
+    { title: "gradient norm of the critic", curves: { norm: "critic_grad_norm" } },
+    { title: "explained variance of the critic", least: 1, curves: { explained: "explained_variance" } },
+    { title: "tokens a second", curves: { tokens: "tokens_per_second" } },
   ];
 
-  const isOutside = (value, [low, high]) => value !== null && ((low !== null && value < low) || (high !== null && value > high));
+  const isOutside = (value, low, high) => (low !== null && value < low) || (high !== null && value > high);
 
   /* The metrics of a run that left their healthy range; those that are outside at the end come first. */
   function findings(run, metrics) {
     const hasTeachers = run.metrics.off_policy_token_share?.some(Boolean);
-    return Object.entries(metrics).flatMap(([name, row]) => {
-      const values = run.metrics[name];
-      if (!row.healthy || !values || (row.group === "teachers and bonus" && !hasTeachers)) return [];
-      const outside = values.flatMap((value, position) => (isOutside(value, row.healthy) ? [position] : []));
-      if (!outside.length) return [];
-      const last = values.reduce((found, value, position) => (value === null ? found : position), 0);
-      return [{ name, row, outside, known: values.filter((value) => value !== null).length, now: outside.includes(last),
-        values, last }];
-    }).sort((a, b) => b.now - a.now || b.outside.length - a.outside.length);
+    const found = [];
+    for (const [name, row] of Object.entries(metrics)) {
+      if (!row.healthy || (row.group === "teachers and bonus" && !hasTeachers)) continue;
+      const known = (run.metrics[name] ?? []).map((value, position) => ({ step: run.steps[position], value }))
+        .filter(({ value }) => value !== null);
+      const outside = known.filter(({ value }) => isOutside(value, ...row.healthy));
+      if (outside.length) found.push({ name, row, known, outside, last: known[known.length - 1] });
+    }
+    const isNow = ({ outside, last }) => outside.includes(last);
+    return found.sort((a, b) => isNow(b) - isNow(a) || b.outside.length - a.outside.length);
   }
 
-  function findingItem(run, { name, row, outside, known, now, values, last }) {
-    const worst = outside[outside.length - 1];
-    const when = outside.length === 1 ? `at step ${run.steps[worst]}`
-      : `on ${outside.length} of ${known} steps, ${now ? "still" : "last"} at step ${run.steps[worst]}`;
-    const value = `${number(values[worst])}${row.unit ? ` (${row.unit})` : ""}`;
-    const since = now ? "" : ` Now it is ${number(values[last])}.`;
+  function findingItem({ name, row, known, outside, last }) {
+    const worst = outside[outside.length - 1], now = worst === last;
+    const when = outside.length === 1 ? `at step ${worst.step}`
+      : `on ${outside.length} of ${known.length} steps, ${now ? "still" : "last"} at step ${worst.step}`;
+    const value = `${number(worst.value)}${row.unit ? ` (${row.unit})` : ""}`;
+    const since = now ? "" : ` Now it is ${number(last.value)}.`;
     return el("li", {}, el("b", { class: now ? "bad" : "" }, name), Page.tip(name),
       ` left its healthy range (${row.healthy_text}) ${when}: ${value}.${since} ${row.advice}`);
   }
@@ -62,7 +82,7 @@
     const said = [count(found.length, "metric left its healthy range", "metrics left their healthy ranges"),
       count(notes, "warning or note", "warnings and notes")].filter(Boolean).join("; ");
     return el("div", {}, title, el("p", { class: "finding" }, `${said}.`),
-      found.length ? el("ul", { class: "conspicuous" }, found.map((each) => findingItem(run, each))) : null,
+      found.length ? el("ul", { class: "conspicuous" }, found.map(findingItem)) : null,
       notes ? noteList(run) : null);
   }
 
@@ -77,7 +97,8 @@
     element.append(
       ...report.runs.map((run) => verdict(run, report)),
       ...Page.panels(PANELS, report),
-      el("p", { class: "muted" }, "Dashed: the end of a healthy range. A short mark at the top of a chart: a warning or note of that step."));
+      el("p", { class: "muted" },
+        "Dashed: the end of a healthy range. A short mark at the top of a chart: a warning or note of that step."));
   }
 
   Page.section({ id: "health", title: "Health", question: "Is it healthy?", build });

@@ -2,7 +2,11 @@
 /* Distributions over steps: a column for each step, the darker a cell the more rows fell into it. */
 (() => {
   const { el } = Page;
-  const HEIGHT = 190, LEFT = 46, BOTTOM = 34, TOP = 6, RIGHT = 8;
+  const HEIGHT = 190,
+    LEFT = 46,
+    BOTTOM = 34,
+    TOP = 6,
+    RIGHT = 8;
 
   /* The value below which a share of the rows lies, in the middle of its bin's part. */
   function quantile(counts, edges, share) {
@@ -31,28 +35,40 @@
 
   function draw(canvas, found, colour, medians) {
     const { steps, edges, counts } = found;
-    const width = canvas.clientWidth, ratio = devicePixelRatio;
+    const width = canvas.clientWidth,
+      ratio = devicePixelRatio;
     [canvas.width, canvas.height] = [width * ratio, HEIGHT * ratio];
     const ctx = canvas.getContext("2d");
     ctx.scale(ratio, ratio);
-    const low = edges[0], high = edges[edges.length - 1];
+    const low = edges[0],
+      high = edges[edges.length - 1];
     const cell = (width - LEFT - RIGHT) / steps.length;
     const x = (row) => LEFT + row * cell;
     const y = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - (value - low) / (high - low || 1));
     ctx.fillStyle = Page.colour(colour);
     counts.forEach((column, row) => {
-      const total = Math.max(1, column.reduce((sum, count) => sum + count, 0));
+      const total = Math.max(
+        1,
+        column.reduce((sum, count) => sum + count, 0),
+      );
       column.forEach((count, bin) => {
         if (!count) return;
         ctx.globalAlpha = Math.min(1, 0.12 + Math.sqrt(count / total));
-        ctx.fillRect(x(row), y(edges[bin + 1]), Math.max(cell - (cell > 4 ? 1 : 0), 0.5), y(edges[bin]) - y(edges[bin + 1]));
+        ctx.fillRect(
+          x(row),
+          y(edges[bin + 1]),
+          Math.max(cell - (cell > 4 ? 1 : 0), 0.5),
+          y(edges[bin]) - y(edges[bin + 1]),
+        );
       });
     });
     ctx.globalAlpha = 1;
     ctx.strokeStyle = Page.css("--ink");
     ctx.lineWidth = 1.5;
     ctx.beginPath();
-    medians.forEach((median, row) => { if (median !== null) ctx.lineTo(x(row) + cell / 2, y(median)); });
+    medians.forEach((median, row) => {
+      if (median !== null) ctx.lineTo(x(row) + cell / 2, y(median));
+    });
     ctx.stroke();
     ctx.font = "11px system-ui, sans-serif";
     ctx.fillStyle = Page.css("--muted");
@@ -61,16 +77,20 @@
     for (const value of ticks(low, high)) ctx.fillText(Page.number(value, 3), LEFT - 6, y(value));
     ctx.textAlign = "center";
     const every = Math.ceil(steps.length / 6);
-    steps.forEach((step, row) => { if (row % every === 0) ctx.fillText(String(step), x(row) + cell / 2, HEIGHT - BOTTOM + 12); });
+    steps.forEach((step, row) => {
+      if (row % every === 0) ctx.fillText(String(step), x(row) + cell / 2, HEIGHT - BOTTOM + 12);
+    });
     ctx.fillText("step", LEFT + (width - LEFT) / 2, HEIGHT - 7);
   }
 
   /* A distribution of the contract as a figure; `colour` and `index` are the run's. */
   Page.heat = (found, { title, hint, colour, index }) => {
-    const cuts = quantiles(found), last = cuts[cuts.length - 1];
-    const spoken = `${title}. Median at step ${found.steps[0]}: ${Page.number(cuts[0][1])}; at step ` +
-      `${found.steps[found.steps.length - 1]}: ${Page.number(last[1])}, with a tenth below ${Page.number(last[0])} and a tenth ` +
-      `above ${Page.number(last[2])}`;
+    const cuts = quantiles(found),
+      last = cuts[cuts.length - 1];
+    const spoken =
+      `${title}. Median at step ${found.steps[0]}: ${Page.number(cuts[0][1])}; at step ` +
+      `${found.steps[found.steps.length - 1]}: ${Page.number(last[1])}, with a tenth below ${Page.number(last[0])} ` +
+      `and a tenth above ${Page.number(last[2])}`;
     const canvas = el("canvas", { class: "plot", role: "img", "aria-label": spoken, style: `height: ${HEIGHT}px` });
     const readout = el("span", { class: "at" });
     const say = (row) => {
@@ -89,14 +109,27 @@
       const rows = found.steps.map((step, row) => [String(step), ...cuts[row].map((value) => Page.number(value))]);
       details.append(Page.table(["step", "10 %", "median", "90 %"], rows));
     });
-    const figure = el("figure", { class: "chart" },
-      el("figcaption", {}, el("span", { class: "title" }, title)), el("div", { class: "legend" }, readout), canvas,
-      hint ? el("p", { class: "muted hint" }, hint) : null, details);
+    const figure = el(
+      "figure",
+      { class: "chart" },
+      el("figcaption", {}, el("span", { class: "title" }, title)),
+      el("div", { class: "legend" }, readout),
+      canvas,
+      hint ? el("p", { class: "muted hint" }, hint) : null,
+      details,
+    );
     let observer;
     const reset = () => {
       figure.hidden = !Page.isShown(index);
       observer?.disconnect();
-      observer = Page.whenSeen(canvas, () => draw(canvas, found, colour, cuts.map((cut) => cut[1])));
+      observer = Page.whenSeen(canvas, () =>
+        draw(
+          canvas,
+          found,
+          colour,
+          cuts.map((cut) => cut[1]),
+        ),
+      );
     };
     Page.onRedraw(reset);
     reset();

@@ -20,20 +20,27 @@
     return { ...look, run, index, steps: run.steps, values, band: deviation && band(run, values, deviation) };
   }
 
-  /* The charts of a panel {title, curves: [[label, metric or function of a run]], deviation, least, source (of
-     reward), plain (a curve's label is its title)}, and the names of those that are 0 throughout. Metrics that no run has are left out. */
+  /* The charts of a panel, and the names of those that are 0 throughout. Metrics that no run has are left out.
+
+     panel: {title, curves: {label: metric, or function of a run}, deviation (a metric), least,
+             source (of reward), plain (a curve's label is its title)} */
   function chartsOf(panel, { runs, metrics }) {
-    const several = runs.length > 1, zero = [], groups = [];
-    for (const [label, value] of panel.curves) {
-      const lines = runs.map((run, index) => line(run, index, several, groups.length, label, value, panel.deviation))
+    const several = runs.length > 1;
+    const zero = [], groups = [];
+    for (const [label, value] of Object.entries(panel.curves)) {
+      const lines = runs
+        .map((run, index) => line(run, index, several, groups.length, label, value, panel.deviation))
         .filter(({ values }) => known(values));
       if (!lines.length) continue;
       if (!lines.some(({ values }) => isDrawn(values))) zero.push(label);
       else groups.push({ label, value, lines });
     }
     const ofOne = ({ label, value, lines }) => ({
-      ...panel, lines, metrics: [value], healthy: metrics[value]?.healthy,
-      title: panel.curves.length > 1 ? titleOf(panel, label, metrics[value]) : panel.title,
+      ...panel,
+      lines,
+      metrics: [value],
+      healthy: metrics[value]?.healthy,
+      title: Object.keys(panel.curves).length > 1 ? titleOf(panel, label, metrics[value]) : panel.title,
     });
     if (several || groups.length < 2) return { zero, specs: groups.map(ofOne) };
     const lines = groups.flatMap((group) => group.lines);
@@ -48,7 +55,8 @@
   }
 
   /* Name what is 0 throughout: the panel alone where that is all of it. */
-  const nameZero = ({ title }, { zero, specs }) => (specs.length || zero.length > 1 ? `${title} (${zero.join(", ")})` : title);
+  const nameZero = ({ title }, { zero, specs }) =>
+    specs.length || zero.length > 1 ? `${title} (${zero.join(", ")})` : title;
 
   /* A grid of the charts `first` and of the panels that the runs have something for, and what is 0 throughout. */
   Page.panels = (panels, report, first = []) => {

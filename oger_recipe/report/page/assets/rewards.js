@@ -3,54 +3,79 @@
 (() => {
   const { el } = Page;
 
-  const share = (run) => (run.metrics["oger/off_on_ratio"] ?? []).map((ratio) => (ratio === null ? null : ratio / (1 + ratio)));
+  const share = (run) =>
+    (run.metrics["oger/off_on_ratio"] ?? []).map((ratio) => (ratio === null ? null : ratio / (1 + ratio)));
 
   const TEACHERS = [
-    { title: "rollouts that a teacher replaced", curves: [
-      ["all", "oger/replaced"], ["right ones", "oger/replaced_correct"], ["wrong ones", "oger/replaced_wrong"]] },
-    { title: "teachers in what is trained, share", curves: [["rows", share], ["tokens", "off_policy_token_share"]] },
-    { title: "advantage", curves: [["teachers", "oger/teacher_advantage"], ["rollouts, absolute", "oger/rollout_advantage_abs"]] },
-    { title: "reward", curves: [["teachers", "oger/teacher_reward"], ["rollouts", "oger/on_reward"]] },
-    { title: "length, tokens", curves: [["teachers", "oger/off_response_length"], ["rollouts", "oger/on_response_length"]] },
-    { title: "probability of a token under the policy", least: 1, curves: [["teachers", "off_policy_prob"], ["rollouts", "on_policy_prob"]] },
-    { title: "teachers' share of a response", least: 1, curves: [["share", "oger/prefix_ratio"]] },
-    { title: "prompts without a teacher", curves: [["prompts", "oger/prompts_without_teacher"]] },
+    {
+      title: "rollouts that a teacher replaced",
+      curves: { all: "oger/replaced", "right ones": "oger/replaced_correct", "wrong ones": "oger/replaced_wrong" },
+    },
+    { title: "teachers in what is trained, share", curves: { rows: share, tokens: "off_policy_token_share" } },
+    {
+      title: "advantage",
+      curves: { teachers: "oger/teacher_advantage", "rollouts, absolute": "oger/rollout_advantage_abs" },
+    },
+    { title: "reward", curves: { teachers: "oger/teacher_reward", rollouts: "oger/on_reward" } },
+    { title: "length, tokens", curves: { teachers: "oger/off_response_length", rollouts: "oger/on_response_length" } },
+    {
+      title: "probability of a token under the policy", least: 1,
+      curves: { teachers: "off_policy_prob", rollouts: "on_policy_prob" },
+    },
+    { title: "teachers' share of a response", least: 1, curves: { share: "oger/prefix_ratio" } },
+    { title: "prompts without a teacher", curves: { prompts: "oger/prompts_without_teacher" } },
   ];
   const BONUS = [
-    { title: "bonus of a right rollout", deviation: "oger/bonus_of_correct_std", curves: [["mean ± sd", "oger/bonus_of_correct"]] },
-    { title: "spread of the bonus among a group's right rollouts, sd", curves: [["sd", "oger/bonus_of_correct_std_in_group"]] },
-    { title: "weight of the bonus", least: 1, curves: [["of entropy", "oger/entropy_weight"], ["of the schedule", "oger/bonus_weight"]] },
-    { title: "divergence from the teachers", deviation: "oger/divergence_std", curves: [["mean ± sd", "oger/divergence"]] },
+    {
+      title: "bonus of a right rollout", deviation: "oger/bonus_of_correct_std",
+      curves: { "mean ± sd": "oger/bonus_of_correct" },
+    },
+    {
+      title: "spread of the bonus among a group's right rollouts, sd",
+      curves: { sd: "oger/bonus_of_correct_std_in_group" },
+    },
+    {
+      title: "weight of the bonus", least: 1,
+      curves: { "of entropy": "oger/entropy_weight", "of the schedule": "oger/bonus_weight" },
+    },
+    {
+      title: "divergence from the teachers", deviation: "oger/divergence_std",
+      curves: { "mean ± sd": "oger/divergence" },
+    },
+  ];
+  // What every source of reward writes beside its value; the rest are components of its own.
+  const SHARED = [
+    "failed", "length_correlation", "format_correlation", "rule_disagreement", "cached", "cut", "unparsed", "overflow",
+    "seconds", "steps",
   ];
 
   const has = (runs, name) => runs.some((run) => run.metrics[name]?.some(Boolean));
   const unique = (values) => [...new Set(values)];
 
-  /* The metrics named reward/<source>/… of all runs, without those that have panels of their own. */
+  /* What a source alone writes, as curves: reward/judge/brief is the curve `brief` of the source `judge`. */
   function componentsOf(runs, source) {
     const prefix = `reward/${source}/`;
-    return unique(runs.flatMap((run) => Object.keys(run.metrics))).filter((name) => name.startsWith(prefix))
-      .map((name) => [name.slice(prefix.length), name]);
+    const names = unique(runs.flatMap((run) => Object.keys(run.metrics))).filter((name) => name.startsWith(prefix));
+    return Object.fromEntries(names.map((name) => [name.slice(prefix.length), name])
+      .filter(([label]) => !SHARED.includes(label)));
   }
 
-  const SHARED = ["failed", "length_correlation", "format_correlation", "rule_disagreement", "cached", "cut", "unparsed",
-    "overflow", "seconds"];
-
   function sourcePanels(runs, source) {
-    const rest = componentsOf(runs, source).filter(([label]) => !SHARED.includes(label));
-    const counts = rest.filter(([label]) => label === "steps"), values = rest.filter(([label]) => label !== "steps");
-    const of = (title, names, more = {}) => ({
-      title: `${source}: ${title}`, source, ...more, curves: names.map(([label, name]) => [label, `reward/${source}/${name}`]),
+    const of = (title, least, curves) => ({
+      title: `${source}: ${title}`, source, least,
+      curves: Object.fromEntries(Object.entries(curves).map(([label, name]) => [label, `reward/${source}/${name}`])),
     });
     return [
-      { title: `${source}: value`, curves: [["value", `reward/${source}`]] },
-      ...(values.length ? [{ title: `${source}: components`, source, plain: true, curves: values }] : []),
-      ...(counts.length ? [{ title: `${source}: steps of reasoning`, curves: counts }] : []),
-      of("correlation within groups", [["with length", "length_correlation"], ["with format", "format_correlation"]]),
-      of("pairs that it orders against the rule, share", [["share", "rule_disagreement"]], { least: 0.5 }),
-      of("trouble, share of the rows", [["failed", "failed"], ["cut", "cut"], ["unreadable", "unparsed"], ["too long", "overflow"]], { least: 0.01 }),
-      of("answers from the cache, share", [["cached", "cached"]], { least: 1 }),
-      of("seconds a step", [["seconds", "seconds"]]),
+      { title: `${source}: value`, curves: { value: `reward/${source}` } },
+      { title: `${source}: components`, source, plain: true, curves: componentsOf(runs, source) },
+      of("steps of reasoning", 0, { steps: "steps" }),
+      of("correlation within groups", 0, { "with length": "length_correlation", "with format": "format_correlation" }),
+      of("pairs that it orders against the rule, share", 0.5, { share: "rule_disagreement" }),
+      of("trouble, share of the rows", 0.01, {
+        failed: "failed", cut: "cut", unreadable: "unparsed", "too long": "overflow",
+      }),
+      of("answers from the cache, share", 1, { cached: "cached" }),
+      of("seconds a step", 0, { seconds: "seconds" }),
     ];
   }
 
@@ -82,32 +107,36 @@
           band: { low: rows.map((row) => row.mean - row.sd), high: rows.map((row) => row.mean + row.sd) },
         }] : [];
       });
-      return Page.chart({ title: `${source}: score by step of reasoning`, lines, axis: { label: "step of the answer" } });
+      const axis = { label: "step of the answer" };
+      return Page.chart({ title: `${source}: score by step of reasoning`, lines, axis });
     });
     return charts.length ? [el("div", { class: "grid" }, charts)] : [];
   }
 
-  function part(title, text, ...children) {
-    return children.length ? [el("h3", {}, title), el("p", { class: "muted" }, text), ...children] : [];
+  function part(title, text, children) {
+    return children.length ? [el("h3", {}, title), text ? el("p", { class: "muted" }, text) : null, ...children] : [];
   }
+
+  const OF_TEACHERS = "A teacher's trajectory takes the place of a rollout in its group and is trained off-policy.";
+  const OF_BONUS = "A right rollout earns more the less it resembles the teachers' trajectories. Where the spread " +
+    "within a group is 0, the bonus moves nothing.";
 
   function build(element, report) {
     const { runs } = report;
     const sources = unique(runs.flatMap((run) => run.sources));
-    const hasTeachers = has(runs, "oger/replaced") || has(runs, "oger/prefix_ratio");
-    const hasBonus = has(runs, "oger/bonus");
-    element.append(
-      ...(hasTeachers ? part("Teachers", "A teacher's trajectory takes the place of a rollout in its group and is trained off-policy.",
-        ...Page.panels(TEACHERS, report)) : []),
-      ...(hasBonus ? part("Bonus for exploration", "A right rollout earns more the less it resembles the teachers' trajectories. Where the " +
-        "spread within a group is 0, the bonus moves nothing.", ...Page.panels(BONUS, report)) : []),
-      ...part("Distributions over the rows", "", ...distributions(runs, Object.keys(TITLES))),
-      ...sources.flatMap((source) => part(`Reward: ${source}`, "", ...Page.panels(sourcePanels(runs, source), report))),
-      ...part("Steps of reasoning", "", ...stepsOfReasoning(runs)));
-    if (element.children.length === 1) element.append(el("p", {}, "This run has neither teachers nor sources of reward to show."));
+    const panels = (wanted, names) => (names.some((name) => has(runs, name)) ? Page.panels(wanted, report) : []);
+    const parts = [
+      part("Teachers", OF_TEACHERS, panels(TEACHERS, ["oger/replaced", "oger/prefix_ratio"])),
+      part("Bonus for exploration", OF_BONUS, panels(BONUS, ["oger/bonus"])),
+      part("Distributions over the rows", "", distributions(runs, Object.keys(TITLES))),
+      ...sources.map((source) => part(`Reward: ${source}`, "", Page.panels(sourcePanels(runs, source), report))),
+      part("Steps of reasoning", "", stepsOfReasoning(runs)),
+    ].flat().filter(Boolean);
+    element.append(...(parts.length ? parts : [el("p", {}, "This run has neither teachers nor sources of reward.")]));
   }
 
   Page.section({
-    id: "rewards", title: "Teachers and rewards", question: "What do teachers, bonus, judges and process rewards do?", build,
+    id: "rewards", title: "Teachers and rewards", build,
+    question: "What do teachers, bonus, judges and process rewards do?",
   });
 })();
