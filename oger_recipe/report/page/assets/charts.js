@@ -244,7 +244,7 @@
     let plot, observer, readout;
 
     function writeLegend(lines) {
-      const named = lines.length > 1 || spec.lines.length > 1 || lines.some((line) => line.isRun);
+      const named = lines.length > 1 || spec.lines.length > 1 || lines.some((line) => line.isRun || line.band);
       const values = lines.map(() => el("b", {}));
       const at = el("span", { class: "at" });
       legend.replaceChildren(
@@ -287,7 +287,7 @@
       observer = Page.whenSeen(area, draw);
     }
 
-    charts.push({ reset, rescale: () => plot?.setData(plot.data, true) });
+    charts.push({ reset, drawn: () => plot ?? draw(), rescale: () => plot?.setData(plot.data, true) });
     reset();
     const caption = el(
       "figcaption",
@@ -350,6 +350,7 @@
   Page.key("r", "reset the zoom (drag over a chart to zoom in)", () => zoomTo(null));
   Page.onTheme(redraw);
   Page.onRuns(redraw);
+  addEventListener("beforeprint", () => charts.forEach((chart) => chart.drawn?.()));
   let resized;
   addEventListener("resize", () => {
     clearTimeout(resized);

@@ -1,5 +1,5 @@
 "use strict";
-/* Distributions over steps: a column for each step, the darker a cell the more rows fell into it. */
+/* Distributions over steps: a column for each step; the stronger a cell's colour, the more rows fell into it. */
 (() => {
   const { el } = Page;
   const HEIGHT = 190,

@@ -40,7 +40,7 @@
       lines,
       metrics: [value],
       healthy: metrics[value]?.healthy,
-      title: Object.keys(panel.curves).length > 1 ? titleOf(panel, label, metrics[value]) : panel.title,
+      title: panel.plain || Object.keys(panel.curves).length > 1 ? titleOf(panel, label, metrics[value]) : panel.title,
     });
     if (several || groups.length < 2) return { zero, specs: groups.map(ofOne) };
     const lines = groups.flatMap((group) => group.lines);

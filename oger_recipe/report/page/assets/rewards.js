@@ -89,7 +89,7 @@
     const found = runs.flatMap((run, index) => run.distributions.filter(({ name }) => names.includes(name))
       .map((each) => Page.heat(each, {
         title: `${TITLES[each.name]}${several ? `: ${run.name}` : ""}`, colour: index, index,
-        hint: `Of ${each.rows}. The darker, the more rows; line: median.`,
+        hint: `Of ${each.rows}. The stronger the colour, the more rows; line: median.`,
       })));
     return found.length ? [el("div", { class: "grid" }, found)] : [];
   }
