@@ -283,7 +283,7 @@ const Page = (() => {
     themeChanged.watch(label);
     label();
     const help = el("button", { type: "button", onclick: showShortcuts, "aria-label": "Keyboard shortcuts" }, "?");
-    const links = sections.map(({ id, title }) => el("a", { href: `#${id}` }, title));
+    const links = sections.map(({ id, question, link }) => el("a", { href: `#${id}` }, link ?? question));
     const several = report.runs.length > 1;
     return el("header", {},
       el("div", { class: "bar" },

@@ -51,7 +51,7 @@
   function titleOf({ title, source, plain }, label, row) {
     if (plain) return `${source}: ${label}`;
     if (!row) return `${title}: ${label}`;
-    return `${source ? `${source}: ` : ""}${row.title}${row.unit ? `, ${row.unit}` : ""}`;
+    return `${source ? `${source}: ` : ""}${row.title}${row.unit && row.unit !== row.title ? `, ${row.unit}` : ""}`;
   }
 
   /* Name what is 0 throughout: the panel alone where that is all of it. */

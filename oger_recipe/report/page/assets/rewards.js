@@ -136,7 +136,7 @@
   }
 
   Page.section({
-    id: "rewards", title: "Teachers and rewards", build,
+    id: "rewards", title: "Teachers and rewards", link: "What do teachers and rewards do?", build,
     question: "What do teachers, bonus, judges and process rewards do?",
   });
 })();
