@@ -32,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         "oger watch",
         description="Shows a run in a terminal, also over ssh: progress, phase, time left, trends, evaluations, "
-        "warnings and a rollout of the newest step. q or Ctrl-C leaves; the run goes on, and never notices. Ends with "
+        "warnings and a rollout of the newest step. q or Ctrl-C quits, and the run continues. Ends with "
         "the run, with its result. Prints the state once where stdout is no terminal.",
         allow_abbrev=False,
     )

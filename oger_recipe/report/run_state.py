@@ -186,7 +186,7 @@ class RunLog:
             self.step = resumed_at = event.get("resumed_at", 0)
             self.attempts.append(Attempt(event.get("since", at), at, resumed_at, resumed_at))
         if name == "note":
-            in_step = (self.phase or {}).get("step", self.step)
+            in_step: int = (self.phase or {}).get("step", self.step)
             self.notes.append(Note(event.get("step", in_step), at, event["text"]))
         else:
             self._phase = None

@@ -8,10 +8,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from oger_recipe.base.errors import cut
 from oger_recipe.report.console import PHASES, STARTING, evaluation_text, moment, pace, waiting_line
 from oger_recipe.report.groups import first_row, sampled_steps
 from oger_recipe.report.metric_table import FIRST, Metric, lookup
-from oger_recipe.report.run_state import Record, RunLog, RunState, Tail, is_number, parsed, state_of, summary_of
+from oger_recipe.report.run_state import Note, Record, RunLog, RunState, Tail, is_number, parsed, state_of, summary_of
 from oger_recipe.report.runs import state_text
 from oger_recipe.report.summary import clock, kept_evaluations, result
 from oger_recipe.report.terminal import figure, plain, sparkline, verdict_text
@@ -23,7 +24,9 @@ TRENDS = (
     "explained_variance", "tokens_per_second",
 )  # fmt: skip
 _WHOLE = 1000  # lines of a screen that leaves out nothing
+_ROOMY = 30  # lines of a screen with more than one evaluation and one warning
 _LAST = 3  # evaluations and warnings
+_NOTE = 160  # letters of a warning on a screen
 _BAR = 60  # columns at most
 _PROMPT, _TEXT = 300, 1500  # letters of the rollout that are shown
 _ALONE = {
@@ -69,13 +72,14 @@ class Watch:
     def screen(self, console: Console, *, height: int = _WHOLE) -> RenderableType:
         """Draw the run for so many lines; what matters least comes last, where a small terminal cuts it off."""
         blocks = console.encoding.startswith("utf")
-        rows = max(4, (height - 12) // 2)
+        rows, last = max(4, (height - 12) // 2), _LAST if height >= _ROOMY else 1
+        note = _NOTE if height < _WHOLE else _WHOLE
         parts = [
-            self._header() + plain("  q leaves, the run goes on" if height < _WHOLE else "", "dim"),
+            self._header() + plain("  q quits, the run continues" if height < _WHOLE else "", "dim"),
             self._progress(console.width),
             self._trends(rows, console.width, blocks=blocks),
-            self._said("evaluations", [evaluation_text(each) for each in self._evaluations()[-_LAST:]]),
-            self._said("warnings and notes", [f"step {each.step}: {each.text}" for each in self.state.notes[-_LAST:]]),
+            self._said("evaluations", [evaluation_text(each) for each in self._evaluations()[-last:]]),
+            self._said("warnings and notes", [_note_text(each, note) for each in self.state.notes[-last:]]),
             self._rollout_text(),
         ]
         return Group(*(part for part in parts if part is not None))
@@ -185,6 +189,10 @@ def phase_text(log: RunLog) -> str:
         return PHASES.get(name, name).format(**phase)
     except KeyError:  # of another version
         return name
+
+
+def _note_text(note: Note, most: int) -> str:
+    return f"step {note.step}: {cut(note.text, most)}"
 
 
 def concern(metric: Metric | None, value: float) -> str:

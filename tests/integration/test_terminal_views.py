@@ -252,7 +252,7 @@ def test_a_watched_run_that_finishes_leaves_its_result(run_dir: Path) -> None:
         "resumed_at": 0, "finished": True, "seconds": {"training": 60.0, "total": 90.0},
     }  # fmt: skip
     with holding(run_dir) as process, in_terminal(120, 40, "watch", run_dir) as terminal:
-        terminal.until("q leaves")
+        terminal.until("q quits")
         record(run_dir, said(40, "step", step=4), said(41, "finished"))
         (run_dir / "summary.json").write_text(json.dumps(summary))
         terminal.until("saving the model")
@@ -266,7 +266,7 @@ def test_a_watched_run_that_finishes_leaves_its_result(run_dir: Path) -> None:
 def test_leaving_a_watch_leaves_the_run_and_the_terminal_as_they_were(run_dir: Path, key: bytes) -> None:
     with holding(run_dir) as process, in_terminal(80, 24, "watch", run_dir) as terminal:
         before = termios.tcgetattr(terminal.its)
-        terminal.until("q leaves")
+        terminal.until("q quits")
         assert termios.tcgetattr(terminal.its) != before  # keys come without Enter
         if key == b"q":
             os.write(terminal.ours, key)
