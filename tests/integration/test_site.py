@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hang import HANG_S
@@ -70,6 +71,28 @@ def test_equations_are_mathml(site: Path) -> None:
     written = (ROOT / "docs" / "concepts.md").read_text().count("\n$$\n") // 2
     assert page.count('<div class="math"><math') == written > 0
     assert not re.search(r"\\(?:frac|sum|tau|beta)", page)
+
+
+def test_the_filter_and_the_search_work_from_disk(site: Path, chromium: Any) -> None:
+    page, said = chromium.new_page(), []
+    page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto((site / "docs" / "settings.html").as_uri())
+    rows = page.locator("article tbody tr:visible")
+    every = rows.count()
+    page.locator(".filter input").fill("BONUS schedule")
+    assert 0 < rows.count() < every
+    assert all("bonus" in text.lower() and "schedule" in text.lower() for text in rows.all_inner_texts())
+    assert page.locator(".filter output").inner_text() == f"{rows.count()} of {every} rows"
+    page.locator(".filter input").fill("")
+    assert rows.count() == every
+
+    page.locator("input.sidebar-search").fill("truncated")
+    page.keyboard.press("Enter")
+    page.locator("ul.search li a", has_text="Metrics").wait_for()
+    page.goto((site / "docs" / "quickstart.html").as_uri())
+    assert not page.locator(".filter").count()  # a page without long tables
+    assert said == []
 
 
 @pytest.fixture(scope="module")
