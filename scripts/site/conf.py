@@ -38,6 +38,7 @@ html_js_files = ["site.js"]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
+html_show_search_summary = False  # it would fetch the pages, which a browser refuses without a server
 html_math_renderer = "mathml"
 html_theme_options = {"navigation_with_keys": True, "top_of_page_buttons": []}
 
