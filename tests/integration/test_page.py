@@ -19,6 +19,7 @@ import yaml
 
 from oger_recipe.cli import report
 from oger_recipe.evaluation.metrics import evaluate_answers
+from oger_recipe.report.page import rollouts
 from oger_recipe.report.page.comparing import comparisons, names_of
 from oger_recipe.report.page.distributions import Numbers
 from oger_recipe.report.page.payload import MOST_NOTES, MOST_POINTS, of_run
@@ -160,7 +161,7 @@ def test_the_page_has_what_the_run_knows(run: Run, page: Callable[..., dict[str,
         low <= value <= high for low, value, high in zip(after["low"], after["value"], after["high"], strict=True)
     )
     assert shown["samples"]["block"] == "samples-0"
-    assert shown["samples"]["text"] == "All 3 rollouts of 1 steps."
+    assert shown["samples"]["text"] == "All 3 rollouts of 1 step."
     assert [[each["step"], each["uid"], len(each["rows"])] for each in found["samples-0"]["groups"]] == [
         [1, "a", 2], [1, "b", 1],
     ]  # fmt: skip
@@ -254,6 +255,20 @@ def test_what_became_of_each_problem(run: Run, page: Callable[..., dict[str, Rec
     assert [each["before"]["step"] for each in problems] == [0, 0]
     assert [[answer["score"] for answer in each["after"]["answers"]] for each in problems] == [[1, 1], [1, 0]]
     assert "uid" not in problems[0]["after"]["answers"][0]
+
+
+def test_of_many_problems_those_that_were_lost_are_shown_and_how_many_there_are(run: Run) -> None:
+    lot = random.Random(0)
+    for when, step in (("before", 0), ("after", 9)):
+        lines = answers(*([float(place % 2 or (place == 130) != (when == "after"))] * 4 for place in range(200)))
+        run.evaluated(when, step, [line | {"text": lot.randbytes(200).hex()} for line in lines])
+    run.samples(1, row("a"))
+    found = samples_of_run(run.folder, [0, 9], 100_000)
+    shown = unpacked(found.packed)["evaluations"]
+    assert "p130" in {each["uid"] for each in shown} and 20 < len(shown) < 100
+    assert all(len(each[moment]["answers"]) == 4 for each in shown for moment in ("before", "after"))
+    text = f"All 1 rollouts of 1 step. Of 200 evaluated problems {len(shown)} are shown, with all their answers."
+    assert found.about["text"] == text
 
 
 def test_a_single_evaluation_is_the_one_before(run: Run, page: Callable[..., dict[str, Record]]) -> None:
@@ -399,17 +414,24 @@ def test_no_room_shows_nothing(long_run: Run) -> None:
     assert found.about["rollouts_shown"] == 0 and found.numbers.distributions()
 
 
-def test_of_a_run_that_is_too_long_to_read_some_steps_are_read_in_part(run: Run) -> None:
+def test_of_a_run_that_is_too_long_to_read_some_steps_are_read_in_part(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps = LEAST_STEPS + 100
     for step in range(1, steps + 1):
         run.samples(step, *(row(f"u{group}") for group in range(4) for _ in range(2)))
     size = (run.folder / "samples" / "step_00001.jsonl").stat().st_size
-    reading = Reading.of(run.folder, most=LEAST_STEPS * size // 2)
+    monkeypatch.setattr(rollouts, "READ_BYTES", LEAST_STEPS * size // 2)
+    reading = Reading.of(run.folder)
     assert len(reading.steps) == LEAST_STEPS and (reading.steps[0], reading.steps[-1]) == (1, steps)
     assert {after - before for before, after in zip(reading.steps, reading.steps[1:], strict=False)} == {2, 3}
     groups = list(reading.groups(1))
     assert [[line.row["uid"] for line in group] for group in groups] == [["u0", "u0"], ["u1", "u1"]]
-    assert len(Reading.of(run.folder, most=steps * size).steps) == steps
+    about = samples_of_run(run.folder, [], 10**6).about
+    assert (about["rollouts_shown"], about["rollouts_written"], len(about["steps"])) == (400, 1600, 100)
+    assert about["text"].startswith("400 of about 1,600 rollouts (25.00%), in whole groups from 100 of the 200 steps")
+    monkeypatch.setattr(rollouts, "READ_BYTES", steps * size)
+    assert samples_of_run(run.folder, [], 10**6).about["text"] == "All 1,600 rollouts of 200 steps."
 
 
 def test_the_whole_page_stays_below_its_size(long_run: Run, new_run: Callable[..., Run], tmp_path: Path) -> None:

@@ -38,16 +38,16 @@ class Reading:
     files: int
 
     @classmethod
-    def of(cls, run_dir: Path, most: int = READ_BYTES) -> "Reading":
-        """Plan to read at most so many bytes: all of a run, or evenly spaced steps with the first and the last."""
+    def of(cls, run_dir: Path) -> "Reading":
+        """Plan to read at most READ_BYTES: all of a run, or evenly spaced steps with the first and the last."""
         steps = [step for step in sampled_steps(run_dir) if samples_path(run_dir, step).is_file()]
         sizes = [samples_path(run_dir, step).stat().st_size for step in steps]
         written = sum(sizes)
-        if written <= most:
-            return cls(run_dir, tuple(steps), most, written, len(steps))
-        count = min(max(LEAST_STEPS, most * len(steps) // written), len(steps))
+        if written <= READ_BYTES:
+            return cls(run_dir, tuple(steps), READ_BYTES, written, len(steps))
+        count = min(max(LEAST_STEPS, READ_BYTES * len(steps) // written), len(steps))
         chosen = sorted({round(place * (len(steps) - 1) / max(count - 1, 1)) for place in range(count)})
-        share = most // len(chosen)
+        share = READ_BYTES // len(chosen)
         return cls(run_dir, tuple(steps[place] for place in chosen), share, written, len(steps))
 
     def groups(self, step: int) -> Iterator[list[Line]]:

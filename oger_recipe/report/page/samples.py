@@ -48,8 +48,13 @@ def samples_of_run(
                 numbers.take(step, line.row)
         read()
     problems = find_problems(run_dir, evaluated)
-    packed, shown = _fitted(groups, problems, room, lambda *chosen: _block(run_dir, evaluated, *chosen))
-    return Samples(packed, _about(reading, groups, shown), numbers)
+    packed, shown, answers = _fitted(groups, problems, room, lambda *chosen: _block(run_dir, evaluated, *chosen))
+    about = _about(reading, groups, shown)
+    if len(answers) < len(problems):
+        about["text"] += (
+            f" Of {len(problems):,} evaluated problems {len(answers):,} are shown, with all their answers."
+        )
+    return Samples(packed, about, numbers)
 
 
 def _candidate(step: int, lines: Sequence[Line]) -> Candidate:
@@ -64,16 +69,16 @@ def _fitted(
     problems: Sequence[Candidate],
     room: int,
     block: Callable[[Sequence[Candidate], Sequence[Candidate]], Record],
-) -> tuple[bytes, list[Candidate]]:
-    """Choose groups and problems whose block fills the room, and pack it."""
+) -> tuple[bytes, list[Candidate], list[Candidate]]:
+    """Choose groups and problems whose block fills the room. Return it packed, with its groups and its problems."""
     most = min(8 * room, _size(groups) + _size(problems))
-    best = pack(block([], [])), list[Candidate]()
+    best = pack(block([], [])), list[Candidate](), list[Candidate]()
     for _ in range(_TRIES):
         answers = choose(problems, max(most // _OF_PROBLEMS, most - _size(groups)))
         shown = choose(groups, most - _size(answers))
         packed = pack(block(shown, answers))
         if len(best[0]) < len(packed) <= room:
-            best = packed, shown
+            best = packed, shown, answers
             if len(packed) > _WELL_FILLED * room or len(shown) + len(answers) == len(groups) + len(problems):
                 break
         most = int(0.95 * most * room / len(packed))
@@ -94,7 +99,7 @@ def _block(
 def _groups(run_dir: Path, groups: Sequence[Candidate]) -> Iterator[Record]:
     for step, of_step in groupby(groups, key=lambda each: each.step):
         spans = [group.place[:2] for group in of_step]
-        for rows in read_again(samples_path(run_dir, step), spans):
+        for rows in filter(None, read_again(samples_path(run_dir, step), spans)):  # a run may have begun a step anew
             of_prompt = {name: rows[0].get(name) for name in OF_PROMPT}
             kept = [{name: value for name, value in row.items() if name not in OF_PROMPT} for row in rows]
             yield {"step": step} | of_prompt | {"rows": kept}
@@ -138,7 +143,7 @@ def _about(reading: Reading, groups: Sequence[Candidate], shown: Sequence[Candid
     if not groups:
         return facts | {"text": "The run has written no samples."}
     if rollouts == written:
-        return facts | {"text": f"All {written:,} rollouts of {reading.files:,} steps."}
+        return facts | {"text": f"All {written:,} rollouts of {reading.files:,} step{'s' * (reading.files > 1)}."}
     about = "" if is_whole else "about "
     share = f"{rollouts:,} of {about}{written:,} rollouts ({rollouts / written:.2%})"
     where = f"{len(steps):,} of the {reading.files:,} steps with samples"
