@@ -233,6 +233,14 @@ def test_a_pipe_gets_one_snapshot(run_dir: Path, capsys: pytest.CaptureFixture[s
     assert "odd" not in text and "truncated" not in text and "\x1b" not in text
 
 
+def test_a_terminal_that_knows_ascii_alone_gets_letters(run_dir: Path) -> None:
+    write_samples(run_dir, 3, rollout("u", "né", 0.1))
+    command = [sys.executable, "-m", "oger_recipe.cli.main", "watch", run_dir]
+    done = subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "_@" in done.stdout and "n?" in done.stdout
+
+
 def test_a_watched_run_that_is_killed_ends_the_watch(run_dir: Path) -> None:
     with holding(run_dir) as process, in_terminal(80, 24, "watch", run_dir) as terminal:
         terminal.until("step 2/4")

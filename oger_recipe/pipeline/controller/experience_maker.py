@@ -57,6 +57,7 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         # process only works while others wait.
         torch.set_num_threads(THREADS if is_without_cuda() else CORES)
         self.run_dir = Path(self.args.oger.run_dir)
+        self.step = 0  # set by the trainer before every batch
         self.size = rollout.n_samples_per_prompt
         self.store = TeacherStore(self.run_dir / "data" / "teachers.arrow")
         has_references = len(self.store) or settings.teachers.use_history_samples
@@ -78,7 +79,6 @@ class OgerExperienceMaker(RemoteExperienceMaker):
         )
         counts = json.loads((self.run_dir / "data" / "counts.json").read_text())
         self.dropped = {f"data/{name}": counts.get(name, 0) for name in ("teachers_too_long", "teachers_wrong")}
-        self.step = 0  # set by the trainer before every batch
         self.planned_steps = 1  # of the run; set by the trainer
         self.current: TrainingStep  # made and filled by make_experience_batch and what it calls
 
