@@ -44,6 +44,14 @@ def metrics_of(step: int, *, truncated: float) -> Record:
     }  # fmt: skip
 
 
+def rollout(similarity: float, *scores: float) -> Record:
+    """A right rollout of which each step of reasoning has a score."""
+    steps = [{"text": "so", "reward": score, "advantage": 0.0, "sources": {"prm": score}} for score in scores]
+    numbers = {"similarity": similarity, "divergence": 1 - similarity, "advantage": 0.0, "bonus": 0.0}
+    row = {"uid": "a", "prompt": "?", "task": "sums", "answer": "1", "text": "so 1", "truncated": False, "score": 1.0}
+    return row | {"off_policy": False, "reward": 1.0, "steps_of_reasoning": steps} | numbers
+
+
 def make_run(
     folder: Path, *, lr: float, before: list[int], after: list[int], truncated: dict[int, float], finished: bool
 ) -> Path:
@@ -92,6 +100,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     wild = make_run(
         folder / "wild", lr=3e-4, before=[0, 1, 2, 1], after=[1, 0, 1, 2], truncated={4: 0.3, 5: 0.25}, finished=False
     )
+    (wild / "samples").mkdir()
+    for step, similarities in ((1, [0.1, 0.9]), (2, [0.9, 0.9])):
+        rows = [rollout(similarity, 0.25, 0.75 * similarity) for similarity in similarities]
+        write_jsonl(rows, wild / "samples" / f"step_{step:05d}.jsonl")
     for name, runs in {"calm": [calm], "wild": [wild], "both": [calm, wild]}.items():
         write_page(runs, folder / f"{name}.html")
     damaged = (folder / "calm.html").read_text().replace('id="report">', 'id="report">AAAA')
@@ -190,6 +202,20 @@ def test_parts_that_a_run_lacks_are_left_out(visit):
     parts = tab.locator("#rewards h3").all_inner_texts()
     assert parts == ["Teachers", "Bonus for exploration", "Reward: judge"]
     assert tab.get_by_text("loss of the critic").count() == 0
+
+
+def test_distributions_and_steps_of_reasoning_are_drawn_from_the_rows(visit):
+    """Similarities 0.1, 0.9, 0.9, 0.9; second steps of reasoning score three quarters of it: 0.525 on average."""
+    tab = visit("wild")
+    heat = chart(tab, "similarity to the nearest teacher")
+    assert re.fullmatch(r"step 2: median 0\.8\d* of 2 rows", heat.locator(".at").inner_text())
+    drawn = "(canvas) => canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some(Boolean)"
+    assert heat.locator("canvas").evaluate(drawn)
+    heat.locator("canvas").hover(position={"x": 80, "y": 50})
+    assert heat.locator(".at").inner_text().startswith("step 1: ")
+    steps = chart(tab, "prm: score by step of reasoning").locator("[role=img]").get_attribute("aria-label")
+    assert "0.25 at 1, 0.525 at 2" in steps
+    assert visit("both").get_by_text("similarity to the nearest teacher: wild").count() == 1
 
 
 def test_what_the_run_was(visit):

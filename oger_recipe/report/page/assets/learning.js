@@ -134,52 +134,44 @@
     ...new Set(runs.flatMap((run) => run.evaluations.flatMap((each) => Object.keys(each.benchmarks)))),
   ];
 
-  function scoreLine(run, index, benchmark, prefix, look) {
-    const points = run.evaluations.filter((each) => each.benchmarks[benchmark]);
-    const names = points.map(({ benchmarks }) =>
-      Object.keys(benchmarks[benchmark]).find((name) => name.startsWith(prefix) && /\d$/.test(name)),
-    );
-    const name = names.find(Boolean);
-    if (!name) return null;
-    const at = (suffix, position) =>
-      points.map(({ benchmarks }) => benchmarks[benchmark][name + suffix]?.[position] ?? null);
-    const hasBand = prefix === "avg_at_" && points.some(({ benchmarks }) => benchmarks[benchmark][`${name}_interval`]);
-    return {
-      label: metricName(name),
-      ...look,
-      run,
-      index,
-      steps: points.map((each) => each.step),
-      values: points.map(({ benchmarks }) => benchmarks[benchmark][name] ?? null),
-      band: hasBand ? { low: at("_interval", 0), high: at("_interval", 1) } : undefined,
-    };
+  const KINDS = [
+    { prefix: "avg_at_", title: "avg@n", says: "the share of n answers that is right (band: 95 % interval)" },
+    { prefix: "pass_at_", title: "pass@n", says: "at least one of n answers is right" },
+    { prefix: "maj_at_", title: "maj@n", says: "the most frequent of n answers is right" },
+  ];
+
+  /* The scores of one kind over the run's evaluations; null where it has none. */
+  function scoreLine(run, benchmark, prefix) {
+    const points = run.evaluations.filter((each) => each.benchmarks[benchmark])
+      .map(({ step, benchmarks }) => ({ step, scores: benchmarks[benchmark] }));
+    const isOfKind = (name) => name.startsWith(prefix) && /\d$/.test(name);
+    const metric = points.flatMap(({ scores }) => Object.keys(scores)).find(isOfKind);
+    if (!metric) return null;
+    const bounds = (position) => points.map(({ scores }) => scores[`${metric}_interval`]?.[position] ?? null);
+    const band = prefix === "avg_at_" ? { low: bounds(0), high: bounds(1) } : undefined;
+    const values = points.map(({ scores }) => scores[metric] ?? null);
+    return { label: metricName(metric), run, steps: points.map(({ step }) => step), values, band };
   }
 
+  /* One chart of a run's scores on a benchmark; of several runs, one for each kind of score. */
   function scoreCharts(benchmark, runs) {
     const several = runs.length > 1;
-    const hint = "Band: 95 % interval of avg@n over the problems.";
-    const lines = ["avg_at_", "pass_at_", "maj_at_"]
-      .map((prefix, number) =>
-        runs
-          .map((run, index) =>
-            scoreLine(
-              run,
-              index,
-              benchmark,
-              prefix,
-              several ? { label: run.name, isRun: true, colour: index } : { colour: number },
-            ),
-          )
-          .filter(Boolean),
-      )
-      .filter((each) => each.length);
-    if (!several) return [{ title: `${benchmark}: share right, held out`, lines: lines.flat(), hint, least: 0.3 }];
-    return lines.map((each, number) => ({
-      title: `${benchmark}: ${["avg@n", "pass@n", "maj@n"][number]}, held out`,
-      lines: each,
-      hint: number ? null : hint,
-      least: 0.3,
-    }));
+    const kinds = KINDS.map((kind, number) => ({
+      ...kind,
+      lines: runs.map((run, index) => ({ run, index, line: scoreLine(run, benchmark, kind.prefix) }))
+        .filter(({ line }) => line)
+        .map(({ run, index, line }) =>
+          several ? { ...line, index, colour: index, label: run.name, isRun: true }
+            : { ...line, index, colour: number }),
+    })).filter(({ lines }) => lines.length);
+    const says = ({ title, says: text }) => `${title}: ${text}.`;
+    if (several) {
+      return kinds.map((kind) => ({
+        title: `${benchmark}: ${kind.title}, held out`, lines: kind.lines, hint: says(kind), least: 0.3,
+      }));
+    }
+    const lines = kinds.flatMap((kind) => kind.lines);
+    return [{ title: `${benchmark}: share right, held out`, lines, hint: kinds.map(says).join(" "), least: 0.3 }];
   }
 
   function passAtK(benchmark, runs) {
