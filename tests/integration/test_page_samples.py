@@ -368,11 +368,24 @@ def test_runs_without_samples_or_evaluations_say_so(visit):
     expect(tab.locator("#samples [role=status]:visible")).to_contain_text("no answers of evaluations")
 
 
+def test_no_header_hides_what_a_link_leads_to(visit):
+    tab = visit("two")
+    tab.set_viewport_size({"width": 500, "height": 900})
+    tab.locator("nav a[href='#samples']").click()
+    header = tab.locator("header").bounding_box()
+    assert header["height"] > 130  # the runs stand in several lines
+    expect(tab.locator("#samples")).to_be_in_viewport()
+    assert tab.locator("#samples h2").bounding_box()["y"] > header["y"] + header["height"]
+
+
 def test_a_prompt_stands_beside_that_of_another_run(visit):
     tab = visit("two")
     tab.get_by_label("beside").select_option("1")
     expect(tab.locator(".of-run")).to_have_count(2)
     assert "Other 4" in tab.locator(".of-run").nth(1).inner_text()
+    tab.locator(".over-time .time").nth(1).click()
+    assert names(tab)[1] == "Rollout 2, begun by a teacher"
+    tab.go_back()
     tab.locator(".entry").nth(1).click()
     expect(tab.locator(".of-run").nth(1)).to_contain_text("no sample of the prompt at step 1. It has none of this")
     tab.get_by_label("Run", exact=True).select_option("1")

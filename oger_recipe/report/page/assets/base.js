@@ -321,6 +321,9 @@ const Page = (() => {
     document.title = report.runs.map((run) => run.name).join(", ");
     const main = el("main", {});
     document.body.prepend(el("a", { class: "skip", href: "#page" }, "To the content"), frame(), main);
+    const header = document.querySelector("header"); // as high as there are runs
+    const measure = () => document.documentElement.style.setProperty("--header", `${header.offsetHeight}px`);
+    new ResizeObserver(measure).observe(header);
     main.id = "page";
     main.tabIndex = -1;
     const elements = sections.map(({ id, question }) =>

@@ -67,7 +67,8 @@
   /* What a group's rows are called: rollouts are counted; a teacher has its source's name. */
   function names(group) {
     let number = 0;
-    return group.rows.map((row) => (row.source === undefined ? `Rollout ${++number}` : `Teacher ${row.source}`));
+    const ofRollout = (row) => `Rollout ${++number}${row.off_policy ? ", begun by a teacher" : ""}`;
+    return group.rows.map((row) => (row.source === undefined ? ofRollout(row) : `Teacher ${row.source}`));
   }
 
   /* Of how many rollouts of a group how many are right; a teacher that entered is none. */
