@@ -69,15 +69,16 @@ def walk(tmp_path: Path, cache: Path, forks: Forks) -> Walk:
 def commands(block: str) -> Iterator[str]:
     """Yield the commands of a block: a line each, or more where it ends in a backslash or a quote is open."""
     command = ""
-    for line in block.splitlines(keepends=True):
+    for line in block.replace("\\\n", "").splitlines(keepends=True):
         command += line
         try:
-            if shlex.split(command, comments=True) and not command.endswith("\\\n"):
-                yield command
-                command = ""
+            words = shlex.split(command, comments=True)
         except ValueError:  # a quote is open
             continue
-    assert not command.strip() or command.lstrip().startswith("#"), command
+        if words:
+            yield command
+        command = ""
+    assert not command, command
 
 
 def shown(line: str) -> re.Pattern[str]:
