@@ -227,8 +227,9 @@ def test_a_click_shows_a_group_with_its_teacher_beside_the_rollout_that_made_roo
     assert heads[:4] == ["total reward", "advantage", "verifier", "rule"] and "similarity" in heads
     right = tab.locator(".numbers tbody tr").nth(1)
     assert texts(right.locator("td"))[:4] == ["1", "0.5", "1", "1"]
-    assert right.locator(".bar-of .positive").count() == 1
-    assert tab.locator(".numbers tbody tr").nth(0).locator(".bar-of .negative").count() == 1
+    wrong = tab.locator(".numbers tbody tr").nth(0)
+    assert "left: 50%" in right.locator(".bar-of .positive").get_attribute("style")
+    assert "right: 50%" in wrong.locator(".bar-of .negative").get_attribute("style")
 
 
 def test_rows_come_by_rank(visit):
@@ -404,6 +405,7 @@ def test_hostile_texts_are_text(visit):
     hidden = texts(cards.nth(2).locator(".text > .written .hidden-character"))
     assert hidden == ["U+202E", "U+202C", "U+2066", "U+2069", "U+200B", "\u2400", "\u2407", "\u241b"]
     assert cards.nth(3).locator(".written").last.evaluate("each => getComputedStyle(each).direction") == "rtl"
+    assert cards.nth(6).locator(".written").last.evaluate("each => each.scrollWidth <= each.clientWidth")
     assert tab.evaluate("window.ran") is None
     assert tab.evaluate("document.querySelectorAll('#samples img, #samples svg, #samples script').length") == 0
     for width in (900, 1280):  # nothing is wider than the page
