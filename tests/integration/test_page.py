@@ -23,7 +23,7 @@ from oger_recipe.report.page import rollouts
 from oger_recipe.report.page.comparing import comparisons, names_of
 from oger_recipe.report.page.distributions import Numbers
 from oger_recipe.report.page.payload import MOST_NOTES, MOST_POINTS, of_run
-from oger_recipe.report.page.rollouts import LEAST_STEPS, Reading
+from oger_recipe.report.page.rollouts import LEAST_STEPS, Reading, kinds_of
 from oger_recipe.report.page.samples import TEXT_LIMIT, samples_of_run
 from oger_recipe.report.page.sampling import Candidate, choose, spread_out
 from oger_recipe.report.page.write import MOST_BYTES, write_page
@@ -242,6 +242,14 @@ def test_a_row_keeps_what_its_line_has(run: Run) -> None:
     assert rollout["replaced"] and "advantage" not in rollout
     assert (teacher["source"], teacher["advantage"]) == ("deepseek", 0.9)
     assert (last["entropy"], last["graded"], last["errors"]) == (0.12346, False, {"judge": "no reply"})
+
+
+def test_a_row_is_of_several_kinds() -> None:
+    rollout, teacher = replaced("a")
+    assert kinds_of(rollout) == {"right", "replaced"} and kinds_of(teacher) == {"teacher"}
+    guided = row("a", 0.0, off_policy=True, truncated=True)  # a teacher began it, and the policy ended it
+    assert kinds_of(guided) == {"wrong", "truncated"}
+    assert kinds_of(row("a", 0.0, graded=False)) == kinds_of(row("a", 0.0, errors={"judge": "no reply"}))
 
 
 def test_what_became_of_each_problem(run: Run, page: Callable[..., dict[str, Record]]) -> None:

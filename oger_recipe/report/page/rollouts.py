@@ -1,6 +1,5 @@
 """Reads the rollouts of a run from samples/step_*.jsonl, as many as are needed, and never all at once."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.report.groups import sampled_steps
+from oger_recipe.report.run_state import parsed
 
 Row = dict[str, Any]
 
@@ -75,14 +75,6 @@ def read_lines(path: Path) -> Iterator[Line]:
             if row is not None:
                 yield Line(start, len(text), row)
             start += len(text)
-
-
-def parsed(text: bytes) -> Row | None:
-    try:
-        row = json.loads(text) if text.endswith(b"\n") else None
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None
 
 
 def read_again(path: Path, spans: Sequence[tuple[int, int]]) -> Iterator[list[Row]]:
