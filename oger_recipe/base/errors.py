@@ -5,7 +5,7 @@ import re
 _LONGEST = 100  # characters of a value in a message
 # What varies in a reason: what was found, what is in quotes, numbers. A column's name before "must" is kept.
 _VARIES = re.compile(
-    r"""('[^']*' (?:must|has to|is missing))|\bfound .*|'(?:[^'\\]|\\.)*(?:'|$)|"[^"]*(?:"|$)|[-+]?\d[\d.,]*""",
+    r"""('[^']*' (?:must|is missing))|\bfound .*|'(?:[^'\\]|\\.)*(?:'|$)|"[^"]*(?:"|$)|[-+]?\d[\d.,]*""",
     re.DOTALL,
 )
 

@@ -12,7 +12,7 @@ NEGATIVE = re.compile(r"-(?:(?:\d[\d_]*\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity|
 class Range:
     """The numbers from ``low`` to ``high``, both among them unless open, and those of ``also``.
 
-    ``text`` ends the sentence "it has to be ..."; infinity and nan are in no range unless ``also`` names them.
+    ``text`` ends the sentence "it must be ..."; infinity and nan are in no range unless ``also`` names them.
     """
 
     text: str

@@ -303,7 +303,7 @@ def out_of_range(value: Mapping[str, Any], where: Mapping[str, str] | None = Non
             if allowed is None or number is None or number in allowed:
                 continue
             text = allowed.text if math.isfinite(number) else "a finite number"
-            yield f"{key} is {number}: it has to be {text}{places.get(key, '')}"
+            yield f"{key} is {number}: it must be {text}{places.get(key, '')}"
     for key in ORDERED:
         pair = value[key]
         if pair and len(pair) == 2 and pair[0] > pair[1]:

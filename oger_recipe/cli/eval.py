@@ -216,14 +216,14 @@ def _check(sampling: Sampling, model: Model, args: argparse.Namespace) -> None:
     numbers |= {"batch_size": model.batch_size, "tensor_parallel_size": model.tensor_parallel_size}
     for name, number in numbers.items():
         if number is not None and number < 1:
-            raise RecipeError(f"--{name} is {number}: it has to be 1 or more")
+            raise RecipeError(f"--{name} is {number}: it must be 1 or more")
     if not 0 <= sampling.temperature < float("inf"):
-        raise RecipeError(f"--temperature is {sampling.temperature}: it has to be 0 (greedy) or more")
+        raise RecipeError(f"--temperature is {sampling.temperature}: it must be 0 (greedy) or more")
     if sampling.top_k < 1 and sampling.top_k != -1:
-        raise RecipeError(f"--top_k is {sampling.top_k}: it has to be 1 or more, or -1 for all tokens")
+        raise RecipeError(f"--top_k is {sampling.top_k}: it must be 1 or more, or -1 for all tokens")
     for name, share in (("top_p", sampling.top_p), ("gpu_memory_utilization", model.gpu_memory_utilization)):
         if not 0 < share <= 1:
-            raise RecipeError(f"--{name} is {share}: it has to be above 0 and at most 1")
+            raise RecipeError(f"--{name} is {share}: it must be above 0 and at most 1")
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: 
 
 def _prices(args: argparse.Namespace) -> Prices:
     if args.price_per_hour is not None and not args.price_per_hour >= 0:
-        raise RecipeError(f"--price_per_hour is {args.price_per_hour}: it has to be 0 or more")
+        raise RecipeError(f"--price_per_hour is {args.price_per_hour}: it must be 0 or more")
     if args.price_per_million_tokens is None:
         return Prices(per_hour=args.price_per_hour)
     try:
@@ -105,7 +105,7 @@ def _prices(args: argparse.Namespace) -> Prices:
             f"--price_per_million_tokens {args.price_per_million_tokens}: give two numbers, e.g. 0.25,1"
         ) from None
     if not (read >= 0 and written >= 0):
-        raise RecipeError(f"--price_per_million_tokens {args.price_per_million_tokens}: a price has to be 0 or more")
+        raise RecipeError(f"--price_per_million_tokens {args.price_per_million_tokens}: a price must be 0 or more")
     return Prices(per_million_tokens=(read, written))
 
 

@@ -247,9 +247,9 @@ def _check_eval(args: argparse.Namespace) -> None:
     if args.tune is not None and args.threshold is not None:
         raise RecipeError("--tune chooses the threshold that --threshold gives: leave out one of them")
     if args.tune is not None and not 0 < args.tune < 1:
-        raise RecipeError(f"--tune is {args.tune}: it has to be above 0 and below 1")
+        raise RecipeError(f"--tune is {args.tune}: it must be above 0 and below 1")
     if args.picture is not None and args.picture.suffix not in (".png", ".svg"):
-        raise RecipeError(f"--picture {args.picture}: the file has to end in .png or .svg")
+        raise RecipeError(f"--picture {args.picture}: the file must end in .png or .svg")
     for flag in ("out", "picture"):
         if vars(args)[flag] is not None:
             require_writable(f"--{flag}", vars(args)[flag])
@@ -285,15 +285,15 @@ def _label(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: lis
     numbers = {name: vars(args)[name] for name in ("n", "max_new_tokens", "batch_size")}
     for name, number in numbers.items():
         if number < 1:
-            raise RecipeError(f"--{name} is {number}: it has to be 1 or more")
+            raise RecipeError(f"--{name} is {number}: it must be 1 or more")
     if not 0 < args.temperature < float("inf"):
-        raise RecipeError(f"--temperature is {args.temperature}: it has to be above 0, or all rollouts are the same")
+        raise RecipeError(f"--temperature is {args.temperature}: it must be above 0, or all rollouts are the same")
     flags += data_flags(args)
     flags += [f"--actor.model_name_or_path={args.model}"] if args.model else []
     settings = settings_of_run(args.recipe, flags, parser)
     require_writable("--out", args.out)
     if args.out.suffix != ".jsonl":
-        raise RecipeError(f"--out {args.out}: the file has to end in .jsonl")
+        raise RecipeError(f"--out {args.out}: the file must end in .jsonl")
     if args.out.exists():
         raise RecipeError(f"--out {args.out} exists: remove it, or choose another one")
     sampling = Sampling(args.n, args.temperature, max_new_tokens=args.max_new_tokens, seed=args.seed)

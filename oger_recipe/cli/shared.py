@@ -121,7 +121,7 @@ def require_entry(args: argparse.Namespace, what: str) -> None:
     if (args.recipe is None) != (args.source is None):
         raise RecipeError(f"give --recipe and --source together: the recipe, and the name of the {what} in it")
     if args.limit is not None and args.limit < 1:
-        raise RecipeError(f"--limit is {args.limit}: it has to be 1 or more")
+        raise RecipeError(f"--limit is {args.limit}: it must be 1 or more")
 
 
 def entry_of(

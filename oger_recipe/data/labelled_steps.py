@@ -46,7 +46,7 @@ class _Row:
     where: str
 
     def wrong(self, field: str, needed: str, found: Any) -> RecipeError:
-        return RecipeError(f"{self.where}: '{field}' has to be {needed}, found {shown(found)}")
+        return RecipeError(f"{self.where}: '{field}' must be {needed}, found {shown(found)}")
 
     def text(self, field: str) -> str:
         value = self.record.get(field)

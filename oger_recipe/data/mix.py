@@ -113,7 +113,7 @@ def _checked(document: Any, kind: type, where: str) -> dict[str, Any]:
         if value is None and field.default is not MISSING:
             continue
         if type(value) is not expected or (expected is not bool and not value) or (type(value) is int and value < 1):
-            raise RecipeError(f"{where}: '{field.name}' has to be {_IN_WORDS[expected]}, found {value!r}")
+            raise RecipeError(f"{where}: '{field.name}' must be {_IN_WORDS[expected]}, found {value!r}")
     return {key: value for key, value in document.items() if value is not None}
 
 

@@ -69,7 +69,7 @@ def grade_samples(samples: Sequence[Sample]) -> list[Graded]:
 def _answer(query: str, prompt: str, label: str) -> Answer:
     answer: Answer = labelled_answer(json.loads(label), _response_of(query, prompt))
     if not all(isinstance(text, str) for text in answer[:3]) or not isinstance(answer[3], dict):
-        raise ValueError("task, answer and response have to be texts, options an object")
+        raise ValueError("task, answer and response must be texts, options an object")
     return answer
 
 

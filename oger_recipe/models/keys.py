@@ -203,7 +203,7 @@ class ModelKeys(Keys):
                 "engine: other scorers need the end of the text; use worst, or drop_group"
             )
         if not _VARIABLE.fullmatch(self.api_key_env):  # not shown: it may be a key
-            yield "api_key_env has to be the name of an environment variable: capitals, digits and '_'"
+            yield "api_key_env must be the name of an environment variable: capitals, digits and '_'"
         else:
             yield from _of_addresses(self.urls, self.api_key_env)
 

@@ -118,7 +118,7 @@ def check_adapter(keys: ProcessKeys) -> None:
     except Exception as error:  # whatever can be wrong with its files
         raise RecipeError(f"adapter {keys.adapter} cannot be read: {error}") from error
     if kind != "LORA":
-        raise RecipeError(f"adapter {keys.adapter} is of type {kind.value}, and has to be LoRA")
+        raise RecipeError(f"adapter {keys.adapter} is of type {kind.value}, and must be LoRA")
 
 
 def _saved_whole(keys: ProcessKeys) -> list[str]:

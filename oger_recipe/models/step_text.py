@@ -31,7 +31,7 @@ class StepWriter:
         self._tag_ids = [tag] if isinstance(tag, int) else plain_tokens(tokenizer, tag)
         if self._format.whole and len(self._tag_ids) != 1:
             raise RecipeError(
-                f"tag {tag!r} is {len(self._tag_ids)} tokens of {keys.tokenizer_files[0]}, and has to be one: is it "
+                f"tag {tag!r} is {len(self._tag_ids)} tokens of {keys.tokenizer_files[0]}, and must be one: is it "
                 "the tokenizer of this PRM, and the format the right one?"
             )
         if self._format.chat and not tokenizer.chat_template:
@@ -92,7 +92,7 @@ def verdict_tokens(keys: ProcessKeys, tokenizer: Any) -> tuple[int, int]:
     for name, token in (("bad", keys.written.bad), ("good", keys.written.good)):
         ids = [token] if isinstance(token, int) else plain_tokens(tokenizer, str(token))
         if len(ids) != 1:
-            raise RecipeError(f"{name} {token!r} is {len(ids)} tokens of {keys.tokenizer_files[0]}, and has to be one")
+            raise RecipeError(f"{name} {token!r} is {len(ids)} tokens of {keys.tokenizer_files[0]}, and must be one")
         found += ids
     bad, good = found
     if bad == good:

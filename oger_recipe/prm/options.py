@@ -45,7 +45,7 @@ class Training:
         for each in fields(self):
             value, allowed = getattr(self, each.name), each.metadata["range"]
             if value is not None and allowed is not None and value not in allowed:
-                yield f"--{each.name} is {value}: it has to be {allowed.text}"
+                yield f"--{each.name} is {value}: it must be {allowed.text}"
         if self.batch_size % self.micro_batch_size:
             yield f"--batch_size {self.batch_size} is not a multiple of --micro_batch_size {self.micro_batch_size}"
         if self.lora_alpha is not None and self.lora_rank is None:

@@ -47,18 +47,18 @@ def value_problem(name: str, value: Any, hint: Any, known: Mapping[str, Any]) ->
     if known["choices"] is not None:
         return None if isinstance(value, str) and value in known["choices"] else unknown(name, value, known["choices"])
     if any(get_origin(each) is Mapping for each in types):
-        return None if _is_json(value) else f"{name} {value!r}: it has to be a mapping of names to values of JSON"
+        return None if _is_json(value) else f"{name} {value!r}: it must be a mapping of names to values of JSON"
     if bool in types:
-        return None if isinstance(value, bool) else f"{name} {value!r}: it has to be true or false"
+        return None if isinstance(value, bool) else f"{name} {value!r}: it must be true or false"
     if str in types and isinstance(value, str) and value:
         return None
     or_text = "a text" if str in types else ""
     if or_text and int not in types:
-        return f"{name} {value!r}: it has to be {or_text}"
+        return f"{name} {value!r}: it must be {or_text}"
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or value not in known["range"] or (float not in types and value != int(value)):
         whole = "" if float in types else "a whole number, "
-        return f"{name} {value!r}: it has to be {or_text and or_text + ' or '}{whole}{known['range'].text}"
+        return f"{name} {value!r}: it must be {or_text and or_text + ' or '}{whole}{known['range'].text}"
     return None
 
 

@@ -130,7 +130,7 @@ class Keys:
         weight = entry.get("weight", 1)
         is_below = isinstance(weight, int | float) and weight < 0
         if is_below and cls.if_below:
-            yield f"weight {weight}: it has to be 0 or more for kind {entry.get('kind')}: {cls.if_below}"
+            yield f"weight {weight}: it must be 0 or more for kind {entry.get('kind')}: {cls.if_below}"
         if entry.get("combine") == "mul" and (is_below or cls.is_length):
             what = f"weight {weight}" if is_below else f"kind {entry.get('kind')}"
             yield f"combine mul with {what}: values below 0 would turn the total's sign; use combine add"

@@ -34,7 +34,7 @@ _ENTROPY = (
 @dataclass(frozen=True)
 class AdvantageSettings(Section):
     title: ClassVar[str] = "oger.advantage"
-    about: ClassVar[str] = "truncated rollouts, baseline, weights of teacher tokens"
+    about: ClassVar[str] = "penalties of truncated rollouts, the baseline, weights of teacher tokens"
 
     non_stop_penalty: float = setting(
         0.0,
@@ -60,7 +60,7 @@ class AdvantageSettings(Section):
     )
     prefix_reward_weight_beta: float = setting(1.0, "weight of the advantage on the policy's own tokens", range=WEIGHT)
     use_sft_prefix_reward: bool = setting(
-        False, "give teacher tokens a fixed advantage in place of the group's", needs=_TEACHER_ADVANTAGES
+        False, "give teacher tokens a fixed advantage instead of the group's", needs=_TEACHER_ADVANTAGES
     )
     sft_prefix_reward_weight: float = setting(
         1.0,
@@ -80,7 +80,7 @@ class BonusSettings(Section):
     )
     bonus_schedule: str = setting(
         "constant",
-        "how beta moves over the steps, from bonus_weight to bonus_weight_end",
+        "schedule of beta over the steps, from bonus_weight to bonus_weight_end",
         choices=SCHEDULES,
         needs=_LISTED,
     )
@@ -94,7 +94,7 @@ class BonusSettings(Section):
         True, "reward divergence (1 - similarity); false rewards similarity", needs=_BONUS
     )
     similarity_reverse_fail: bool = setting(
-        False, "pay wrong rollouts by the opposite measure: closeness to the teachers", needs=_BONUS
+        False, "pay wrong rollouts for the opposite: closeness to the teachers", needs=_BONUS
     )
     similarity_shaping: str = setting(
         "none", "map applied to the rewarded measure before it is weighted", choices=_SHAPINGS, needs=_BONUS

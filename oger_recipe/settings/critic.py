@@ -17,12 +17,12 @@ _CRITIC = need("algo.advantage.estimator", *CRITIC_ESTIMATORS)
 @dataclass(frozen=True)
 class CriticSettings(Section):
     title: ClassVar[str] = "oger.critic"
-    about: ClassVar[str] = "the loss and the head of the critic, if there is one"
+    about: ClassVar[str] = "loss and value head of the critic, if there is one"
     prefix: ClassVar[str] = "critic."
 
     huber_delta: float | None = setting(
         None,
-        "use Huber's loss of values: squared up to this error, linear beyond (default: squared)",
+        "use the Huber loss for values: squared up to this error, linear beyond (default: squared)",
         range=POSITIVE,
         needs=_CRITIC,
     )
@@ -35,7 +35,7 @@ class CriticSettings(Section):
         resume=OF_WEIGHTS,
     )
     head_only: bool = setting(
-        False, "train the value head alone; the network stays as it was loaded", needs=_CRITIC, resume=OF_OPTIMIZER
+        False, "train only the value head and freeze the network", needs=_CRITIC, resume=OF_OPTIMIZER
     )
 
     def of_network(self, saved: list[int] | None) -> list[int]:

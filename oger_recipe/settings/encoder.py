@@ -31,16 +31,16 @@ class EmbeddingSettings(Section):
     embedding_revision: str | None = setting(None, "revision of a hub model", needs=_EMBEDS)
     embedding_url: str | None = setting(
         None,
-        "OpenAI-compatible endpoint (.../v1) that serves embedding_model; then it is not loaded here",
+        "OpenAI-compatible endpoint (.../v1) that serves embedding_model, which is then not loaded here",
         needs=_EMBEDS,
     )
     similarity_reranker: str | None = setting(
-        None, "cross-encoder that scores (rollout, teacher) in place of the embeddings", needs=COMPARED
+        None, "cross-encoder that scores (rollout, teacher) pairs; replaces the embeddings", needs=COMPARED
     )
     embedding_trust_remote_code: bool = setting(
-        False, "run code that the encoder's or the reranker's folder or repository brings"
+        False, "run code from the folder or repository of the encoder or reranker"
     )
-    embedding_max_tokens: int = setting(256, "tokens that the encoder reads at a time", range=COUNT, needs=_READS)
+    embedding_max_tokens: int = setting(256, "context of the encoder, in tokens", range=COUNT, needs=_READS)
     embedding_part: str = setting(
         "all",
         "part of a trajectory to read: all, its thought (before the last </think>), or its answer (after it)",
@@ -55,7 +55,7 @@ class EmbeddingSettings(Section):
     )
     max_embedding_error_rate: float = setting(
         0.0,
-        "stop when a larger share of a step's texts could not be embedded",
+        "stop the run when more than this share of a step's texts could not be embedded",
         range=SHARE,
         needs=Need(
             f"{COMPARED.text}, by embeddings and not by oger.similarity_reranker",
@@ -69,7 +69,10 @@ class EmbeddingSettings(Section):
         needs=_EMBEDS,
     )
     embedding_cache: str = setting(
-        "~/.cache/oger/embeddings", "folder of teachers' embeddings, shared by runs", needs=_EMBEDS, resume=FREE
+        "~/.cache/oger/embeddings",
+        "cache folder for embeddings of teachers, shared by runs",
+        needs=_EMBEDS,
+        resume=FREE,
     )
 
     @property

@@ -17,8 +17,8 @@ OWN = "oger."  # what the recipe's own flags begin with
 # Why a resumed run has to keep a setting; FREE: it may change it, and nothing is said.
 FREE = ""
 OF_OPTIMIZER = "the checkpoint holds the optimizer and its schedule; another value would have no effect"
-OF_STEPS = "a step would be of another size than those before"
-OF_DATA = "the place in the data is a number of prompts"
+OF_STEPS = "the steps would have another size than the steps before"
+OF_DATA = "the position in the data is counted in prompts"
 OF_LENGTHS = f"other prompts would be left out, and {OF_DATA}"
 OF_WEIGHTS = "the checkpoint holds the weights"
 

@@ -16,7 +16,7 @@ from oger_recipe.settings.rollouts import RolloutSettings
 @dataclass(frozen=True)
 class VerifierSettings(Section):
     title: ClassVar[str] = "oger.grading"
-    about: ClassVar[str] = "verifiers, where they look for answers, limits of grading"
+    about: ClassVar[str] = "verifiers, where they look for answers, and limits of grading"
 
     task_name: str | None = setting(
         None, "verifier of rows without a 'task' column: a name or package.module:function"
@@ -32,20 +32,22 @@ class VerifierSettings(Section):
         "where a GSM8K answer is (default: where the prompt template asks for it, else the last number)",
         choices=GSM8K_FORMATS,
     )
-    gsm8k_strict_oat: bool = setting(False, "compare GSM8K answers as texts, as OAT does")
+    gsm8k_strict_oat: bool = setting(False, "compare GSM8K answers as strings, as OAT does")
     countdown_strict_oat: bool = setting(False, "score Countdown as OAT does, loopholes included")
     verifiers: tuple[str, ...] = setting((), "your own: task=package.module:function")
     allow_task: tuple[str, ...] = setting(
         (), "import paths (package.module:function) that rows may name as their task; no others are imported"
     )
     verifier_path: tuple[str, ...] = setting(
-        (), "folders of your own verifiers' modules (default: the recipe file's and the working directory)"
+        (), "folders to import your own verifiers from (default: the recipe file's and the working directory)"
     )
     grading_workers: int | None = setting(
-        None, "processes that grade, per engine (default: cores, at most 8)", range=COUNT, resume=FREE
+        None, "grading processes per engine (default: cores, at most 8)", range=COUNT, resume=FREE
     )
-    grading_time_limit: float = setting(5.0, "most seconds to grade one answer", range=POSITIVE, resume=FREE)
-    grading_memory_limit: int = setting(2048, "most MiB to grade one answer", range=COUNT, resume=FREE)
+    grading_time_limit: float = setting(
+        5.0, "time limit for grading one answer, in seconds", range=POSITIVE, resume=FREE
+    )
+    grading_memory_limit: int = setting(2048, "memory limit for grading one answer, in MiB", range=COUNT, resume=FREE)
 
     @property
     def own(self) -> dict[str, str]:
@@ -72,7 +74,9 @@ class VerifierSettings(Section):
         chosen = {task: spec.options for task, spec in (VERIFIERS | own).items() if spec is not None}
         names = {key for keys in chosen.values() for key in keys.values()}
         if unknown := names - {each.name for each in fields(self)}:
-            raise RecipeError(f"oger.verifiers: a TaskSpec's options name no setting of grading: {', '.join(unknown)}")
+            raise RecipeError(
+                f"oger.verifiers: options of a TaskSpec that are not settings of grading: {', '.join(unknown)}"
+            )
         set_here = {each.name for each in fields(self) if getattr(self, each.name) != each.default}
         given = {
             task: {name: getattr(self, key) for name, key in keys.items() if key in set_here}
@@ -106,7 +110,7 @@ def grading_problems(value: Mapping[str, Any]) -> Iterator[str]:
     yield from answer_places(value)
     verifiers = VerifierSettings.of(value)
     if not verifiers.math_extract:
-        yield "oger.math_extract is empty: name the places where a math answer is looked for, e.g. boxed"
+        yield "oger.math_extract is empty: name the places to look for a math answer, e.g. boxed"
     try:
         own = verifiers.own
     except RecipeError as error:

@@ -34,7 +34,7 @@ def _updates_again(oger: Any, value: Mapping[str, Any]) -> bool:
 @dataclass(frozen=True)
 class LossSettings(Section):
     title: ClassVar[str] = "oger.loss"
-    about: ClassVar[str] = "the loss of teacher tokens and of rollouts"
+    about: ClassVar[str] = "loss of teacher tokens and of rollouts"
 
     off_policy_reshape: str = setting(
         "p_div_p_0.1", "f(p) of teacher tokens: no_reshape, logp, ..., p_div_p_<gamma>", needs=_RESHAPED
@@ -57,7 +57,7 @@ class LossSettings(Section):
         1.0, "weight of the supervised loss under off_policy_loss sft", range=WEIGHT, needs=_SUPERVISED
     )
     on_policy_reshape: str = setting(
-        "no_reshape", "reshape rollout tokens' ratio, by the same names; no_reshape: the plain ratio"
+        "no_reshape", "reshape the ratio of rollout tokens: one of the same names; no_reshape: the plain ratio"
     )
     on_policy_reshape_weight: float = setting(
         0.1, "c of p_logp", range=WEIGHT, needs=_read("on_policy_reshape_weight")
@@ -66,22 +66,24 @@ class LossSettings(Section):
     all_max_clip: float | None = setting(None, "leave tokens with a larger probability out of the loss", range=WEIGHT)
     loss_remove_clip: bool = setting(False, "do not clip rollout tokens (PPO's clipping)")
     loss_aggregation: str = setting(
-        "constant", "how token losses become one number; constant: sum / (rows * L_max)", choices=AGGREGATIONS
+        "constant", "how token losses are aggregated; constant: sum / (rows * L_max)", choices=AGGREGATIONS
     )
     ratio_level: str = setting(
         "token",
-        "unit that has a ratio, a clip and a loss: each token, or each step of reasoning of a rollout; with step, "
-        "ppo_kl, approx_kl, clip_fraction and on_policy_* are over steps, and the entropy bonus stays over tokens",
+        "what has its own ratio, clip and loss: each token, or each step of reasoning of a rollout. With step, "
+        "ppo_kl, approx_kl, clip_fraction and on_policy_* are over steps; the entropy bonus is still over tokens",
         choices=RATIO_LEVELS,
     )
     kl_stop: float | None = setting(
         None,
         "skip the remaining optimizer steps on a batch of rollouts once approx_kl (k3 from the rollouts' policy to "
-        "the trained one, per ratio_level, in the last optimizer step) is above this; the critic goes on",
+        "the trained one, per ratio_level, in the last optimizer step) is above this; the critic keeps training",
         range=POSITIVE,
         needs=Need(
             "more than one optimizer step on a batch of rollouts: train.max_epochs, or a smaller train.batch_size",
             _updates_again,
         ),
     )
-    chunked_token_stats: bool = setting(True, "compute logits a few tokens at a time and keep none")
+    chunked_token_stats: bool = setting(
+        True, ("compute logits for a few tokens at a time and keep none, to save memory")
+    )

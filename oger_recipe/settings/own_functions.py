@@ -65,4 +65,6 @@ def _try(function: Callable[..., Any], arguments: str, given: tuple[Tensor | Non
     if not torch.equal(mine, first):
         raise ValueError(f"writes into its first argument {called}: return a new tensor")
     if not found.isfinite().all():
-        raise ValueError(f"returns {found.tolist()} {called} where the first is {first.tolist()}, not finite numbers")
+        raise ValueError(
+            f"returns {found.tolist()} {called} where the first is {first.tolist()}, which are not finite numbers"
+        )

@@ -17,9 +17,9 @@ Written by `python -m oger_recipe.settings.page > docs/settings.md`, from the fi
 
 Each setting is a flag of `oger train`, `--oger.bonus_weight 0.5`, and a line of a recipe file,
 `oger: {bonus_weight: 0.5}`. `oger train --help SECTION` shows a section in the terminal, OpenRLHF's own flags too.
-A value outside of what it may be is refused before anything starts; nan and infinity always are. Where something is
-missing that a setting needs, it has no effect, and a note says so. A resumed run has to keep what is *fixed*; it may
-change what is *free*, and all else with a note.
+A value outside of *allowed* is refused before anything starts; so are nan and infinity. A setting without what it
+*needs* has no effect, and a note says so. A resumed run must keep *fixed* settings. It may change *free* ones, and
+*noted* ones with a note.
 """
 
 
@@ -30,7 +30,7 @@ def page() -> str:
 
 def _section(section: type[Section]) -> Iterator[str]:
     yield f"## {section.title}: {section.about}\n"
-    yield "| flag | default | may be | resumed | meaning |\n|---|---|---|---|---|"
+    yield "| flag | default | allowed | on resume | meaning |\n|---|---|---|---|---|"
     for each in section.settings():
         meaning, default = _said(each)
         needs = "".join(f"; needs {need.text}" for need in each.needs)
@@ -40,14 +40,14 @@ def _section(section: type[Section]) -> Iterator[str]:
 
 def _upstream() -> Iterator[str]:
     """Yield what is declared of OpenRLHF's flags; those with the same rules share a row."""
-    yield "## OpenRLHF's flags\n\n| flags | may be | resumed | needs |\n|---|---|---|---|"
+    yield "## OpenRLHF's flags\n\n| flags | allowed | on resume | needs |\n|---|---|---|---|"
     flags: dict[Rules, list[str]] = {}
     for flag, rules in upstream.RULES.items():
         flags.setdefault(rules, []).append(f"`--{flag}`")
     for rules, names in flags.items():
         needs = ", and ".join(need.text for need in rules.needs)
         yield _row(", ".join(names), rules.range.text if rules.range else "", _resumed(rules), needs)
-    yield "\nAny other may be all that OpenRLHF takes, and a resumed run may change it, with a note.\n"
+    yield "\nAll other flags take what OpenRLHF takes; a resumed run may change them, with a note.\n"
 
 
 def _resumed(rules: Rules) -> str:
@@ -62,7 +62,7 @@ def _sources() -> Iterator[str]:
     """Yield the keys of oger.reward.sources' entries: those of all, and those that kinds add, each class once."""
     yield "## The keys of an entry of oger.reward.sources\n"
     kinds = ", ".join(f"`{kind}`" for kind in KINDS)
-    yield f"The kinds are {kinds}, and `package.module:name` of your own. All have:\n"
+    yield f"The kinds are {kinds}, and `package.module:name` of your own. All kinds have:\n"
     yield from _keys([(each, SourceSpec) for each in COMMON])
     of_kinds = [(f"`{name}`", keys) for name, keys in KINDS.items()]
     of_kinds += [
@@ -80,12 +80,12 @@ def _sources() -> Iterator[str]:
     for names, listed in tables.items():
         yield f"{names}:\n"
         yield from _keys(listed)
-    yield "A class of your own has the keyword arguments that it is made with.\n"
+    yield "A class of your own has the keyword arguments of its constructor as keys.\n"
 
 
 def _keys(listed: Sequence[tuple[Field[Any], type]]) -> Iterator[str]:
     """Yield the table of these fields, each with its class."""
-    yield "| key | default | may be | meaning |\n|---|---|---|---|"
+    yield "| key | default | allowed | meaning |\n|---|---|---|---|"
     for each, of in listed:
         hints = get_type_hints(of)
         known, types = each.metadata, get_args(hints[each.name]) or (hints[each.name],)
@@ -119,7 +119,7 @@ def _may_be(setting: Setting) -> str:
     if setting.choices:
         allowed = ", ".join(f"`{choice}`" for choice in setting.choices)
     elif setting.range and setting.read in (int, float):
-        allowed = f"whole, {setting.range.text}" if setting.read is int else setting.range.text
+        allowed = f"integer, {setting.range.text}" if setting.read is int else setting.range.text
     else:
         allowed = "on or off" if setting.read is bool else "text" if setting.read is str else "mapping"
     return f"several: {allowed}" if setting.many else allowed

@@ -86,7 +86,9 @@ def _settings(path: Path, children: tuple[Path, ...], mistakes: list[str]) -> di
             if not isinstance(node, yaml.ScalarNode) or not parent.is_file():
                 mistakes.append(f"{_at(path, node)}: '{EXTENDS}' names a recipe file that does not exist: {parent}")
             elif parent.resolve() in (path.resolve(), *children):
-                mistakes.append(f"{_at(path, node)}: '{EXTENDS}: {node.value}' leads back to this file")
+                mistakes.append(
+                    f"{_at(path, node)}: '{EXTENDS}: {node.value}' is circular: it leads back to this file"
+                )
             else:
                 settings = _settings(parent, (*children, path.resolve()), mistakes)
         elif key in own:  # once nested, once dotted
@@ -147,7 +149,7 @@ def _leaves(
     seen: set[str] = set()
     for key_node, value in _entries(node, is_root=not prefix):
         if not isinstance(key_node, yaml.ScalarNode):
-            mistakes.append(f"{_at(path, key_node)}: the name of a setting is plain text, not a list or mapping")
+            mistakes.append(f"{_at(path, key_node)}: the name of a setting must be plain text, not a list or mapping")
         elif key_node.value in seen:
             mistakes.append(f"{_at(path, key_node)}: '{prefix}{key_node.value}' is set twice")
         else:
@@ -198,10 +200,10 @@ def _no_setting(key: str, node: yaml.Node, actions: Mapping[str, argparse.Action
     if any(name.startswith(key + ".") for name in actions):
         if node.tag == _NULL:
             return
-        raise RecipeError(f"{where}: '{key}' is a section: its settings go below it, one a line")
+        raise RecipeError(f"{where}: '{key}' is a section: write its settings below it, one per line")
     above = key.rpartition(".")[0]
     if isinstance(actions.get(above), ListAction):
-        raise RecipeError(f"{where}: '{above}' takes a list; of mappings each begins with a dash")
+        raise RecipeError(f"{where}: '{above}' takes a list: begin each of its mappings with a dash")
     near = difflib.get_close_matches(key, actions, n=1, cutoff=0.5)
     hint = f"; did you mean '{near[0]}'?" if near else ""
     is_section = any(name.startswith(key.partition(".")[0] + ".") for name in actions)

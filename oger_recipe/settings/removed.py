@@ -2,13 +2,13 @@
 
 from typing import Any
 
-_WATCH = "the limit is {limit}, and --no-oger.reward.watch puts off all warnings of this kind"
+_WATCH = "the limit is {limit}, and --no-oger.reward.watch turns off all warnings of this kind"
 
 # Flag -> what its default was, and what holds now.
 REMOVED: dict[str, tuple[Any, str]] = {
     "oger.embedding_batch_size": (
         32,
-        "the encoder takes 32 trajectories at a time, and fewer where oger.embedding_max_tokens is above 256",
+        "the encoder embeds 32 trajectories at a time, and fewer if oger.embedding_max_tokens is above 256",
     ),
     "oger.reward.watch_length_correlation": (0.5, _WATCH.format(limit=0.5)),
     "oger.reward.watch_format_correlation": (0.9, _WATCH.format(limit=0.9)),

@@ -29,27 +29,27 @@ def named_source(item: Any) -> dict[str, Any]:
 @dataclass(frozen=True)
 class RewardSettings(Section):
     title: ClassVar[str] = "oger.reward"
-    about: ClassVar[str] = "what a reward is made of"
+    about: ClassVar[str] = "the sources that make up the reward"
     prefix: ClassVar[str] = "reward."
 
     sources: tuple[Mapping[str, Any], ...] = setting(
         (),
-        "sources of the reward, mappings with name and kind; on the command line one JSON list "
-        "(default: the verifier, and the exploration bonus on top)",
+        "sources of the reward: a list of mappings with name and kind; on the command line a JSON list (default: "
+        "the verifier, and the exploration bonus on top)",
         read=named_source,
     )
     on_error: str = setting(
         "zero",
-        "what happens when a source fails and the answer is not the cause: its value is 0 (zero), it counts as not "
-        "listed (neutral), the group has no advantage in this step (drop_group), or the run stops (stop, at any "
-        "failure); a failure that the answer causes gets the source's worst value",
+        "what to do when a source fails and the answer is not the cause: give it the value 0 (zero), leave it "
+        "out for the row (neutral), give the group no advantage in this step (drop_group), or stop the run "
+        "(stop, at any failure). A failure that the answer causes gets the source's worst value",
         choices=ON_ERROR,
     )
     max_error_rate: float = setting(
         0.5,
-        "stop before training a step in which a source failed on a larger share of the rows it was asked about, not "
-        "counting rows too long for its model (1: never); steps of fewer than 8 such rows count together; the "
-        "verifier has oger.max_reward_error_rate",
+        "stop the run, before it trains on the step, when a source failed on more than this share of the rows it "
+        "was asked about (1: never). Rows too long for its model do not count; steps with fewer than 8 rows "
+        "count together; the verifier has oger.max_reward_error_rate",
         range=SHARE,
         needs=Need(
             "a source besides verifier and bonus (oger.reward.sources)",
@@ -58,9 +58,9 @@ class RewardSettings(Section):
     )
     engine_memory_gb: float | None = setting(
         None,
-        "main memory (GiB) that engines of reward models may keep between their turns without CUDA, where they cannot "
-        "sleep; 0: each ends after its turn (default: each stays from its second turn on, while a quarter of the "
-        "machine's memory is free)",
+        "main memory (GiB) that engines of reward models may keep between their turns on a machine without CUDA, "
+        "where they cannot sleep; 0: shut each down after its turn (default: from its second turn on each stays "
+        "loaded while a quarter of the machine's memory is free)",
         range=WEIGHT,
         needs=Need(
             "a source whose model runs in an engine (oger.reward.sources)",
@@ -69,15 +69,15 @@ class RewardSettings(Section):
     )
     cache: str = setting(
         "~/.cache/oger/verdicts",
-        "folder of the replies of judges and heads, shared between runs; empty: keep none",
+        "cache folder for replies of judges and heads, shared by runs; empty: no cache",
         needs=Need("a source that asks a model (oger.reward.sources)", lambda oger, value: oger.reward.asks_models),
         resume=FREE,
     )
-    watch_steps: int = setting(10, "steps over which the watch over the sources looks back", range=COUNT)
+    watch_steps: int = setting(10, "steps that oger.reward.watch looks back over", range=COUNT)
     watch: bool = setting(
         True,
-        "warn of a source that pays for length or form, or orders answers against the rule, and of held-out accuracy "
-        "that falls while the trained reward rises",
+        "warn when a source pays for length or form, or ranks answers against the rule, and when held-out "
+        "accuracy falls while the trained reward rises",
     )
 
     @property

@@ -13,28 +13,30 @@ class RolloutSettings(Section):
     title: ClassVar[str] = "oger.rollouts"
     about: ClassVar[str] = "prompt templates, stops, prepared data"
 
-    data_cache: str = setting("~/.cache/oger/data", "folder of prepared prompts and teachers, by content", resume=FREE)
+    data_cache: str = setting(
+        "~/.cache/oger/data", ("cache folder for prepared prompts and teachers, keyed by content"), resume=FREE
+    )
     data_cache_gb: float = setting(
         50.0,
-        "most GB that it takes: what was used longest ago is removed; 0: nothing is kept",
+        "size limit of data_cache in GB: the least recently used entries are removed; 0: no cache",
         range=WEIGHT,
         resume=FREE,
     )
     prompt_template: str | None = setting(
-        None, "named prompt format, which replaces data.apply_chat_template", choices=TEMPLATES
+        None, "named prompt format; replaces data.apply_chat_template", choices=TEMPLATES
     )
     max_prompt_length: int | None = setting(
         None, "longest prompt in tokens (default: what data.max_len allows)", range=COUNT, resume=OF_LENGTHS
     )
     overlong_prompts: str = setting(
         "drop",
-        "leave longer prompts out and count them (drop), or do not start the run (refuse)",
+        "leave longer prompts out and count them (drop), or refuse to start (refuse)",
         choices=("drop", "refuse"),
     )
     top_k: int = setting(-1, "top-k of the rollouts; -1: all tokens", range=TOP_K)
     stop: tuple[str, ...] = setting((), "texts that end a response (default: the prompt template's)")
     stop_kept: tuple[str, ...] = setting(
-        ("</answer>",), "those of the stop texts that belong to the response; others are cut off before grading"
+        ("</answer>",), "the stop texts to keep in the response; the others are cut off before grading"
     )
     stop_token_ids: tuple[int, ...] = setting(
         (), "tokens that end a response (default: the prompt template's)", range=COUNT_OR_NONE

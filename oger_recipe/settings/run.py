@@ -26,17 +26,21 @@ class RunSettings(Section):
     )
     total_training_steps: int | None = setting(
         None,
-        "stop after this many steps; 0: only evaluate, after oger.sft if that is set (default: after the episodes)",
+        "stop after this many steps; 0: only evaluate, after oger.sft if that is set (default: all steps of the "
+        "episodes)",
         range=COUNT_OR_NONE,
         resume=FREE,
     )
     val_before_train: bool = setting(True, "evaluate on --eval.dataset before the first step", resume=FREE)
     val_after_train: bool = setting(True, "evaluate on --eval.dataset after the last step", resume=FREE)
     samples_steps: int = setting(
-        1, "write the rollouts of the first step, and of every N-th step, to samples/ (1: of every step)", range=COUNT
+        1, "write the rollouts of the first and of every N-th step to samples/ (1: of every step)", range=COUNT
     )
     logical_gpus: int | None = setting(
-        None, "GPUs declared to Ray where there is no CUDA (default: as many as are asked)", range=COUNT, resume=FREE
+        None,
+        "GPUs to declare to Ray on a machine without CUDA (default: as many as the run needs)",
+        range=COUNT,
+        resume=FREE,
     )
     trackers: tuple[str, ...] = setting(
         (),
@@ -45,21 +49,21 @@ class RunSettings(Section):
         choices=TRACKERS,
         resume=FREE,
     )
-    verbose: bool = setting(False, "show the log of every worker, not only the progress", resume=FREE)
-    trust_remote_code: bool = setting(False, "run code that the model's folder or repository brings")
+    verbose: bool = setting(False, "show the logs of all workers, not only the progress", resume=FREE)
+    trust_remote_code: bool = setting(False, "run code from the model's folder or repository")
 
 
 @dataclass(frozen=True)
 class EvalSettings(Section):
     title: ClassVar[str] = "oger.eval"
-    about: ClassVar[str] = "settings of evaluation that differ from those of rollouts"
+    about: ClassVar[str] = "settings of the evaluation that differ from those of rollouts"
     prefix: ClassVar[str] = "eval."
     resume: ClassVar[str] = FREE
 
-    top_p: float | None = setting(None, "nucleus of the evaluation (default: rollout.top_p)", range=PART)
+    top_p: float | None = setting(None, "top-p (nucleus) of the evaluation (default: rollout.top_p)", range=PART)
     top_k: int = setting(-1, "top-k of the evaluation; -1: all tokens", range=TOP_K)
     max_new_tokens: int | None = setting(
-        None, "tokens of an evaluated response (default: rollout.max_new_tokens)", range=COUNT
+        None, "longest response of the evaluation, in tokens (default: rollout.max_new_tokens)", range=COUNT
     )
     max_samples: int | None = setting(
         None, "problems to evaluate on, from the start of the dataset (default: all)", range=COUNT
@@ -102,13 +106,14 @@ class SftSettings(Section):
 @dataclass(frozen=True)
 class GuardSettings(Section):
     title: ClassVar[str] = "oger.guards"
-    about: ClassVar[str] = "when a run stops by itself"
+    about: ClassVar[str] = "when a run stops itself"
 
     max_reward_error_rate: float = setting(
-        0.05, "stop when a larger share of a step's rollouts could not be graded", range=SHARE
+        0.05, "stop the run when more than this share of a step's rollouts could not be graded", range=SHARE
     )
     max_logprob_difference: float | None = setting(
         None,
-        "stop when engine and policy differ by more (mean |log p| per token; default: 3 times the value of step 1)",
+        "stop the run when engine and policy differ by more than this (mean |log p| per token; default: 3 times "
+        "the value of step 1)",
         range=WEIGHT,
     )

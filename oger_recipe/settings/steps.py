@@ -19,7 +19,7 @@ def _are_used(oger: Any, value: Mapping[str, Any]) -> bool:
 
 _USED = Need(
     "steps of reasoning: a source that reads them (oger.reward.sources), algo.advantage.estimator "
-    f"{either(STEP_ESTIMATORS)}, oger.ratio_level step, or a response that ends by them (oger.steps)",
+    f"{either(STEP_ESTIMATORS)}, oger.ratio_level step, or a response that ends by steps (oger.steps)",
     _are_used,
 )
 _CUT = Need(
@@ -31,19 +31,17 @@ _CUT = Need(
 @dataclass(frozen=True)
 class StepSettings(Section):
     title: ClassVar[str] = "oger.steps"
-    about: ClassVar[str] = "responses in steps of reasoning"
+    about: ClassVar[str] = "cutting responses into steps of reasoning"
     prefix: ClassVar[str] = "steps."
 
-    delimiters: tuple[str, ...] = setting(("\n\n",), "texts after which a step ends", needs=_USED)
-    delimiter_token_ids: tuple[int, ...] = setting(
-        (), "tokens after which a step ends", range=COUNT_OR_NONE, needs=_USED
-    )
+    delimiters: tuple[str, ...] = setting(("\n\n",), "texts that end a step", needs=_USED)
+    delimiter_token_ids: tuple[int, ...] = setting((), "tokens that end a step", range=COUNT_OR_NONE, needs=_USED)
     max_step_tokens: int | None = setting(None, "longest step, in tokens", range=COUNT, needs=_USED)
     max_steps: int | None = setting(None, "most steps of a response", range=COUNT, needs=_CUT)
     last_step_text: str | None = setting(
-        None, "end the response with the first step that has this text (upper or lower case)", needs=_CUT
+        None, "end the response after the first step that contains this text (case-insensitive)", needs=_CUT
     )
-    sample_by_step: bool = setting(False, "send each step to the engine as its own request")
+    sample_by_step: bool = setting(False, "sample each step as its own request to the engine")
 
     @property
     def rule(self) -> StepRule:

@@ -17,7 +17,9 @@ class TaskSettings(Section):
     resume: ClassVar[str] = OF_DATA
 
     name: str | None = setting(None, "build data and policy of this task", choices=("countdown",))
-    cache: str = setting("~/.cache/oger/tasks", "folder of built data and policies, by content", resume=FREE)
+    cache: str = setting(
+        "~/.cache/oger/tasks", "cache folder for built data and policies, keyed by content", resume=FREE
+    )
     num_numbers: int = setting(3, "how many numbers a Countdown problem has", range=_NUMBERS)
     max_number: int = setting(20, "largest number of a Countdown problem", range=Range("2 or more", 2))
     max_target: int = setting(100, "largest target of a Countdown problem", range=COUNT)
@@ -25,21 +27,21 @@ class TaskSettings(Section):
     train_problems: int = setting(1024, "problems to train on", range=COUNT)
     eval_problems: int = setting(128, "held-out problems for each of eval_numbers", range=COUNT)
     eval_numbers: tuple[int, ...] = setting(
-        (), "how many numbers held-out problems have, a benchmark for each (default: task.num_numbers)", range=_NUMBERS
+        (), "how many numbers held-out problems have; each is a benchmark (default: task.num_numbers)", range=_NUMBERS
     )
-    wrong_teacher_share: float = setting(0.0, "share of teacher trajectories to make wrong", range=SHARE)
+    wrong_teacher_share: float = setting(0.0, "share of teacher trajectories that are deliberately wrong", range=SHARE)
     data_seed: int = setting(0, "seed of problems and teachers", range=SEED)
-    warm_start_steps: int = setting(300, "supervised steps that make the tiny policy", range=COUNT)
+    warm_start_steps: int = setting(300, "supervised steps that train the tiny policy", range=COUNT)
     warm_start_batch_size: int = setting(128, "solutions per supervised step, each on a fresh problem", range=COUNT)
     warm_start_lr: float = setting(2e-3, "peak learning rate of the supervised steps", range=SHARE)
     warm_start_problems: int | None = setting(
         None, "problems of the supervised steps (default: enough to see each solution once)", range=COUNT
     )
     warm_start_numbers: tuple[str, ...] = setting(
-        (), "how many numbers those problems have, number=weight (default: task.num_numbers)"
+        (), "how many numbers these problems have, number=weight (default: task.num_numbers)"
     )
     warm_start_decay: float = setting(
-        0.0, "last share of the supervised steps, over which the learning rate falls", range=SHARE
+        0.0, "share of the supervised steps, at their end, over which the learning rate decays", range=SHARE
     )
     hidden_size: int = setting(
         128,

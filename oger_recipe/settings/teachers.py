@@ -29,32 +29,33 @@ def _read(name: str) -> tuple[Need, ...]:
 @dataclass(frozen=True)
 class TeacherSettings(Section):
     title: ClassVar[str] = "oger.teachers"
-    about: ClassVar[str] = "who enters a group, and for whom"
+    about: ClassVar[str] = "which teachers enter a group, and which rollouts they replace"
 
     max_replace_num: int = setting(
-        1, "rollouts of a group that make room for teachers; 0 is plain GRPO with a bonus", range=COUNT_OR_NONE
+        1, "most rollouts of a group that teachers replace; 0: plain GRPO with a bonus", range=COUNT_OR_NONE
     )
     replace_mode: str = setting(
         "similarity_mean_des",
-        "which rollouts make room; its mean, max or min over the teachers is also the bonus's",
+        "which rollouts teachers replace; its mean, max or min over the teachers is also the bonus's",
         choices=REPLACE_MODES,
         needs=_REPLACED,
     )
     replace_after_rm: bool = setting(
         True,
-        "put teachers in the place of graded rollouts; false: of rollouts that are never sampled, as in LUFFY",
+        "sample and grade all rollouts, then let teachers replace some; false: the replaced ones are never "
+        "sampled, as in LUFFY",
         needs=_REPLACED,
     )
     all_correct_group: str = setting(
         "keep",
-        "what becomes of an all-correct group: keep (as the paper), clip (zero the teacher's negative advantage), "
-        "online (no teacher enters), skip (no teacher and no bonus)",
+        "what to do with an all-correct group: keep (as in the paper), clip (zero the teacher's negative "
+        "advantage), online (no teacher enters), skip (no teacher and no bonus)",
         choices=ALL_CORRECT_GROUPS,
         needs=TAUGHT,
     )
     teacher_key: str = setting(
         "teachers",
-        "column of a prompt's teacher trajectories: a text, a list of texts, or a list of {source, text}",
+        "column with a prompt's teacher trajectories: a text, a list of texts, or a list of {source, text}",
         needs=_TEACHERS,
     )
     keep_wrong_teachers: bool = setting(False, "keep teacher trajectories that the verifier rejects", needs=_TEACHERS)
@@ -72,17 +73,15 @@ class TeacherSettings(Section):
         "drop", "drop longer teacher trajectories, or truncate them", choices=("drop", "truncate"), needs=_TEACHERS
     )
     use_history_samples: bool = setting(
-        False, "use the policy's own earlier correct rollouts as references, too", needs=COMPARED
+        False, "also use the policy's own earlier correct rollouts as references", needs=COMPARED
     )
-    history_size: int = setting(
-        4, "most earlier correct rollouts to keep for each prompt", range=COUNT, needs=_HISTORY
-    )
+    history_size: int = setting(4, "most earlier correct rollouts to keep per prompt", range=COUNT, needs=_HISTORY)
 
 
 @dataclass(frozen=True)
 class PrefixSettings(Section):
     title: ClassVar[str] = "oger.prefix"
-    about: ClassVar[str] = "rollouts that begin with a part of a teacher (LUFFY)"
+    about: ClassVar[str] = "rollouts that continue a teacher's prefix (LUFFY)"
 
     n_prefix: int = setting(
         0,
@@ -90,7 +89,7 @@ class PrefixSettings(Section):
         range=Range("-1 (all) or 0 or more", 0, also=(-1,)),
     )
     prefix_strategy: str = setting(
-        "random", "how the share of the teacher's tokens is chosen", choices=PREFIX_STRATEGIES, needs=_GUIDED
+        "random", "how to choose the share of the teacher's tokens", choices=PREFIX_STRATEGIES, needs=_GUIDED
     )
     min_prefix_ratio: float = setting(
         0.0, "smallest share of the teacher's tokens", range=SHARE, needs=_read("min_prefix_ratio")

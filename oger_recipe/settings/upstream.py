@@ -67,7 +67,7 @@ def _both(names: str, **rules: Any) -> dict[str, Rules]:
     return {f"{role}.{name}": Rules(**rules) for role in ("actor", "critic") for name in names.split()}
 
 
-_RANKS = "the checkpoint holds one share of the optimizer for every rank"
+_RANKS = "the checkpoint holds one shard of the optimizer per rank"
 _KL = need("algo.kl.init_coef")
 _CLIPS = Need("PPO's clipping: leave oger.loss_remove_clip", lambda oger, value: not value["oger.loss_remove_clip"])
 _ESTIMATOR = "algo.advantage.estimator"
@@ -90,7 +90,7 @@ RULES: dict[str, Rules] = {
     **_all("actor.entropy_coef actor.aux_loss_coef", range=WEIGHT),
     "critic.freezing_steps": Rules(range=Range("-1 (none) or 0 or more", 0, also=(-1,))),
     # Advantages and KL
-    _ESTIMATOR: Rules(resume="it would be another method"),
+    _ESTIMATOR: Rules(resume="the method would change"),
     "algo.advantage.gamma": Rules(range=SHARE, needs=(need(_ESTIMATOR, "reinforce", *CRITIC_ESTIMATORS),)),
     "algo.advantage.lambd": Rules(range=SHARE, needs=(need(_ESTIMATOR, *CRITIC_ESTIMATORS),)),
     "algo.advantage.no_std_norm": Rules(

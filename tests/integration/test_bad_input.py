@@ -146,9 +146,9 @@ def _with_prm(more: dict[str, Any]) -> str:
             "rollout.n_samples_per_prompt is 1: dr_grpo compares the rollouts of a group: use 2 or more",
         ),
         (["--oger.max_replace_num", "4"], "oger.max_replace_num 4 leaves no rollout in a group of 4"),
-        (["--oger.max_replace_num", "-1"], "oger.max_replace_num is -1: it has to be 0 or more"),
+        (["--oger.max_replace_num", "-1"], "oger.max_replace_num is -1: it must be 0 or more"),
         (["--data.max_len", "64"], "rollout.max_new_tokens 64 leaves no room for a prompt within data.max_len 64"),
-        (["--vllm.num_engines", "0"], "vllm.num_engines is 0: it has to be 1 or more"),
+        (["--vllm.num_engines", "0"], "vllm.num_engines is 0: it must be 1 or more"),
         (
             ["--train.async_enable"],
             "train.async_enable True is not supported: asynchronous training would sample with weights that "
@@ -192,16 +192,16 @@ def _with_prm(more: dict[str, Any]) -> str:
             "actor.model_name_or_path: ./model: no such model folder",
         ),
         (["--oger.embedding_model", "./encoder"], "oger.embedding_model: ./encoder: no such model folder"),
-        (["--rollout.batch_size", "0"], "rollout.batch_size is 0: it has to be 1 or more"),
-        (["--train.batch_size", "0"], "train.batch_size is 0: it has to be 1 or more"),
-        (["--train.micro_batch_size", "0"], "train.micro_batch_size is 0: it has to be 1 or more"),
-        (["--rollout.max_new_tokens", "-1"], "rollout.max_new_tokens is -1: it has to be 1 or more"),
+        (["--rollout.batch_size", "0"], "rollout.batch_size is 0: it must be 1 or more"),
+        (["--train.batch_size", "0"], "train.batch_size is 0: it must be 1 or more"),
+        (["--train.micro_batch_size", "0"], "train.micro_batch_size is 0: it must be 1 or more"),
+        (["--rollout.max_new_tokens", "-1"], "rollout.max_new_tokens is -1: it must be 1 or more"),
         (
             ["--oger.eval.max_new_tokens", "256"],
             "oger.eval.max_new_tokens 256 leaves no room for a prompt within data.max_len 256",
         ),
-        (["--oger.eval.max_samples", "0"], "oger.eval.max_samples is 0: it has to be 1 or more"),
-        (["--algo.kl.target", "0"], "algo.kl.target is 0.0: it has to be above 0"),
+        (["--oger.eval.max_samples", "0"], "oger.eval.max_samples is 0: it must be 1 or more"),
+        (["--algo.kl.target", "0"], "algo.kl.target is 0.0: it must be above 0"),
         (
             ["--algo.kl.target", "0.1"],
             "algo.kl.target 0.1 multiplies the coefficient, and algo.kl.init_coef is 0: set it above 0",
@@ -211,13 +211,13 @@ def _with_prm(more: dict[str, Any]) -> str:
             "algo.kl.horizon 1 is too short for the 8 rollouts of a step: with a KL far below "
             "algo.kl.target one step would bring the coefficient to 0; use more than 1, e.g. 80",
         ),
-        (["--oger.max_prompt_length", "0"], "oger.max_prompt_length is 0: it has to be 1 or more"),
-        (["--oger.grading_workers", "0"], "oger.grading_workers is 0: it has to be 1 or more"),
-        (["--oger.grading_time_limit", "0"], "oger.grading_time_limit is 0.0: it has to be above 0"),
-        (["--oger.top_k", "0"], "oger.top_k is 0: it has to be -1 (all tokens) or 1 or more"),
-        (["--oger.eval.top_k", "-2"], "oger.eval.top_k is -2: it has to be -1 (all tokens) or 1 or more"),
-        (["--rollout.top_p", "0"], "rollout.top_p is 0.0: it has to be above 0 and at most 1"),
-        (["--oger.eval.top_p", "90"], "oger.eval.top_p is 90.0: it has to be above 0 and at most 1"),
+        (["--oger.max_prompt_length", "0"], "oger.max_prompt_length is 0: it must be 1 or more"),
+        (["--oger.grading_workers", "0"], "oger.grading_workers is 0: it must be 1 or more"),
+        (["--oger.grading_time_limit", "0"], "oger.grading_time_limit is 0.0: it must be above 0"),
+        (["--oger.top_k", "0"], "oger.top_k is 0: it must be -1 (all tokens) or 1 or more"),
+        (["--oger.eval.top_k", "-2"], "oger.eval.top_k is -2: it must be -1 (all tokens) or 1 or more"),
+        (["--rollout.top_p", "0"], "rollout.top_p is 0.0: it must be above 0 and at most 1"),
+        (["--oger.eval.top_p", "90"], "oger.eval.top_p is 90.0: it must be above 0 and at most 1"),
         (["--data.input_key", ""], "data.input_key is empty: name the column of the prompts"),
         (
             ["--data.label_key", ""],
@@ -225,7 +225,7 @@ def _with_prm(more: dict[str, Any]) -> str:
         ),
         (
             ["--oger.math_extract"],
-            "oger.math_extract is empty: name the places where a math answer is looked for, e.g. boxed",
+            "oger.math_extract is empty: name the places to look for a math answer, e.g. boxed",
         ),
         (
             ["--oger.prompt_template", "r1", "--data.apply_chat_template"],
@@ -245,7 +245,7 @@ def _with_prm(more: dict[str, Any]) -> str:
         ),
         (
             ["--oger.kl_penalty_coef=-0.1"],
-            "oger.kl_penalty_coef is -0.1: it has to be 0 or more",
+            "oger.kl_penalty_coef is -0.1: it must be 0 or more",
         ),
         (
             ["--oger.non_stop_fixed_reward", "0", "--oger.non_stop_penalty=-1"],
@@ -279,11 +279,11 @@ def _with_prm(more: dict[str, Any]) -> str:
         ),
         (
             ["--oger.task.name", "countdown", "--actor.model_name_or_path=", "--oger.task.hidden_size", "48"],
-            "oger.task.hidden_size is 48: it has to be a multiple of 32, the width of one attention head",
+            "oger.task.hidden_size is 48: it must be a multiple of 32, the width of one attention head",
         ),
         (
             ["--oger.task.name", "countdown", "--actor.model_name_or_path=", "--oger.task.warm_start_steps", "0"],
-            "oger.task.warm_start_steps is 0: it has to be 1 or more",
+            "oger.task.warm_start_steps is 0: it must be 1 or more",
         ),
         (
             ["--ds.grad_accum_dtype", "fp32", "--ds.zero_stage", "0"],
@@ -372,8 +372,8 @@ def _with_prm(more: dict[str, Any]) -> str:
             "adapters, and the first update would end the run; train all weights (ds.zero_stage 3 and "
             "ds.adam_offload save memory)",
         ),
-        (["--oger.critic.hidden_sizes", "64", "0"], "oger.critic.hidden_sizes is 0: it has to be 1 or more"),
-        (["--oger.kl_stop", "0"], "oger.kl_stop is 0.0: it has to be above 0"),
+        (["--oger.critic.hidden_sizes", "64", "0"], "oger.critic.hidden_sizes is 0: it must be 1 or more"),
+        (["--oger.kl_stop", "0"], "oger.kl_stop is 0.0: it must be above 0"),
         *(
             (
                 [_with_prm(more), "--algo.advantage.estimator", estimator],
@@ -403,19 +403,19 @@ def _with_prm(more: dict[str, Any]) -> str:
             "would wait forever",
         ),
         *(
-            ([f"--{flag}={number}"], f"{flag} is {number}: it has to be a finite number")
+            ([f"--{flag}={number}"], f"{flag} is {number}: it must be a finite number")
             for flag in ("oger.bonus_weight", "oger.non_stop_penalty", "oger.sft.lr")
             for number in ("nan", "inf")
         ),
-        (["--actor.adam.lr=nan"], "actor.adam.lr is nan: it has to be a finite number"),
-        (["--actor.adam.betas", "0.9", "nan"], "actor.adam.betas is nan: it has to be a finite number"),
+        (["--actor.adam.lr=nan"], "actor.adam.lr is nan: it must be a finite number"),
+        (["--actor.adam.betas", "0.9", "nan"], "actor.adam.betas is nan: it must be a finite number"),
         *(
-            ([f"--{flag}=-0.5"], f"{flag} is -0.5: it has to be 0 or more")
+            ([f"--{flag}=-0.5"], f"{flag} is -0.5: it must be 0 or more")
             for flag in ("oger.bonus_weight", "oger.prefix_reward_weight_alpha", "oger.sft_loss_coef")
         ),
-        (["--actor.adam.lr=-1"], "actor.adam.lr is -1.0: it has to be 0 to 1"),
-        (["--actor.adam.lr=1e6"], "actor.adam.lr is 1000000.0: it has to be 0 to 1"),
-        (["--rollout.temperature=0"], "rollout.temperature is 0.0: it has to be above 0 and at most 10"),
+        (["--actor.adam.lr=-1"], "actor.adam.lr is -1.0: it must be 0 to 1"),
+        (["--actor.adam.lr=1e6"], "actor.adam.lr is 1000000.0: it must be 0 to 1"),
+        (["--rollout.temperature=0"], "rollout.temperature is 0.0: it must be above 0 and at most 10"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -707,10 +707,10 @@ def test_a_number_out_of_its_range_is_named_with_the_file_and_line_that_set_it(
     child = tmp_path / "child.yaml"
     child.write_text("# ours\nextends: base.yaml\noger:\n  bonus_weight: .nan\n")
     assert refused("--actor.adam.lr=2", "--train.micro_batch_size=0", file=child) == _problems(
-        "train.micro_batch_size is 0: it has to be 1 or more",
-        f"rollout.temperature is 0.0: it has to be above 0 and at most 10 ({tmp_path / 'base.yaml'}:2)",
-        "actor.adam.lr is 2.0: it has to be 0 to 1",
-        f"oger.bonus_weight is nan: it has to be a finite number ({child}:4)",
+        "train.micro_batch_size is 0: it must be 1 or more",
+        f"rollout.temperature is 0.0: it must be above 0 and at most 10 ({tmp_path / 'base.yaml'}:2)",
+        "actor.adam.lr is 2.0: it must be 0 to 1",
+        f"oger.bonus_weight is nan: it must be a finite number ({child}:4)",
     )
 
 
@@ -787,10 +787,10 @@ def test_all_mistakes_in_flags_are_said_at_once(refused: Callable[..., str]) -> 
         "unknown flag '--oger.bonus_wieght'; did you mean '--oger.bonus_weight'?",
         "argument --train.max_epochs: invalid int value: 'two'",
         "argument --eval.dataset: expected one argument",
-        "ds.zero_stage is 4: it has to be 0, 1, 2 or 3",
-        "reward.clip_range is -inf: it has to be a finite number",
-        "actor.adam.lr is -1e-06: it has to be 0 to 1",
-        "oger.max_replace_num is -1: it has to be 0 or more",
+        "ds.zero_stage is 4: it must be 0, 1, 2 or 3",
+        "reward.clip_range is -inf: it must be a finite number",
+        "actor.adam.lr is -1e-06: it must be 0 to 1",
+        "oger.max_replace_num is -1: it must be 0 or more",
     ])  # fmt: skip
 
 

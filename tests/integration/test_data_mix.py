@@ -248,8 +248,8 @@ def test_the_answer_is_found_inside_its_column(
         ({"columns": None, "answer_from": "boxed"}, "(models): 'answer_from' needs 'columns'"),
         ({"answer_from": "box"}, "(models): answer_from must be one of hashes, boxed, last_number, found 'box'"),
         ({"colums": {}}, ": unknown key 'colums'; did you mean 'columns'?"),
-        ({"path": None}, ": 'path' has to be a text, found None"),
-        ({"held_out": "yes"}, ": 'held_out' has to be true or false, found 'yes'"),
+        ({"path": None}, ": 'path' must be a text, found None"),
+        ({"held_out": "yes"}, ": 'held_out' must be true or false, found 'yes'"),
     ],
 )
 def test_a_mistake_in_the_mix_is_named_with_its_source(
@@ -263,12 +263,12 @@ def test_a_mistake_in_the_mix_is_named_with_its_source(
 @pytest.mark.parametrize(
     ("mix", "message"),
     [
-        ({}, "mix.yaml: 'sources' has to be a list, found None"),
-        ({"sources": []}, "mix.yaml: 'sources' has to be a list, found []"),
+        ({}, "mix.yaml: 'sources' must be a list, found None"),
+        ({"sources": []}, "mix.yaml: 'sources' must be a list, found []"),
         ({"sources": ["people.jsonl"]}, "mix.yaml: source 1: expected a mapping, found str"),
         ({"sources": [_sources(held_out=True)[1]]}, "mix.yaml: 'sources' lists held-out sources alone"),
         ({"sources": _sources(), "max_prefix_len": 5}, "mix.yaml: max_prefix_len and max_prompt_length count tokens"),
-        ({"sources": _sources(), "max_prefix_len": 0}, "mix.yaml: 'max_prefix_len' has to be a number of 1 or more"),
+        ({"sources": _sources(), "max_prefix_len": 0}, "mix.yaml: 'max_prefix_len' must be a number of 1 or more"),
         ({"sources": _sources(), "tokenizer": "/none/here"}, "tokenizer: cannot load one from /none/here"),
     ],
 )

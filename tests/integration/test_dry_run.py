@@ -141,7 +141,7 @@ RESUME = ["--ckpt.load_enable"]
 # What is wrong -> how it comes about, flags, and a part of the sentence.
 REFUSALS: dict[str, tuple[Callable[[SimpleNamespace], Any], list[str], str]] = {
     # settings, and this machine
-    "a setting out of range": (_nothing, ["--rollout.temperature", "0"], "it has to be above 0"),
+    "a setting out of range": (_nothing, ["--rollout.temperature", "0"], "it must be above 0"),
     "both overwrite and resume": (_nothing, ["--overwrite", *RESUME], "choose one"),
     "too many GPUs": (_nothing, ["--oger.logical_gpus", "1"], "GPUs are asked for"),
     "CUDA is missing": (_nothing, ["--vllm.enable_sleep"], "on a machine without CUDA"),

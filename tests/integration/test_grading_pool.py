@@ -440,7 +440,7 @@ def test_a_warm_up_is_called_before_the_first_answer_and_may_fail(limited: Gradi
 
 def test_no_limit_is_none(task: str) -> None:
     for limit in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="has to be above 0"):
+        with pytest.raises(ValueError, match="must be above 0"):
             TaskSpec(lambda response, answer: 1.0, time_limit_s=limit)
 
 

@@ -228,4 +228,4 @@ def test_a_users_task_takes_settings_and_places_as_the_recipes_own_do(settings, 
     assert options("--oger.prompt_template", "qwen_math") == {"form": "in a box"}
     assert options("--oger.gsm8k_strict_oat") == {"strict": True}
     refused = list(grading_problems(settings("--oger.verifiers", "mine=own_spec:wrong")))
-    assert refused == ["oger.verifiers: a TaskSpec's options name no setting of grading: strictness"]
+    assert refused == ["oger.verifiers: options of a TaskSpec that are not settings of grading: strictness"]

@@ -163,14 +163,14 @@ def _assert_effect(keys: JudgeKeys, prompt: str, tokenizer: str, server: Server)
     [
         ({"extra_body": {"top_k": 2, "n": 3, "stream": True}}, "extra_body must not have n, stream, which other keys"),
         ({"extra_body": {"temperature": 1}}, "extra_body must not have temperature"),
-        ({"extra_body": ["top_k"]}, "extra_body ['top_k']: it has to be a mapping of names to values of JSON"),
-        ({"extra_body": {3: 1}}, "extra_body {3: 1}: it has to be a mapping of names to values of JSON"),
-        ({"extra_body": {"stop": float("nan")}}, "extra_body {'stop': nan}: it has to be a mapping"),
+        ({"extra_body": ["top_k"]}, "extra_body ['top_k']: it must be a mapping of names to values of JSON"),
+        ({"extra_body": {3: 1}}, "extra_body {3: 1}: it must be a mapping of names to values of JSON"),
+        ({"extra_body": {"stop": float("nan")}}, "extra_body {'stop': nan}: it must be a mapping"),
         (
             {"chat_template_kwargs": {"tokenize": True}},
             "chat_template_kwargs must not have tokenize, which other keys",
         ),
-        ({"system_prompt": 3}, "system_prompt 3: it has to be a text"),
+        ({"system_prompt": 3}, "system_prompt 3: it must be a text"),
     ],
 )
 def test_what_the_recipe_itself_says_cannot_be_said_otherwise(keys: dict[str, Any], said: str) -> None:

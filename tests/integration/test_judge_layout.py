@@ -146,7 +146,7 @@ def test_vllm_says_before_anything_is_loaded_what_a_model_cannot_do(
         cpu=True,
     )  # fmt: skip
     assert problems[0] is None and problems[3] is None
-    assert problems[1] == f"{head} is a Qwen3ForSequenceClassification: it does not write, as a judge has to"
+    assert problems[1] == f"{head} is a Qwen3ForSequenceClassification: it does not write, as a judge must"
     assert problems[2] == f"{policy} is a Qwen3ForCausalLM: it has no head that gives a number"
     assert "NobodysModel" in str(problems[4]) and str(problems[4]).startswith(f"vLLM cannot load {unknown}: ")
     assert "max_model_len (1000000)" in str(problems[5])
@@ -158,7 +158,7 @@ def test_vllm_says_before_anything_is_loaded_what_a_model_cannot_do(
         "it a step_tag?"
     )
     assert problems[10] == f"{label} with 2 labels, from 0: good_label 2 is none of them"
-    assert f"good 'fine' is 4 tokens of {writes}, and has to be one" in str(problems[11])
+    assert f"good 'fine' is 4 tokens of {writes}, and must be one" in str(problems[11])
 
 
 def test_a_prompt_that_a_template_began_is_not_begun_twice(letters: Any) -> None:

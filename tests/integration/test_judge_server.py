@@ -502,7 +502,7 @@ def test_a_key_that_fits_into_no_header_is_refused_and_not_shown(
             "url: the address of host must end with its path; put an API key into ",
         ),
         ({"url": "host:8000/v1"}, "url: 'host:8000/v1' is not the http"),
-        ({"url": "http://host/v1", "api_key_env": KEY}, "api_key_env has to be the name of an environment variable"),
+        ({"url": "http://host/v1", "api_key_env": KEY}, "api_key_env must be the name of an environment variable"),
         ({"url": "http://host/v1", "place": "engine"}, "place engine has no url"),
         ({"place": "server"}, "place server needs a url"),
         ({"concurrency": 3}, "concurrency is for a server: give a url, or leave it out"),

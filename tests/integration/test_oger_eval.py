@@ -1,6 +1,6 @@
 """``oger eval`` as its users run it: the command, vLLM, an untrained tiny policy, and the files it leaves.
 
-The policy writes noise; what it writes has to be the same noise whatever the order and size of the batches.
+The policy writes noise; what it writes must be the same noise whatever the order and size of the batches.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def test_evaluation_data_is_read_as_well(recipe: Path, capsys: pytest.CaptureFix
 
 
 def test_a_dry_run_refuses_a_wrong_recipe_and_wrong_rows(recipe: Path, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="rollout.temperature is 0.0: it has to be above 0"):
+    with pytest.raises(SystemExit, match="rollout.temperature is 0.0: it must be above 0"):
         train.main(["--recipe", str(recipe), "--dry-run", "--rollout.temperature", "0"])
     more = ["--rollout.batch_size", "4", "--train.batch_size", "16"]
     with pytest.raises(SystemExit, match="3 prompts do not fill one step of rollout.batch_size 4"):

@@ -263,8 +263,8 @@ def test_a_prms_texts_and_adapter_are_tried_before_the_run(
     assert [finding.state for finding in findings] == [OK, *[PROBLEM] * 3]
     said = [finding.text.removeprefix("oger.reward.sources, ") for finding in findings]
     assert said[0] == "prm: steps are written as format math_shepherd has them"
-    assert said[1] == f"wrong0: good 'fine' is 4 tokens of {folder}, and has to be one"
-    assert said[2].startswith(f"wrong1: tag '<extra_0>' is 9 tokens of {folder}, and has to be one: is it the tok")
+    assert said[1] == f"wrong0: good 'fine' is 4 tokens of {folder}, and must be one"
+    assert said[2].startswith(f"wrong1: tag '<extra_0>' is 9 tokens of {folder}, and must be one: is it the tok")
     assert said[3].startswith(f"wrong2: adapter {tmp_path} cannot be read: ")
     assert found("process reward models") == []
 
@@ -443,7 +443,7 @@ def test_doctor_prints_one_line_a_check_and_fails_on_a_problem(
         )
     assert stop.value.code == "oger doctor: 2 problems"
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "problem  recipe             rollout.batch_size is 0: it has to be 1 or more"
+    assert lines[0] == "problem  recipe             rollout.batch_size is 0: it must be 1 or more"
     assert lines[1].startswith(
         "problem  this machine       ds.adam_offload True is not supported on a machine without"
     )

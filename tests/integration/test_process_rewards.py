@@ -199,12 +199,12 @@ def test_a_beginning_that_a_chat_template_has_written_is_not_doubled(letters: An
 
 def test_a_tokenizer_that_lacks_what_the_format_needs_is_refused_with_a_sentence(letters: Any, tmp_path: Path) -> None:
     keys = ProcessKeys(model="me/prm", format="math_shepherd")
-    with pytest.raises(RecipeError, match="tag 'ки' is 4 tokens of me/prm, and has to be one: is it the tokenizer"):
+    with pytest.raises(RecipeError, match="tag 'ки' is 4 tokens of me/prm, and must be one: is it the tokenizer"):
         StepWriter(keys, letters)
     bare = type(letters)(tokenizer_object=letters.backend_tokenizer)
     with pytest.raises(RecipeError, match="me/prm has no chat template, which format qwen_prm needs"):
         StepWriter(replace(keys, format="qwen_prm", tag="a"), bare)
-    with pytest.raises(RecipeError, match="good 'fine' is 4 tokens of me/prm, and has to be one"):
+    with pytest.raises(RecipeError, match="good 'fine' is 4 tokens of me/prm, and must be one"):
         verdict_tokens(replace(keys, good="fine"), letters)
     plus = letters.convert_tokens_to_ids("+")
     with pytest.raises(RecipeError, match=f"good and bad are the same token of me/prm, {plus}"):
@@ -509,7 +509,7 @@ def test_what_the_window_takes_is_judged_where_the_entry_says_truncate(known, fo
         ({"kind": "judge", "model": "m", "plugin": "grade", "worst": -1}, "gives 0 to 1, so its worst value is known"),
         ({"kind": "process", "model": "m", "format": "trl", "scale": "difference", "worst": -1}, "gives -1 to 1"),
         ({"kind": "bonus", "worst": 0}, "the bonus does not fail"),
-        ({"kind": "classifier", "model": "m", "worst": "low"}, "worst 'low': it has to be a finite number"),
+        ({"kind": "classifier", "model": "m", "worst": "low"}, "worst 'low': it must be a finite number"),
     ],
 )
 def test_what_cannot_be_worth_anything_is_told_so(entry, said) -> None:

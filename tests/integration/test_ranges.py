@@ -85,7 +85,7 @@ def test_a_negative_number_is_a_value_in_every_notation(
 @pytest.mark.parametrize(
     ("main", "words", "said"),
     [
-        (eval.main, ["m", "--temperature"], "--temperature is -1e-06: it has to be 0 (greedy) or more"),
+        (eval.main, ["m", "--temperature"], "--temperature is -1e-06: it must be 0 (greedy) or more"),
         (eval.main, ["m", "--n"], "argument --n: invalid int value: '-1e-6'"),
         (score.main, ["--recipe", "grpo", "--responses", "r", "--out", "o", "--train.seed"],
          "argument --train.seed: invalid int value: '-1e-6'"),
@@ -111,17 +111,17 @@ def _item_type(action: argparse.Action) -> Any:
     ("name", "values", "sentence"),
     [
         ("reward.clip_range", [5.0, -5.0], "reward.clip_range is 5.0 -5.0: the first is the smaller one"),
-        ("oger.stop_token_ids", (5, -1), "oger.stop_token_ids is -1: it has to be 0 or more"),
-        ("oger.task.eval_numbers", (3, 7), "oger.task.eval_numbers is 7: it has to be 2 to 6"),
-        ("actor.adam.betas", [0.9, 1.0], "actor.adam.betas is 1.0: it has to be 0 or more and below 1"),
-        ("oger.non_stop_penalty", math.inf, "oger.non_stop_penalty is inf: it has to be a finite number"),
-        ("oger.embedding_max_tokens", 0, "oger.embedding_max_tokens is 0: it has to be 1 or more"),
-        ("eval.temperature", -0.1, "eval.temperature is -0.1: it has to be 0 (greedy) to 10"),
-        ("oger.bonus_weight", -0.5, "oger.bonus_weight is -0.5: it has to be 0 or more"),
-        ("oger.bonus_weight", math.nan, "oger.bonus_weight is nan: it has to be a finite number"),
-        ("oger.sft.lr", 1.5, "oger.sft.lr is 1.5: it has to be 0 to 1"),
-        ("oger.n_prefix", -2, "oger.n_prefix is -2: it has to be -1 (all) or 0 or more"),
-        ("ds.zero_stage", 4, "ds.zero_stage is 4: it has to be 0, 1, 2 or 3"),
+        ("oger.stop_token_ids", (5, -1), "oger.stop_token_ids is -1: it must be 0 or more"),
+        ("oger.task.eval_numbers", (3, 7), "oger.task.eval_numbers is 7: it must be 2 to 6"),
+        ("actor.adam.betas", [0.9, 1.0], "actor.adam.betas is 1.0: it must be 0 or more and below 1"),
+        ("oger.non_stop_penalty", math.inf, "oger.non_stop_penalty is inf: it must be a finite number"),
+        ("oger.embedding_max_tokens", 0, "oger.embedding_max_tokens is 0: it must be 1 or more"),
+        ("eval.temperature", -0.1, "eval.temperature is -0.1: it must be 0 (greedy) to 10"),
+        ("oger.bonus_weight", -0.5, "oger.bonus_weight is -0.5: it must be 0 or more"),
+        ("oger.bonus_weight", math.nan, "oger.bonus_weight is nan: it must be a finite number"),
+        ("oger.sft.lr", 1.5, "oger.sft.lr is 1.5: it must be 0 to 1"),
+        ("oger.n_prefix", -2, "oger.n_prefix is -2: it must be -1 (all) or 0 or more"),
+        ("ds.zero_stage", 4, "ds.zero_stage is 4: it must be 0, 1, 2 or 3"),
     ],
 )
 def test_what_is_said(parser: argparse.ArgumentParser, name: str, values: Any, sentence: str) -> None:

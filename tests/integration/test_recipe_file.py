@@ -223,7 +223,7 @@ def test_a_key_like_no_other_gets_no_suggestion(refused: Callable[[str], str]) -
             "train: {batch_size: {rows: 8}}",
             "unknown setting 'train.batch_size.rows'; did you mean 'train.batch_size'?",
         ),
-        ("oger: 5", "'oger' is a section: its settings go below it, one a line"),
+        ("oger: 5", "'oger' is a section: write its settings below it, one per line"),
     ],
 )
 def test_a_value_that_does_not_fit_is_named_with_its_line(
@@ -253,7 +253,7 @@ def test_a_setting_given_twice_is_refused(refused: Callable[[str], str], text: s
         ("a: \x00\n", "recipe.yaml: not valid YAML: "),
         ("actor: {adam: {lr: !secret 1}}\n", "recipe.yaml:1: 'actor.adam.lr' has a value that YAML cannot read: "),
         ("\noger: {run_dir: 2026-13-45}\n", "recipe.yaml:2: 'oger.run_dir' has a value that YAML cannot read: "),
-        ("? [actor, lr]\n: 1\n", "recipe.yaml:1: the name of a setting is plain text"),
+        ("? [actor, lr]\n: 1\n", "recipe.yaml:1: the name of a setting must be plain text"),
         ("- actor\n- oger\n", "recipe.yaml:1: expected a mapping of settings, found a list"),
         ("actor.adam.lr 1e-6\n", "recipe.yaml:1: expected a mapping of settings, found 'actor.adam.lr 1e-6'"),
     ],
@@ -451,7 +451,9 @@ def test_null_brings_the_default_back_and_an_empty_section_changes_nothing(read:
 
 def test_files_that_extend_each_other_are_refused(refused: Callable[[str], str], tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("# the other one\nextends: recipe.yaml\n")
-    assert refused("extends: base.yaml").startswith("base.yaml:2: 'extends: recipe.yaml' leads back to this file")
+    assert refused("extends: base.yaml").startswith(
+        "base.yaml:2: 'extends: recipe.yaml' is circular: it leads back to this file"
+    )
 
 
 def test_all_mistakes_are_said_at_once_each_with_its_file_and_line(
@@ -461,7 +463,7 @@ def test_all_mistakes_are_said_at_once_each_with_its_file_and_line(
     text = "extends: base.yaml\noger: {bonus_wieght: 1, verbose: 3}\nactor:\n  adam: {lr: [1, 2]}\n? [a]\n: 1\n"
     assert refused(text).split("\n  - ") == [
         "6 mistakes in the recipe:",
-        "recipe.yaml:5: the name of a setting is plain text, not a list or mapping",
+        "recipe.yaml:5: the name of a setting must be plain text, not a list or mapping",
         "base.yaml:2: unknown setting 'rollout.batch_sise'; did you mean 'rollout.batch_size'?",
         "base.yaml:3: 'rollout.top_p' takes float, found 'high'",
         "recipe.yaml:2: unknown setting 'oger.bonus_wieght'; did you mean 'oger.bonus_weight'?",
@@ -497,7 +499,7 @@ def test_an_error_in_an_extended_file_names_that_file(read: Callable[..., Any], 
     ("text", "message"),
     [
         ("extends: none.yaml", r"recipe\.yaml:1: 'extends' names a recipe file that does not exist: .*none\.yaml"),
-        ("extends: recipe.yaml", r"recipe\.yaml:1: 'extends: recipe\.yaml' leads back to this file"),
+        ("extends: recipe.yaml", r"recipe\.yaml:1: 'extends: recipe\.yaml' is circular: it leads back to this file"),
         ("extends: [a, b]", r"recipe\.yaml:1: 'extends' names a recipe file"),
     ],
 )

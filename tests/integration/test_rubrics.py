@@ -207,7 +207,7 @@ def _bad(n: int, rubric: Any) -> list[dict[str, Any]]:
     [
         (_bad(1, None), "1 of 3 rows have no 'rubric', the rubric_column of the reward source 'rubric': u1"),
         (_bad(2, []), "1 rows have a bad rubric in 'rubric', the rubric_column of the reward source 'rubric': u2: a "),
-        (_bad(0, [has("a", math.nan)]), "u0: criterion 1: weight or points has to be a finite number, found nan"),
+        (_bad(0, [has("a", math.nan)]), "u0: criterion 1: weight or points must be a finite number, found nan"),
         (_bad(0, [has("a", 0)]), "u0: no criterion has a weight above 0"),
         (_bad(2, [has("a"), has("a")]), "u2: two criteria are named 'a'"),
         ([{name: row[name] for name in row if name != "rubric"} for row in ROWS], "no column 'rubric', the "),

@@ -68,14 +68,14 @@ def test_the_page_says_default_choices_range_and_meaning() -> None:
     rows = page().splitlines()
     for row in (
         "| `--oger.sft.lr` | `1e-05` | 0 to 1 | fixed | peak learning rate; needs oger.sft.epochs |",
-        "| `--oger.eval.top_p` | rollout.top_p | above 0 and at most 1 | free | nucleus of the evaluation |",
+        "| `--oger.eval.top_p` | rollout.top_p | above 0 and at most 1 | free | top-p (nucleus) of the evaluation |",
         "| `--oger.stop` | the prompt template's | several: text | noted | texts that end a response |",
-        "| `--oger.verbose` | off | on or off | free | show the log of every worker, not only the progress |",
+        "| `--oger.verbose` | off | on or off | free | show the logs of all workers, not only the progress |",
         "| `--oger.steps.sample_by_step` | off | on or off | noted | "
-        "send each step to the engine as its own request |",
+        "sample each step as its own request to the engine |",
         "| `--oger.math_rule` | `math_verify` | `deepscaler`, `deepscaler_format`, `deepscaler_no_think`, "
         "`math_verify_think`, `math_verify` | noted | form that a right answer to a math problem must have |",
-        "| `--oger.task.num_numbers` | `3` | whole, 2 to 6 | fixed | how many numbers a Countdown problem has |",
+        "| `--oger.task.num_numbers` | `3` | integer, 2 to 6 | fixed | how many numbers a Countdown problem has |",
     ):
         assert row in rows
     cells = {row.replace(r"\|", "").count("|") for row in rows if row.startswith("| `--oger.")}

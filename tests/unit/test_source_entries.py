@@ -67,7 +67,7 @@ RULE_ENTRY = {"name": "rule", "kind": "verifier"}
         ({"name": "a", "kind": "length", "budget": 1, "limit": 2, "weight": -1}, "long answers would be paid"),
         (
             {"name": "a", "kind": "process", "model": "m", "format": "math_shepherd", "weight": -1},
-            "weight -1: it has to be 0 or more for kind process: wrong steps would be paid more than right ones",
+            "weight -1: it must be 0 or more for kind process: wrong steps would be paid more than right ones",
         ),
         (
             {"name": "a", "kind": "mine_of_compose:score", "weight": -1, "combine": "mul"},
@@ -78,18 +78,18 @@ RULE_ENTRY = {"name": "rule", "kind": "verifier"}
             "combine mul with kind length: values below 0 would turn the total's sign; use combine add",
         ),
         ({"name": "a", "kind": "rubric", "model": "m", "weight": -1}, "weights below 0 are for criteria"),
-        ({"name": "a", "kind": "length", "budget": 2, "limit": 2}, "budget 2 has to be below limit 2"),
+        ({"name": "a", "kind": "length", "budget": 2, "limit": 2}, "budget 2 must be below limit 2"),
         ({"name": "a", "kind": "length", "budget": 2}, "limit is missing: tokens from which"),
         (
             {"name": "a", "kind": "mine_of_compose:score", "weight": math.nan},
-            "weight nan: it has to be a finite number",
+            "weight nan: it must be a finite number",
         ),
         (
             {"name": "a", "kind": "mine_of_compose:score", "weight": math.inf},
-            "weight inf: it has to be a finite number",
+            "weight inf: it must be a finite number",
         ),
-        ({"name": "a", "kind": "mine_of_compose:score", "weight": "1"}, "weight '1': it has to be a finite number"),
-        ({"name": "a", "kind": "mine_of_compose:score", "weight": True}, "weight True: it has to be a finite number"),
+        ({"name": "a", "kind": "mine_of_compose:score", "weight": "1"}, "weight '1': it must be a finite number"),
+        ({"name": "a", "kind": "mine_of_compose:score", "weight": True}, "weight True: it must be a finite number"),
         ({"name": "a", "kind": "bonus", "weight": 0.5}, "weight 0.5: the weight of the bonus is oger.bonus_weight"),
         ({"name": "a", "kind": "bonus", "combine": "times"}, "combine 'times' is unknown; known: add, mul"),
         ({"name": "a", "kind": "bonus", "gate": "rule_equals"}, "did you mean 'rule_equals_1'? known: always, rule_"),
@@ -99,9 +99,9 @@ RULE_ENTRY = {"name": "rule", "kind": "verifier"}
             {"name": "a", "kind": "mine_of_compose:score", "normalize": "group", "combine": "mul"},
             "normalize group with combine mul: a normalized value is below 0 for about every second row",
         ),
-        ({"name": "a", "kind": "similarity", "low": 0.9}, "low 0.9 has to be below high 0.85"),
-        ({"name": "a", "kind": "similarity", "low": -0.1}, "low -0.1: it has to be 0 to 1"),
-        ({"name": "a", "kind": "similarity", "floor": math.nan}, "floor nan: it has to be 0 to 1"),
+        ({"name": "a", "kind": "similarity", "low": 0.9}, "low 0.9 must be below high 0.85"),
+        ({"name": "a", "kind": "similarity", "low": -0.1}, "low -0.1: it must be 0 to 1"),
+        ({"name": "a", "kind": "similarity", "floor": math.nan}, "floor nan: it must be 0 to 1"),
         ({"name": "a", "kind": "similarity", "part": "end"}, "part 'end' is unknown; known: all, thought, answer"),
         ({"name": "a", "kind": "similarity", "referense": "x"}, "'referense' is unknown; did you mean 'reference'?"),
         ({"name": "a", "kind": "mine_of_compose:Mute"}, "is a class without a method score(groups, wanted)"),
@@ -115,7 +115,7 @@ RULE_ENTRY = {"name": "rule", "kind": "verifier"}
         ),
         (
             {"name": "a", "kind": "mine_of_compose:Length", "times": math.inf},
-            "times inf: it has to be a finite number",
+            "times inf: it must be a finite number",
         ),
         ({"name": "a", "kind": "mine_of_compose:score", "times": 2}, "'times' is unknown: a function of your own has"),
         ({"name": "a", "kind": "mine_of_compose:scores"}, "kind 'mine_of_compose:scores' cannot be imported: Attr"),
@@ -154,7 +154,7 @@ def test_a_penalty_has_a_weight_below_0_where_more_of_it_may_be_worse() -> None:
     assert listed(RULE_ENTRY, {"name": "a", "kind": "similarity", "weight": -0.2}) == []
     (problem,) = listed({"name": "rule", "kind": "verifier", "weight": -1})
     assert problem.endswith(
-        "weight -1: it has to be 0 or more for kind verifier: wrong answers would be paid more than right ones"
+        "weight -1: it must be 0 or more for kind verifier: wrong answers would be paid more than right ones"
     )
 
 

@@ -50,10 +50,10 @@ _REWARD = (
           "data"),
     _source(ENGINE + "response_length", None, "max_model_len", "with prompt_length"),
     _source(ENGINE + "max_model_len", None, "max_model_len", "null: prompt_length + response_length, into which "
-          "there, too, prompt and reply of the judge have to fit"),
+          "the prompt and the reply of the judge must fit there, too"),
     _source(JUDGE + "model." + TENSOR_PARALLEL, 1, "tensor_parallel_size", "one number for all judges there, which "
-            "has to suit the policy's; here each may have its own"),
-    Flag(ENGINE + TENSOR_PARALLEL, 1, rules.engine_width, SOURCES, "has to be reward_model.model."
+            "must suit the policy's; here each may have its own"),
+    Flag(ENGINE + TENSOR_PARALLEL, 1, rules.engine_width, SOURCES, "must be reward_model.model."
          f"{TENSOR_PARALLEL}, there as well"),
     Flag(JUDGE + "use_bge", True, rules.similarity, f"{SOURCES}, oger.embedding_model, oger.embedding_num_gpus, "
          "oger.embedding_max_tokens, oger.embedding_long_texts", "the source `similar`; there the field Response of a "

@@ -66,7 +66,7 @@ def _spread(get: Get) -> list[dict[str, Any]]:
     lengths = {name: len(value) for name, value in values.items() if isinstance(value, list)}
     if len(set(lengths.values())) > 1:
         raise Unsupported(
-            "the lists under reward_model have to be equally long, there as well, and one that is left out has one "
+            "the lists under reward_model must be equally long, there as well, and one that is left out has one "
             f"entry: {', '.join(f'{name} {length}' for name, length in lengths.items())}"
         )
     count = next(iter(lengths.values()), 1)

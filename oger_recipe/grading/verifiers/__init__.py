@@ -47,7 +47,7 @@ class TaskSpec:
         for name in ("time_limit_s", "memory_limit_mb"):
             limit = getattr(self, name)
             if limit is not None and not 0 < limit < float("inf"):
-                raise ValueError(f"{name} is {limit}: it has to be above 0 and finite, or None")
+                raise ValueError(f"{name} is {limit}: it must be above 0 and finite, or None")
 
 
 def _lazy(path: str) -> Verifier:

@@ -26,7 +26,7 @@ def _problem(keys: ModelKeys, writes: bool) -> str | None:
         return f"vLLM cannot load {keys.model}: {' '.join(str(error).split())}"[:_SHOWN]
     architecture = ", ".join(config.architectures)
     if writes and config.runner_type != "generate":
-        return f"{keys.model} is a {architecture}: it does not write, as a judge has to"
+        return f"{keys.model} is a {architecture}: it does not write, as a judge must"
     if not writes and config.runner_type != "pooling":
         return f"{keys.model} is a {architecture}: it has no head that gives a number"
     return None

@@ -34,7 +34,7 @@ class LengthKeys(Keys):
 
     def combined(self) -> Iterator[str]:
         if self.budget >= self.limit:
-            yield f"budget {self.budget} has to be below limit {self.limit}"
+            yield f"budget {self.budget} must be below limit {self.limit}"
 
     def misfits(self, name: str, settings: Mapping[str, Any]) -> Iterator[str]:
         longest = settings["rollout.max_new_tokens"] or settings["data.max_len"]

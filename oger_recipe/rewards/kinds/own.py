@@ -328,7 +328,7 @@ def keyword_problems(path: str, keywords: Mapping[str, Any]) -> Iterator[str]:
         return
     for name, value in keywords.items():
         if isinstance(number := read_number(value), float) and not math.isfinite(number):
-            yield f"{name} {value!r}: it has to be a finite number"
+            yield f"{name} {value!r}: it must be a finite number"
     known = _keywords_of(found)
     if known is not None:
         strange = [name for name in keywords if name not in known]

@@ -133,11 +133,11 @@ def _criterion(each: Any, where: str) -> Criterion:
     weight = next((known[name] for name in _WEIGHTS if name in known), 1.0)
     title = known.get("title")
     if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"{where}: {' or '.join(_TEXTS)} has to be a text, found {shown(text)}")
+        raise ValueError(f"{where}: {' or '.join(_TEXTS)} must be a text, found {shown(text)}")
     if not isinstance(title, str | None):
-        raise ValueError(f"{where}: title has to be a text, found {shown(title)}")
+        raise ValueError(f"{where}: title must be a text, found {shown(title)}")
     if not isinstance(weight, int | float) or isinstance(weight, bool) or not math.isfinite(weight):
-        raise ValueError(f"{where}: {' or '.join(_WEIGHTS)} has to be a finite number, found {shown(weight)}")
+        raise ValueError(f"{where}: {' or '.join(_WEIGHTS)} must be a finite number, found {shown(weight)}")
     return Criterion(title, text, float(weight))
 
 

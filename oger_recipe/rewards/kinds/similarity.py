@@ -43,7 +43,7 @@ class SimilarityKeys(Keys):
 
     def combined(self) -> Iterator[str]:
         if self.low >= self.high:
-            yield f"low {self.low} has to be below high {self.high}"
+            yield f"low {self.low} must be below high {self.high}"
 
     def source(self, spec: SourceSpec, surroundings: Surroundings) -> Source:
         """Load the run's encoder, which reads here all of the texts that it is given."""
