@@ -28,6 +28,7 @@ PAGES = ROOT / "docs" / "tutorials"
 BLOCK = re.compile(r"^(?:`([^`\n]+)`:\n\n)?```(\w+)(?: (\w+))?\n(.*?)^```$", re.M | re.S)
 TYPED = {"": True, "full": False, "network": False, "later": False}
 TAKE_CACHES = ("train", "eval", "score", "judge_eval")
+TO_TERMINALS = ("runs", "show")  # they set up their output, which a fork's does not take
 Walk = Callable[..., None]
 
 
@@ -38,7 +39,7 @@ def walk(tmp_path: Path, cache: Path, forks: Forks) -> Walk:
     def typed(command: str) -> subprocess.CompletedProcess[str]:
         words, how = shlex.split(command, comments=True), {"cwd": tmp_path, "text": True, "timeout": HANG_S}
         environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-        if words[0] != "oger":
+        if words[0] != "oger" or words[1] in TO_TERMINALS:
             words = [str(ROOT / words[0]), *words[1:], *caches_in(cache)] if words[0].startswith("scripts/") else words
             return subprocess.run(words, **how, env=environment, capture_output=True)
         module = words[1].replace("-", "_")
