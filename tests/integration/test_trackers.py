@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -181,3 +183,35 @@ def test_a_tracker_that_cannot_start_stops_a_new_run_and_no_resumed_one(nested, 
 
 def test_every_tracker_that_may_be_chosen_is_one() -> None:
     assert set(TRACKERS) == KINDS.keys() - {"TensorBoard", "W&B"}
+
+
+# Trackers and what they need beside requirements.lock, as they were tested. No environment of ours has them.
+PACKAGES = (
+    "trackio==0.43.0", "mlflow-skinny==3.17.2", "wandb==0.31.0", "alembic==1.20.1", "brotli==1.2.1",
+    "databricks-sdk==0.162.0", "gitdb==4.0.12", "gitpython==3.2.1", "gradio-client==2.7.2",
+    "importlib-metadata==10.2.0", "lazy-importer==0.1.0", "mako==1.4.3", "orjson==3.13.0", "platformdirs==4.14.7",
+    "python-multipart==0.0.34", "smmap==5.0.3", "sqlalchemy==2.1.9", "sqlparse==0.6.1", "xxhash==4.1.0", "zipp==4.1.2",
+)  # fmt: skip
+
+
+@pytest.mark.full
+def test_the_trackers_own_packages_pass_the_tests_above(tmp_path: Path) -> None:
+    """Only this process reads their folder: with them in the environment other libraries would log to them, too."""
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--target",
+        str(tmp_path / "packages"),
+        *PACKAGES,
+    ]
+    done = subprocess.run(pip, capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        pytest.skip(f"the trackers' packages cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
+    tests = [sys.executable, "-m", "pytest", __file__, "-k", "mlflow or trackio or wandb", "-p", "no:cacheprovider"]
+    found = os.environ | {"PYTHONPATH": str(tmp_path / "packages")}
+    done = subprocess.run([*tests, "-rA"], env=found, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and done.stdout.count("PASSED ") == 3, done.stdout + done.stderr
