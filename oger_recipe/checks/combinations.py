@@ -98,8 +98,8 @@ def _ratio_of_steps(estimator: str, loss: LossSettings) -> Iterator[str]:
     }
     for key in (key for key, is_set in by_probability.items() if is_set):
         yield (
-            f"oger.{key} is by the probability of a token, and with oger.ratio_level step a rollout's steps are "
-            "weighed as a whole: leave it out, or use oger.ratio_level token"
+            f"oger.{key} goes by the probability of single tokens, but oger.ratio_level step weighs each step of "
+            "a rollout as a whole: leave it out, or use oger.ratio_level token"
         )
 
 
@@ -107,12 +107,12 @@ def _value_head(value: Mapping[str, Any], critic: CriticSettings) -> Iterator[st
     if not critic.hidden_sizes:
         return
     others = {
-        "ds.load_in_4bit": (value["ds.load_in_4bit"], "its layers would be made 4-bit"),
-        "ds.tensor_parallel_size above 1": (value["ds.tensor_parallel_size"] > 1, "its layers would be torn apart"),
+        "ds.load_in_4bit": (value["ds.load_in_4bit"], "its layers would be quantized to 4 bits"),
+        "ds.tensor_parallel_size above 1": (value["ds.tensor_parallel_size"] > 1, "its layers would be split"),
     }
     for flag, (is_set, reason) in others.items():
         if is_set:
-            yield f"oger.critic.hidden_sizes does not go with {flag}: {reason}"
+            yield f"oger.critic.hidden_sizes cannot be used with {flag}: {reason}"
 
 
 def _kl_and_template(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
@@ -153,8 +153,8 @@ def _draws(teachers: TeacherSettings) -> Iterator[str]:
 def _prefixes(samples: int, teachers: TeacherSettings, prefix: PrefixSettings) -> Iterator[str]:
     if prefix.n_prefix != 0 and teachers.max_replace_num > 0:
         yield (
-            "oger.n_prefix and oger.max_replace_num both bring teachers into a group, and rollouts with a teacher's "
-            "prefix would be replaced first: set oger.max_replace_num 0, or oger.n_prefix 0"
+            "oger.n_prefix and oger.max_replace_num both bring teachers into a group, and teachers would replace "
+            "the rollouts with a prefix first: set oger.max_replace_num 0, or oger.n_prefix 0"
         )
     if prefix.n_prefix > samples:
         yield f"oger.n_prefix {prefix.n_prefix} is above rollout.n_samples_per_prompt {samples}; -1 is all"

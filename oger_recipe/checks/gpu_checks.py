@@ -58,7 +58,7 @@ def _run(here: Here, name: str, *more: str) -> Numbers:
     print(done.stderr, flush=True)
     if done.returncode:
         said = done.stderr.strip().splitlines()[-1:]
-        raise RuntimeError(" ".join([f"oger train ended with {done.returncode}", *said]))
+        raise RuntimeError(" ".join([f"oger train exited with {done.returncode}", *said]))
     return figures(folder)
 
 
@@ -77,7 +77,7 @@ def _smollm2(here: Here) -> Numbers:
         except hub.Unreachable as error:
             refusal = f"the hub cannot be reached ({error})"
         if refusal and not hub.is_cached("model", here.smollm2):
-            raise Skipped(f"{refusal}; --smollm2 takes a folder")
+            raise Skipped(f"{refusal}; give a folder by --smollm2")
     return _run(here, "smollm2", "--actor.model_name_or_path", here.smollm2, *TWO_STEPS)
 
 
@@ -88,7 +88,7 @@ def _speed(here: Here) -> Numbers:
             steps = read_jsonl(metrics)[1:]  # the first one compiles
             found[name] = round(statistics.median(step["tokens_per_second"] for step in steps))
     if not found:
-        raise Skipped("no run came to its end")
+        raise Skipped("no run finished")
     return found
 
 
@@ -114,6 +114,6 @@ CHECKS: dict[str, Check] = {
     "weight sync": Check(weight_sync, process=_IN_RUNS),
     "Countdown run": Check(partial(_run, name="countdown"), limit_s=480),
     "SmolLM2 run": Check(_smollm2, limit_s=480),
-    "peak memory": Check(peak_memory, cuda_only="torch counts what tensors take on CUDA alone"),
+    "peak memory": Check(peak_memory, cuda_only="torch measures the memory of tensors on CUDA only"),
     "tokens a second": Check(_speed),
 }

@@ -68,7 +68,7 @@ def _as_far_as(what: str, found: Agreement, rounding: Agreement, **more: float |
     numbers = {name: round(value, 5) if isinstance(value, float) else value for name, value in numbers.items()}
     return require(
         not found.is_stale(rounding.limit()),
-        f"{what} have other log-probabilities than the policy, by more than bfloat16 explains",
+        f"log-probabilities of {what} differ from the policy's by more than bfloat16 explains",
         numbers,
     )
 
@@ -125,7 +125,7 @@ def sleep(here: Here) -> Numbers:
     freed = torch.cuda.mem_get_info()[0] - awake
     trial.wake_up()
     numbers: Numbers = {"GiB freed": round(freed / GIB, 2)}
-    require(greedy() == before, "the engine answers otherwise after it slept", numbers)
+    require(greedy() == before, "the engine's answers changed after it slept", numbers)
     return require(freed > 0, "sleeping freed no memory", numbers)
 
 
@@ -160,7 +160,7 @@ def _ranks(here: Here, folder: Path, cases: list[dict[str, Any]], ranks: int) ->
     for each in started:  # the others wait for the one that failed
         each.kill()
     if any(codes):
-        raise RuntimeError(f"ranks of the policy ended with {codes}; the log says why")
+        raise RuntimeError(f"ranks of the policy exited with {codes}; see the log")
     found: dict[str, Any] = torch.load(folder / "results.pt")
     return found
 
@@ -175,7 +175,7 @@ def dynamic_batches(here: Here) -> Numbers:
     found = _ranks(here, folder, cases, ranks)
     turned, longer = apart(found["dynamic"], found["static"])
     numbers: Numbers = {"ranks": ranks, "1 - cosine": round(turned, 6), "difference of norms": round(longer, 5)}
-    return require(turned < 0.001 and longer < 0.02, "dynamic batches train otherwise than static ones", numbers)
+    return require(turned < 0.001 and longer < 0.02, "dynamic batches do not train like static ones", numbers)
 
 
 _TIMES = 50  # how much longer responses are than trial.py's, for a training that shows in memory: up to 1003 tokens

@@ -24,7 +24,7 @@ def _explained(what: str, **errors: tuple[Tensor, Tensor | float]) -> Numbers:
     """Return each error's largest share of its bound; raise Failed above 1, beyond rounding."""
     shares = {name: round(float((error.abs() / bound).max()), 4) for name, (error, bound) in errors.items()}
     numbers: Numbers = {f"{name} / bound": share for name, share in shares.items()}
-    return require(max(shares.values()) <= 1, f"{what}: further from the CPU's than rounding explains", numbers)
+    return require(max(shares.values()) <= 1, f"{what}: differs from the CPU by more than rounding explains", numbers)
 
 
 def token_statistics(here: Here, dtype: torch.dtype) -> Numbers:

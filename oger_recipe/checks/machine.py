@@ -132,7 +132,7 @@ def _layout(value: Mapping[str, Any], cpu: bool, gpus_here: int | None) -> Itera
         there = "on this machine" if cluster_address() is None else "in the Ray cluster at RAY_ADDRESS"
         source = "oger.logical_gpus" if says_it else f"found {there}"
         total = sum(asked.values())
-        yield f"{roles} = {total} GPUs are asked for, but {declared} are declared ({source}); Ray would wait forever"
+        yield f"{roles} = {total} GPUs are needed, but {declared} are declared ({source}); Ray would wait forever"
     actor, reference = ((value[f"{role}.num_nodes"], value[f"{role}.num_gpus_per_node"]) for role in ("actor", "ref"))
     shared = "train.colocate_all" if value["train.colocate_all"] else "train.colocate_actor_ref"
     if value[shared] and value["algo.kl.init_coef"] > 0 and actor != reference:

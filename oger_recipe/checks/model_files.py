@@ -42,7 +42,7 @@ def _unknown(config: dict[str, Any], language_model: bool, own_code: bool) -> st
         return f"its config.json has model_type {kind!r}, which {version} does not know"
     names = config.get("architectures") or []
     if language_model and not names:
-        return "its config.json names no architectures, which the engine needs to find the model's code"
+        return "its config.json names no architectures, which the engine needs to choose the model's class"
     unknown = sorted(set(names) - _in_transformers()) if language_model else []
     return f"its config.json names the architecture {unknown[0]!r}, which {version} does not know" if unknown else None
 
@@ -62,14 +62,14 @@ def _faults_of_weights(folder: Path) -> Iterator[str]:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             yield f"{index.name} cannot be read: {error!r}"
             return
-        yield from (f"{name} is missing, and {index.name} names it" for name in named if not (folder / name).is_file())
+        yield from (f"{name} is missing, but {index.name} lists it" for name in named if not (folder / name).is_file())
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
         yield "it has no weights (*.safetensors, or pytorch_model*.bin)"
     for file in files:
         size, whole = file.stat().st_size, _whole_size(file)
         if whole is None:
-            yield f"{file.name} ({size:,} bytes) is not a whole file of weights: copy or download it again"
+            yield f"{file.name} ({size:,} bytes) is not a complete weights file: copy or download it again"
         elif size != whole:
             yield f"{file.name} has {size:,} of {whole:,} bytes: copy or download it again"
 

@@ -32,7 +32,7 @@ def model_files(job: Job) -> Found:
         if wrong:
             yield Finding(PROBLEM, f"{where}: {model} cannot be loaded: {wrong}")
         else:
-            yield Finding(OK, f"{where}: configuration and files of {model} are whole")
+            yield Finding(OK, f"{where}: configuration and files of {model} are complete")
 
 
 def judge_plugins(job: Job) -> Found:
@@ -64,7 +64,7 @@ def step_texts(job: Job) -> Found:
             if keys.prm.written.scorer == "step_tag":
                 verdict_tokens(keys.prm, tokenizer)
             check_adapter(keys.prm)
-            yield Finding(OK, f"{name}: steps are written as format {keys.prm.format} has them")
+            yield Finding(OK, f"{name}: the tokenizer fits format {keys.prm.format}")
         except RecipeError as error:
             yield Finding(PROBLEM, f"oger.reward.sources, {name}: {error}")
 

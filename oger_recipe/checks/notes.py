@@ -29,7 +29,7 @@ def notes(value: Mapping[str, Any], default: Callable[[str], Any]) -> list[str]:
             "weaken that, or set oger.all_correct_group skip to avoid it"
         )
     if value["ckpt.save_steps"] == -1 and not value["ckpt.disable_ds"]:
-        remarks.append("ckpt.save_steps -1 saves only the last step: a run that ends early has to begin anew")
+        remarks.append("ckpt.save_steps -1 saves only the last step: a run that ends early must start over")
     evaluates = value["eval.steps"] > 0 and math.isfinite(value["eval.steps"])
     if value["ckpt.save_steps"] == -1 and evaluates and not value["ckpt.disable_ds"]:
         if value["ckpt.best_metric_key"] != "none" and (value["eval.dataset"] or value["oger.task.name"]):
@@ -64,10 +64,9 @@ def _of_worst(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
     unknown = [spec.name for spec in sources_of(oger.reward.sources) if spec.learns_lowest]
     if unknown:
         yield (
-            f"oger.reward.sources: the lowest value of {', '.join(unknown)} is not known: a response that is "
-            "too long, "
-            "or causes another failure, gets the worst value of the run so far, never more than 0; set the key worst "
-            "to change that"
+            f"oger.reward.sources: the lowest value of {', '.join(unknown)} is unknown, so a response that is too "
+            "long or makes the source fail gets the worst value of the run so far, never more than 0; set the "
+            "key worst to change that"
         )
 
 
@@ -84,7 +83,7 @@ def _of_steps(value: Mapping[str, Any], oger: OgerSettings) -> Iterator[str]:
     if steps.sample_by_step and not value["vllm.enable_prefix_caching"]:
         yield (
             "oger.steps.sample_by_step sends the prompt and all earlier steps with every request: set "
-            "vllm.enable_prefix_caching, or the engine computes them anew each time"
+            "vllm.enable_prefix_caching, or the engine computes them again for each step"
         )
 
 
@@ -110,10 +109,12 @@ def _steps_unpaid(oger: OgerSettings, estimator: str) -> Iterator[str]:
             if entry.get("credit", "sum") != "sum":
                 yield (
                     f"oger.reward.sources: credit of {entry['name']!r} has no effect: it needs "
-                    f"algo.advantage.estimator {either(STEP_ESTIMATORS)}; with {estimator} a row has its aggregate"
+                    f"algo.advantage.estimator {either(STEP_ESTIMATORS)}; under {estimator} a row gets its "
+                    "aggregate"
                 )
     elif not pays and not any(kind.is_own for kind in oger.reward.kinds):  # a user's kind may pay steps
         yield (
-            f"algo.advantage.estimator {estimator} goes by steps of reasoning, and no source of oger.reward.sources "
-            "speaks of them: all rewards are at the last step; a source of kind process says them"
+            f"algo.advantage.estimator {estimator} credits steps of reasoning, but no source of "
+            "oger.reward.sources scores steps, so all rewards are at the last step; add a source of kind process "
+            "to score them"
         )

@@ -17,7 +17,7 @@ def packages(job: Job) -> Found:
     try:
         requirements = [Requirement(text) for text in metadata.requires("oger-recipe") or ()]
     except metadata.PackageNotFoundError:
-        yield Finding(WARNING, "oger-recipe is not installed, so pinned versions are not known: pip install -e .")
+        yield Finding(WARNING, "oger-recipe is not installed, so its pinned versions are unknown: pip install -e .")
         return
     extra = {"extra": "cpu" if job.cpu else "gpu"}
     pinned = [

@@ -120,7 +120,7 @@ def _reward(value: Mapping[str, Any]) -> list[str]:
             "",
             "reward:",
             *lines,
-            f"  if one fails: {reward.on_error}; if the answer causes it, the source's worst value",
+            f"  if a source fails: {reward.on_error}; if the answer causes the failure: the source's worst value",
         ]
         if lines
         else []
@@ -139,7 +139,7 @@ def _steps_of_reasoning(value: Mapping[str, Any]) -> list[str]:
     responses = [f"step {rule.max_steps}"] * (rule.max_steps is not None)
     responses += [f"the step with {rule.last_step_text!r}"] * (rule.last_step_text is not None)
     lines += [f"  a response ends with {' or '.join(responses)}"] if responses else []
-    lines += ["  each step is a request of its own"] if by_step else []
+    lines += ["  each step is its own request"] if by_step else []
     lines += [f"  {estimator} pays each step"] if estimator in STEP_ESTIMATORS else []
     lines += ["  the loss has one ratio for each step"] if settings.loss.ratio_level == "step" else []
     return ["", "steps of reasoning:", *lines, ""]
@@ -161,7 +161,7 @@ def _steps(value: Mapping[str, Any], size: Size | None) -> list[str]:
     steps = planned_steps(value, size.rows)
     if steps == limit:
         return [f"data: {what}", f"steps: {steps} (oger.total_training_steps)"]
-    left_out = "" if size.prepared else "; fewer if prompts are left out as too long"
+    left_out = "" if size.prepared else "; fewer if too long prompts are left out"
     return [f"data: {what}", f"steps: {steps} ({passes}, {value['rollout.batch_size']} a step{left_out})"]
 
 
@@ -174,7 +174,7 @@ def _evaluation(value: Mapping[str, Any], size: Size | None) -> list[str]:
 def _memory(value: Mapping[str, Any], cpu: bool) -> list[str]:
     shape = memory.shape_of(value["actor.model_name_or_path"])
     if shape is None:
-        return ["memory: not estimated, the policy is not in a folder here"]
+        return ["memory: not estimated, the policy is not in a local folder"]
     need = memory.estimate(value, shape, memory.shape_of(value["critic.model_name_or_path"]), cpu=cpu)
     tokens = value["rollout.batch_size"] * value["rollout.n_samples_per_prompt"] * value["data.max_len"]
     cache = memory.readable(need.kv_cache_per_token * tokens / value["vllm.num_engines"])

@@ -35,10 +35,10 @@ def gpus(job: Job) -> Found:
     if here.silent:
         yield Finding(PROBLEM, here.no_answer)
     elif here.cluster:
-        yield Finding(OK, f"those of {here}: runs are on {'the CPU' if here.cpu else 'GPUs'}")
+        yield Finding(OK, f"those of {here}; runs use {'the CPU' if here.cpu else 'GPUs'}")
     elif job.cpu:
         cores = len(os.sched_getaffinity(0))
-        yield Finding(OK, f"none; {cores} cores and {readable(main_memory())}: runs are on the CPU")
+        yield Finding(OK, f"none; runs use the CPU: {cores} cores and {readable(main_memory())}")
     else:
         there = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
         yield Finding(OK, ", ".join(f"{each.name} with {readable(each.total_memory)}" for each in there))
@@ -52,9 +52,9 @@ def shared_memory(job: Job) -> Found:
     if free >= _SHARED_MEMORY:
         yield Finding(OK, f"{readable(free)} free in /dev/shm")
     else:
-        enough = "in a container give --shm-size=2g"
+        enough = "in a container set --shm-size=2g"
         yield Finding(
-            WARNING, f"{readable(free)} free in /dev/shm, so that Ray uses the disk, which is slow: {enough}"
+            WARNING, f"{readable(free)} free in /dev/shm, so Ray falls back to the disk, which is slow: {enough}"
         )
 
 
@@ -94,7 +94,7 @@ def loopback(job: Job) -> Found:
         with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), 5):
             yield Finding(OK, "ports can be opened on 127.0.0.1")
     except OSError as error:
-        yield Finding(PROBLEM, f"no port can be opened on 127.0.0.1 ({error}), which Ray's processes need")
+        yield Finding(PROBLEM, f"no port can be opened on 127.0.0.1 ({error}); Ray's processes need some")
 
 
 def memory(job: Job) -> Found:
@@ -115,13 +115,13 @@ def memory(job: Job) -> Found:
             surely_taken(job.value, shape),
         )
         where = "a GPU's memory for a policy rank"
-    text = f"about {readable(needed)} of {where} needed, {readable(there)} there"
+    text = f"about {readable(needed)} of {where} needed, {readable(there)} available"
     if surely > there + more:
         yield Finding(
             PROBLEM,
-            f"weights and Adam's states alone take {readable(surely)} of {where}, and there are "
-            f"{readable(there)}: train "
-            "a smaller model, or spread it over more (ds.zero_stage 3, ds.adam_offload on GPUs, vllm.num_engines)",
+            f"weights and Adam's states alone take {readable(surely)} of {where}, but only {readable(there)} are "
+            "available: train a smaller model, or spread it over more (ds.zero_stage 3, ds.adam_offload on GPUs, "
+            "vllm.num_engines)",
         )
     elif needed > there:
         yield Finding(WARNING, f"{text}; `oger train --dry-run` shows the parts")
@@ -189,7 +189,7 @@ def disks(job: Job) -> Found:
             yield Finding(
                 WARNING,
                 f"{readable(free)} free in {folder}; models and checkpoints may take {readable(each.at_most)}: "
-                f"{advice} out what is not needed (ckpt.max_num, ckpt.best_metric_key none, ckpt.disable_ds)",
+                f"{advice} out what you do not need (ckpt.max_num, ckpt.best_metric_key none, ckpt.disable_ds)",
             )
         else:
             yield Finding(OK, f"{readable(free)} free in {folder}, {readable(each.at_most)} needed at most")

@@ -81,8 +81,8 @@ def on_the_hub(job: Job) -> Found:
     elif cached:
         yield Finding(
             WARNING,
-            f"{reason}, but its cache has {', '.join(cached)}: set HF_HUB_OFFLINE=1, or every process asks "
-            "the hub first",
+            f"{reason}, but its cache has {', '.join(cached)}: set HF_HUB_OFFLINE=1, or every process tries the "
+            "hub first",
         )
 
 

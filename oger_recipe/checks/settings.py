@@ -124,7 +124,7 @@ def _nearest_batches(value: Mapping[str, Any], rows: int) -> str:
 _UNSUPPORTED = {
     "train.async_enable": (
         False,
-        "asynchronous training would sample with weights that the loss does not know; leave it off",
+        "asynchronous training would sample with older weights than the loss assumes; leave it off",
     ),
     "train.partial_rollout_enable": (False, "it needs asynchronous training, which is not supported; leave it off"),
     "train.agent_func_path": (None, "rewards and groups come from the recipe; use reward.remote_url"),
@@ -138,7 +138,7 @@ _UNSUPPORTED = {
     "actor.loss_agg_mode": ("token-mean", "the hybrid loss has its own; use oger.loss_aggregation"),
     "ds.lora.rank": (
         0,
-        "vLLM does not know the names under which OpenRLHF sends adapters, and the first update would end the run; "
+        "vLLM does not know the names under which OpenRLHF sends adapters, and the first update would crash the run; "
         "train all weights (ds.zero_stage 3 and ds.adam_offload save memory)",
     ),
     "data.prompt_probs": (
@@ -264,7 +264,7 @@ def _columns(value: Mapping[str, Any]) -> Iterator[str]:
 def _encoder(encoder: EmbeddingSettings, rewards_similarity: bool) -> Iterator[str]:
     """Yield the encoder's problems; ``rewards_similarity``: a source of the reward embeds, even beside a reranker."""
     if encoder.embedding_num_gpus and encoder.embedding_url:
-        yield "oger.embedding_num_gpus is for an encoder of the run's own, and oger.embedding_url is set: choose one"
+        yield "oger.embedding_num_gpus is for an encoder in the run, but oger.embedding_url is set: choose one"
     if encoder.similarity_reranker:
         yield from _model_folder(encoder.similarity_reranker, "oger.similarity_reranker")
         if encoder.embedding_url and not rewards_similarity:
@@ -307,4 +307,4 @@ def out_of_range(value: Mapping[str, Any], where: Mapping[str, str] | None = Non
     for key in ORDERED:
         pair = value[key]
         if pair and len(pair) == 2 and pair[0] > pair[1]:
-            yield f"{key} is {pair[0]} {pair[1]}: the first is the smaller one{places.get(key, '')}"
+            yield f"{key} is {pair[0]} {pair[1]}: the first must be the smaller one{places.get(key, '')}"

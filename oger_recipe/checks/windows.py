@@ -39,8 +39,8 @@ def window_problems(keys: Keys, longest: int, steps: int) -> Iterator[tuple[bool
             yield (
                 own + room >= window,
                 f"{model.model} reads {window:,} tokens in all: prompt and response may have {text:,} (data.max_len), "
-                f"the text around them about {own:,}{written}. A longer one costs what on_overflow says "
-                f"({model.on_overflow}): raise max_model_len if the model allows it, or lower data.max_len",
+                f"the text around them about {own:,}{written}. on_overflow ({model.on_overflow}) decides "
+                f"what a longer one gets: raise max_model_len if the model allows it, or lower data.max_len",
             )
 
 

@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         help="value of a variable of the script, or of its argument: 1=VALUE for $1",
     )
     parser.add_argument(
-        "--table", nargs="?", choices=DIALECTS, const="verl_mix", help="print the page of all flags and stop"
+        "--table", nargs="?", choices=DIALECTS, const="verl_mix", help="print the table of all flags and exit"
     )
     return parser
 
@@ -64,7 +64,7 @@ def _report(result: Conversion, out: Path | None) -> str:
     lines = [f"oger convert: {len(result.settings)} settings" + (f" in {out}" if out else "")]
     for title, entries in (
         ("without effect here:", [f"{flag}: {reason}" for flag, reason in result.without_effect.items()]),
-        ("different from the command:", [f"{name}: {remark}" for name, remark in result.differing.items()]),
+        ("differs from the command:", [f"{name}: {remark}" for name, remark in result.differing.items()]),
         ("also:", result.remarks),
         ("before training:", result.to_do),
     ):

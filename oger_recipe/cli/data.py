@@ -28,19 +28,19 @@ def build_parser() -> argparse.ArgumentParser:
     prepare = commands.add_parser(
         "prepare",
         help="build a file of rows from the datasets that a mix file lists",
-        description="Builds a file of rows from the datasets that a mix file lists (docs/data.md): one row a problem, "
-        "with the teachers of all sources, verified. Prints a line of counts for each source.",
+        description="Builds a file of rows from the datasets that a mix file lists (docs/data.md): one row per "
+        "problem, with the verified teachers of all sources. Prints a line of counts per source.",
         allow_abbrev=False,
     )
     prepare.add_argument("mix", type=Path, help="YAML file: sources with their columns, limits")
     prepare.add_argument("--out", type=Path, required=True, help=f"file to write, {' or '.join(SUFFIXES)}")
-    prepare.add_argument("--held_out", type=Path, help="file for the sources that are held_out (default: not written)")
+    prepare.add_argument("--held_out", type=Path, help="file for the sources marked held_out (default: not written)")
     prepare.add_argument("--force", action="store_true", help="replace files that exist")
     validate = commands.add_parser(
         "validate",
         help="check every row of a dataset",
-        description="Reads a dataset as a run with the same settings would, and reports every bad row. Exits with 1 "
-        "if there is any.",
+        description="Reads a dataset as a run with the same settings would, and reports every bad row. Exits "
+        "with 1 if there are any.",
         allow_abbrev=False,
     )
     validate.add_argument("dataset", help="file, saved folder or Hub dataset")

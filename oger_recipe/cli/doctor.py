@@ -23,24 +23,32 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         "oger doctor",
         allow_abbrev=False,
-        description="Look whether this machine is ready for training, one line a check: ok, warning, or problem with "
-        "what to do. The exit status is 1 where there is a problem.",
+        description="Checks whether this machine is ready for training, one line per check: ok, warning, or "
+        "problem with its remedy. Exits with 1 if there is a problem.",
     )
     parser.add_argument(
-        "--recipe", type=Path, help="look for what this recipe needs, too; flags of `oger train` may follow"
+        "--recipe", type=Path, help="also check what this recipe needs; flags of `oger train` may follow"
     )
-    gpu = parser.add_argument_group("a first hour on a GPU")
+    gpu = parser.add_argument_group("checks on a GPU")
     gpu.add_argument(
-        "--gpu", action="store_true", help="compute, sample, sync and train on one GPU, and compare: about ten minutes"
+        "--gpu",
+        action="store_true",
+        help="test numerics, sampling, weight sync and training on one GPU against references: about ten minutes",
     )
     gpu.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: what of --gpu needs no GPU, at a small size"
+        "--device",
+        choices=("cuda", "cpu"),
+        default="cuda",
+        help="cpu: run the checks of --gpu that need no GPU, at a small size",
     )
-    gpu.add_argument("--only", nargs="+", metavar="CHECK", help="of --gpu's checks, by their names")
+    gpu.add_argument("--only", nargs="+", metavar="CHECK", help="run only these checks of --gpu")
     gpu.add_argument(
-        "--smollm2", default="HuggingFaceTB/SmolLM2-135M-Instruct", metavar="MODEL", help="its folder, without the hub"
+        "--smollm2",
+        default="HuggingFaceTB/SmolLM2-135M-Instruct",
+        metavar="MODEL",
+        help="SmolLM2: its name on the hub, or its folder (%(default)s)",
     )
-    gpu.add_argument("--out", type=Path, default=Path("gpu_check.json"), help="--gpu's report, to attach to an issue")
+    gpu.add_argument("--out", type=Path, default=Path("gpu_check.json"), help="report of --gpu, to attach to an issue")
     args, flags = parser.parse_known_args(argv)
     if args.gpu:
         try:
@@ -84,7 +92,7 @@ def _gpu(args: argparse.Namespace, flags: list[str]) -> None:
         build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs: install the build for GPUs"
         raise RecipeError(
             f"torch {torch.__version__} sees no GPU here; it is a build for {build} (docs/clusters.md, `nvidia-smi`, "
-            "CUDA_VISIBLE_DEVICES). What needs none is looked at with --device cpu"
+            "CUDA_VISIBLE_DEVICES). --device cpu runs the checks that need none"
         )
     if args.device == "cpu" and has_cuda:
         raise RecipeError("--device cpu is for machines without GPUs, and torch sees one here: leave it out")
@@ -109,7 +117,7 @@ def _gpu(args: argparse.Namespace, flags: list[str]) -> None:
         here = Here(args.device, Path(folder), settings, args.smollm2)
         found = run_checks(chosen, here, log)
         write_report(found, here, args.out)
-    print(f"{args.out}: the report, to attach to an issue; {log}: what was printed meanwhile, for yourself")
+    print(f"{args.out}: the report, to attach to an issue; {log}: the full output, for you")
     if failed := [name for name, each in found.items() if each.verdict == FAILED]:
         sys.exit(f"oger doctor: failed: {', '.join(failed)}")
 

@@ -65,24 +65,24 @@ def _add_problems(add: Callable[..., Any]) -> None:
         "(--data.input_key, --data.label_key, --oger.task_name)",
     )
     add("--benchmark_dir", type=Path, help="folder of <name>.jsonl or <name>.parquet files, instead of the Hub")
-    add("--max_problems", type=int, help="most problems of each benchmark, chosen by hash")
+    add("--max_problems", type=int, help="at most this many problems per benchmark, chosen by hash")
 
 
 def _add_sampling(add: Callable[..., Any]) -> None:
     from oger_recipe.evaluation.sampling import Sampling
 
-    add("--n", type=int, help=f"samples a problem; papers use 32 on AIME and AMC ({Sampling.n})")
-    add("--temperature", type=float, help=f"0 is greedy, with one sample a problem ({Sampling.temperature})")
-    add("--top_p", type=float, help=f"nucleus of the sampled distribution ({Sampling.top_p})")
-    add("--top_k", type=int, help="sample from this many of the likeliest tokens (all)")
-    add("--max_new_tokens", type=int, help=f"longest answer, within the context ({Sampling.max_new_tokens})")
-    add("--seed", type=int, help=f"seed from which every sample gets its own ({Sampling.seed})")
+    add("--n", type=int, help=f"samples per problem; papers use 32 on AIME and AMC ({Sampling.n})")
+    add("--temperature", type=float, help=f"0 is greedy, with one sample per problem ({Sampling.temperature})")
+    add("--top_p", type=float, help=f"top-p: nucleus of the sampled distribution ({Sampling.top_p})")
+    add("--top_k", type=int, help="top-k: sample from this many of the likeliest tokens (all)")
+    add("--max_new_tokens", type=int, help=f"longest answer in tokens, within the context ({Sampling.max_new_tokens})")
+    add("--seed", type=int, help=f"seed; every sample derives its own from it ({Sampling.seed})")
 
 
 def _add_prompts(add: Callable[..., Any]) -> None:
     from oger_recipe.data.templates import TEMPLATES
 
-    template = "use this in place of instruction and chat template; none: the bare question"
+    template = "use this instead of instruction and chat template; none: the bare question"
     add("--prompt_template", choices=list(TEMPLATES), help=template)
     add("--system_prompt", help="text of the system turn; needs a chat template")
     chat = "use the tokenizer's chat template, if it has one (on, or as the recipe says)"
@@ -115,7 +115,7 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: 
 
     for flag, here in _HERE.items():
         if any(given.partition("=")[0] == f"--{flag}" for given in flags):
-            raise RecipeError(f"--{flag} is --{here} here")
+            raise RecipeError(f"--{flag} is called --{here} here")
     flags += [f"--oger.prompt_template={args.prompt_template}"] if args.prompt_template else []
     settings = settings_of_run(args.recipe, flags, parser)
     model, sampling = _model(args, settings), _sampling(args, settings)
@@ -129,7 +129,7 @@ def _evaluate(parser: argparse.ArgumentParser, args: argparse.Namespace, flags: 
     result, folder = evaluate(model, benchmarks, prompting, sampling, rules, grading, args.out)
     print(f"\n{report(result)}")
     print(f"results: {folder / 'results.md'}, {folder / 'results.json'}\nanswers: {folder / 'answers'}", flush=True)
-    print(f"as other harnesses write them: {folder / 'lm_eval'}, {folder / 'lighteval'}", flush=True)
+    print(f"in the formats of other harnesses: {folder / 'lm_eval'}, {folder / 'lighteval'}", flush=True)
     if dead := ungraded(result):
         raise RecipeError(f"no answer of {', '.join(dead)} could be graded: ignore the figures")
 
@@ -204,7 +204,7 @@ def _benchmark_files(settings: list[str]) -> dict[str, Path | None]:
     for setting in settings:
         name, separator, file = setting.partition("=")
         if not name or "/" in name or (separator and not file):
-            raise RecipeError(f"--benchmark {setting}: is NAME or NAME=FILE")
+            raise RecipeError(f"--benchmark {setting}: write NAME or NAME=FILE")
         if name in files:
             raise RecipeError(f"--benchmark {name} is given twice")
         files[name] = Path(file).expanduser() if file else None

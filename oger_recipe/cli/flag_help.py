@@ -20,11 +20,11 @@ OPENRLHF_SECTIONS = {
     "rollout": "how groups are sampled",
     "eval": "held-out evaluation during the run",
     "actor": "the policy: model, optimizer, learning rate, clipping",
-    "critic": "the value model, where algo.advantage.estimator is gae, appo or tppo",
+    "critic": "the value model of algo.advantage.estimator gae, appo and tppo",
     "ref": "the reference model of the KL",
     "reward": "reward models, ranges and penalties (verifiers: oger.rollouts)",
     "algo": "advantage estimator, KL, dynamic filtering",
-    "train": "batches, epochs, seed, where models lie together",
+    "train": "batches, epochs, seed, which models share GPUs",
     "vllm": "the engines that sample",
     "ds": "DeepSpeed: ZeRO, memory, attention, LoRA",
     "ckpt": "checkpoints, resuming, the final model",
@@ -33,9 +33,9 @@ OPENRLHF_SECTIONS = {
 OGER_SECTIONS = {section.title: section for section in SECTIONS}
 
 _USAGE = """\
-usage: oger train --recipe FILE [flags]          train by a recipe file; flags win over it
-       oger train --recipe FILE --dry-run        check it, and say what it would do
-       oger train --help SECTION                 a section's flags, or those that begin with a word
+usage: oger train --recipe FILE [flags]          train by a recipe file; flags override it
+       oger train --recipe FILE --dry-run        check it and print the plan
+       oger train --help SECTION                 a section's flags, or all that begin with a word
 
   oger train --recipe countdown_cpu.yaml                        OGER on this machine's CPU
   oger train --recipe countdown_cpu --rollout.temperature 0.9   a shipped recipe
@@ -50,7 +50,7 @@ def overview(parser: argparse.ArgumentParser) -> str:
     sections = sections_of(parser)
     lines = {name: line for name, line in OPENRLHF_SECTIONS.items()}
     lines |= {name: each.about for name, each in OGER_SECTIONS.items()}
-    lines["other"] = "what has no section"
+    lines["other"] = "flags without a section"
     rows = [f"  {name:15} {len(actions):3}  {lines[name]}" for name, actions in sections.items()]
     total = sum(map(len, sections.values()))
     own = next(place for place, name in enumerate(sections) if name in OGER_SECTIONS)
@@ -69,7 +69,9 @@ def section(parser: argparse.ArgumentParser, name: str) -> str:
         known = [*sections, *(flag[2:] for flag in parser._option_string_actions)]
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
         hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise RecipeError(f"--help {name}: no section and no flag begins so{hint} (--help alone lists all sections)")
+        raise RecipeError(
+            f"--help {name}: no section or flag begins like this{hint} (--help alone lists all sections)"
+        )
     return "\n".join(line for action in actions for line in _flag(action))
 
 

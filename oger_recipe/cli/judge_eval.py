@@ -24,10 +24,10 @@ _EXAMPLE = "{model: org/judge, plugin: pairwise}"
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         "oger judge-eval",
-        description="Asks a judge or a head about labelled pairs of answers, or about labelled answers. "
-        "Says how often it is right, how often its verdict changes with the order, how many replies have no verdict "
-        "in them, how fast it is and what it costs. Any setting of a run can follow as its flag; "
-        "--oger.reward.cache= asks anew what was asked before.",
+        description="Measures a judge or a head on labelled pairs of answers, or on labelled answers: how often "
+        "it is right, how often its verdict changes with the order, how many replies contain no verdict, its "
+        "speed and its cost. Any setting of a run can follow as its flag; --oger.reward.cache= turns the cache "
+        "of replies off.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -44,8 +44,8 @@ def build_parser() -> argparse.ArgumentParser:
         "criteria may have labels",
     )
     add("--split", default="test", help="split of a Hub dataset (%(default)s)")
-    add("--limit", type=int, help="read only the first LIMIT of them")
-    add("--threshold", type=float, help="a value from here on means label 1 (default: 0.5 for judges, 0 for heads)")
+    add("--limit", type=int, help="read only the first LIMIT pairs or answers")
+    add("--threshold", type=float, help="values from this on mean label 1 (default: 0.5 for judges, 0 for heads)")
     price = parser.add_mutually_exclusive_group()
     price.add_argument(
         "--price_per_million_tokens", metavar="IN,OUT", help="price of tokens that the judge reads, and writes"

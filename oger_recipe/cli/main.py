@@ -11,20 +11,20 @@ from oger_recipe.settings.shipped import folder
 
 COMMANDS = {
     "train": "train by a recipe file and flags",
-    "runs": "list the runs below a folder with state, steps and scores",
+    "runs": "list the runs in a folder with state, steps and scores",
     "watch": "follow a run in a terminal",
     "show": "print a prompt's rollouts with verdicts, rewards and teachers",
-    "convert": "turn a training command of OGER, LUFFY, OAT, VeRL-with-RMs or OpenR into a recipe file",
+    "convert": "convert a training command of OGER, LUFFY, OAT, VeRL-with-RMs or OpenR into a recipe file",
     "eval": "answer benchmarks with a model and grade the answers",
-    "score": "score answers in a file by the reward of a recipe, without training",
+    "score": "score answers in a file with a recipe's reward, without training",
     "judge-eval": "measure a judge on labelled pairs or answers",
     "prm": "train a process reward model, measure one on labels, or label steps",
     "data": "build a file of rows from datasets, or check one",
     "push": "upload a run's model to the Hugging Face hub, with a card",
-    "report": "write one HTML page about a run, or about several side by side",
-    "doctor": "check whether this machine is ready, for a recipe or for any",
+    "report": "write an HTML page about a run, or compare several",
+    "doctor": "check whether this machine is ready to train",
     "serve-reward": "grade answers over HTTP, as OpenRLHF's remote reward",
-    "serve-judge": "serve a judge or a reward model to runs, by vLLM",
+    "serve-judge": "serve a judge or a reward model to runs with vLLM",
 }
 
 

@@ -35,8 +35,8 @@ _SHAPES = "of PRM800K, Math-Shepherd, ProcessBench, PRMBench or stepwise supervi
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         "oger prm",
-        description="Process reward models (PRMs), which score the steps of a solution: train one, hold one against "
-        "labels, label steps.",
+        description="Process reward models (PRMs), which score the steps of a solution: train one, measure one "
+        "on labels, or label steps.",
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="train|eval|label")
@@ -55,9 +55,9 @@ _EVAL = (
     "steps and the calibration. Any setting of a run can follow as its flag."
 )
 _LABEL = (
-    "Writes responses with a label for each step. By rollouts: a policy goes on from each step, and the verifier says "
-    "which of these responses are right. By countdown: arithmetic says it. Any setting of a run can follow as its "
-    "flag, e.g. --oger.steps.delimiters."
+    "Writes responses with a label for each step. By rollouts: a policy continues from each step, and the "
+    "verifier says which of these responses are right. By countdown: arithmetic decides. Any setting of a run "
+    "can follow as its flag, e.g. --oger.steps.delimiters."
 )
 
 
@@ -76,11 +76,12 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=FORMATS,
         default="trl",
-        help="how question and steps are written, and what the PRM is: trl and qwen_prm a head for tokens, "
-        "math_shepherd and openr_qwen a writer of two tokens at a tag (%(default)s)",
+        help="how question and steps are written, and what the PRM is. trl, qwen_prm: a head that labels "
+        "tokens; math_shepherd, openr_qwen: a language model that writes one of two tokens at a tag "
+        "(%(default)s)",
     )
     for name in _FORMAT_KEYS:
-        add(f"--{name}", help="replaces the format's own, as the key of kind process does")
+        add(f"--{name}", help="overrides the format's own, like the same key of kind process")
     hints = get_type_hints(Training)
     for each in fields(Training):
         default = "" if each.default is None or isinstance(each.default, bool) else f" ({each.default})"
@@ -104,11 +105,11 @@ def _parts(hint: Any) -> tuple[Any, ...]:
 
 def _add_eval(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add_entry(parser, "--prm", "PRM", f"'{_EXAMPLE}'; its kind is process unless it names another")
+    add_entry(parser, "--prm", "PRM", f"'{_EXAMPLE}'; its kind defaults to process")
     add(
         "--benchmark",
         choices=("processbench",),
-        help=f"read only labels of its shape; without --data read all of {_PROCESSBENCH} from the Hub",
+        help=f"read only rows of its shape; without --data read all of {_PROCESSBENCH} from the Hub",
     )
     add("--data", nargs="+", metavar="DATA", help=f"{_FILES}, {_SHAPES}")
     add("--split", default="test", help="split of a Hub dataset (%(default)s)")
@@ -116,7 +117,7 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
     add("--threshold", type=float, help="steps that score below this are bad (default: 0.5, for rewards 0)")
     tune = "choose the threshold with the best F1 on this share of the problems; the figures are for the others"
     add("--tune", type=float, metavar="SHARE", help=tune)
-    add("--picture", type=Path, help="draw the calibration into this file, .png or .svg")
+    add("--picture", type=Path, help="plot the calibration to this file, .png or .svg")
     add("--out", type=Path, help="JSON file to write: the figures, and the scores of every solution")
 
 
@@ -136,8 +137,8 @@ def _add_label(parser: argparse.ArgumentParser) -> None:
     add("--model", help="folder or hub name of the policy (default: the recipe's)")
     add("--n", type=int, default=8, help="rollouts from each step (%(default)s)")
     add("--temperature", type=float, default=0.7, help="temperature of the rollouts (%(default)s)")
-    add("--max_new_tokens", type=int, default=Sampling.max_new_tokens, help="most tokens of a rollout (%(default)s)")
-    add("--seed", type=int, default=0, help="seed from which every rollout gets its own (%(default)s)")
+    add("--max_new_tokens", type=int, default=Sampling.max_new_tokens, help="longest rollout, in tokens (%(default)s)")
+    add("--seed", type=int, default=0, help="seed; every rollout derives its own from it (%(default)s)")
     add("--batch_size", type=int, default=256, help="requests in flight (%(default)s)")
 
 
@@ -245,7 +246,7 @@ def _check_eval(args: argparse.Namespace) -> None:
             "nothing to evaluate on: give --data FILE, or --benchmark processbench to read it from the Hub"
         )
     if args.tune is not None and args.threshold is not None:
-        raise RecipeError("--tune chooses the threshold that --threshold gives: leave out one of them")
+        raise RecipeError("--tune chooses the threshold, and --threshold sets it: leave out one of them")
     if args.tune is not None and not 0 < args.tune < 1:
         raise RecipeError(f"--tune is {args.tune}: it must be above 0 and below 1")
     if args.picture is not None and args.picture.suffix not in (".png", ".svg"):

@@ -19,13 +19,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser("oger push", allow_abbrev=False, description=__doc__)
     parser.add_argument("run", type=Path, help="folder of a run that has ended")
-    parser.add_argument("--repo", required=True, metavar="ME/NAME", help="repository of the model; made where missing")
+    parser.add_argument("--repo", required=True, metavar="ME/NAME", help="repository of the model; created if missing")
     parser.add_argument(
         "--samples", metavar="ME/NAME", help="also upload rollouts and evaluated answers, as a dataset of this name"
     )
-    parser.add_argument("--private", action="store_true", help="make new repositories private")
+    parser.add_argument("--private", action="store_true", help="create new repositories as private")
     parser.add_argument(
-        "--dry-run", action="store_true", help="write the folders to upload and stop; needs neither hub nor login"
+        "--dry-run", action="store_true", help="write the folders to upload, and exit; needs neither hub nor login"
     )
     parser.add_argument("--out", type=Path, help="folder for --dry-run to write (default: push/<NAME>)")
     return parser

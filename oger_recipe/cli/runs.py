@@ -21,7 +21,7 @@ def _parser() -> argparse.ArgumentParser:
         "oger runs",
         description="Lists the runs at or below a folder, the newest first: running, finished, or ended with the "
         "reason and the step to resume from; steps, the last and the best held-out score with its step, and time over "
-        "all attempts. Only reads.",
+        "all attempts. Changes nothing.",
         allow_abbrev=False,
     )
     parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), help="folder to search (%(default)s)")

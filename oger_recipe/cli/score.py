@@ -19,8 +19,8 @@ from oger_recipe.cli.shared import (
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         "oger score",
-        description="Scores answers in a file by all sources of a recipe's reward, as a run would, and without "
-        "training: a line for each, and a table. Any setting of a run can follow as its flag, e.g. "
+        description="Scores answers in a file with all sources of a recipe's reward, as a run would, without "
+        "training: one line per answer, and a table. Any setting of a run can follow as its flag, e.g. "
         "--oger.reward.on_error stop.",
         allow_abbrev=False,
     )
@@ -36,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> None:
-    interrupted = "interrupted; no scores were written, and judges' replies are kept for the next time"
+    interrupted = "interrupted; no scores were written; judges' replies are cached for the next time"
     run_command(build_parser, _score, argv, interrupted)
 
 

@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("model", help="folder or hub name of the model")
     parser.add_argument("--revision", help="revision of a hub model")
     parser.add_argument("--name", help="name of the model in requests (default: MODEL)")
-    parser.add_argument("--head", action="store_true", help="MODEL has a head that gives a number; it does not write")
+    parser.add_argument("--head", action="store_true", help="MODEL is a reward model whose head gives a number")
     parser.add_argument(
         "--format", choices=FORMATS, help="MODEL is a process reward model (PRM) that reads this format"
     )
@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         )
     parser.add_argument("--adapter", help="for a PRM: folder or hub name of a LoRA adapter for MODEL")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (%(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0 picks a free one (%(default)s)")
     parser.add_argument(
         "--api-key-env",
         default="OGER_JUDGE_API_KEY",
@@ -113,7 +113,7 @@ def _prm(args: argparse.Namespace) -> ProcessKeys | None:
     if args.format is None:
         if of_prm:
             raise RecipeError(
-                f"--{[*of_prm][0]} needs --format, which says how a PRM reads; it is one of {', '.join(FORMATS)}"
+                f"--{[*of_prm][0]} needs --format, which says how the PRM reads text: one of {', '.join(FORMATS)}"
             )
         return None
     if args.head:

@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(f"oger serve-reward: {error}")
     if ungraded:
         # Threads that still grade would keep the interpreter alive; the workers end when it does.
-        print(f"oger serve-reward: ended with {ungraded} requests ungraded", file=sys.stderr, flush=True)
+        print(f"oger serve-reward: stopped with {ungraded} requests ungraded", file=sys.stderr, flush=True)
         os._exit(1)
     shared_pool().close()
 
@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     defaults = GradingSettings()
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     parser.add_argument(
-        "--port", type=_whole(0, 65535), default=5000, help="port to listen on; 0 takes a free one (%(default)s)"
+        "--port", type=_whole(0, 65535), default=5000, help="port to listen on; 0 picks a free one (%(default)s)"
     )
     parser.add_argument(
         "--token",
@@ -68,23 +68,26 @@ def _parser() -> argparse.ArgumentParser:
         "--time_limit",
         type=_seconds,
         default=defaults.time_limit_s,
-        help="most seconds to grade an answer (%(default)s)",
+        help="time limit for grading an answer, in seconds (%(default)s)",
     )
     parser.add_argument(
         "--memory_limit",
         type=_whole(1),
         default=defaults.memory_limit_mb,
-        help="most MiB to grade an answer (%(default)s)",
+        help="memory limit for grading an answer, in MiB (%(default)s)",
     )
     parser.add_argument("--max_request_mb", type=_whole(1), default=16, help="largest request, in MiB (%(default)s)")
     parser.add_argument(
-        "--max_concurrency", type=_whole(1), default=1024, help="requests held at a time; more get 503 (%(default)s)"
+        "--max_concurrency",
+        type=_whole(1),
+        default=1024,
+        help="most concurrent requests; further ones get 503 (%(default)s)",
     )
     parser.add_argument(
         "--drain_timeout",
         type=_seconds,
         default=30.0,
-        help="seconds to finish requests in when it stops (%(default)s)",
+        help="seconds that open requests get to finish at shutdown (%(default)s)",
     )
     parser.add_argument(
         "--allow_task",

@@ -168,6 +168,6 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
         listener.listen(backlog)
     except OSError as error:
         raise RecipeError(
-            f"cannot listen on {host} port {port}: {error.strerror}; --port 0 takes a free one"
+            f"cannot listen on {host} port {port}: {error.strerror}; --port 0 picks a free one"
         ) from error
     return listener

@@ -15,13 +15,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         "oger show",
         description="Prints a group of a training step: the prompt, and each rollout with its verdict, extracted "
-        "answer, rewards by source, similarity, entropy and advantage; a teacher stands beside the rollout that it "
-        "replaced. By default it is of the newest step with samples, the first group whose rollouts got different "
-        "rewards, because the policy learns from such groups.",
+        "answer, rewards by source, similarity, entropy and advantage; a teacher stands beside the rollout that "
+        "it replaced. The default is the first group, of the newest step with samples, whose rollouts got "
+        "different rewards: only from such groups the policy learns.",
         allow_abbrev=False,
     )
     parser.add_argument("run", type=Path, help="folder of the run, as oger runs lists it")
-    parser.add_argument("--step", type=int, help="step to take it from (default: the newest with samples)")
+    parser.add_argument("--step", type=int, help="step of the group (default: the newest with samples)")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--worst", action="store_true", help="the group of the step with the lowest mean reward")
     which.add_argument("--best", action="store_true", help="the group of the step with the highest mean reward")

@@ -13,8 +13,8 @@ from oger_recipe.settings.shipped import find_recipe
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser("oger train", add_help=False, allow_abbrev=False)
     parser.add_argument("--recipe", type=Path, help="YAML recipe file; its paths are the flags of `oger train --help`")
-    parser.add_argument("--dry-run", action="store_true", help="check the recipe, print the plan, and stop")
-    parser.add_argument("--overwrite", action="store_true", help="remove the run in oger.run_dir, and begin anew")
+    parser.add_argument("--dry-run", action="store_true", help="check the recipe, print the plan, and exit")
+    parser.add_argument("--overwrite", action="store_true", help="remove the run in oger.run_dir and start over")
     known, flags = parser.parse_known_args(argv)
     if {"-h", "--help"} & set(flags):
         train_ppo_ray.main(flags)
@@ -38,7 +38,9 @@ def _recipe(given: Path | None, flags: list[str]) -> Path:
         print(f"recipe: {found}", flush=True)
     if found.suffix in (".sh", ".py", ".txt"):
         advice = recognised(found.read_text(encoding="utf-8", errors="replace"))
-        raise RecipeError(f"{given} is no recipe file (nested YAML): {advice or 'oger convert makes one of a script'}")
+        raise RecipeError(
+            f"{given} is not a recipe file (nested YAML): {advice or 'oger convert makes one from a script'}"
+        )
     return found
 
 

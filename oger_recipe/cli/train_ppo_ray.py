@@ -37,7 +37,7 @@ def settings_of(
     hidden = {name: hide_secret(name, value) for name, value in file.items()}, hide_secrets(flags)
     if hidden != (file, list(flags)):
         print(
-            "note: others can read an API key in a recipe file or a command line; a run does not record it. Set "
+            "note: others can read an API key in a recipe file or on a command line; a run does not record it. Set "
             "WANDB_API_KEY and write logger.wandb.key env; set OGER_REWARD_TOKEN and write ?token=$OGER_REWARD_TOKEN",
             flush=True,
         )

@@ -32,8 +32,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         "oger watch",
         description="Shows a run in a terminal, also over ssh: progress, phase, time left, trends, evaluations, "
-        "warnings and a rollout of the newest step. q or Ctrl-C quits, and the run continues. Ends with "
-        "the run, with its result. Prints the state once where stdout is no terminal.",
+        "warnings and a rollout of the newest step. q or Ctrl-C quits, and the run continues. Exits with the "
+        "run, and shows its result. Prints the state once if stdout is not a terminal.",
         allow_abbrev=False,
     )
     parser.add_argument("run", type=Path, help="folder of the run, as oger runs lists it")

@@ -133,12 +133,12 @@ def _with_prm(more: dict[str, Any]) -> str:
         ),
         (
             ["--oger.logical_gpus", "1"],
-            "actor 1 + vLLM engines 1 = 2 GPUs are asked for, but 1 are declared (oger.logical_gpus); "
+            "actor 1 + vLLM engines 1 = 2 GPUs are needed, but 1 are declared (oger.logical_gpus); "
             "Ray would wait forever",
         ),
         (
             ["--oger.logical_gpus", "3", "--algo.kl.init_coef", "0.1", "--vllm.num_engines", "2"],
-            "actor 1 + reference 1 + vLLM engines 2 = 4 GPUs are asked for, but 3 are declared (oger.logical_gpus); "
+            "actor 1 + reference 1 + vLLM engines 2 = 4 GPUs are needed, but 3 are declared (oger.logical_gpus); "
             "Ray would wait forever",
         ),
         (
@@ -151,8 +151,8 @@ def _with_prm(more: dict[str, Any]) -> str:
         (["--vllm.num_engines", "0"], "vllm.num_engines is 0: it must be 1 or more"),
         (
             ["--train.async_enable"],
-            "train.async_enable True is not supported: asynchronous training would sample with weights that "
-            "the loss does not know; leave it off",
+            "train.async_enable True is not supported: asynchronous training would sample with older "
+            "weights than the loss assumes; leave it off",
         ),
         (
             ["--actor.policy_loss_type", "gspo"],
@@ -299,8 +299,8 @@ def _with_prm(more: dict[str, Any]) -> str:
         ),
         (
             ["--oger.n_prefix", "2"],
-            "oger.n_prefix and oger.max_replace_num both bring teachers into a group, and rollouts with a "
-            "teacher's prefix would be replaced first: set oger.max_replace_num 0, or oger.n_prefix 0",
+            "oger.n_prefix and oger.max_replace_num both bring teachers into a group, and teachers would "
+            "replace the rollouts with a prefix first: set oger.max_replace_num 0, or oger.n_prefix 0",
         ),
         (
             ["--oger.n_prefix", "2", "--oger.max_replace_num", "0", "--oger.all_correct_group", "skip"],
@@ -361,15 +361,15 @@ def _with_prm(more: dict[str, Any]) -> str:
         *(
             (
                 ["--oger.ratio_level", "step", f"--oger.{key}={setting}"],
-                f"oger.{key} is by the probability of a token, and with oger.ratio_level step a rollout's steps are "
-                "weighed as a whole: leave it out, or use oger.ratio_level token",
+                f"oger.{key} goes by the probability of single tokens, but oger.ratio_level step weighs each step of "
+                "a rollout as a whole: leave it out, or use oger.ratio_level token",
             )
             for key, setting in (("on_policy_reshape", "pow"), ("all_max_clip", "0.9"))
         ),
         (
             ["--ds.lora.rank", "8"],
             "ds.lora.rank 8 is not supported: vLLM does not know the names under which OpenRLHF sends "
-            "adapters, and the first update would end the run; train all weights (ds.zero_stage 3 and "
+            "adapters, and the first update would crash the run; train all weights (ds.zero_stage 3 and "
             "ds.adam_offload save memory)",
         ),
         (["--oger.critic.hidden_sizes", "64", "0"], "oger.critic.hidden_sizes is 0: it must be 1 or more"),
@@ -399,7 +399,7 @@ def _with_prm(more: dict[str, Any]) -> str:
         ),
         (
             ["--algo.advantage.estimator", "appo", "--critic.num_gpus_per_node", "2", "--oger.logical_gpus", "3"],
-            "actor 1 + vLLM engines 1 + critic 2 = 4 GPUs are asked for, but 3 are declared (oger.logical_gpus); Ray "
+            "actor 1 + vLLM engines 1 + critic 2 = 4 GPUs are needed, but 3 are declared (oger.logical_gpus); Ray "
             "would wait forever",
         ),
         *(
@@ -609,7 +609,7 @@ def test_groups_of_one_train_where_nothing_is_compared_within_them(recipe: Path,
         (
             ["--ckpt.save_steps", "-1", "--eval.steps", "5", "--eval.dataset", "rows.jsonl"],
             [
-                "ckpt.save_steps -1 saves only the last step: a run that ends early has to begin anew",
+                "ckpt.save_steps -1 saves only the last step: a run that ends early must start over",
                 "even with ckpt.save_steps -1 each new best evaluation writes a checkpoint with",
             ],
         ),
@@ -623,9 +623,9 @@ def test_groups_of_one_train_where_nothing_is_compared_within_them(recipe: Path,
         (
             ["--algo.advantage.estimator", "process_rloo"],
             [
-                "algo.advantage.estimator process_rloo goes by steps of reasoning, and no source of "
-                "oger.reward.sources speaks of them: all rewards are at the last step; a source of kind process says "
-                "them"
+                "algo.advantage.estimator process_rloo credits steps of reasoning, but no source of "
+                "oger.reward.sources scores steps, so all rewards are at the last step; add a source of kind process "
+                "to score them"
             ],
         ),
         (

@@ -143,7 +143,7 @@ REFUSALS: dict[str, tuple[Callable[[SimpleNamespace], Any], list[str], str]] = {
     # settings, and this machine
     "a setting out of range": (_nothing, ["--rollout.temperature", "0"], "it must be above 0"),
     "both overwrite and resume": (_nothing, ["--overwrite", *RESUME], "choose one"),
-    "too many GPUs": (_nothing, ["--oger.logical_gpus", "1"], "GPUs are asked for"),
+    "too many GPUs": (_nothing, ["--oger.logical_gpus", "1"], "GPUs are needed"),
     "CUDA is missing": (_nothing, ["--vllm.enable_sleep"], "on a machine without CUDA"),
     "a part of a step is generated": (_nothing, ["--rollout.vllm_generate_batch_size", "1"], "lack rollouts"),
     "more than a step is generated": (_nothing, ["--rollout.vllm_generate_batch_size", "4"], "more would need"),
@@ -160,7 +160,7 @@ REFUSALS: dict[str, tuple[Callable[[SimpleNamespace], Any], list[str], str]] = {
         lambda desk: os.truncate(desk.policy / "model.safetensors", 20_000), [], "has 20,000 of ",
     ),
     "a pointer in place of weights": (
-        _write("policy/model.safetensors", "version https://git-lfs.github.com/spec/v1"), [], "is not a whole file",
+        _write("policy/model.safetensors", "version https://git-lfs.github.com/spec/v1"), [], "is not a complete",
     ),
     "no weights": (lambda desk: (desk.policy / "model.safetensors").unlink(), [], "it has no weights"),
     "a missing shard": (_shard, [], "model-00002-of-00002.safetensors is missing"),

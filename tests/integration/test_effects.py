@@ -195,13 +195,13 @@ def test_credit_of_steps_and_estimators_of_steps_need_each_other(parser) -> None
     said = _notes(parser, {"reward.sources": (PRM,)})
     assert said == [
         "oger.reward.sources: credit of 'prm' has no effect: it needs algo.advantage.estimator appo, tppo, "
-        "process_grpo, process_grpo_batch or process_rloo; with dr_grpo a row has its aggregate"
+        "process_grpo, process_grpo_batch or process_rloo; under dr_grpo a row gets its aggregate"
     ]
     by_steps = {ESTIMATOR: "process_rloo"}
     assert not _notes(parser, {"reward.sources": (PRM,)}, by_steps)
     assert not _notes(parser, {"reward.sources": ({"name": "a", "kind": "mine:of"},)}, by_steps)
     (alone,) = _notes(parser, {"reward.sources": ({"name": "rule", "kind": "verifier"},)}, by_steps)
-    assert "no source of oger.reward.sources speaks of them" in alone
+    assert "no source of oger.reward.sources scores steps" in alone
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

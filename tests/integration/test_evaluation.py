@@ -412,7 +412,7 @@ FILE = ("--benchmark", "gsm8k=gsm8k.jsonl")
         (["--recipe", "none.yaml"], "none.yaml: no such recipe file"),
         (["--benchmark", "mine=prepared.jsonl"], "benchmark mine: prepared.jsonl was prepared by a run"),
         (["--benchmark", "gsm9k"], "unknown benchmark 'gsm9k'; known: math500, aime24,"),
-        (["--benchmark", "gsm8k="], "--benchmark gsm8k=: is NAME or NAME=FILE"),
+        (["--benchmark", "gsm8k="], "--benchmark gsm8k=: write NAME or NAME=FILE"),
         (["--benchmark", "gsm8k=no.jsonl"], "benchmark gsm8k: no.jsonl: no such file"),
         ([*FILE, *FILE], "--benchmark gsm8k is given twice"),
         (["--benchmark", "aime24", "--benchmark_dir", "."], ". has no aime24.jsonl or aime24.parquet; it has gsm8k"),
@@ -425,7 +425,7 @@ FILE = ("--benchmark", "gsm8k=gsm8k.jsonl")
         ([*FILE, "--prompt_template", "r2"], "argument --prompt_template: invalid choice: 'r2'"),
         ([*FILE, "--temprature", "1"], "unknown flag '--temprature'; did you mean '--temperature'? (oger eval --help"),
         ([*FILE, "--oger.math_rle", "x"], "unknown flag '--oger.math_rle'; did you mean '--oger.math_rule'?"),
-        ([*FILE, "--eval.temperature=1"], "--eval.temperature is --temperature here"),
+        ([*FILE, "--eval.temperature=1"], "--eval.temperature is called --temperature here"),
         (
             [*FILE, "--oger.verifiers", "gsm8k=nowhere:grade"],
             "answers cannot be graded by these settings:\n  - oger.verifiers: task 'nowhere:grade' is not a verifier",

@@ -61,7 +61,7 @@ def test_a_section_or_a_beginning_shows_these_flags_alone(parser, asked: str, th
 
 def test_an_unknown_section_names_the_nearest(parser: argparse.ArgumentParser) -> None:
     with pytest.raises(
-        RecipeError, match=r"^--help rolout: no section and no flag begins so; did you mean 'rollout'\?"
+        RecipeError, match=r"^--help rolout: no section or flag begins like this; did you mean 'rollout'\?"
     ):
         section(parser, "rolout")
     assert "rollout" in OPENRLHF_SECTIONS

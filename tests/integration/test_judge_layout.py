@@ -58,7 +58,7 @@ def test_engines_and_encoder_have_gpus_of_their_own(parser, entries, changes, ex
 def test_a_machine_with_too_few_gpus_is_refused(parser) -> None:
     value = settings(parser, JUDGE, **{"train.colocate_all": False})
     (problem,) = machine_problems(value, cpu=False, gpus_here=5)
-    assert problem.startswith("actor 1 + vLLM engines 1 + judges 4 = 6 GPUs are asked for, but 5 are declared")
+    assert problem.startswith("actor 1 + vLLM engines 1 + judges 4 = 6 GPUs are needed, but 5 are declared")
     assert machine_problems(value, cpu=False, gpus_here=6) == []
     assert len(machine_problems(value, cpu=False, gpus_here=0)) == 1
 
@@ -106,9 +106,7 @@ def test_a_model_that_is_not_there_is_the_recipes_mistake(parser, tmp_path: Path
     said = recipe_problems(settings(parser, *entries, **encoder))
     assert f"oger.reward.sources, rider: {tmp_path} is not a model folder: it has no config.json" in said
     assert f"oger.reward.sources, style: {tmp_path / 'none'}: no such model folder" in said
-    assert (
-        "oger.embedding_num_gpus is for an encoder of the run's own, and oger.embedding_url is set: choose one" in said
-    )
+    assert "oger.embedding_num_gpus is for an encoder in the run, but oger.embedding_url is set: choose one" in said
 
 
 def test_code_that_a_judge_brings_is_not_run_unasked(parser, tmp_path: Path) -> None:

@@ -93,18 +93,18 @@ def _found(what: str, flags: list[str] | None = None, *, cpu: bool) -> list[Find
 def test_a_head_without_gpus_plans_for_those_of_its_cluster(
     cluster: str, dry_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "runs are on the CPU" in _found("GPUs", cpu=True)[0].text
+    assert "runs use the CPU" in _found("GPUs", cpu=True)[0].text
     monkeypatch.setenv("RAY_ADDRESS", cluster)
     assert not machine().cpu
     (found,) = _found("GPUs", cpu=False)
-    there = f"those of the Ray cluster at RAY_ADDRESS={cluster}, with 2 GPUs (H100): runs are on GPUs"
+    there = f"those of the Ray cluster at RAY_ADDRESS={cluster}, with 2 GPUs (H100); runs use GPUs"
     assert (found.state, found.text) == (OK, there)
     said = dry_run("--actor.num_nodes", "2", "--actor.num_gpus_per_node", "1")
     assert "no CUDA" not in said
-    counted = "= 3 GPUs are asked for, but 2 are declared (found in the Ray cluster at RAY_ADDRESS)"
+    counted = "= 3 GPUs are needed, but 2 are declared (found in the Ray cluster at RAY_ADDRESS)"
     assert counted in said
     said = dry_run("--actor.num_gpus_per_node", "1")
-    assert "GPUs are asked for" not in said
+    assert "GPUs are needed" not in said
     assert "flash" in said  # not installed here, and a run on GPUs needs it
     assert "supervised stage: it needs 1 GPUs of this machine" in dry_run(
         "--actor.num_gpus_per_node", "1", "--oger.sft.epochs", "1"

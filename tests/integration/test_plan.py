@@ -64,7 +64,7 @@ def test_steps_of_reasoning_are_told_where_they_count(recipe: Path, capsys: pyte
     assert lines[first + 1 : first + 6] == [
         "  a step ends after '\\n\\n' or 96 tokens",
         "  a response ends with step 10 or the step with 'answer'",
-        "  each step is a request of its own",
+        "  each step is its own request",
         "  appo pays each step",
         "  the loss has one ratio for each step",
     ]
@@ -87,7 +87,7 @@ def test_what_will_be_rewarded_is_listed(
         "    1 * rule: verifier",
         "  x 0.25 * short: test_plan:short, where rule_equals_1",
         "  + 0.5 * explore: bonus",
-        "  if one fails: neutral; if the answer causes it, the source's worst value",
+        "  if a source fails: neutral; if the answer causes the failure: the source's worst value",
     ]
 
 
@@ -114,7 +114,7 @@ def test_the_built_in_task_is_counted_before_its_policy_is_trained(
 ) -> None:
     lines = _dry_run(capsys, ROOT / "configs" / "countdown_cpu_smoke.yaml", "--oger.task.cache", str(tmp_path))
     assert any(line.startswith("data: 64 rows with ") for line in lines)
-    assert "steps: 4 (1 pass over the prompts, 16 a step; fewer if prompts are left out as too long)" in lines
+    assert "steps: 4 (1 pass over the prompts, 16 a step; fewer if too long prompts are left out)" in lines
 
 
 def test_evaluation_data_is_read_as_well(recipe: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -262,7 +262,7 @@ def test_a_prms_texts_and_adapter_are_tried_before_the_run(
     findings = found("process reward models", "--oger.reward.sources", json.dumps(entries))
     assert [finding.state for finding in findings] == [OK, *[PROBLEM] * 3]
     said = [finding.text.removeprefix("oger.reward.sources, ") for finding in findings]
-    assert said[0] == "prm: steps are written as format math_shepherd has them"
+    assert said[0] == "prm: the tokenizer fits format math_shepherd"
     assert said[1] == f"wrong0: good 'fine' is 4 tokens of {folder}, and must be one"
     assert said[2].startswith(f"wrong1: tag '<extra_0>' is 9 tokens of {folder}, and must be one: is it the tok")
     assert said[3].startswith(f"wrong2: adapter {tmp_path} cannot be read: ")
@@ -483,9 +483,9 @@ def test_a_run_says_only_what_is_not_right(
         (
             {"kind": "process", "format": "trl"},
             98,
-            ["may have 98 (data.max_len), the text around them about 3. A longer"],
+            ["may have 98 (data.max_len), the text around them about 3. on_overflow"],
         ),
-        ({"kind": "process", "format": "trl", "on_overflow": "truncate"}, 200, ["on_overflow says (truncate)"]),
+        ({"kind": "process", "format": "trl", "on_overflow": "truncate"}, 200, ["on_overflow (truncate) decides"]),
         ({"kind": "process", "scorer": "implicit", "reference": "{writer}"}, 100, []),
         ({"kind": "process", "scorer": "implicit", "reference": "{writer}"}, 101, ["may have 101"] * 2),
         # vLLM says how likely a text is with a reply alone: its window is one token shorter.

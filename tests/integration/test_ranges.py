@@ -110,7 +110,7 @@ def _item_type(action: argparse.Action) -> Any:
 @pytest.mark.parametrize(
     ("name", "values", "sentence"),
     [
-        ("reward.clip_range", [5.0, -5.0], "reward.clip_range is 5.0 -5.0: the first is the smaller one"),
+        ("reward.clip_range", [5.0, -5.0], "reward.clip_range is 5.0 -5.0: the first must be the smaller one"),
         ("oger.stop_token_ids", (5, -1), "oger.stop_token_ids is -1: it must be 0 or more"),
         ("oger.task.eval_numbers", (3, 7), "oger.task.eval_numbers is 7: it must be 2 to 6"),
         ("actor.adam.betas", [0.9, 1.0], "actor.adam.betas is 1.0: it must be 0 or more and below 1"),

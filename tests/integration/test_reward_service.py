@@ -434,7 +434,7 @@ def test_the_drain_ends_in_time(start: Start, tmp_path: Path) -> None:
     assert service.process.wait(HANG_S) == 1
     slow.join(HANG_S)
     assert slow.reply[0] == 503
-    assert "ended with 1 requests ungraded" in service.log.read_text()
+    assert "stopped with 1 requests ungraded" in service.log.read_text()
     assert "Traceback" not in service.log.read_text()
     assert not psutil.wait_procs(processes, timeout=HANG_S)[1]
 

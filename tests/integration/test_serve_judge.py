@@ -220,11 +220,11 @@ def test_the_entry_that_is_printed_is_one(monkeypatch: pytest.MonkeyPatch) -> No
         ),
         (["--hosts", "x"], "unrecognized arguments: --hosts x"),
         (["--dtype", "int3"], "invalid choice: 'int3'"),
-        (["--good", "+"], "--good needs --format, which says how a PRM reads; it is one of math_shepherd, "),
+        (["--good", "+"], "--good needs --format, which says how the PRM reads text: one of math_shepherd, "),
         (["--format", "trl", "--head"], "leave out --head: --format says that this is a PRM"),
         (["--format", "math_shepherd", "--tensor-parallel-size", "2"], "a PRM of scorer step_tag has one GPU"),
         (["--format", "math_shepherd", "--good", "-"], "good and bad are both '-'"),
-        (["--port", "{taken}"], "cannot listen on 127.0.0.1 port {taken}: Address already in use; --port 0 takes"),
+        (["--port", "{taken}"], "cannot listen on 127.0.0.1 port {taken}: Address already in use; --port 0 picks"),
     ],
 )
 def test_what_cannot_work_is_refused_before_vllm_starts(words: list[str], reason: str) -> None:

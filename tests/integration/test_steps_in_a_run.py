@@ -296,7 +296,7 @@ def test_settings_that_leave_no_steps_are_refused(parser, given, problem):
     ("given", "remark"),
     [
         ({"algo.advantage.estimator": "process_grpo"} | NO_CUT, "every response is one step of reasoning"),
-        ({"oger.steps.sample_by_step": True}, "vllm.enable_prefix_caching, or the engine computes them anew"),
+        ({"oger.steps.sample_by_step": True}, "vllm.enable_prefix_caching, or the engine computes them again"),
         (BY_STEP, None),
         (BY_STEP | {"oger.steps.delimiters": ("\\n\\n",)}, "has a backslash and an n, not a newline"),
         (BY_STEP | {"oger.steps.max_steps": 3}, None),
