@@ -85,16 +85,24 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     with path.open("rb") as file:  # str.splitlines would cut at U+2028, which texts may have
-        lines = (_record(line) for line in file if line.endswith(b"\n"))
+        lines = (parse_record(line) for line in file if line.endswith(b"\n"))
         return [record for record in lines if record is not None]
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
+def parse_record(line: bytes) -> dict[str, Any] | None:
+    """Return the record of a line; None for one that a kill or a full disk tore."""
     try:
-        record: dict[str, Any] = json.loads(line)
-        return record
+        record = json.loads(line)
     except ValueError:  # no JSON, or no UTF-8
         return None
+    return record if isinstance(record, dict) else None
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read a file of one JSON record; nothing of one that is missing, half-written or no record."""
+    with contextlib.suppress(OSError):
+        return parse_record(path.read_bytes()) or {}
+    return {}
 
 
 def append_json(path: Path, record: dict[str, Any]) -> None:

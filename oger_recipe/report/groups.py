@@ -1,13 +1,12 @@
 """The groups of a training step, by its samples file: a prompt, its rollouts, and the teachers that entered."""
 
-import json
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.base.files import read_jsonl
+from oger_recipe.base.files import parse_record, read_jsonl
 
 Row = dict[str, Any]
 OF_PROMPT = ("uid", "prompt", "task", "answer")
@@ -34,19 +33,18 @@ def sampled_steps(folder: Path) -> list[int]:
 
 def read_groups(folder: Path, step: int) -> list[SampledGroup]:
     """Read the groups of one step, in their order; none where the step's samples were not written."""
-    lines = read_jsonl(_path(folder, step))
+    lines = read_jsonl(samples_path(folder, step))
     return [_group(step, list(of_uid)) for _, of_uid in groupby(lines, key=lambda line: line["uid"])]
 
 
 def first_row(folder: Path, step: int) -> Row | None:
     """Read the first line of a step's samples alone; None where it is not whole."""
-    with suppress(OSError, ValueError), _path(folder, step).open("rb") as file:
-        row = json.loads(file.readline())
-        return row if isinstance(row, dict) else None
+    with suppress(OSError), samples_path(folder, step).open("rb") as file:
+        return parse_record(file.readline())
     return None
 
 
-def _path(folder: Path, step: int) -> Path:
+def samples_path(folder: Path, step: int) -> Path:
     return folder / "samples" / f"step_{step:05d}.jsonl"
 
 

@@ -4,7 +4,6 @@ Everything here only reads. Nothing touches the folder or its lock, so no run no
 """
 
 import contextlib
-import json
 import math
 import os
 import re
@@ -16,6 +15,7 @@ from typing import Any, Literal, TypeGuard
 
 import yaml
 
+from oger_recipe.base.files import parse_record, read_record
 from oger_recipe.evaluation.tables import main_metrics
 from oger_recipe.report.summary import clock, kept_evaluations
 from oger_recipe.run_folder import attempt, checkpoints, own_files
@@ -100,15 +100,6 @@ class Tail:
         return anew, whole.split(b"\n")[:-1]
 
 
-def parsed(line: bytes | None) -> Record | None:
-    """Return the record of a line; None for one that a kill or a full disk tore."""
-    try:
-        record = json.loads(line or b"null")
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
-
-
 def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -123,7 +114,7 @@ class RunLog:
     notes: list[Note] = field(default_factory=list)
     moments: list[float] = field(default_factory=list)  # when training began and each step ended, in this attempt
     step: int = 0
-    _phase: bytes | None = None
+    _phase: bytes = b""
 
     def __post_init__(self) -> None:
         self._events = Tail(self.folder / "events.jsonl")
@@ -138,7 +129,7 @@ class RunLog:
                 self._phase = line
             elif step := _STEP.match(line[:_HEAD]):
                 self._end_step(float(step[1]), int(step[2]))
-            elif (event := parsed(line)) and "event" in event and "time" in event:
+            elif (event := parse_record(line)) and "event" in event and "time" in event:
                 self._take(event, line)
         self._mark_phase()
         return anew or bool(lines)
@@ -146,7 +137,7 @@ class RunLog:
     @property
     def phase(self) -> Record | None:
         """Return the phase that the run is in, as its event; None between two."""
-        return parsed(self._phase)
+        return parse_record(self._phase)
 
     @property
     def planned_steps(self) -> int | None:
@@ -162,7 +153,7 @@ class RunLog:
         return self.attempts[-1].ended if self.attempts else None
 
     def _end_step(self, at: float, step: int) -> None:
-        self._phase, self.step = None, step
+        self._phase, self.step = b"", step
         self.moments.append(at)
         if self.attempts:
             self.attempts[-1].ended, self.attempts[-1].last_step = at, step
@@ -189,7 +180,7 @@ class RunLog:
             in_step: int = (self.phase or {}).get("step", self.step)
             self.notes.append(Note(event.get("step", in_step), at, event["text"]))
         else:
-            self._phase = None
+            self._phase = b""
         if name == "training":
             self.moments = [at]
         self.milestones.append(event)
@@ -242,7 +233,7 @@ def _state(log: RunLog) -> tuple[Literal["running", "finished", "ended"], str | 
     if held:
         return "running", None
     last = log.milestone or {}
-    if last.get("event") == "finished" and summary_of(log.folder).get("finished"):
+    if last.get("event") == "finished" and read_record(log.folder / "summary.json").get("finished"):
         return "finished", None
     if last.get("event") == ENDED:
         return "ended", _first_line(last["why"])
@@ -275,12 +266,6 @@ def _error(log: RunLog) -> str | None:
 
 def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0]
-
-
-def summary_of(folder: Path) -> Record:
-    with contextlib.suppress(OSError):
-        return parsed((folder / "summary.json").read_bytes()) or {}
-    return {}
 
 
 def _score(event: Record) -> Score | None:
@@ -325,6 +310,6 @@ def _last_metrics_step(folder: Path) -> int:
     """Return the last step of metrics.jsonl, for a run that has no events."""
     with contextlib.suppress(OSError), (folder / "metrics.jsonl").open("rb") as file:
         file.seek(max(file.seek(0, os.SEEK_END) - 200_000, 0))
-        records = (parsed(line) for line in reversed(file.read().split(b"\n")))
+        records = (parse_record(line) for line in reversed(file.read().split(b"\n")))
         return next((record["step"] for record in records if record and "step" in record), 0)
     return 0

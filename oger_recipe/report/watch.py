@@ -9,10 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from oger_recipe.base.errors import cut
+from oger_recipe.base.files import parse_record, read_record
 from oger_recipe.report.console import PHASES, STARTING, evaluation_text, moment, pace, waiting_line
 from oger_recipe.report.groups import first_row, sampled_steps
 from oger_recipe.report.metric_table import FIRST, Metric, lookup
-from oger_recipe.report.run_state import Note, Record, RunLog, RunState, Tail, is_number, parsed, state_of, summary_of
+from oger_recipe.report.run_state import Note, Record, RunLog, RunState, Tail, is_number, state_of
 from oger_recipe.report.runs import state_text
 from oger_recipe.report.summary import clock, kept_evaluations, result
 from oger_recipe.report.terminal import figure, plain, sparkline, verdict_text
@@ -49,7 +50,7 @@ class Watch:
         if anew:
             self._steps = []
         for line in lines:
-            self._remember(parsed(line) or {})
+            self._remember(parse_record(line) or {})
         if self._log.update() or self._rollout is None:
             self._rollout = self._newest_rollout() or self._rollout
         self.state = state_of(self._log)
@@ -86,7 +87,7 @@ class Watch:
 
     def result(self) -> RenderableType | None:
         """Say how the run ended: its scores before and after training. None where it has no summary, or runs on."""
-        summary = summary_of(self._log.folder)
+        summary = read_record(self._log.folder / "summary.json")
         if self.state.state != "finished" or not summary:
             return None
         return Group(Text(), plain(result(summary, self._log.folder)))

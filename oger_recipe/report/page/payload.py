@@ -1,14 +1,13 @@
 """What the page shows of a run but its samples, read from its folder."""
 
 import contextlib
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.base.files import read_jsonl
+from oger_recipe.base.files import read_jsonl, read_record
 from oger_recipe.evaluation.metrics import powers_up_to
 from oger_recipe.report.page.recipe import changed, read_settings
 from oger_recipe.report.run_state import RunLog, RunState, state_of
@@ -41,10 +40,10 @@ def of_run(run_dir: Path, name: str, runs: int = 1) -> Record:
         "state": _state(state),
         "recipe": {"name": state.recipe, "changed": changed(settings), "text": text},
         "command": _text(run_dir / COMMAND),
-        "environment": read_document(run_dir / "environment.json"),
+        "environment": read_record(run_dir / "environment.json"),
         "attempts": [asdict(each) for each in state.attempts],
-        "seconds": read_document(run_dir / "summary.json").get("seconds", {}),
-        "data": read_document(run_dir / "data" / "counts.json"),
+        "seconds": read_record(run_dir / "summary.json").get("seconds", {}),
+        "data": read_record(run_dir / "data" / "counts.json"),
         "sources": next((each["sources"] for each in reversed(log.milestones) if each.get("sources")), []),
         **_curves(steps, max(MOST_POINTS // runs, LEAST_POINTS)),
         "evaluations": evaluations,
@@ -74,7 +73,7 @@ def _pass_at_k(run_dir: Path, evaluations: Sequence[Record]) -> Record:
     """Return by benchmark the curve of pass@k with its intervals, of the first and the last evaluation."""
     curves: Record = {}
     for evaluation in ends(evaluations):
-        document = read_document(run_dir / "eval" / f"step_{evaluation['step']:05d}.json")
+        document = read_record(run_dir / "eval" / f"step_{evaluation['step']:05d}.json")
         for benchmark, metrics in document.get("benchmarks", {}).items():
             ks = [k for k in powers_up_to(metrics["n"]) if f"pass_at_{k}" in metrics]
             low, high = zip(*(metrics[f"pass_at_{k}_interval"] for k in ks), strict=True)
@@ -126,14 +125,6 @@ def rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: rounded(each) for key, each in value.items()}
     return [rounded(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def read_document(path: Path) -> Record:
-    """Read a file of JSON; nothing of one that is missing, half-written or no mapping."""
-    with contextlib.suppress(OSError, ValueError):
-        document = json.loads(path.read_text(encoding="utf-8"))
-        return document if isinstance(document, dict) else {}
-    return {}
 
 
 def _text(path: Path) -> str:

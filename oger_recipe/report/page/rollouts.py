@@ -6,8 +6,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.report.groups import sampled_steps
-from oger_recipe.report.run_state import parsed
+from oger_recipe.base.files import parse_record
+from oger_recipe.report.groups import sampled_steps, samples_path
 
 Row = dict[str, Any]
 
@@ -60,10 +60,6 @@ class Reading:
                 return
 
 
-def samples_path(run_dir: Path, step: int) -> Path:
-    return run_dir / "samples" / f"step_{step:05d}.jsonl"
-
-
 def read_lines(path: Path) -> Iterator[Line]:
     """Yield the lines of a file of JSON but those that a kill or a full disk tore; none where there is no file."""
     if not path.is_file():
@@ -71,7 +67,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     start = 0
     with path.open("rb") as file:
         for text in file:
-            row = parsed(text)
+            row = parse_record(text)
             if row is not None:
                 yield Line(start, len(text), row)
             start += len(text)
@@ -82,7 +78,7 @@ def read_again(path: Path, spans: Sequence[tuple[int, int]]) -> Iterator[list[Ro
     with path.open("rb") as file:
         for start, size in spans:
             file.seek(start)
-            rows = map(parsed, file.read(size).splitlines(keepends=True))
+            rows = map(parse_record, file.read(size).splitlines(keepends=True))
             yield [row for row in rows if row is not None]
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.base.files import to_json
-from oger_recipe.report.groups import OF_PROMPT
+from oger_recipe.report.groups import OF_PROMPT, samples_path
 from oger_recipe.report.page.distributions import Numbers
 from oger_recipe.report.page.payload import rounded
 from oger_recipe.report.page.problems import find_problems, read_problems
-from oger_recipe.report.page.rollouts import Line, Reading, kinds_of, read_again, samples_path
+from oger_recipe.report.page.rollouts import Line, Reading, kinds_of, read_again
 from oger_recipe.report.page.sampling import Candidate, choose
 
 Record = dict[str, Any]
