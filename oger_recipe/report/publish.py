@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tqdm import tqdm
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import read_jsonl
 from oger_recipe.report.cards import Run, model_card, samples_card
-from oger_recipe.report.run_state import RunLog, is_run, state_of
+from oger_recipe.report.run_state import RunLog, by_flag, is_run, state_of
 from oger_recipe.run_folder.own_files import COMMAND, CURVES
 
 Record = dict[str, Any]
@@ -60,8 +60,7 @@ def read_run(folder: Path) -> Run:
         recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise RecipeError(f"the run in {folder} has not trained, so there is nothing to push ({error})") from None
-    sources: list[str] = next((each["sources"] for each in log.milestones if each["event"] == "ready"), [])
-    return Run(folder, state, _Settings(recipe), sources, _command(folder), summary, environment)
+    return Run(folder, state, _Settings(by_flag(recipe)), log.sources, _command(folder), summary, environment)
 
 
 def _command(folder: Path) -> str:
@@ -75,19 +74,8 @@ def _command(folder: Path) -> str:
 class _Settings(dict[str, Any]):
     """A recipe's settings by their flags; None for one that an earlier version of the recipe did not have."""
 
-    def __init__(self, recipe: Record) -> None:
-        super().__init__(_leaves(recipe))
-
     def __missing__(self, flag: str) -> None:
         return None
-
-
-def _leaves(section: Record, above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in section.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
 
 
 def write_model(run: Run, repo: str, folder: Path, *, samples_repo: str | None, copy: Copy = shutil.copy2) -> None:

@@ -22,6 +22,7 @@ from oger_recipe.run_folder import attempt, checkpoints, own_files
 from oger_recipe.run_folder.records import BEGAN, ENDED
 
 Record = dict[str, Any]
+Settings = dict[str, Any]  # by flag
 QUIET = 1800.0  # seconds without an event after which a run whose process cannot be seen counts as ended
 # How records.event begins the two events that make up nearly all of the file; of these only the beginning is read.
 _PHASE, _STEP = b', "event": "phase", ', re.compile(rb'\{"time": ([\d.]+), "event": "step", "step": (\d+)[,}]')
@@ -142,6 +143,11 @@ class RunLog:
     @property
     def planned_steps(self) -> int | None:
         return next((event["steps"] for event in reversed(self.milestones) if event["event"] == "ready"), None)
+
+    @property
+    def sources(self) -> list[str]:
+        """Return the names of the run's rewards."""
+        return next((event["sources"] for event in reversed(self.milestones) if event.get("sources")), [])
 
     @property
     def milestone(self) -> Record | None:
@@ -287,12 +293,30 @@ def _resume_from(folder: Path) -> int | None:
 
 def _checkpoint_folder(folder: Path) -> Path:
     """Return where the run's checkpoints lie: in its folder, which may have been moved, or where ckpt.path says."""
-    with contextlib.suppress(OSError, yaml.YAMLError, KeyError, TypeError):
-        recipe = yaml.load((folder / "recipe.yaml").read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        path = Path(recipe["ckpt"]["path"])
-        if path != Path(recipe["oger"]["run_dir"]) / "checkpoints":
+    with contextlib.suppress(KeyError, TypeError):
+        _, value = read_settings(folder)
+        path = Path(value["ckpt.path"])
+        if path != Path(value["oger.run_dir"]) / "checkpoints":
             return path
     return folder / "checkpoints"
+
+
+def read_settings(folder: Path) -> tuple[str, Settings]:
+    """Return recipe.yaml, and its settings; nothing of a file that is missing or damaged."""
+    try:
+        text = (folder / "recipe.yaml").read_text(encoding="utf-8", errors="replace")
+        document = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, yaml.YAMLError):
+        return "", {}
+    return text, by_flag(document) if isinstance(document, dict) else {}
+
+
+def by_flag(section: Record, above: str = "") -> Settings:
+    """Return the settings of nested sections by flag: ``{"train": {"seed": 1}}`` is ``{"train.seed": 1}``."""
+    settings: Settings = {}
+    for name, value in section.items():
+        settings |= by_flag(value, f"{above}{name}.") if isinstance(value, dict) else {f"{above}{name}": value}
+    return settings
 
 
 def _recipe(folder: Path) -> str | None:

@@ -9,8 +9,9 @@ from typing import Any
 
 from oger_recipe.base.files import read_jsonl, read_record
 from oger_recipe.evaluation.metrics import powers_up_to
-from oger_recipe.report.page.recipe import changed, read_settings
-from oger_recipe.report.run_state import RunLog, RunState, state_of
+from oger_recipe.report.page.problems import answers_path
+from oger_recipe.report.page.recipe import changed
+from oger_recipe.report.run_state import RunLog, RunState, read_settings, state_of
 from oger_recipe.report.summary import kept_evaluations, last_attempts
 from oger_recipe.run_folder.own_files import COMMAND
 
@@ -44,7 +45,7 @@ def of_run(run_dir: Path, name: str, runs: int = 1) -> Record:
         "attempts": [asdict(each) for each in state.attempts],
         "seconds": read_record(run_dir / "summary.json").get("seconds", {}),
         "data": read_record(run_dir / "data" / "counts.json"),
-        "sources": next((each["sources"] for each in reversed(log.milestones) if each.get("sources")), []),
+        "sources": log.sources,
         **_curves(steps, max(MOST_POINTS // runs, LEAST_POINTS)),
         "evaluations": evaluations,
         "pass_at_k": _pass_at_k(run_dir, evaluations),
@@ -73,7 +74,7 @@ def _pass_at_k(run_dir: Path, evaluations: Sequence[Record]) -> Record:
     """Return by benchmark the curve of pass@k with its intervals, of the first and the last evaluation."""
     curves: Record = {}
     for evaluation in ends(evaluations):
-        document = read_record(run_dir / "eval" / f"step_{evaluation['step']:05d}.json")
+        document = read_record(answers_path(run_dir, evaluation["step"]).with_suffix(".json"))
         for benchmark, metrics in document.get("benchmarks", {}).items():
             ks = [k for k in powers_up_to(metrics["n"]) if f"pass_at_{k}" in metrics]
             low, high = zip(*(metrics[f"pass_at_{k}_interval"] for k in ks), strict=True)

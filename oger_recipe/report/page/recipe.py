@@ -1,37 +1,18 @@
 """What a run's recipe changes from the defaults, and where the recipes of several runs differ."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from oger_recipe.report.run_state import Settings
 from oger_recipe.settings.flags import defaults
 from oger_recipe.settings.parser import build_parser
 
 Record = dict[str, Any]
-Settings = dict[str, Any]  # by dotted key
 
 # Every run has other values of these, and they say nothing about what was trained.
 _OF_THE_PLACE = {"logger.wandb.run_name", "oger.run_dir", "oger.verifier_path", "reward.remote_url"}
-
-
-def read_settings(run_dir: Path) -> tuple[str, Settings]:
-    """Return recipe.yaml, and its settings by dotted key; nothing of a file that is missing or damaged."""
-    try:
-        text = (run_dir / "recipe.yaml").read_text(encoding="utf-8", errors="replace")
-        document = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, yaml.YAMLError):
-        return "", {}
-    return text, dict(_leaves(document)) if isinstance(document, dict) else {}
-
-
-def _leaves(node: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key, value in node.items():
-        found += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
-    return found
 
 
 def changed(settings: Settings) -> list[Record]:

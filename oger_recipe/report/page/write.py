@@ -12,9 +12,10 @@ from oger_recipe.base.files import atomic_write
 from oger_recipe.report.metric_table import lookup
 from oger_recipe.report.page.comparing import comparisons, names_of
 from oger_recipe.report.page.payload import ends, of_run, rounded
-from oger_recipe.report.page.recipe import differences, read_settings
+from oger_recipe.report.page.recipe import differences
 from oger_recipe.report.page.rollouts import Reading
 from oger_recipe.report.page.samples import Samples, pack, samples_of_run
+from oger_recipe.report.run_state import read_settings
 
 Record = dict[str, Any]
 
