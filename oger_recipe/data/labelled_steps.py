@@ -57,10 +57,10 @@ class _Row:
     def texts(self, field: str) -> list[str]:
         value = self.record.get(field)
         if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
-            raise self.wrong(field, "a list of texts, one a step", value)
+            raise self.wrong(field, "a list of texts, one per step", value)
         for number, each in enumerate(value):
             if not each.strip():
-                raise self.wrong(f"{field}[{number}]", "a step with something in it", each)
+                raise self.wrong(f"{field}[{number}]", "a step that is not empty", each)
         return value
 
     def name(self, *fields: str) -> str:
@@ -107,7 +107,7 @@ def _solutions(record: Any, where: str) -> tuple[str, list[Solution]]:
     shape = next((name for name, (columns, _) in _SHAPES.items() if columns <= record.keys()), None)
     if shape is None:
         known = "; ".join(f"{name}: {', '.join(sorted(columns))}" for name, (columns, _) in _SHAPES.items())
-        raise RecipeError(f"{where}: the columns fit no known shape ({known}); they are {', '.join(record)}")
+        raise RecipeError(f"{where}: the columns match no known shape ({known}); they are {', '.join(record)}")
     return shape, list(_SHAPES[shape][1](_Row(record, where)))
 
 

@@ -76,7 +76,7 @@ def read_mix(path: Path) -> Mix:
     values = _checked(document, Mix, str(path))
     sources = tuple(_source(entry, f"{path}: source {number}") for number, entry in enumerate(values["sources"], 1))
     if all(source.held_out for source in sources):
-        raise RecipeError(f"{path}: 'sources' lists held-out sources alone: at least one must not be")
+        raise RecipeError(f"{path}: 'sources' lists only held-out sources: at least one must not be held out")
     mix = Mix(**(values | {"sources": sources}))
     if mix.tokenizer is None and (mix.max_prefix_len or mix.max_prompt_length):
         raise RecipeError(f"{path}: max_prefix_len and max_prompt_length count tokens: set 'tokenizer'")

@@ -42,8 +42,8 @@ def read_responses(path: Path, uids: Collection[str], rows: str) -> list[Respons
         made = _response(record, where)
         if made.uid not in uids:
             raise RecipeError(
-                f"{where}: no row of {rows} has the uid {shown(made.uid)} (give rows a uid: without one "
-                "it is made of prompt and answer)"
+                f"{where}: no row of {rows} has the uid {shown(made.uid)} (give rows a uid: without one it is made "
+                "from prompt and answer)"
             )
         return made
 

@@ -175,8 +175,8 @@ def _refuse_shared_uids(rows: Sequence[Row]) -> None:
     uids = Counter(row["uid"] for row in rows)
     refuse_rows(
         [
-            f"uid {uid!r} is used by {'two' if count == 2 else count} rows; give every problem a uid of its "
-            "own, across dataset files"
+            f"uid {uid!r} is used by {'two' if count == 2 else count} rows; give every problem its own uid, "
+            "across dataset files"
             for uid, count in uids.items()
             if count > 1  # else one problem would be given the teachers of another
         ]

@@ -41,7 +41,7 @@ def write_train_files_once(
     places = {_PROMPTS: prompts_path} | ({_TEACHERS: teachers_path} if teachers_path is not None else {})
     folder = cache / key if key else None
     if folder is not None and (counts := _kept(folder, places)) is not None:
-        print(f"prepared before: from {folder}", flush=True)
+        print(f"prepared data is reused from {folder}", flush=True)
         return counts
     counts = write_train_files(rows, prompts_path=prompts_path, teachers_path=teachers_path, **how)
     if folder is not None and not counts["teachers_ungraded"]:

@@ -91,24 +91,22 @@ class ModelKeys(Keys):
     head: str = key(
         "classify", "how a server is asked for heads: vLLM has the first two, SGLang the third", choices=HEADS
     )
-    api_key_env: str = key(
-        "OGER_JUDGE_API_KEY", "environment variable with the server's API key, where it asks for one"
-    )
-    concurrency: int = key(16, "most requests at a time", range=COUNT)
+    api_key_env: str = key("OGER_JUDGE_API_KEY", "environment variable with the server's API key, if it needs one")
+    concurrency: int = key(16, "most concurrent requests", range=COUNT)
     requests_per_minute: float | None = key(None, "most requests per minute (default: no limit)", range=POSITIVE)
-    request_limit_s: float = key(120.0, "most seconds for one request", range=POSITIVE)
-    attempts: int = key(6, "attempts at a failing request, with growing pauses between them", range=COUNT)
+    request_limit_s: float = key(120.0, "timeout of one request, in seconds", range=POSITIVE)
+    attempts: int = key(6, "attempts per request, with backoff between them", range=COUNT)
     step_limit_s: float = key(
         3600.0,
-        "most seconds for all requests of a step; requests without an answer by then have failed",
+        "timeout for all requests of a step, in seconds; requests still open then have failed",
         range=POSITIVE,
     )
     # an engine
     tensor_parallel_size: int = key(1, "GPUs that share the engine", range=COUNT)
-    gpu_memory_utilization: float = key(0.8, "share of these GPUs' memory that the engine may take", range=PART)
+    gpu_memory_utilization: float = key(0.8, "share of these GPUs' memory for the engine", range=PART)
     max_model_len: int | None = key(None, "longest sequence, prompt and reply (default: the model's)", range=COUNT)
     dtype: str = key("auto", "type of the weights; auto: the model's own, float32 on CPUs", choices=DTYPES)
-    cache: bool = key(True, "keep replies and reuse them for the same question, in other runs too")
+    cache: bool = key(True, "cache replies and reuse them for the same question, also in other runs")
     on_overflow: str = key(
         "worst",
         "value of a row whose text is longer than the model reads. worst: the worst value of the source; truncate "
@@ -229,12 +227,12 @@ class ChatKeys(ModelKeys):
 
     system_prompt: str | None = key(None, "system message before the plugin's prompt, in the judge's chat template")
     chat_template_kwargs: Mapping[str, Any] | None = key(
-        None, "further arguments of the judge's chat template, such as {enable_thinking: false}"
+        None, "extra arguments of the judge's chat template, such as {enable_thinking: false}"
     )
     extra_body: Mapping[str, Any] | None = key(
-        None, "further fields of requests to a server, such as {top_k: 20, reasoning_effort: low}"
+        None, "extra fields of requests to a server, such as {top_k: 20, reasoning_effort: low}"
     )
-    top_p: float = key(1.0, "nucleus (top-p) of the judge", range=PART)
+    top_p: float = key(1.0, "top-p (nucleus) of the judge", range=PART)
     max_new_tokens: int = key(1024, "longest reply", range=COUNT)
 
     @property
@@ -278,10 +276,10 @@ class PluginKeys(PromptKeys):
     """A model that is asked through a plugin."""
 
     plugin_limit_s: float = key(
-        60.0, "most seconds of each of the plugin's functions for the rows of a step", range=POSITIVE
+        60.0, "time limit of each of the plugin's functions for the rows of a step, in seconds", range=POSITIVE
     )
     plugin_memory_limit_mb: int = key(
-        8192, "most MiB of address space that the plugin may add after it is loaded", range=COUNT
+        8192, "memory limit: MiB of address space that the plugin may add after loading", range=COUNT
     )
 
     def plugin_at(
@@ -402,7 +400,7 @@ class StepKeys(ModelKeys):
     temperature: float = key(
         0.1, "temperature of credits min and min_ahead: the lower, the more the lowest score counts", range=POSITIVE
     )
-    aggregate: str = key("min", "how the scores of a row's steps become one number", choices=AGGREGATES)
+    aggregate: str = key("min", "how to aggregate the scores of a row's steps", choices=AGGREGATES)
 
     @property
     def bounds(self) -> tuple[float, float] | None:

@@ -85,7 +85,7 @@ def texts_of(values: Any, size: int) -> list[str]:
     listed = _listed(values, size, "rm_preprocess")
     for value in listed:
         if not isinstance(value, str):
-            raise Unfit(f"rm_preprocess gave {_shown(value)}, which is no text")
+            raise Unfit(f"rm_preprocess gave {_shown(value)}, which is not a text")
     return listed
 
 
@@ -139,7 +139,7 @@ def _share(value: Any) -> float | None:
 
 def _listed(values: Any, size: int, function: str) -> list[Any]:
     if not is_list(values):
-        raise Unfit(f"{function} gave {_shown(values)}, which is no list")
+        raise Unfit(f"{function} gave {_shown(values)}, which is not a list")
     listed = list(values)
     if len(listed) != size:
         raise Unfit(f"{function} gave {len(listed)} values for {size}")
@@ -152,7 +152,7 @@ def _number(value: Any) -> float | None:
     except (TypeError, ValueError, OverflowError):
         number = math.inf
     if isinstance(value, str) or math.isinf(number):
-        raise Unfit(f"rm_postprocess gave {_shown(value)}, which is no finite number")
+        raise Unfit(f"rm_postprocess gave {_shown(value)}, which is not a finite number")
     return None if math.isnan(number) else number
 
 

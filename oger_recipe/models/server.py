@@ -244,7 +244,7 @@ def _number(name: str) -> Callable[[Any], Reply]:
 
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):  # of an object the names would be read, of a text the characters
-        raise TypeError(f"a {type(value).__name__} is no list")
+        raise TypeError(f"a {type(value).__name__} is not a list")
     return value
 
 

@@ -239,8 +239,8 @@ def _too_long(scores: Scores) -> list[tuple[int, int]]:
 def by_steps_problem(name: str) -> str:
     """Say that a source that pays for steps can only be added as it is."""
     return (
-        f"{name!r} pays for each step of reasoning, which can only be added as it is: leave its combine and normalize "
-        "out, or choose an algo.advantage.estimator that does not go by steps"
+        f"{name!r} pays each step of reasoning, and such rewards can only be added as they are: leave its combine "
+        "and normalize out, or choose an algo.advantage.estimator that does not go by steps"
     )
 
 
@@ -256,8 +256,8 @@ def with_fixed_rewards(rewards: Rewards, groups: Sequence[Group], fixed: float |
 def cost_of_failures(on_error: str) -> str:
     """Say what failed rows are worth."""
     return (
-        "what an answer itself brings about is worth the source's worst value, "
-        f"and of all else oger.reward.on_error {on_error} says what it costs"
+        "a failure that the answer causes gets the source's worst value; any other is handled by "
+        f"oger.reward.on_error {on_error}"
     )
 
 

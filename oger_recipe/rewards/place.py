@@ -162,7 +162,7 @@ class VerdictCache:
             with contextlib.suppress(OSError):  # another run may have moved it
                 os.replace(self._path, aside)
             logger.warning(
-                "the cache of verdicts was broken (%s): it is moved to %s, and a new one begins", error, aside
+                "the cache of verdicts was corrupt (%s): moved it to %s and started a new one", error, aside
             )
         elif not self._said:
             self._said = True

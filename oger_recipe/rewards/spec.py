@@ -133,7 +133,7 @@ class Keys:
             yield f"weight {weight}: it must be 0 or more for kind {entry.get('kind')}: {cls.if_below}"
         if entry.get("combine") == "mul" and (is_below or cls.is_length):
             what = f"weight {weight}" if is_below else f"kind {entry.get('kind')}"
-            yield f"combine mul with {what}: values below 0 would turn the total's sign; use combine add"
+            yield f"combine mul with {what}: values below 0 would flip the sign of the total; use combine add"
 
     @classmethod
     def problems(cls, entry: Mapping[str, Any]) -> Iterator[str]:
@@ -166,19 +166,21 @@ class SourceSpec:
     )
     combine: str = key("add", "how the weighted value joins the total of the sources before it", choices=COMBINATIONS)
     gate: str = key(
-        "always", "rows on which the source counts, by the verifier's reward; elsewhere its value is 0", choices=GATES
+        "always",
+        "rows on which the source counts, by the verifier's reward; elsewhere its value is 0",
+        choices=GATES,
     )
     normalize: str = key(
         "none",
-        "values are first made (x - mean) / (std + 1e-6): over the group's rows that have one (group), or over all "
-        "values of the run so far (running)",
+        "values are first normalized to (x - mean) / (std + 1e-6): over the group's rows that have one (group), "
+        "or over all values of the run so far (running)",
         choices=NORMALIZE,
     )
     worst: float | None = key(
         None,
-        "value, before its weight, of a row whose response makes the source fail (default: the worst value of the "
-        "kind; where that is not known, as for heads and your own code, the worst value of the run so far, never "
-        "above 0)",
+        "value (before the weight) of a row whose response makes the source fail (default: the worst value of "
+        "the kind; where that is not known, as for heads and your own code, the worst value of the run so far, "
+        "never above 0)",
     )
     keys: Keys = field(default_factory=Keys)
 

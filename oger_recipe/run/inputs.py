@@ -196,7 +196,7 @@ def _tokenizer(model: str, *, needs_template: bool) -> Any:
     if needs_template and not tokenizer.chat_template:
         others = ", ".join(name for name in TEMPLATES if name != "chat")
         raise RecipeError(
-            f"prompts go into the chat template (oger.prompt_template chat, or data.apply_chat_template), but {model} "
+            f"prompts use the chat template (oger.prompt_template chat, or data.apply_chat_template), but {model} "
             f"has none: set oger.prompt_template to {others}, and leave out data.apply_chat_template"
         )
     return tokenizer

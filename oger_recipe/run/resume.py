@@ -80,7 +80,7 @@ def choose(folder: Path) -> tuple[checkpoints.Checkpoint, list[str]]:
         return chosen, passed
     best = checkpoints.newest_whole(checkpoints.found(folder / checkpoints.BEST))
     hint = (
-        f"\n  The best one, of step {best.step}, lies apart; to resume from it: --ckpt.path "
+        f"\n  The best one, of step {best.step}, is stored apart; to resume from it: --ckpt.path "
         f"{folder / checkpoints.BEST}"
         if best
         else ""
@@ -88,7 +88,7 @@ def choose(folder: Path) -> tuple[checkpoints.Checkpoint, list[str]]:
     raise RecipeError(
         "\n  ".join([f"--ckpt.load_enable: there is no checkpoint to resume from in {folder}", *passed])
         + hint
-        + "\n  To begin anew leave --ckpt.load_enable out; add --overwrite if an earlier run trained there"
+        + "\n  To start over, leave --ckpt.load_enable out; add --overwrite if an earlier run trained there"
     )
 
 

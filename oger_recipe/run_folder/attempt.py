@@ -52,8 +52,8 @@ def _take(lock: int, run_dir: Path, how: int = fcntl.LOCK_EX) -> None:
             killed = host == socket.gethostname() and not Path(f"/proc/{pid}").exists()
             if not killed or time.monotonic() > deadline:
                 raise RecipeError(
-                    f"a run is going on in {run_dir} (process {pid} on {host}): wait for its end or end it, or choose "
-                    "another oger.run_dir"
+                    f"another run is active in {run_dir} (process {pid} on {host}): wait for it to finish, stop "
+                    "it, or choose another oger.run_dir"
                 ) from None
             time.sleep(0.2)  # what the killed run left is being cleared away
         except OSError as error:  # some file systems of clusters have no locks
@@ -145,7 +145,7 @@ def check_folder(run_dir: Path, checkpoint_folder: Path, *, overwrite: bool) -> 
         )
     if trained(run_dir) and not overwrite:
         raise RecipeError(
-            f"oger.run_dir {run_dir} holds an earlier run; choose another folder, continue it with "
+            f"oger.run_dir {run_dir} holds an earlier run; choose another folder, resume it with "
             "--ckpt.load_enable, or remove it with --overwrite"
         )
     for folder in _with_best(checkpoint_folder):
@@ -154,7 +154,7 @@ def check_folder(run_dir: Path, checkpoint_folder: Path, *, overwrite: bool) -> 
         if there and not overwrite:
             raise RecipeError(
                 f"ckpt.path {folder} holds checkpoints of an earlier run, the last one of step {there[-1].step}; "
-                "choose another folder, continue that run with --ckpt.load_enable, or remove them with --overwrite"
+                "choose another folder, resume that run with --ckpt.load_enable, or remove them with --overwrite"
             )
 
 
@@ -171,8 +171,8 @@ def check_inputs(run_dir: Path, value: Mapping[str, Any]) -> None:
             holds = [each for each in gone if path in (each, *each.parents) or each in path.parents]
             if run_dir in path.parents and path.exists() and holds:
                 raise RecipeError(
-                    f"{key} {setting} belongs to the earlier run in oger.run_dir {run_dir}, which begins anew; "
-                    "nothing was removed: copy it elsewhere, or choose another oger.run_dir"
+                    f"{key} {setting} belongs to the earlier run in oger.run_dir {run_dir}, which this command "
+                    "starts over; nothing was removed: copy it elsewhere, or choose another oger.run_dir"
                 )
 
 
@@ -193,7 +193,7 @@ def _check_is_ours(run_dir: Path, strange: Sequence[str]) -> None:
         return
     named = ", ".join(strange[:_NAMED]) + (f" and {len(strange) - _NAMED} more" if len(strange) > _NAMED else "")
     earlier = (
-        f"an earlier version, which wrote no {own_files.MARKER}, made the run there: continue it with "
+        f"an earlier version, which wrote no {own_files.MARKER}, made the run there: resume it with "
         "--ckpt.load_enable, choose another oger.run_dir, or move its files away"
         if own_files.is_of_earlier_version(run_dir)
         else "move them away, or choose another oger.run_dir"

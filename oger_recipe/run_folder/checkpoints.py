@@ -61,7 +61,7 @@ def _read(folder: Path, step: int) -> Checkpoint:
     manifest = _read_manifest(folder, step)
     if manifest is None or not {"files", "facts"} <= manifest.keys():
         foreign = manifest is None and bool(_files(folder, step))
-        return Checkpoint(step, "it was not written to its end", finished=False, foreign=foreign)
+        return Checkpoint(step, "it was not written completely", finished=False, foreign=foreign)
     files = manifest["files"]
     return Checkpoint(step, _fault(folder, files), size=sum(files.values()), facts=manifest["facts"])
 

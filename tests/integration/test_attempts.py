@@ -198,7 +198,7 @@ def test_a_run_of_an_earlier_version_is_gone_on_with_and_not_removed(run_dir: Pa
     (run_dir / own_files.MARKER).unlink()
     before = files_in(run_dir)
     for overwrite in (False, True):
-        with pytest.raises(RecipeError, match="an earlier version, .*: continue it with --ckpt.load_enable"):
+        with pytest.raises(RecipeError, match="an earlier version, .*: resume it with --ckpt.load_enable"):
             begin_anew(run_dir, run_dir / "checkpoints", overwrite=overwrite)
     go_on(run_dir)
     assert files_in(run_dir) == before and not own_files.is_marked(run_dir)
@@ -215,7 +215,7 @@ def test_a_run_that_goes_on_in_another_folder_writes_over_nothing(tmp_path: Path
 def test_two_runs_cannot_hold_one_folder(tmp_path: Path, forks: Forks) -> None:
     holder = forks.start("-c", HOLD, str(tmp_path), stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-    with pytest.raises(RecipeError, match=f"a run is going on in {tmp_path} .process {holder.pid} on "):
+    with pytest.raises(RecipeError, match=f"another run is active in {tmp_path} .process {holder.pid} on "):
         with locked(tmp_path):
             pass
     holder.kill()

@@ -377,8 +377,9 @@ def _with_prm(more: dict[str, Any]) -> str:
         *(
             (
                 [_with_prm(more), "--algo.advantage.estimator", estimator],
-                "oger.reward.sources: 'prm' pays for each step of reasoning, which can only be added as it is: leave "
-                "its combine and normalize out, or choose an algo.advantage.estimator that does not go by steps",
+                "oger.reward.sources: 'prm' pays each step of reasoning, and such rewards can only be added as "
+                "they are: leave its combine and normalize out, or choose an algo.advantage.estimator that does not "
+                "go by steps",
             )
             for estimator in ("appo", "process_rloo")
             for more in ({"combine": "mul"}, {"normalize": "group"})
@@ -829,7 +830,7 @@ def test_a_second_run_does_not_write_into_the_folder_of_the_first(refused: Calla
     (tmp_path / "run").mkdir()
     own_files.begin(tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
-    assert "holds an earlier run; choose another folder, continue it with --ckpt.load_enable, or remove" in refused()
+    assert "holds an earlier run; choose another folder, resume it with --ckpt.load_enable, or remove" in refused()
     assert {entry.name for entry in (tmp_path / "run").iterdir()} == {"metrics.jsonl", own_files.MARKER}
 
 

@@ -37,7 +37,7 @@ def test_the_newest_whole_one_is_gone_on_from(tmp_path: Path) -> None:
     assert chosen.step == 4 and chosen.size == 100 + 100 + 200 + 10
     assert passed_over == [
         "the checkpoint of step 6 is skipped: _actor/global_step6/optim_states.pt has 150 of 200 bytes",
-        "the checkpoint of step 10 is skipped: it was not written to its end",
+        "the checkpoint of step 10 is skipped: it was not written completely",
     ]
 
 
@@ -120,7 +120,9 @@ def test_the_best_one_never_stands_for_the_last(tmp_path: Path) -> None:
     write(tmp_path / "best", 2)
     with pytest.raises(RecipeError) as refused:
         choose(tmp_path)
-    assert f"The best one, of step 2, lies apart; to resume from it: --ckpt.path {tmp_path}/best" in str(refused.value)
+    assert f"The best one, of step 2, is stored apart; to resume from it: --ckpt.path {tmp_path}/best" in str(
+        refused.value
+    )
     assert choose(tmp_path / "best")[0].step == 2  # what the message says works
 
 

@@ -266,7 +266,7 @@ def test_a_mistake_in_the_mix_is_named_with_its_source(
         ({}, "mix.yaml: 'sources' must be a list, found None"),
         ({"sources": []}, "mix.yaml: 'sources' must be a list, found []"),
         ({"sources": ["people.jsonl"]}, "mix.yaml: source 1: expected a mapping, found str"),
-        ({"sources": [_sources(held_out=True)[1]]}, "mix.yaml: 'sources' lists held-out sources alone"),
+        ({"sources": [_sources(held_out=True)[1]]}, "mix.yaml: 'sources' lists only held-out sources"),
         ({"sources": _sources(), "max_prefix_len": 5}, "mix.yaml: max_prefix_len and max_prompt_length count tokens"),
         ({"sources": _sources(), "max_prefix_len": 0}, "mix.yaml: 'max_prefix_len' must be a number of 1 or more"),
         ({"sources": _sources(), "tokenizer": "/none/here"}, "tokenizer: cannot load one from /none/here"),

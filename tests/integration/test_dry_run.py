@@ -192,7 +192,7 @@ REFUSALS: dict[str, tuple[Callable[[SimpleNamespace], Any], list[str], str]] = {
     ),
     "somebody's files": (_mine, [], "the run would overwrite files in oger.run_dir"),
     "a folder that is not a run's to overwrite": (_write("run/notes", ""), ["--overwrite"], "is not a run's folder"),
-    "a run that is going on": (_held, [], "a run is going on in"),
+    "a run that is going on": (_held, [], "another run is active in"),
     "nothing to go on with": (_nothing, RESUME, "there is no checkpoint to resume from"),
     "other settings than it began with": (
         _checkpoint, [*RESUME, "--train.seed", "7"], "train.seed was 42 -> is 7",
@@ -225,7 +225,7 @@ REFUSALS: dict[str, tuple[Callable[[SimpleNamespace], Any], list[str], str]] = {
     ),
     "two files with the same uids": (
         lambda desk: shutil.copy("rows.jsonl", "more.jsonl"),
-        ["--data.prompt_dataset", "rows.jsonl,more.jsonl"], "give every problem a uid of its own",
+        ["--data.prompt_dataset", "rows.jsonl,more.jsonl"], "give every problem its own uid",
     ),
     "chats without a template": (_rows(CHAT, CHAT), [], "prompts are chat messages"),
     "chats for a template of questions": (_rows(CHAT, CHAT), ["--oger.prompt_template", "r1"], "takes a question"),

@@ -311,11 +311,11 @@ def test_a_checkpoint_from_another_device_is_gone_on_from(
 def test_what_is_not_there_or_another_models_is_not_gone_on_from(models: tuple[Path, Path], tmp_path: Path) -> None:
     prm, _ = models
     source = learning(prm)
-    with pytest.raises(RecipeError, match=f"the implicit PRM cannot go on from {tmp_path}/prime"):
+    with pytest.raises(RecipeError, match=f"the implicit PRM cannot resume from {tmp_path}/prime"):
         source.load(tmp_path / "prime")
     source.save(tmp_path / "prime")
     (tmp_path / "prime" / "optimizer.pt").write_bytes(b"half")
-    with pytest.raises(RecipeError, match="cannot go on from"):
+    with pytest.raises(RecipeError, match="cannot resume from"):
         learning(prm).load(tmp_path / "prime")
 
 

@@ -150,10 +150,10 @@ def test_a_prm_is_asked_for_the_numbers_of_tokens_and_its_steps_have_those_of_th
     ("answer", "reason"),
     [
         (of_tokens([0.0, 1.0]), "the answer has no scores of tokens (ValueError: 1 numbers or lists of them for 2"),
-        (of_tokens(0.0, 1.0), "the answer has no scores of tokens (TypeError: a float is no list)"),
+        (of_tokens(0.0, 1.0), "the answer has no scores of tokens (TypeError: a float is not a list)"),
         (
             of_tokens([0.0, 1.0], {"0": 0.1, "1": 0.9}),
-            "the answer has no scores of tokens (TypeError: a dict is no list)",
+            "the answer has no scores of tokens (TypeError: a dict is not a list)",
         ),
         (of_tokens([0.5], [0.5]), "the model gives numbers of shape [1, 1], and label 1 is needed"),
         (of_tokens([0.0, 0.0], [0.0, math.nan]), "the model gives a number that is not finite"),

@@ -144,7 +144,7 @@ def test_a_value_of_a_plugins_process_that_is_no_number_is_none(made: Make) -> N
     plugin = made(ECHO.format(above=FORGES.format(forged="[1.0, 'high']"), before=""))
     (reason, same) = (each.error for each in plugin.postprocess(["a", "b"]))
     assert reason == same and reason.endswith(
-        "cannot be trusted: rm_postprocess gave str 'high', which is no finite number"
+        "cannot be trusted: rm_postprocess gave str 'high', which is not a finite number"
     )
 
 
@@ -210,7 +210,7 @@ def test_what_a_plugin_says_last_is_in_the_log(made: Make, capfd: pytest.Capture
             False,
         ),  # found in a file
         ("raise ConnectionError('x' * 970 + KEY)", "xx$MY_API_KEY (", True),  # where it is cut
-        ("return {KEY}", "gave set {'$MY_API_KEY'}, which is no list", True),
+        ("return {KEY}", "gave set {'$MY_API_KEY'}, which is not a list", True),
         ("return [['x' * 60, KEY]]", "gave list ", True),
         ("sys.exit(KEY)", "it called sys.exit('$MY_API_KEY')", True),
     ],

@@ -508,7 +508,7 @@ def test_what_the_window_takes_is_judged_where_the_entry_says_truncate(known, fo
         ({"kind": "classifier", "model": "m", "on_overflow": "none"}, "on_overflow 'none' is unknown"),
         ({"kind": "judge", "model": "m", "plugin": "grade", "worst": -1}, "gives 0 to 1, so its worst value is known"),
         ({"kind": "process", "model": "m", "format": "trl", "scale": "difference", "worst": -1}, "gives -1 to 1"),
-        ({"kind": "bonus", "worst": 0}, "the bonus does not fail"),
+        ({"kind": "bonus", "worst": 0}, "the bonus never fails"),
         ({"kind": "classifier", "model": "m", "worst": "low"}, "worst 'low': it must be a finite number"),
     ],
 )

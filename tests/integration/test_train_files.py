@@ -212,7 +212,7 @@ def test_chat_prompts_need_the_chat_template(prepared: Callable[..., Any]) -> No
 
 
 def test_a_uid_that_two_files_share_is_refused(prepared: Callable[..., Any]) -> None:
-    with pytest.raises(RecipeError, match="uid 'p-1' is used by two rows; give every problem a uid of its own"):
+    with pytest.raises(RecipeError, match="uid 'p-1' is used by two rows; give every problem its own uid"):
         prepared(_row(RIGHT), _row(WRONG))
 
 

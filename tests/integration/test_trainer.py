@@ -138,7 +138,7 @@ def test_the_previous_checkpoint_goes_after_the_new_one_is_whole(trainer: OgerPP
     with pytest.raises(OSError):
         trainer._save(2)
     first, second = checkpoints.found(trainer.checkpoints)
-    assert (first.step, first.fault) == (1, None) and second.fault == "it was not written to its end"
+    assert (first.step, first.fault) == (1, None) and second.fault == "it was not written completely"
     trainer.actor_model_group.fails = False
     trainer._save(2)
     assert [(one.step, one.fault) for one in checkpoints.found(trainer.checkpoints)] == [(2, None)]
@@ -247,7 +247,7 @@ def test_what_a_source_has_learnt_is_part_of_the_checkpoint(
     assert faults == [None, "_sources/global_step2/prime/optimizer.pt is missing"]
     checkpoints.remove(trainer.checkpoints, 2)
     assert [path.name for path in (trainer.checkpoints / "_sources").iterdir()] == ["global_step1"]
-    with pytest.raises(RecipeError, match="the implicit PRM cannot go on from .*_sources/global_step2/prime"):
+    with pytest.raises(RecipeError, match="the implicit PRM cannot resume from .*_sources/global_step2/prime"):
         trainer.experience_maker.resume(2, 5)
 
 

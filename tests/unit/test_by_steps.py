@@ -168,7 +168,7 @@ def test_nor_does_a_reward_count_for_a_step_that_no_response_has() -> None:
 
 @pytest.mark.parametrize("facts", [{"combine": "mul"}, {"normalize": "group"}, {"normalize": "running"}])
 def test_rewards_of_steps_are_added_as_they_are(facts: dict[str, str]) -> None:
-    with pytest.raises(RecipeError, match="'s1' pays for each step of reasoning, which can only be added"):
+    with pytest.raises(RecipeError, match="'s1' pays each step of reasoning, and such rewards can only be added"):
         composed((process(), facts))
     assert composed((process(), facts), by_steps=False).total.isfinite().all()
 

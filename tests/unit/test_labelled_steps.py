@@ -144,8 +144,8 @@ def test_files_of_several_shapes_are_read_together(tmp_path: Path) -> None:
     [
         (PROCESS_BENCH | {"label": 3}, "'label' must be the index of the first wrong step, 0 to 2, or -1, found 3"),
         (PROCESS_BENCH | {"label": True}, "'label' must be the index"),
-        (PROCESS_BENCH | {"steps": "a"}, "'steps' must be a list of texts, one a step, found 'a'"),
-        (PROCESS_BENCH | {"steps": ["a", " "]}, r"'steps\[1\]' must be a step with something in it"),
+        (PROCESS_BENCH | {"steps": "a"}, "'steps' must be a list of texts, one per step, found 'a'"),
+        (PROCESS_BENCH | {"steps": ["a", " "]}, r"'steps\[1\]' must be a step that is not empty"),
         (PROCESS_BENCH | {"problem": None}, "'problem' must be a text, found None"),
         (STEPWISE | {"labels": [True]}, "'labels' must be a list with a label for each of the 2 completions"),
         (STEPWISE | {"labels": [True, 2]}, r"'labels\[1\]' must be true, false, a number from 0 to 1, or null"),
@@ -177,7 +177,7 @@ def test_files_of_several_shapes_are_read_together(tmp_path: Path) -> None:
             PRM800K | {"label": {"steps": [step([rated("a", 1)], 1)]}},
             r"'label.steps\[0\].chosen_completion' must be",
         ),
-        ({"text": 1}, "the columns fit no known shape .*; they are text"),
+        ({"text": 1}, "the columns match no known shape .*; they are text"),
         ([1], "a JSON object is needed, found list"),
     ],
 )

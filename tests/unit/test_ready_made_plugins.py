@@ -243,10 +243,10 @@ def test_values_of_steps_are_a_number_of_a_step_or_one_for_each() -> None:
     for wrong, why in (
         (-2, "no number of a step"),
         (0.5, "no number of a step"),
-        ("1", "no finite number"),
+        ("1", "not a finite number"),
         ([1, None], "no number for some steps"),
-        ([1, float("inf")], "no finite number"),
-        (["1"], "no finite number"),
+        ([1, float("inf")], "not a finite number"),
+        (["1"], "not a finite number"),
         ({0: 0.5, 1: 1.0}, "gave dict {0: 0.5, 1: 1.0}, which"),
         ({0.5, 1.0}, "gave set "),
     ):
@@ -261,7 +261,7 @@ def test_values_of_steps_are_a_number_of_a_step_or_one_for_each() -> None:
     "given", [{0: "a", 1: "b"}, {1, 2}, {0: 1.0, 1: 2.0}.keys(), "ab", b"ab", torch.tensor(2.0), 2]
 )
 def test_what_has_keys_or_no_order_is_no_list_of_a_plugins_values(read: Callable[..., Any], given: Any) -> None:
-    with pytest.raises(Unfit, match=f"gave {type(given).__name__} .*, which is no list"):
+    with pytest.raises(Unfit, match=f"gave {type(given).__name__} .*, which is not a list"):
         read(given, 2)
 
 

@@ -56,7 +56,7 @@ def test_the_shapes_that_datasets_have_are_read() -> None:
         ([{"description": "x", "weight": math.inf}], "finite number, found inf"),
         ([{"description": "x", "weight": "5"}], "finite number, found '5'"),
         ([{"description": "x", "points": True}], "finite number, found True"),
-        ([{"description": n, "weight": 1e308} for n in "ab"], "the weights add up to no finite number"),
+        ([{"description": n, "weight": 1e308} for n in "ab"], "the sum of the weights is not finite"),
         ([DOSE, DOSE | {"description": "y"}], "two criteria are named 'dose'"),
         (["x", "x"], "two criteria are named 'x'"),
         ([DOSE | {"weight": 0}], "no criterion has a weight above 0"),

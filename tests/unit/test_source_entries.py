@@ -64,20 +64,20 @@ RULE_ENTRY = {"name": "rule", "kind": "verifier"}
             {"name": "a", "kind": "length", "budget": 1, "limit": 2, "worst": -1},
             "worst -1: this source gives -1 to 0",
         ),
-        ({"name": "a", "kind": "length", "budget": 1, "limit": 2, "weight": -1}, "long answers would be paid"),
+        ({"name": "a", "kind": "length", "budget": 1, "limit": 2, "weight": -1}, "long answers would be rewarded"),
         (
             {"name": "a", "kind": "process", "model": "m", "format": "math_shepherd", "weight": -1},
             "weight -1: it must be 0 or more for kind process: wrong steps would be paid more than right ones",
         ),
         (
             {"name": "a", "kind": "mine_of_compose:score", "weight": -1, "combine": "mul"},
-            "combine mul with weight -1: values below 0 would turn the total's sign; use combine add",
+            "combine mul with weight -1: values below 0 would flip the sign of the total; use combine add",
         ),
         (
             {"name": "a", "kind": "length", "budget": 1, "limit": 2, "combine": "mul"},
-            "combine mul with kind length: values below 0 would turn the total's sign; use combine add",
+            "combine mul with kind length: values below 0 would flip the sign of the total; use combine add",
         ),
-        ({"name": "a", "kind": "rubric", "model": "m", "weight": -1}, "weights below 0 are for criteria"),
+        ({"name": "a", "kind": "rubric", "model": "m", "weight": -1}, "weights below 0 are for single criteria"),
         ({"name": "a", "kind": "length", "budget": 2, "limit": 2}, "budget 2 must be below limit 2"),
         ({"name": "a", "kind": "length", "budget": 2}, "limit is missing: tokens from which"),
         (
@@ -97,7 +97,7 @@ RULE_ENTRY = {"name": "rule", "kind": "verifier"}
         ({"name": "a", "kind": "bonus", "normalize": "groups"}, "did you mean 'group'? known: none, group, running"),
         (
             {"name": "a", "kind": "mine_of_compose:score", "normalize": "group", "combine": "mul"},
-            "normalize group with combine mul: a normalized value is below 0 for about every second row",
+            "normalize group with combine mul: about every second normalized value is below 0",
         ),
         ({"name": "a", "kind": "similarity", "low": 0.9}, "low 0.9 must be below high 0.85"),
         ({"name": "a", "kind": "similarity", "low": -0.1}, "low -0.1: it must be 0 to 1"),

@@ -177,7 +177,7 @@ def test_a_file_that_broke_is_moved_aside_and_a_new_one_begins(
     assert [each.text for each in place.generate(["b"], Sampling())] == ["to b"]
     (aside,) = cache._path.parent.glob("verdicts.sqlite.broken-*")
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith("the cache of verdicts was broken (") and str(aside) in said
+    assert said.startswith("the cache of verdicts was corrupt (") and str(aside) in said
     assert place.generate(["b"], Sampling())[0].cached
 
 

@@ -188,7 +188,7 @@ def test_the_last_attempt_goes_on_to_the_end(terminal: Terminal):
     # Another command beside it is refused.
     running = terminal.type(*RESUMED)
     terminal.until(running, lambda: str(running.pid) in (terminal.run_dir / ".oger-lock").read_text())
-    assert f"a run is going on in {terminal.run_dir} (process {running.pid}" in terminal.refused(*RESUMED)
+    assert f"another run is active in {terminal.run_dir} (process {running.pid}" in terminal.refused(*RESUMED)
     shown, errors = running.communicate(timeout=HANG_S)
     assert running.returncode == 0, errors
     steps = lines(terminal.run_dir / "metrics.jsonl")

@@ -26,7 +26,7 @@ class BonusKeys(Keys):
             of_run = "the weight of the bonus is oger.bonus_weight, with its schedule; leave weight out"
             yield f"weight {entry['weight']!r}: {of_run}"
         if "worst" in entry:
-            yield "worst: the bonus does not fail; leave worst out"
+            yield "worst: the bonus never fails; leave worst out"
 
     def source(self, spec: SourceSpec, surroundings: Surroundings) -> Bonus:
         bonus = surroundings.settings.bonus

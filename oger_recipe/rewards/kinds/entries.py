@@ -32,7 +32,7 @@ def as_today(entry: Mapping[str, Any]) -> dict[str, Any]:
     for (name, earlier), word in _EARLIER.items():
         if entry.get(name) == earlier and ":" not in str(entry.get("kind")):  # a class of the user's has its own words
             new[name] = word
-            _note(f"{name} {earlier} of oger.reward.sources is called {word} today: write {name}: {word}")
+            _note(f"{name} {earlier} of oger.reward.sources is now called {word}: write {name}: {word}")
     return new
 
 
@@ -106,8 +106,8 @@ def _of_entry(entry: Mapping[str, Any], *, first: bool) -> Iterator[str]:
         yield "combine mul: the first source has nothing before it to multiply; leave combine out, or move it down"
     if entry.get("combine") == "mul" and entry.get("normalize", "none") != "none":
         yield (
-            f"normalize {entry['normalize']} with combine mul: a normalized value is below 0 for about every second "
-            "row, and would turn the total's sign there; use combine add, or leave normalize out"
+            f"normalize {entry['normalize']} with combine mul: about every second normalized value is below 0 and "
+            "would flip the sign of the total; use combine add, or leave normalize out"
         )
     problems = [*_of_kind(known, entry)]
     yield from problems
@@ -115,8 +115,8 @@ def _of_entry(entry: Mapping[str, Any], *, first: bool) -> Iterator[str]:
     if bounds is not None and "worst" in entry:
         low, high = bounds
         yield (
-            f"worst {entry['worst']!r}: this source gives {low:g} to {high:g}, so its worst value is known: "
-            "leave worst out"
+            f"worst {entry['worst']!r}: this source gives {low:g} to {high:g}, so its worst value is known: leave "
+            "worst out"
         )
 
 

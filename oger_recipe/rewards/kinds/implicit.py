@@ -41,25 +41,27 @@ class ImplicitKeys(StepKeys):
     gives_rewards: ClassVar[bool] = True
 
     reference: str | None = key(
-        None, "folder or hub name of the reference, a model with the same tokenizer (default: the model as it was)"
+        None,
+        (
+            "folder or hub name of the reference, a model with the same tokenizer (default: the model's "
+            "initial weights)"
+        ),
     )
     update: str = key(
         "before",
-        "learn from rollouts before rewarding them, which reads them once more, or after that",
+        "learn from a step's rollouts before rewarding them, which takes one more forward pass, or after",
         choices=UPDATES,
     )
-    aggregate: str = key("sum", "how the rewards of a row's steps become one number", choices=AGGREGATES)
-    beta: float = key(
-        0.05, "reward per nat by which the model finds a step likelier than the reference does", range=POSITIVE
-    )
+    aggregate: str = key("sum", "how to aggregate the rewards of a row's steps", choices=AGGREGATES)
+    beta: float = key(0.05, "beta: reward per nat of the log-likelihood ratio of model and reference", range=POSITIVE)
     learning_rate: float | None = key(
         None,
-        "learning rate; the model then learns from the outcomes of each step's rollouts (default: it does not learn)",
+        "learning rate for training the model on the outcomes of each step's rollouts (default: no training)",
         range=SHARE,
     )
     batch_size: int | None = key(None, "rows per update (default: all rows of a step)", range=COUNT)
     micro_batch_size: int = key(8, "rows in memory at a time", range=COUNT)
-    max_grad_norm: float = key(1.0, "norm to which gradients are clipped", range=POSITIVE)
+    max_grad_norm: float = key(1.0, "gradient clipping norm", range=POSITIVE)
 
     @property
     def bounds(self) -> None:
@@ -100,11 +102,11 @@ class ImplicitKeys(StepKeys):
         yield from super().combined()
         if self.runs_on == "server":
             yield (
-                "scorer implicit runs in this process or in an engine: servers have no request in common for how "
-                "likely a given text is; leave out url"
+                "scorer implicit runs in this process or in an engine: servers share no API for the likelihood "
+                "of a given text; leave out url"
             )
         if self.learns and self.runs_on == "engine":
-            yield "learning_rate with place engine: what an engine has loaded does not learn; use place in_process"
+            yield "learning_rate with place engine: an engine cannot train its model; use place in_process"
         if self.learns and self.dtype not in ("auto", "float32"):
             yield f"dtype {self.dtype} with learning_rate: a model that learns is kept in float32; leave dtype out"
         if not self.learns and self.reference in (None, self.model):
@@ -203,7 +205,7 @@ class Learner:
             self._model().load_state_dict(kept.state_dict())
             self._adamw().load_state_dict(torch.load(folder / _OPTIMIZER, map_location="cpu", weights_only=True))
         except Exception as error:  # whatever can be wrong with its files
-            raise RecipeError(f"the implicit PRM cannot go on from {folder}: {error}") from error
+            raise RecipeError(f"the implicit PRM cannot resume from {folder}: {error}") from error
 
     def _model(self) -> Any:
         return self._place.writer()[1]
@@ -270,8 +272,8 @@ def _common_tokenizer(keys: ImplicitKeys) -> Any:
     if reference.tokenizer_files != model.tokenizer_files:
         if load_tokenizer(reference).get_vocab() != tokenizer.get_vocab():
             raise RecipeError(
-                f"the tokenizers of {keys.model} and of its reference {keys.reference} differ: scorer implicit holds "
-                "against each other how likely both find the same tokens"
+                f"the tokenizers of {keys.model} and of its reference {keys.reference} differ: scorer implicit "
+                "compares the likelihoods of the same tokens under both"
             )
     return tokenizer
 

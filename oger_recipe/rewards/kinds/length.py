@@ -19,14 +19,12 @@ from oger_recipe.rewards.spec import Keys, SourceSpec, Surroundings
 class LengthKeys(Keys):
     reads_rows: ClassVar[bool] = False
     is_length: ClassVar[bool] = True
-    if_below: ClassVar[str] = "its values are 0 or less, and long answers would be paid"
+    if_below: ClassVar[str] = "its values are 0 or less, so long answers would be rewarded"
 
     budget: int = key(
-        help="tokens of a response that are free, the end-of-sequence token included", range=COUNT_OR_NONE
+        help="tokens of a response without penalty, including the end-of-sequence token", range=COUNT_OR_NONE
     )
-    limit: int = key(
-        help="tokens from which on the value is -1; between budget and limit it falls linearly", range=COUNT
-    )
+    limit: int = key(help="tokens from which the value is -1; between budget and limit it falls linearly", range=COUNT)
 
     @property
     def bounds(self) -> tuple[float, float]:

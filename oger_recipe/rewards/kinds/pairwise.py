@@ -26,7 +26,7 @@ class PairwiseKeys(JudgeKeys):
 
     threshold: ClassVar[None] = None
 
-    plugin: str = key("pairwise", "as for a judge; rm_preprocess gets pairs of answers in place of responses")
+    plugin: str = key("pairwise", "as for a judge, but rm_preprocess gets pairs of answers instead of responses")
     against: str = key("answer", "compare a response with the reference answer, or with a teacher's", choices=OTHERS)
 
     @property

@@ -27,7 +27,7 @@ class RubricKeys(WriterKeys, ValueKeys):
     """A model that says which criteria of the row's rubric a response meets, and the plugin that asks and reads it."""
 
     if_below: ClassVar[str] = (
-        "an answer would be paid for what its criteria are against; weights below 0 are for criteria"
+        "answers would be rewarded for failing their criteria; weights below 0 are for single criteria"
     )
 
     plugin: str = key(
@@ -108,9 +108,9 @@ def criteria_of(rubric: Any) -> list[Criterion]:
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise ValueError(f"two criteria are named {shown(twice[0])}")
     if not math.isfinite(sum(abs(each.weight) for each in criteria)):
-        raise ValueError("the weights add up to no finite number")
+        raise ValueError("the sum of the weights is not finite")
     if all(each.weight <= 0 for each in criteria):
-        raise ValueError("no criterion has a weight above 0, so that nothing could be earned")
+        raise ValueError("no criterion has a weight above 0, so nothing could be earned")
     return criteria
 
 
