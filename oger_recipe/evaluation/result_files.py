@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.base.files import atomic_write, to_json
+from oger_recipe.evaluation.tables import metric_name
 
 Result = dict[str, Any]
 _VERSION = 1  # of a benchmark: both formats want one
@@ -102,7 +103,7 @@ def _figures(metrics: Result) -> Iterator[tuple[str, float, tuple[float, float]]
     """Yield name, value and 95 % interval of avg@n, pass@k and maj@k."""
     for key, value in metrics.items():
         if f"{key}_interval" in metrics:
-            yield key.replace("_at_", "@"), value, metrics[f"{key}_interval"]
+            yield metric_name(key), value, metrics[f"{key}_interval"]
 
 
 def _config(task: str, n: int, drawn: Result) -> Result:

@@ -76,12 +76,17 @@ def _comparison_rows(name: str, of_moments: list[Metrics]) -> list[list[str]]:
         values = [metrics[metric] for metrics in of_moments if metric in metrics]
         if values:
             difference = f"{values[1] - values[0]:+.3f}" if len(values) == 2 else ""
-            cells = [_share(metrics, metric) for metrics in of_moments]
-            rows.append([name if not rows else "", metric.replace("_at_", "@"), *cells, difference])
+            cells = [share(metrics, metric) for metrics in of_moments]
+            rows.append([name if not rows else "", metric_name(metric), *cells, difference])
     return rows
 
 
-def _share(metrics: Metrics, metric: str) -> str:
+def metric_name(metric: str) -> str:
+    """Return a metric's name as people write it: avg_at_8 is avg@8."""
+    return metric.replace("_at_", "@")
+
+
+def share(metrics: Metrics, metric: str) -> str:
     """Write the score as a share with its interval, as progress lines have it; empty where there is none."""
     if metric not in metrics:
         return ""

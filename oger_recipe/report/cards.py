@@ -9,7 +9,7 @@ from typing import Any
 from huggingface_hub import DatasetCardData, EvalResult, ModelCardData
 
 from oger_recipe.base import hub
-from oger_recipe.evaluation.tables import main_metrics
+from oger_recipe.evaluation.tables import main_metrics, metric_name, share
 from oger_recipe.report.run_state import RunState
 from oger_recipe.report.summary import clock
 from oger_recipe.run_folder.own_files import CURVES
@@ -123,7 +123,7 @@ def _results(run: Run) -> Iterator[EvalResult]:
     for name, metrics in _benchmarks(run.summary.get("after")).items():
         for key in main_metrics(metrics.get("n")):
             if name != "average" and key in metrics:
-                metric = key.replace("_at_", "@")
+                metric = metric_name(key)
                 yield EvalResult("text-generation", name, name, metric, round(metrics[key], 4), metric_name=metric)
 
 
@@ -141,16 +141,9 @@ def _figures(run: Run) -> str:
         metrics = [before.get(name, {}), after.get(name, {})]
         problems = next(each["problems"] for each in metrics if each)
         for key in main_metrics(next(each.get("n") for each in metrics if each)):
-            cells = [_share(each, key) for each in metrics]
-            lines.append(f"| {name} | {problems} | {key.replace('_at_', '@')} | {cells[0]} | {cells[1]} |")
+            cells = [share(each, key) or "-" for each in metrics]
+            lines.append(f"| {name} | {problems} | {metric_name(key)} | {cells[0]} | {cells[1]} |")
     return "\n".join(lines) + "\n\nShares of right answers; brackets hold 95 % bootstrap intervals over the problems."
-
-
-def _share(metrics: Record, key: str) -> str:
-    if key not in metrics:
-        return "-"
-    low, high = metrics[f"{key}_interval"]
-    return f"{metrics[key]:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _pictures(run: Run) -> list[str]:

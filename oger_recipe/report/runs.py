@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from oger_recipe.base.errors import RecipeError
+from oger_recipe.evaluation.tables import metric_name
 from oger_recipe.report.run_state import RunState, Score, is_run, read_state
 from oger_recipe.report.summary import clock
 from oger_recipe.report.terminal import plain
@@ -105,7 +106,7 @@ def _figures(state: RunState) -> tuple[str, ...]:
 
 
 def score_name(score: Score) -> str:
-    return f"{score.benchmark} {score.metric.replace('_at_', '@')}".strip()
+    return f"{score.benchmark} {metric_name(score.metric)}".strip()
 
 
 def next_commands(states: Sequence[RunState]) -> list[str]:
