@@ -73,10 +73,15 @@ def last_attempts(steps: list[Record]) -> list[Record]:
     """Return the steps that led to the present policy: a resumed run repeats those after its checkpoint."""
     kept: list[Record] = []
     for record in steps:
-        while kept and kept[-1]["step"] >= record["step"]:
-            kept.pop()
-        kept.append(record)
+        add_step(kept, record)
     return kept
+
+
+def add_step(steps: list[Record], record: Record) -> None:
+    """Append a step, in place of those that a resumed run repeats."""
+    while steps and steps[-1]["step"] >= record["step"]:
+        steps.pop()
+    steps.append(record)
 
 
 def kept_evaluations(events: list[Record]) -> list[Record]:

@@ -15,7 +15,7 @@ from oger_recipe.report.groups import first_row, sampled_steps
 from oger_recipe.report.metric_table import FIRST, Metric, lookup
 from oger_recipe.report.run_state import Note, Record, RunLog, RunState, Tail, is_number, state_of
 from oger_recipe.report.runs import state_text
-from oger_recipe.report.summary import clock, kept_evaluations, result
+from oger_recipe.report.summary import add_step, clock, kept_evaluations, result
 from oger_recipe.report.terminal import figure, plain, sparkline, verdict_text
 
 _OF_SOURCE = "reward/{source}"
@@ -57,13 +57,9 @@ class Watch:
         return self.state
 
     def _remember(self, record: Record) -> None:
-        step = record.get("step")
-        if step is None:
-            return
-        while self._steps and self._steps[-1]["step"] >= step:  # a resumed run repeats steps
-            self._steps.pop()
-        kept = {name: value for name, value in record.items() if is_number(value) and _trend(name)}
-        self._steps.append(kept | {"step": step})
+        if record.get("step") is not None:
+            kept = {name: value for name, value in record.items() if is_number(value) and _trend(name)}
+            add_step(self._steps, kept | {"step": record["step"]})
 
     def _newest_rollout(self) -> tuple[int, Record] | None:
         steps = sampled_steps(self._log.folder)
