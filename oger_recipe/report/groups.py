@@ -1,5 +1,6 @@
 """The groups of a training step, by its samples file: a prompt, its rollouts, and the teachers that entered."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -9,7 +10,7 @@ from typing import Any
 from oger_recipe.base.files import parse_record, read_jsonl
 
 Row = dict[str, Any]
-OF_PROMPT = ("uid", "prompt", "task", "answer")
+_OF_PROMPT = ("uid", "prompt", "task", "answer")
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,11 @@ def samples_path(folder: Path, step: int) -> Path:
 
 
 def _group(step: int, lines: list[Row]) -> SampledGroup:
-    shared = {name: lines[0][name] for name in OF_PROMPT}
-    rows = ({name: value for name, value in line.items() if name not in OF_PROMPT} for line in lines)
-    return SampledGroup(step=step, rows=tuple(rows), **shared)
+    of_prompt, rows = parted(lines)
+    return SampledGroup(step=step, rows=tuple(rows), **of_prompt)
+
+
+def parted(lines: Sequence[Row]) -> tuple[Row, list[Row]]:
+    """Return what the lines of a group share, and the lines without it."""
+    of_prompt = {name: lines[0].get(name) for name in _OF_PROMPT}
+    return of_prompt, [{name: value for name, value in line.items() if name not in _OF_PROMPT} for line in lines]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oger_recipe.base.files import to_json
-from oger_recipe.report.groups import OF_PROMPT, samples_path
+from oger_recipe.report.groups import parted, samples_path
 from oger_recipe.report.page.distributions import Numbers
 from oger_recipe.report.page.payload import rounded
 from oger_recipe.report.page.problems import find_problems, read_problems
@@ -100,8 +100,7 @@ def _groups(run_dir: Path, groups: Sequence[Candidate]) -> Iterator[Record]:
     for step, of_step in groupby(groups, key=lambda each: each.step):
         spans = [group.place[:2] for group in of_step]
         for rows in filter(None, read_again(samples_path(run_dir, step), spans)):  # a run may have begun a step anew
-            of_prompt = {name: rows[0].get(name) for name in OF_PROMPT}
-            kept = [{name: value for name, value in row.items() if name not in OF_PROMPT} for row in rows]
+            of_prompt, kept = parted(rows)
             yield {"step": step} | of_prompt | {"rows": kept}
 
 
