@@ -65,6 +65,16 @@ const Page = (() => {
     return days ? `${days} d ${clock}` : clock;
   }
 
+  // Lists. What is null or undefined does not count.
+
+  const last = (list) => list[list.length - 1];
+  const sum = (values) => values.reduce((all, value) => all + (value ?? 0), 0);
+
+  function mean(values) {
+    const known = values.filter((value) => (value ?? null) !== null);
+    return known.length ? sum(known) / known.length : null;
+  }
+
   /* A table of texts and elements; numbers stand to the right. Without a head, rows are names and values. */
   function table(head, rows, attributes = {}) {
     const cell = (tag, content) => {
@@ -78,6 +88,13 @@ const Page = (() => {
 
   function fold(summary, ...children) {
     return el("details", {}, el("summary", {}, summary), ...children);
+  }
+
+  /* A fold whose content is made when somebody opens it. */
+  function foldOf(summary, make) {
+    const details = fold(summary);
+    details.addEventListener("toggle", () => details.append(make()), { once: true });
+    return details;
   }
 
   /* Call back once, when the element comes near the part of the page that is in view. */
@@ -239,8 +256,7 @@ const Page = (() => {
 
   /* The scores of the run's last evaluation, as [benchmark, name of the metric, value, interval]. */
   function lastScores(run) {
-    const last = run.evaluations[run.evaluations.length - 1];
-    return Object.entries(last?.benchmarks ?? {}).map(([benchmark, scores]) => {
+    return Object.entries(last(run.evaluations)?.benchmarks ?? {}).map(([benchmark, scores]) => {
       const metric = mainMetric(scores);
       return [benchmark, metric, scores[metric], scores[`${metric}_interval`]];
     });
@@ -345,8 +361,8 @@ const Page = (() => {
   systemDark.addEventListener("change", applyTheme);
   document.addEventListener("DOMContentLoaded", start);
   return {
-    el, table, fold, tip, swatch, key, whenSeen, load, remember, remembered,
-    number, score, signed, interval, duration, mainMetric, metricName, lastScores,
+    el, table, fold, foldOf, tip, swatch, key, whenSeen, load, remember, remembered,
+    last, sum, mean, number, score, signed, interval, duration, mainMetric, metricName, lastScores,
     css, colour, dash, isShown: (index) => shown.has(index),
     onTheme: themeChanged.watch, onRuns: runsChanged.watch,
     section: (section) => sections.push(section), control: (element) => controls.push(element),

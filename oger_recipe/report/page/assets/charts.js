@@ -23,11 +23,8 @@
   /* Average over `width` (odd) neighbours, at the ends over fewer; null does not count and stays. */
   function movingMean(values, width) {
     const half = (width - 1) / 2;
-    return values.map((value, row) => {
-      if (value === null) return null;
-      const near = values.slice(Math.max(row - half, 0), row + half + 1).filter((each) => each !== null);
-      return near.reduce((sum, each) => sum + each, 0) / near.length;
-    });
+    const around = (row) => values.slice(Math.max(row - half, 0), row + half + 1);
+    return values.map((value, row) => (value === null ? null : Page.mean(around(row))));
   }
 
   const windowOf = (line) => Math.floor(line.values.length / 24) * 2 + 3;
@@ -203,7 +200,7 @@
     const known = line.values.map((value, row) => [value, line.steps[row]]).filter(([value]) => value !== null);
     if (!known.length) return `${line.label}: no values`;
     const values = known.map(([value]) => value),
-      [first, last] = [known[0], known[known.length - 1]];
+      [first, last] = [known[0], Page.last(known)];
     const [low, high] = values.reduce(([a, b], each) => [Math.min(a, each), Math.max(b, each)], [Infinity, -Infinity]);
     return (
       `${line.label}: ${Page.number(first[0])} at ${first[1]}, ${Page.number(last[0])} at ${last[1]}, ` +
@@ -213,9 +210,7 @@
 
   /* The figures behind a chart, built when somebody asks for them. */
   function figures(spec) {
-    const details = Page.fold("figures");
-    details.addEventListener("toggle", () => {
-      if (!details.open || details.children.length > 1) return;
+    return Page.foldOf("figures", () => {
       const steps = [...new Set(spec.lines.flatMap((line) => line.steps))].sort((a, b) => a - b);
       const columnsOf = spec.lines.map((line) => new Map(line.steps.map((step, row) => [step, row])));
       const cell = (line, row) =>
@@ -227,9 +222,8 @@
         String(step),
         ...spec.lines.map((line, column) => cell(line, columnsOf[column].get(step))),
       ]);
-      details.append(Page.table([spec.axis?.label ?? "step", ...spec.lines.map((line) => line.label)], rows));
+      return Page.table([spec.axis?.label ?? "step", ...spec.lines.map((line) => line.label)], rows);
     });
-    return details;
   }
 
   /* Make a chart.

@@ -36,7 +36,7 @@
     const paired = problems.filter(({ change }) => change !== "unpaired");
     if (!paired.length) return `${name}: no problem was asked both before and after training.`;
     const number = (change) => paired.filter((problem) => problem.change === change).length;
-    const sum = (half, of) => paired.reduce((total, problem) => total + of(problem[half]), 0).toLocaleString("en-US");
+    const sum = (half, of) => Page.sum(paired.map((problem) => of(problem[half]))).toLocaleString("en-US");
     const right = (half) => `${sum(half, rightOf)} of ${sum(half, ({ answers }) => answers.length)}`;
     const [first, last] = [paired[0].before.step, paired[0].after.step];
     return [

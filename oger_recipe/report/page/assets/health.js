@@ -54,14 +54,14 @@
       const known = (run.metrics[name] ?? []).map((value, position) => ({ step: run.steps[position], value }))
         .filter(({ value }) => value !== null);
       const outside = known.filter(({ value }) => isOutside(value, ...row.healthy));
-      if (outside.length) found.push({ name, row, known, outside, last: known[known.length - 1] });
+      if (outside.length) found.push({ name, row, known, outside, last: Page.last(known) });
     }
     const isNow = ({ outside, last }) => outside.includes(last);
     return found.sort((a, b) => isNow(b) - isNow(a) || b.outside.length - a.outside.length);
   }
 
   function findingItem({ name, row, known, outside, last }) {
-    const worst = outside[outside.length - 1], now = worst === last;
+    const worst = Page.last(outside), now = worst === last;
     const when = outside.length === 1 ? `at step ${worst.step}`
       : `on ${outside.length} of ${known.length} steps, ${now ? "still" : "last"} at step ${worst.step}`;
     const value = `${number(worst.value)}${row.unit ? ` (${row.unit})` : ""}`;

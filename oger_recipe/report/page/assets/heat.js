@@ -1,7 +1,7 @@
 "use strict";
 /* Distributions over steps: a column for each step; the stronger a cell's colour, the more rows fell into it. */
 (() => {
-  const { el } = Page;
+  const { el, sum } = Page;
   const HEIGHT = 190,
     LEFT = 46,
     BOTTOM = 34,
@@ -10,7 +10,7 @@
 
   /* The value below which a share of the rows lies, in the middle of its bin's part. */
   function quantile(counts, edges, share) {
-    const total = counts.reduce((sum, count) => sum + count, 0);
+    const total = sum(counts);
     let below = 0;
     for (let bin = 0; bin < counts.length; bin++) {
       if (counts[bin] && below + counts[bin] >= share * total) {
@@ -41,16 +41,13 @@
     const ctx = canvas.getContext("2d");
     ctx.scale(ratio, ratio);
     const low = edges[0],
-      high = edges[edges.length - 1];
+      high = Page.last(edges);
     const cell = (width - LEFT - RIGHT) / steps.length;
     const x = (row) => LEFT + row * cell;
     const y = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - (value - low) / (high - low || 1));
     ctx.fillStyle = Page.colour(colour);
     counts.forEach((column, row) => {
-      const total = Math.max(
-        1,
-        column.reduce((sum, count) => sum + count, 0),
-      );
+      const total = Math.max(1, sum(column));
       column.forEach((count, bin) => {
         if (!count) return;
         ctx.globalAlpha = Math.min(1, 0.12 + Math.sqrt(count / total));
@@ -86,16 +83,16 @@
   /* A distribution of the contract as a figure; `colour` and `index` are the run's. */
   Page.heat = (found, { title, hint, colour, index }) => {
     const cuts = quantiles(found),
-      last = cuts[cuts.length - 1];
+      last = Page.last(cuts);
     const spoken =
       `${title}. Median at step ${found.steps[0]}: ${Page.number(cuts[0][1])}; at step ` +
-      `${found.steps[found.steps.length - 1]}: ${Page.number(last[1])}, with a tenth below ${Page.number(last[0])} ` +
+      `${Page.last(found.steps)}: ${Page.number(last[1])}, with a tenth below ${Page.number(last[0])} ` +
       `and a tenth above ${Page.number(last[2])}`;
     const canvas = el("canvas", { class: "plot", role: "img", "aria-label": spoken, style: `height: ${HEIGHT}px` });
     const readout = el("span", { class: "at" });
     const say = (row) => {
-      const column = found.counts[row].reduce((sum, count) => sum + count, 0);
-      readout.textContent = `step ${found.steps[row]}: median ${Page.number(cuts[row][1], 3)} of ${column} rows`;
+      const rows = sum(found.counts[row]);
+      readout.textContent = `step ${found.steps[row]}: median ${Page.number(cuts[row][1], 3)} of ${rows} rows`;
     };
     canvas.addEventListener("mousemove", (event) => {
       const row = Math.floor(((event.offsetX - LEFT) / (canvas.clientWidth - LEFT - RIGHT)) * found.steps.length);
@@ -103,11 +100,9 @@
     });
     canvas.addEventListener("mouseleave", () => say(found.steps.length - 1));
     say(found.steps.length - 1);
-    const details = Page.fold("figures");
-    details.addEventListener("toggle", () => {
-      if (!details.open || details.children.length > 1) return;
+    const details = Page.foldOf("figures", () => {
       const rows = found.steps.map((step, row) => [String(step), ...cuts[row].map((value) => Page.number(value))]);
-      details.append(Page.table(["step", "10 %", "median", "90 %"], rows));
+      return Page.table(["step", "10 %", "median", "90 %"], rows);
     });
     const figure = el(
       "figure",
@@ -123,13 +118,7 @@
       figure.hidden = !Page.isShown(index);
       observer?.disconnect();
       observer = Page.whenSeen(canvas, () =>
-        draw(
-          canvas,
-          found,
-          colour,
-          cuts.map((cut) => cut[1]),
-        ),
-      );
+        draw(canvas, found, colour, cuts.map((cut) => cut[1])));
     };
     Page.onRedraw(reset);
     reset();

@@ -1,7 +1,7 @@
 "use strict";
 /* Is it learning? Scores on held-out problems, pass@k, the share of right rollouts; several runs side by side. */
 (() => {
-  const { el, score, signed, interval, metricName } = Page;
+  const { el, score, signed, interval, mean, metricName } = Page;
 
   const excludesZero = ([low, high]) => low > 0 || high < 0;
 
@@ -13,7 +13,7 @@
 
   /* The sentence on a benchmark's main metric, from the difference of the first and the last evaluation. */
   function gainSentence(run, { benchmark, metric, difference, interval: bounds, problems }) {
-    const [first, last] = [run.evaluations[0], run.evaluations[run.evaluations.length - 1]];
+    const [first, last] = [run.evaluations[0], Page.last(run.evaluations)];
     const at = ({ step, benchmarks }) => `${score(benchmarks[benchmark][metric])} at step ${step}`;
     const [verb, mood] = verdict(difference, bounds);
     return el(
@@ -29,7 +29,7 @@
 
   /* The other metrics of the benchmark in the same words: pass@n falls where a policy gets narrower. */
   function otherGains(run, { benchmark, metric: main }) {
-    const shown = Object.keys(run.evaluations[run.evaluations.length - 1].benchmarks[benchmark]);
+    const shown = Object.keys(Page.last(run.evaluations).benchmarks[benchmark]);
     const said = run.gains
       .filter((gain) => gain.benchmark === benchmark && gain.metric !== main && shown.includes(gain.metric))
       .map(
@@ -40,7 +40,7 @@
   }
 
   function onceSentence(run) {
-    const last = run.evaluations[run.evaluations.length - 1];
+    const last = Page.last(run.evaluations);
     if (!last) return el("p", { class: "finding" }, "This run was not evaluated on held-out problems.");
     const scores = Page.lastScores(run).map(
       ([benchmark, metric, value, bounds]) => `${benchmark} ${metricName(metric)} ${score(value)} ${interval(bounds)}`,
@@ -50,11 +50,6 @@
       { class: "finding" },
       `Evaluated once, at step ${last.step}, so there is nothing to compare it with: ${scores.join("; ")}.`,
     );
-  }
-
-  function mean(values) {
-    const known = values.filter((value) => value !== null);
-    return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
   }
 
   function trainingSentence(run) {
@@ -90,10 +85,8 @@
         interval(bounds),
       ]),
     );
-    const isMain = ({ runs: [, second], benchmark, metric }) => {
-      const { evaluations } = report.runs[second];
-      return evaluations[evaluations.length - 1]?.benchmarks[benchmark]?.[metric] !== undefined;
-    };
+    const isMain = ({ runs: [, second], benchmark, metric }) =>
+      Page.last(report.runs[second].evaluations)?.benchmarks[benchmark]?.[metric] !== undefined;
     const differences = report.comparisons.filter(isMain).map((each) => {
       const [verb, mood] = excludesZero(each.interval)
         ? [each.difference > 0 ? "better" : "worse", each.difference > 0 ? "good" : "bad"]

@@ -1,7 +1,7 @@
 "use strict";
 /* What was it? The recipe and what differs from the defaults, command, machine, versions, time, attempts. */
 (() => {
-  const { el, duration } = Page;
+  const { el, duration, sum } = Page;
 
   const text = (value) =>
     value === null || value === undefined ? "–" : typeof value === "string" ? value : JSON.stringify(value);
@@ -33,10 +33,10 @@
   /* A bar of the seconds by part, with the same as a table: colours alone say nothing. */
   function timeBar(title, parts, total) {
     const known = parts.filter(([, seconds]) => seconds > 0);
-    const sum = known.reduce((all, [, seconds]) => all + seconds, 0);
-    const rest = total - sum;
+    const named = sum(known.map(([, seconds]) => seconds));
+    const rest = total - named;
     const whole = rest > 0.01 * total ? [...known, ["other", rest]] : known;
-    const all = Math.max(total, sum);
+    const all = Math.max(total, named);
     const bar = el(
       "div",
       { class: "timebar", "aria-hidden": "true" },
@@ -55,18 +55,14 @@
     return el("div", {}, el("h4", {}, title), bar, Page.table(["part", "time", "share"], rows));
   }
 
-  function sum(values) {
-    return (values ?? []).reduce((all, value) => all + (value ?? 0), 0);
-  }
-
   function time(run) {
     const parts = Object.entries(PARTS).map(([name, label]) => [label, run.seconds[name] ?? 0]);
-    const training = Object.entries(OF_TRAINING).map(([name, label]) => [label, sum(run.metrics[name])]);
+    const training = Object.entries(OF_TRAINING).map(([name, label]) => [label, sum(run.metrics[name] ?? [])]);
     return el(
       "div",
       { class: "times" },
       timeBar("The last attempt", parts, run.seconds.total ?? sum(parts.map(([, seconds]) => seconds))),
-      timeBar("All steps of training", training, sum(run.metrics["timing/step_total"])),
+      timeBar("All steps of training", training, sum(run.metrics["timing/step_total"] ?? [])),
     );
   }
 

@@ -166,9 +166,9 @@
         el("span", { class: rows.includes(index) ? null : "dimmed" }, Page.glyph(row)),
       );
       const many = group.rows.length > 14 ? "strip many" : "strip";
-      const rewards = group.rows.map((row) => row.total_reward ?? null).filter((reward) => reward !== null);
+      const reward = Page.mean(group.rows.map((row) => row.total_reward));
       const replaced = group.rows.filter(KINDS.replaced.test).length;
-      const facts = [`step ${group.step}`, `mean reward ${Page.number(Page.mean(rewards), 2)}`];
+      const facts = [`step ${group.step}`, `mean reward ${Page.number(reward, 2)}`];
       if (replaced) facts.push(`${replaced} replaced`);
       return [
         el(
@@ -237,7 +237,7 @@
       if (wanted !== listed) {
         entries = entriesOf(groups(), state);
         listed = wanted;
-        const rows = entries.reduce((sum, each) => sum + each.rows.length, 0);
+        const rows = Page.sum(entries.map((each) => each.rows.length));
         const parents = new Set(entries.map(({ group }) => group)).size;
         tally.textContent = rows ? `${Page.count(rows, "row")} in ${Page.count(parents, "group")}` : "Nothing found";
         showControls(state);

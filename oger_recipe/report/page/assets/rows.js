@@ -77,7 +77,5 @@
     return { right: rollouts.filter(KINDS.right.test).length, n: rollouts.length };
   }
 
-  const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
-
-  Object.assign(Page, { KINDS, ORDERS, passes, inOrder, lengthOf, glyph, names, solved, mean });
+  Object.assign(Page, { KINDS, ORDERS, passes, inOrder, lengthOf, glyph, names, solved });
 })();

@@ -13,7 +13,7 @@
 
   /* How many problems of each benchmark the run's last evaluation asked. */
   function askedOf({ evaluations }) {
-    const last = evaluations.length ? evaluations[evaluations.length - 1].benchmarks : {};
+    const last = Page.last(evaluations)?.benchmarks ?? {};
     return Object.fromEntries(Object.entries(last).map(([name, { problems }]) => [name, problems]));
   }
 
