@@ -133,19 +133,10 @@
     }
 
     function answer(each, pattern) {
-      const verdict = Object.keys(Page.KINDS)
-        .filter((kind) => Page.KINDS[kind].test(each))
-        .join(", ");
       return el(
         "article",
         { class: "card" },
-        el(
-          "p",
-          { class: "verdict" },
-          Page.glyph(each),
-          el("b", {}, verdict),
-          each.reason && each.reason !== "right" ? [": ", short(each.reason)] : null,
-        ),
+        Page.verdict(each, Page.glyph(each)),
         Page.line("Extracted answer", each.extracted),
         each.cut ? el("p", {}, `${Page.count(each.cut, "character")} in the middle are left out here.`) : null,
         Page.text(each.text, { pattern, fold: ANSWER_FOLD }),

@@ -95,12 +95,6 @@
     );
   }
 
-  function verdictOf(row) {
-    const kinds = Object.keys(Page.KINDS).filter((kind) => kind !== "teacher" && Page.KINDS[kind].test(row));
-    const reason = row.reason && row.reason !== "right" ? [": ", short(row.reason)] : [];
-    return el("p", { class: "verdict" }, el("b", {}, kinds.join(", ")), ...reason);
-  }
-
   /* What is known of a row beside its numbers: the answer found, components, judges' criteria and errors. */
   function facts(row) {
     const ofSources = Object.entries(row.sources ?? {}).filter(([name]) => name.includes("/"));
@@ -216,7 +210,7 @@
       "article",
       { class: "card", "data-row": index, tabindex: -1 },
       el("h4", {}, glyph(row), short(name), el("span", { class: "values" }, ...values)),
-      verdictOf(row),
+      Page.verdict(row),
       ...facts(row),
       ...tokens,
       ...cut,

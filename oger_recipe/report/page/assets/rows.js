@@ -64,6 +64,13 @@
     return el("span", { class: `glyph ${kinds.join(" ")}`, role: "img", "aria-label": text, title: text });
   }
 
+  /* The verdict on a row in words, behind its picture where there is one. */
+  function verdict(row, picture = null) {
+    const kinds = kindsOf(row).filter((kind) => kind !== "teacher");
+    const reason = row.reason && row.reason !== "right" ? [": ", Page.short(row.reason)] : null;
+    return el("p", { class: "verdict" }, picture, el("b", {}, kinds.join(", ")), reason);
+  }
+
   /* What a group's rows are called: rollouts are counted; a teacher has its source's name. */
   function names(group) {
     let number = 0;
@@ -77,5 +84,5 @@
     return { right: rollouts.filter(KINDS.right.test).length, n: rollouts.length };
   }
 
-  Object.assign(Page, { KINDS, ORDERS, passes, inOrder, lengthOf, glyph, names, solved });
+  Object.assign(Page, { KINDS, ORDERS, passes, inOrder, lengthOf, glyph, verdict, names, solved });
 })();
