@@ -8,7 +8,7 @@ from pathlib import Path
 
 from oger_recipe.base import hub
 from oger_recipe.base.errors import RecipeError
-from oger_recipe.cli.shared import CommandParser, run_command
+from oger_recipe.cli.shared import CommandParser, own_flags_only, run_command
 from oger_recipe.report.publish import Copy, linked, read_run, write_model, write_samples
 
 
@@ -31,9 +31,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _push(parser: argparse.ArgumentParser, args: argparse.Namespace, unknown: list[str]) -> None:
-    if unknown:
-        parser.error(f"unknown option {unknown[0]}")
+@own_flags_only
+def _push(args: argparse.Namespace) -> None:
     for flag, name in (("--repo", args.repo), ("--samples", args.samples)):
         if name is not None and ("/" not in name or not hub.is_name(name)):
             raise RecipeError(f"{flag} {name}: write OWNER/NAME, as in the address of the repository on the hub")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from oger_recipe.base.progress import Progress
-from oger_recipe.cli.shared import CommandParser, require_writable, run_command
+from oger_recipe.cli.shared import CommandParser, own_flags_only, require_writable, run_command
 from oger_recipe.report.page.rollouts import Reading
 from oger_recipe.report.page.write import write_page
 from oger_recipe.report.runs import require_run
@@ -23,9 +23,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _report(parser: argparse.ArgumentParser, args: argparse.Namespace, unknown: list[str]) -> None:
-    if unknown:
-        parser.error(f"unknown option {unknown[0]}")
+@own_flags_only
+def _report(args: argparse.Namespace) -> None:
     for run in args.run:
         require_run(run)
     path = args.out or args.run[0] / PAGE

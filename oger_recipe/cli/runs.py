@@ -7,7 +7,7 @@ from pathlib import Path
 
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import to_json
-from oger_recipe.cli.shared import CommandParser, run_command
+from oger_recipe.cli.shared import CommandParser, own_flags_only, run_command
 
 _NARROW = 100  # columns
 
@@ -29,12 +29,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _list(parser: argparse.ArgumentParser, args: argparse.Namespace, unknown: list[str]) -> None:
+@own_flags_only
+def _list(args: argparse.Namespace) -> None:
     from oger_recipe.report.runs import next_commands, read_runs, runs_table
     from oger_recipe.report.terminal import is_narrow, plain, terminal
 
-    if unknown:
-        parser.error(f"unknown option {unknown[0]}")
     if not args.folder.is_dir():
         raise RecipeError(f"there is no folder {args.folder}: name one that holds runs, oger runs FOLDER")
     states = read_runs(args.folder)

@@ -55,6 +55,17 @@ def run_command(
         sys.exit(1)
 
 
+def own_flags_only(command: Callable[[argparse.Namespace], None]) -> Run:
+    """Make a command that refuses options that it does not have; other commands take them for a run's."""
+
+    def run(parser: argparse.ArgumentParser, args: argparse.Namespace, unknown: list[str]) -> None:
+        if unknown:
+            parser.error(f"unknown option {unknown[0]}")
+        command(args)
+
+    return run
+
+
 def require_writable(flag: str, path: Path) -> None:
     """Raise RecipeError where no file could be written at the end of the work; make missing folders."""
     if path.is_dir():

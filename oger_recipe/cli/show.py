@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from oger_recipe.cli.shared import CommandParser, run_command
+from oger_recipe.cli.shared import CommandParser, own_flags_only, run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -29,13 +29,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _show(parser: argparse.ArgumentParser, args: argparse.Namespace, unknown: list[str]) -> None:
+@own_flags_only
+def _show(args: argparse.Namespace) -> None:
     from oger_recipe.report.runs import require_run
     from oger_recipe.report.show import BEST, WORST, choose, group_view
     from oger_recipe.report.terminal import terminal
 
-    if unknown:
-        parser.error(f"unknown option {unknown[0]}")
     which = WORST if args.worst else BEST if args.best else None
     group, place, of = choose(require_run(args.run), step=args.step, which=which, uid=args.uid)
     console = terminal()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oger_recipe.cli.shared import CommandParser, run_command
+from oger_recipe.cli.shared import CommandParser, own_flags_only, run_command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,13 +40,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _watch(parser: argparse.ArgumentParser, args: argparse.Namespace, unknown: list[str]) -> None:
+@own_flags_only
+def _watch(args: argparse.Namespace) -> None:
     from oger_recipe.report.runs import require_run
     from oger_recipe.report.terminal import terminal
     from oger_recipe.report.watch import Watch
 
-    if unknown:
-        parser.error(f"unknown option {unknown[0]}")
     console, watch = terminal(), Watch(require_run(args.run))
     if watch.update().state == "running" and console.is_terminal and not console.is_dumb_terminal:
         with contextlib.suppress(KeyboardInterrupt):
