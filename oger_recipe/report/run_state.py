@@ -242,7 +242,7 @@ def _state(log: RunLog) -> tuple[Literal["running", "finished", "ended"], str | 
     if last.get("event") == "finished" and read_record(log.folder / "summary.json").get("finished"):
         return "finished", None
     if last.get("event") == ENDED:
-        return "ended", _first_line(last["why"])
+        return "ended", last["why"].strip().partition("\n")[0]
     seen = log.last_event or attempt.lock_taken(log.folder)
     if held is None and seen is not None and time.time() - seen < QUIET:
         host = attempt.holder(log.folder) or "another machine"
@@ -268,10 +268,6 @@ def _error(log: RunLog) -> str | None:
             lines = path.read_text(errors="replace").split("\n")
             return next((line.strip() for line in reversed(lines) if line.strip()), None)
     return None
-
-
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0]
 
 
 def _score(event: Record) -> Score | None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from oger_recipe.report.run_state import is_number
+
 Row = dict[str, Any]
 
 _BINS = 30
@@ -50,7 +52,7 @@ class Numbers:
     def take(self, step: int, row: Row) -> None:
         for name, spread in _SPREADS.items():
             value = spread.value(row)
-            if isinstance(value, int | float) and math.isfinite(value):
+            if is_number(value):
                 self._values[name].setdefault(step, array("d")).append(value)
         for position, each in enumerate(row.get("steps_of_reasoning") or (), start=1):
             for source, value in (each.get("sources") or {}).items():

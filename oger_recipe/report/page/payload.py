@@ -11,7 +11,7 @@ from oger_recipe.base.files import read_jsonl, read_record
 from oger_recipe.evaluation.metrics import powers_up_to
 from oger_recipe.report.page.problems import answers_path
 from oger_recipe.report.page.recipe import changed
-from oger_recipe.report.run_state import RunLog, RunState, read_settings, state_of
+from oger_recipe.report.run_state import RunLog, RunState, is_number, read_settings, state_of
 from oger_recipe.report.summary import kept_evaluations, last_attempts
 from oger_recipe.run_folder.own_files import COMMAND
 
@@ -96,7 +96,7 @@ def _curves(steps: Sequence[Record], most: int) -> Record:
 
 
 def _mean(window: Sequence[Record], name: str) -> float | None:
-    known = [value for record in window if isinstance(value := record.get(name), int | float) and math.isfinite(value)]
+    known = [value for record in window if is_number(value := record.get(name))]
     return rounded(sum(known) / len(known)) if known else None
 
 
