@@ -306,6 +306,7 @@ def hover(figure: Any, share: float) -> str:
 def test_cursor_and_zoom_are_those_of_all_charts(visit):
     tab = visit("calm")
     tab.set_viewport_size({"width": 1280, "height": 2000})
+    tab.wait_for_timeout(400)  # the charts are drawn anew a moment after a resize
     entropy, norm = chart(tab, "entropy of a token, nats"), chart(tab, "gradient norm of the policy")
     assert hover(entropy, 0.5) == norm.locator(".at").inner_text() == "step 20"
     assert entropy.locator(".key").inner_text() == "0.35"  # 0.4 - 20 / 400
