@@ -70,7 +70,6 @@ def _report(runs: list[Record], run_dirs: Sequence[Path], evaluated: Sequence[Se
     """Make what the page loads at once; what is known of samples only is added later."""
     names = dict.fromkeys(name for run in runs for name in run["metrics"])
     return {
-        "version": 1,
         "written": time.time(),
         "oger": oger_recipe.__version__,
         "metrics": {name: vars(row) for name in names if (row := lookup(name)) is not None},

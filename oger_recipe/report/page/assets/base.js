@@ -266,8 +266,8 @@ const Page = (() => {
   const metricName = (name) => name.replace("_at_", "@");
 
   function stateText(run) {
-    const { state, why, step, planned_steps: planned, resume_from: from } = run.state ?? {};
-    const steps = planned && step !== planned ? `step ${step} of ${planned}` : `${step ?? run.steps.length} steps`;
+    const { state, why, step, planned_steps: planned, resume_from: from } = run.state;
+    const steps = planned && step !== planned ? `step ${step} of ${planned}` : `${step} steps`;
     const ended = why ? `${state}: ${why}` : state;
     return [ended, steps, from ? `can resume from step ${from}` : null].filter(Boolean).join(" · ");
   }

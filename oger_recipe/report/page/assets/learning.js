@@ -171,7 +171,7 @@
     const several = runs.length > 1;
     const lines = runs
       .flatMap((run, index) => {
-        const found = (run.pass_at_k?.[benchmark] ?? []).slice(several ? -1 : 0);
+        const found = (run.pass_at_k[benchmark] ?? []).slice(several ? -1 : 0);
         return found.map((each, number) => ({
           label: several ? run.name : `step ${each.step}`,
           isRun: several,

@@ -25,7 +25,7 @@
           values: run.metrics[name] ?? [],
         }))
         .filter(({ values }) => values.some((value) => value !== null));
-      const { unit, meaning, healthy } = metrics?.[name] ?? {};
+      const { unit, meaning, healthy } = metrics[name] ?? {};
       const title = unit ? `${name}, ${unit}` : name;
       const values = new Set(lines.flatMap((line) => line.values.filter((value) => value !== null)));
       const figure =

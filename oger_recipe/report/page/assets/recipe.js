@@ -72,7 +72,7 @@
       when(each.began),
       when(each.ended),
       each.resumed_at ? `step ${each.resumed_at}` : "the beginning",
-      each.last_step === null ? "–" : String(each.last_step),
+      String(each.last_step),
     ]);
     return Page.table(["attempt", "began", "ended", "started from", "last step"], rows);
   }
@@ -80,7 +80,7 @@
   function machine(run) {
     const { packages, ...rest } = run.environment;
     const rows = Object.entries(rest).map(([name, value]) => [name.replace(/_/g, " "), text(value)]);
-    const counts = Object.entries(run.data ?? {}).map(([name, value]) => [
+    const counts = Object.entries(run.data).map(([name, value]) => [
       `data: ${name.replace(/_/g, " ")}`,
       text(value),
     ]);

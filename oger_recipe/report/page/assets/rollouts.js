@@ -229,9 +229,7 @@
     function show(state) {
       const isEmpty = groups().length === 0;
       for (const part of [toolbar, browse]) part.hidden = isEmpty;
-      about.textContent = isEmpty
-        ? "This run has no samples: no training step is complete."
-        : (runOf(state).text ?? "");
+      about.textContent = isEmpty ? "This run has no samples: no training step is complete." : runOf(state).text;
       if (isEmpty) return;
       const wanted = JSON.stringify([state.run, state.step, state.q, state.in, state.show, state.sort]);
       if (wanted !== listed) {
