@@ -86,13 +86,15 @@ def licence(kind: str, name: str) -> str | None:
     """Return the licence on the card of a model or dataset, in its folder or on the hub; None where none is known."""
     from huggingface_hub import HfApi, RepoCard
 
-    if (card := Path(name) / "README.md").is_file():
-        return RepoCard.load(card).data.get("license")
-    if Path(name).exists() or not is_name(name) or is_offline():
-        return None
     ask = HfApi().model_info if kind == "model" else HfApi().dataset_info
     try:
-        data = ask(name, timeout=_LIMIT_S).card_data
+        if (card := Path(name) / "README.md").is_file():
+            data = RepoCard.load(card).data
+        elif Path(name).exists() or not is_name(name) or is_offline():
+            return None
+        else:
+            data = ask(name, timeout=_LIMIT_S).card_data
     except Exception:  # a card without this line is better than none
         return None
-    return None if data is None else data.get("license")
+    stated = data and data.get("license")
+    return ", ".join(map(str, stated)) if isinstance(stated, list) else stated

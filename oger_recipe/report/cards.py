@@ -1,6 +1,7 @@
 """The cards of what a run publishes: a model card and a card for its samples, in the hub's format."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from oger_recipe.run_folder.own_files import CURVES
 
 PAPER = "https://arxiv.org/abs/2604.18530"
 Record = dict[str, Any]
+_FILES = (".json", ".jsonl", ".parquet", ".csv", ".arrow")
+_ABSOLUTE_PATH = re.compile(r"(?<![\w:/.~-])~?/(?:[^\s/'\":,;=]+/)+(?=[^\s/])")
 
 
 @dataclass(frozen=True)
@@ -46,16 +49,27 @@ class Run:
 
     @property
     def hub_datasets(self) -> list[str]:
-        return [name for name in self.datasets if not Path(name).exists() and hub.is_name(name)]
+        return [name for name in self.datasets if _is_on_hub(name)]
+
+
+def _is_on_hub(name: str) -> bool:
+    """Say whether this names a dataset of the hub, and not a file here, or one that was here."""
+    return not Path(name).exists() and Path(name).suffix not in _FILES and hub.is_name(name)
+
+
+def without_folders(text: str) -> str:
+    """Shorten the absolute paths in a text to their last part: a card is for other machines."""
+    return _ABSOLUTE_PATH.sub("", text)
 
 
 def model_card(run: Run, repo: str, *, samples_repo: str | None) -> str:
     """Write README.md of the model's repository: figures, training, data, how to do it again, limits."""
     base = run.base_model if hub.is_name(run.base_model) and not Path(run.base_model).exists() else None
+    licence = hub.licence("model", run.base_model)
     metadata = ModelCardData(
         base_model=base,
         datasets=run.hub_datasets or None,
-        license=hub.licence("model", run.base_model),
+        license=licence.split(", ") if licence and ", " in licence else licence,
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["oger", "openrlhf", "reinforcement-learning", "rlvr"],
@@ -192,7 +206,7 @@ def _data(run: Run, samples_repo: str | None) -> str:
 def _data_row(run: Run, name: str) -> str:
     if _is_built(run, name):
         return f"{run.value['oger.task.name']}: problems and teachers built by the recipe | generated"
-    if Path(name).exists() or not hub.is_name(name):
+    if not _is_on_hub(name):
         return f"{Path(name).name} | a local file: add its sources and their licences"
     return f"[{name}](https://huggingface.co/datasets/{name}) | {hub.licence('dataset', name) or 'not stated'}"
 
@@ -218,5 +232,5 @@ def _limits(run: Run) -> str:
     if steps and run.state.step < steps:
         limits.append(f"The run ended after {run.state.step} of {steps} steps.")
     if run.state.notes:
-        limits.append("The run noted: " + json.dumps(run.state.notes[-1].text, ensure_ascii=False))
+        limits.append("The run noted: " + json.dumps(without_folders(run.state.notes[-1].text), ensure_ascii=False))
     return "\n".join(f"- {each}" for each in limits)

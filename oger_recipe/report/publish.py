@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.files import read_jsonl
-from oger_recipe.report.cards import Run, model_card, samples_card
+from oger_recipe.report.cards import Run, model_card, samples_card, without_folders
 from oger_recipe.report.run_state import RunLog, by_flag, is_run, state_of
 from oger_recipe.run_folder.own_files import COMMAND, CURVES
 
@@ -64,10 +64,10 @@ def read_run(folder: Path) -> Run:
 
 
 def _command(folder: Path) -> str:
-    """Return the command that was typed, from its program on."""
+    """Return the command that was typed, from its program on, without this machine's folders."""
     words = shlex.split((folder / COMMAND).read_text(), comments=True)
     program = next((at for at, word in enumerate(words) if word == "train" or word.startswith("oger_recipe.cli.")), 0)
-    flags = shlex.join(words[program + 1 :])
+    flags = shlex.join(map(without_folders, words[program + 1 :]))
     return f"oger train {flags}" if words[program].endswith("train") else f"python -m {words[program]} {flags}"
 
 

@@ -18,6 +18,7 @@ from hang import HANG_S
 from huggingface_hub import DatasetCard, ModelCard
 from transformers import AutoModelForCausalLM
 
+from oger_recipe.base import hub as hub_names
 from oger_recipe.run_folder import own_files
 
 HELD_OUT = {"problems": 8, "n": 4, "avg_at_4": 0.5, "avg_at_4_interval": [0.25, 0.75], "pass_at_4": 0.875,
@@ -59,7 +60,9 @@ def run_dir(tmp_path: Path, policy_folder: Path) -> Path:
     }
     (tmp_path / "mine.jsonl").touch()
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    (folder / "command.sh").write_text(f"# note\ncd {tmp_path} || exit\n/env/bin/oger train --recipe my.yaml\n")
+    (folder / "command.sh").write_text(
+        f"# note\ncd {tmp_path} || exit\n/env/bin/oger train --recipe {tmp_path}/my.yaml --oger.run_dir={folder}\n"
+    )
     (folder / "environment.json").write_text(json.dumps({"platform": "Linux", "packages": ["torch==2.13.0"]}))
     evaluated = {"n_problems": 8, "avg_at_4": 0.5, "benchmarks": {"gsm8k": HELD_OUT}}
     _lines(
@@ -106,12 +109,36 @@ def test_the_card_says_what_the_run_was_and_the_model_loads(push: Any, run_dir: 
         "| [openai/gsm8k](https://huggingface.co/datasets/openai/gsm8k) | not stated |",
         "| mine.jsonl | a local file: add its sources and their licences |",
         "1,200 prompts, 1,100 teacher trajectories. Rollouts with their verdicts: [me/tiny-rollouts]",
-        "oger train --recipe my.yaml\n",
+        "oger train --recipe my.yaml --oger.run_dir=mine\n",
         "One run with one seed (7)",
     ):
         assert text in card.text
     assert "/env/bin" not in card.text and str(run_dir) not in card.text
     assert AutoModelForCausalLM.from_pretrained(folder).num_parameters() > 0
+
+
+def test_a_data_file_that_is_gone_is_no_dataset_of_the_hub(push: Any, run_dir: Path) -> None:
+    recipe = yaml.safe_load((run_dir / "recipe.yaml").read_text())
+    recipe["data"]["prompt_dataset"] = "data/gone.jsonl"
+    (run_dir / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    assert push("--dry-run", "--out", "out").returncode == 0
+    card = ModelCard.load(run_dir.parent / "out" / "model" / "README.md")
+    assert card.data.datasets is None
+    assert "| gone.jsonl | a local file: add its sources and their licences |" in card.text
+
+
+@pytest.mark.parametrize(
+    ("header", "stated"),
+    [
+        ("license: [mit, apache-2.0]", "mit, apache-2.0"),
+        ("license: mit", "mit"),
+        ("license: : :", None),
+        ("- a", None),
+    ],
+)
+def test_a_licence_is_read_from_any_card(tmp_path: Path, header: str, stated: str | None) -> None:
+    (tmp_path / "README.md").write_text(f"---\n{header}\n---\ntext\n")
+    assert hub_names.licence("model", str(tmp_path)) == stated
 
 
 def test_the_samples_are_a_dataset_without_a_lost_row(push: Any, run_dir: Path, tmp_path: Path) -> None:
