@@ -44,6 +44,8 @@ def _push(args: argparse.Namespace) -> None:
             raise RecipeError(f"--out {out} is not empty; choose another folder, or remove it")
         print("\n".join(f"{name}: {folder}" for _, name, folder in _write(args, out, shutil.copy2)))
         return
+    if hub.is_offline():
+        raise RecipeError("HF_HUB_OFFLINE is set: unset it to upload, or write the folders with --dry-run")
     with tempfile.TemporaryDirectory(dir=args.run, prefix=".oger-push-") as folder:
         for kind, name, written in _write(args, Path(folder), linked):
             print(_upload(kind, name, written, private=args.private), flush=True)
@@ -72,7 +74,7 @@ def _upload(kind: str, name: str, folder: Path, *, private: bool) -> str:
         address = api.create_repo(name, repo_type=kind, private=private or None, exist_ok=True)
         api.upload_folder(repo_id=name, repo_type=kind, folder_path=folder, commit_message="Upload by the OGER recipe")
     except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
         raise RecipeError(
             f"{name} could not be uploaded: {reason}. Log in by `hf auth login`, or look at what would be uploaded "
             "with --dry-run"

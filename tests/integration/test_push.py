@@ -85,9 +85,12 @@ def run_dir(tmp_path: Path, policy_folder: Path) -> Path:
 
 @pytest.fixture()
 def push(run_dir: Path, forks: Forks) -> Any:
-    def call(*flags: str, endpoint: str = "http://127.0.0.1:9") -> subprocess.CompletedProcess[str]:
+    def call(
+        *flags: str, endpoint: str = "http://127.0.0.1:9", offline: str = "0"
+    ) -> subprocess.CompletedProcess[str]:
         command = ["-m", "oger_recipe.cli.push", str(run_dir), "--repo", "me/tiny", *flags]
         variables = {"HF_ENDPOINT": endpoint, "HF_TOKEN": "hf_of_the_test", "HF_HUB_DISABLE_XET": "1"}
+        variables["HF_HUB_OFFLINE"] = offline
         return forks.run(*command, cwd=run_dir.parent, env=variables, timeout=HANG_S)
 
     return call
@@ -239,6 +242,12 @@ def test_what_arrives_is_what_a_dry_run_shows(push: Any, run_dir: Path, hub: Any
 def test_what_cannot_be_pushed_is_refused_in_a_sentence(push: Any, flags: tuple[str, ...], sentence: str) -> None:
     done = push(*flags)
     assert done.returncode == 1 and done.stderr.startswith(f"oger push: {sentence}"), done.stderr
+
+
+def test_offline_is_refused_before_anything_is_written(push: Any) -> None:
+    done = push(offline="1")
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("oger push: HF_HUB_OFFLINE is set: unset it to upload"), done.stderr
 
 
 def test_a_run_without_model_samples_or_training_is_refused(push: Any, run_dir: Path) -> None:
