@@ -66,10 +66,11 @@ def model_card(run: Run, repo: str, *, samples_repo: str | None) -> str:
     """Write README.md of the model's repository: figures, training, data, how to do it again, limits."""
     base = run.base_model if hub.is_name(run.base_model) and not Path(run.base_model).exists() else None
     licence = hub.licence("model", run.base_model)
+    licences: Any = licence.split(", ") if licence and ", " in licence else licence  # the hub reads a list, too
     metadata = ModelCardData(
         base_model=base,
         datasets=run.hub_datasets or None,
-        license=licence.split(", ") if licence and ", " in licence else licence,
+        license=licences,
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["oger", "openrlhf", "reinforcement-learning", "rlvr"],
