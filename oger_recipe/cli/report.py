@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from oger_recipe.base.errors import RecipeError
 from oger_recipe.base.progress import Progress
 from oger_recipe.cli.shared import CommandParser, own_flags_only, require_writable, run_command
 from oger_recipe.report.page.rollouts import Reading
@@ -30,8 +31,11 @@ def _report(args: argparse.Namespace) -> None:
     path = args.out or args.run[0] / PAGE
     require_writable("--out", path)
     files = sum(len(Reading.of(run).steps) for run in args.run)
-    with Progress("reading samples", "files", files) as bar:
-        write_page(args.run, path, bar.add)
+    try:
+        with Progress("reading samples", "files", files) as bar:
+            write_page(args.run, path, bar.add)
+    except OSError as error:  # a full disk, or a folder that went away
+        raise RecipeError(f"{path} could not be written: {error}; nothing is left of it") from None
     print(path)
 
 

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.base.files import parse_record, read_jsonl
+from oger_recipe.base.files import parse_record, read_jsonl, to_json
 
 Row = dict[str, Any]
 _OF_PROMPT = ("uid", "prompt", "task", "answer")
@@ -55,6 +55,11 @@ def _group(step: int, lines: list[Row]) -> SampledGroup:
 
 
 def parted(lines: Sequence[Row]) -> tuple[Row, list[Row]]:
-    """Return what the lines of a group share, and the lines without it."""
-    of_prompt = {name: lines[0].get(name) for name in _OF_PROMPT}
+    """Return what the lines of a group share, as texts, and the lines without it."""
+    of_prompt = {name: _text(lines[0].get(name)) for name in _OF_PROMPT}
     return of_prompt, [{name: value for name, value in line.items() if name not in _OF_PROMPT} for line in lines]
+
+
+def _text(value: Any) -> Any:
+    """Write messages and numbers, which other writers than a run may leave there, as text."""
+    return value if value is None or isinstance(value, str) else to_json(value)

@@ -8,6 +8,7 @@ import json
 import math
 import random
 import re
+import resource
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -547,6 +548,21 @@ def test_lines_that_a_kill_tore_are_left_out(run: Run, page: Callable[..., dict[
     assert found["report"]["runs"][0]["steps"] == []
 
 
+def test_lines_of_other_writers_are_shown_as_far_as_they_go(run: Run, page: Callable[..., dict[str, Record]]) -> None:
+    chat = [{"role": "user", "content": "2 + 2?"}]
+    steps = [{"text": "so", "sources": {"prm": None}}, {"text": "4", "sources": {"prm": 0.5}}]
+    run.samples(1, row("a", steps_of_reasoning=steps) | {"prompt": chat, "answer": 4})
+    run.evaluated("before", 0, [answer("p", 0, 1.0)])
+    path = run.folder / "eval" / "step_00000.json"
+    path.write_text(json.dumps({"benchmarks": {"sums": {"n": 1, "avg_at_1": 1.0}}}))
+    shown = page(run)
+    (group,) = shown["samples-0"]["groups"]
+    assert json.loads(group["prompt"]) == chat and group["answer"] == "4"
+    (said,) = shown["report"]["runs"][0]["steps_of_reasoning"]
+    assert (said["position"], said["mean"], said["rows"]) == (2, 0.5, 1)
+    assert shown["report"]["runs"][0]["pass_at_k"] == {}
+
+
 def test_a_torn_evaluation_is_compared_with_none(new_run: Callable[..., Run]) -> None:
     first, second = new_run("first"), new_run("second")
     for each in (first, second):
@@ -579,6 +595,17 @@ def test_the_command_writes_into_the_first_run_unless_it_is_told_where(
     report.main([str(run.folder), str(run.folder), "--out", str(tmp_path / "new" / "page.html")])
     assert set(blocks(tmp_path / "new" / "page.html")) == {"report", "samples-0", "samples-1"}
     assert capsys.readouterr().out == f"{run.folder / own_files.PAGE}\n{tmp_path / 'new' / 'page.html'}\n"
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_no_part_of_a_page(run: Run, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(SystemExit, match="oger report: .*page.html could not be written: "):
+            report.main([str(run.folder), "--out", str(tmp_path / "page.html")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.glob("*page.html*"))
 
 
 def test_a_folder_that_is_no_run_is_refused_with_the_nearest_run(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

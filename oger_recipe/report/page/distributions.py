@@ -56,8 +56,9 @@ class Numbers:
                 self._values[name].setdefault(step, array("d")).append(value)
         for position, each in enumerate(row.get("steps_of_reasoning") or (), start=1):
             for source, value in (each.get("sources") or {}).items():
-                sums = self._said[source, position]
-                sums[:] = sums[0] + 1, sums[1] + value, sums[2] + value * value
+                if is_number(value):
+                    sums = self._said[source, position]
+                    sums[:] = sums[0] + 1, sums[1] + value, sums[2] + value * value
 
     def distributions(self) -> list[Row]:
         """Return a histogram for each step, over the same bins; of many steps neighbours share one. Numbers that are 0

@@ -77,6 +77,8 @@ def _pass_at_k(run_dir: Path, evaluations: Sequence[Record]) -> Record:
         document = read_record(answers_path(run_dir, evaluation["step"]).with_suffix(".json"))
         for benchmark, metrics in document.get("benchmarks", {}).items():
             ks = [k for k in powers_up_to(metrics["n"]) if f"pass_at_{k}" in metrics]
+            if not ks:
+                continue
             low, high = zip(*(metrics[f"pass_at_{k}_interval"] for k in ks), strict=True)
             curve = {"k": ks, "value": [metrics[f"pass_at_{k}"] for k in ks], "low": low, "high": high}
             curves.setdefault(benchmark, []).append({"step": evaluation["step"], "when": evaluation["when"]} | curve)
