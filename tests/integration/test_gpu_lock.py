@@ -66,11 +66,12 @@ def test_both_locks_have_the_tested_versions() -> None:
 
 
 def only_for_tests() -> set[str]:
-    """The dev extra, and what it alone requires."""
+    """The extras of tests and of the site, and what they alone require."""
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     found: set[str] = set()
-    waiting = [Requirement(line) for line in setup["options.extras_require"]["dev"].split()]
+    extras = setup["options.extras_require"]
+    waiting = [Requirement(line) for line in (extras["dev"] + extras["docs"]).split()]
     while waiting:
         each = waiting.pop()
         name = canonicalize_name(each.name)

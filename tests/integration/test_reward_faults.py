@@ -96,7 +96,7 @@ def test_what_a_failed_verdict_costs(step, server, on_error):
     assert (example["step"], example["source"], example["failed"], example["row"]) == (1, "judge", 2, 2)
     assert example["uid"] == "u1" and example["responses"] == SECOND and "I refuse" in example["error"]
     (note,) = notes(maker)
-    assert "reward source judge failed on 2 of 8 rows of step 1" in note and f"on_error {on_error} says" in note
+    assert "reward source judge failed on 2 of 8 rows of step 1" in note and f"oger.reward.on_error {on_error}" in note
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -94,6 +95,9 @@ def in_terminal(columns: int, lines: int, *words: object) -> Iterator[Terminal]:
         stderr=its,
         env=environment | {"TERM": "xterm-256color"},
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # ignored where the tests run in the background
     )
     try:
         yield Terminal(process, ours, its)
@@ -126,10 +130,13 @@ class Terminal:
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.text)
 
     def ended(self) -> int:
-        code = self.process.wait(30)
-        while select.select([self.ours], [], [], 0.1)[0]:
-            self.text += os.read(self.ours, 65536).decode(errors="replace")
-        return code
+        """Read to the end, as a terminal does: a command whose output nobody reads would wait."""
+        deadline = time.monotonic() + 30
+        while select.select([self.ours], [], [], 0.1)[0] or self.process.poll() is None:
+            assert time.monotonic() < deadline, self.shown
+            if select.select([self.ours], [], [], 0.1)[0]:
+                self.text += os.read(self.ours, 65536).decode(errors="replace")
+        return self.process.wait()
 
 
 def refusal(capsys: pytest.CaptureFixture[str], command: Any, *words: object) -> str:
