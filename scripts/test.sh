@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, then runs the checks of the project.
 #   bash scripts/test.sh --fast    while you work: style and tests/unit, in less than a minute
-#   bash scripts/test.sh           all but the tests that are marked full: less than ten minutes on two quiet cores
+#   bash scripts/test.sh           all but the tests that are marked full: about fourteen minutes on two quiet cores
 #   bash scripts/test.sh --all     every test: those marked full are further runs of the whole pipeline, one after the other
 # Further options go to pytest. With paths, all tests of these: bash scripts/test.sh tests/integration/test_docs.py -x
 set -euo pipefail
