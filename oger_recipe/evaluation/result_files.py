@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from oger_recipe.base.files import atomic_write, to_json
+from oger_recipe.base.files import atomic_write, read_record, to_json
 from oger_recipe.evaluation.tables import metric_name
 
 Result = dict[str, Any]
@@ -28,12 +28,18 @@ def write_result_files(folder: Path, result: Result) -> list[Path]:
         (folder / "lm_eval" / re.sub(r'["<>:/\\|?*\[\]]+', "__", name), of_lm_eval(result)),
         (folder / "lighteval" / "results" / name, of_lighteval(result)),
     ):
-        for earlier in directory.glob("results_*.json"):
-            earlier.unlink()
+        earlier = [path for path in directory.glob("results_*.json") if _is_ours(read_record(path))]
         written.append(directory / f"results_{date}.json")
         with atomic_write(written[-1]) as partial:
             partial.write_text(to_json(document, indent=2) + "\n", encoding="utf-8")
+        for path in earlier:
+            path.unlink()
     return written
+
+
+def _is_ours(document: Result) -> bool:
+    """Say whether this module wrote the document, and no harness."""
+    return "oger_versions" in document or "oger_versions" in (document.get("config_general") or {})
 
 
 def of_lm_eval(result: Result) -> Result:

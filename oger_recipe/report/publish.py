@@ -1,5 +1,6 @@
 """Makes the folders that `oger push` uploads: a trained model with its card, and its samples with theirs."""
 
+import contextlib
 import json
 import os
 import shlex
@@ -78,7 +79,7 @@ class _Settings(dict[str, Any]):
         return None
 
 
-def write_model(run: Run, repo: str, folder: Path, *, samples_repo: str | None, copy: Copy = shutil.copy2) -> None:
+def write_model(run: Run, repo: str, folder: Path, *, samples_repo: str | None, copy: Copy) -> None:
     """Write the model's repository: weights, tokenizer, card, curves, recipe.
 
     Raises:
@@ -99,16 +100,16 @@ def write_model(run: Run, repo: str, folder: Path, *, samples_repo: str | None, 
             (folder / "curves").mkdir(exist_ok=True)
             shutil.copy2(picture, folder / "curves")
     shutil.copy2(run.folder / "recipe.yaml", folder)
-    (folder / "README.md").unlink(missing_ok=True)  # of the model that training started from, perhaps a link to it
     (folder / "README.md").write_text(model_card(run, repo, samples_repo=samples_repo), encoding="utf-8")
 
 
 def linked(source: str, target: str) -> None:
-    """Link a file where that is possible, for folders that nobody changes: weights are large."""
-    try:
-        os.link(source, target)
-    except OSError:  # another file system
-        shutil.copy2(source, target)
+    """Link weights, which are large, where that is possible; copy all else, which may be written over."""
+    if source.endswith(".safetensors"):
+        with contextlib.suppress(OSError):  # another file system
+            os.link(source, target)
+            return
+    shutil.copy2(source, target)
 
 
 def write_samples(run: Run, repo: str, model_repo: str, folder: Path) -> None:

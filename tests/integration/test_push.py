@@ -19,6 +19,7 @@ from huggingface_hub import DatasetCard, ModelCard
 from transformers import AutoModelForCausalLM
 
 from oger_recipe.base import hub as hub_names
+from oger_recipe.report.publish import linked
 from oger_recipe.run_folder import own_files
 
 HELD_OUT = {"problems": 8, "n": 4, "avg_at_4": 0.5, "avg_at_4_interval": [0.25, 0.75], "pass_at_4": 0.875,
@@ -163,6 +164,14 @@ def test_a_folder_of_a_dry_run_shares_no_file_with_the_run(push: Any, run_dir: P
     assert push("--dry-run", "--out", "out").returncode == 0
     for path in (run_dir.parent / "out" / "model").rglob("*.*"):
         assert path.stat().st_nlink == 1
+
+
+def test_an_upload_links_weights_and_nothing_that_is_written_over(tmp_path: Path) -> None:
+    for name in ("model.safetensors", "recipe.yaml"):
+        (tmp_path / name).write_text("the run's")
+        linked(str(tmp_path / name), str(tmp_path / f"new-{name}"))
+    assert (tmp_path / "model.safetensors").stat().st_nlink == 2
+    assert (tmp_path / "recipe.yaml").stat().st_nlink == 1
 
 
 class _Hub(BaseHTTPRequestHandler):

@@ -67,6 +67,14 @@ def test_later_results_take_the_place_of_earlier_ones(tmp_path: Path) -> None:
     _written(tmp_path)  # unpacks two files, so four would fail
 
 
+def test_a_file_of_the_harness_itself_stays(tmp_path: Path) -> None:
+    of_harness = tmp_path / "lm_eval" / "me__small" / "results_2026-01-01.json"
+    of_harness.parent.mkdir(parents=True)
+    of_harness.write_text('{"results": {}}')
+    write_result_files(tmp_path, RESULT)
+    assert of_harness.read_text() == '{"results": {}}' and len(list(of_harness.parent.iterdir())) == 2
+
+
 @pytest.fixture(scope="module")
 def readers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with both harnesses; they are large, and no environment of ours has them."""
