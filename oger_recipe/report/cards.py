@@ -53,7 +53,7 @@ class Run:
 
 
 def _is_on_hub(name: str) -> bool:
-    """Say whether this names a dataset of the hub, and not a file here, or one that was here."""
+    """Say whether this names a repository of the hub, and not a file or folder here, or a file that was here."""
     return not Path(name).exists() and Path(name).suffix not in _FILES and hub.is_name(name)
 
 
@@ -64,7 +64,7 @@ def without_folders(text: str) -> str:
 
 def model_card(run: Run, repo: str, *, samples_repo: str | None) -> str:
     """Write README.md of the model's repository: figures, training, data, how to do it again, limits."""
-    base = run.base_model if hub.is_name(run.base_model) and not Path(run.base_model).exists() else None
+    base = run.base_model if _is_on_hub(run.base_model) else None
     licence = hub.licence("model", run.base_model)
     licences: Any = licence.split(", ") if licence and ", " in licence else licence  # the hub reads a list, too
     metadata = ModelCardData(

@@ -49,13 +49,16 @@ class Trackers:
     def of_run(cls, args: Namespace, run_dir: Path, resumed_at: int) -> Self:
         """Start the run's trackers; ``resumed_at``: the last step of the checkpoint, 0 for a new run.
 
-        Raises RecipeError where one cannot start for a new run; a resumed run goes on without it.
+        Raises RecipeError where one cannot start for a new run; a resumed run continues without it.
         """
         kept, trackers = _read(run_dir, args.logger.wandb.run_name), cls(run_dir)
         args.logger.wandb.run_name = kept["run_name"]
         for name in _wanted(args):
             try:
-                trackers._trackers[name] = KINDS[name](args, kept, resumed_at)
+                tracker = KINDS[name](args, kept, resumed_at)
+                if resumed_at and name != "TensorBoard":  # which hides what came after
+                    tracker.log_train(resumed_at, {"resumed_at": resumed_at})
+                trackers._trackers[name] = tracker
             except Exception as error:
                 if not resumed_at:
                     raise RecipeError(f"{name} cannot be started: {cut(said_by(error), _REASON)}") from error
@@ -114,8 +117,6 @@ class WandB(WandbLogger):  # type: ignore[misc]
         os.environ.setdefault("WANDB_RESUME", "allow")
         super().__init__(args)
         self.handle.define_metric("eval/*", step_metric="eval/global_step")  # upstream's names one that is not logged
-        if resumed_at:
-            self.log_train(resumed_at, {"resumed_at": resumed_at})
 
 
 class _Prefixed:
@@ -139,8 +140,6 @@ class Trackio(_Prefixed):
 
         name = f"{kept['run_name']}-{kept['id']}"
         self._run = trackio.init(args.logger.wandb.project, name=name, resume="allow", config=dict(_flat(args)))
-        if resumed_at:
-            self.log_train(resumed_at, {"resumed_at": resumed_at})
 
     def _log(self, step: int, numbers: dict[str, float]) -> None:
         self._run.log(numbers, step=step)
@@ -172,7 +171,6 @@ class MLflow(_Prefixed):
         self._run = kept["mlflow"]
         if resumed_at:
             self._client.update_run(self._run, "RUNNING")
-            self.log_train(resumed_at, {"resumed_at": resumed_at})
 
     def _new_run(self, experiment: str, name: str) -> str:
         known = self._client.get_experiment_by_name(experiment)
