@@ -251,7 +251,7 @@ def _state(log: RunLog) -> tuple[Literal["running", "finished", "ended"], str | 
 
 
 def _last_words(log: RunLog, seen: float | None) -> str:
-    """Say where a run stood that left no reason."""
+    """Describe the end of a run that recorded no reason."""
     when = "" if seen is None else time.strftime(", last seen %Y-%m-%d %H:%M", time.localtime(seen))
     if not log.attempts:
         return f"before its first event{when}"

@@ -82,7 +82,7 @@ class Watch:
         return Group(*(part for part in parts if part is not None))
 
     def result(self) -> RenderableType | None:
-        """Say how the run ended: its scores before and after training. None where it has no summary, or runs on."""
+        """Say how a finished run did: its scores before and after training. None for others, or without a summary."""
         summary = read_record(self._log.folder / "summary.json")
         if self.state.state != "finished" or not summary:
             return None
